@@ -1,11 +1,10 @@
 """Does a run that is killed again and again end in the bits of one that never was?
 
     python bench/storm.py                                 20 kills on 3 ranks, over Horovod
-    python bench/storm.py --comm torch --nodes 2 --kills 10
+    python bench/storm.py --comm torch --kills 10
 
 A tiny TSM is trained once to its end. Then it is trained again, and a random rank is killed with SIGKILL at a random
 moment of each start, until there were that many kills; a run that reaches its end before is compared and started over.
-With --nodes 2 the ranks are in two network namespaces joined by a virtual cable (as root; see papers/veth.py).
 """
 
 from __future__ import annotations
@@ -21,47 +20,41 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 import yaml
 
-from summit_train.core.processes import find_mpirun, mpirun_command
+from summit_train.core.processes import find_mpirun, mpi_environment, mpirun_command, torchrun_command
 from summit_train.data.motion import MotionSet, write_motion_set
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "papers"))
-
-import veth
-
+ROOT = Path(__file__).resolve().parents[1]
 RANK_NAMES = ("OMPI_COMM_WORLD_RANK=", "RANK=")
 STEPS_AN_EPOCH, EPOCHS = 4, 12
 PATIENCE_S = 600.0
-Launcher = Sequence[Sequence[str]]  # a command line, or one for each rank
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=3, metavar="N")
     parser.add_argument("--kills", type=int, default=20, metavar="N")
-    parser.add_argument("--nodes", type=int, default=1, choices=(1, 2))
     parser.add_argument("--comm", default="horovod", choices=("horovod", "torch"))
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     args = parser.parse_args()
-    if args.nodes == 2 and (why := veth.why_not()) is not None:
-        print(json.dumps({"skipped": why}) if args.json else f"skipped: {why}")
-        return 0
-    cable = veth.namespaces() if args.nodes == 2 else nullcontext()
-    with tempfile.TemporaryDirectory() as folder, cable as names, launchers(args, names) as launcher:
-        found = storm(args, Path(folder), launcher)
-    ranks = f"{args.ranks} ranks, {args.nodes} nodes, over {args.comm}"
+    mpirun = find_mpirun()
+    if args.comm == "horovod" and mpirun is None:
+        sys.exit("mpirun must be installed; `make setup` installs it")
+    launcher = torchrun_command(args.ranks) if args.comm == "torch" else mpirun_command(mpirun or "", args.ranks)
+    with tempfile.TemporaryDirectory() as folder:
+        found = storm(args, Path(folder), [*launcher, sys.executable, "-m", "summit_train", "train"])
+    ranks = f"{args.ranks} ranks over {args.comm}"
     ended = f"{found['equal']} of {found['runs']} runs ended bit-equal"
     print(json.dumps(found) if args.json else f"{found['kills']} kills on {ranks}: {ended}; at steps {found['steps']}")
     return 0 if found["equal"] == found["runs"] else 1
 
 
-def storm(args: argparse.Namespace, folder: Path, launcher: Launcher) -> dict[str, object]:
+def storm(args: argparse.Namespace, folder: Path, launcher: Sequence[str]) -> dict[str, object]:
     list(write_motion_set(folder / "data", args.ranks * 2 * STEPS_AN_EPOCH, 4, MotionSet(size=32, num_frames=8)))
     chance, steps, equal, runs = random.Random(args.seed), list[int](), 0, 0
     calm, spec = (write_spec(folder, name, args.ranks) for name in ("calm", "storm"))
@@ -74,8 +67,8 @@ def storm(args: argparse.Namespace, folder: Path, launcher: Launcher) -> dict[st
             print(f"killed {len(steps)} of {args.kills}: at step {steps[-1]}", file=sys.stderr)
         equal += is_equal(folder / "runs" / "calm", folder / "runs" / "storm")
         shutil.rmtree(folder / "runs" / "storm")
-    return {"ranks": args.ranks, "nodes": args.nodes, "comm": args.comm, "kills": len(steps), "steps": steps,
-            "runs": runs, "equal": equal}  # fmt: skip
+    about = {"ranks": args.ranks, "comm": args.comm}
+    return about | {"kills": len(steps), "steps": steps, "runs": runs, "equal": equal}
 
 
 def write_spec(folder: Path, name: str, ranks: int) -> Path:
@@ -95,58 +88,30 @@ def write_spec(folder: Path, name: str, ranks: int) -> Path:
     return path
 
 
-@contextmanager
-def launchers(args: argparse.Namespace, names: tuple[str, str] | None) -> Iterator[Launcher]:
-    """Yield the words that start the ranks: mpirun's, or a line for each rank where only torch joins them."""
-    python = [sys.executable, "-m", "summit_train", "train"]
-    first = args.ranks - args.ranks // 2  # ranks on the first node
-    if names is None:
-        mpirun = find_mpirun()
-        assert mpirun is not None, "mpirun comes with make setup"
-        yield [[*mpirun_command(mpirun, args.ranks), *python]]
-    elif args.comm == "horovod":
-        with veth.launcher(names, (first, args.ranks - first)) as mpirun_words:
-            yield [[*mpirun_words, "-x", "SUMMIT_TRAIN_COMM", *python]]
-    else:
-        hosts = [names[rank >= first] for rank in range(args.ranks)]
-        enter = ("unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"')
-        yield [
-            ["ip", "netns", "exec", host, *enter, host, "env", f"RANK={rank}", *python]
-            for rank, host in enumerate(hosts)
-        ]
-
-
-def run(launcher: Launcher, args: argparse.Namespace, spec: Path, chance: random.Random | None) -> int:
+def run(launcher: Sequence[str], args: argparse.Namespace, spec: Path, chance: random.Random | None) -> int:
     """Start the ranks and wait for them; return 0 if all reached the end. chance: kill one at a random moment."""
-    environment = veth.environment() | {"SUMMIT_TRAIN_COMM": args.comm}
-    if len(launcher) > 1:
-        port = str(random.SystemRandom().randrange(10_000, 30_000))
-        environment |= {"WORLD_SIZE": str(args.ranks), "MASTER_ADDR": veth.HOSTS[0], "MASTER_PORT": port}
+    environment = mpi_environment(os.environ) | {"SUMMIT_TRAIN_COMM": args.comm, "PYTHONPATH": str(ROOT)}
     starts = progress(spec)[0]
     with tempfile.TemporaryFile("w+") as output:
-        processes = [
-            subprocess.Popen([*words, str(spec)], env=environment, stdout=output, stderr=output, start_new_session=True)
-            for words in launcher
-        ]
-        killed = chance is not None and strike(chance, args.ranks, spec, starts, processes)
+        process = subprocess.Popen(
+            [*launcher, str(spec)], env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        killed = chance is not None and strike(chance, args.ranks, spec, starts, process)
         try:
-            statuses = [process.wait(PATIENCE_S) for process in processes]
+            status = process.wait(PATIENCE_S)
         finally:
-            for process in processes:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
         output.seek(0)
-        if any(statuses) and not killed:
+        if status and not killed:
             raise SystemExit(f"the ranks failed without being killed:\n{output.read()}")
-    return max(map(abs, statuses))
+    return status
 
 
-def strike(
-    chance: random.Random, ranks: int, spec: Path, starts: int, processes: Sequence[subprocess.Popen[bytes]]
-) -> bool:
+def strike(chance: random.Random, ranks: int, spec: Path, starts: int, process: subprocess.Popen[bytes]) -> bool:
     """Kill a rank at a random moment after this start's first step; return whether it still ran."""
     victim, steps = chance.randrange(ranks), chance.randrange(STEPS_AN_EPOCH * 3)
-    while all(process.poll() is None for process in processes):
+    while process.poll() is None:
         now, since, _ = progress(spec)
         if now > starts and since >= steps:
             time.sleep(chance.random() / 5)
@@ -159,7 +124,7 @@ def strike(
 
 
 def ranks_of(spec: Path) -> Iterator[tuple[int, int]]:
-    """Yield (process, rank) of the spec's ranks on this machine, in whatever namespace, without their workers."""
+    """Yield (process, rank) of the spec's ranks on this machine, without their workers."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes().split(b"\0")

@@ -3,7 +3,7 @@
     python papers/date.py lenet --data MNIST                   RMSprop at 256 and 8,192, section 3.5
     python papers/date.py lenet_momentum --data MNIST          the worked example, section 3.6
     mpirun -np 2 python papers/date.py lstm --data MNIST       4.1.1, Figures 16 and 17
-    python papers/date.py ptb --data PTB --methods date,adam --batches 640 --seeds 0,1
+    python papers/date.py ptb --data PTB --methods date adam --batches 640 --seeds 0 1
 
 Each run's result goes to --out as it ends; a run whose result is there is not made again. Every call ends with the
 table and the figure of all results of the task in --out. Methods, at a batch B with the baseline's B0:
@@ -26,7 +26,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -95,22 +95,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train what is missing, then draw and print."""
     args, launch = arguments(argv), this_launch()
     task = TASKS[args.task]
+    samples = args.samples or task.samples
     try:
         runs, data = list(runs_of(task, args)), task.read(args.data)
         for run in runs:  # refuse what cannot be trained before training anything
-            share_of(run, data.num_samples, args.samples or task.samples, launch.rank, launch.size)
+            share_of(run, data.num_samples, samples, launch.rank, launch.size)
             recipe(task, run, data.num_samples)
         check_output("--out", args.out, args.out / f"{args.task}.png")
     except UserError as error:
         report_failure(error, launch)
         return exit_status(error)
     with session(launch) as world:
-        train_missing(runs, data, args, world)
+        device, hosts = choose_device(world), world.gather(world.host)
+        missing = world.broadcast([run for run in runs if not (args.out / f"{run.name}.json").exists()])
+        if world.rank == 0 and len(missing) < len(runs):
+            print(f"{len(runs) - len(missing)} of {len(runs)} runs are in {args.out} already", file=sys.stderr)
+        for run in missing:
+            share = share_of(run, data.num_samples, samples, world.rank, world.size)
+            result = train(run, data, share, world, device)
+            if hosts is not None:  # rank 0
+                values = result | {"environment": environment(world, device, hosts)}
+                write_json(args.out / f"{run.name}.json", values)
         if world.rank == 0:
             results = read_results(args.out, args.task)
-            if results:
-                write_figure(args.out / f"{args.task}.png", task, results)
-            print(table_text(task, results))
+            print(table_text(task, results), flush=True)
+            write_figure(args.out / f"{args.task}.png", task, results)
     return 0
 
 
@@ -119,10 +128,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("task", choices=list(TASKS))
     parser.add_argument("--data", type=Path, required=True, help="folder of MNIST's IDX files or of ptb.*.txt (.gz)")
     parser.add_argument("--out", type=Path, default=Path("date"), help="folder of the results [date]")
-    parser.add_argument("--methods", type=listed(str), default=tuple(METHODS), help=f"of {', '.join(METHODS)} [all]")
-    parser.add_argument("--batches", type=listed(int), help="[the paper's; grid: the largest]")
-    parser.add_argument("--seeds", type=listed(int), default=(0,), help="[0]")
-    parser.add_argument("--lrs", type=listed(float), help="LRs of adam and grid; baselines of the others")
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), help="[all]")
+    parser.add_argument("--batches", nargs="+", type=int, metavar="N", help="[the paper's; grid: the largest]")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="N", help="[0]")
+    parser.add_argument("--lrs", nargs="+", type=float, metavar="LR", help="of adam and grid; baselines of the others")
     parser.add_argument("--epochs", type=int, help="[the paper's]")
     parser.add_argument("--bounds", type=float, nargs=2, metavar=("LOWER", "UPPER"), help="of date's ratio")
     parser.add_argument("--precision", choices=("fp32", "bf16", "fp64"), default="fp32")
@@ -130,20 +139,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def listed(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """Return an argument's type that takes values with commas between them."""
-
-    def read(text: str) -> tuple[Any, ...]:
-        return tuple(kind(word) for word in text.split(","))
-
-    read.__name__ = "comma-separated"  # argparse: "invalid comma-separated value"
-    return read
-
-
 def runs_of(task: Task, args: argparse.Namespace) -> Iterator[Run]:
     """Yield the runs that the arguments ask for. Raises UserError for a wrong one."""
-    if unknown := [method for method in args.methods if method not in METHODS]:
-        raise UserError(f"--methods: must be of {', '.join(METHODS)}, got {unknown[0]}")
     for name in ("batches", "lrs", "epochs", "bounds", "samples"):
         value = getattr(args, name)
         if value is not None and not 0 < np.min(value) <= np.max(value) < np.inf:
@@ -207,20 +204,6 @@ def share_of(run: Run, num_samples: int, samples: int, rank: int, ranks: int) ->
     return Share(rank, ranks, virtual_gpus, run.batch // virtual_gpus, num_samples // run.batch)
 
 
-def train_missing(runs: list[Run], data: Data, args: argparse.Namespace, world: World) -> None:
-    """Train the runs that have no result in --out yet, and write theirs. Collective."""
-    device, samples = choose_device(world), args.samples or TASKS[args.task].samples
-    missing = world.broadcast([run for run in runs if not (args.out / f"{run.name}.json").exists()])
-    if world.rank == 0 and len(missing) < len(runs):
-        print(f"{len(runs) - len(missing)} of {len(runs)} runs are in {args.out} already", file=sys.stderr)
-    hosts = world.gather(world.host)
-    for run in missing:
-        share = share_of(run, data.num_samples, samples, world.rank, world.size)
-        result = train(run, data, share, world, device)
-        if world.rank == 0:
-            write_json(args.out / f"{run.name}.json", result | {"environment": environment(world, device, hosts or [])})
-
-
 def train(run: Run, data: Data, share: Share, world: World, device: torch.device) -> dict[str, Any]:
     """Train and score epoch by epoch; return the result as one JSON object. Collective.
 
@@ -267,16 +250,16 @@ def train(run: Run, data: Data, share: Share, world: World, device: torch.device
 # --- the results of all runs
 
 
-def place(result: Result) -> tuple[Any, ...]:
-    """Return what runs that differ in the seed alone have in common."""
-    order = list(METHODS).index(result["method"])
-    return (order, result["bounds"] or [], result["epochs"], result["precision"], result["batch"], result["lr"] or 0.0)
-
-
 def read_results(folder: Path, task: str) -> list[Result]:
     """Return the results of a task, in the order of methods, batches, LRs and seeds."""
     results = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{task}_*_seed*.json"))]
-    return sorted((result for result in results if result["task"] == task), key=lambda r: (*place(r), r["seed"]))
+    return sorted((result for result in results if result["task"] == task), key=lambda r: (*without_seed(r), r["seed"]))
+
+
+def without_seed(result: Result) -> tuple[Any, ...]:
+    """Return what runs that differ in the seed alone have in common."""
+    order = list(METHODS).index(result["method"])
+    return (order, result["bounds"] or [], result["epochs"], result["precision"], result["batch"], result["lr"] or 0.0)
 
 
 def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -285,11 +268,12 @@ def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
     mean, std: of the test figure, None where a run diverged or is alone.
     """
     rows = []
-    for _, group in itertools.groupby(results, place):
+    for _, group in itertools.groupby(results, without_seed):
         runs = list(group)
         first, tests = runs[0], [run["test"] for run in runs]
-        bounds = first["bounds"] or (BOUNDED.lower, BOUNDED.upper)
-        name = METHODS[first["method"]] + (" [{:g}, {:g}]".format(*bounds) if first["method"] == "date" else "")
+        name = METHODS[first["method"]]
+        if first["method"] == "date":
+            name += " [{:g}, {:g}]".format(*(first["bounds"] or (BOUNDED.lower, BOUNDED.upper)))
         whole = None not in tests and not any(run["diverged"] for run in runs)
         mean = statistics.fmean(tests) if whole else None
         std = statistics.stdev(tests) if whole and len(runs) > 1 else None
@@ -313,7 +297,7 @@ def table_text(task: Task, results: Sequence[Result]) -> str:
                 "published": NONE if published is None else f"{published:g}",
             }
         )
-    return f"{task.title}\n{TextTable.of_records(cells)}" if cells else "no results"
+    return f"{task.title}\n{TextTable.of_records(cells)}"
 
 
 def write_figure(path: Path, task: Task, results: Sequence[Result]) -> None:
@@ -341,8 +325,8 @@ def write_figure(path: Path, task: Task, results: Sequence[Result]) -> None:
             means, deviations = [height(task, row["mean"]) for row in points], [row["std"] or 0.0 for row in points]
             axes.errorbar([row[x] for row in points], means, deviations, capsize=3, **style)
 
-        for name, points in curves_of(task, rows).items():
-            draw(left, points, "batch", label=name, **styles[name])
+        for name, style in styles.items():
+            draw(left, curve_of(task, [row for row in rows if row["name"] == name]), "batch", label=name, **style)
         for i, ((method, batch), value) in enumerate(task.published.items()):
             left.plot(batch, height(task, value), "x", color=GREY, label=None if i else "published")
             left.annotate(METHODS[method], (batch, height(task, value)), fontsize=8, color=GREY)
@@ -363,12 +347,12 @@ def height(task: Task, value: float) -> float:
     return value if task.metric == "perplexity" else max(100 - value, 0.01)
 
 
-def curves_of(task: Task, rows: Sequence[Result]) -> dict[str, list[Result]]:
-    """Return the points of each curve: of several LRs at a batch the best."""
-    best: dict[str, dict[int, Result]] = {row["name"]: {} for row in rows}
+def curve_of(task: Task, rows: Sequence[Result]) -> list[Result]:
+    """Return the points of one curve: of several LRs at a batch the best."""
+    best: dict[int, Result] = {}
     for row in sorted(rows, key=lambda row: height(task, row["mean"])):
-        best[row["name"]].setdefault(row["batch"], row)
-    return {name: [points[batch] for batch in sorted(points)] for name, points in best.items()}
+        best.setdefault(row["batch"], row)
+    return [best[batch] for batch in sorted(best)]
 
 
 def log_axes(axes: Axes, task: Task, ticks: Sequence[float], label: str) -> None:

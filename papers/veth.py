@@ -200,45 +200,32 @@ def sent(names: Names) -> int:
 
 def on_both(names: Names, *words: str) -> str:
     """Run `summit-train WORDS` as two ranks, one in each namespace; return what rank 0 prints, or end with it."""
-    with launcher(names, (1, 1)) as mpirun:
-        return finished(started(*words, prefix=mpirun))
-
-
-@contextlib.contextmanager
-def launcher(names: Names, ranks: tuple[int, int]) -> Iterator[list[str]]:
-    """Give mpirun's words for a number of ranks in each namespace, for the block."""
     agent = Path(f"/tmp/{names[1]}.agent")
     agent.write_text(AGENT.format(namespace=names[1]))
     agent.chmod(0o700)
-    mpirun = Path(sys.executable).with_name("mpirun")
-    hosts = ",".join(f"{host}:{slots}" for host, slots in zip(HOSTS, ranks, strict=True))
+    mpirun = [
+        *("ip", "netns", "exec", names[0], str(Path(sys.executable).with_name("mpirun"))),
+        *("-np", "2", "--host", ",".join(f"{host}:1" for host in HOSTS), "--bind-to", "none"),
+        *("--mca", "plm_rsh_agent", str(agent), "--mca", "mpi_yield_when_idle", "1"),
+        *("--mca", "btl_tcp_eager_limit", EAGER, "--mca", "btl_tcp_rndv_eager_limit", EAGER),
+        *("--mca", "oob_tcp_if_include", SUBNET, "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", SUBNET),
+        *("-x", "PATH", "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS", "-x", "LD_LIBRARY_PATH"),
+    ]
     try:
-        yield [
-            *("ip", "netns", "exec", names[0], str(mpirun), "-np", str(sum(ranks)), "--host", hosts),
-            *("--bind-to", "none", "--mca", "plm_rsh_agent", str(agent), "--mca", "mpi_yield_when_idle", "1"),
-            *("--mca", "btl_tcp_eager_limit", EAGER, "--mca", "btl_tcp_rndv_eager_limit", EAGER),
-            *("--mca", "oob_tcp_if_include", SUBNET, "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", SUBNET),
-            *("-x", "PATH", "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS", "-x", "LD_LIBRARY_PATH"),
-        ]
+        return finished(started(*words, prefix=mpirun))
     finally:
         agent.unlink()
 
 
-def environment() -> dict[str, str]:
-    """Return the environment of ranks in namespaces, one thread each."""
-    return mpi_environment(os.environ) | {
+def started(*words: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """Start `summit-train WORDS`, one thread a rank."""
+    environment = mpi_environment(os.environ) | {
         "PYTHONPATH": str(ROOT),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
     }
-
-
-def started(*words: str, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """Start `summit-train WORDS`."""
     line = [*prefix, sys.executable, "-m", "summit_train", *words]
-    return subprocess.Popen(
-        line, env=environment(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(line, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finished(process: subprocess.Popen[str]) -> str:

@@ -29,7 +29,6 @@ WriteSpec = Callable[..., Path]
 
 # Modules whose tests share what takes long to make: one process runs all tests of a name, and makes it once.
 TOGETHER = {
-    "tests/cluster/test_slurm.py": "slurm",
     "tests/cluster/test_slurm_submit.py": "slurm",
     "tests/cluster/test_slurm_sweep.py": "slurm",
     "tests/data/video/test_mutants.py": "mutants",

@@ -9,7 +9,6 @@ import argparse
 import itertools
 import math
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -71,12 +70,9 @@ def run(args: argparse.Namespace) -> Values | None:
         "cores": cores,
         "oversubscribed": place.device.type == "cpu" and world.local_size > cores,  # ranks also wait for a core
         "load": load,  # of the machine when the measurement begins
-        "busy": load > 0.5,
         "device": place.device.type,
         "spec": spec.name,
         "gradient_bytes": num_bytes,
-        "processor": platform.machine(),
-        "platform": platform.platform(),
     }
     return about | {"rows": rows, "fits": fits_of(rows)} if launch.rank == 0 else None
 
@@ -89,7 +85,7 @@ def setting_text(values: Values) -> str:
     )
     if values["oversubscribed"]:
         text += "\nMore ranks than cores: the times include waiting for a core, which no network would show."
-    if values["busy"]:
+    if values["load"] > 0.5:
         text += f"\nOther work ran (load {values['load']}): the times are upper bounds."
     return text
 

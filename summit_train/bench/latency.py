@@ -32,7 +32,7 @@ from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import shipped
 from summit_train.training.start import environment
 
-ROUNDS = 5  # turns of each network
+ROUNDS = 5  # turns of each network, fewer for fewer passes
 _SHORT = {SOMETHING: "Sth-V1", KINETICS: "K400"}
 _COLOURS = dict(zip(("TSM", "ECO", "I3D", "TRN", "TSN", "other 3D"), PALETTE, strict=False))
 _AREA = 9e-6  # square points of a bubble for each parameter
@@ -45,7 +45,7 @@ class Passes:
     """How long to measure: `repeats` passes with one clip and as many with `batch` clips, each after `warm_up` passes.
 
     seconds: most time of one network's timed passes at one batch, about. A warm-up ends after a quarter of it, and at
-    least one pass is timed.
+    least one pass of each turn is timed.
     """
 
     batch: int
@@ -97,25 +97,20 @@ def entries_of_table(table: Table, words: Sequence[str]) -> list[Entry]:
 def measure_rounds(benches: Sequence[ForwardBench], clips: int, settings: Passes) -> list[Rounds]:
     """Measure all benches in turn; return the seconds of each pass by bench and turn.
 
-    Each bench has the same number of turns: up to ROUNDS, fewer where the time is over. A turn begins with a pass that
-    is not counted, as the caches contain another network's weights.
+    A turn begins with a pass that is not counted, as the caches contain another network's weights.
     """
     for bench in benches:
         bench.passes(clips, settings.warm_up, settings.seconds / 4)
     rounds = min(ROUNDS, settings.repeats)
+    passes = -(-settings.repeats // rounds)
+
+    def turn(bench: ForwardBench) -> list[float]:
+        bench.passes(clips, 1)
+        return bench.passes(clips, passes, settings.seconds / rounds)
+
     found: list[Rounds] = [[] for _ in benches]
-
-    def turn(i: int) -> list[float]:
-        passes = settings.repeats // rounds + (len(found[i]) < settings.repeats % rounds)
-        benches[i].passes(clips, 1, 0)
-        return benches[i].passes(clips, passes, settings.seconds / rounds)
-
-    spent = 0.0
-    for taken, (i, times) in enumerate(in_turn({i: partial(turn, i) for i in range(len(benches))}, rounds), 1):
+    for i, times in in_turn({i: partial(turn, bench) for i, bench in enumerate(benches)}, rounds):
         found[i].append(times)
-        spent += sum(times)
-        if taken % len(benches) == 0 and spent > settings.seconds * len(benches):
-            break
     return found
 
 

@@ -18,7 +18,6 @@ from summit_train.bench.measure import Turns, Values, add_spec, in_turn, open_pl
 from summit_train.bench.steps import experiment_of, measure_steps
 from summit_train.cluster.estimate import estimate
 from summit_train.cluster.site import Site, load_site
-from summit_train.core.errors import UserError
 from summit_train.core.machine import num_cpus
 from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
@@ -146,20 +145,18 @@ def gpu_speed(spec: Spec, site: Site | None, args: argparse.Namespace) -> tuple[
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_spec(parser)
-    packed_help = "a packed set to measure [a sample is packed]"
-    parser.add_argument("--packed", action="append", default=[], metavar="FOLDER", help=packed_help)
     parser.add_argument("--clips", type=int, default=16, metavar="N", help="clips of a turn [16]")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="measured turns [5]")
     parser.add_argument("--workers", type=int, default=num_cpus(), metavar="N", help="processes [one a CPU]")
     demand = parser.add_mutually_exclusive_group()
     demand.add_argument("--measure", action="store_true", help="measure the spec's network here, on one rank")
     rate_help = "a rank trains on X clips/s [the site's figure]"
-    demand.add_argument("--rate", "--speed", type=float, metavar="X", help=rate_help)
+    demand.add_argument("--rate", type=float, metavar="X", help=rate_help)
     parser.add_argument("--site", metavar="NAME", help="site (name or YAML file): its cores, its GPUs' speed")
 
 
 def run(args: argparse.Namespace) -> Values:
-    """Measure the spec's clips as they are, and packed; optical flow only as it is.
+    """Measure the spec's clips as they are and, where they are videos, packed; optical flow only as it is.
 
     Raises UserError for a wrong spec or option, and for a clip that cannot be read. A core counts with what it gives
     alone, or with its part of what all workers give, if that is less: they share memory and caches.
@@ -168,13 +165,10 @@ def run(args: argparse.Namespace) -> Values:
     site = None if args.site is None else load_site(args.site)
     cores, (speed, source) = None if site is None else site.cores_per_rank, gpu_speed(spec, site, args)
     torch.set_num_threads(1)
-    own = subject_of(spec.data, Dataset.open(spec, "train").manifest, spec.seed)
-    subjects = [own, *(subject_of(spec.data, read_manifest(path), spec.seed) for path in args.packed)]
-    if len({subject.name for subject in subjects}) < len(subjects):
-        raise UserError(f"--packed: must be one set of each kind, got {', '.join(s.name for s in subjects)}")
+    subjects = [subject_of(spec.data, Dataset.open(spec, "train").manifest, spec.seed)]
     with tempfile.TemporaryDirectory() as folder:
-        if own.name == "raw" and not args.packed and spec.data.modality != "flow":
-            subjects = list(sampled(own, args.clips, Path(folder)))
+        if subjects[0].name == "raw" and spec.data.modality != "flow":
+            subjects = list(sampled(subjects[0], args.clips, Path(folder)))
         kinds = measure(subjects, args.clips, args.workers, args.repeats)
     for kind in kinds:
         alone, together = (kind[f"clips_per_second_{way}"]["median"] for way in ("core", "all"))

@@ -167,30 +167,23 @@ def step_seconds(ranks: Sequence[Sequence[Phases]]) -> dict[str, list[float]]:
 
 
 def step_values(ranks: Sequence[Sequence[Phases]], plan: Plan, training_work: int, peak: float | None) -> Values:
-    """Return seconds, clips and multiply-adds a second, and utilisation (mfu), by part.
+    """Return seconds by part, clips and multiply-adds a second, and utilisation (mfu).
 
     training_work: multiply-adds of one clip, forward and backward. peak: of all ranks, in multiply-adds/s; None leaves
     the utilisation out, which is achieved over peak (the paper, section 3 a).
     """
     phases, clips = step_seconds(ranks), plan.global_batch
     step_s = phases.pop("step")
-    forward, training, total = clips * plan.multiply_adds, clips * training_work, sum(sum(s) for s in phases.values())
-
-    def utilisation(multiply_adds: int, seconds: Sequence[float]) -> dict[str, float] | None:
-        return (
-            None if peak is None or min(seconds) == 0 else measure.spread([multiply_adds / s / peak for s in seconds])
-        )
-
+    total, training = sum(sum(seconds) for seconds in phases.values()), clips * training_work
+    rates = [training / seconds for seconds in step_s]
     return {
         "step_s": measure.spread(step_s),
         "clips_per_second": measure.spread([clips / seconds for seconds in step_s]),
         "phases_s": {phase: measure.spread(seconds) for phase, seconds in phases.items()},
         "shares": {phase: sum(seconds) / total for phase, seconds in phases.items()},
         "multiply_adds_per_step": training,
-        "multiply_adds_per_second": measure.spread([training / seconds for seconds in step_s]),
-        "mfu": utilisation(training, step_s),
-        "forward_mfu": utilisation(forward, phases["forward"]),
-        "backward_mfu": utilisation(training - forward, phases["backward"]),
+        "multiply_adds_per_second": measure.spread(rates),
+        "mfu": None if peak is None else measure.spread([rate / peak for rate in rates]),
         "repeats_s": [list(map(dict, rank)) for rank in ranks],
     }
 
@@ -273,8 +266,8 @@ def as_text(values: Values) -> str:
             )
         rates = [("clips/s", measure.spread_text(spec["clips_per_second"]))]
         rates += [("multiply-adds/s", measure.spread_text(spec["multiply_adds_per_second"], ".4g"))]
-        titles = {"mfu": "utilisation (MFU)", "forward_mfu": "  forward alone", "backward_mfu": "  backward alone"}
-        rates += [(title, measure.spread_text(spec[of], ".1f", 100) + " %") for of, title in titles.items() if spec[of]]
+        if spec["mfu"] is not None:
+            rates += [("utilisation (MFU)", measure.spread_text(spec["mfu"], ".1f", 100) + " %")]
         lines.append(f"\n{spec['name']}: {network}, {spec['frames']} x {spec['crop']}^2, {spec['precision']}")
         lines += [f"{batch}; {clips}", *(str(TextTable(rows, indent="  ")) for rows in (parts, rates))]
     lines += ["", *map(peak_text, values["peaks"])]

@@ -6,6 +6,8 @@ that is a finding, and the other checks still run.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -63,8 +65,9 @@ def examine(run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
     for name in ("horovod", "mpi4py"):
         yield Check(name, "ok", NOT_INSTALLED) if _is_left_out(name) else check(name, timeout)
     yield check_mpi()
-    for name in ("kernels", "video", "export", "gpus"):
+    for name in ("kernels", "video", "gpus"):
         yield check(name, timeout)
+    yield check_export()
     yield check_cpus()
     yield check_shared_memory()
     yield check_disk("disk for runs", run_dir)
@@ -147,6 +150,19 @@ def check_torch_allreduce(timeout: float = 120.0) -> Check:
     return replace(done, status="warn") if done.status == "fail" and not needed else done
 
 
+def check_export() -> Check:
+    """Check the packages of `export`, which are an extra."""
+    versions = {}
+    for name in ("onnx", "onnxruntime", "onnxscript"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    found = ", ".join(f"{name} {version}" for name, version in versions.items())
+    if len(versions) == 3:
+        return Check("export", "ok", found)
+    fix = "to export trained networks: pip install onnx onnxruntime onnxscript"
+    return Check("export", "warn", f"only {found}" if found else "not installed", fix)
+
+
 def check_cpus() -> Check:
     """Check the CPUs that this process may use: at least one for each rank (one rank a GPU, else two ranks)."""
     cpus, ranks = available_cpus(), max(len(listed_gpus()), 2)
@@ -214,14 +230,6 @@ def _judge_mpi4py(facts: Facts) -> Finding:
         return "ok", found, ""
     found += f"; Horovod uses another MPI: {', '.join(facts['both'])}"
     return "fail", found, f"remove .venv with that MPI loaded and {SET_UP}"
-
-
-def _judge_export(facts: Facts) -> Finding:
-    found = ", ".join(f"{name} {version}" for name, version in facts.items() if version)
-    missing = [name for name, version in facts.items() if not version]
-    if missing:
-        return "warn", f"no {', '.join(missing)}", f"to export trained networks: pip install {' '.join(facts)}"
-    return "ok", found, ""
 
 
 def _judge_gpus(facts: Facts) -> Finding:
@@ -308,41 +316,17 @@ print(json.dumps(dict(version=mpi4py.__version__, library=MPI.Get_library_versio
 """,
         _judge_mpi4py,
     ),
-    # Data sets have videos of these codecs. The motion set is written by the first encoder that is there.
+    # Data sets have videos of the first four. The motion set is written by libx264, else by mpeg4.
     "video": Probe(
         """
 import av
-def there(mode, *names):
-    found = []
-    for name in names:
-        try:
-            av.Codec(name, mode)
-            found.append(name)
-        except ValueError:
-            pass
-    return found
-wanted = ("h264", "mpeg4", "vp9", "hevc")
-decoders, encoders = there("r", *wanted), there("w", "libx264", "mpeg4")
+wanted = ("h264", "mpeg4", "vp9", "hevc", "libx264")
+there, missing = ([name for name in wanted if (name in av.codecs_available) == known] for known in (True, False))
 libavcodec = ".".join(map(str, av.library_versions["libavcodec"]))
-missing = [name for name in wanted if name not in decoders] + ([] if encoders else ["an encoder for the motion set"])
 print(json.dumps(dict(status="warn" if missing else "ok",
-    found=f"PyAV {av.__version__}, libavcodec {libavcodec}, decodes {', '.join(decoders)}, "
-        f"encodes {', '.join(encoders) or 'nothing'}",
+    found=f"PyAV {av.__version__}, libavcodec {libavcodec} with {', '.join(there) or 'no codec'}",
     fix=f"missing: {', '.join(missing)}; pip install --force-reinstall av" if missing else "")))
 """
-    ),
-    "export": Probe(
-        """
-import importlib
-versions = {}
-for name in ("onnx", "onnxruntime", "onnxscript"):
-    try:
-        versions[name] = importlib.import_module(name).__version__
-    except ImportError:
-        versions[name] = None
-print(json.dumps(versions))
-""",
-        _judge_export,
     ),
     "gpus": Probe(
         """

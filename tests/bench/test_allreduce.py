@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from summit_train.__main__ import main
 from summit_train.bench.allreduce import fits_of, row_of
 from summit_train.bench.command import BENCHES, finish
 from summit_train.scaling.machines import load_machine
@@ -40,7 +39,7 @@ def measured(seconds_of: Callable[[int], float]) -> dict[str, Any]:
     sizes = (4, 4096, 1 << 20, 1 << 24)
     rows = [row_of(2, library, size, [seconds_of(size)]) for library in ("horovod", "mpi4py") for size in sizes]
     about = {"ranks": 2, "ranks_per_host": 2, "hosts": 1, "cores": 2, "load": 0.1, "device": "cpu"}
-    about |= {"oversubscribed": False, "busy": False, "spec": "motion_tsm", "gradient_bytes": 1 << 20}
+    about |= {"oversubscribed": False, "spec": "motion_tsm", "gradient_bytes": 1 << 20}
     return about | {"rows": rows, "fits": fits_of(rows)}
 
 
@@ -66,19 +65,3 @@ def test_times_that_do_not_grow_are_shown_and_no_machine_is_made_of_them(
     shown = capsys.readouterr().out
     assert "horovod: no latency and bandwidth: the times do not grow" in shown and "16 MB" in shown
     assert not machine.exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "needs two or more ranks"),
-        (["--seconds", "0"], "above 0"),
-        (["--max-bytes", "100"], "4096 or more, got 100"),
-        (["--write", "mine.txt"], "must end in .yaml"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(
-    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bench", "allreduce", SPEC, *options]) == 2
-    assert message in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from summit_train.__main__ import main
 from summit_train.bench.compare import ForwardBench
-from summit_train.bench.latency import Passes, Point, Rounds, draw, measure_rounds, points_of, timed_values
+from summit_train.bench.latency import Passes, Point, draw, measure_rounds, points_of, timed_values
 from tests.bench.conftest import TINY, Bench
 from tests.conftest import WriteSpec
 
@@ -21,34 +22,27 @@ SHORT = ("--repeats", "2", "--warm-up", "1", "--batch", "2", "--seconds", "0.1")
 class _Clockwork(ForwardBench):
     """A bench whose passes take `pass_s` seconds of a clock of its own."""
 
-    def __init__(self, pass_s: float, log: list[tuple[float, int, int]]) -> None:
+    def __init__(self, pass_s: float, log: list[tuple[float, int]]) -> None:
         self._pass_s, self._log = pass_s, log
 
-    def passes(self, clips: int, most: int, seconds: float = 0.0) -> list[float]:
-        taken = max(1, min(most, -int(-seconds // self._pass_s)))
-        self._log.append((self._pass_s, clips, taken))
+    def passes(self, clips: int, most: int, seconds: float = math.inf) -> list[float]:
+        taken = max(1, min(most, math.ceil(min(1e9, seconds) / self._pass_s)))
+        self._log.append((self._pass_s, taken))
         return [self._pass_s] * taken
 
 
-def _measured(seconds: float, repeats: int) -> tuple[list[Rounds], list[tuple[float, int, int]]]:
-    log: list[tuple[float, int, int]] = []
+@pytest.mark.parametrize(
+    ("seconds", "repeats", "warm_up", "turns"),
+    [(1000, 12, 10, [3, 3, 3, 3, 3]), (1000, 2, 10, [1, 1]), (0.5, 1000, 1, [1, 1, 1, 1, 1])],
+)
+def test_every_network_has_the_same_turns(seconds: float, repeats: int, warm_up: int, turns: list[int]) -> None:
+    log: list[tuple[float, int]] = []
     found = measure_rounds([_Clockwork(1.0, log), _Clockwork(2.0, log)], 4, Passes(4, 10, repeats, seconds))
-    return found, log
-
-
-def test_every_network_has_its_passes_in_turns() -> None:
-    found, log = _measured(seconds=1000, repeats=12)
-    assert [[len(turn) for turn in rounds] for rounds in found] == [[3, 3, 2, 2, 2]] * 2
-    assert log[:2] == [(1.0, 4, 10), (2.0, 4, 10)]  # warm-up
+    assert [[len(turn) for turn in rounds] for rounds in found] == [turns] * 2
+    assert log[:2] == [(1.0, warm_up), (2.0, warm_up)]
     # A B, B A, ...; each turn after a pass that is not counted.
-    assert [pass_s for pass_s, _, _ in log[2::2]] == [1.0, 2.0, 2.0, 1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 2.0]
-    assert {taken for _, _, taken in log[2::2]} == {1}
-
-
-def test_few_passes_and_a_slow_machine_end_with_the_same_turns_of_all() -> None:
-    assert [[len(turn) for turn in rounds] for rounds in _measured(seconds=1000, repeats=2)[0]] == [[1, 1]] * 2
-    found, log = _measured(seconds=0.5, repeats=1000)
-    assert found == [[[1.0]], [[2.0]]] and log[:2] == [(1.0, 4, 1), (2.0, 4, 1)]
+    order = [1.0, 2.0, 2.0, 1.0, 1.0, 2.0, 2.0, 1.0, 1.0, 2.0][: 2 * len(turns)]
+    assert log[2::2] == [(pass_s, 1) for pass_s in order]
 
 
 def test_what_is_made_of_the_times() -> None:
@@ -100,23 +94,6 @@ def test_a_table_without_measuring(capsys: pytest.CaptureFixture[str]) -> None:
     assert "machine" not in text and "latency ms" not in text
 
 
-@pytest.mark.parametrize(
-    ("words", "wrong"),
-    [
-        ([], "give one SPEC or more, or --table with one of 2, 3, 5, 6"),
-        (["a.yaml", "--table", "2"], "give one SPEC or more, or --table"),
-        (["a.yaml", "--out", "a.png"], "--published and --out are for a table of the paper: add --table"),
-        (["--table", "2", "--repeats", "0"], "--repeats must be above 0 and finite, got 0"),
-        (["--table", "2", "--out", "a.gif"], "the name of a figure ends in"),
-        (["--table", "2", "--precision", "fp8"], "precision"),
-    ],
-)
-def test_wrong_input_is_one_line(words: list[str], wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "latency", *words]) == 2
-    error = capsys.readouterr().err
-    assert wrong in error and "Traceback" not in error
-
-
 TOP1, COUNTED = {"Kinetics": 70.0}, {"multiply_adds": 4e9, "parameters": 2e6}
 
 
@@ -149,11 +126,10 @@ def test_the_published_cost_is_taken_and_the_counted_one_where_there_is_none() -
 
 
 def test_the_figure_names_what_it_leaves_out_and_is_the_same_every_time(tmp_path: Path) -> None:
-    one, other = tmp_path / "one.svg", tmp_path / "other.svg"
-    draw(one, VALUES)
-    draw(other, VALUES)
-    assert one.read_bytes() == other.read_bytes()
+    for name in ("one.svg", "other.svg"):
+        draw(tmp_path / name, VALUES)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
     # Text is drawn as paths; matplotlib writes a comment beside each line.
-    drawn = " ".join(re.findall(r"<!-- (.*?) -->", one.read_text()))
+    drawn = " ".join(re.findall(r"<!-- (.*?) -->", (tmp_path / "one.svg").read_text()))
     for words in ("Left out, without a cost: no cost; another set.", "nothing was trained here", "2  counted"):
         assert words in drawn

@@ -42,11 +42,11 @@ def test_without_one_rank_the_smallest_number_is_the_base() -> None:
     assert (two["ranks"], two["efficiency"]["median"], four["efficiency"]["median"]) == (2, 1.0, 0.75)
 
 
-def test_ranks_are_numbers_and_two_at_least() -> None:
+@pytest.mark.parametrize("text", ["1", "", "1,x", "0,1", "1;2"])
+def test_ranks_are_numbers_and_two_at_least(text: str) -> None:
     assert parse_ranks("2,1,2") == [1, 2]
-    for text in ("1", "", "1,x", "0,1", "1;2"):
-        with pytest.raises(UserError, match="--ranks must be two or more numbers above 0"):
-            parse_ranks(text)
+    with pytest.raises(UserError, match="--ranks must be two or more numbers above 0"):
+        parse_ranks(text)
 
 
 def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,16 +12,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
-from jinja2 import UndefinedError
 
 from summit_train.cluster import job as job_module
 from summit_train.cluster.job import Job, job_name, render
-from summit_train.cluster.site import LAUNCHERS, Site, load_site
+from summit_train.cluster.site import load_site
 from summit_train.core.errors import UserError
-from summit_train.spec.source import shipped
 from tests.cluster.test_site import SITES
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden/jobs"
@@ -80,17 +77,9 @@ def test_every_option_of_summits_script_is_explained() -> None:
 
 
 def test_a_name_for_the_scheduler_has_no_character_that_it_would_read() -> None:
-    names = {
-        "tsm_r50-8f.v2": "tsm_r50-8f.v2",
-        "a b; $(touch x) \"'": "a_b_touch_x_",
-        "--wrap=id": "wrap_id",
-        "a%j%%J": "a_j_J",
-        "a\n#SBATCH --uid=0": "a_SBATCH_--uid_0",
-        "Größe": "Gr_e",
-        "視頻": "_",
-        "...": "run",
-        "n" * 200: "n" * 64,
-    }
+    names = {"tsm_r50-8f.v2": "tsm_r50-8f.v2", "a b; $(touch x) \"'": "a_b_touch_x_", "--wrap=id": "wrap_id"}
+    names |= {"a%j%%J": "a_j_J", "a\n#SBATCH --uid=0": "a_SBATCH_--uid_0", "Größe": "Gr_e", "視頻": "_"}
+    names |= {"...": "run", "n" * 200: "n" * 64}
     assert {name: job_name(name) for name in names} == names
 
 
@@ -116,16 +105,12 @@ def test_variables_of_a_nodes_path_are_the_shells_to_expand() -> None:
     assert 'staged=/mnt/"${BB}"/"$USER"/a/summit_train_$job_id' in render(site, STAGED)
 
 
-@pytest.mark.parametrize(
-    ("site", "job", "message"),
-    [
-        ("local", STAGED, "local has no disk to stage to; set node_local in the profile, or data.stage=null"),
-        ("local", ARRAY, "local: has no job arrays"),
-    ],
-)
-def test_jobs_that_cannot_be(site: str, job: Job, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        render(load_site(site), job)
+def test_jobs_that_cannot_be() -> None:
+    site = load_site("local")
+    with pytest.raises(UserError, match="local has no disk to stage to; set node_local in the profile"):
+        render(site, STAGED)
+    with pytest.raises(UserError, match="local: has no job arrays"):
+        render(site, ARRAY)
 
 
 def test_an_array_without_a_cap_has_none() -> None:
@@ -153,16 +138,3 @@ def test_a_back_end_that_is_named_reaches_all_ranks(site: str, comm: str) -> Non
     assert "forwarded=(" not in script or " -x SUMMIT_TRAIN_COMM)" in script
     assert ("forwarded=(" in script) == (named.launcher == "mpirun")
     assert "SUMMIT_TRAIN_COMM" not in render(plain, ONE)
-
-
-def test_a_template_that_names_what_is_not_there_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "local_mpirun.sh.j2").write_text("{{ job.wallclock }}")
-    monkeypatch.setattr(job_module, "shipped", lambda folder: tmp_path)
-    with pytest.raises(UndefinedError, match="wallclock"):
-        render(load_site("local"), ONE)
-
-
-def test_there_is_a_template_for_every_launcher() -> None:
-    names = {path.name for path in shipped("jobs").glob("*_*.sh.j2")}
-    assert names == {f"{s}_{launcher}.sh.j2" for s, choices in LAUNCHERS.items() for launcher in choices}
-    assert set(LAUNCHERS) == set(get_args(Site.model_fields["scheduler"].annotation))

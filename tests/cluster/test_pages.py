@@ -22,13 +22,6 @@ BLOCKS = [
 PROFILES = [(page, block) for page, language, block in BLOCKS if language == "yaml"]
 
 
-def test_there_is_a_page_for_each_kind_of_cluster() -> None:
-    assert [page.stem for page in PAGES] == ["lsf", "one_machine", "sites", "slurm", "summit"]
-    assert len(PROFILES) == 4
-    for page in PAGES:
-        assert "**What was tested:**" in page.read_text() or page.stem == "sites"
-
-
 @pytest.mark.parametrize(("page", "profile"), PROFILES)
 def test_every_profile_is_one(page: str, profile: str, tmp_path: Path) -> None:
     path = tmp_path / "site.yaml"

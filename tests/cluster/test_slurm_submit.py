@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from summit_train.cluster.submit import write_job
 from summit_train.spec import load_spec
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, final_state, steps_of
-from tests.slurm import Slurm
+from tests.slurm import Slurm, running_slurm
 from tests.worlds import ROOT
 
 pytestmark = [pytest.mark.slow]
@@ -152,18 +153,6 @@ def test_slurms_own_warning_requeues_a_job_as_often_as_it_may(
     assert sorted(path.name for path in folder.iterdir()) == ["step_00000001.pt", "step_00000002.pt"]
 
 
-def test_a_job_that_made_no_step_is_not_requeued(
-    slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path
-) -> None:
-    """In place of the program one that leaves as if it were stopped, beside a checkpoint of an earlier job."""
-    folder = tmp_path / "runs/stuck"
-    (folder / "checkpoints").mkdir(parents=True)
-    (folder / "checkpoints/step_00000004.pt").touch()
-    job = submit_stand_in(slurm, site, write_spec("stuck"), tmp_path, "touch stopped\nexit 85")
-    assert slurm.wait(job, "FAILED")["Restarts"] == "0"
-    assert "stopped at step 4 without a new step or score since its start; not started again" in slurm.output(job)
-
-
 def test_a_cancelled_job_stays_cancelled(slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path) -> None:
     job = submit_stand_in(slurm, site, write_spec("cancelled"), tmp_path, "touch here\nexec sleep 600")
     slurm.wait_until((tmp_path / "runs/cancelled/here").exists, "the program")
@@ -189,3 +178,52 @@ def test_what_slurm_does_not_take_is_refused_in_one_line(
 ) -> None:  # fmt: skip
     assert said in submit(slurm, site, write_spec(name), *keys, status=status)
     assert not (tmp_path / "runs" / name / "job/submitted.jsonl").exists()
+
+
+# --- the ranks and the processes of a cluster
+
+
+WORLD = """
+import os
+from summit_train.core.comm.launch import find_launch
+from summit_train.core.comm import open_world
+launch = find_launch(os.environ)
+world = open_world(launch)
+mine = (world.rank, world.local_rank, world.local_size, launch.launcher, os.environ["SLURMD_NODENAME"])
+for words in world.gather(mine) or ():
+    print(*words, flush=True)
+world.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "name", "backend"),
+    [
+        ("srun --mpi=pmix", "srun", "horovod"),
+        # srun's ranks find each other by the job's number. This machine does not know its nodes' names.
+        ("export MASTER_ADDR=127.0.0.1\nsrun", "srun", "torch"),
+        ("mpirun --bind-to none", "mpirun (Open MPI)", "horovod"),
+    ],
+)
+def test_ranks_on_two_nodes_are_local_rank_0_of_1_on_both(
+    slurm: Slurm, tmp_path: Path, launcher: str, name: str, backend: str
+) -> None:
+    (tmp_path / "world.py").write_text(WORLD)
+    job = slurm.submit(
+        f"#!/bin/bash\nexport SUMMIT_TRAIN_COMM={backend}\n{launcher} '{sys.executable}' '{tmp_path}/world.py'\n",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+    )
+    slurm.wait(job, "COMPLETED")
+    assert slurm.output(job).splitlines() == [f"0 0 1 {name} n1", f"1 0 1 {name} n2"]
+
+
+def test_a_stopped_cluster_leaves_no_process(slurm: Slurm, tmp_path: Path) -> None:
+    """Stopped in the middle of a job whose script and step ignore what asks them to end."""
+    script = "#!/bin/bash\ntrap '' TERM\nsrun -N2 bash -c 'trap \"\" TERM; echo here; while :; do sleep 1; done'\n"
+    with running_slurm(tmp_path) as second:
+        job = second.submit(script, "--nodes=2")
+        second.wait_until(lambda: second.state(job) == "RUNNING" and second.output(job).count("here") == 2, "the steps")
+        assert len(second.processes()) >= 8
+    assert second.processes() == []
+    assert slurm.run("sinfo", "-h", "-o", "%D").strip() == "2"

@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ import torch
 
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.spec import Spec
+from tests import worlds
 
 CPU = torch.device("cpu")
 GPU = (
@@ -62,3 +67,24 @@ def batches_of(spec: Spec, step: int, virtual_gpus: Iterable[int]) -> list[Micro
     """Return a spec's random micro-batches of a step, one for each virtual GPU."""
     shape = (spec.scale.clips_per_gpu, *spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))
     return [random_batch(step, number, shape, spec.model.num_classes) for number in virtual_gpus]
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """The environment of a process on a device: no launcher's traces, packages from wherever this process has them."""
+    packages = os.pathsep.join(filter(None, (str(worlds.ROOT), os.environ.get("PYTHONPATH"))))
+    hidden = {} if device.type == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}
+    return worlds.environment(CUBLAS_WORKSPACE_CONFIG=":4096:8", **hidden) | {"PYTHONPATH": packages}
+
+
+def start(program: str, spec: Path, device: torch.device, log: Path) -> subprocess.Popen[bytes]:
+    """Start `python -c program train SPEC` in a process group of its own; its output goes to `log`."""
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-c", program, "train", str(spec)],
+            cwd=worlds.ROOT,
+            env=environment(device),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
