@@ -29,7 +29,7 @@ missing=$("$python" -c 'import importlib.util as found
 names = "PIL av hypothesis jinja2 matplotlib numpy pydantic pytest rich tensorboard xdist yaml".split()
 print(*(name for name in names if found.find_spec(name) is None))')
 if [[ -n $missing ]]; then
-    echo "bench/gpu.sh: $python lacks $missing; docs/gpu.md tells how to bring wheels" >&2
+    echo "bench/gpu.sh: $python lacks $missing; see docs/gpu.md for how to bring wheels" >&2
     exit 2
 fi
 
@@ -45,7 +45,7 @@ timeout --signal=INT --kill-after=15 270 "$python" -m pytest "${choice[@]}" -q -
     -o addopts='--import-mode=importlib --strict-markers' "${files[@]}" >"$out/tests.log" 2>&1 || status=1
 tests=$(grep -E ' in [0-9.]+s' "$out/tests.log" | tail -n 1) || true
 [[ $tests == *passed* && $tests != *skipped* ]] || status=1
-"$python" bench/gpu.py "$out" --seconds 230 ${rehearse:+--small} || status=$?
 ((status == 0)) || tests="FAILED, see $out/tests.log: $tests"
+"$python" bench/gpu.py "$out" --seconds 230 ${rehearse:+--small} || status=$?
 echo "tests: $tests" | tee -a "$out/gpu.md"
 exit "$status"

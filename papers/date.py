@@ -144,9 +144,9 @@ def runs_of(task: Task, args: argparse.Namespace) -> Iterator[Run]:
     for name in ("batches", "lrs", "epochs", "bounds", "samples"):
         value = getattr(args, name)
         if value is not None and not 0 < np.min(value) <= np.max(value) < np.inf:
-            raise UserError(f"--{name}: must be above 0, got {value}")
+            raise UserError(f"--{name} must be above 0, got {value}")
     if args.bounds and args.bounds[0] > args.bounds[1]:
-        raise UserError("--bounds: LOWER must be at most UPPER, got {:g} {:g}".format(*args.bounds))
+        raise UserError("--bounds LOWER must be at most UPPER, got {:g} {:g}".format(*args.bounds))
     for method, seed in itertools.product(args.methods, args.seeds):
         batches = args.batches or (task.batches[-1:] if method == "grid" else task.batches[1:])
         lrs = args.lrs or {"adam": task.adam_lrs, "grid": task.grid_lrs}.get(method, (None,))

@@ -150,7 +150,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=num_cpus(), metavar="N", help="processes [one a CPU]")
     demand = parser.add_mutually_exclusive_group()
     demand.add_argument("--measure", action="store_true", help="measure the spec's network here, on one rank")
-    rate_help = "a rank trains on X clips/s [the site's figure]"
+    rate_help = "a rank trains at X clips/s [the site's figure]"
     demand.add_argument("--rate", type=float, metavar="X", help=rate_help)
     parser.add_argument("--site", metavar="NAME", help="site (name or YAML file): its cores, its GPUs' speed")
 
@@ -192,8 +192,8 @@ def as_text(values: Values) -> str:
     if gpu["clips_per_second"] is None:
         per_core = "{kind}: a core for each {clips_per_second_per_core:.4g} clips/s of a rank"
         lines += [per_core.format(**kind) for kind in kinds]
-        return "\n".join([*lines, "--measure, --rate or --site says how many clips/s a rank trains on"])
-    lines.append(f"a rank trains {values['network']} on {gpu['clips_per_second']:.4g} clips/s ({gpu['source']})")
+        return "\n".join([*lines, "add --measure, --rate or --site to get the cores of a rank"])
+    lines.append(f"a rank trains {values['network']} at {gpu['clips_per_second']:.4g} clips/s ({gpu['source']})")
     for kind in kinds:
         found = kind["verdict"]
         needed, cores = found["cores_per_gpu"], counted(found["cores_per_rank"], "core")

@@ -170,7 +170,7 @@ def _index_text(listing: Listing, rows: Sequence[ManifestRow]) -> list[str | Tex
 
 
 def _first_lines(title: str, lines: Sequence[object]) -> list[str]:
-    """Return the first of some lines below their number; nothing where there are none."""
+    """Return a heading with the number of lines and the first of them, or nothing."""
     more = [f"  ... and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else []
     return [f"{title}: {len(lines):,}", *(f"  {line}" for line in lines[:_SHOWN]), *more] if lines else []
 
@@ -248,7 +248,7 @@ def _split(args: argparse.Namespace) -> Result:
     for fold in folds:
         train, val = sum(fold.train.values()), sum(fold.val.values())
         text.append(f"{fold.folder}: {train:,} clips to train on, {val:,} to validate on")
-    return Result([*text, f"their paths start where those of {args.manifest} do: give data.root"])
+    return Result([*text, f"set data.root to the folder that the paths of {args.manifest} are relative to"])
 
 
 def _write(
@@ -277,7 +277,7 @@ def _write(
     if classes is not None:
         write_classes(out.parent, classes)
     write_manifest(out, rows)
-    return [*written, f"wrote {out}; its paths start at data.root={root}"]
+    return [*written, f"wrote {out}; set data.root={root}"]
 
 
 # Packed sets.
@@ -318,9 +318,11 @@ def _pack(args: argparse.Namespace) -> Result:
     given = {name: value for name, value in asked.items() if value is not None}
     if given and args.kind == "bytes":
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise UserError(f"{names}: for --kind jpeg; with bytes the files stay as they are")
+        raise UserError(f"{names} must be used with --kind jpeg, got --kind bytes, which keeps the files as they are")
     if args.bound is not None and args.kind == "jpeg":
-        raise UserError("--bound: for --kind bytes; pictures of flow are packed as they are")
+        raise UserError(
+            "--bound must be used with --kind bytes, got --kind jpeg; pictures of flow are packed as they are"
+        )
     flow = {} if args.bound is None else {"modality": "flow", "bound": args.bound}
     return _work(args, Packing(args.kind, **given, **flow))
 
@@ -337,7 +339,7 @@ def _flow_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _flow(args: argparse.Namespace) -> Result:
     if args.preset and args.method != "dis":
-        raise UserError("--preset: is for --method dis")
+        raise UserError(f"--preset must be used with --method dis, got --method {args.method}")
     preset = args.preset or (PRESET if args.method == "dis" else None)
     flow_method(args.method, preset or PRESET)  # before the work: is OpenCV there?
     how = {"modality": "flow", "bound": args.bound, "method": args.method, "preset": preset}
@@ -398,9 +400,11 @@ def _verify(args: argparse.Namespace) -> Result:
             return Result()
         if found := [*chain.from_iterable(everyone), *stray_files(args.out, pack)]:
             named = "\n".join(found)
-            raise RunFailed(f"{args.out}: {len(found)} of its files are not as they were packed:\n{named}")
+            raise RunFailed(
+                f"{args.out}: {len(found)} files are damaged, missing or do not belong to the set:\n{named}"
+            )
     size = with_unit(sum(file.size for file in files), "B")
-    return Result([f"{args.out}: {pack.clips:,} clips in {len(files):,} files, {size}: every byte is as it was packed"])
+    return Result([f"{args.out}: {pack.clips:,} clips in {len(files):,} files, {size}: all checksums match"])
 
 
 def _stage_arguments(parser: argparse.ArgumentParser) -> None:
@@ -420,11 +424,11 @@ def _stage(args: argparse.Namespace) -> Result:
 
 
 PARTS = {
-    "motion": (_motion_arguments, _motion, "write the embedded data set: the class is the motion"),
+    "motion": (_motion_arguments, _motion, "generate videos whose class is their motion"),
     "import": (_import_arguments, _import, "write a manifest from the files that a public data set comes with"),
-    "index": (_index_arguments, _index, "decode every video and write a manifest of the whole ones"),
+    "index": (_index_arguments, _index, "decode every video and write a manifest of the intact ones"),
     "scan": (_scan_arguments, _scan, "decode every clip of a manifest and list the bad ones for data.quarantine"),
-    "split": (_split_arguments, _split, "cut a manifest into training and validation by groups"),
+    "split": (_split_arguments, _split, "split a manifest into training and validation folds by groups"),
     "pack": (_pack_arguments, _pack, "pack clips into shards: tar files with an index and checksums"),
     "flow": (_flow_arguments, _flow, "compute the optical flow of clips and pack it into shards"),
     "verify": (_verify_arguments, _verify, "check every byte of a packed set"),

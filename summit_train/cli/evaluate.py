@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    """Evaluate; rank 0 writes predictions and eval.json into the run directory.
+    """Evaluate; rank 0 writes predictions and eval.json into the run folder.
 
     If an override changes scores, eval.json stays as it is and the result goes to a file of its own.
     """
@@ -68,9 +68,9 @@ def run(args: argparse.Namespace) -> Result:
     if "=" in (args.observed or ""):  # --observed alone, before an override
         args.observed, overrides = "", [*overrides, args.observed]
     if args.observed is None and (args.out is not None or beside):
-        raise UserError("--out and --beside are for the figure of early recognition: add --observed")
+        raise UserError("--out and --beside must be used with --observed: they draw its figure")
     if beside and args.out is None:
-        raise UserError("--beside draws other runs' curves: add --out FILE.png")
+        raise UserError("--beside must be used with --out FILE.png: it draws other runs' curves")
     if args.observed is not None:
         return _run_observed(args, chosen, beside, overrides)
     spec = run_spec(args.spec, overrides)
@@ -109,7 +109,10 @@ def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Re
         text.append(f"average of the weights: {_sentence(values['ema'], spec.model.num_classes)}")
     if evaluation.name != OFFICIAL:
         changed = ", ".join(f"{key}={value}" for key, value in evaluation.overrides.items())
-        text.append(f"not by the run's own spec ({changed}): in {spec.run_path / f'{evaluation.name}.json'}")
+        text.append(
+            f"evaluated with keys other than the run's ({changed}); "
+            f"written to {spec.run_path / f'{evaluation.name}.json'}"
+        )
     return Result(text, values=values)
 
 

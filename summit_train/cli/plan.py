@@ -75,10 +75,10 @@ def _nodes_and_ranks(args: argparse.Namespace, site: Site | None, spec: Spec) ->
     if site is None:
         for name in ("nodes", "walltime", "speed"):
             if getattr(args, name) is not None:
-                raise UserError(f"--{name} is of a site: name it with --site")
+                raise UserError(f"--{name} must be used with --site; try --site local")
         ranks = args.ranks if args.ranks is not None else spec.scale.gpus or 1
         if ranks < 1:
-            raise UserError(f"--ranks {ranks}: must be 1 or more")
+            raise UserError(f"--ranks must be 1 or more, got {ranks}")
         return 0, ranks
     ranks = args.ranks if args.ranks is not None else spec.scale.gpus or site.ranks
     nodes = args.nodes if args.nodes is not None else max(1, ranks // site.ranks)
@@ -169,7 +169,7 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         ("global batch", f"{plan.global_batch:,} clips = {plan.frames_per_batch:,} frames"),
         ("BN batch", f"{plan.clips_per_gpu} clips x {spec.data.num_frames} frames of one virtual GPU"),
         ("steps", f"{plan.total_steps:,} = {plan.epochs} epochs x {plan.steps_per_epoch:,}"),
-        ("dropped clips", f"{plan.dropped_clips_per_epoch:,} of {plan.clips:,} an epoch, others in each"),
+        ("dropped clips", f"{plan.dropped_clips_per_epoch:,} of {plan.clips:,} per epoch, different ones each time"),
         ("solver", describe_solver(spec.optimizer)),
         ("warm-up", f"{plan.warmup_steps:,} steps = {warmup_epochs}"),
         ("peak LR", f"{plan.peak_lr:.6g} ({spec.optimizer.lr_scaling} scaling of {spec.optimizer.base_lr:g})"),

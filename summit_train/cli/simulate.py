@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
     parser.add_argument("--videos", type=int, metavar="N", help="validation videos, likewise")
     parser.add_argument("--clips-per-second", type=float, metavar="X", help="of one GPU, measured with this spec")
-    parser.add_argument("--storage", choices=("shared", "local"), default="shared", help="where the frames lie")
+    parser.add_argument("--storage", choices=("shared", "local"), default="shared", help="where the frames are stored")
     parser.add_argument("--out", metavar="FILE", help="draw Figure 6 and the times of Table 3: .png, .svg or .pdf")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
@@ -134,7 +134,7 @@ def _text(values: Mapping[str, Any], epochs: int) -> list[str | TextTable]:
         TextTable(steps, left=0),
         "",
         TextTable(runs, left=0),
-        "\npublished: training time in Table 3; a row without one is a projection. top-1: what the paper saw at that",
+        "\npublished: training time in Table 3; a row without one is a projection. top-1: the paper's at that",
         "batch. Efficiency: against one node's speed times the nodes. Evaluation comes on top.",
         *([f"drawn: {values['figure']}"] if values["figure"] else []),
     ]

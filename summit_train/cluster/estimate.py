@@ -62,7 +62,7 @@ class Estimate:
 def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
     """Return the number of ranks on `nodes` nodes. Raises UserError where they do not divide scale.gpus."""
     if nodes < 1:
-        raise UserError(f"--nodes {nodes}: must be at least 1")
+        raise UserError(f"--nodes must be 1 or more, got {nodes}")
     ranks, gpus = nodes * site.ranks, spec.scale.gpus
     if gpus is not None and gpus % ranks:
         fitting = [n for n in range(1, gpus // site.ranks + 1) if gpus % (n * site.ranks) == 0]
@@ -104,7 +104,7 @@ def estimate(
     Raises UserError for more nodes than the site has and for an invalid speed or walltime.
     """
     if speed is not None and not 0 < speed < math.inf:
-        raise UserError(f"--speed {speed:g}: must be a number above 0")
+        raise UserError(f"--speed must be above 0 and finite, got {speed:g}")
     rate, source = speed, "--speed" if speed else None
     if speed is None and (measured := _measured(site, spec, nodes)) is not None:
         rate, source = measured.clips_per_second, measured.source
@@ -131,7 +131,7 @@ def _measured(site: Site, spec: Spec, nodes: int) -> Speed | None:
 def _chain(site: Site, nodes: int, walltime: int | None, hours: float | None) -> tuple[int, int]:
     """Return (minutes of a job, number of jobs)."""
     if walltime is not None and walltime < 1:
-        raise UserError(f"--walltime {walltime_text(walltime)}: must be at least a minute")
+        raise UserError(f"--walltime must be at least a minute, got {walltime_text(walltime)}")
     cap = site.walltime_cap(nodes) or math.inf
     work = None if hours is None else math.ceil(_MARGIN * hours * 60)
     if walltime is None:

@@ -79,7 +79,7 @@ def render(site: Site, job: Job) -> str:
     Raises UserError for an array on this machine, staging without node-local disks, and negative requeues.
     """
     if job.max_requeues < 0:
-        raise UserError(f"--max-requeues {job.max_requeues}: must be 0 or more")
+        raise UserError(f"--max-requeues must be 0 or more, got {job.max_requeues}")
     if job.is_array and site.scheduler == "local":
         raise UserError(f"{site.name}: has no job arrays; start the runs one after another")
     if job.stage and site.node_local is None:

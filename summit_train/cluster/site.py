@@ -141,7 +141,7 @@ class Site(Section):
                 return cap.walltime
         if self.walltime_caps:
             most = self.walltime_caps[-1].nodes
-            raise UserError(f"{self.name}: a job has at most {most} nodes, {nodes} are asked for")
+            raise UserError(f"{self.name}: a job must have at most {most} nodes, got {nodes}")
         return None
 
 

@@ -1,4 +1,4 @@
-"""This machine: its processor, on which compiled code may depend, its CPUs, and malloc's way with freed memory."""
+"""This machine: its processor, on which compiled code may depend, its CPUs, and how malloc keeps freed memory."""
 
 from __future__ import annotations
 

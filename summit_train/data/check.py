@@ -94,7 +94,7 @@ def _alone(in_time: Callable[[str], Found], path: str, seconds: float) -> Found:
             return pool.submit(in_time, path).result()
         except BrokenProcessPool:
             if time.monotonic() - began > seconds:
-                return DecodeError(path, f"is not read within {seconds:g} s: its reader never came back")
+                return DecodeError(path, f"takes longer than {seconds:g} s to read: its reader never came back")
             return DecodeError(path, "decoding it kills the process")
 
 

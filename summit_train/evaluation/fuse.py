@@ -168,11 +168,11 @@ def parse_weights(text: str | None, num_runs: int) -> tuple[float, ...]:
     try:
         weights = tuple(float(word) for word in text.split(","))
     except ValueError:
-        raise UserError(f"--weights {text}: must be numbers with commas, such as 1,1.5") from None
+        raise UserError(f"--weights must be numbers with commas, such as 1,1.5, got {text}") from None
     if len(weights) != num_runs:
-        raise UserError(f"--weights {text}: must be one for each run in their order, got {len(weights)} for {num_runs}")
+        raise UserError(f"--weights must be one for each of the {num_runs} runs in their order, got {text}")
     if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
-        raise UserError(f"--weights {text}: must be finite, 0 or more, and one above 0")
+        raise UserError(f"--weights must be finite, 0 or more, and one above 0, got {text}")
     return weights
 
 

@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 
 def add_network(parser: argparse.ArgumentParser, *, videos: bool = False) -> None:
     """Add the network, the names of its classes and, for commands that take any number of them, the videos."""
-    parser.add_argument("run", metavar="RUN|CHECKPOINT", help="run directory (its newest checkpoint), or a checkpoint")
+    parser.add_argument("run", metavar="RUN|CHECKPOINT", help="run folder (its newest checkpoint), or a checkpoint")
     parser.add_argument("--classes", metavar="FILE", help="names of the classes, one a line, label 0 first")
     if videos:
         what = "video, folder (searched for videos), folder of pictures, manifest, or packed set"

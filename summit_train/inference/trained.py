@@ -1,4 +1,4 @@
-"""A trained network with all that is needed to use it, from a run directory or from a checkpoint alone."""
+"""A trained network with all that is needed to use it, from a run folder or from a checkpoint alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from summit_train.spec.source import Tree, apply_override
 class Trained:
     """The content of a checkpoint.
 
-    path: the checkpoint. run_path: its run directory, None for a lone file. step: updates so far. classes: the names,
+    path: the checkpoint. run_path: its run folder, None for a lone file. step: updates so far. classes: the names,
     label 0 first; numbers if the checkpoint lacks them (`has_names`). weights: the state dict, on the CPU.
     passed_over: why newer checkpoints of the run were skipped.
     """
@@ -57,7 +57,7 @@ class Trained:
 
 
 def open_trained(path: str | Path, overrides: Sequence[str] = ()) -> Trained:
-    """Open a run directory (its newest intact checkpoint) or a checkpoint file, with `section.key=value` overrides.
+    """Open a run folder (its newest intact checkpoint) or a checkpoint file, with `section.key=value` overrides.
 
     Raises CheckpointError for a missing or unreadable one and for one without its spec, UserError for a bad override.
     """
@@ -81,7 +81,7 @@ def open_trained(path: str | Path, overrides: Sequence[str] = ()) -> Trained:
         if file is None:
             raise CheckpointError(f"{path}: no checkpoint in this folder; give the folder of a run that trained")
     elif not path.is_file():
-        raise CheckpointError(f"{path}: no such run directory or checkpoint")
+        raise CheckpointError(f"{path}: no such run folder or checkpoint")
     elif path.suffix in (".yaml", ".yml"):
         raise CheckpointError(f"{path}: is a spec; the directory of its run must be given, {load_spec(path).run_path}")
     else:

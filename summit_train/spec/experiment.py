@@ -185,7 +185,7 @@ class LossSpec(Section):
 class EvaluateSpec(Section):
     """Validation: one clip and one crop per video during training, `clips` x `crops` views in the final evaluation.
 
-    In mode stream both see all frames of a video, during training in one crop.
+    In mode stream, both see all frames of a video, and validation during training uses one crop.
     """
 
     every_epochs: NonNegative = 5

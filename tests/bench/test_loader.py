@@ -47,13 +47,13 @@ def test_a_packed_set_is_measured_as_it_is(
     assert main(["data", "pack", str(motion_set / "train.csv"), packed, "--kind", "jpeg", "--workers", "0"]) == 0
     assert main(["bench", "loader", str(write_spec()), f"data.train={packed}", *SHORT]) == 0
     text = capsys.readouterr().out
-    assert "packed jpeg: a core for each " in text and "--measure, --rate or --site says" in text and "raw" not in text
+    assert "packed jpeg: a core for each " in text and "add --measure, --rate or --site" in text and "raw" not in text
 
 
 def test_a_site_says_whether_its_cores_suffice(write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "loader", str(write_spec()), *SHORT, "--rate", "0.01", "--site", "summit"]) == 0
     text = capsys.readouterr().out
-    assert "a rank trains tsm resnet18 on 0.01 clips/s (--rate)" in text
+    assert "a rank trains tsm resnet18 at 0.01 clips/s (--rate)" in text
     assert "raw: 2 cores a rank, 1 for the loader (data.workers=1); summit has 6 for it: keeps up" in text
 
 

@@ -84,7 +84,7 @@ def test_ranks_leave_in_order_where_the_first_refuses(manifest: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--kind bytes --quality 80 --short-side 8", "--short-side, --quality: for --kind jpeg"),
+        ("--kind bytes --quality 80 --short-side 8", "--short-side, --quality must be used with --kind jpeg"),
         ("--kind jpeg --quality 100", "quality must be 1 to 95, got 100"),
         ("--kind bytes --shard-size large", "must be a size such as 1G or 256M, got 'large'"),
     ],

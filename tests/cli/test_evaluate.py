@@ -124,7 +124,7 @@ def test_an_evaluation_by_other_keys_leaves_the_runs_own_result(run: Path, say: 
     (beside,) = run.glob("eval_*.json")
     found = json.loads(beside.read_text())
     assert found["overrides"] == {"evaluate.clips": 2, "execution.recompute": True}  # dense is the run's own
-    assert found["clips"] == 2 and f"(evaluate.clips=2, execution.recompute=True): in {beside}" in out
+    assert found["clips"] == 2 and f"(evaluate.clips=2, execution.recompute=True); written to {beside}" in out
     own, names = _official(run)
     assert own == before[0] and sorted([*before[1], beside.stem]) == names
     assert say("eval", run, "--checkpoints", checkpoint_path(run, 10))[0] == 0

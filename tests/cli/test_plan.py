@@ -36,7 +36,7 @@ def plan(capsys: pytest.CaptureFixture[str]) -> Plan:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.pretrained=no.pth", "model.pretrained: no.pth: no such file or run directory"),
+        ("model.pretrained=no.pth", "model.pretrained: no.pth: no such file or run folder"),
         ("data.val=no.csv", "data.val: no.csv not found; give the number of training clips with --clips N"),
         ("model.num_classes=3", "label 3"),
         ("data.modality=flow", "is a video, and data.modality is flow"),

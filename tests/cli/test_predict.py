@@ -133,7 +133,7 @@ def test_what_is_wrong_is_one_line_and_2(
     monkeypatch.setattr("summit_train.cli.predict.predict_videos", work)
     for run_path, words, reason in (
         (without, [good], "no checkpoint in this folder"),
-        (tmp_path / "nowhere", [good], "no such run directory or checkpoint"),
+        (tmp_path / "nowhere", [good], "no such run folder or checkpoint"),
         (trained_run, [tmp_path / "empty"], "no video in this folder"),
         (trained_run, ["gone.mp4"], "gone.mp4: No such file or directory"),
         (trained_run, [good, "--top", "0"], "--top must be 1 or more, got 0"),

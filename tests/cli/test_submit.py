@@ -129,14 +129,14 @@ def test_a_chain_is_said_and_submitted(say: Say, standins: Standins, tmp_path: P
     [
         (["--site", "sumit", "--nodes", "1"], "site 'sumit' not found; shipped: local, "),
         (["--site", "summit", "--nodes", "5"], "5 nodes of summit have 30 ranks, which do not divide scale.gpus 1536"),
-        (["--site", "summit", "--nodes", "0"], "--nodes 0: must be at least 1"),
-        (["--site", "local", "--nodes", "2"], "local: a job has at most 1 nodes, 2 are asked for"),
+        (["--site", "summit", "--nodes", "0"], "--nodes must be 1 or more, got 0"),
+        (["--site", "local", "--nodes", "2"], "local: a job must have at most 1 nodes, got 2"),
         (["--site", "summit", "--nodes", "1", "--set", "acount=x"], "override 'acount=x': acount: unknown key"),
-        (["--site", "summit", "--nodes", "1", "--speed", "0"], "--speed 0: must be a number above 0"),
-        (["--site", "summit", "--nodes", "1", "--max-requeues", "-1"], "--max-requeues -1: must be 0 or more"),
-        (["--site", "summit", "--nodes", "1", "--walltime", "0:00"], "--walltime 0:00: must be at least a minute"),
+        (["--site", "summit", "--nodes", "1", "--speed", "0"], "--speed must be above 0 and finite, got 0"),
+        (["--site", "summit", "--nodes", "1", "--max-requeues", "-1"], "--max-requeues must be 0 or more, got -1"),
+        (["--site", "summit", "--nodes", "1", "--walltime", "0:00"], "--walltime must be at least a minute, got 0:00"),
         (["--site", "summit", "--nodes", "1", "scale.gpu=1"], "scale.gpu: unknown key; did you mean gpus?"),
-        (["--site", "slurm_v100", "--nodes", "96"], "slurm_v100: a job has at most 64 nodes, 96 are asked for"),
+        (["--site", "slurm_v100", "--nodes", "96"], "slurm_v100: a job must have at most 64 nodes, got 96"),
     ],
 )
 def test_mistakes_are_one_line_and_2(say: Say, words: list[str], message: str) -> None:
@@ -239,8 +239,8 @@ def test_plan_on_a_site_for_people(say: Say) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--nodes 2", "--nodes is of a site: name it with --site"),
-        ("--walltime 2:00", "--walltime is of a site: name it with --site"),
+        ("--nodes 2", "--nodes must be used with --site"),
+        ("--walltime 2:00", "--walltime must be used with --site"),
         ("--site summit --nodes 2 --ranks 6", "--ranks 6: 2 nodes of summit have 12; give --nodes"),
         ("--site summit --ranks 8", "--ranks 8: 1 nodes of summit have 6; give --nodes alone"),
         ("--site summit --nodes 7", "7 nodes of summit have 42 ranks, which do not divide scale.gpus 1536"),

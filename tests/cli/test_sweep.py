@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from summit_train.__main__ import main
+from summit_train.cluster.site import load_site
 from summit_train.cluster.submit import submissions
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.reading import write_classes
 from summit_train.spec import load_spec
+from summit_train.spec.source import to_yaml
 from tests.conftest import WriteSpec
 from tests.runs import steps_of
 from tests.standins import Standins
@@ -106,7 +108,7 @@ def test_weights_are_looked_for_by_each_run(say: Callable[..., Said], write_swee
     checkpoint = tmp_path / "runs/study/seed-0/checkpoints/step_00000001.pt"
     checkpoint.parent.mkdir(parents=True)
     checkpoint.touch()
-    said = "summit-train: seed-1: model.pretrained: no.pth: no such file or run directory\n"
+    said = "summit-train: seed-1: model.pretrained: no.pth: no such file or run folder\n"
     assert say("sweep", path, "--dry-run") == (2, "", said)
 
 
@@ -168,6 +170,25 @@ def test_submitted_again_only_what_failed_or_is_missing_starts(
     # A start here starts none of them either, whatever it knows of schedulers itself.
     status, out, _ = say("sweep", words[1], "--local")
     assert status == 0 and "seed-2 (queued)" in out and "0 of 0 failed" in out
+
+
+def test_what_is_queued_on_another_site_is_known_where_that_site_is_named(
+    say: Callable[..., Said], write_sweep: Sweeps, standins: Standins, tmp_path: Path
+) -> None:
+    """The sweep's folder remembers the site of the last submission alone."""
+    (standins.folder / "sbatch").write_text("77\n")
+    words = ("sweep", str(write_sweep("grid: {seed: [0, 1]}\nnodes: 1\n")), "--site", "slurm_generic")
+    assert say(*words)[0] == 0
+    (standins.folder / "squeue").write_text("77_1 PENDING\n77_2 RUNNING\n")
+    lsf = load_site("lsf_generic").model_dump(mode="json")
+    (tmp_path / "runs/study/site.yaml").write_text(to_yaml(lsf))  # as a submission there leaves it
+    with open(tmp_path / "runs/study/seed-0/job/submitted.jsonl", "a") as file:
+        file.write(json.dumps(submissions(tmp_path / "runs/study/seed-0")[0] | {"id": "9", "scheduler": "lsf"}) + "\n")
+    status, out, _ = say(*words)
+    assert status == 0 and "not started again: seed-0 (queued), seed-1 (running)\n" in out
+    assert len(standins.calls("sbatch")) == 1
+    rows = json.loads(say(*words, "--status", "--json")[1])["runs"]
+    assert [(row["state"], row["job"]) for row in rows] == [("queued", "77_1"), ("running", "77_2")]
 
 
 def test_different_nodes_are_jobs_of_their_own_and_the_cap_is_kept_by_waiting(

@@ -52,7 +52,7 @@ def _hang_at_b(root: str, path: str) -> Found:
     ("examine_b", "seconds", "message"),
     [
         (_die_of_b, PATIENCE_S, "decoding it kills the process"),
-        (_hang_at_b, 1.5, "is not read within 1.5 s: its reader never came back"),
+        (_hang_at_b, 1.5, "takes longer than 1.5 s to read: its reader never came back"),
     ],
 )
 def test_a_file_that_kills_or_holds_its_process_is_named_and_the_rest_follows(

@@ -1,4 +1,4 @@
-"""A run directory or a checkpoint alone gives back the network, its spec and the names of its classes."""
+"""A run folder or a checkpoint alone gives back the network, its spec and the names of its classes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_is_refused(trained_run: Path, tmp_path: Path) -> None:
     (tmp_path / "torn.pt.sha256").write_text(f"{'0' * 64}  torn.pt\n")
     for name, reason in (
         ("empty", "no checkpoint in this folder"),
-        ("nowhere", "no such run directory or checkpoint"),
+        ("nowhere", "no such run folder or checkpoint"),
         ("text.pt", "cannot be read as a file"),
         ("old.pt", "lacks its spec"),
         ("torn.pt", "the file is damaged"),

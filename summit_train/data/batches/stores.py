@@ -103,7 +103,7 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
         hint = _MAKE_FLOW if is_flow else "name the videos' own set, or set data.modality=flow"
         raise UserError(f"{place} {found}, and data.modality is {data.modality}: {hint}")
     if is_flow and (reason := manifest.no_flow()) is not None:
-        raise UserError(f"{reason}; make flow of videos that are turned round already")
+        raise UserError(f"{reason}; reverse the videos first, then compute their flow")
     return store
 
 

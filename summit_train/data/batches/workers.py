@@ -85,7 +85,7 @@ class WatchedDataset(Dataset[Any]):
             hint = ": killed, or out of memory?" if worker.exitcode == -signal.SIGKILL else ""
             reason = f"kills the process that reads it (exit status {worker.exitcode}{hint})"
             if worker.exitcode == -signal.SIGALRM:
-                reason = f"is not read within {self._seconds:g} s: its reader never came back"
+                reason = f"takes longer than {self._seconds:g} s to read: its reader never came back"
             self._given_up[clips[worker.pid]] = reason
         return bool(culprits)
 

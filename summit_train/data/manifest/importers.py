@@ -159,7 +159,7 @@ def _hmdb51(ask: Request) -> Annotations:
     part: 'train' or 'test'.
     """
     if ask.part is None:
-        raise UserError(f"{ask.source}: say --part train or --part test")
+        raise UserError(f"{ask.source}: --part must be train or test; add --part train")
     ending = f"_test_split{ask.split}.txt"
     lists = {path.name.removesuffix(ending): path for path in sorted(ask.source.glob(f"?*{ending}"))}
     if not lists:

@@ -71,7 +71,7 @@ class Budget:
         if packet >= self.limits.packets:
             raise DecodeError(self.name, f"does not end after {self.limits.packets:,} packets")
         if time.monotonic() - self.began > self.limits.seconds:
-            raise DecodeError(self.name, f"is not read within {self.limits.seconds:g} s")
+            raise DecodeError(self.name, f"takes longer than {self.limits.seconds:g} s to read")
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> Result:
 def _frames(args: argparse.Namespace, reading: Reading) -> Iterator[StreamFrame]:
     """Return the frames of the source. Raises UserError for arguments that contradict each other."""
     if args.fps is not None and args.raw is None:
-        raise UserError("--fps is for --raw: a video has the times of its frames")
+        raise UserError("--fps must be used with --raw; a video has its own frame times")
     if args.video != "-":
         if args.raw is not None:
             raise UserError(f"{args.video}: --raw is for frames on standard input; put - in its place")

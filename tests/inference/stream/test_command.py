@@ -174,7 +174,7 @@ def test_the_shown_video_has_every_frame(say: Say, video: Path, tmp_path: Path) 
         (["VIDEO", "--show", "/dev/null/a.mp4"], "--show /dev/null/a.mp4: cannot be written: Not a directory"),
         (["VIDEO", "--show", "a.gif"], "--show must be a name that ends in .mp4, .mkv, .mov, got a.gif"),
         (["VIDEO", "--raw", "32x32"], "--raw is for frames on standard input"),
-        (["-", "--fps", "5"], "--fps is for --raw"),
+        (["-", "--fps", "5"], "--fps must be used with --raw"),
         (["-", "--raw", "60000x60000"], "a frame of 60000 x 60000 pixels is not read"),
         (["-"], "standard input: is empty"),
         (["-", "--raw", "4x4"], "standard input: is empty"),
