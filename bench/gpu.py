@@ -172,9 +172,9 @@ def goals_of(results: Mapping[str, Values]) -> Iterator[tuple[str, float, str, f
     for name in ("training from H.264, bf16", "training from JPEG, bf16"):
         if name in found:
             yield f"{name}: share that waits for data", found[name]["specs"][0]["shares"]["data_wait"], "<=", 0.02
-    if "kernels, bf16" in found:
-        kernels = found["kernels, bf16"]
-        yield "kernels and copies of a step / its time", kernels["profiled_s"] / kernels["step_s"], ">=", 0.95
+    kernels = found.get("kernels, bf16", {})
+    if kernels.get("busy_s") is not None:  # not in a rehearsal
+        yield "share of a step in which the GPU is busy", kernels["busy_s"] / kernels["step_s"], ">=", 0.95
 
 
 def as_text(results: Mapping[str, Values], *, rehearsal: bool) -> str:

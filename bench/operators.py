@@ -14,11 +14,12 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from summit_train.bench.measure import Place, Turns, open_place
@@ -62,15 +63,18 @@ def main() -> int:
     with open_place() as place:
         measured = measure_steps([experiment], Turns(5, 2, 4), measure_peaks([experiment.spec], None, place), place)
         assert measured is not None, "this is the only rank"
-        values = with_utilisation(measured, profiled(experiment, args.steps, place))
+        values = with_utilisation(measured, *profiled(experiment, args.steps, place))
     if args.out is not None:
         draw(args.out, values)
     print(json.dumps(values) if args.json else as_text(values))
     return 0
 
 
-def profiled(experiment: Experiment, steps: int, place: Place) -> dict[str, float]:
-    """Return the seconds of one step by operator, or on a GPU by kernel and copy."""
+def profiled(experiment: Experiment, steps: int, place: Place) -> tuple[dict[str, float], float | None]:
+    """Return the seconds of one step by operator, or on a GPU by kernel and copy; and those in which any of these ran.
+
+    The latter are None on a CPU.
+    """
     on_gpu = place.device.type == "cuda"
     with Watchdog(place.world, experiment.spec.watch.stall_seconds) as watchdog:
         bench = StepBench(experiment, place.world, place.device, watchdog)
@@ -79,14 +83,25 @@ def profiled(experiment: Experiment, steps: int, place: Place) -> dict[str, floa
         for _ in range(2):
             with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]) as profiler:
                 bench.repeat(steps)
-    events = profiler.key_averages()
     if not on_gpu:
-        return {event.key: event.self_cpu_time_total / 1e6 / steps for event in events}
-    # The operators' own rows repeat the time of their kernels, and so do annotations such as "Optimizer.step".
-    events = [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
-    if not events:
+        return {event.key: event.self_cpu_time_total / 1e6 / steps for event in profiler.key_averages()}, None
+    seconds, busy = of_kernels(profiler.events(), steps)
+    if not seconds:
         sys.exit("the profiler saw no kernels; CUPTI may lack permission on this machine")
-    return {event.key: event.self_device_time_total / 1e6 / steps for event in events}
+    return seconds, busy
+
+
+def of_kernels(events: Iterable[FunctionEvent], steps: int) -> tuple[dict[str, float], float]:
+    """Return the seconds of one step by kernel and copy, and the union of their spans: streams overlap."""
+    seconds, busy, reached = Counter[str](), 0.0, float("-inf")
+    # The operators' own events repeat the time of their kernels, and so do annotations such as "Optimizer.step".
+    ran = [e for e in events if e.device_type == DeviceType.CUDA and not e.is_user_annotation]
+    for event in sorted(ran, key=lambda event: event.time_range.start):
+        begin, end = event.time_range.start, event.time_range.end
+        seconds[event.name] += (end - begin) / 1e6 / steps
+        busy += max(0.0, end - max(begin, reached)) / 1e6 / steps
+        reached = max(reached, end)
+    return dict(seconds), busy
 
 
 def group_of(name: str) -> str:
@@ -94,8 +109,8 @@ def group_of(name: str) -> str:
     return next((group for group, parts in GROUPS.items() if any(p in name.lower() for p in parts.split())), OTHER)
 
 
-def with_utilisation(measured: Values, seconds: Mapping[str, float]) -> Values:
-    """Put together what `bench step` measured without the profiler, and seconds by name: groups, longest names."""
+def with_utilisation(measured: Values, seconds: Mapping[str, float], busy_s: float | None) -> Values:
+    """Put together what `bench step` measured without the profiler, and what `profiled` did: groups, longest names."""
     (step,), (peak,) = measured["specs"], measured["peaks"]
     groups = Counter[str]()
     for name, own in seconds.items():
@@ -106,6 +121,7 @@ def with_utilisation(measured: Values, seconds: Mapping[str, float]) -> Values:
         "spec": step,
         "step_s": step["step_s"]["median"],
         "profiled_s": sum(seconds.values()),
+        "busy_s": busy_s,
         "groups": dict(groups.most_common()),
         "top": dict(Counter(seconds).most_common(TOP)),
         "peak_multiply_adds_per_second": rate,
@@ -126,7 +142,11 @@ def as_text(values: Values) -> str:
     rows = [(name, f"{own:.4f} s", share(own / total)) for name, own in (values["groups"] | {"all": total}).items()]
     alone = share(values["utilisation_of_convolutions_alone"])
     limit = f"utilisation: {share(values['utilisation'])}; if all but {CONVOLUTIONS} took no time: {alone}"
-    return "\n".join([title(values), "a step as the profiler sees it:", str(TextTable(rows, indent="  ")), limit])
+    busy = values["busy_s"]
+    lines = [] if busy is None else [f"the GPU is busy in {share(busy / values['step_s'])} of a step"]
+    return "\n".join(
+        [title(values), "a step as the profiler sees it:", str(TextTable(rows, indent="  ")), *lines, limit]
+    )
 
 
 def draw(path: Path, values: Values) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from summit_train.cli.plan import Files, add_site_arguments, check_weights, read_files, warn
-from summit_train.cluster.site import load_site
+from summit_train.cluster.site import Site, load_site
 from summit_train.cluster.submit import check_root
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, TextTable, show
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> Result:
     name = "local" if args.local else args.site
     site = None if name is None else load_site(name, args.set, warn)
     if args.status:
-        return _status(sweep)
+        return _status(sweep, site)
 
     read: dict[tuple[DataSpec, ModelSpec], Files] = {}  # once for all runs of the same data and network
 
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> Result:
         if values["node_hours"] is not None:
             text.append(f"{values['node_hours']:,.1f} node-hours of training in all")
         return Result(text, values=values)
-    jobs = read_jobs(sweep, warn)
+    jobs = read_jobs(sweep, site, warn)
 
     def say(line: str) -> None:
         show(Result([line]))
@@ -81,9 +81,9 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("choose one of --dry-run, --local, --site NAME and --status")
 
 
-def _status(sweep: Sweep) -> Result:
+def _status(sweep: Sweep, site: Site | None) -> Result:
     was_started = sweep.folder.is_dir()
-    rows = write_sweep(sweep, read_jobs(sweep, warn)) if was_started else read_rows(sweep)
+    rows = write_sweep(sweep, read_jobs(sweep, site, warn)) if was_started else read_rows(sweep)
     values = as_values(sweep, rows)
     states = ", ".join(f"{count} {state}" for state, count in values["states"].items() if count)
     place = [f"in {sweep.folder}: {written(sweep)}"] if was_started else []

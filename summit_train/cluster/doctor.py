@@ -6,8 +6,6 @@ that is a finding, and the other checks still run.
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -65,9 +63,8 @@ def examine(run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
     for name in ("horovod", "mpi4py"):
         yield Check(name, "ok", NOT_INSTALLED) if _is_left_out(name) else check(name, timeout)
     yield check_mpi()
-    for name in ("kernels", "video", "gpus"):
+    for name in ("kernels", "video", "export", "gpus"):
         yield check(name, timeout)
-    yield check_export()
     yield check_cpus()
     yield check_shared_memory()
     yield check_disk("disk for runs", run_dir)
@@ -148,19 +145,6 @@ def check_torch_allreduce(timeout: float = 120.0) -> Check:
     done = check(_TORCH_RANKS, timeout, torchrun_command(2), {"SUMMIT_TRAIN_COMM": "torch"})
     needed = os.environ.get("SUMMIT_TRAIN_COMM") == "torch" or _is_left_out("horovod")
     return replace(done, status="warn") if done.status == "fail" and not needed else done
-
-
-def check_export() -> Check:
-    """Check the packages of `export`, which are an extra."""
-    versions = {}
-    for name in ("onnx", "onnxruntime", "onnxscript"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    found = ", ".join(f"{name} {version}" for name, version in versions.items())
-    if len(versions) == 3:
-        return Check("export", "ok", found)
-    fix = "to export trained networks: pip install onnx onnxruntime onnxscript"
-    return Check("export", "warn", f"only {found}" if found else "not installed", fix)
 
 
 def check_cpus() -> Check:
@@ -294,7 +278,10 @@ from summit_train.models.network import cpu_kernels
 kernels = cpu_kernels()
 finding = ("ok", f"compiled for {{kernels}}", "")
 if kernels.startswith("none"):
-    finding = ("warn", f"{{kernels}}; steps on CPUs take longer", "install g++ and {SET_UP}")
+    fix = "install g++ and {SET_UP}"
+    if "cannot be loaded" in kernels:
+        fix = "remove that file; if its file system is mounted noexec, set XDG_CACHE_HOME to a folder on another one"
+    finding = ("warn", f"{{kernels}}; steps on CPUs take longer", fix)
 print(json.dumps(dict(zip(("status", "found", "fix"), finding))))
 """
     ),
@@ -316,16 +303,44 @@ print(json.dumps(dict(version=mpi4py.__version__, library=MPI.Get_library_versio
 """,
         _judge_mpi4py,
     ),
-    # Data sets have videos of the first four. The motion set is written by libx264, else by mpeg4.
+    # Data sets have videos of these codecs. The motion set is written by the first encoder that is there.
     "video": Probe(
         """
 import av
-wanted = ("h264", "mpeg4", "vp9", "hevc", "libx264")
-there, missing = ([name for name in wanted if (name in av.codecs_available) == known] for known in (True, False))
+def there(mode, *names):
+    found = []
+    for name in names:
+        try:
+            av.Codec(name, mode)
+            found.append(name)
+        except ValueError:
+            pass
+    return found
+wanted = ("h264", "mpeg4", "vp9", "hevc")
+decoders, encoders = there("r", *wanted), there("w", "libx264", "mpeg4")
 libavcodec = ".".join(map(str, av.library_versions["libavcodec"]))
+missing = [name for name in wanted if name not in decoders] + ([] if encoders else ["an encoder for the motion set"])
 print(json.dumps(dict(status="warn" if missing else "ok",
-    found=f"PyAV {av.__version__}, libavcodec {libavcodec} with {', '.join(there) or 'no codec'}",
+    found=f"PyAV {av.__version__}, libavcodec {libavcodec}, decodes {', '.join(decoders) or 'nothing'}, "
+        f"encodes {', '.join(encoders) or 'nothing'}",
     fix=f"missing: {', '.join(missing)}; pip install --force-reinstall av" if missing else "")))
+"""
+    ),
+    # An extra: without it, or with a package that breaks, all else works.
+    "export": Probe(
+        """
+import importlib
+found, bad, options = [], [], ""
+for name in ("onnx", "onnxruntime", "onnxscript"):
+    try:
+        found.append(f"{name} {importlib.import_module(name).__version__}")
+    except Exception as error:
+        found.append(f"no {name} ({' '.join(str(error).split())})")
+        bad.append(name)
+        if not isinstance(error, ModuleNotFoundError):
+            options = "--force-reinstall "
+print(json.dumps(dict(status="warn" if bad else "ok", found=", ".join(found),
+    fix=f"to export trained networks: pip install {options}{' '.join(bad)}" if bad else "")))
 """
     ),
     "gpus": Probe(

@@ -133,7 +133,7 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
 
 
 def _read(path: Path, model: VideoNetwork) -> tuple[Path, Content, tuple[str, ...]]:
-    """Return (file, content, why newer checkpoints were passed over): a run directory's newest whole checkpoint."""
+    """Return (file, content, why newer checkpoints were passed over): a run folder's newest whole checkpoint."""
     check_weights_exist(path)
     bound = bound_of(model)
     if path.is_dir():
@@ -145,11 +145,11 @@ def _read(path: Path, model: VideoNetwork) -> tuple[Path, Content, tuple[str, ..
 
 
 def check_weights_exist(path: Path) -> None:
-    """Raise UserError where `path` is neither a file nor a run directory with checkpoints."""
+    """Raise UserError where `path` is neither a file nor a run folder with checkpoints."""
     if path.is_dir() and not find_checkpoints(path):
         raise UserError(f"{path}: this directory has no checkpoints/step_*.pt")
     if not path.exists():
-        raise UserError(f"{path}: no such file or run directory")
+        raise UserError(f"{path}: no such file or run folder")
 
 
 def _content(file: Path, content: Any) -> Content:

@@ -148,8 +148,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
         _put(base, key, value, tree.place(("set", key)), reserved=("name",))
     swept = sorted({key for draft in drafts for key in draft.values})
     for override in overrides:
-        key = f"{override.partition('=')[0]}."
-        if clash := next((one for one in swept if f"{one}.".startswith(key) or key.startswith(f"{one}.")), None):
+        if clash := _overlapping(override.partition("=")[0], swept):
             raise UserError(f"override {override!r}: the runs of this sweep differ in {clash}; change the sweep file")
         apply_override(base, override)
     specs = _specs(drafts, base, sweep.name)
@@ -235,8 +234,8 @@ def _axis_places(sweep: SweepFile, tree: Tree) -> dict[str, str]:
     for name, axes in (("grid", sweep.grid), ("zip", sweep.zip)):
         for key, values in axes.items():
             place = f"{tree.place((name, key))}: {name}.{key}"
-            if key in places:
-                raise UserError(f"{place}: is an axis already")
+            if clash := _overlapping(key, places):
+                raise UserError(f"{place}: {clash} is an axis already")
             if key == "nodes" and not all(type(value) is int and value > 0 for value in values):
                 raise UserError(f"{place}: must be whole numbers above 0, got {values}")
             first, expected = next(iter(axes.items()))
@@ -254,10 +253,15 @@ def _preset(name: str, preset: Preset, tree: Tree, axes: Iterable[str]) -> Value
         file = _read_relative(preset.extends, f"presets.{name}.extends", tree.place((*at, "extends")))
         values |= {".".join(path): (value, file.place(path)) for path, value in _leaves(file.values)}
     values |= {key: (value, tree.place((*at, key))) for key, value in (preset.model_extra or {}).items()}
-    for key in axes:
-        if key in values:
-            raise UserError(f"{values[key][1]}: {key}: is an axis already; remove it here or there")
+    for key, (_, place) in values.items():
+        if clash := _overlapping(key, axes):
+            raise UserError(f"{place}: {key}: {clash} is an axis already; remove it here or there")
     return values
+
+
+def _overlapping(key: str, keys: Iterable[str]) -> str | None:
+    """Return the first of `keys` that is `key`, its section, or in the section `key`."""
+    return next((one for one in keys if f"{one}.".startswith(f"{key}.") or f"{key}.".startswith(f"{one}.")), None)
 
 
 def _leaves(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

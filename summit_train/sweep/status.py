@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from statistics import fmean, stdev
 from typing import Any
 
-from summit_train.cluster.site import load_site
+from summit_train.cluster.site import Site, load_site
 from summit_train.cluster.submit import job_states, submissions
 from summit_train.core.errors import UserError
 from summit_train.core.files import is_locked
@@ -34,28 +34,33 @@ COLUMNS = (
 Row = dict[str, Any]  # by COLUMNS
 
 
-def read_jobs(sweep: Sweep, warn: Callable[[str], None]) -> dict[str, tuple[str, str]]:
-    """Return run name -> (id, state) of its last job on the site of the last submission.
+def read_jobs(sweep: Sweep, site: Site | None, warn: Callable[[str], None]) -> dict[str, tuple[str, str]]:
+    """Return run name -> (id, state) of its last job on the site of the last submission, or on `site`.
 
-    The state is queued, running, gone or unknown. warn: called where the scheduler does not answer.
+    The state is queued, running, gone or unknown. warn: called for each scheduler that does not answer.
     """
     saved = sweep.folder / "site.yaml"
-    if not saved.is_file():
-        return {}
-    site, ids = load_site(saved), dict[str, list[str]]()
-    for run in sweep.runs:
-        ids[run.name] = [one["id"] for one in submissions(run.spec.run_path) if one["scheduler"] == site.scheduler]
-    states: dict[str, str] = {}
-    try:
-        states = job_states(site, [job_id for own in ids.values() for job_id in own])
-    except UserError as error:
-        warn(f"the state of the jobs is unknown: {error}")
-    jobs = {}
-    for name, own in ids.items():
-        if own:  # of a chain the job that waits or runs, else the last one
-            chosen = next((job_id for job_id in own if states.get(job_id) in ("running", "queued")), own[-1])
-            jobs[name] = (chosen, states.get(chosen, "unknown"))
-    return jobs
+    sites = [*([load_site(saved)] if saved.is_file() else []), *([site] if site else [])]
+    jobs: dict[str, list[tuple[str, str]]] = {run.name: [] for run in sweep.runs}
+    for one in {site.scheduler: site for site in sites}.values():
+        ids = {
+            run.name: [line["id"] for line in submissions(run.spec.run_path) if line["scheduler"] == one.scheduler]
+            for run in sweep.runs
+        }
+        states: dict[str, str] = {}
+        try:
+            states = job_states(one, [job_id for own in ids.values() for job_id in own])
+        except UserError as error:
+            warn(f"the state of the jobs is unknown: {error}")
+        for name, own in ids.items():
+            jobs[name] += [(job_id, states.get(job_id, "unknown")) for job_id in own]
+    return {name: _last_job(own) for name, own in jobs.items() if own}
+
+
+def _last_job(jobs: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Return that (id, state) of a run's jobs which waits or runs, else the last that may, else the last."""
+    there = [job for job in jobs if job[1] in ("running", "queued")]
+    return there[0] if there else ([job for job in jobs if job[1] == "unknown"] or jobs)[-1]
 
 
 def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -> list[Row]:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 
 from summit_train.bench.measure import Place
 from summit_train.bench.steps import experiment_of
@@ -43,12 +45,22 @@ def test_kernels_are_grouped_by_name(name: str, group: str) -> None:
     assert operators.group_of(name) == group
 
 
+def test_a_gpu_is_busy_in_the_union_of_what_ran() -> None:
+    spans = [("conv", 0, 40), ("Memcpy HtoD", 30, 50), ("copy", 35, 38), ("conv", 70, 80)]  # streams overlap
+    events = [FunctionEvent(i, name, 0, *span, device_type=DeviceType.CUDA) for i, (name, *span) in enumerate(spans)]
+    events += [FunctionEvent(8, "aten::conv2d", 0, 0, 300)]
+    events += [FunctionEvent(9, "Optimizer.step", 0, 0, 300, device_type=DeviceType.CUDA, is_user_annotation=True)]
+    seconds, busy = operators.of_kernels(reversed(events), 2)
+    assert seconds == pytest.approx({"conv": 25e-6, "Memcpy HtoD": 10e-6, "copy": 1.5e-6})
+    assert busy == pytest.approx(30e-6)
+
+
 def test_a_step_on_a_cpu_is_profiled() -> None:
     keys = ["scale.gpus=1", "scale.clips_per_gpu=2", "model.width=0.125", "data.crop=32"]
     experiment = experiment_of(load_spec(shipped("configs/motion") / "tsm.yaml", keys), 1, synthetic=True)
-    seconds = operators.profiled(experiment, 1, Place(World(), torch.device("cpu"), print))
+    seconds, busy = operators.profiled(experiment, 1, Place(World(), torch.device("cpu"), print))
     assert {CONVOLUTIONS, "optimizer and gradient norm", "pooling"} <= set(map(operators.group_of, seconds))
-    assert 0 < sum(seconds.values()) < 10
+    assert 0 < sum(seconds.values()) < 10 and busy is None
 
 
 def test_shares_and_the_limit_by_convolutions_are_worked_out_and_drawn(tmp_path: Path) -> None:
@@ -57,11 +69,12 @@ def test_shares_and_the_limit_by_convolutions_are_worked_out_and_drawn(tmp_path:
     step |= {"clips_per_gpu": 2, "crop": 32, "precision": "fp32"}
     machine = {"hosts": {"h": 1}, "ranks": 1, "processor": "p", "cores": 2, "device": "cpu", "threads_per_rank": 1}
     measured = {"environment": machine | {"torch": "2"}, "specs": [step], "peaks": [{"multiply_adds_per_second": 1e9}]}
-    values = operators.with_utilisation(measured, {"conv2d": 1.0, "wgrad": 0.25, "aten::relu": 0.75})
+    values = operators.with_utilisation(measured, {"conv2d": 1.0, "wgrad": 0.25, "aten::relu": 0.75}, 1.8)
     assert values["groups"] == {CONVOLUTIONS: 1.25, NORMALISATION: 0.75} and values["profiled_s"] == 2
     assert list(values["top"]) == ["conv2d", "aten::relu", "wgrad"]
     text = operators.as_text(values)
     assert "utilisation: 50.0 %; if all but convolutions and products took no time: 80.0 %" in text
-    assert "1.2500 s   62.5 %" in text
+    assert "1.2500 s   62.5 %" in text and "the GPU is busy in 90.0 % of a step" in text
+    assert "busy" not in operators.as_text(values | {"busy_s": None})
     operators.draw(tmp_path / "x.png", values)
     assert (tmp_path / "x.png").stat().st_size > 10_000

@@ -59,7 +59,7 @@ def whole(slurm: Slurm, site: Path, motion_set: Path, tmp_path_factory: pytest.T
 
 
 def submit(slurm: Slurm, site: Path, spec: Path, *keys: str, status: int = 0) -> str:
-    """Submit to both nodes; the job's id, as the run directory has it, or what is said where it is refused."""
+    """Submit to both nodes; the job's id, as the run folder has it, or what is said where it is refused."""
     words = ["submit", str(spec), "--site", str(site), "--nodes", "2", "--walltime", "0:30"]
     ended, said = slurm.program(*words, *(word for key in keys for word in ("--set", key)))
     assert ended == status and "Traceback" not in said, said

@@ -47,7 +47,7 @@ class Kernels(NamedTuple):
 
 @cache
 def loaded() -> Kernels | RunFailed:
-    """Return the library, compiled if none is kept, or why there is none. Raises RunFailed for a damaged file."""
+    """Return the library, compiled if none is kept, or why there is none."""
     fitting = targets()
     target = next((target for target in fitting if library_file(target).is_file()), fitting[0])
     try:
@@ -58,7 +58,7 @@ def loaded() -> Kernels | RunFailed:
         # After torch, whose OpenMP it then shares: a second one would have threads of its own.
         return Kernels(ctypes.CDLL(str(path)), target)
     except OSError as error:
-        raise RunFailed(f"{path} cannot be loaded: {error}; remove it to compile it again") from error
+        return RunFailed(f"{path} cannot be loaded: {error}")
 
 
 def targets() -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from summit_train.core.errors import RunFailed
+from summit_train.models.fast import execution
 from summit_train.models.fast import kernels as library
 from summit_train.models.fast.kernels import Kernels, compiled, library_file, targets
 
@@ -81,12 +82,19 @@ def test_what_the_compiler_says_is_passed_on(
     assert list(empty_cache.iterdir()) == []
 
 
-def test_a_file_that_is_no_library_is_named(empty_cache: Path) -> None:
-    path = library_file(targets()[0])
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"torn")
-    with pytest.raises(RunFailed, match=r"cannot be loaded.*remove it"):
-        asked_again()
+def test_a_compiled_file_that_cannot_be_loaded_is_a_reason(
+    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the process that compiles it and in later ones, as on a cache that is mounted noexec."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nfor last; do :; done\necho "no library" > "$last"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    first, later = asked_again(), asked_again()
+    assert isinstance(first, RunFailed) and str(first) == str(later)
+    assert str(first).startswith(f"{library_file(targets()[0])} cannot be loaded: ")
+    monkeypatch.setattr("summit_train.models.fast.loaded", lambda: first)
+    assert execution() == f"none: {first}"
 
 
 def test_networks_run_without_them(tmp_path: Path) -> None:
