@@ -1,4 +1,4 @@
-"""A run directory as a run of 40 steps leaves it, to be cut and bent."""
+"""A run folder as a run of 40 steps leaves it, to be cut and bent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _records() -> list[Record]:
 
 @pytest.fixture
 def write_run(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a run directory: write_run(folder, name=..., lines=..., leave_out=("eval.json",), ...)."""
+    """Writes a run folder: write_run(folder, name=..., lines=..., leave_out=("eval.json",), ...)."""
 
     def write(
         folder: str = "run",

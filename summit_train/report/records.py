@@ -1,4 +1,4 @@
-"""Read a run directory into checked records, also one that a killed or running job left behind.
+"""Read a run folder into checked records, also one that a killed or running job left behind.
 
 Units: losses in nats, learning rates as the optimizer gets them, accuracies in percent, times in seconds, throughput in
 clips per second over all ranks. `step_s` is the whole step, including the wait for data.
@@ -177,7 +177,7 @@ class ClipsPerClass(Record):
 
 RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environment.json")
 OBSERVED_FILE = "observed.json"  # of `eval --observed`; optional
-_MARKS = ("spec.yaml", "metrics.jsonl")  # of a run directory
+_MARKS = ("spec.yaml", "metrics.jsonl")  # of a run folder
 _KINDS: dict[str, type[Record]] = {
     "step": StepRecord,
     "eval": EvalRecord,
@@ -190,7 +190,7 @@ _KINDS: dict[str, type[Record]] = {
 
 
 class Run:
-    """The contents of a run directory, also of one that a killed or running job left behind.
+    """The contents of a run folder, also of one that a killed or running job left behind.
 
     label: the run's name. plan: plan.json without clips_per_class. seconds: recorded time of all steps (repeated ones
     count again), checkpoints and timed validations. missing: names of absent files. notes: what could not be read.
@@ -201,7 +201,7 @@ class Run:
     """
 
     def __init__(self, directory: str | Path) -> None:
-        """Read a run directory. Raises UserError if it has neither a spec.yaml nor a metrics.jsonl."""
+        """Read a run folder. Raises UserError if it has neither a spec.yaml nor a metrics.jsonl."""
         self.path = path = Path(directory)
         _check_is_run(path)
         self.notes: list[str] = []

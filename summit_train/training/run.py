@@ -216,7 +216,7 @@ def drive_solver(
 
 
 class RunLock:
-    """Holds a run directory for this process within the block.
+    """Holds a run folder for this process within the block.
 
     It is a POSIX record lock on the file `lock`, so it ends with the process, however it ends. It belongs to the file,
     not to its name: if `lock` is deleted, another run can take the directory.

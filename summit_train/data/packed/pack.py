@@ -14,11 +14,12 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import chain, groupby, islice, starmap
+from itertools import accumulate, chain, groupby, islice, starmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, locked, replacing, write_json, write_text
@@ -27,7 +28,6 @@ from summit_train.data.manifest.reading import (
     PACK_FILE,
     PACKED_MANIFEST,
     PACKING_FOLDER,
-    save_column,
     write_packed_manifest,
 )
 from summit_train.data.manifest.tables import DTYPES
@@ -236,36 +236,52 @@ def _samples(job: Job, clips: Iterable[int], workers: int) -> Generator[Sample |
 
 def finish(job: Job) -> Pack:
     """Write the manifest, the index and the record of a set whose shards are complete."""
-    parts = []
-    for path in job.parts():
-        with np.load(path, allow_pickle=False) as arrays:
-            parts.append(dict(arrays))
-    clips, pictures, frame_counts = (
-        np.concatenate([part[name] for part in parts]) for name in ("clips", "pictures", "frame_counts")
-    )
-    # Each shard counts its own pictures from 0.
-    before = np.cumsum([0, *(len(part["pictures"]) for part in parts[:-1])])
-    clips["first"] += np.repeat(before, [len(part["clips"]) for part in parts])
+    source = job.store.manifest
     manifest = replace(
-        job.store.manifest,
-        frame_counts=frame_counts,  # as packing counted them
-        lines=np.zeros(len(clips), np.int32),
+        source,
+        frame_counts=np.concatenate(list(_saved(job, "frame_counts"))),  # as packing counted them
+        lines=np.zeros(len(source), np.int32),
         digests=np.zeros(0, DTYPES["digests"]),
         pixels=job.packing.pixels,
     )
     fingerprint = write_packed_manifest(job.folder, manifest)
-    save_column(job.folder / INDEX_FOLDER / CLIPS, clips, CLIP_ROW)
-    save_column(job.folder / INDEX_FOLDER / PICTURES, pictures, PICTURE_ROW)
-    about = (part["about"].tolist() for part in parts)
+    # The rows of one shard at a time are in memory: a large set has a thousand million pictures.
+    counts = [len(pictures) for pictures in _saved(job, "pictures")]
+    _save_rows(job.folder / INDEX_FOLDER / CLIPS, CLIP_ROW, len(source), _clip_rows(job, counts))
+    _save_rows(job.folder / INDEX_FOLDER / PICTURES, PICTURE_ROW, sum(counts), _saved(job, "pictures"))
+    about = (part.tolist() for part in _saved(job, "about"))
     shards = tuple(StoredFile(shard_name(int(shard)), int(size), digest) for shard, size, digest in about)
     paths = sorted(path for name in (PACKED_MANIFEST, INDEX_FOLDER) for path in (job.folder / name).iterdir())
     files = tuple(
         StoredFile(str(path.relative_to(job.folder)), path.stat().st_size, file_sha256(path)) for path in paths
     )
-    pack = Pack(job.packing, len(clips), job.clips_per_shard, fingerprint, shards, files)
+    pack = Pack(job.packing, len(source), job.clips_per_shard, fingerprint, shards, files)
     write_text(job.folder / PACK_FILE, pack.text())
     shutil.rmtree(job.folder / PACKING_FOLDER)
     return pack
+
+
+def _saved(job: Job, name: str) -> Iterator[NDArray[Any]]:
+    """Yield an array of each shard's saved part."""
+    for path in job.parts():
+        with np.load(path, allow_pickle=False) as arrays:
+            yield arrays[name]
+
+
+def _clip_rows(job: Job, num_pictures: list[int]) -> Iterator[NDArray[Any]]:
+    """Yield each shard's rows of the index. num_pictures: of each shard, whose own rows count them from 0."""
+    for first, rows in zip(accumulate(num_pictures, initial=0), _saved(job, "clips"), strict=False):
+        rows["first"] += first
+        yield rows
+
+
+def _save_rows(path: Path, row: np.dtype[Any], length: int, parts: Iterable[NDArray[Any]]) -> None:
+    """Write a .npy file of `length` rows, whole or not at all."""
+    header = {"descr": np.lib.format.dtype_to_descr(row), "fortran_order": False, "shape": (length,)}
+    with replacing(path) as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in parts:
+            file.write(part.astype(row, copy=False).tobytes())
 
 
 def pack_set(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, workers: int = 0) -> None:

@@ -75,7 +75,7 @@ class ShardStore:
     def __init__(self, manifest: Manifest, local: Path | None = None, limits: Limits = LIMITS) -> None:
         self.manifest, self._local, self._limits = manifest, local, limits
         self._shared = Path(manifest.source)
-        self._damaged: set[Path] = set()  # shards of the local copy that are read from the shared set instead
+        self._damaged: set[Path] = set()  # shards whose clips are read from the shared set, by its own index, instead
         self._files: dict[Path, IO[bytes]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -101,17 +101,27 @@ class ShardStore:
             if len(clips) != len(self.manifest):
                 raise ValueError(f"{len(clips)} clips instead of {len(self.manifest)}")
         except (OSError, ValueError) as error:
-            raise UserError(f"{folder}: the index is damaged: {error}") from error
+            damaged = UserError(f"{folder}: the index is damaged: {error}")
+            if self._folder == self._shared:
+                raise damaged from error
+            self._warn(damaged, "the set")
+            self._folder = self._shared
+            return self._index
         return clips, pictures
+
+    @cached_property
+    def _shared_store(self) -> ShardStore:
+        return ShardStore(self.manifest, None, self._limits)
+
+    def _warn(self, error: UserError, what: str) -> None:
+        note = "summit-train: warning: %s; %s is read from %s instead"
+        logging.getLogger(__name__).warning(note, error, what, self._shared)
 
     def _entry(self, clip: int) -> _Entry:
         clips, pictures = self._index
         number, checksum, start, length, first, width, height = clips[clip].item()
         end = int(clips[clip + 1]["first"]) if clip + 1 < len(clips) else len(pictures)
-        shard = self._folder / shard_name(number)
-        if shard in self._damaged:
-            shard = self._shared / shard.name
-        facts = facts_of(self.manifest, clip, width, height)
+        shard, facts = self._folder / shard_name(number), facts_of(self.manifest, clip, width, height)
         return _Entry(shard, f"{shard}:{self.manifest.path(clip)}", facts, checksum, start, length, pictures[first:end])
 
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
@@ -119,18 +129,18 @@ class ShardStore:
 
         Of a span the numbers are its own; where pictures are packed, only its pictures are. In a set of flow `choose`
         gives numbers of pictures, from 0 to 2 F - 1, for the number of fields F; the pictures are grey, see
-        `clips.read_folder_views`. A damaged local shard is reported, and the shared one is read instead.
+        `clips.read_folder_views`. Damage to a local shard or index is reported, and the shared set is read instead.
         """
         entry = self._entry(clip)
-        try:
-            return self._read_from(entry, choose, views_of)
-        except _DamagedError as error:
-            if entry.shard.parent == self._shared:
-                raise
-            note = "summit-train: warning: %s; this shard is read from %s instead"
-            logging.getLogger(__name__).warning(note, error, self._shared)
-            self._damaged.add(entry.shard)
-            return self._read_from(self._entry(clip), choose, views_of)
+        if entry.shard not in self._damaged:
+            try:
+                return self._read_from(entry, choose, views_of)
+            except _DamagedError as error:
+                if self._folder == self._shared:
+                    raise
+                self._warn(error, "this shard")
+                self._damaged.add(entry.shard)
+        return self._shared_store.read_views(clip, choose, views_of)
 
     def _read_from(self, entry: _Entry, choose: Choose, views_of: ViewsOf) -> Frames:
         name, facts = entry.name, entry.facts

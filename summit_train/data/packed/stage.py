@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -88,14 +88,19 @@ def _copy_file(packed: Path, folder: Path, file: StoredFile) -> int:
     if (folder / file.name).is_file() and file_sha256(folder / file.name) == file.sha256:
         return 0
     source, digest = packed / file.name, hashlib.sha256()
-    try:
-        shared = open(source, "rb", buffering=0)  # noqa: SIM115  (only its own errors are the set's)
-    except OSError as error:
-        raise UserError(f"{source}: {error.strerror}") from error
-    with shared, replacing(folder / file.name) as out:
-        while block := shared.read(_READ_BYTES):
+    with replacing(folder / file.name) as out:
+        for block in _blocks(source):
             digest.update(block)
             out.write(block)
         if digest.hexdigest() != file.sha256:
             raise UserError(f"{source}: is not what was packed; run `data verify` for details")
     return file.size
+
+
+def _blocks(source: Path) -> Iterator[bytes]:
+    """Yield the pieces of a shared file. Raises UserError for its errors: those of the copy are the disk's."""
+    try:
+        with open(source, "rb", buffering=0) as file:
+            yield from iter(lambda: file.read(_READ_BYTES), b"")
+    except OSError as error:
+        raise UserError(f"{source}: {error.strerror}") from error

@@ -118,8 +118,6 @@ def decode_picture(
     decoders, head = {} if decoders is None else decoders, content[: content.find(_SCAN)]
     decoder = decoders.get(head)
     if decoder is None:
-        if _is_mirrored(content):
-            raise DecodeError(name, "has a mirrored EXIF orientation; turn it, such as with mogrify -auto-orient")
         decoder = cast(VideoCodecContext, av.CodecContext.create(codec, "r"))
         # Else missing parts of a picture would be grey.
         decoder.options = {"err_detect": "explode", **codec_options(budget)}
@@ -131,13 +129,15 @@ def decode_picture(
     if len(frames) != 1:
         raise DecodeError(name, "is damaged: no picture can be decoded")
     budget.size(frames[0].width, frames[0].height)
-    if codec == "mjpeg":  # that of PNG pictures gives wrong pixels the second time
+    if codec == "mjpeg" and head not in decoders:  # that of PNG pictures gives wrong pixels the second time
+        if _is_mirrored(content):
+            raise DecodeError(name, "has a mirrored EXIF orientation; turn it, such as with mogrify -auto-orient")
         decoders[head] = decoder
     return codec, frames[0]
 
 
 def _is_mirrored(content: bytes) -> bool:
-    """Return whether the EXIF orientation of a picture mirrors it, of which FFmpeg passes on the angle alone."""
+    """Return whether the EXIF orientation of a JPEG mirrors it, of which FFmpeg passes on the angle alone."""
     try:
         return Image.open(io.BytesIO(content)).getexif().get(ExifTags.Base.Orientation) in (2, 4, 5, 7)
     except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError):  # damaged: no orientation

@@ -48,7 +48,7 @@ def test_the_command_names_what_is_missing_torn_or_too_much(pack_set: PackSet, s
         f"{out}/index/clips.npy: No such file or directory",
         f"{out}/000009.tar: does not belong to the set",
     ]
-    named = "packed: 4 of its files are not as they were packed:\n" + "\n".join(lines)
+    named = "packed: 4 files are damaged, missing or do not belong to the set:\n" + "\n".join(lines)
     lacking = "must be a finished packed set, but lacks pack.json"
     for change, failed, message in (
         (lambda: None, 1, named),
