@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -244,29 +244,55 @@ MUTATORS = (
 )  # fmt: skip
 
 
+def _root(node: ast.AST) -> str:
+    """The name that `name.a[b].c` starts with, or nothing."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _written(node: ast.AST) -> str:
+    """The name of what an item, an attribute or a mutating call changes, or nothing."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
+        return _root(node.func)
+    is_target = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
+    return _root(node) if is_target else ""
+
+
+def _stored(nodes: Iterable[ast.AST]) -> set[str]:
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
 def _writes(tree: ast.Module) -> Iterator[ast.AST]:
-    """`global`, and items, attributes and mutating calls that change a CONSTANT, os.environ or another module."""
-    modules = {(a.asname or a.name).split(".")[0] for n in tree.body if isinstance(n, ast.Import) for a in n.names}
-    for node in ast.walk(tree):
-        target: ast.AST = node
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATORS:
-            target = node.func
-        elif not isinstance(node, ast.Attribute | ast.Subscript) or isinstance(node.ctx, ast.Load):
-            target = ast.Pass()
-        root = target
-        while isinstance(root, ast.Attribute | ast.Subscript):
-            root = root.value
-        if isinstance(node, ast.Global) or (isinstance(root, ast.Name) and (root.id.isupper() or root.id in modules)):
-            yield node
+    """`global`, what a function changes of any name of its module, and what any line changes of another module."""
+    functions = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    ]
+    inner = {id(node) for function in functions for node in ast.walk(function)}
+    outer = [node for node in ast.walk(tree) if id(node) not in inner]
+    imports = [node for node in outer if isinstance(node, ast.Import | ast.ImportFrom)]
+    others = {(alias.asname or alias.name).split(".")[0] for node in imports for alias in node.names}
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    names = others | defined | _stored(outer)
+    yield from (node for node in outer if _written(node) in others)
+    for function in functions:
+        nodes = list(ast.walk(function))
+        local = {node.arg for node in nodes if isinstance(node, ast.arg)} | _stored(nodes)
+        yield from (node for node in nodes if isinstance(node, ast.Global) or _written(node) in names - local)
 
 
 def test_the_reader_sees_writes_to_globals() -> None:
     for body, found in (
-        ("global KNOWN", 1), ("KNOWN['a'] = 1", 1), ("KNOWN['a'] += 1", 1), ("del KNOWN['a']", 1),
-        ("KNOWN.setdefault('a', 1)", 1), ("os.environ['A'] = '1'", 1), ("os.environ.update(A='1')", 1),
-        ("self.known['a'] = KNOWN['a']", 0), ("return KNOWN.get('a')", 0), ("known = {}; known['a'] = 1", 0),
+        ("global KNOWN; KNOWN = {}", 1), ("KNOWN['a'] = 1", 1), ("KNOWN['a'] += 1", 1), ("del KNOWN['a']", 1),
+        ("KNOWN.setdefault('a', 1)", 1), ("_cache.update(a=1)", 1), ("_cache['a'].b.append(1)", 1),
+        ("helper.cache = 1", 1), ("Kind.cache = 1", 1), ("os.environ['A'] = '1'", 1), ("os.environ.update(A='1')", 1),
+        ("path.sep = '/'", 1), ("self.known['a'] = KNOWN['a']", 0), ("return KNOWN.get('a')", 0),
+        ("_cache = {}; _cache['a'] = 1", 0), ("known = {}; known['a'] = 1", 0),
     ):  # fmt: skip
-        assert len(list(_writes(ast.parse(f"import os\ndef helper(self):\n    {body}\n")))) == found, body
+        above = "import os\nfrom os import path\nKNOWN = {}\n_cache: dict = {}\n_cache['b'] = 1\nclass Kind: pass\n"
+        tree = ast.parse(f"{above}def helper(self):\n    {body}\n")
+        assert len(list(_writes(tree))) == found, body
+    assert len(list(_writes(ast.parse("import os\nos.environ['A'] = '1'\n")))) == 1
 
 
 def test_no_module_has_state() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from summit_train.core.errors import UserError
 from summit_train.spec import load_spec
 from summit_train.training.start import Inputs, check_agreement, code_digest, identity, read_inputs
 from tests.conftest import WriteSpec
-from tests.worlds import forked, lines, needs_ranks, run
+from tests.worlds import forked, lines, main_said, needs_ranks, run
 
 HOST = socket.gethostname()
 START = "summit_train.training.start"
@@ -80,6 +81,18 @@ def test_the_digest_of_the_code_is_of_names_and_contents(tmp_path: Path) -> None
     second = code_digest(tmp_path)
     (tmp_path / "a/one.py").rename(tmp_path / "a/two.py")
     assert len({first, second, code_digest(tmp_path)}) == 3
+
+
+def test_a_rank_that_hangs_while_it_is_compared_is_watched(
+    write_spec: WriteSpec, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def compare(*arguments: object, **others: object) -> None:
+        assert "watchdog" in [thread.name for thread in threading.enumerate()]
+        raise UserError("compared")
+
+    monkeypatch.setattr("summit_train.cli.pipeline.check_agreement", compare)
+    status, _, said = main_said(capsys, "train", write_spec())
+    assert status == 2 and "compared" in said, said
 
 
 def _last_rank_has(ranks: int, words: Sequence[str], more: Sequence[str], comm: str = "torch") -> tuple[int, str]:

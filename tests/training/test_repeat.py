@@ -29,7 +29,9 @@ def _other_work() -> Iterator[None]:
             loop.wait(PATIENCE_S)
 
 
-@pytest.mark.parametrize(("ranks", "epochs", "backend"), [(3, 2, "horovod"), (3, 2, "torch"), (6, 1, "torch")])
+@pytest.mark.parametrize(
+    ("ranks", "epochs", "backend"), [(3, 2, "horovod"), (3, 2, "torch"), (6, 1, "horovod"), (6, 1, "torch")]
+)
 def test_equal_runs_end_in_equal_bits(
     write_spec: WriteSpec,
     eight_videos: dict[str, str],
