@@ -3,7 +3,7 @@
 A clip of flow is a clip of grey pictures x0, y0, x1, y1, ...: picture 2t is the horizontal and 2t + 1 the vertical
 component of the flow from frame t to frame t + 1, so N frames have N - 1 fields and 2 (N - 1) pictures. The code is
 that of dense_flow (Wang et al., "Temporal segment networks", section 3.2): v = round(255 (f + b) / (2 b)), clipped to
-0 .. 255, with the bound b in pixels.
+0 .. 255, with the bound b in pixels. Its inverse is (v - 128) 2 b / 255: zero stays zero, 256 - v is the negative of v.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.spec.modality import FLOW_ZERO
 
 BOUND = 20.0
 METHODS = ("tvl1", "dis")
@@ -32,16 +31,6 @@ def encode(flow: NDArray[np.float32], bound: float = BOUND) -> NDArray[np.uint8]
     """Return the code of flow in pixels, of any shape: zero is 128, -bound 0 and bound 255; what lies beyond is cut."""
     code: NDArray[np.float32] = np.rint(255 * (np.clip(flow, -bound, bound) + bound) / (2 * bound))
     return code.astype(np.uint8)
-
-
-def decode(code: NDArray[np.uint8], bound: float = BOUND) -> NDArray[np.float32]:
-    """Return the flow in pixels, (v - 128) * step with step = 2 * bound / 255, within the bound.
-
-    Zero stays exactly zero, and 256 - v is exactly the negative of v. The code rounds about 127.5, so other values come
-    out up to one step too small (0.157 pixels with a bound of 20), half a step on average.
-    """
-    flow: NDArray[np.float32] = (code.astype(np.float32) - FLOW_ZERO) * np.float32(2 * bound / 255)
-    return flow.clip(-bound, bound)
 
 
 def flow_method(name: str, preset: str = PRESET) -> Method:

@@ -21,10 +21,10 @@ from summit_train.data.packed.pack import begin
 from summit_train.data.packed.read import ShardStore
 from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
-from summit_train.data.video.flow import decode
 from summit_train.data.video.span import WHOLE, Span
 from tests.data.packed.conftest import bad_clips, complaints, content_of, packed_store, stored
 from tests.data.video.test_flow import textured
+from tests.flows import decode
 from tests.worlds import Say
 
 DIS = Packing("jpeg", quality=95, modality="flow", bound=20.0, method="dis", preset="medium")

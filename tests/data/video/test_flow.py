@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.data.video.flow import MIN_SIDE, decode, encode, flow_method, grey
+from summit_train.data.video.flow import MIN_SIDE, encode, flow_method, grey
+from tests.flows import decode
 
 
 def textured(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
