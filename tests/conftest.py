@@ -141,7 +141,7 @@ def spec_writer(motion_set: Path, folder: Path) -> WriteSpec:
 
 @pytest.fixture(scope="session")
 def trained_run(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run that trained an online TSM for two epochs. Tests leave it as it is, or copy it."""
+    """The folder of a run that trained an online TSM for two epochs. Tests leave it as it is, or copy it."""
 
     def make(folder: Path) -> None:
         train(0, spec_writer(motion_set, folder)("run", model={"shift_direction": "past"}))

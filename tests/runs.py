@@ -24,7 +24,7 @@ def load_any(path: Path) -> dict[str, Any]:
 
 
 def small_checkpoints(run: Path, *steps: int) -> list[Path]:
-    """Write checkpoints with a few numbers into a run's directory."""
+    """Write checkpoints with a few numbers into a run folder."""
     paths = [checkpoint_path(run, step) for step in steps]
     for path, step in zip(paths, steps, strict=True):
         weights = {"w": torch.arange(1000.0) + step}
@@ -81,7 +81,7 @@ def final_state(run: Path) -> dict[str, Any]:
 
 
 def rewound(run: Path, name: str, step: int) -> Path:
-    """A copy of a run's directory, `name` beside it, as if the run had been killed before the checkpoint of `step`."""
+    """A copy of a run folder, `name` beside it, as if the run had been killed before the checkpoint of `step`."""
     copy = run.with_name(name)
     shutil.copytree(run, copy)
     for later in (copy / "checkpoints").glob(f"step_{step:08d}*"):

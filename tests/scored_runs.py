@@ -35,7 +35,7 @@ def write_scores(
 
 
 def write_scored_run(folder: Path, probabilities: Sequence[Sequence[float]], *args: Sequence[object]) -> Path:
-    """Write the directory of a run whose newest checkpoint has these scores, and an older one others; see above."""
+    """Write the folder of a run whose newest checkpoint has these scores, and an older one others; see above."""
     (folder / "predictions").mkdir(parents=True)
     (folder / "spec.yaml").write_text(f"name: {folder.name}\n")
     write_scores(folder / "predictions/step_00000010.npz", np.roll(probabilities, 1, axis=1).tolist(), *args)  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ from summit_train.training.start import check_agreement, choose_device, read_inp
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("spec", metavar="SPEC|RUN", help="experiment spec (YAML), or the directory of a run")
+    parser.add_argument("spec", metavar="SPEC|RUN", help="experiment spec (YAML), or a run folder")
     parser.add_argument(
         "--checkpoints",
         nargs="+",
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "by default the newest of a whole epoch",
     )
     parser.add_argument("--out", metavar="FILE", help="with --observed: draw the curves")
-    parser.add_argument("--beside", nargs="+", metavar="RUN", help="with --out: and those of other runs' directories")
+    parser.add_argument("--beside", nargs="+", metavar="RUN", help="with --out: and those of other run folders")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 

@@ -23,7 +23,7 @@ _NPZ, _JSON = "fused.npz", "fuse.json"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="directory of a run: its newest checkpoint's scores; or an npz of scores"
+        "runs", nargs="+", metavar="RUN", help="run folder: its newest checkpoint's scores; or an npz of scores"
     )
     parser.add_argument("--weights", metavar="W,W,...", help="one for each run [equal]")
     kind = parser.add_mutually_exclusive_group()

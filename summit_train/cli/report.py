@@ -11,7 +11,7 @@ from summit_train.report.page import write_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", nargs="+", type=Path, metavar="RUN_DIR", help="directory of a run")
+    parser.add_argument("run_dir", nargs="+", type=Path, metavar="RUN_DIR", help="run folder")
     parser.add_argument(
         "--out", type=Path, metavar="FILE.html", help="the page (default: report.html in the first RUN_DIR)"
     )

@@ -31,7 +31,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores checkpoints, and writes their scores and the result, NAME.json, into the run's directory.
+    """Scores checkpoints, and writes their scores and the result, NAME.json, into the run folder.
 
     training: the plan and the data set of precise BN's batches; None where evaluate.precise_bn is 0. overrides: the
     keys of the spec that differ from the run's own. resume_key: everything besides a checkpoint that its scores depend

@@ -70,9 +70,9 @@ def read_run(word: str) -> RunScores:
     """Read the scores of the checkpoint that a run's eval.json has last, or a file of scores. Raises UserError."""
     given = Path(word)
     if not given.exists():
-        raise UserError(f"{word}: no such file or directory; must be a run's directory or an npz of predictions")
+        raise UserError(f"{word}: no such file or directory; must be a run folder or an npz of predictions")
     if given.suffix in (".yaml", ".yml"):
-        raise UserError(f"{word}: is a spec; the directory of its run must be given, {load_spec(word).run_path}")
+        raise UserError(f"{word}: is a spec; its run folder must be given, {load_spec(word).run_path}")
     path = _newest(given) if given.is_dir() else given
     columns = _columns(path)
     cells = (columns[name].tolist() for name in ("path", "start_frame", "end_frame", "reversed"))
@@ -96,7 +96,7 @@ def read_run(word: str) -> RunScores:
 def _newest(run: Path) -> Path:
     """Return the npz of the checkpoint that eval.json has last. Raises UserError."""
     if not (run / "spec.yaml").is_file():
-        raise UserError(f"{run}: is not the directory of a run: no spec.yaml found in it")
+        raise UserError(f"{run}: is not a run folder: no spec.yaml found in it")
     try:
         rows = json.loads((run / "eval.json").read_text(encoding="utf-8"))["checkpoints"]
         path = run / PREDICTIONS / f"{prediction_names([Path(row['path']) for row in rows])[-1]}.npz"

@@ -1,4 +1,4 @@
-"""The scores of videos: the accuracy, and the file in a run's directory that holds them. Needs no torch."""
+"""The scores of videos: the accuracy, and the file in a run folder that holds them. Needs no torch."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def open_trained(path: str | Path, overrides: Sequence[str] = ()) -> Trained:
     elif not path.is_file():
         raise CheckpointError(f"{path}: no such run folder or checkpoint")
     elif path.suffix in (".yaml", ".yml"):
-        raise CheckpointError(f"{path}: is a spec; the directory of its run must be given, {load_spec(path).run_path}")
+        raise CheckpointError(f"{path}: is a spec; its run folder must be given, {load_spec(path).run_path}")
     else:
         run_path = path.parent.parent if path.parent.name == "checkpoints" else None
         file, state = path, load_checkpoint(path, most_bytes, may_be_alone=True)

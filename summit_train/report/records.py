@@ -350,17 +350,17 @@ def read_observed(run_path: Path) -> Observed:
     try:
         return Observed.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        why = f"{path}: {error.strerror}; `summit-train eval SPEC --observed` writes it into the directory of its run"
+        why = f"{path}: {error.strerror}; `summit-train eval SPEC --observed` writes it into its run folder"
         raise UserError(why) from error
     except (ValueError, ValidationError) as error:
         raise UserError(f"{path}: is not what `summit-train eval SPEC --observed` writes") from error
 
 
 def _check_is_run(path: Path) -> None:
-    """Raise UserError for what is not the directory of a run, with what would be right."""
+    """Raise UserError for what is not a run folder, with what would be right."""
     if not path.is_dir():
         what = "not a directory" if path.exists() else "no such directory"
-        raise UserError(f"{path}: {what}; give the directory of a run, run_dir/name of its spec")
+        raise UserError(f"{path}: {what}; give a run folder, run_dir/name of its spec")
     runs = [one for one in (path, *sorted(path.iterdir())) if any((one / name).is_file() for name in _MARKS)]
     if path not in runs:
         inside = [str(child) for child in runs][:8]

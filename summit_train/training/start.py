@@ -65,12 +65,12 @@ def open_datasets(spec: Spec) -> tuple[Dataset, Dataset]:
 
 
 def run_spec(path: str, overrides: Sequence[str]) -> Spec:
-    """Return the spec in a file, or that of a run's directory, wherever the directory is now. Raises UserError."""
+    """Return the spec in a file, or that of a run folder, wherever the folder is now. Raises UserError."""
     if not Path(path).is_dir():
         return load_spec(path, overrides)
     file, run = Path(path) / "spec.yaml", Path(os.path.abspath(path))
     if not file.is_file():
-        raise UserError(f"{path}: must be a spec or the directory of a run; no spec.yaml found in it")
+        raise UserError(f"{path}: must be a spec or a run folder; no spec.yaml found in it")
     spec = load_spec(file, overrides)
     if spec.run_path.exists() and spec.run_path.samefile(run):
         return spec

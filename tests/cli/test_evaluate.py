@@ -173,7 +173,7 @@ def test_classes_of_other_names_are_refused(run: Path, motion_set: Path, tmp_pat
 
 def test_a_folder_that_is_no_run_is_named(say: Say, tmp_path: Path) -> None:
     status, out, err = say("eval", tmp_path)
-    assert (status, out) == (2, "") and f"{tmp_path}: must be a spec or the directory of a run" in err
+    assert (status, out) == (2, "") and f"{tmp_path}: must be a spec or a run folder" in err
 
 
 @pytest.mark.parametrize("command", ["predict", "cam", "export", "fuse"])
@@ -186,4 +186,4 @@ def test_a_spec_in_place_of_a_run_is_told_which_run(
     shutil.copy(run / "spec.yaml", spec)
     status, out, err = say(command, spec, *more.get(command, (video,)))
     assert (status, out) == (2, "") and err.count("\n") == 1
-    assert f"{spec}: is a spec; the directory of its run must be given, " in err and err.endswith("/runs/run\n")
+    assert f"{spec}: is a spec; its run folder must be given, " in err and err.endswith("/runs/run\n")

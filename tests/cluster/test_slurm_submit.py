@@ -52,7 +52,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(slurm: Slurm, site: Path, motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run that nothing interrupted, joined by Horovod."""
+    """The folder of a run that nothing interrupted, joined by Horovod."""
     folder = tmp_path_factory.mktemp("whole")
     slurm.wait(submit(slurm, site, spec_writer(motion_set, folder)("whole", **EPOCHS)), "COMPLETED")
     return folder / "runs/whole"

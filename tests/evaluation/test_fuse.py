@@ -229,8 +229,8 @@ def test_what_holds_no_scores(tmp_path: Path) -> None:
         return str(caught.value)
 
     advice = f"; run `summit-train eval {run}/spec.yaml`"
-    assert refused(tmp_path / "none").endswith("must be a run's directory or an npz of predictions")
-    assert refused(tmp_path) == f"{tmp_path}: is not the directory of a run: no spec.yaml found in it"
+    assert refused(tmp_path / "none").endswith("must be a run folder or an npz of predictions")
+    assert refused(tmp_path) == f"{tmp_path}: is not a run folder: no spec.yaml found in it"
     assert "not an npz" in refused(run / "eval.json")
     (run / "predictions/step_00000020.npz").unlink()
     assert refused(run) == f"{run}: has no predictions/step_00000020.npz{advice}"

@@ -19,7 +19,7 @@ from tests.worlds import PATIENCE_S, command, start, succeed, train, train_signa
 
 @pytest.fixture(scope="module")
 def whole(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run of two epochs that nothing interrupted."""
+    """The folder of a run of two epochs that nothing interrupted."""
     folder = tmp_path_factory.mktemp("whole")
     train(0, spec_writer(motion_set, folder)("whole"))
     return folder / "runs/whole"
@@ -27,7 +27,7 @@ def whole(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one_epoch(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a run of one epoch."""
+    """The folder of a run of one epoch."""
     folder = tmp_path_factory.mktemp("one_epoch")
     train(0, spec_writer(motion_set, folder)("run", schedule={"epochs": 1}))
     return folder / "runs/run"
