@@ -84,6 +84,7 @@ def test_bytes_by_hand() -> None:
     plan = make_plan(_spec(1536), 256, KINETICS)
     assert plan.parameters == TSM_PARAMETERS
     assert plan.gradient_bytes == 4 * TSM_PARAMETERS == 97_310_528
+    assert plan.averaging_bytes == 0
     assert plan.checkpoint_bytes == 8 * TSM_PARAMETERS  # weights and momentum
     assert plan.input_bytes_per_step_and_rank == 6 * 8 * (8 * 224 * 224 * 3)
     double = make_plan(_spec(1536, precision="fp64"), 256, KINETICS)

@@ -12,7 +12,7 @@ from typing import Any
 
 from summit_train.cluster.site import Site, load_site
 from summit_train.cluster.submit import job_states, submissions
-from summit_train.core.errors import UserError
+from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import is_locked
 from summit_train.core.result import TextTable
 from summit_train.core.text import NONE, duration, has_top5, mean_std, percent, show
@@ -50,7 +50,7 @@ def read_jobs(sweep: Sweep, site: Site | None, warn: Callable[[str], None]) -> d
         states: dict[str, str] = {}
         try:
             states = job_states(one, [job_id for own in ids.values() for job_id in own])
-        except UserError as error:
+        except (UserError, RunFailed) as error:
             warn(f"the state of the jobs is unknown: {error}")
         for name, own in ids.items():
             jobs[name] += [(job_id, states.get(job_id, "unknown")) for job_id in own]

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
+from summit_train.cluster.site import load_site
 from summit_train.core.errors import UserError
 from summit_train.report.noise import Measured
 from summit_train.spec import dump_spec, spec_from_values
 from summit_train.sweep.figure import write_sweep
 from summit_train.sweep.grid import Reference, ReferencePoint, Sweep
-from summit_train.sweep.status import COLUMNS, Row, as_values, read_rows, sweep_points, tables, to_start
+from summit_train.sweep.status import COLUMNS, Row, as_values, read_jobs, read_rows, sweep_points, tables, to_start
 from tests.killing import another_holds
 
 Make = Callable[..., Sweep]
@@ -47,6 +48,29 @@ def states(sweep: Sweep, *jobs: str) -> list[str]:
     """States of the rows; jobs: those of the runs' jobs, in order."""
     of = {run.name: (f"7_{i}", state) for i, (run, state) in enumerate(zip(sweep.runs, jobs, strict=False), 1)}
     return [row["state"] for row in read_rows(sweep, of)]
+
+
+@pytest.mark.parametrize(
+    ("squeue", "last"),
+    [
+        ("7 RUNNING\n", ("7", "running")),
+        ("7 RUNNING\n8 PENDING\n", ("7", "running")),
+        ("9 RUNNING\n", ("8", "gone")),
+        (None, ("8", "unknown")),
+    ],
+)
+def test_the_job_of_a_run_is_the_one_that_is_there_else_the_last(sweep, standins, monkeypatch, squeue, last):
+    run = sweep.runs[0]
+    path = run.spec.run_path / "job/submitted.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps({"id": number, "scheduler": "slurm"}) + "\n" for number in ("7", "8")))
+    if squeue is None:
+        monkeypatch.setenv("STANDIN_REFUSES", "no contact with slurmctld")
+    else:
+        (standins.folder / "squeue").write_text(squeue)
+    warnings = []
+    assert read_jobs(sweep, load_site("slurm_generic"), warnings.append) == {run.name: last}
+    assert bool(warnings) == (squeue is None)
 
 
 def test_a_run_that_was_never_begun_is_missing_and_known_by_its_spec(sweep):

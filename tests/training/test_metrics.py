@@ -33,6 +33,19 @@ def test_records_are_lines_of_json_and_events(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("eval/top1")] == [(2, 75.0)]
 
 
+def test_a_resumed_run_hides_the_events_beyond_its_checkpoint(tmp_path: Path) -> None:
+    """Killed after step 4, resumed from the checkpoint of step 2; the second file counts from the restart."""
+    for start, steps in ((0, range(1, 5)), (2, range(3, 4))):
+        with _log(tmp_path, start) as log:
+            for step in steps:
+                log.step(step=step, **_STEP)
+        for path in (tmp_path / "tensorboard").glob("events.*"):
+            path.rename(path.with_name(f"events.out.tfevents.{start}"))
+            break
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("step/loss")] == [1, 2, 3]
+
+
 def test_half_a_line_of_a_killed_run_stays_its_own_line(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"kind": "step", "st')
     with _log(tmp_path) as log:

@@ -147,6 +147,8 @@ def test_something_v2(tmp_path: Path) -> None:
         ("kinetics", {"source": f"{HEADER}\na,x,zero,10,train\n"}, ":2: time_start and time_end"),
         ("kinetics", {"source": f"{HEADER}\na,x\n"}, ":2: time_start and time_end must be seconds, got"),
         ("ucf101", UCF101 | {"source": "ApplyEyeMakeup/a.avi 2\n"}, ":1: 2 is not the number of ApplyEyeMakeup"),
+        ("ucf101", UCF101 | {"ind.txt": "1\n"}, ":1: must be `1 ClassName`, got '1'"),
+        ("ucf101", UCF101 | {"ind.txt": "1 A\n3 B\n"}, ":2: must be `2 ClassName`, got '3 B'"),
         ("hmdb51", {"wave_test_split3.txt": ""}, r"CLASS_test_split1\.txt"),
         ("something_v1", V1 | {"source": "100218\n"}, ":1: must be ID;label"),
         ("something_v1", V1 | {"source": "1;Waving\n"}, ":1: the label 'Waving' is not one of the 2 classes"),
