@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
 from summit_train.cli.plan import add_site_arguments, check_files, warn
@@ -52,12 +51,9 @@ def run(args: argparse.Namespace) -> Result:
     print(TextTable(rows, left=2, indent="  "), file=sys.stderr)
     if args.dry_run:
         return Result([text.removesuffix("\n")])
-    if site.scheduler == "local":
+    if site.is_here:
         check_root(site)
     script = prepare_job(site, job, spec)
-    if site.scheduler == "local":
-        sys.stderr.flush()
-        os.execvp("bash", ["bash", str(script)])  # replaces this process, so that signals reach the script
     ids = chain(site, job, script, cost.jobs)
     submitted = f"job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs, one after the other, {ids[0]} to {ids[-1]},"
     return Result([f"{spec.name}: {submitted} submitted; the script is {script}, its output goes to {script.parent}"])

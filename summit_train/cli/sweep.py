@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> Result:
     def say(line: str) -> None:
         show(Result([line]))
 
-    if site.scheduler == "local":
+    if site.is_here:
         names = to_start(read_rows(sweep, jobs))
         if any(run.plan.ranks > 1 and run.name in names for run in planned):
             check_root(site)

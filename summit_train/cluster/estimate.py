@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from summit_train.cluster.schedulers import SCHEDULERS
 from summit_train.cluster.site import Site, Speed, walltime_text
 from summit_train.core.errors import UserError
 from summit_train.plan import Plan
@@ -54,7 +55,7 @@ class Estimate:
                 rows.append(("evaluation", f"{time}, final and validations"))
         walltime = walltime_text(self.walltime_minutes)
         jobs = f"{self.jobs} jobs of {walltime}, one after the other" if self.jobs > 1 else f"{walltime}, one job"
-        if self.scheduler != "local":  # this machine has no walltime
+        if SCHEDULERS[self.scheduler].command is not None:  # this machine has no walltime
             rows.append(("walltime", f"{jobs}; at most {self.most_node_hours:,.1f} node-hours"))
         return rows
 

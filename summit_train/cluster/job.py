@@ -76,11 +76,11 @@ def job_name(name: str) -> str:
 def render(site: Site, job: Job) -> str:
     """Return the job script, which ends with a newline.
 
-    Raises UserError for an array on this machine, staging without node-local disks, and negative requeues.
+    Raises UserError for an array where the scheduler has none, staging without node-local disks, and negative requeues.
     """
     if job.max_requeues < 0:
         raise UserError(f"--max-requeues must be 0 or more, got {job.max_requeues}")
-    if job.is_array and site.scheduler == "local":
+    if job.is_array and not site.batch.has_arrays:
         raise UserError(f"{site.name}: has no job arrays; start the runs one after another")
     if job.stage and site.node_local is None:
         raise UserError(f"{site.name} has no disk to stage to; set node_local in the profile, or data.stage=null")

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from summit_train.cluster.schedulers import SCHEDULERS, Scheduler
 from summit_train.core.errors import UserError
 from summit_train.spec.catalog import Arch, Backbone, NonLocal
 from summit_train.spec.source import file_of, read_tree
 from summit_train.spec.typed import Count, Positive, Section, validated
 
-LAUNCHERS = {"slurm": ("srun", "mpirun"), "lsf": ("jsrun", "mpirun"), "local": ("mpirun",)}
 COMM = "SUMMIT_TRAIN_COMM"  # names the back end to ranks
 
 
@@ -55,6 +55,12 @@ Directive = Annotated[str, _matching(r"-[\w-][^\n#'\\$`;&|<>]*", "an option of t
 Flag = Annotated[str, _matching(r"-[\w-][\w .:,=+/@%-]*", "an option without quotes, such as --mpi=pmix")]
 NodePath = Annotated[str, _matching(r"[/$][\w./${}:@+-]*", "an absolute path without spaces; $NAMES are the node's")]
 VariableName = Annotated[str, _matching(r"[A-Za-z_]\w*", "a variable's name")]
+
+
+def _known_scheduler(name: str) -> str:
+    if name not in SCHEDULERS:
+        raise ValueError(f"must be one of {', '.join(SCHEDULERS)}")
+    return name
 
 
 class DirectiveLine(Section):
@@ -102,8 +108,8 @@ class Site(Section):
     """One cluster, or a part of it."""
 
     name: Word
-    scheduler: Literal["slurm", "lsf", "local"]
-    launcher: Literal["srun", "mpirun", "jsrun"]
+    scheduler: Annotated[str, AfterValidator(_known_scheduler)]
+    launcher: str = Field(description="One of the scheduler's.")
     comm: Literal["horovod", "torch", "auto"] = Field(default="auto", description="What carries the gradients.")
     gpus_per_node: Annotated[int, Field(ge=0)]
     ranks_per_node: Count | None = Field(default=None, description="null: one a GPU.")
@@ -121,6 +127,15 @@ class Site(Section):
     setup: tuple[Line, ...] = Field(default=(), description="Lines of bash, run after the modules are loaded.")
     node_local: NodePath | None = Field(default=None, description="Folder on each node's own disk, for staging.")
     speeds: tuple[Speed, ...] = ()
+
+    @property
+    def batch(self) -> Scheduler:
+        return SCHEDULERS[self.scheduler]
+
+    @property
+    def is_here(self) -> bool:
+        """Return whether jobs run on this machine, without a queue and a walltime."""
+        return self.batch.command is None
 
     @property
     def ranks(self) -> int:
@@ -155,8 +170,8 @@ def load_site(
     """
     tree = read_tree(file_of("site", str(name_or_path)), overrides)
     site = validated(Site, tree)
-    if site.launcher not in LAUNCHERS[site.scheduler]:
-        choices = " or ".join(LAUNCHERS[site.scheduler])
+    if site.launcher not in site.batch.launchers:
+        choices = " or ".join(site.batch.launchers)
         raise UserError(f"{site.name}: launcher: must be {choices} with {site.scheduler}, got {site.launcher}")
     if site.ranks == 0:
         raise UserError(f"{site.name}: ranks_per_node: must be given where gpus_per_node is 0")

@@ -1,4 +1,4 @@
-"""Hand a job to the scheduler: write its script, call sbatch or bsub, ask for its state; and what a job stages.
+"""Hand a job to the scheduler: write its script, submit it, ask for its state; and what a job stages.
 
 Files in RUN/job/: spec.yaml, job.sh, submitted.jsonl (a line for each submission), last_job (id of a chain's last job).
 The script adds `done`, `requeues` (a line for each) and the job's output.
@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,14 +17,11 @@ from typing import Any
 
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import Site
-from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.errors import UserError
 from summit_train.core.files import naming, write_text
 from summit_train.core.processes import ROOT_NEEDS, refuses_root
 from summit_train.data.manifest.reading import PACK_FILE
 from summit_train.spec import Spec, dump_spec
-
-_COMMANDS = {"slurm": "sbatch", "lsf": "bsub"}
-_RUNNING = {"RUNNING", "COMPLETING", "RUN", "UNKWN"}
 
 
 def folders_to_stage(site: Site, specs: Iterable[Spec]) -> tuple[Path, ...]:
@@ -76,66 +72,32 @@ def prepare_job(site: Site, job: Job, spec: Spec) -> Path:
 
 def check_scheduler(site: Site) -> None:
     """Raise UserError where the site's scheduler cannot be reached from this machine."""
-    command = _COMMANDS.get(site.scheduler)
+    command = site.batch.command
     if command is not None and shutil.which(command) is None:
         raise UserError(f"{command} is not on PATH: submit on a machine of {site.name}, or use --dry-run")
-
-
-def submit(site: Site, script: Path, after: str | None = None) -> str:
-    """Hand a script to the scheduler and return the job's id. after: id of a job that has to end first, in any state.
-
-    Raises UserError without a scheduler and for a folder that Slurm misreads, RunFailed where it refuses.
-    """
-    # The scheduler runs in the script's folder, where the output goes: directives then need no path of the user's.
-    # Slurm expands %j and the like even in the folder's own path.
-    check_scheduler(site)
-    if site.scheduler == "slurm":
-        if set(str(script.absolute())) & set("%\\"):
-            raise UserError(f"{script.parent}: Slurm cannot write output below a name with % or \\; change it")
-        dependency = [f"--dependency=afterany:{after}"] if after else []
-        answer = _ask(["sbatch", "--parsable", *dependency, script.name], script.parent)
-        found = re.search(r"^(\d+)(;.*)?$", answer, re.M)
-    else:
-        words = ["bsub", *(["-w", f"ended({after})"] if after else [])]
-        # bsub reads a script given as an argument only with LSB_BSUB_PARSE_SCRIPT, which sites with jsrun set.
-        named = site.launcher == "jsrun"
-        answer = _ask([*words, script.name] if named else words, script.parent, None if named else script)
-        found = re.search(r"Job <(\d+)>", answer)
-    if found is None:
-        raise RunFailed(f"{_COMMANDS[site.scheduler]} answered {answer.strip()!r}, which names no job")
-    return found.group(1)
 
 
 def chain(site: Site, job: Job, script: Path, jobs: int, after: str | None = None) -> list[str]:
     """Submit a script `jobs` times, each to start when the one before has ended; return their ids.
 
     after: id of a job that the first one waits for. Each job is recorded as soon as the scheduler has it. When a job
-    has finished the run, the later ones end at once.
+    has finished the run, the later ones end at once. On this machine the job replaces this process.
+    Raises UserError for a folder that the scheduler misreads, RunFailed where it refuses.
     """
     ids: list[str] = []
     for _ in range(jobs):
-        ids.append(submit(site, script, after=ids[-1] if ids else after))
+        ids.append(site.batch.submit(script, site.launcher, ids[-1] if ids else after))
         record(site, job, script, ids[-1])
         if jobs > 1:
             write_text(job.runs[0] / "job/last_job", f"{ids[-1]}\n")
     return ids
 
 
-def _ask(words: Sequence[str], folder: Path | None = None, stdin: Path | None = None) -> str:
-    with open(stdin or os.devnull, "rb") as source:
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, stdin=source, check=False)
-    if done.returncode != 0:
-        said = " ".join((done.stderr or done.stdout).split()) or "nothing"
-        raise RunFailed(f"{words[0]} refused (exit status {done.returncode}): {said}")
-    return done.stdout
-
-
 def record(site: Site, job: Job, script: Path, job_id: str) -> None:
     """Append the submission to every run's RUN/job/submitted.jsonl. In an array each run's own id has an index."""
-    form = "{}_{}" if site.scheduler == "slurm" else "{}[{}]"
     for index, run in enumerate(job.runs, 1):
         line = {
-            "id": form.format(job_id, index) if job.is_array else job_id,
+            "id": site.batch.member(job_id, index) if job.is_array else job_id,
             "time": time.time(),
             "site": site.name,
             "scheduler": site.scheduler,
@@ -162,27 +124,14 @@ def job_states(site: Site, ids: Sequence[str]) -> dict[str, str]:
 
     Raises UserError without a scheduler, RunFailed where it does not answer.
     """
-    if not ids or site.scheduler == "local":
-        return dict.fromkeys(ids, "gone")
+    if not ids:
+        return {}
     check_scheduler(site)
-    states: dict[str, str] = {}
-    if site.scheduler == "slurm":
-        # All jobs of this user: asking for a job that is gone would be an error.
-        answer = _ask(["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i %T"])
-        states = dict(line.split(maxsplit=1) for line in answer.splitlines() if line.strip())
-    else:
-        try:
-            answer = _ask(["bjobs", "-noheader", "-o", "jobid jobindex stat"])
-        except RunFailed as error:
-            if "No unfinished job found" not in str(error):
-                raise
-            answer = ""
-        for job_id, index, state in (words for words in map(str.split, answer.splitlines()) if len(words) == 3):
-            states[job_id if index == "0" else f"{job_id}[{index}]"] = state
+    states = site.batch.states()
     found = {}
     for job_id in ids:
         own = {state for name, state in states.items() if job_id in (name, re.split(r"[_\[]", name)[0])}
-        found[job_id] = "gone" if not own else "running" if _RUNNING & own else "queued"
+        found[job_id] = "gone" if not own else "running" if "running" in own else "queued"
     return found
 
 

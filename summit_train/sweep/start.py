@@ -63,7 +63,7 @@ def plan_runs(
             clips, videos = count(spec)
             if site is None:
                 plan = make_plan(spec, gpus or 1, clips)
-            elif site.scheduler == "local":
+            elif site.is_here:
                 # The largest number of ranks, at most the site's, that divides the virtual GPUs.
                 ranks = site.ranks if gpus is None else max(n for n in range(1, site.ranks + 1) if gpus % n == 0)
                 plan, nodes = make_plan(spec, ranks, clips), 1
@@ -116,7 +116,7 @@ def planned_values(sweep: Sweep, planned: Sequence[PlannedRun]) -> dict[str, Any
 
 
 def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs, say: Say) -> None:
-    """Submit the missing and failed runs: one job array if all have the same node count, else a job for each run."""
+    """Submit the missing and failed runs: as one job array if the scheduler has arrays and all have one node count."""
     check_scheduler(site)
     folder = sweep.folder.absolute()
     with locked(sweep.folder / "submit.lock"):
@@ -124,7 +124,8 @@ def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: J
         if not starting:
             return
         write_text(sweep.folder / "site.yaml", to_yaml(site.model_dump(mode="json")))
-        groups = [starting] if len({run.nodes for run in starting}) == 1 else [[run] for run in starting]
+        as_one = site.batch.has_arrays and len({run.nodes for run in starting}) == 1
+        groups = [starting] if as_one else [[run] for run in starting]
         last: list[str] = []
         for i, runs in enumerate(groups):
             specs, cost = [run.spec for run in runs], runs[0].cost

@@ -10,7 +10,7 @@ import pytest
 
 from summit_train.cluster.job import Job
 from summit_train.cluster.site import Site, load_site
-from summit_train.cluster.submit import chain, job_states, prepare_job, record, submissions, submit, write_job
+from summit_train.cluster.submit import chain, job_states, prepare_job, record, submissions, write_job
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.spec import Spec, load_spec
 from tests.conftest import WriteSpec
@@ -63,7 +63,7 @@ def test_sbatch_is_called_in_the_scripts_folder(standins: Standins, spec: Spec) 
         ("charged to abc123\n88\n", "4711", ["--parsable", "--dependency=afterany:4711", "job.sh"]),
     ):
         (standins.folder / "sbatch").write_text(answer)
-        assert submit(SLURM, script, after=after) == ("88" if after else "4711")
+        assert SLURM.batch.submit(script, "srun", after) == ("88" if after else "4711")
         call = standins.calls("sbatch")[-1]
         assert (call["words"], call["folder"]) == (words, str(spec.run_path / "job"))
 
@@ -72,14 +72,14 @@ def test_an_answer_without_a_job_is_passed_on(standins: Standins, spec: Spec) ->
     _, script = _written(spec, SLURM)
     (standins.folder / "sbatch").write_text("welcome to the cluster\n")
     with pytest.raises(RunFailed, match="sbatch answered 'welcome to the cluster', which names no job"):
-        submit(SLURM, script)
+        SLURM.batch.submit(script, "srun", None)
 
 
 @pytest.mark.parametrize(("site", "named"), [(SUMMIT, True), (LSF, False)])
 def test_bsub_is_named_the_script_or_reads_it(standins: Standins, spec: Spec, site: Site, named: bool) -> None:
     _, script = _written(spec, site)
-    assert submit(site, script) == "101"
-    assert submit(site, script, after="101") == "102"
+    assert site.batch.submit(script, site.launcher, None) == "101"
+    assert site.batch.submit(script, site.launcher, "101") == "102"
     first, second = standins.jobs()
     assert (first["script"], first["named"], first["folder"]) == (script.read_text(), named, str(script.parent))
     assert second["options"]["-w"] == "ended(101)" and "-w" not in first["options"]

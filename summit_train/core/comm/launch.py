@@ -1,10 +1,16 @@
-"""Find the launcher of this process in its environment, before MPI is initialised."""
+"""What launchers and schedulers say of this process in its environment: its rank, and where rank 0 is.
+
+Read before MPI is initialised. Local ranks are counted from the names of the nodes, which no launcher gets wrong.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from summit_train.core.errors import UserError
 
@@ -19,6 +25,8 @@ _LAUNCHERS = (
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("torchrun", "RANK", "WORLD_SIZE"),
 )
+_JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
+_PORTS = range(10_000, 30_000)  # below those that Linux hands out
 _BY_PMI = ("srun", "flux run")  # they tell MPI of their processes where they are asked to
 
 
@@ -58,3 +66,40 @@ def find_launch(environ: Mapping[str, str]) -> Launch | None:
 def this_launch() -> Launch:
     """Return how this process was started; a process started by hand is rank 0 of 1."""
     return find_launch(os.environ) or Launch("hand", 0, 1)
+
+
+def job_address(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
+    """Return MASTER_ADDR or the job's first host, and a port that its number gives. Raises UserError outside a job."""
+    in_step = launch.launcher == "srun"  # mpirun starts its own daemons by srun, whose step is not the ranks'
+    found = environ.get("MASTER_ADDR") or first_host(environ, in_step=in_step)
+    job = next((environ[name] for name in _JOBS if name in environ), None)
+    if found is None or job is None:
+        raise UserError(
+            f"{launch.size} processes were started by {launch.launcher}, and nothing says where rank 0 is: set "
+            "MASTER_ADDR and MASTER_PORT, start them with torchrun, or install mpi4py"
+        )
+    # Two steps of one Slurm job do not meet each other.
+    step = f"{job}.{environ.get('SLURM_STEP_ID', '') if in_step else ''}"
+    return found, _PORTS[zlib.crc32(step.encode()) % len(_PORTS)]
+
+
+def first_host(environ: Mapping[str, str], *, in_step: bool = False) -> str | None:
+    """Return the first host that the scheduler lists for this process's job, or its step; None where it lists none."""
+    step = environ.get("SLURM_STEP_NODELIST") if in_step else None
+    if hosts := step or environ.get("SLURM_JOB_NODELIST"):
+        # node[003-007,9],other: Slurm's ranges keep their zeros.
+        match = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", hosts)
+        return "".join(part or "" for part in match.groups()) if match else None
+    if hosts := environ.get("LSB_MCPU_HOSTS"):
+        # host cores host cores ...; where a job's script runs on a node of its own, that one is named first.
+        names = hosts.split()[::2]
+        return names[1] if len(names) > 1 and names[0].startswith(("batch", "login")) else names[0]
+    if (file := environ.get("PBS_NODEFILE")) and Path(file).is_file():
+        lines = Path(file).read_text(encoding="utf-8").split()
+        return lines[0] if lines else None
+    return None
+
+
+def node_name(environ: Mapping[str, str], host: str) -> str:
+    """Return the scheduler's name of this node; several nodes of a test's Slurm are one host."""
+    return environ.get("SLURMD_NODENAME", host)

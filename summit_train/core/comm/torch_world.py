@@ -11,16 +11,13 @@ import datetime
 import fcntl
 import importlib.util
 import os
-import re
 import socket
 import struct
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from summit_train.core.comm.launch import Launch
+from summit_train.core.comm.launch import Launch, job_address, node_name
 from summit_train.core.comm.world import SAME_EVERY_TIME, World, refuse_mixed
 from summit_train.core.errors import RunFailed, UserError
 
@@ -31,7 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 RENDEZVOUS_S = 300
-_PORTS = range(10_000, 30_000)  # below those that Linux hands out
 _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 # The watchdog knows what a rank waits for and how long it may; torch's own limit would only hide its message.
 _FOREVER = datetime.timedelta(days=365)
@@ -73,7 +69,7 @@ class TorchWorld(World):
                 world_size=self.size,
                 timeout=datetime.timedelta(seconds=RENDEZVOUS_S),
             )
-        nodes, own = [""] * self.size, os.environ.get("SLURMD_NODENAME", self.host)
+        nodes, own = [""] * self.size, node_name(os.environ, self.host)
         with self._joined("a rank ended while all got to know each other"):
             dist.all_gather_object(nodes, own)
         dist.distributed_c10d._set_pg_timeout(_FOREVER)
@@ -203,39 +199,6 @@ def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
         else:
             what = f"no answer from {address}, port {port}, within {RENDEZVOUS_S} s; is rank 0 running there?"
         raise RunFailed(f"{who}: {what}") from error
-
-
-def job_address(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
-    """Return MASTER_ADDR or the job's first host, and a port that its number gives. Raises UserError outside a job."""
-    in_step = launch.launcher == "srun"  # mpirun starts its own daemons by srun, whose step is not the ranks'
-    found = environ.get("MASTER_ADDR") or first_host(environ, in_step=in_step)
-    jobs = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
-    job = next((environ[name] for name in jobs if name in environ), None)
-    if found is None or job is None:
-        raise UserError(
-            f"{launch.size} processes were started by {launch.launcher}, and nothing says where rank 0 is: set "
-            "MASTER_ADDR and MASTER_PORT, start them with torchrun, or install mpi4py"
-        )
-    # Two steps of one Slurm job do not meet each other.
-    step = f"{job}.{environ.get('SLURM_STEP_ID', '') if in_step else ''}"
-    return found, _PORTS[zlib.crc32(step.encode()) % len(_PORTS)]
-
-
-def first_host(environ: Mapping[str, str], *, in_step: bool = False) -> str | None:
-    """Return the first host that the scheduler lists for this process's job, or its step; None where it lists none."""
-    step = environ.get("SLURM_STEP_NODELIST") if in_step else None
-    if hosts := step or environ.get("SLURM_JOB_NODELIST"):
-        # node[003-007,9],other: Slurm's ranges keep their zeros.
-        match = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", hosts)
-        return "".join(part or "" for part in match.groups()) if match else None
-    if hosts := environ.get("LSB_MCPU_HOSTS"):
-        # host cores host cores ...; where a job's script runs on a node of its own, that one is named first.
-        names = hosts.split()[::2]
-        return names[1] if len(names) > 1 and names[0].startswith(("batch", "login")) else names[0]
-    if (file := environ.get("PBS_NODEFILE")) and Path(file).is_file():
-        lines = Path(file).read_text(encoding="utf-8").split()
-        return lines[0] if lines else None
-    return None
 
 
 def use_interface_towards(address: str) -> None:

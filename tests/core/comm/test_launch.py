@@ -1,12 +1,15 @@
-"""What each launcher's environment says of a process."""
+"""What each launcher's environment says of a process, and each scheduler's of its job."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from summit_train.core.comm.launch import Launch, find_launch
+from summit_train.core.comm.launch import Launch, find_launch, first_host, job_address
 from summit_train.core.errors import UserError
 
+LAUNCH = Launch("srun", 1, 4)
 # As set by each launcher for rank 3 of 8, with variables around them that decide nothing.
 ENVIRONMENTS = {
     "mpirun (Open MPI)": {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "PMIX_RANK": "3"},
@@ -67,6 +70,53 @@ def test_mpi_can_join_processes_of_its_own_launchers_and_of_those_with_pmi() -> 
 def test_torchrun_counts_where_another_launcher_started_it_once_a_node() -> None:
     node = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "TORCHELASTIC_RUN_ID": "none"}
     assert _found(node | ENVIRONMENTS["torchrun"]) == Launch("torchrun", 3, 8)
+
+
+@pytest.mark.parametrize(
+    ("environ", "host"),
+    [
+        ({}, None),
+        ({"SLURM_JOB_NODELIST": "n1"}, "n1"),
+        ({"SLURM_JOB_NODELIST": "login9,n1"}, "login9"),
+        ({"SLURM_JOB_NODELIST": "nid[003-007,9],other"}, "nid003"),
+        ({"SLURM_JOB_NODELIST": "nid[12]-ib,other"}, "nid12-ib"),
+        ({"SLURM_JOB_NODELIST": "nid[1-4]", "SLURM_STEP_NODELIST": "nid[3-4]"}, "nid1"),
+        ({"LSB_MCPU_HOSTS": "a01n02 42 a01n03 42"}, "a01n02"),
+        ({"LSB_MCPU_HOSTS": "batch2 1 a01n02 42"}, "a01n02"),
+        ({"LSB_MCPU_HOSTS": "batch2 1"}, "batch2"),
+        ({"PBS_NODEFILE": "/nowhere/at/all"}, None),
+    ],
+    ids=str,
+)
+def test_the_first_host_of_a_job(environ: dict[str, str], host: str | None) -> None:
+    assert first_host(environ) == host
+
+
+def test_the_first_host_of_a_pbs_job(tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_text("x1c0\nx1c0\nx2c0\n")
+    assert first_host({"PBS_NODEFILE": str(tmp_path / "nodes")}) == "x1c0"
+
+
+def test_every_step_of_a_job_has_a_port_of_its_own() -> None:
+    environ = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_JOB_NODELIST": "n1"}
+    host, port = job_address(environ, LAUNCH)
+    assert (host, port) == job_address(dict(environ), LAUNCH)
+    ports = {job_address(environ | {"SLURM_STEP_ID": str(step)}, LAUNCH)[1] for step in range(20)}
+    assert len(ports) == 20 and all(10_000 <= port < 30_000 for port in ports)
+
+
+def test_an_address_without_a_port_takes_that_of_the_jobs_number() -> None:
+    environ = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n1"}
+    assert job_address(environ | {"MASTER_ADDR": "n9"}, LAUNCH) == ("n9", job_address(environ, LAUNCH)[1])
+
+
+def test_only_sruns_own_ranks_are_in_its_step() -> None:
+    """Ranks that mpirun's daemons started see the daemons' step on all nodes but the first."""
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
+    daemon = environ | {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n2"}
+    by_mpirun = Launch("mpirun (Open MPI)", 1, 4)
+    assert job_address(daemon, by_mpirun) == job_address(environ, by_mpirun)
+    assert job_address(daemon, LAUNCH)[0] == "n2" and job_address(daemon, LAUNCH) != job_address(environ, LAUNCH)
 
 
 def _found(environ: dict[str, str]) -> Launch:

@@ -14,7 +14,7 @@ import pytest
 from summit_train.core.comm import open_world
 from summit_train.core.comm import torch_world as module
 from summit_train.core.comm.launch import Launch, this_launch
-from summit_train.core.comm.torch_world import first_host, job_address, meet, use_interface_towards
+from summit_train.core.comm.torch_world import meet, use_interface_towards
 from summit_train.core.errors import RunFailed, UserError
 from tests.worlds import forked, needs_ranks, run
 
@@ -33,58 +33,11 @@ def at(monkeypatch: pytest.MonkeyPatch) -> At:
     return at
 
 
-@pytest.mark.parametrize(
-    ("environ", "host"),
-    [
-        ({}, None),
-        ({"SLURM_JOB_NODELIST": "n1"}, "n1"),
-        ({"SLURM_JOB_NODELIST": "login9,n1"}, "login9"),
-        ({"SLURM_JOB_NODELIST": "nid[003-007,9],other"}, "nid003"),
-        ({"SLURM_JOB_NODELIST": "nid[12]-ib,other"}, "nid12-ib"),
-        ({"SLURM_JOB_NODELIST": "nid[1-4]", "SLURM_STEP_NODELIST": "nid[3-4]"}, "nid1"),
-        ({"LSB_MCPU_HOSTS": "a01n02 42 a01n03 42"}, "a01n02"),
-        ({"LSB_MCPU_HOSTS": "batch2 1 a01n02 42"}, "a01n02"),
-        ({"LSB_MCPU_HOSTS": "batch2 1"}, "batch2"),
-        ({"PBS_NODEFILE": "/nowhere/at/all"}, None),
-    ],
-    ids=str,
-)
-def test_the_first_host_of_a_job(environ: dict[str, str], host: str | None) -> None:
-    assert first_host(environ) == host
-
-
-def test_the_first_host_of_a_pbs_job(tmp_path: Path) -> None:
-    (tmp_path / "nodes").write_text("x1c0\nx1c0\nx2c0\n")
-    assert first_host({"PBS_NODEFILE": str(tmp_path / "nodes")}) == "x1c0"
-
-
-def test_every_step_of_a_job_has_a_port_of_its_own() -> None:
-    environ = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_JOB_NODELIST": "n1"}
-    host, port = job_address(environ, LAUNCH)
-    assert (host, port) == job_address(dict(environ), LAUNCH)
-    ports = {job_address(environ | {"SLURM_STEP_ID": str(step)}, LAUNCH)[1] for step in range(20)}
-    assert len(ports) == 20 and all(10_000 <= port < 30_000 for port in ports)
-
-
-def test_an_address_without_a_port_takes_that_of_the_jobs_number() -> None:
-    environ = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n1"}
-    assert job_address(environ | {"MASTER_ADDR": "n9"}, LAUNCH) == ("n9", job_address(environ, LAUNCH)[1])
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_host_without_an_address_is_named_at_once(at: At, rank: int) -> None:
     at("nowhere.invalid", 12345)
     with pytest.raises(UserError, match=f"rank {rank} on .*: rank 0's host nowhere.invalid has no address here; set"):
         meet(Launch("srun", rank, 4), "here")
-
-
-def test_only_sruns_own_ranks_are_in_its_step() -> None:
-    """Ranks that mpirun's daemons started see the daemons' step on all nodes but the first."""
-    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
-    daemon = environ | {"SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n2"}
-    by_mpirun = Launch("mpirun (Open MPI)", 1, 4)
-    assert job_address(daemon, by_mpirun) == job_address(environ, by_mpirun)
-    assert job_address(daemon, LAUNCH)[0] == "n2" and job_address(daemon, LAUNCH) != job_address(environ, LAUNCH)
 
 
 @pytest.mark.parametrize("port", ["many", "0", "65536", ""])

@@ -1,0 +1,32 @@
+"""LSF: bsub and bjobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from summit_train.cluster.schedulers.scheduler import Scheduler, ask, job_id
+from summit_train.core.errors import RunFailed
+
+
+class Lsf(Scheduler):
+    launchers = ("jsrun", "mpirun")
+    command = "bsub"
+
+    def submit(self, script: Path, launcher: str, after: str | None) -> str:
+        words = ["bsub", *(["-w", f"ended({after})"] if after else [])]
+        # bsub reads a script given as an argument only with LSB_BSUB_PARSE_SCRIPT, which sites with jsrun set.
+        named = launcher == "jsrun"
+        answer = ask([*words, script.name] if named else words, script.parent, None if named else script)
+        return job_id(r"Job <(\d+)>", words, answer)
+
+    def states(self) -> dict[str, str]:
+        try:
+            answer = ask(["bjobs", "-noheader", "-o", "jobid jobindex stat"])
+        except RunFailed as error:
+            if "No unfinished job found" not in str(error):
+                raise
+            return {}
+        return {
+            job if index == "0" else f"{job}[{index}]": "running" if state in ("RUN", "UNKWN") else "queued"
+            for job, index, state in (words for words in map(str.split, answer.splitlines()) if len(words) == 3)
+        }

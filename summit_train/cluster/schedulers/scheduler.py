@@ -1,0 +1,63 @@
+"""What a batch system is asked: to take a script, and which jobs of this user it has."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from summit_train.core.errors import RunFailed
+
+
+class Scheduler(ABC):
+    """One batch system.
+
+    launchers: what starts the ranks in its jobs; a template jobs/SCHEDULER_LAUNCHER.sh.j2 each.
+    command: the program that takes jobs; None: jobs run here, in the foreground.
+    has_arrays: one job may have many runs.
+    """
+
+    launchers: ClassVar[tuple[str, ...]]
+    command: ClassVar[str | None]
+    has_arrays: ClassVar[bool] = True
+
+    @abstractmethod
+    def submit(self, script: Path, launcher: str, after: str | None) -> str:
+        """Hand the script over in its own folder, where the output goes, and return the job's id.
+
+        after: id of a job that has to end first, in any state. Directives need no path of the user's in this way.
+        Raises UserError for a path that the scheduler misreads, RunFailed where it refuses.
+        """
+
+    @abstractmethod
+    def states(self) -> dict[str, str]:
+        """Return id -> queued or running for this user's jobs that have not ended; each run of an array is one.
+
+        Raises RunFailed where the scheduler does not answer.
+        """
+
+    def member(self, array: str, number: int) -> str:
+        """Return the id of one run of an array, counted from 1."""
+        return f"{array}[{number}]"
+
+
+def ask(words: Sequence[str], folder: Path | None = None, stdin: Path | None = None) -> str:
+    """Return what a command prints. Raises RunFailed, with what it said, where its exit status is not 0."""
+    with open(stdin or os.devnull, "rb") as source:
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, stdin=source, check=False)
+    if done.returncode != 0:
+        said = " ".join((done.stderr or done.stdout).split()) or "nothing"
+        raise RunFailed(f"{words[0]} refused (exit status {done.returncode}): {said}")
+    return done.stdout
+
+
+def job_id(pattern: str, words: Sequence[str], answer: str) -> str:
+    """Return the id in a command's answer, the first group of `pattern`. Raises RunFailed where there is none."""
+    found = re.search(pattern, answer, re.M)
+    if found is None:
+        raise RunFailed(f"{words[0]} answered {answer.strip()!r}, which names no job")
+    return found.group(1)
