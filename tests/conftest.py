@@ -151,8 +151,8 @@ def trained_run(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture
 def standins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standins:
-    """Stand-ins for the commands of Slurm and LSF, first on PATH."""
-    found = Standins(tmp_path / "standins", "sbatch", "squeue", "bsub", "bjobs")
+    """Stand-ins for the commands of schedulers, first on PATH."""
+    found = Standins(tmp_path / "standins", "sbatch", "squeue", "bsub", "bjobs", "qsub", "qselect", "flux")
     for name in ("STANDINS", "PATH"):
         monkeypatch.setenv(name, found.environ[name])
     return found

@@ -58,6 +58,7 @@ SlurmdParameters=config_overrides
 KillWait=5
 MessageTimeout=30
 MaxArraySize=100
+PlugStackConfig={folder}/plugstack.conf
 ReturnToService=2
 """
 
@@ -100,6 +101,8 @@ class Slurm:
         for node in NODES:
             text += f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={_free_port()} "
             text += f"CPUs={self._cpus} RealMemory={memory}\n"
+        # PBS's variables, which Slurm's own qsub and the scripts for PBS need.
+        (self.folder / "plugstack.conf").write_text("optional spank_pbs.so\n")
         (self.folder / "slurm.conf").write_text(f"{text}PartitionName=test Nodes=ALL Default=YES MaxTime=60 State=UP\n")
         # A key of its own, so that a munged of the machine is neither needed nor touched.
         key, munge = self.folder / "munge.key", self.folder / "munge"

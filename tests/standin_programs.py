@@ -1,11 +1,13 @@
 """Stand-ins for a cluster's programs, which check what they are given: python standin_programs.py NAME ARGUMENT ...
 
-bsub, bjobs and jskill know a job as a file in $STANDINS; jsrun starts the ranks by mpirun where $STANDIN_MPIRUN names
-one, and else the command once, as srun and mpirun do here. Every call is a line in $STANDINS/calls.jsonl.
+bsub, bjobs, jskill, qsub and flux know a job as a file in $STANDINS; jsrun starts the ranks by mpirun where
+$STANDIN_MPIRUN names one; with $STANDIN_RANKS the launchers of PBS and Flux start them, with the variables that theirs
+have. Else a launcher starts the command once. Every call is a line in $STANDINS/calls.jsonl.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -18,6 +20,7 @@ from pathlib import Path
 
 FOLDER = Path(os.environ["STANDINS"])
 
+STOPS = {signal.SIGUSR2, signal.SIGTERM}
 COUNT, HOURS = r"[1-9]\d*", r"(\d+:)?\d+"
 # What each launcher's manual allows, as far as the scripts use it: option -> form of its value, "" where it has none.
 LAUNCHERS = {
@@ -27,12 +30,41 @@ LAUNCHERS = {
     },
     "srun": {
         "--nodes": COUNT, "--ntasks": COUNT, "--ntasks-per-node": COUNT, "--kill-on-bad-exit": "[01]",
-        "--cpu-bind": "cores|none", "--mpi": "pmix",
+        "--cpu-bind": "cores|none", "--mpi": "pmix", "--exclude": r"[\w.,-]+",
     },
     "mpirun": {
         "-np": COUNT, "--hostfile": ".+", "--map-by": rf"ppr:{COUNT}:node(:PE={COUNT})?", "--bind-to": "core|none",
         "-x": r"\w+", "--oversubscribe": "",
     },
+    "pals": {
+        "--hostfile": "(?s:.+)", "-n": COUNT, "--ppn": COUNT, "--depth": COUNT,
+        "--cpu-bind": r"depth|none|list:[\d:,-]+",
+    },
+    "hydra": {"-f": "(?s:.+)", "-n": COUNT, "-ppn": COUNT, "-bind-to": rf"core:{COUNT}"},
+    "flux run": {
+        "--requires": r"host:[\w.,\[\]-]+", "--nodes": COUNT, "--ntasks": COUNT, "--exclusive": "",
+        "-o": r"exit-on-error|(cpu-affinity=(per-task|off))|(gpu-affinity=off)|mpibind=off",
+    },
+}  # fmt: skip
+# A rank's variables: Hydra's and Flux's by their manuals, those of PALS by the centres' guides.
+RANKS = {
+    "pals": {"PMI_RANK": "{rank}", "PMI_SIZE": "{size}", "PALS_RANKID": "{rank}", "PALS_LOCAL_RANKID": "{local}"},
+    "hydra": {"PMI_RANK": "{rank}", "PMI_SIZE": "{size}", "MPI_LOCALRANKID": "{local}"},
+    "flux run": {
+        "FLUX_TASK_RANK": "{rank}", "FLUX_JOB_SIZE": "{size}", "FLUX_TASK_LOCAL_ID": "{local}", "FLUX_JOB_ID": "f2",
+    },
+}  # fmt: skip
+# OpenPBS's qsub(1B), with the resources that ALCF's guide adds, and Flux's flux-batch(1).
+QSUB = {
+    "-N": r"[\w.-]{1,230}", "-j": "oe|eo|n", "-k": r"d?o?e?", "-r": "[yn]", "-A": r"[\w.-]+", "-q": r"[\w.-]+",
+    "-J": rf"{COUNT}-{COUNT}(%{COUNT})?", "-W": r"depend=afterany:\d+(\[\d*\])?(\.pbs)?",
+    "-v": r"SUMMIT_TRAIN_TASK=\d+",
+    "-l": r"select=\d+(:\w+=\w+)+|place=(scatter|pack|free)(:excl)?|walltime=\d+:\d\d:\d\d|filesystems=\w+(:\w+)*",
+}  # fmt: skip
+FLUX_BATCH = {
+    "--job-name": r"[\w.-]+", "--nodes": COUNT, "--exclusive": "", "--time-limit": rf"{COUNT}[smhd]?",
+    "--signal": r"SIGUSR2@\d+s", "--bank": r"[\w.-]+", "--queue": r"[\w.-]+", "--setattr": r"[\w.]+(=.+)?",
+    "--dependency": r"afterany:f\w+",
 }  # fmt: skip
 # IBM's reference of bsub's options.
 BSUB = {
@@ -63,7 +95,8 @@ def parse(name: str, words: Sequence[str], table: Mapping[str, str]) -> tuple[di
             value = left.pop(0)
         if not re.fullmatch(table[option], value):
             refuse(f"{name}: {option}: {value!r} is not {table[option]!r}")
-        options[option] = value
+        repeated = option in options and option in ("-o", "-l", "-x")
+        options[option] = f"{options[option]} {value}" if repeated else value
     return options, left
 
 
@@ -79,8 +112,11 @@ def launch(name: str, words: Sequence[str]) -> int:
     call(name, options=options, command=command)
     if not command:
         refuse(f"{name}: no command")
+    if name in RANKS and "STANDIN_RANKS" in os.environ:
+        return start_ranks(name, options, command)
     mpirun = os.environ.get("STANDIN_MPIRUN")
     if name != "jsrun" or mpirun is None:
+        (FOLDER / "step").write_text(str(os.getpid()))
         os.execvp(command[0], command)
     sets, each, cores = int(options["-n"]), int(options["-a"]), int(options["-c"])
     if options["-b"].startswith("packed:") and int(options["-b"][7:]) * each > cores:
@@ -91,6 +127,20 @@ def launch(name: str, words: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: step.kill())
     return step.wait()
+
+
+def start_ranks(name: str, options: Mapping[str, str], command: Sequence[str]) -> int:
+    """Start every rank here, pass signals on as the launcher does, and return the highest exit status."""
+    size = int(options.get("-n") or options["--ntasks"])
+    ranks = []
+    for rank in range(size):
+        variables = {key: form.format(rank=rank, size=size, local=rank) for key, form in RANKS[name].items()}
+        ranks.append(subprocess.Popen(command, env=os.environ | variables, start_new_session=True))
+    (FOLDER / "step").write_text(" ".join(str(rank.pid) for rank in ranks))
+    # Hydra 5.0.2 was seen to pass these on, and to end of SIGUSR2; aprun's manual, PALS' model, has SIGUSR2 too.
+    for number in {"pals": (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2), "hydra": (signal.SIGTERM,)}.get(name, ()):
+        signal.signal(number, lambda number, _: [rank.send_signal(number) for rank in ranks])
+    return max(rank.wait() for rank in ranks)
 
 
 def jskill(words: Sequence[str]) -> int:
@@ -109,16 +159,126 @@ def bsub(words: Sequence[str]) -> int:
     text = Path(command[0]).read_text() if command else sys.stdin.read()
     if os.environ.get("STANDIN_REFUSES"):
         refuse("Request aborted by esub. Job not submitted.\n" + os.environ["STANDIN_REFUSES"])
-    for line in text.splitlines():  # wherever it stands, as bsub does
-        if line.startswith("#BSUB"):
-            more, rest = parse("bsub", shlex.split(line)[1:], BSUB)
-            if rest or set(more) & set(options):
-                refuse(f"bsub: {line!r}")
-            options |= more
-    number = 101 + len(list(FOLDER.glob("job_*.json")))
-    job = {"id": number, "options": options, "script": text, "folder": os.getcwd(), "named": bool(command)}
-    (FOLDER / f"job_{number}.json").write_text(json.dumps(job))
+    directives = [line for line in text.splitlines() if line.startswith("#BSUB")]  # wherever they stand, as bsub does
+    options = with_directives("bsub", options, [shlex.split(line)[1:] for line in directives], BSUB)
+    number = file_job(options, text, named=bool(command))
     print(f"Job <{number}> is submitted to queue <{options.get('-q', 'batch')}>.")
+    return 0
+
+
+def with_directives(
+    name: str, options: Mapping[str, str], directives: Sequence[Sequence[str]], table: Mapping[str, str]
+) -> dict[str, str]:
+    """The options of a script and of the command line, which win."""
+    found: dict[str, str] = {}
+    for words in directives:
+        more, rest = parse(name, words, table)
+        if rest or (set(more) & set(found)) - {"-l", "--setattr"}:
+            refuse(f"{name}: {words!r}")
+        found |= {option: f"{found[option]} {value}" if option in found else value for option, value in more.items()}
+    return found | dict(options)
+
+
+def file_job(options: Mapping[str, str], text: str, *, named: bool, **more: object) -> int:
+    """File a job and return its number."""
+    number = 101 + len(list(FOLDER.glob("job_*.json")))
+    job = {"id": number, "options": options, "script": text, "folder": os.getcwd(), "named": named, **more}
+    (FOLDER / f"job_{number}.json").write_text(json.dumps(job))
+    return number
+
+
+def qsub(words: Sequence[str]) -> int:
+    """Take a script, named or on standard input, and file it as a job. Directives end at the first command."""
+    options, command = parse("qsub", words, QSUB)
+    call("qsub", options=options, command=command, folder=os.getcwd())
+    if os.environ.get("STANDIN_REFUSES"):
+        refuse(os.environ["STANDIN_REFUSES"])
+    text = Path(command[0]).read_text() if command else sys.stdin.read()
+    head = itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), text.splitlines())
+    directives = [shlex.split(line)[1:] for line in head if line.startswith("#PBS ")]
+    options = with_directives("qsub", options, directives, QSUB)
+    first, last = re.match(r"(\d+)-(\d+)", options.get("-J", "1-2")).groups()  # type: ignore[union-attr]
+    if int(first) >= int(last):
+        refuse("qsub: illegal -J value")
+    number = file_job(options, text, named=bool(command))
+    print(f"{number}{'[]' if '-J' in options else ''}.pbs")
+    return 0
+
+
+def qselect(words: Sequence[str]) -> int:
+    """The jobs that the test put into $STANDINS/qselect, a line of id and state each, in the states asked for."""
+    options, rest = parse("qselect", words[1:], {"-u": r"\w+", "-s": "[BEHQRSTUWX]+"})
+    if words[0] != "-T" or rest:
+        refuse(f"qselect: {words}")
+    path = FOLDER / "qselect"
+    for line in path.read_text().splitlines() if path.exists() else ():
+        name, state = line.split()
+        if state in options.get("-s", state):
+            print(name)
+    return 0
+
+
+def flux(words: Sequence[str]) -> int:
+    """flux batch, run, jobs, hostlist, getattr jobid and job killall; --parent batch from within a job."""
+    words = list(words)
+    inside = "STANDIN_FLUX_JOB" in os.environ
+    parent = words[0] == "--parent"
+    if parent and not inside:
+        refuse("flux: --parent: no parent instance")
+    name, *rest = words[1:] if parent else words
+    if name == "run":
+        return launch("flux run", rest)
+    if name == "batch":
+        if inside and not parent:
+            refuse("flux: this would be a job of the batch job's own instance")
+        return flux_batch(rest)
+    if name == "getattr" and rest == ["jobid"] and inside:
+        print(os.environ["STANDIN_FLUX_JOB"])
+        return 0
+    if [name, *rest] == ["job", "killall", "--force", "--signal=SIGUSR2"]:
+        call("flux", words=words)
+        for pid in (FOLDER / "step").read_text().split():
+            os.kill(int(pid), signal.SIGUSR2)
+        return 0
+    if name == "hostlist":
+        return flux_hostlist(rest)
+    if name == "jobs":
+        options, left = parse("flux jobs", rest, {"--no-header": "", "--filter": "pending,running", "--format": ".+"})
+        if left or options["--format"] != "{id.f58plain} {status}":
+            refuse(f"flux jobs: {rest}")
+        print((FOLDER / "jobs").read_text() if (FOLDER / "jobs").exists() else "", end="")
+        return 0
+    refuse(f"flux: {words}")
+    return 2
+
+
+def flux_batch(words: Sequence[str]) -> int:
+    """File a script with its directives, which must be one group of comments."""
+    options, command = parse("flux batch", words, FLUX_BATCH)
+    if os.environ.get("STANDIN_REFUSES"):
+        refuse(os.environ["STANDIN_REFUSES"])
+    text = Path(command[0]).read_text()
+    lines = text.splitlines()
+    at = [number for number, line in enumerate(lines) if line.startswith("# flux:")]
+    if not all(line.startswith("# ") for line in lines[at[0] : at[-1] + 1]):
+        refuse("flux batch: orphan 'flux:' detected")
+    directives = [shlex.split(lines[number], comments=False)[2:] for number in at]
+    number = file_job(with_directives("flux batch", options, directives, FLUX_BATCH), text, named=True)
+    print(("f" if "FLUX_F58_FORCE_ASCII" in os.environ else "\u0192") + f"A{number}")
+    return 0
+
+
+def flux_hostlist(words: Sequence[str]) -> int:
+    """The hosts that the test put into $STANDINS/hosts, or those on standard input."""
+    table = {"--limit": COUNT, "--exclude": r"[\w.,-]+", "--nth": r"\d+", "--count": ""}
+    options, sources = parse("flux hostlist", words, table)
+    text = (FOLDER / "hosts").read_text() if sources == ["avail"] else sys.stdin.read()
+    hosts = [host for host in re.split(r"[,\s]+", text) if host]
+    hosts = [host for host in hosts if host not in options.get("--exclude", "").split(",")]
+    hosts = hosts[: int(options.get("--limit", len(hosts)))]
+    if "--nth" in options:
+        hosts = [hosts[int(options["--nth"])]]
+    print(len(hosts) if "--count" in options else ",".join(hosts))
     return 0
 
 
@@ -161,7 +321,7 @@ def trainer(words: Sequence[str]) -> int:
             (checkpoints / "step_00000008.pt").touch()
         return 0 if does == "crash once" and len(starts) > 1 else 139
     if does.startswith("stop"):
-        signal.sigwait({signal.SIGUSR2})
+        signal.sigwait(STOPS)
         if does == "stop in the evaluation":
             (run / "predictions").mkdir(exist_ok=True)
             with open(run / "predictions/step_00000008.partial", "a") as file:
@@ -177,11 +337,12 @@ def main(name: str, words: Sequence[str]) -> int:
     """The exit status of the program of that name."""
     if name in LAUNCHERS:
         return launch(name, words)
-    own = {"jskill": jskill, "bsub": bsub, "bjobs": bjobs, "trainer": trainer}
+    own = {"jskill": jskill, "bsub": bsub, "bjobs": bjobs, "qsub": qsub, "qselect": qselect, "flux": flux}
+    own |= {"trainer": trainer}
     return own[name](words) if name in own else answer(name, words)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "trainer":
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,4 +1,4 @@
-"""A cluster of stand-ins: programs on PATH that check their options, and LSF's part in a job's life."""
+"""A cluster of stand-ins: programs on PATH that check their options, and a scheduler's part in a job's life."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from typing import Any
 
 from tests.worlds import environment
 
-PROGRAMS = ("bsub", "bjobs", "jsrun", "jskill", "srun", "mpirun", "sbatch", "squeue", "scontrol")
+PROGRAMS = (
+    "bsub", "bjobs", "jsrun", "jskill", "srun", "mpirun", "sbatch", "squeue", "scontrol", "qsub", "qselect", "pbsnodes",
+    "flux",
+)  # fmt: skip
 _SOURCE = Path(__file__).with_name("standin_programs.py")
 
 
@@ -48,7 +51,7 @@ class Standins:
         return [line for line in map(json.loads, lines) if line["program"] == program]
 
     def jobs(self) -> list[dict[str, Any]]:
-        """What bsub took, in order."""
+        """What bsub, qsub or flux batch took, in order."""
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("job_*.json"))]
 
 
@@ -56,17 +59,38 @@ def start_lsf_job(
     standins: Standins, job: Mapping[str, Any], index: int = 0, **environ: str
 ) -> subprocess.Popen[bytes]:
     """Start a job as LSF does: a copy of the script, in the folder it was submitted from, output added to -o's file."""
-    copy = standins.folder / f"spooled_{job['id']}"
-    copy.write_text(job["script"])
     name = job["options"]["-o"].replace("%J", str(job["id"])).replace("%I", str(index))
     hosts = standins.folder / "hosts"
     hosts.write_text("localhost\n" * 2)
     lsf = {"LSB_JOBID": str(job["id"]), "LSB_JOBINDEX": str(index), "LSB_DJOB_HOSTFILE": str(hosts)}
-    with open(Path(job["folder"]) / name, "ab") as output:
+    return _start(standins, job, Path(job["folder"]), name, lsf | environ)
+
+
+def start_pbs_job(standins: Standins, job: Mapping[str, Any], **environ: str) -> subprocess.Popen[bytes]:
+    """Start a job as PBS does: a copy of the script, at home."""
+    hosts = standins.folder / "hosts"
+    hosts.write_text("localhost\n")
+    pbs = {"PBS_JOBID": f"{job['id']}.pbs", "PBS_NODEFILE": str(hosts), "PBS_O_WORKDIR": job["folder"]}
+    return _start(standins, job, standins.folder, f"{job['options']['-N']}.o{job['id']}", pbs | environ)
+
+
+def start_flux_job(standins: Standins, job: Mapping[str, Any], **environ: str) -> subprocess.Popen[bytes]:
+    """Start a job as Flux does: a copy of the script, in the folder it was submitted from, in its own instance."""
+    (standins.folder / "hosts").write_text("localhost\n")
+    flux = {"STANDIN_FLUX_JOB": f"\u0192A{job['id']}"}
+    return _start(standins, job, Path(job["folder"]), f"flux-A{job['id']}.out", flux | environ)
+
+
+def _start(
+    standins: Standins, job: Mapping[str, Any], folder: Path, output_name: str, environ: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    copy = standins.folder / f"spooled_{job['id']}"
+    copy.write_text(job["script"])
+    with open(folder / output_name, "ab") as output:
         return subprocess.Popen(
             ["/bin/bash", str(copy)],
-            cwd=job["folder"],
-            env=standins.environ | lsf | environ,
+            cwd=folder,
+            env=standins.environ | environ,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

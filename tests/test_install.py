@@ -78,3 +78,19 @@ def test_a_machine_that_cannot_install_timm_says_why(tmp_path: Path) -> None:
     status, output = install_timm(tmp_path, found=1, pip="echo ERROR: No matching distribution >&2; exit 1")
     assert status == 0
     assert output.splitlines()[-1] == "tests: timm could not be installed: ERROR: No matching distribution"
+
+
+def test_what_flux_and_pbs_need_never_stops_the_tests(tmp_path: Path) -> None:
+    """Nothing is done where it is there; what fails is said."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/bash\necho "$*" >>calls\necho no network\nexit 1\n')
+    python.chmod(0o755)
+    flux, pbs = (Path(__file__).with_name(f"install_{name}.sh") for name in ("flux", "pbs"))
+    done = subprocess.run(["bash", flux, python], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "tests: flux-python could not be installed: no network\n")
+    assert "--no-deps --target build/flux flux-python==" in (tmp_path / "calls").read_text()
+    (tmp_path / "build/flux/flux").mkdir(parents=True)
+    (tmp_path / "build/slurm_torque/usr").mkdir(parents=True)
+    for script in (flux, pbs):
+        done = subprocess.run(["bash", script, "false"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout + done.stderr) == (0, "")

@@ -46,7 +46,20 @@ needs_ranks = pytest.mark.skipif(
 
 def environment(**more: str) -> dict[str, str]:
     """This process's environment without any launcher's traces, one thread a rank where it does not say."""
-    launchers = ("OMPI_", "PMI", "SLURM_", "JSM_", "MV2_", "MASTER_", "TORCHELASTIC_", "RANK", "WORLD_SIZE")
+    launchers = (
+        "OMPI_",
+        "PMI",
+        "SLURM_",
+        "JSM_",
+        "PBS_",
+        "PALS_",
+        "FLUX_",
+        "MV2_",
+        "MASTER_",
+        "TORCHELASTIC_",
+        "RANK",
+        "WORLD_SIZE",
+    )
     kept = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
     return {"OMP_NUM_THREADS": "1"} | kept | {"PYTHONPATH": str(ROOT)} | more
 

@@ -113,7 +113,7 @@ def estimate(
     scored = None if videos is None else scored_clips(spec, plan, videos)
     evaluation = scored / plan.ranks / rate / 3600 if rate and scored is not None else None
     minutes, jobs = _chain(site, nodes, walltime, None if hours is None else hours + (evaluation or 0))
-    most = nodes * jobs * minutes / 60
+    most = (nodes + site.spare_nodes) * jobs * minutes / 60
     node_hours = None if hours is None else nodes * hours
     return Estimate(nodes, plan.ranks, rate, source, hours, node_hours, evaluation, minutes, jobs, most, site.scheduler)
 
@@ -133,7 +133,7 @@ def _chain(site: Site, nodes: int, walltime: int | None, hours: float | None) ->
     """Return (minutes of a job, number of jobs)."""
     if walltime is not None and walltime < 1:
         raise UserError(f"--walltime must be at least a minute, got {walltime_text(walltime)}")
-    cap = site.walltime_cap(nodes) or math.inf
+    cap = site.walltime_cap(nodes + site.spare_nodes) or math.inf
     work = None if hours is None else math.ceil(_MARGIN * hours * 60)
     if walltime is None:
         walltime = site.default_walltime if work is None else work + _MINUTES_A_JOB

@@ -120,6 +120,8 @@ class Site(Section):
     warning_seconds: Count = Field(default=300, description="Time of the warning signal before the walltime ends.")
     account: Word | None = None
     queue: Word | None = Field(default=None, description="Slurm's partition, LSF's queue.")
+    chunk: Word | None = Field(default=None, description="PBS: a node's resources; null: its cores and GPUs.")
+    spare_nodes: Annotated[int, Field(ge=0)] = Field(default=0, description="Nodes in place of those in bad_nodes.")
     directives: tuple[DirectiveLine, ...] = ()
     launcher_options: tuple[LauncherOption, ...] = ()
     modules: tuple[Word, ...] = ()
@@ -173,6 +175,8 @@ def load_site(
     if site.launcher not in site.batch.launchers:
         choices = " or ".join(site.batch.launchers)
         raise UserError(f"{site.name}: launcher: must be {choices} with {site.scheduler}, got {site.launcher}")
+    if site.spare_nodes and site.launcher not in site.batch.can_spare:
+        raise UserError(f"{site.name}: spare_nodes: must be 0 with {site.launcher} on {site.scheduler}")
     if site.ranks == 0:
         raise UserError(f"{site.name}: ranks_per_node: must be given where gpus_per_node is 0")
     nodes = [cap.nodes for cap in site.walltime_caps]

@@ -22,6 +22,7 @@ from summit_train.core.errors import UserError
 from tests.cluster.test_site import SITES
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden/jobs"
+CENTRES = ("alps", "aurora", "el_capitan", "frontier", "perlmutter", "polaris")
 BY_MPIRUN = ("launcher=mpirun", "launcher_options=[]")
 ONE = Job("tsm_r50_8f", (Path("/proj/runs/tsm_r50_8f"),), 1, 120, Path("/proj/our videos"), "/proj/venv/bin/python")
 MANY = replace(ONE, name="O'Neil & sons", runs=(Path("/proj/runs/O'Neil & sons"),), nodes=16, walltime_minutes=33)
@@ -30,9 +31,19 @@ ARRAY = replace(
     ONE, name="sweep", runs=tuple(Path(f"/proj/runs/lr {lr}") for lr in (0.1, 0.2, 0.4)), nodes=2, at_once=2
 )
 JOBS = {"one": ONE, "many": MANY, "staged": STAGED, "array": ARRAY}
-CASES = {f"{site}-{what}": (site, (), JOBS[what]) for site in SITES if site != "local" for what in JOBS}
+# The schedulers with every kind of job; the centres, which differ in their options, with one.
+GENERIC = ("lsf_generic", "pbs_generic", "slurm_generic", "slurm_v100", "summit")
+CASES = {f"{site}-{what}": (site, (), JOBS[what]) for site in GENERIC for what in JOBS}
+CASES |= {f"flux_generic-{what}": ("flux_generic", (), JOBS[what]) for what in ("one", "many", "staged")}
+CASES |= {f"{site}-many": (site, (), MANY) for site in CENTRES}
 CASES["local-one"] = ("local", (), ONE)  # this machine is one node, has no arrays and no disk of its own to stage to
 CASES |= {f"slurm_v100-mpirun-{what}": ("slurm_v100", BY_MPIRUN, JOBS[what]) for what in JOBS}
+CASES |= {
+    f"pbs_generic-{launcher}-many": ("pbs_generic", (f"launcher={launcher}",), MANY) for launcher in ("pals", "mpirun")
+}
+CASES |= {
+    f"{site}-spare": (site, ("spare_nodes=2",), STAGED) for site in ("slurm_generic", "pbs_generic", "flux_generic")
+}
 
 
 def _script(case: str) -> str:
@@ -109,8 +120,9 @@ def test_jobs_that_cannot_be() -> None:
     site = load_site("local")
     with pytest.raises(UserError, match="local has no disk to stage to; set node_local in the profile"):
         render(site, STAGED)
-    with pytest.raises(UserError, match="local: has no job arrays"):
-        render(site, ARRAY)
+    for name in ("local", "flux_generic"):
+        with pytest.raises(UserError, match=f"{name}: has no job arrays"):
+            render(load_site(name), ARRAY)
 
 
 def test_an_array_without_a_cap_has_none() -> None:

@@ -23,7 +23,7 @@ HOSTILE = [
     "-rf *",
     "--wrap=touch x",
     "%j%J%%x%",
-    "a\n#BSUB -J other\n#SBATCH --job-name=other\ntouch x\n",
+    "a\n#BSUB -J other\n#SBATCH --job-name=other\n#PBS -N other\n# flux: -n 9\ntouch x\n",
     "' || touch x #",
     '"; touch x; "',
     "\\'\\\n",
@@ -35,26 +35,52 @@ SITES = {
     "srun": ("slurm_v100", ()),
     "mpirun": ("slurm_v100", ("launcher=mpirun", "launcher_options=[]")),
     "local": ("local", ()),
+    "hydra": ("pbs_generic", ()),
+    "pals": ("aurora", ("modules=[]",)),
+    "flux": ("flux_generic", ()),
 }
-LAUNCHERS = {"summit": "jsrun", "lsf": "mpirun", "srun": "srun", "mpirun": "mpirun", "local": "mpirun"}
+LAUNCHERS = {
+    "summit": "jsrun", "lsf": "mpirun", "srun": "srun", "mpirun": "mpirun", "local": "mpirun", "hydra": "hydra",
+    "pals": "pals", "flux": "flux run",
+}  # fmt: skip
+NEW_JOBS = ("hydra", "pals", "flux")  # where a new job goes on
 OPTIONS = {
     "summit": {"-n": "2", "-r": "1", "-g": "6", "-a": "6", "-c": "42", "-b": "packed:7", "--smpiargs": "-gpu"},
-    "lsf": {"-np": "8", "--map-by": "ppr:4:node:PE=8", "--bind-to": "core", "--hostfile": "/hosts", "-x": "NCCL_DEBUG"},
+    "lsf": {
+        "-np": "8", "--map-by": "ppr:4:node:PE=8", "--bind-to": "core", "--hostfile": "/hosts",
+        "-x": "PATH OMP_NUM_THREADS NCCL_DEBUG",
+    },
     "srun": {
         "--nodes": "2", "--ntasks": "8", "--ntasks-per-node": "4", "--kill-on-bad-exit": "1", "--cpu-bind": "cores",
         "--mpi": "pmix",
     },
-    "mpirun": {"-np": "8", "--map-by": "ppr:4:node:PE=10", "--bind-to": "core", "-x": "NCCL_DEBUG"},
+    "mpirun": {
+        "-np": "8", "--map-by": "ppr:4:node:PE=10", "--bind-to": "core", "-x": "PATH OMP_NUM_THREADS NCCL_DEBUG",
+    },
     "local": {
-        "-np": "2", "--map-by": "ppr:2:node", "--bind-to": "none", "--oversubscribe": "", "-x": "OMP_NUM_THREADS",
+        "-np": "2", "--map-by": "ppr:2:node", "--bind-to": "none", "--oversubscribe": "", "-x": "PATH OMP_NUM_THREADS",
+    },
+    "hydra": {"-n": "8", "-ppn": "4", "-bind-to": "core:8"},
+    "pals": {
+        "-n": "24", "--ppn": "12",
+        "--cpu-bind": "list:1-8:9-16:17-24:25-32:33-40:41-48:53-60:61-68:69-76:77-84:85-92:93-100",
+    },
+    "flux": {
+        "--nodes": "2", "--ntasks": "8", "--exclusive": "", "--requires": "host:n1,n2",
+        "-o": "exit-on-error cpu-affinity=per-task gpu-affinity=off",
     },
 }  # fmt: skip
 ONE_A_NODE = {
     "jsrun": {"-n": "2", "-r": "1", "-a": "1"},
     "srun": {"--nodes": "2", "--ntasks": "2", "--ntasks-per-node": "1"},
     "mpirun": {"-np": "2", "--map-by": "ppr:1:node"},
+    "hydra": {"-n": "2", "-ppn": "1"},
+    "pals": {"-n": "2", "--ppn": "1"},
+    "flux run": {"--nodes": "2", "--ntasks": "2"},
 }
-SCHEDULERS = {"SLURM_JOB_ID": "7", "LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "/hosts"}
+SCHEDULERS = {
+    "SLURM_JOB_ID": "7", "LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "/hosts", "PBS_JOBID": "7", "STANDIN_FLUX_JOB": "f7",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -71,16 +97,25 @@ def _job(standins: Standins, site: str, run: Path, **more: object) -> tuple[str,
     name, overrides = SITES[site]
     if site == "local":
         overrides = ("launcher_options=[{option: --oversubscribe, why: w}]",)
+    if site in ("hydra", "pals"):
+        standins.program(site, standins.bin / "mpiexec")
     nodes = 1 if site == "local" else 2
     job = Job(run.name, (run,), nodes, 60, workdir, str(python), **more)  # type: ignore[arg-type]
-    return render(load_site(name, overrides), job), run
+    script = render(load_site(name, overrides), job)
+    for folder in (standins.folder, run / "job"):
+        (folder / "job.sh").write_text(script, errors="surrogateescape")
+    return script, run
 
 
 def _start(standins: Standins, script: str, **environ: str) -> subprocess.Popen[str]:
+    hosts = standins.folder / "hosts"
+    if not hosts.exists():
+        hosts.write_text("n1\nn2\n")
+    pbs = {"PBS_NODEFILE": str(hosts), "PBS_O_WORKDIR": str(standins.folder)}
     return subprocess.Popen(
         ["bash", "-c", script],
         cwd=standins.folder,
-        env=standins.environ | SCHEDULERS | environ,
+        env=standins.environ | SCHEDULERS | pbs | environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -94,8 +129,14 @@ def _start(standins: Standins, script: str, **environ: str) -> subprocess.Popen[
 
 def _run(standins: Standins, script: str, **environ: str) -> tuple[int, str]:
     """The script's exit status and output."""
-    process = _start(standins, script, **environ)
+    return _ended(standins, _start(standins, script, **environ))
+
+
+def _ended(standins: Standins, process: subprocess.Popen[str]) -> tuple[int, str]:
     output, _ = process.communicate(timeout=PATIENCE_S)
+    for path in standins.folder.parent.rglob("job/*7.out"):  # of scripts that open their output themselves
+        output += path.read_text(errors="surrogateescape")
+        path.unlink()
     return process.returncode, output
 
 
@@ -112,8 +153,7 @@ def _stopped(
     (standins.folder / "squeue").write_text(f"{state}\n")
     for number in numbers or (signal.SIGUSR2,):
         process.send_signal(number)
-    output, _ = process.communicate(timeout=PATIENCE_S)
-    return process.returncode, output
+    return _ended(standins, process)
 
 
 @pytest.mark.parametrize("site", SITES)
@@ -122,7 +162,10 @@ def test_the_launcher_gets_what_the_site_says(standins: Standins, tmp_path: Path
     status, output = _run(standins, script)
     assert (status, output.count("\n")) == (0, 2) and output.endswith(f": done, {run}\n"), output
     assert (run / "job/done").exists()
-    assert [call["options"] for call in standins.calls(LAUNCHERS[site])] == [OPTIONS[site]]
+    (call,) = standins.calls(LAUNCHERS[site])
+    files = {call["options"].pop(option, "") for option in ("--hostfile", "-f") if site in NEW_JOBS}
+    assert call["options"] == OPTIONS[site]
+    assert files <= {"", str(run / "job/hosts")}
     # A run that is done is not run again.
     status, output = _run(standins, script)
     assert (status, len(standins.calls("trainer"))) == (0, 1)
@@ -130,7 +173,11 @@ def test_the_launcher_gets_what_the_site_says(standins: Standins, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("site", "name"), [*itertools.product(("summit", "srun"), HOSTILE), *(("local", name) for name in HOSTILE[:2])]
+    ("site", "name"),
+    [
+        *itertools.product(("summit", "srun", "hydra"), HOSTILE),
+        *itertools.product(("local", "flux"), (HOSTILE[0], HOSTILE[5])),
+    ],
 )
 def test_hostile_names_break_and_run_nothing(standins: Standins, tmp_path: Path, site: str, name: str) -> None:
     script, run = _job(standins, site, tmp_path / "runs" / name)
@@ -147,17 +194,21 @@ def test_hostile_names_break_and_run_nothing(standins: Standins, tmp_path: Path,
 
 
 def _directives(script: str) -> list[str]:
-    lines = [line for line in script.splitlines() if line.startswith(("#BSUB", "#SBATCH"))]
-    return [line for line in lines if not re.fullmatch(r"#(BSUB -J |SBATCH --job-name=)[\w.-]+", line)]
+    lines = [line for line in script.splitlines() if line.startswith(("#BSUB", "#SBATCH", "#PBS", "# flux:"))]
+    return [
+        line
+        for line in lines
+        if not re.fullmatch(r"#(BSUB -J |SBATCH --job-name=|PBS -N | flux: --job-name=)[\w.-]+", line)
+    ]
 
 
-@pytest.mark.parametrize("site", ["summit", "lsf", "srun", "mpirun"])
+@pytest.mark.parametrize("site", ["summit", "lsf", "srun", "mpirun", "hydra", "flux"])
 def test_staging_is_once_a_node_then_training_reads_there(standins: Standins, tmp_path: Path, site: str) -> None:
     packed = (Path("/packed/$(touch x) train"), Path("/packed/val"))
     script, run = _job(standins, site, tmp_path / "run", stage=packed)
     status, output = _run(standins, script, USER="me")
     assert status == 0, output
-    staged = {"summit": "/mnt/bb/me"}.get(site, "/tmp") + "/summit_train_7"
+    staged = {"summit": "/mnt/bb/me"}.get(site, "/tmp") + "/summit_train_" + ("f7" if site == "flux" else "7")
     assert [call["words"][2:] for call in standins.calls("trainer")] == [
         *(["data", "stage", str(path), staged] for path in packed),
         ["train", f"{run}/job/spec.yaml", f"data.stage='{staged}'"],
@@ -277,18 +328,129 @@ def test_an_arrays_index_chooses_the_run(standins: Standins, tmp_path: Path, sit
         assert (run / f"job/7_{index}.out").read_text().endswith(f": done, {run}\n")
 
 
+@pytest.mark.parametrize("site", NEW_JOBS)
+def test_a_job_that_is_warned_hands_over_to_a_new_one(standins: Standins, tmp_path: Path, site: str) -> None:
+    """PBS and Flux requeue nothing for a user. The new job is recorded in the place of the old one."""
+    script, run = _job(standins, site, tmp_path / "run", max_requeues=1)
+    own, new = ("f7", "fA101") if site == "flux" else ("7", "101.pbs")
+    (run / "job/submitted.jsonl").write_text(f'{{"id": "6"}}\n{{"id": "{own}", "nodes": 2}}\n')
+    (run / "job/last_job").write_text(f"{own}\n")
+    status, output = _stopped(standins, script)
+    assert status == 85 and output.endswith(f"stopped at step 8; job {new} goes on, 1 of 1\n"), output
+    (job,) = standins.jobs()
+    assert job["script"] == script and f"afterany:{own}" in " ".join(job["options"].values())
+    assert (run / "job/submitted.jsonl").read_text().endswith(f'{{"id": "{new}", "nodes": 2}}\n')
+    assert (run / "job/last_job").read_text() == f"{new}\n"
+    # What the new job is called decides that it goes on after itself, or says that it may not.
+    (run / "job/last_job").write_text(f"{own}\n")
+    status, output = _stopped(standins, script)
+    assert status == 1 and "after 1 requeues, no more are allowed" in output and len(standins.jobs()) == 1
+
+
+@pytest.mark.parametrize("site", NEW_JOBS)
+def test_a_new_job_that_is_refused_is_said(
+    standins: Standins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: str
+) -> None:
+    script, run = _job(standins, site, tmp_path / "run")
+    monkeypatch.setenv("STANDIN_REFUSES", "qsub: would exceed queue's limit")
+    status, output = _stopped(standins, script)
+    assert status == 1 and "would exceed queue's limit" in output
+    assert output.endswith("stopped at step 8; no new job was taken; submit it again to go on\n")
+    assert not (run / "job/requeues").read_text()
+
+
+def test_a_run_of_a_pbs_array_goes_on_outside_of_it(standins: Standins, tmp_path: Path) -> None:
+    standins.program("hydra", standins.bin / "mpiexec")
+    runs = tuple(tmp_path / f"runs/{name}" for name in ("a", "b", "c"))
+    for run in runs:
+        (run / "job").mkdir(parents=True)
+    python = standins.program("trainer", standins.folder / "bin/python")
+    script = render(load_site("pbs_generic"), Job("array", runs, 2, 60, tmp_path, str(python)))
+    (standins.folder / "job.sh").write_text(script)
+    process = _start(standins, script, TRAINER="stop", PBS_JOBID="7[2].pbs", PBS_ARRAY_INDEX="2")
+    deadline = time.monotonic() + PATIENCE_S
+    while not standins.calls("trainer"):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(timeout=PATIENCE_S) == 85, (runs[1] / "job/7[2].pbs.out").read_text()
+    (job,) = standins.jobs()
+    assert job["options"]["-v"] == "SUMMIT_TRAIN_TASK=2" and "-J" not in job["options"]
+    assert job["options"]["-W"] == "depend=afterany:7[2].pbs" and not job["named"]
+    assert _run(standins, job["script"], SUMMIT_TRAIN_TASK="2", PBS_JOBID="101.pbs") == (0, "")
+    assert (runs[1] / "job/101.pbs.out").read_text().endswith(f": done, {runs[1]}\n")
+
+
+def _sleep(standins: Standins, then: str) -> None:
+    """Put a `sleep` in the place of the machine's, which notes its seconds and process."""
+    path = standins.bin / "sleep"
+    path.write_text(f'#!/bin/bash\necho "$1" >"$STANDINS/seconds"\necho $$ >"$STANDINS/sleeper"\n{then}\n')
+    path.chmod(0o755)
+
+
+def test_a_pbs_job_warns_itself_before_its_walltime(standins: Standins, tmp_path: Path) -> None:
+    _sleep(standins, 'until grep -qs \'"trainer"\' "$STANDINS/calls.jsonl"; do /bin/sleep 0.1; done')
+    script, _ = _job(standins, "hydra", tmp_path / "run")
+    status, output = _run(standins, script, TRAINER="stop")
+    assert status == 85 and "SIGUSR2, the ranks are asked for a checkpoint" in output
+    seconds = int((standins.folder / "seconds").read_text())
+    assert 0 < seconds <= 60 * 60 - 300
+
+
+def test_the_timer_of_a_pbs_job_ends_with_it(standins: Standins, tmp_path: Path) -> None:
+    """A process that stays behind would keep the job alive."""
+    _sleep(standins, "exec /bin/sleep 3300")
+    script, _ = _job(standins, "hydra", tmp_path / "run")
+    assert _run(standins, script)[0] == 0
+    sleeper = Path("/proc") / (standins.folder / "sleeper").read_text().strip()
+    deadline = time.monotonic() + PATIENCE_S
+    while sleeper.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("site", ["hydra", "pals", "flux", "srun"])
+def test_bad_nodes_are_left_out_and_missed_where_none_is_spare(standins: Standins, tmp_path: Path, site: str) -> None:
+    script, run = _job(standins, site, tmp_path / "run")
+    if site == "srun":  # which takes names, not a file
+        script = render(load_site("slurm_v100", ["spare_nodes=1"]), Job("run", (run,), 1, 60, tmp_path, "true"))
+        (run / "job/bad_nodes").write_text("n1\nn9\n")
+        assert _run(standins, script)[0] == 0
+        assert standins.calls("srun")[0]["options"]["--exclude"] == "n1,n9"
+        return
+    for hosts, bad, down, left in (
+        ("n1\nn2\nn3\n", "n1\n", "", "n2 n3"),
+        ("n1\nn2\nn3\n", "", "", "n1 n2"),
+        ("n1.hsn\nn1.hsn\nn2.hsn\nn3.hsn\n", "n2\n", "", "n1.hsn n3.hsn"),
+        ("n1.hsn\nn2.hsn\nn3.hsn\n", "", "n1   offline Xid 74\nn9 down\n", "n2.hsn n3.hsn"),
+    ):
+        if site == "flux" and ("." in hosts or down):
+            continue  # it names hosts in one way, and those that are down itself
+        (standins.folder / "hosts").write_text(hosts)
+        (standins.folder / "pbsnodes").write_text(down)
+        (run / "job/bad_nodes").write_text(bad)
+        assert _run(standins, script)[0] == 0
+        (run / "job/done").unlink()
+        option = standins.calls(LAUNCHERS[site])[-1]["options"].get("--requires", "").removeprefix("host:")
+        assert (option.split(",") if site == "flux" else (run / "job/hosts").read_text().split()) == left.split()
+    (run / "job/bad_nodes").write_text("n1\nn2\n")
+    status, output = _run(standins, script)
+    assert status == 1 and "2 are needed; set spare_nodes in the site profile" in output
+
+
 def test_a_script_that_is_started_by_hand_says_so(standins: Standins, tmp_path: Path) -> None:
     environ = {name: value for name, value in standins.environ.items() if name not in SCHEDULERS}
-    for site, command in (("summit", "bsub"), ("srun", "sbatch")):
+    for site, command in (("summit", "bsub"), ("srun", "sbatch"), ("hydra", "qsub"), ("flux", "flux batch")):
         script, run = _job(standins, site, tmp_path / site)
         done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True)
         assert done.returncode != 0 and f"this is a job script, for {command}" in done.stderr
-        assert os.listdir(run) == ["job"]
+        assert os.listdir(run) == ["job"] and os.listdir(run / "job") == ["job.sh"]
 
 
 def test_the_stand_ins_do_check(standins: Standins) -> None:
     for line in ("jsrun -n 2 -z 1 true", "jsrun -n two true", "srun --mpi=pmi9 true", "mpirun -np 2", "bsub -W 2h",
-                 "jskill all", "bjobs"):  # fmt: skip
+                 "jskill all", "bjobs", "qselect -u me", "qsub -l nodes=2", "flux run -z true", "flux batch --setattr",
+                 "flux --parent batch job.sh"):  # fmt: skip
         done = subprocess.run(
             line.split(), env=standins.environ, capture_output=True, text=True, stdin=subprocess.DEVNULL
         )

@@ -11,7 +11,10 @@ from summit_train.cluster.site import load_site, parse_walltime, walltime_text
 from summit_train.core.errors import UserError
 from summit_train.spec.source import shipped
 
-SITES = ("local", "lsf_generic", "slurm_generic", "slurm_v100", "summit")
+SITES = (
+    "alps", "aurora", "el_capitan", "flux_generic", "frontier", "local", "lsf_generic", "pbs_generic", "perlmutter",
+    "polaris", "slurm_generic", "slurm_v100", "summit",
+)  # fmt: skip
 MINE = """
 name: mine
 scheduler: slurm
@@ -60,6 +63,10 @@ def test_keys_that_do_not_fit_each_other(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="mine: ranks_per_node: must be given where gpus_per_node is 0"):
         load_site(_mine(tmp_path), ["gpus_per_node=0"])
     assert load_site(_mine(tmp_path), ["gpus_per_node=0", "ranks_per_node=2"]).ranks == 2
+    with pytest.raises(UserError, match="mine: spare_nodes: must be 0 with mpirun on slurm"):
+        load_site(_mine(tmp_path), ["spare_nodes=1", "launcher=mpirun"])
+    with pytest.raises(UserError, match="scheduler: must be one of slurm, lsf, pbs, flux, local, got 'pbz'"):
+        load_site(_mine(tmp_path), ["scheduler=pbz"])
 
 
 def test_a_list_that_is_replaced_is_said_with_what_is_lost(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tests.conftest import WriteSpec
 from tests.standins import Standins
 
 SLURM, SUMMIT, LSF = (load_site(name) for name in ("slurm_generic", "summit", "lsf_generic"))
+PBS, FLUX = load_site("pbs_generic"), load_site("flux_generic")
 
 
 @pytest.fixture
@@ -85,6 +86,29 @@ def test_bsub_is_named_the_script_or_reads_it(standins: Standins, spec: Spec, si
     assert second["options"]["-w"] == "ended(101)" and "-w" not in first["options"]
 
 
+@pytest.mark.parametrize(("site", "ids", "waits"), [
+    (PBS, ("101.pbs", "102.pbs"), ("-W", "depend=afterany:101.pbs")),
+    (FLUX, ("fA101", "fA102"), ("--dependency", "afterany:fA101")),
+])  # fmt: skip
+def test_jobs_of_pbs_and_flux_wait_for_each_other(
+    standins: Standins, spec: Spec, site: Site, ids: tuple[str, str], waits: tuple[str, str]
+) -> None:
+    job, script = _written(spec, site)
+    assert chain(site, job, script, 2) == list(ids)
+    first, second = standins.jobs()
+    assert (first["script"], first["folder"]) == (script.read_text(), str(script.parent))
+    assert waits[0] not in first["options"] and second["options"][waits[0]] == waits[1]
+
+
+def test_an_array_of_pbs_is_recorded_by_its_runs(standins: Standins, spec: Spec, tmp_path: Path) -> None:
+    runs = [tmp_path / "runs" / name for name in ("one", "two")]
+    job = _job(spec, runs)
+    script = write_job(PBS, job, [spec, spec], tmp_path / "sweep")
+    assert chain(PBS, job, script, 1) == ["101[].pbs"]
+    assert standins.jobs()[0]["options"]["-J"] == "1-2"
+    assert [submissions(run)[-1]["id"] for run in runs] == ["101[1].pbs", "101[2].pbs"]
+
+
 def test_a_chain_is_recorded_job_by_job(standins: Standins, spec: Spec) -> None:
     job, script = _written(spec, LSF)
     assert chain(LSF, job, script, 1) == ["101"] and not (spec.run_path / "job/last_job").exists()
@@ -124,6 +148,22 @@ def test_states_of_lsf_jobs(standins: Standins) -> None:
     assert job_states(LSF, ids) == dict(zip(ids, states, strict=True))
     (standins.folder / "bjobs").unlink()
     assert job_states(LSF, ["1"]) == {"1": "gone"}
+
+
+def test_states_of_pbs_jobs(standins: Standins) -> None:
+    (standins.folder / "qselect").write_text("1.pbs Q\n2.pbs R\n3.pbs H\n4[1].pbs R\n4[2].pbs Q\n6.pbs E\n")
+    ids = ["1.pbs", "2.pbs", "3.pbs", "4[1].pbs", "4[2].pbs", "4[3].pbs", "5.pbs", "6.pbs"]
+    states = ["queued", "running", "queued", "running", "queued", "gone", "gone", "running"]
+    assert job_states(PBS, ids) == dict(zip(ids, states, strict=True))
+    (standins.folder / "qselect").unlink()
+    assert job_states(PBS, ["1.pbs"]) == {"1.pbs": "gone"}
+
+
+def test_states_of_flux_jobs(standins: Standins) -> None:
+    (standins.folder / "jobs").write_text("fA1 DEPEND\nfA2 RUN\nfA3 SCHED\nfA4 CLEANUP\n")
+    ids = ["fA1", "fA2", "fA3", "fA4", "fA5"]
+    states = ["queued", "running", "queued", "running", "gone"]
+    assert job_states(FLUX, ids) == dict(zip(ids, states, strict=True))
 
 
 def test_members_of_an_array(spec: Spec, tmp_path: Path) -> None:

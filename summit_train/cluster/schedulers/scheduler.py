@@ -19,11 +19,13 @@ class Scheduler(ABC):
     launchers: what starts the ranks in its jobs; a template jobs/SCHEDULER_LAUNCHER.sh.j2 each.
     command: the program that takes jobs; None: jobs run here, in the foreground.
     has_arrays: one job may have many runs.
+    can_spare: those launchers that leave the hosts in job/bad_nodes out, so that a job may have spare nodes.
     """
 
     launchers: ClassVar[tuple[str, ...]]
     command: ClassVar[str | None]
     has_arrays: ClassVar[bool] = True
+    can_spare: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def submit(self, script: Path, launcher: str, after: str | None) -> str:

@@ -11,6 +11,7 @@ from summit_train.core.errors import UserError
 
 class Slurm(Scheduler):
     launchers = ("srun", "mpirun")
+    can_spare = ("srun",)
     command = "sbatch"
 
     def submit(self, script: Path, launcher: str, after: str | None) -> str:

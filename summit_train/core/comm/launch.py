@@ -14,6 +14,7 @@ from pathlib import Path
 
 from summit_train.core.errors import UserError
 
+HYDRA = "mpirun (Hydra)"  # of MPICH and Intel MPI; PALS' mpiexec looks the same
 # (launcher, variable with the rank, variable with the number of processes). SLURM_NTASKS is set in a batch script too,
 # where only one process runs; SLURM_STEP_NUM_TASKS is set by srun alone.
 _LAUNCHERS = (
@@ -21,7 +22,7 @@ _LAUNCHERS = (
     ("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
     ("mpirun (MVAPICH2)", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     ("flux run", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
-    ("mpirun (Hydra)", "PMI_RANK", "PMI_SIZE"),  # PALS' mpiexec too
+    (HYDRA, "PMI_RANK", "PMI_SIZE"),
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("torchrun", "RANK", "WORLD_SIZE"),
 )

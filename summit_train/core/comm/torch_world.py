@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from summit_train.core.comm.launch import Launch, job_address, node_name
+from summit_train.core.comm.launch import HYDRA, Launch, job_address, node_name
 from summit_train.core.comm.world import SAME_EVERY_TIME, World, refuse_mixed
 from summit_train.core.errors import RunFailed, UserError
 
@@ -142,14 +142,10 @@ def meet(launch: Launch, host: str) -> tuple[TCPStore, str]:
     Raises UserError where nothing says who keeps it, RunFailed where a port is taken or ranks do not come.
     """
     address, port, keeps = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"), launch.rank == 0
-    if launch.by_mpi and importlib.util.find_spec("mpi4py") is not None:
-        from mpi4py import MPI
-
-        world = MPI.COMM_WORLD
-        if world.Get_size() == launch.size:  # else this MPI does not know what the launcher said
-            refuse_mixed(world.allgather(("torch", host)))
-            if address is None or port is None:
-                return _meet_by_mpi(world, launch, address or host)
+    if (world := _mpi_world(launch)) is not None:
+        refuse_mixed(world.allgather(("torch", host)))
+        if address is None or port is None:
+            return _meet_by_mpi(world, launch, address or host)
     if address is None or port is None:
         address, number = job_address(os.environ, launch)
         return _store(launch, address, number, keeps=keeps), address
@@ -158,6 +154,22 @@ def meet(launch: Launch, host: str) -> tuple[TCPStore, str]:
     # torchrun's own process keeps the store of its ranks.
     keeps = keeps and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     return _store(launch, address, int(port), keeps=keeps), address
+
+
+def _mpi_world(launch: Launch) -> Intracomm | None:
+    """Return MPI's world of the ranks; None where there is no mpi4py, or it is of an MPI that does not know them."""
+    if not launch.by_mpi or importlib.util.find_spec("mpi4py") is None:
+        return None
+    import mpi4py
+
+    mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+    from mpi4py import MPI
+
+    if launch.launcher == HYDRA and MPI.get_vendor()[0] == "Open MPI":
+        return None  # among another MPI's variables its MPI_Init ends the process
+    if not MPI.Is_initialized():
+        MPI.Init_thread()
+    return MPI.COMM_WORLD if MPI.COMM_WORLD.Get_size() == launch.size else None
 
 
 def _meet_by_mpi(world: Intracomm, launch: Launch, address: str) -> tuple[TCPStore, str]:

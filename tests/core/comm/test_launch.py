@@ -16,7 +16,8 @@ ENVIRONMENTS = {
     "jsrun": {"JSM_NAMESPACE_RANK": "3", "JSM_NAMESPACE_SIZE": "8", "LSB_JOBID": "1", "PMIX_RANK": "3"},
     "mpirun (MVAPICH2)": {"MV2_COMM_WORLD_RANK": "3", "MV2_COMM_WORLD_SIZE": "8", "MV2_COMM_WORLD_LOCAL_RANK": "1"},
     "flux run": {"FLUX_TASK_RANK": "3", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_ID": "f1"},
-    "mpirun (Hydra)": {"PMI_RANK": "3", "PMI_SIZE": "8"},
+    # MPICH 5.0.2's mpiexec; that of PALS has PALS_RANKID and the like beside them.
+    "mpirun (Hydra)": {"PMI_RANK": "3", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "PALS_RANKID": "3"},
     "srun": {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_NTASKS": "16", "SLURM_JOB_ID": "1"},
     "torchrun": {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "host"},
 }

@@ -1,0 +1,29 @@
+"""PBS Pro and OpenPBS: qsub and qselect."""
+
+from __future__ import annotations
+
+import getpass
+from pathlib import Path
+
+from summit_train.cluster.schedulers.scheduler import Scheduler, ask, job_id
+
+
+class Pbs(Scheduler):
+    """Its launchers: mpiexec of HPE's PALS, mpiexec of MPICH and Intel MPI (Hydra), mpirun of Open MPI."""
+
+    launchers = ("pals", "mpiexec", "mpirun")
+    can_spare = launchers
+    command = "qsub"
+
+    def submit(self, script: Path, launcher: str, after: str | None) -> str:
+        words = ["qsub", *(["-W", f"depend=afterany:{after}"] if after else []), script.name]
+        return job_id(r"^(\d+(?:\[\])?(?:\.[\w.-]+)?)$", words, ask(words, script.parent))
+
+    def member(self, array: str, number: int) -> str:
+        return array.replace("[]", f"[{number}]")
+
+    def states(self) -> dict[str, str]:
+        # qselect names what has not finished, by its whole id, which qstat cuts off.
+        own = ["qselect", "-T", "-u", getpass.getuser()]
+        running = ask([*own, "-s", "RE"]).split()
+        return dict.fromkeys(ask(own).split(), "queued") | dict.fromkeys(running, "running")

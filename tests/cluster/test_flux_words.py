@@ -1,0 +1,80 @@
+"""The Flux scripts as Flux's own command line reads them (flux-python): directives, and the words of flux run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worlds import ROOT
+
+FOLDER = ROOT / "build/flux"  # where tests/install_flux.sh puts it
+GOLDEN = ROOT / "tests/golden/jobs"
+SCRIPTS = sorted(path for path in GOLDEN.glob("*.sh") if "\n# flux:" in path.read_text())
+pytestmark = pytest.mark.skipif(
+    not (FOLDER / "flux").is_dir() and importlib.util.find_spec("flux") is None,
+    reason="needs flux-python in build/flux; tests/install_flux.sh installs it",
+)
+
+
+def _read(*words: object) -> dict[str, Any]:
+    """The job specification."""
+    command = [sys.executable, str(ROOT / "tests/flux_words.py"), *map(str, words)]
+    environ = os.environ | {"PYTHONPATH": f"{FOLDER}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def _launch(script: Path, hosts: str) -> list[str]:
+    """The words of flux run in a script, as bash makes them."""
+    text = script.read_text()
+    array = text[text.index("all_ranks=(") : text.index("\n)\n", text.index("all_ranks=(")) + 3]
+    program = f"hosts={shlex.quote(hosts)}\n{array}printf '%s\\n' \"${{all_ranks[@]}}\""
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[:2] == ["shielded_flux", "run"]
+    return done.stdout.splitlines()[2:]
+
+
+def test_there_are_scripts() -> None:
+    assert {path.stem for path in SCRIPTS} >= {"flux_generic-one", "flux_generic-spare", "el_capitan-many"}
+
+
+def test_the_directives_ask_for_the_job() -> None:
+    system = (spec := _read("batch", GOLDEN / "el_capitan-many.sh"))["attributes"]["system"]
+    (node,) = spec["resources"]
+    assert (node["type"], node["count"], node["exclusive"]) == ("node", 16, True)
+    assert (system["duration"], system["job"]["name"], system["thp"]) == (33 * 60, "O_Neil_sons", "always")
+    assert system["shell"]["options"]["signal"] == {"signum": 12, "timeleft": 300}
+    (spare,) = _read("batch", GOLDEN / "flux_generic-spare.sh")["resources"]
+    assert spare["count"] == 18
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_flux_run_starts_the_ranks_on_the_hosts(script: Path) -> None:
+    spec = _read("run", *_launch(script, "n[1-16]"), "python", "-m", "summit_train")
+    (node,) = spec["resources"]
+    nodes = 1 if script.stem.endswith("one") else 16
+    (slot,) = node["with"]
+    assert (node["count"], node["exclusive"], slot["count"]) == (nodes, True, 4)
+    assert spec["tasks"][0]["command"] == ["python", "-m", "summit_train"]
+    options = spec["attributes"]["system"]["shell"]["options"]
+    affinity = (options["exit-on-error"], options["cpu-affinity"], options["gpu-affinity"])
+    assert affinity == (1, "per-task", "off")
+    assert spec["attributes"]["system"]["constraints"] == {"hostlist": ["n[1-16]"]}
+
+
+def test_what_flux_does_not_know_is_refused(tmp_path: Path) -> None:
+    """Else the tests above would prove nothing."""
+    text = (GOLDEN / "flux_generic-one.sh").read_text()
+    for old, new in (("--exclusive", "--exclusively"), ("# whole nodes", "true"), ("@300s", "@300x")):
+        (tmp_path / "job.sh").write_text(text.replace(old, new, 1))
+        with pytest.raises(AssertionError):
+            _read("batch", tmp_path / "job.sh")

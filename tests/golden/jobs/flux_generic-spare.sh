@@ -1,0 +1,179 @@
+#!/bin/bash
+# flux: --job-name=O_Neil_sons
+# whole nodes; 2 of them to spare
+# flux: --nodes=18
+# flux: --exclusive
+# flux: --time-limit=33m
+# to the ranks, and in newer versions to this script, 300 s before the time limit
+# flux: --signal=SIGUSR2@300s
+
+# 16 nodes x 4 ranks on flux_generic. Written by summit-train: another submission writes it anew.
+set -euo pipefail
+
+say() { printf '[%(%F %T)T] %s\n' -1 "$*"; }
+
+job_id=$(flux getattr jobid) || {
+    echo "this is a job script, for flux batch" >&2
+    exit 1
+}
+job_id=${job_id/#ƒ/f} # Flux reads both
+run='/proj/runs/O'"'"'Neil & sons'
+exec >>"$run/job/$job_id.out" 2>&1 # Flux's own words go to flux-JOB.out, in the folder that flux batch is called in
+cd -- '/proj/our videos' # relative paths in the spec start here
+python=/proj/venv/bin/python
+
+if [[ -e $run/job/done ]]; then
+    say "job $job_id: $run is done already, there is nothing to do"
+    exit 0
+fi
+
+export PATH="${python%/*}:$PATH" # the environment's own mpirun, where set-up installed one
+export OMP_NUM_THREADS=1 # the GPU computes and the workers decode; more threads would fight for their cores
+export NCCL_DEBUG=WARN # an error of NCCL says where it happened
+export SUMMIT_TRAIN_COMM=torch # comm: torch in the site profile
+
+# The number of updates in the newest checkpoint, 0 where there is none.
+newest_step() {
+    local file step=0
+    for file in "$run"/checkpoints/step_????????.pt; do
+        [[ -e $file ]] && step=${file##*/step_}
+    done
+    echo $((10#${step%.pt}))
+}
+
+# The bytes of the scores that a stopped evaluation keeps.
+scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | wc -c; }
+
+# The nodes to use: those that are up, without those that job/bad_nodes names, a line each.
+bad=$(paste -sd, -- "$run/job/bad_nodes" 2>/dev/null || true)
+hosts=$(flux hostlist --limit=16 ${bad:+"--exclude=$bad"} avail)
+if (($(flux hostlist --count <<<"$hosts") < 16)); then
+    say "job $job_id: only $hosts are left without the bad nodes, 16 are needed; set spare_nodes in the site profile"
+    exit 1
+fi
+MASTER_ADDR=$(flux hostlist --nth=0 <<<"$hosts") # where rank 0 is
+export MASTER_ADDR
+# A signal to the job reaches all processes of this script, and older versions of this client would end of it.
+shielded_flux() {
+    trap '' USR2 HUP
+    exec flux "$@"
+}
+all_ranks=(
+    shielded_flux run
+    --requires="host:$hosts"
+    --nodes=16
+    --ntasks=64
+    --exclusive
+    -o exit-on-error # one rank that dies ends all of them
+    -o cpu-affinity=per-task # each rank and its loader workers have an equal share of the cores
+    -o gpu-affinity=off # every rank sees all GPUs of its node, and its local rank picks one
+)
+each_node=(shielded_flux run --requires="host:$hosts" --nodes=16 --ntasks=16 --exclusive -o gpu-affinity=off)
+
+stop='' # the signal that asked this job to stop
+signals=0
+ranks='' # the launcher's process while it runs
+
+# The ranks write a checkpoint and leave with 85, whatever signal came: SIGTERM would make launchers kill them.
+hand_over() {
+    flux job killall --force --signal=SIGUSR2 || true # to all ranks; they may just have ended
+}
+
+on_signal() {
+    stop=$1
+    signals=$((signals + 1))
+    say "job $job_id: SIG$stop, the ranks are asked for a checkpoint"
+    [[ -z $ranks ]] || hand_over
+}
+trap 'on_signal USR2' USR2 # the walltime is near
+trap 'on_signal TERM' TERM # somebody cancels, or the scheduler wants the nodes for others
+trap 'on_signal INT' INT
+trap 'on_signal TERM' HUP # what Flux makes of a cancelled job
+
+# Run a command to its end; its exit status is in $status. A signal interrupts the waiting only.
+attend() {
+    local seen
+    "$@" &
+    ranks=$!
+    while
+        seen=$signals
+        status=0
+        wait "$ranks" || status=$?
+        ((signals != seen))
+    do :; done
+    ranks=''
+}
+
+# The packed sets go to each node's own disk once; the ranks read them there and leave the shared file system alone.
+staged=/tmp/summit_train_$job_id
+attend "${each_node[@]}" "$python" -m summit_train data stage /proj/packed/train "$staged"
+if ((status != 0)) || [[ -n $stop ]]; then
+    say "job $job_id: staging ended with exit status $status${stop:+ after SIG$stop}; not started again"
+    exit $((status == 0 ? 1 : status))
+fi
+attend "${each_node[@]}" "$python" -m summit_train data stage '/proj/packed/val set' "$staged"
+if ((status != 0)) || [[ -n $stop ]]; then
+    say "job $job_id: staging ended with exit status $status${stop:+ after SIG$stop}; not started again"
+    exit $((status == 0 ? 1 : status))
+fi
+
+first=$(newest_step)
+scored=$(scored_bytes)
+rm -f -- "$run/stopped"
+say "job $job_id: $run from step $first on 16 nodes, 64 ranks"
+# Where Slurm's PMIx starts the ranks, Open MPI crashes in MPI_Init about once in 400 starts: one such crash is forgiven.
+for attempt in 1 2; do
+    began=$SECONDS
+    attend "${all_ranks[@]}" "$python" -m summit_train train "$run/job/spec.yaml" data.stage="'$staged'"
+    ((attempt == 1 && status == 139 && SECONDS - began < 300)) && [[ -z $stop && $(newest_step) == "$first" ]] || break
+    say "job $job_id: the ranks crashed at their start (exit status 139); started once more"
+done
+
+ended=$status
+attend "${each_node[@]}" rm -rf -- "$staged"
+status=$ended
+# Rank 0 leaves this file after the checkpoint. The ranks leave with 85, too; but whether a launcher passes that on, or
+# answers with the signal by which it ended those that were slower, is known of srun and mpirun and not of jsrun.
+if [[ ! -e $run/stopped ]]; then
+    if ((status == 0)); then
+        : >"$run/job/done"
+        say "job $job_id: done, $run"
+        exit 0
+    fi
+    say "job $job_id: failed with exit status $status${stop:+ after SIG$stop}; not started again"
+    exit $((status == 85 ? 1 : status)) # 85 would be a wish to be requeued
+fi
+last=$(newest_step)
+if [[ $stop == TERM || $stop == INT ]]; then
+    say "job $job_id: stopped by SIG$stop at step $last; submit it again to go on"
+    exit 143
+fi
+if ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
+    say "job $job_id: stopped at step $last without a new step or score since its start; not started again"
+    exit 1
+fi
+final=$(cat "$run/job/last_job" 2>/dev/null || true) # of a chain of jobs
+if [[ -n $final && $final != "$job_id" ]]; then
+    say "job $job_id: stopped at step $last; the next job of the chain goes on"
+    exit 0
+fi
+touch "$run/job/requeues"
+requeues=$(wc -l <"$run/job/requeues")
+if ((requeues >= 20)); then
+    say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to go on"
+    exit 1
+fi
+# Flux requeues nothing: a new job of the enclosing instance goes on. It waits for this one's end.
+cd -- "$run/job"
+resubmit() { FLUX_F58_FORCE_ASCII=1 flux --parent batch --dependency="afterany:$job_id" job.sh; }
+if ! next=$(resubmit); then
+    say "job $job_id: stopped at step $last; no new job was taken; submit it again to go on"
+    exit 1
+fi
+echo "$job_id step $last" >>"$run/job/requeues"
+# Its id is a new one: the sweep's status and the next submission look for it there.
+line=$(grep -F "\"id\": \"$job_id\"" "$run/job/submitted.jsonl" 2>/dev/null | tail -n 1 || true)
+[[ -z $line ]] || printf '%s\n' "${line/"$job_id"/$next}" >>"$run/job/submitted.jsonl"
+[[ -z $final ]] || echo "$next" >"$run/job/last_job"
+say "job $job_id: stopped at step $last; job $next goes on, $((requeues + 1)) of 20"
+exit 85

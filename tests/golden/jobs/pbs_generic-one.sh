@@ -1,0 +1,167 @@
+#!/bin/bash
+#PBS -N tsm_r50_8f
+# whole nodes, one chunk each
+#PBS -l select=1:ncpus=32:ngpus=4
+#PBS -l place=scatter:excl
+#PBS -l walltime=2:00:00
+# PBS may run the job anew after a node failed
+#PBS -r y
+# PBS's own words, in the folder that qsub is called in; the run's output goes to its own directory
+#PBS -j oe
+
+# 1 nodes x 4 ranks on pbs_generic. Written by summit-train: another submission writes it anew.
+set -euo pipefail
+
+say() { printf '[%(%F %T)T] %s\n' -1 "$*"; }
+
+job_id=${PBS_JOBID:?this is a job script, for qsub}
+run=/proj/runs/tsm_r50_8f
+exec >>"$run/job/$job_id.out" 2>&1 # at once, where PBS may hand its own file over only at the end; a rerun adds to it
+cd -- '/proj/our videos' # relative paths in the spec start here
+python=/proj/venv/bin/python
+
+if [[ -e $run/job/done ]]; then
+    say "job $job_id: $run is done already, there is nothing to do"
+    exit 0
+fi
+
+export PATH="$PATH:${python%/*}" # after the machine's own mpiexec
+export OMP_NUM_THREADS=1 # the GPU computes and the workers decode; more threads would fight for their cores
+export NCCL_DEBUG=WARN # an error of NCCL says where it happened
+export SUMMIT_TRAIN_COMM=torch # comm: torch in the site profile
+
+# The number of updates in the newest checkpoint, 0 where there is none.
+newest_step() {
+    local file step=0
+    for file in "$run"/checkpoints/step_????????.pt; do
+        [[ -e $file ]] && step=${file##*/step_}
+    done
+    echo $((10#${step%.pt}))
+}
+
+# The bytes of the scores that a stopped evaluation keeps.
+scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | wc -c; }
+
+# The nodes to use: those of the job in order, without those that job/bad_nodes names (a line each) or PBS calls down.
+hosts=$run/job/hosts
+{
+    cat -- "$run/job/bad_nodes" 2>/dev/null || true
+    pbsnodes -l 2>/dev/null || true
+} | awk -F'[. \t]' 'bad { gone[$1]; next } !($1 in gone) && !seen[$1]++' bad=1 - bad=0 "$PBS_NODEFILE" >"$hosts.left"
+head -n 1 -- "$hosts.left" >"$hosts"
+if (($(wc -l <"$hosts") < 1)); then
+    say "job $job_id: $(wc -l <"$hosts") nodes are left without the bad ones, 1 are needed; set spare_nodes in the site profile"
+    exit 1
+fi
+export PBS_NODEFILE=$hosts # rank 0 is on its first host
+all_ranks=(
+    mpiexec # of MPICH or Intel MPI
+    -f "$hosts"
+    -n 4
+    -ppn 4
+    -bind-to core:8 # a rank and its loader workers share these cores
+)
+
+stop='' # the signal that asked this job to stop
+signals=0
+ranks='' # the launcher's process while it runs
+
+# The ranks write a checkpoint and leave with 85, whatever signal came: SIGTERM would make launchers kill them.
+hand_over() {
+    kill -TERM "$ranks" || true # Hydra passes it on and waits for the ranks; SIGUSR2 ends it; it may just have ended
+}
+
+on_signal() {
+    stop=$1
+    signals=$((signals + 1))
+    say "job $job_id: SIG$stop, the ranks are asked for a checkpoint"
+    [[ -z $ranks ]] || hand_over
+}
+trap 'on_signal USR2' USR2 # the walltime is near
+trap 'on_signal TERM' TERM # somebody cancels, or the scheduler wants the nodes for others
+trap 'on_signal INT' INT
+# PBS warns of nothing: at the walltime come SIGTERM and, seconds later, SIGKILL. So the script warns itself.
+warn_later() {
+    local nap
+    sleep $((6900 > SECONDS ? 6900 - SECONDS : 1)) &
+    nap=$!
+    trap 'kill "$nap"' TERM
+    wait "$nap" && kill -USR2 "$$"
+}
+warn_later &
+timer=$!
+trap 'kill "$timer" 2>/dev/null || true' EXIT # a process that stays behind would keep the job alive
+
+# Run a command to its end; its exit status is in $status. A signal interrupts the waiting only.
+attend() {
+    local seen
+    "$@" &
+    ranks=$!
+    while
+        seen=$signals
+        status=0
+        wait "$ranks" || status=$?
+        ((signals != seen))
+    do :; done
+    ranks=''
+}
+
+first=$(newest_step)
+scored=$(scored_bytes)
+rm -f -- "$run/stopped"
+say "job $job_id: $run from step $first on 1 nodes, 4 ranks"
+# Where Slurm's PMIx starts the ranks, Open MPI crashes in MPI_Init about once in 400 starts: one such crash is forgiven.
+for attempt in 1 2; do
+    began=$SECONDS
+    attend "${all_ranks[@]}" "$python" -m summit_train train "$run/job/spec.yaml"
+    ((attempt == 1 && status == 139 && SECONDS - began < 300)) && [[ -z $stop && $(newest_step) == "$first" ]] || break
+    say "job $job_id: the ranks crashed at their start (exit status 139); started once more"
+done
+
+# Rank 0 leaves this file after the checkpoint. The ranks leave with 85, too; but whether a launcher passes that on, or
+# answers with the signal by which it ended those that were slower, is known of srun and mpirun and not of jsrun.
+if [[ ! -e $run/stopped ]]; then
+    if ((status == 0)); then
+        : >"$run/job/done"
+        say "job $job_id: done, $run"
+        exit 0
+    fi
+    say "job $job_id: failed with exit status $status${stop:+ after SIG$stop}; not started again"
+    exit $((status == 85 ? 1 : status)) # 85 would be a wish to be requeued
+fi
+last=$(newest_step)
+if [[ $stop == TERM || $stop == INT ]]; then
+    say "job $job_id: stopped by SIG$stop at step $last; submit it again to go on"
+    exit 143
+fi
+if ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
+    say "job $job_id: stopped at step $last without a new step or score since its start; not started again"
+    exit 1
+fi
+final=$(cat "$run/job/last_job" 2>/dev/null || true) # of a chain of jobs
+if [[ -n $final && $final != "$job_id" ]]; then
+    say "job $job_id: stopped at step $last; the next job of the chain goes on"
+    exit 0
+fi
+touch "$run/job/requeues"
+requeues=$(wc -l <"$run/job/requeues")
+if ((requeues >= 20)); then
+    say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to go on"
+    exit 1
+fi
+# qrerun is for operators and no exit status requeues, so a new job goes on. It waits for this one's end.
+cd -- "$PBS_O_WORKDIR"
+resubmit() {
+    qsub -W "depend=afterany:$PBS_JOBID" job.sh
+}
+if ! next=$(resubmit); then
+    say "job $job_id: stopped at step $last; no new job was taken; submit it again to go on"
+    exit 1
+fi
+echo "$job_id step $last" >>"$run/job/requeues"
+# Its id is a new one: the sweep's status and the next submission look for it there.
+line=$(grep -F "\"id\": \"$job_id\"" "$run/job/submitted.jsonl" 2>/dev/null | tail -n 1 || true)
+[[ -z $line ]] || printf '%s\n' "${line/"$job_id"/$next}" >>"$run/job/submitted.jsonl"
+[[ -z $final ]] || echo "$next" >"$run/job/last_job"
+say "job $job_id: stopped at step $last; job $next goes on, $((requeues + 1)) of 20"
+exit 85
