@@ -13,7 +13,7 @@ import pytest
 
 from summit_train.core.comm import open_world
 from summit_train.core.comm import torch_world as module
-from summit_train.core.comm.launch import Launch, this_launch
+from summit_train.core.comm.launch import HYDRA, Launch, this_launch
 from summit_train.core.comm.torch_world import meet, use_interface_towards
 from summit_train.core.errors import RunFailed, UserError
 from tests.worlds import forked, needs_ranks, run
@@ -130,6 +130,22 @@ def test_under_mpirun_a_host_without_an_address_can_be_named() -> None:
     assert status == 0 and output.count("set MASTER_ADDR to one that every rank") == output.count("2 ranks\n") == 2, (
         output
     )
+
+
+def test_an_open_mpi_among_another_launchers_ranks_is_left_alone() -> None:
+    """Its MPI_Init would end the process. Under its own mpirun it joins the ranks, which the tests above show."""
+    pytest.importorskip("mpi4py")
+
+    def work() -> int:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        from mpi4py import MPI
+
+        foreign = MPI.get_vendor()[0] == "Open MPI"
+        return 0 if not foreign or module._mpi_world(Launch(HYDRA, 0, 2, by_mpi=True)) is None else 1
+
+    assert forked(0, work) == (0, "")
 
 
 def test_a_rank_that_ends_before_all_are_connected_is_not_waited_for() -> None:
