@@ -56,10 +56,10 @@ def test_a_pbs_job_hands_over_to_the_next_one(pbs: Slurm, write_spec: WriteSpec,
     assert status == 0, said
     (line,) = (run / "job/submitted.jsonl").read_text().splitlines()
     job = json.loads(line)["id"]
-    shown = pbs.show(job)
-    assert (shown["JobName"], shown["TimeLimit"], shown["NumNodes"]) == ("run", "00:30:00", "2")
     output = run / f"job/{job}.out"
     wait_for_step(pbs, job, run, 3)
+    shown = pbs.show(job)
+    assert (shown["JobName"], shown["TimeLimit"], shown["NumNodes"]) == ("run", "00:30:00", "2")
     pbs.run("scancel", "--signal=USR2", "--batch", job)
     pbs.wait_until(lambda: pbs.state(job) == "FAILED", "the end of the warned job")
     text = output.read_text()
