@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from summit_train.cli.evaluate import accuracy_result, warn_left_out
-from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import AgreedError, RunFailed, UserError
 from summit_train.core.files import write_json, write_text
@@ -55,7 +54,7 @@ def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, forc
         try:
             return _run(inputs, run, watchdog, stop)
         except Stopped:
-            return _stopped(inputs.spec, world, stop)
+            return _stopped(run, stop)
         except AgreedError as error:
             raise AgreedError(str(error)) from error
         except UserError as error:
@@ -84,6 +83,7 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
     spec, world = run.spec, run.world
 
     def last() -> tuple[list[Path], list[str]]:
+        run.writer.wait()
         paths = epoch_checkpoints(spec.run_path, run.plan.steps_per_epoch)
         return current_experiment(_still_there(spec, paths)[-spec.evaluate.last_checkpoints :])
 
@@ -112,17 +112,19 @@ def _report(spec: Spec, stop: StopRequest) -> Path | None:
         return None
 
 
-def _stopped(spec: Spec, world: World, stop: StopRequest) -> Result:
+def _stopped(run: Run, stop: StopRequest) -> Result:
+    spec = run.spec
     stop.leave()
 
     def record() -> None:
+        run.writer.wait()
         last = _still_there(spec, find_checkpoints(spec.run_path))[-1]
         # For the job script: a launcher that ends all ranks at the first one that leaves may hide their status.
         write_text(spec.run_path / "stopped", f"{last}\n")
         by = stop.signal or "a signal to another rank"
         show(Result([f"stopped by {by}; resumes from {last} when started again"]))
 
-    world.from_first(record)  # no rank leaves before that is written
+    run.world.from_first(record)  # no rank leaves before that is written
     return Result(status=85)
 
 
