@@ -13,6 +13,7 @@ from summit_train.cli.evaluate import accuracy_result, warn_left_out
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import AgreedError, RunFailed, UserError
 from summit_train.core.files import write_json, write_text
+from summit_train.core.processes import seconds_alive
 from summit_train.core.result import Result, show
 from summit_train.core.saved import find_checkpoints
 from summit_train.core.session import session
@@ -22,6 +23,7 @@ from summit_train.data.manifest.quarantine import class_warnings, clips_per_clas
 from summit_train.evaluation.evaluation import Evaluation
 from summit_train.evaluation.scores import PREDICTIONS
 from summit_train.evaluation.scoring import Scorer
+from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, dump_spec, load_spec
 from summit_train.training.checkpoint import current_experiment, epoch_checkpoints
 from summit_train.training.loop import train
@@ -96,7 +98,8 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
         warn_left_out(left_out)
     scorer = Scorer(spec, inputs.val, world, run.device, stop)
     training = (inputs.plan, inputs.train) if spec.evaluate.precise_bn else None
-    evaluation = Evaluation(scorer, watchdog, training, resume_key=key)
+    goodput = goodput_values(spec.run_path) if world.rank == 0 else {}
+    evaluation = Evaluation(scorer, watchdog, training, resume_key=key, goodput=goodput)
     show(accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)))
 
 
@@ -154,7 +157,7 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
         spec.run_path / "environment.json", environment(world, run.device, hosts) | {"network": run.model.execution}
     )
     with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps) as log:
-        log.write("start", step=run.start_step, ranks=world.size, time=time.time())
+        log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive())
         for note in run.notes:
             log.say(note)
         train(run, log, watchdog, stop)

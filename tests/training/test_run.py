@@ -147,6 +147,11 @@ def test_a_run_leaves_what_the_contract_names(write_spec: WriteSpec, tmp_path: P
     # 4 classes: the log and the last line leave top-5 out, the records keep it.
     assert "top-5" not in output and "top5_mean" in result and "top5" in evals[0]
     assert list((run / "tensorboard").glob("events.*"))
+    (begin,) = records(run, "start")
+    assert 0 < result["goodput"] <= result["goodput_in_jobs"] < 1 and begin["startup_s"] > 0
+    assert result["time_s"]["steps"] == pytest.approx(sum(r["step_s"] for r in steps))
+    assert sum(result["time_s"].values()) == pytest.approx(evals[-1]["time"] - begin["time"] + begin["startup_s"])
+    assert "Where the time went" in (run / "report.html").read_text()
     assert "Traceback" not in output and "0 s left" in output
 
 
