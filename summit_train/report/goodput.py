@@ -34,7 +34,7 @@ class TimeSpent:
 
     @property
     def total(self) -> float:
-        return sum(asdict(self).values())
+        return float(sum(asdict(self).values()))
 
     @property
     def goodput(self) -> float:
