@@ -71,7 +71,7 @@ class Evaluation:
                     num_videos = len(scores.videos)
         if world.rank != 0:
             return None
-        result = summarise(rows, spec, num_videos) | {"overrides": dict(self.overrides)} | self.goodput
+        result = summarise(rows, spec, num_videos) | {"overrides": dict(self.overrides)} | dict(self.goodput)
         if self.training is not None:
             result["precise_bn"] = spec.evaluate.precise_bn
         if averages:
