@@ -3,11 +3,12 @@ SHELL := /bin/bash
 VENV ?= $(CURDIR)/.venv
 RANKS ?= 2
 PYTEST ?=
+SOAK ?=
 TESTERS ?= 3
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo docs check clean
+.PHONY: help setup test demo soak docs check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
@@ -24,6 +25,9 @@ test: setup ## run the tests, three at a time (PYTEST="-k shift" narrows them, T
 
 demo: setup ## generate videos, train TSM and its 2D twin on RANKS=2 ranks, evaluate, draw the report
 	@jobs/demo.sh $(RANKS)
+
+soak: setup ## train 2,000 tiny steps under a fault a minute of ten kinds; 20 to 60 minutes (SOAK="--seed 1" adds options)
+	$(VENV)/bin/python -m tests.soak $(SOAK)
 
 docs: setup ## build the pages as a site, build/docs/index.html; a dead link is an error
 	$(VENV)/bin/python -m sphinx -E -W --keep-going -q -d build/doctrees docs build/docs

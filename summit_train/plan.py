@@ -105,10 +105,7 @@ class Plan:
 
     @property
     def checkpoint_bytes(self) -> int:
-        parallel, states = self.spec.parallel, 1 + self.spec.optimizer.states  # tensors of each weight's shape
-        learners = self.virtual_gpus if "local" in (parallel.optimizer_state, parallel.bn) else 0
-        copies = states + (self.spec.ema.decay is not None) + learners * states
-        return copies * self.parameters * self.spec.weight_bytes
+        return checkpoint_bytes(self.spec, self.network, self.virtual_gpus)
 
     def first_step(self, epoch: int, rung: Rung) -> int:
         """The number of the first step of an epoch. A grown batch has fewer steps; their numbers are the epoch's last.
@@ -210,6 +207,13 @@ def averaged_elements(spec: Spec, network: Count) -> int:
     """Return the elements of an average of the learners: weights, and the solver's state where it is averaged."""
     states = spec.optimizer.states if spec.parallel.optimizer_state == "average" else 0
     return (1 + states) * network.parameters
+
+
+def checkpoint_bytes(spec: Spec, network: Count, virtual_gpus: int) -> int:
+    parallel, states = spec.parallel, 1 + spec.optimizer.states  # tensors of each weight's shape
+    learners = virtual_gpus if "local" in (parallel.optimizer_state, parallel.bn) else 0
+    copies = states + (spec.ema.decay is not None) + learners * states
+    return copies * network.parameters * spec.weight_bytes
 
 
 def plan_schedule(optimizer: OptimizerSpec, course: ScheduleSpec, global_batch: int, num_clips: int) -> Schedule:

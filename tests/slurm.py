@@ -60,6 +60,7 @@ MessageTimeout=30
 MaxArraySize=100
 PlugStackConfig={folder}/plugstack.conf
 ReturnToService=2
+SlurmdTimeout={timeout}
 """
 
 
@@ -85,8 +86,9 @@ def _program(name: str) -> str | None:
 class Slurm:
     """A running cluster of nodes n1 and n2 with partition `test`; `environ` is what its users' programs need."""
 
-    def __init__(self, folder: Path, cpus: int = 4) -> None:
-        self.folder, self._cpus = folder, cpus
+    def __init__(self, folder: Path, cpus: int = 4, node_lost_after_s: int = 300) -> None:
+        """node_lost_after_s: the controller gives up a node that has been silent for so long."""
+        self.folder, self._cpus, self._node_lost_after_s = folder, cpus, node_lost_after_s
         self._daemons: list[subprocess.Popen[bytes]] = []
         path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}:{_SYSTEM_PATH}"
         root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -97,7 +99,7 @@ class Slurm:
         for name in ("state", *(f"{kind}.{node}" for kind in ("spool", "tmp") for node in NODES)):
             (self.folder / name).mkdir(parents=True)
         host, memory = socket.gethostname().split(".")[0], 1024 * self._cpus
-        text = _CONFIG.format(folder=self.folder, controller=_free_port())
+        text = _CONFIG.format(folder=self.folder, controller=_free_port(), timeout=self._node_lost_after_s)
         for node in NODES:
             text += f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={_free_port()} "
             text += f"CPUs={self._cpus} RealMemory={memory}\n"
@@ -114,7 +116,11 @@ class Slurm:
         self._daemon("slurmctld", "-D")
         for node in NODES:
             self._daemon("slurmd", "-D", "-N", node)
-        self.wait_until(lambda: self.run("sinfo", "-h", "-o", "%D %t", check=False).strip() == "2 idle", "nodes idle")
+        self.wait_until(self.is_idle, "nodes idle")
+
+    def is_idle(self) -> bool:
+        """Whether both nodes wait for a job."""
+        return self.run("sinfo", "-h", "-o", "%D %t", check=False).strip() == "2 idle"
 
     def _daemon(self, name: str, *options: str) -> None:
         """Start a daemon that ends with this process, however that ends."""
@@ -141,6 +147,21 @@ class Slurm:
         """The processes of this cluster: those whose environment names its configuration, and has `variables`."""
         wanted = {"SLURM_CONF": self.environ["SLURM_CONF"], **variables}
         return [process for process, environ in _environments() if wanted.items() <= environ.items()]
+
+    def lose(self, node: str) -> None:
+        """End every process of a node at once: its daemon, its steps' daemons, and what they have started."""
+        tasks = {*self.processes(SLURMD_NODENAME=node)}
+        daemons = {_parent(task) for task in tasks} - tasks
+        daemons |= {daemon.pid for daemon in self._daemons if node in daemon.args}  # type: ignore[operator]
+        for process in (*daemons, *tasks):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def bring_back(self) -> None:
+        """Start the daemons of lost nodes again."""
+        for daemon in [daemon for daemon in self._daemons if daemon.poll() is not None]:
+            self._daemons.remove(daemon)
+            self._daemon("slurmd", "-D", "-N", str(daemon.args[-1]))  # type: ignore[index]
 
     @contextmanager
     def closed(self) -> Iterator[None]:
@@ -223,13 +244,19 @@ class Slurm:
 
 
 @contextmanager
-def running_slurm(folder: Path) -> Iterator[Slurm]:
-    """A cluster in `folder` for the block."""
+def running_slurm(folder: Path, node_lost_after_s: int = 300) -> Iterator[Slurm]:
+    """A cluster in `folder` for the block; see `Slurm`."""
     with ExitStack() as stack:
-        slurm = Slurm(folder)
+        slurm = Slurm(folder, node_lost_after_s=node_lost_after_s)
         stack.callback(slurm.stop)
         slurm.start()
         yield slurm
+
+
+def _parent(process: int) -> int:
+    with suppress(OSError):
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def _environments() -> Iterator[tuple[int, dict[str, str]]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from summit_train.__main__ import main
+from summit_train.core.text import duration
 from summit_train.plan import make_plan
 from summit_train.scaling import published
 from summit_train.scaling.machines import load_machine
@@ -44,6 +45,25 @@ def test_a_row_is_what_its_command_prints(
     assert main(["simulate", *SPECS[name], *options, "--json"]) == 0
     row = json.loads(capsys.readouterr().out)["rows"][0]
     assert (f"{row['step_s']:.3f}", f"{100 * row['efficiency']:.0f}") == (step, efficiency)
+
+
+def test_what_failures_cost_the_papers_run(capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for words in ([], ["checkpoint.background=true"]):
+        assert main(["simulate", *SPECS["TSM"], "--site", "summit", "--nodes", "256", "--json", *words]) == 0
+        row = json.loads(capsys.readouterr().out)["rows"][0]
+        found.append(row["losses"])
+    epoch, every_epoch, stall, daly, best = re.findall(
+        r"Saving every epoch, ([\d.]+) s, leaves\na goodput of ([\d.]+) %: the steps wait ([\d.]+) s for each "
+        r"checkpoint. "
+        r"Daly's interval is ([^,]+), with ([\d.]+) %",
+        PAGE,
+    )[0]
+    (beside,) = re.findall(r"saving\nevery epoch leaves ([\d.]+) %", PAGE)
+    one = found[0]
+    assert (epoch, stall, daly) == (f"{one['own_interval_s']:.1f}", f"{one['stall_s']:.2f}", duration(one["daly_s"]))
+    shares = (one["own_goodput"], one["goodput"], found[1]["own_goodput"])
+    assert (every_epoch, best, beside) == tuple(f"{100 * share:.1f}" for share in shares)
 
 
 def test_table_3_beside_the_prediction() -> None:

@@ -29,6 +29,7 @@ from summit_train.data.dataset import Dataset
 from summit_train.evaluation.evaluation import OFFICIAL, Evaluation, show_accuracy
 from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
 from summit_train.evaluation.scoring import Scorer
+from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, flat_keys, load_spec
 from summit_train.spec.catalog import stream_problem
 from summit_train.training.checkpoint import current_experiment, epoch_checkpoints, steps_per_epoch
@@ -82,7 +83,9 @@ def run(args: argparse.Namespace) -> Result:
     changed = _changed_keys(spec, paths if others else [])
     with _scoring(spec, datasets, command="eval", checkpoints=list(map(str, paths))) as (scorer, watchdog):
         training = None if inputs is None else (inputs.plan, inputs.train)
-        evaluation = Evaluation(scorer, watchdog, training, changed, _result_name(spec, changed))
+        goodput = goodput_values(spec.run_path) if scorer.world.rank == 0 else {}
+        name = _result_name(spec, changed)
+        evaluation = Evaluation(scorer, watchdog, training, changed, name, goodput=goodput)
         if scorer.world.rank == 0:
             warn_left_out(left_out)
         return accuracy_result(evaluation, evaluation.score_checkpoints(fresh_model(spec, scorer.device), paths))

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from summit_train.cli.evaluate import accuracy_result, warn_left_out
-from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import AgreedError, RunFailed, UserError
 from summit_train.core.files import write_json, write_text
+from summit_train.core.processes import seconds_alive
 from summit_train.core.result import Result, show
 from summit_train.core.saved import find_checkpoints
 from summit_train.core.session import session
@@ -23,6 +23,7 @@ from summit_train.data.manifest.quarantine import class_warnings, clips_per_clas
 from summit_train.evaluation.evaluation import Evaluation
 from summit_train.evaluation.scores import PREDICTIONS
 from summit_train.evaluation.scoring import Scorer
+from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, dump_spec, load_spec
 from summit_train.training.checkpoint import current_experiment, epoch_checkpoints
 from summit_train.training.loop import train
@@ -55,7 +56,7 @@ def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, forc
         try:
             return _run(inputs, run, watchdog, stop)
         except Stopped:
-            return _stopped(inputs.spec, world, stop)
+            return _stopped(run, stop)
         except AgreedError as error:
             raise AgreedError(str(error)) from error
         except UserError as error:
@@ -84,6 +85,7 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
     spec, world = run.spec, run.world
 
     def last() -> tuple[list[Path], list[str]]:
+        run.writer.wait()
         paths = epoch_checkpoints(spec.run_path, run.plan.steps_per_epoch)
         return current_experiment(_still_there(spec, paths)[-spec.evaluate.last_checkpoints :])
 
@@ -96,7 +98,8 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
         warn_left_out(left_out)
     scorer = Scorer(spec, inputs.val, world, run.device, stop)
     training = (inputs.plan, inputs.train) if spec.evaluate.precise_bn else None
-    evaluation = Evaluation(scorer, watchdog, training, resume_key=key)
+    goodput = goodput_values(spec.run_path) if world.rank == 0 else {}
+    evaluation = Evaluation(scorer, watchdog, training, resume_key=key, goodput=goodput)
     show(accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)))
 
 
@@ -112,17 +115,19 @@ def _report(spec: Spec, stop: StopRequest) -> Path | None:
         return None
 
 
-def _stopped(spec: Spec, world: World, stop: StopRequest) -> Result:
+def _stopped(run: Run, stop: StopRequest) -> Result:
+    spec = run.spec
     stop.leave()
 
     def record() -> None:
+        run.writer.wait()
         last = _still_there(spec, find_checkpoints(spec.run_path))[-1]
         # For the job script: a launcher that ends all ranks at the first one that leaves may hide their status.
         write_text(spec.run_path / "stopped", f"{last}\n")
         by = stop.signal or "a signal to another rank"
         show(Result([f"stopped by {by}; resumes from {last} when started again"]))
 
-    world.from_first(record)  # no rank leaves before that is written
+    run.world.from_first(record)  # no rank leaves before that is written
     return Result(status=85)
 
 
@@ -152,7 +157,7 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
         spec.run_path / "environment.json", environment(world, run.device, hosts) | {"network": run.model.execution}
     )
     with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps) as log:
-        log.write("start", step=run.start_step, ranks=world.size, time=time.time())
+        log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive())
         for note in run.notes:
             log.say(note)
         train(run, log, watchdog, stop)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import figure_path
@@ -15,9 +15,13 @@ from summit_train.core.result import Result, TextTable
 from summit_train.core.text import NONE, duration
 from summit_train.scaling import published
 from summit_train.scaling.cost import Job, forecast
+from summit_train.scaling.failures import PUBLISHED_GPU_HOURS, losses
 from summit_train.scaling.machines import Machine, load_machine, machine_names, with_rate
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.catalog import BOTTLENECK_BACKBONES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 NODES = "1,8,16,32,64,128,256,384,512,1024"  # those of the paper's Table 3
 
@@ -52,6 +56,7 @@ def run(args: argparse.Namespace) -> Result:
     values: dict[str, Any] = {"site": job.machine.name, "about": job.machine.about, "spec": job.spec.name}
     values |= {"clips": job.clips, "videos": job.videos, "manifest_counted": is_counted, "storage": job.storage}
     values |= {"last_batch": job.machine.last_batch, "compute_source": job.machine.compute.source}
+    values |= {"failures_source": job.machine.failures.source, "background": job.spec.checkpoint.background}
     values |= {"figure": None if out is None else str(out), "rows": rows}
     return Result(_text(values, job.spec.schedule.epochs), values=values)
 
@@ -110,7 +115,8 @@ def _row(job: Job) -> dict[str, Any]:
     is_timed = job.machine.name == "summit" and row is not None and row.gpus == found.gpus
     seconds = row.seconds if is_timed and row else None
     accuracy = row and {"top1": row.top1, "std": row.std, "source": "the paper's Table 3 and Figure 4"}
-    return asdict(found) | {"published_run_s": seconds, "projection": seconds is None, "accuracy": accuracy}
+    known = {"published_run_s": seconds, "projection": seconds is None, "accuracy": accuracy}
+    return asdict(found) | known | {"losses": asdict(losses(job, found))}
 
 
 def _text(values: Mapping[str, Any], epochs: int) -> list[str | TextTable]:
@@ -118,6 +124,8 @@ def _text(values: Mapping[str, Any], epochs: int) -> list[str | TextTable]:
     steps: list[Sequence[str]] = [("nodes", "GPUs", "batch", "steps/epoch", *parts)]
     times = ("training", "node-hours", "+ evaluation", "published", "paper's top-1")
     runs: list[Sequence[str]] = [("nodes", "clips/s", "efficiency", *times)]
+    names = ("a failure in", "in the run", "stall s", "Young", "Daly", "goodput", "spec's interval", "its goodput")
+    failures: list[Sequence[str]] = [("nodes", *names)]
     for row in values["rows"]:
         counts = (f"{row[name]:,}" for name in ("nodes", "gpus", "global_batch", "steps_per_epoch"))
         seconds = (row["parts"][name] for name in ("compute_s", "communication_s", "stragglers_s", "data_s"))
@@ -126,6 +134,7 @@ def _text(values: Mapping[str, Any], epochs: int) -> list[str | TextTable]:
         top1 = f"{accuracy['top1']:.2f} \N{PLUS-MINUS SIGN} {accuracy['std']:.2f}" if accuracy else NONE
         speeds = (f"{row['nodes']:,}", f"{row['clips_per_second']:,.0f}", f"{100 * row['efficiency']:.1f} %")
         run = (duration(row["run_s"]), f"{row['node_hours']:,.1f}", duration(row["evaluation_s"]))
+        failures.append((f"{row['nodes']:,}", *_loss_cells(row["losses"])))
         runs.append((*speeds, *run, NONE if row["projection"] else duration(row["published_run_s"]), top1))
     return [
         f"{values['spec']} on {values['site']}: {values['about']}",
@@ -135,13 +144,27 @@ def _text(values: Mapping[str, Any], epochs: int) -> list[str | TextTable]:
         "",
         TextTable(runs, left=0),
         "\npublished: training time in Table 3; a row without one is a projection. top-1: the paper's at that",
-        "batch. Efficiency: against one node's speed times the nodes. Evaluation comes on top.",
+        "batch. Efficiency: against one node's speed times the nodes. Evaluation comes on top.\n",
+        TextTable(failures, left=0),
+        f"\nfailures: {values['failures_source']}.",
+        f"stall: of the steps, by a checkpoint in the {'background' if values['background'] else 'foreground'}. "
+        "Young, Daly: the best interval",
+        "between checkpoints. Goodput: time of the steps that count / all time since the first start.",
         *([f"drawn: {values['figure']}"] if values["figure"] else []),
     ]
 
 
+def _loss_cells(found: Mapping[str, float]) -> list[str]:
+    mtbf, young, daly, own = (duration(found[key]) for key in ("mtbf_s", "young_s", "daly_s", "own_interval_s"))
+    best, spec = (f"{100 * found[key]:.2f} %" for key in ("goodput", "own_goodput"))
+    return [mtbf, f"{found['failures']:.3g}", f"{found['stall_s']:.2f}", young, daly, best, own, spec]
+
+
 def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> None:
-    """Draw the paper's Figure 6: speed of the paper's networks, and the spec's training times with those of Table 3."""
+    """Draw the paper's Figure 6: speed of the paper's networks, and the spec's training times with those of Table 3.
+
+    Below them what failures cost.
+    """
     # Imported here: without --out the command draws nothing.
     from matplotlib.ticker import NullLocator
 
@@ -155,8 +178,8 @@ def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> Non
         f"Worked out, not measured: {machine.name} ({machine.about}), {spec.scale.clips_per_gpu} clips a GPU.\n"
         f"Rates: {machine.compute.source}. {note}"
     )
-    with drawn(out, caption, (12.0, 5.4)) as figure:
-        left, right = figure.subplots(1, 2)
+    with drawn(out, caption, (12.0, 10.2)) as figure:
+        (left, right), below = figure.subplots(2, 2)
         for i, variant in enumerate(_variants(spec, machine)):
             curve = [forecast(replace(job, spec=variant)) for job in jobs]
             ideal = [row.clips_per_second / row.efficiency for row in curve]
@@ -173,15 +196,39 @@ def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> Non
             right.plot(*points, "+", label="published: Table 3", markersize=10, markeredgewidth=1.8, color=PALETTE[1])
         right.set_ylabel("training time (hours)")
         shown = [count for count in nodes if count & (count - 1) == 0] or nodes
+        _draw_losses(below, jobs)
         for axes in (left, right):
+            axes.set_yscale("log")
             if known:
                 axes.axvline(published_to, color=GREY, linestyle=":", linewidth=1.0)
+        for axes in (left, right, *below):
             axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
             axes.set_xticks(shown, [str(count) for count in shown])
             axes.xaxis.set_minor_locator(NullLocator())
             axes.set_xlabel(f"nodes ({machine.gpus_per_node} GPUs each)" if machine.gpus_per_node > 1 else "nodes")
             axes.legend()
+
+
+def _draw_losses(axes: Sequence[Axes], jobs: Sequence[Job]) -> None:
+    """Draw Daly's interval and the goodput with it, at the machine's rate of failures and at the published ones."""
+    from summit_train.report.figures import series
+
+    own = jobs[0].machine.failures.gpu_hours
+    rates = PUBLISHED_GPU_HOURS if own in PUBLISHED_GPU_HOURS.values() else {"the machine": own, **PUBLISHED_GPU_HOURS}
+    nodes, intervals, goodputs = [job.nodes for job in jobs], *axes
+    for i, (name, hours) in enumerate(rates.items()):
+        found = [losses(job, forecast(job), hours) for job in jobs]
+        label = f"{name}: a failure in {hours:,.0f} GPU-hours"
+        intervals.plot(nodes, [loss.daly_s / 60 for loss in found], "-", markersize=5, label=label, **series(i))
+        goodputs.plot(nodes, [100 * loss.goodput for loss in found], "-", markersize=5, label=label, **series(i))
+        if hours == own:
+            label = f"{name}, with the spec's interval"
+            goodputs.plot(
+                nodes, [100 * loss.own_goodput for loss in found], "--", label=label, color=series(i)["color"]
+            )
+    intervals.set_ylabel("best interval between checkpoints (min)")
+    intervals.set_yscale("log")
+    goodputs.set_ylabel("goodput (%)")
 
 
 def _variants(spec: Spec, machine: Machine) -> list[Spec]:

@@ -35,7 +35,8 @@ class Evaluation:
 
     training: the plan and the data set of precise BN's batches; None where evaluate.precise_bn is 0. overrides: the
     keys of the spec that differ from the run's own. resume_key: everything besides a checkpoint that its scores depend
-    on; an evaluation with the same key reuses the scores of a stopped one. None: nothing is kept.
+    on; an evaluation with the same key reuses the scores of a stopped one. None: nothing is kept. goodput: rank 0's
+    values of the training for the result.
     """
 
     scorer: Scorer
@@ -44,6 +45,7 @@ class Evaluation:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     name: str = OFFICIAL
     resume_key: str | None = None
+    goodput: Mapping[str, Any] = field(default_factory=dict)
 
     def score_checkpoints(self, model: VideoNetwork, paths: Sequence[Path]) -> dict[str, Any] | None:
         """Score the checkpoints with the spec's views; return the result on rank 0, None elsewhere. Collective.
@@ -69,7 +71,7 @@ class Evaluation:
                     num_videos = len(scores.videos)
         if world.rank != 0:
             return None
-        result = summarise(rows, spec, num_videos) | {"overrides": dict(self.overrides)}
+        result = summarise(rows, spec, num_videos) | {"overrides": dict(self.overrides)} | dict(self.goodput)
         if self.training is not None:
             result["precise_bn"] = spec.evaluate.precise_bn
         if averages:

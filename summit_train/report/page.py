@@ -17,6 +17,7 @@ from summit_train.core.files import replacing
 from summit_train.core.text import duration, mean_std, percent, show
 from summit_train.report.confusion import read_confusion
 from summit_train.report.figures import pictures
+from summit_train.report.goodput import goodput_rows, time_spent
 from summit_train.report.noise import noise_section
 from summit_train.report.records import Run, read_runs
 from summit_train.report.tables import class_rows, notes_of, rows, start_rows, summary_row, views_of
@@ -42,6 +43,7 @@ def render(runs: Sequence[Run]) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(percent=percent, show=show, duration=duration, views=views_of, notes=notes_of, rows=rows)
+    environment.filters.update(time_spent=time_spent, goodput_rows=goodput_rows)
     environment.filters.update(class_rows=class_rows, start_rows=start_rows, noise=noise_section)
     environment.globals.update(mean_std=mean_std, pictures=pictures, read_confusion=read_confusion)
     template = resources.files(__package__).joinpath("page.html.j2").read_text(encoding="utf-8")

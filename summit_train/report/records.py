@@ -39,7 +39,13 @@ class Record(BaseModel):
 RecordType = TypeVar("RecordType", bound=Record)
 
 
-class StepRecord(Record):
+class LogRecord(Record):
+    """A line of metrics.jsonl. time: when it was written, in seconds since 1970."""
+
+    time: float | str | None = None
+
+
+class StepRecord(LogRecord):
     """One update. step: finished updates, from 1. epoch: from 0. top1: of the training batch.
 
     bad_clips: unreadable clips that the run has replaced so far. noise_scale: clips, averaged up to this step, where it
@@ -61,7 +67,7 @@ class StepRecord(Record):
     gradient_square: Known = None
 
 
-class EvalRecord(Record):
+class EvalRecord(LogRecord):
     """One validation during training, after `epoch` finished epochs."""
 
     epoch: float
@@ -73,14 +79,14 @@ class EvalRecord(Record):
     seconds: Known = None
 
 
-class TrustRatioRecord(Record):
+class TrustRatioRecord(LogRecord):
     """The trust ratio of each parameter in one update."""
 
     step: int
     ratios: dict[str, float]
 
 
-class AverageRecord(Record):
+class AverageRecord(LogRecord):
     """An average of all learners' networks after `step`. bytes: what a rank gave to it."""
 
     step: int
@@ -88,7 +94,7 @@ class AverageRecord(Record):
     bytes: int
 
 
-class BatchRecord(Record):
+class BatchRecord(LogRecord):
     """A decision on the batch after `epoch` finished epochs: the batch from then on, the accuracy, the best before."""
 
     epoch: int
@@ -98,17 +104,20 @@ class BatchRecord(Record):
     best: float
 
 
-class StartRecord(Record):
-    """A start (step 0) or a resume (step > 0). steps_again: updates of the process before that are done again."""
+class StartRecord(LogRecord):
+    """A start (step 0) or a resume (step > 0). startup_s: of the process until then.
+
+    steps_again: updates of the process before that are done again.
+    """
 
     step: int
     ranks: int | None = None
-    time: float | str | None = None
+    startup_s: Known = None
     steps_again: int = 0
 
 
-class CheckpointRecord(Record):
-    """A checkpoint after `step` updates, written in `seconds`."""
+class CheckpointRecord(LogRecord):
+    """A checkpoint after `step` updates, for which the steps waited `seconds`."""
 
     step: int
     seconds: float
@@ -178,7 +187,7 @@ class ClipsPerClass(Record):
 RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environment.json")
 OBSERVED_FILE = "observed.json"  # of `eval --observed`; optional
 _MARKS = ("spec.yaml", "metrics.jsonl")  # of a run folder
-_KINDS: dict[str, type[Record]] = {
+_KINDS: dict[str, type[LogRecord]] = {
     "step": StepRecord,
     "eval": EvalRecord,
     "trust_ratio": TrustRatioRecord,
@@ -192,7 +201,8 @@ _KINDS: dict[str, type[Record]] = {
 class Run:
     """The contents of a run folder, also of one that a killed or running job left behind.
 
-    label: the run's name. plan: plan.json without clips_per_class. seconds: recorded time of all steps (repeated ones
+    label: the run's name. plan: plan.json without clips_per_class. log: metrics.jsonl, repeated steps included.
+    seconds: recorded time of all steps (repeated ones
     count again), checkpoints and timed validations. missing: names of absent files. notes: what could not be read.
     last_step: the number of finished updates. steps_per_epoch: the plan's value, else that of the records: epoch e
     begins with step e * steps_per_epoch + 1. skipped_steps: updates not applied as a gradient was not finite.
@@ -245,7 +255,8 @@ class Run:
         averages: dict[int, AverageRecord] = {}
         batches: dict[int, BatchRecord] = {}
         self.starts, self.checkpoints, self.seconds = list[StartRecord](), list[CheckpointRecord](), 0.0
-        for record in self._log():
+        self.log = list(self._log())
+        for record in self.log:
             match record:
                 case StepRecord():
                     steps[record.step] = record
@@ -272,7 +283,7 @@ class Run:
         self.steps, self.evals, self.trust_ratios = _sorted(steps), _sorted(evals), _sorted(ratios)
         self.averages, self.batches = _sorted(averages), _sorted(batches)
 
-    def _log(self) -> Iterator[Record]:
+    def _log(self) -> Iterator[LogRecord]:
         """Yield the records of metrics.jsonl; note each line that cannot be read. A missing file is in `missing`."""
         name = "metrics.jsonl"
         if name in self.missing:
@@ -286,7 +297,7 @@ class Run:
         except OSError as error:
             self.notes.append(f"{name}: cannot be read to its end ({error.strerror})")
 
-    def _records_in(self, text: str, where: str) -> Iterator[Record]:
+    def _records_in(self, text: str, where: str) -> Iterator[LogRecord]:
         """Yield the record of a line; unknown kinds are ignored."""
         try:
             record = _object(text)

@@ -215,6 +215,9 @@ class CheckpointSpec(Section):
     """Also save within an epoch, this often; null: never."""
     keep: Count = 5
     """Checkpoints of whole epochs to keep; the newest checkpoint always stays."""
+    background: bool = False
+    """Write from a copy in rank 0's memory, alongside the steps that follow. The files of single learners are written
+    within the step."""
 
 
 class ExecutionSpec(Section):

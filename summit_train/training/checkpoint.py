@@ -1,4 +1,7 @@
-"""Write checkpoints whole or not at all, keep those that are needed, and restore a solver from one."""
+"""Write checkpoints whole or not at all, keep those that are needed, and restore a solver from one.
+
+One can be written alongside the steps that follow it: its bytes are a copy, and the next one waits until it is whole.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +33,24 @@ def step_of(path: Path) -> int:
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> str:
-    """Write `state` so that `path` is at no time a part of a file; return its SHA-256.
+    """Serialise and write a checkpoint; return its SHA-256. Raises RunFailed, see `write_checkpoint`."""
+    return write_checkpoint(path, serialised(state))
+
+
+def serialised(state: Mapping[str, Any]) -> memoryview:
+    """Return a checkpoint's bytes. They are a copy: updates that follow do not change them."""
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    return buffer.getbuffer()
+
+
+def write_checkpoint(path: Path, content: memoryview) -> str:
+    """Write a checkpoint so that `path` is at no time a part of a file; return its SHA-256.
 
     The digest is taken in memory, so it is not of what a disk made of the bytes. They are flushed under a temporary
     name, then the digest is written, then the file gets its name. A run that is killed in between leaves files that
     nothing reads. Raises RunFailed if the disk is full or fails; earlier checkpoints are untouched.
     """
-    buffer = io.BytesIO()
-    torch.save(dict(state), buffer)
-    content = buffer.getbuffer()
     digest = hashlib.sha256(content).hexdigest()
     try:
         with replacing(path) as file:
@@ -55,6 +68,33 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> str:
         kept = f"the last good one is {last[-1]}" if last else "none was saved before"
         raise RunFailed(f"{path}: the checkpoint could not be written: {error.strerror}; {kept}") from error
     return digest
+
+
+class Writer:
+    """Writes one checkpoint at a time: in a thread, alongside the steps that follow, or in the foreground."""
+
+    def __init__(self, *, background: bool) -> None:
+        # hashing, writing and flushing release the interpreter's lock, so the steps go on meanwhile
+        self._thread = ThreadPoolExecutor(1, "checkpoint") if background else None
+        self._writing: Future[None] | None = None
+
+    def start(self, write: Callable[[], None]) -> None:
+        """Call `write` in the thread and return at once; without one return when it is done. First call `wait`."""
+        if self._thread is None:
+            write()
+        else:
+            self._writing = self._thread.submit(write)
+
+    def wait(self) -> None:
+        """Wait until the checkpoint is whole. Raises what its `write` raised, once."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether `wait` would raise at once."""
+        return self._writing is not None and self._writing.done() and self._writing.exception() is not None
 
 
 def prune_checkpoints(run_path: Path, keep: int, steps_per_epoch: int) -> None:

@@ -40,7 +40,8 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -
             watchdog.at(f"computing step {step + 1}")
             rung = run.growth.rung
             lr = plan.learning_rate(step, rung)
-            save_due = world.rank == 0 and time.monotonic() - saved_at >= seconds_between
+            # a checkpoint that could not be written ends all ranks in the next one
+            save_due = world.rank == 0 and (run.writer.has_failed or time.monotonic() - saved_at >= seconds_between)
             note_wait = partial(watchdog.at, f"waiting for the other ranks in step {step + 1}", waits=True)
             result = run.step(
                 micro_batches,
@@ -148,7 +149,7 @@ def replay_missed_validation(run: Run, log: RunLog | None, watchdog: Watchdog, s
 
 
 def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
-    """Write a checkpoint; the other ranks wait in their next collective."""
+    """Write a checkpoint, or begin to; the other ranks wait in their next collective. Record how long steps waited."""
     watchdog.at(f"writing the checkpoint of step {step}", waits=run.world.rank > 0)
     began = time.perf_counter()
     run.save(step)

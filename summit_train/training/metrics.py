@@ -55,7 +55,7 @@ class RunLog:
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one record; a number that is not finite becomes null, as JSON has no NaN."""
-        record = {"kind": kind, **values}
+        record = {"kind": kind, "time": time.time(), **values}
         record |= {
             name: None for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)
         }

@@ -28,7 +28,14 @@ from summit_train.plan import Plan
 from summit_train.spec import Spec, experiment_keys
 from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.training.averaging import AveragingStep, GrowingBatch
-from summit_train.training.checkpoint import checkpoint_path, experiment_differences, prune_checkpoints, save_checkpoint
+from summit_train.training.checkpoint import (
+    Writer,
+    checkpoint_path,
+    experiment_differences,
+    prune_checkpoints,
+    serialised,
+    write_checkpoint,
+)
 from summit_train.training.noise import NoiseScale
 from summit_train.training.start import Inputs, check_arithmetic
 from summit_train.training.step import StepSettings, TrainStep
@@ -37,7 +44,8 @@ from summit_train.training.step import StepSettings, TrainStep
 class Run:
     """One run on one rank.
 
-    start_step: the number of updates in the checkpoint that it resumes from. notes: lines for people.
+    start_step: the number of updates in the checkpoint that it resumes from. notes: lines for people. writer: writes
+    rank 0's checkpoints.
     """
 
     def __init__(
@@ -84,13 +92,15 @@ class Run:
         clips_per_epoch = plan.steps_per_epoch * plan.global_batch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
         self.bad_clips.load_state_dict(_part(path, saved, "bad_clips", self.bad_clips.state_dict()), self.start_step)
+        self.writer = Writer(background=spec.checkpoint.background)
 
     def save(self, step: int) -> None:
         """Write the checkpoint after `step` updates on rank 0 and delete those that are not kept. Collective.
 
-        Raises AgreedError where another run has taken the directory.
+        With checkpoint.background rank 0 returns with its bytes in memory. Raises AgreedError where the checkpoint
+        before could not be written, or another run has taken the directory.
         """
-        self.world.together(lambda: None if self._lock is None else self._lock.check())
+        self.world.together(self._make_ready_to_save)
         path = checkpoint_path(self.spec.run_path, step)
         parts = self.step.checkpoint(path, step)
         if self.world.rank != 0:
@@ -109,8 +119,19 @@ class Run:
             # So that the file alone is enough to use the network.
             "classes": (classes := self.train_set.manifest.classes) and list(classes),
         }
-        save_checkpoint(path, state)
-        prune_checkpoints(self.spec.run_path, self.spec.checkpoint.keep, self.plan.steps_per_epoch)
+        content = serialised(state)
+
+        def write() -> None:
+            write_checkpoint(path, content)
+            prune_checkpoints(self.spec.run_path, self.spec.checkpoint.keep, self.plan.steps_per_epoch)
+
+        self.writer.start(write)
+
+    def _make_ready_to_save(self) -> None:
+        # Before learners write their files, too: deleting old checkpoints would take files of one without a name yet.
+        self.writer.wait()
+        if self._lock is not None:
+            self._lock.check()
 
     def _experiment(self) -> dict[str, Any]:
         """Return what must be equal for one run to resume from another's checkpoint, as flat `section.key: value`.

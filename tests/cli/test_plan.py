@@ -174,3 +174,8 @@ def test_what_cannot_be_is_refused_in_one_line(
     spec = write_spec(parallel=GROWING, evaluate={"every_epochs": 1})
     status, output, error = main_said(capsys, "plan", spec, override)
     assert (status, output) == (2, "") and message in error and len(error.splitlines()) == 1
+
+
+def test_a_checkpoint_in_the_background_is_a_copy_in_memory(write_spec: WriteSpec, plan: Plan) -> None:
+    copied = "kept; written alongside the steps from a copy in rank 0's memory\n"
+    assert copied in plan(write_spec(checkpoint={"background": True})) and copied not in plan(write_spec())

@@ -78,13 +78,24 @@ def test_ones_own_data_set_is_counted(simulated: Simulate, tmp_path: Path) -> No
 
 def test_the_table_shows_predicted_beside_published(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", SPEC, "--site", "summit", "--nodes", "256,1024"]) == 0
-    _, steps, runs, notes = (block.splitlines() for block in capsys.readouterr().out.split("\n\n"))
-    for table in (steps, runs):
+    _, steps, runs, notes, failures, _ = (block.splitlines() for block in capsys.readouterr().out.split("\n\n"))
+    for table in (steps, runs, failures):
         assert len(table) == 3 and len({len(line) for line in table}) == 1
     assert "+ stragglers" in steps[0]
     assert "14 min 13 s   73.99 ± 0.07" in runs[1]
     assert runs[2].split()[-4:] == ["—", "62.22", "±", "0.17"]
     assert "projection" in notes[0]
+    assert failures[1].split()[:5] == ["256", "33", "h", "00", "min"]
+
+
+def test_each_row_says_what_failures_cost(simulated: Simulate) -> None:
+    found = simulated("--site", "summit", "--set", "failures.gpu_hours=7440", "checkpoint.background=true")
+    costs = [row["losses"] for row in found["rows"]]
+    assert costs[6]["mtbf_s"] == 7440 * 3600 / 1536
+    for key in ("goodput", "daly_s", "young_s"):
+        values = [cost[key] for cost in costs]
+        assert values == sorted(values, reverse=True)
+    assert all(cost["own_goodput"] <= cost["goodput"] for cost in costs)
 
 
 def test_the_figure_is_drawn(simulated: Simulate, tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,17 +13,23 @@ import pytest
 import torch
 
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.saved import digest_path, find_checkpoints
+from summit_train.core.saved import digest_path, find_checkpoints, load_newest
 from summit_train.optim.solvers import build_solver
 from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.training.checkpoint import (
+    Writer,
+    checkpoint_path,
     epoch_checkpoints,
     experiment_differences,
     prune_checkpoints,
     restore_solver,
+    serialised,
     step_of,
+    write_checkpoint,
 )
-from tests.runs import full_disk, load_any, small_checkpoints
+from tests.killing import killed_at
+from tests.runs import LARGE, full_disk, load_any, small_checkpoints
+from tests.worlds import PATIENCE_S
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
@@ -43,6 +51,66 @@ def test_a_full_disk_leaves_the_old_one(tmp_path: Path) -> None:
     assert f"the last good one is {old}" in str(caught.value)
     assert find_checkpoints(tmp_path) == [old] and load_any(old)["step"] == 10
     assert sorted(p.name for p in old.parent.iterdir()) == [old.name, digest_path(old).name]
+
+
+def test_a_checkpoint_holds_what_was_there_when_its_bytes_were_taken(tmp_path: Path) -> None:
+    weights = {"w": torch.arange(5.0)}
+    content = serialised({"model": weights, "optimizer": {}, "step": 1})
+    weights["w"] += 1
+    path = checkpoint_path(tmp_path, 1)
+    digest = write_checkpoint(path, content)
+    assert torch.equal(load_any(path)["model"]["w"], torch.arange(5.0))
+    assert digest_path(path).read_text() == f"{digest}  {path.name}\n"
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_kill_at_any_operation_leaves_the_old_or_the_new_checkpoint(tmp_path: Path, background: bool) -> None:
+    """And once the new one is whole it stays; only then the old one is deleted."""
+    found = []
+    for number in itertools.count(1):
+        run = tmp_path / str(number)
+        small_checkpoints(run, 10)
+
+        def write(run: Path = run) -> None:
+            small_checkpoints(run, 20)
+            prune_checkpoints(run, 1, 10)
+
+        def save(write: Callable[[], None] = write) -> None:
+            writer = Writer(background=background)
+            writer.start(write)
+            writer.wait()
+
+        is_killed = killed_at(number, tmp_path, save)
+        path, state, complaints = load_newest(run, LARGE)
+        assert path is not None and step_of(path) == state["step"] and complaints == []
+        found.append(state["step"])
+        if not is_killed:
+            break
+    assert found == sorted(found) and (found[0], found[-1]) == (10, 20) and found.count(10) > 4
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [path.name, digest_path(path).name]
+
+
+def test_a_checkpoint_in_the_background_is_waited_for_and_its_error_is_raised_once() -> None:
+    writer, gate, done = Writer(background=True), threading.Event(), list[str]()
+
+    def write() -> None:
+        assert gate.wait(PATIENCE_S)
+        done.append("written")
+
+    def fail() -> None:
+        raise RunFailed("no room")
+
+    writer.wait()  # nothing was started
+    writer.start(write)
+    assert done == [] and not writer.has_failed
+    gate.set()
+    writer.wait()
+    assert done == ["written"] and not writer.has_failed
+    writer.start(fail)
+    with pytest.raises(RunFailed, match="no room"):
+        writer.wait()
+    assert not writer.has_failed
+    writer.wait()
 
 
 def test_whole_epochs_are_kept_and_the_newest(tmp_path: Path) -> None:

@@ -95,6 +95,18 @@ def test_a_bad_video_ends_all_ranks_and_is_named(write_spec: WriteSpec, tmp_path
     assert str(broken) in output and "rank " in output and "step " in output
 
 
+def test_a_checkpoint_that_cannot_be_written_in_the_background_ends_all_ranks(
+    write_spec: WriteSpec, tmp_path: Path
+) -> None:
+    """A folder has the name of its digest's file."""
+    (tmp_path / "runs/run/checkpoints/step_00000010.pt.sha256").mkdir(parents=True)
+    status, output = command(2, "train", str(write_spec(schedule={"epochs": 3}, checkpoint={"background": True})))
+    assert status == 1 and "Traceback" not in output, output
+    said = [line for line in lines(output) if line.startswith("summit-train")]
+    assert len(said) == 1 and "step_00000010.pt: the checkpoint could not be written: Is a directory" in said[0]
+    assert max(record["step"] for record in records(tmp_path / "runs/run", "step")) <= 20
+
+
 @pytest.mark.parametrize("comm", BACKENDS)
 def test_a_known_error_of_rank_0_ends_all_ranks_in_order(write_spec: WriteSpec, comm: str) -> None:
     """Rank 0 alone reads the checkpoint; without MPI_ABORT, whose text would bury the one line."""

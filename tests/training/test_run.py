@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from summit_train.training.checkpoint import save_checkpoint
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, final_state, load_any, records, steps_of
-from tests.worlds import PATIENCE_S, command, start, succeed, train, train_signalled
+from tests.worlds import PATIENCE_S, command, forked, main_without_reports, start, succeed, train, train_signalled
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +60,36 @@ def test_a_killed_run_ends_bit_equal_to_one_that_was_not(write_spec: WriteSpec, 
     assert steps_of(tmp_path / "runs/killed")[-10:] == list(range(11, 21))
 
 
-def test_a_run_asked_to_stop_exits_85_in_mid_epoch_and_goes_on_bit_equal(
+def test_a_kill_while_a_checkpoint_is_written_in_the_background_costs_that_one(
     write_spec: WriteSpec, tmp_path: Path, whole: Path
 ) -> None:
-    stopped = str(write_spec("stopped"))
+    """Every second step is saved. The file of step 14 gets no name until step 16 is recorded, then all is killed."""
+    spec, run = write_spec("beside", checkpoint={"background": True}), tmp_path / "runs/beside"
+
+    def die(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "os.rename" and str(arguments[1]).endswith("step_00000014.pt"):
+            while 16 not in steps_of(run):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def work() -> int:
+        sys.addaudithook(die)
+        return main_without_reports(["train", str(spec), "checkpoint.every_minutes=1e-9"])
+
+    assert forked(0, work)[0] == -signal.SIGKILL
+    names = {path.name.split(".")[-1] for path in (run / "checkpoints").glob("*step_00000014*")}
+    assert names == {"writing", "sha256"}
+    assert "step_00000012.pt" in train(0, spec)
+    assert_bit_equal(final_state(whole), final_state(run))
+    assert list((run / "checkpoints").glob(".*")) == []
+    assert steps_of(run) == [*range(1, 17), *range(13, 21)]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_run_asked_to_stop_exits_85_in_mid_epoch_and_goes_on_bit_equal(
+    write_spec: WriteSpec, tmp_path: Path, whole: Path, background: bool
+) -> None:
+    stopped = str(write_spec("stopped", checkpoint={"background": background}))
     status, output = train_signalled(stopped, signal.SIGUSR2, 4)
     assert status == 85, output
     saved = sorted(p.name for p in (tmp_path / "runs/stopped/checkpoints").glob("*.pt"))
@@ -120,6 +147,11 @@ def test_a_run_leaves_what_the_contract_names(write_spec: WriteSpec, tmp_path: P
     # 4 classes: the log and the last line leave top-5 out, the records keep it.
     assert "top-5" not in output and "top5_mean" in result and "top5" in evals[0]
     assert list((run / "tensorboard").glob("events.*"))
+    (begin,) = records(run, "start")
+    assert 0 < result["goodput"] <= result["goodput_in_jobs"] < 1 and begin["startup_s"] > 0
+    assert result["time_s"]["steps"] == pytest.approx(sum(r["step_s"] for r in steps))
+    assert sum(result["time_s"].values()) == pytest.approx(evals[-1]["time"] - begin["time"] + begin["startup_s"])
+    assert "Where the time went" in (run / "report.html").read_text()
     assert "Traceback" not in output and "0 s left" in output
 
 

@@ -1,0 +1,87 @@
+"""Where the time of a run went, over all its jobs: from the start of the first process to the last record of training.
+
+    goodput = time of the steps whose update is in the weights / all of that time
+
+The final evaluation and the report come after it. Time that nobody recorded, such as that of a job between its last
+record and the moment when it was killed, counts as lost between the jobs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from summit_train.report.records import CheckpointRecord, EvalRecord, Run, StartRecord, StepRecord, number
+
+
+@dataclass(frozen=True)
+class TimeSpent:
+    """Seconds of a run by what they were spent on; each second counts once.
+
+    steps: whose update is in the weights, with their wait for data. lost_steps: done again by a later job, or skipped.
+    checkpoints: while the steps waited. startup: from the start of a process to its first step. other: what remains.
+    """
+
+    steps: float
+    lost_steps: float
+    checkpoints: float
+    validations: float
+    startup: float
+    between_jobs: float
+    other: float
+
+    @property
+    def total(self) -> float:
+        return float(sum(asdict(self).values()))
+
+    @property
+    def goodput(self) -> float:
+        return self.steps / self.total
+
+    @property
+    def goodput_in_jobs(self) -> float:
+        """Return the goodput without the time between the jobs, in which the run has no processes."""
+        return self.steps / (self.total - self.between_jobs)
+
+
+def time_spent(run: Run) -> TimeSpent | None:
+    """Return where the time went; None without a step, and for a run with records of before they had a time."""
+    log = run.log[: max((i + 1 for i, one in enumerate(run.log) if not isinstance(one, StartRecord)), default=0)]
+    times = [time for record in log if (time := number(record.time)) is not None]
+    if not run.steps or len(times) < len(log) or not isinstance(log[0], StartRecord):
+        return None
+    starts = [i for i, record in enumerate(log) if isinstance(record, StartRecord)]
+    startups = {i: record.startup_s or 0.0 for i, record in enumerate(log) if isinstance(record, StartRecord)}
+    began = {i: times[i] - startups[i] for i in starts}
+    between = sum(max(0.0, began[later] - times[later - 1]) for _, later in pairwise(starts))
+    all_steps = sum(number(record.step_s) or 0.0 for record in log if isinstance(record, StepRecord))
+    steps = sum(number(step.step_s) or 0.0 for step in run.steps if not step.skipped)
+    checkpoints = sum(number(record.seconds) or 0.0 for record in log if isinstance(record, CheckpointRecord))
+    validations = sum(record.seconds or 0.0 for record in log if isinstance(record, EvalRecord))
+    known = all_steps + checkpoints + validations + sum(startups.values()) + between
+    other = max(0.0, times[-1] - began[0] - known)
+    return TimeSpent(steps, all_steps - steps, checkpoints, validations, sum(startups.values()), between, other)
+
+
+def goodput_values(run_path: Path) -> dict[str, Any]:
+    """Return what eval.json says of a run's time, in seconds; {} where it is not known."""
+    spent = time_spent(Run(run_path)) if (run_path / "metrics.jsonl").exists() else None
+    if spent is None:
+        return {}
+    return {"goodput": spent.goodput, "goodput_in_jobs": spent.goodput_in_jobs, "time_s": asdict(spent)}
+
+
+def goodput_rows(spent: TimeSpent) -> list[tuple[str, float, float]]:
+    """Return (what, seconds, percent of all) for the report."""
+    names = {
+        "steps": "steps that count",
+        "lost_steps": "steps done again or skipped",
+        "checkpoints": "waiting for checkpoints",
+        "validations": "validations",
+        "startup": "start-up",
+        "between_jobs": "between the jobs",
+        "other": "other",
+    }
+    return [(names[kind], seconds, 100 * seconds / spent.total) for kind, seconds in asdict(spent).items()]

@@ -1,0 +1,78 @@
+"""Where the time of a run went, worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from summit_train.report.goodput import goodput_rows, goodput_values, time_spent
+from summit_train.report.page import render
+from summit_train.report.records import Run
+
+T0 = 1_700_000_000.0
+
+
+def _step(step: int, time: float, step_s: float = 10.0, **more: object) -> dict[str, Any]:
+    return {"kind": "step", "step": step, "epoch": 0, "time": T0 + time, "step_s": step_s, **more}
+
+
+def _start(step: int, time: float, startup_s: float) -> dict[str, Any]:
+    return {"kind": "start", "step": step, "ranks": 2, "time": T0 + time, "startup_s": startup_s}
+
+
+# A first job from -20 s: three steps of 10 s, a checkpoint after the second of 4 s, killed after the third. A second
+# one, from 100 s, starts training at 130 s from step 2: three steps, one of them skipped, a validation of 5 s, and a
+# checkpoint of 6 s. It ends at 172 s. A third one comes an hour later to repeat a final evaluation.
+LINES = [
+    _start(0, 0, 20),
+    _step(1, 10),
+    _step(2, 20),
+    {"kind": "checkpoint", "step": 2, "time": T0 + 24, "seconds": 4.0},
+    _step(3, 35),
+    _start(2, 130, 30),
+    _step(3, 140),
+    _step(4, 150, skipped=1),
+    _step(5, 160, 8.0),
+    {"kind": "eval", "epoch": 1, "step": 5, "top1": 50.0, "time": T0 + 165, "seconds": 5.0},
+    {"kind": "checkpoint", "step": 5, "time": T0 + 172, "seconds": 6.0},
+    _start(5, 3772, 30),
+]
+
+
+def test_each_second_of_two_jobs_is_counted_once(write_run):
+    spent = time_spent(Run(write_run(lines=LINES)))
+    assert spent is not None and asdict(spent) == {
+        "steps": 38.0,  # 1, 2, 3 of the second job, 5
+        "lost_steps": 20.0,  # 3 of the first job, 4
+        "checkpoints": 10.0,
+        "validations": 5.0,
+        "startup": 50.0,
+        "between_jobs": 65.0,  # from 35 s to 100 s
+        "other": 4.0,  # 1 s before step 3, 2 s before the second one's step 5, 1 s before its checkpoint
+    }
+    assert spent.total == 192.0  # from -20 s to 172 s
+    assert spent.goodput == 38 / 192 and spent.goodput_in_jobs == 38 / 127
+    assert sum(share for _, _, share in goodput_rows(spent)) == pytest.approx(100)
+
+
+def test_the_report_and_eval_json_say_the_same(write_run):
+    path = write_run(lines=LINES)
+    values = goodput_values(path)
+    assert (values["goodput"], values["goodput_in_jobs"]) == (38 / 192, 38 / 127)
+    assert sum(values["time_s"].values()) == 192.0
+    page = render([Run(path)])
+    assert "Goodput 19.79 %" in page and "29.92 % of the time in jobs" in page
+    assert '<tr><td>between the jobs</td><td class="n">1 min 05 s</td><td class="n">33.85 %</td></tr>' in page
+
+
+@pytest.mark.parametrize("lines", [[], LINES[:1], LINES[1:], [*LINES[:4], {**LINES[4], "time": None}]])
+def test_without_the_times_of_all_records_there_is_no_goodput(write_run, lines):
+    path = write_run(lines=lines)
+    assert time_spent(Run(path)) is None and goodput_values(path) == {}
+    assert "Where the time went" not in render([Run(path)])
+
+
+def test_without_records_there_is_no_goodput(write_run):
+    assert goodput_values(write_run(leave_out=("metrics.jsonl",))) == {}

@@ -1,0 +1,432 @@
+"""What a soak does: it starts a run again and again, does it harm, and counts what that cost and what it left."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from summit_train.core.files import file_sha256
+from summit_train.core.processes import find_mpirun, mpi_environment, mpirun_command, torchrun_command
+from summit_train.core.saved import find_checkpoints
+from summit_train.data.motion import MotionSet, write_motion_set
+from summit_train.report.goodput import goodput_rows, time_spent
+from summit_train.report.records import Run, StepRecord
+from tests import slurm
+from tests.runs import assert_bit_equal, final_state
+from tests.worlds import PATIENCE_S, ROOT, environment
+
+MARK = "SUMMIT_TRAIN_SOAK"  # in the environment of every process of a soak
+STEPS_AN_EPOCH, PULSES, ROOM = 40, 8, 1 << 20
+RANK_NAMES = ("OMPI_COMM_WORLD_RANK=", "SLURM_PROCID=", "RANK=")
+
+UNASKED = "none"  # what a start died of by itself
+# What the ranks must say of a fault, or the next start where "then" stands before it; "" for one that nobody survives
+# to name, and for one that ends nothing.
+KINDS = {
+    "kill": "",
+    "stop": r"rank \d+ on \S+ has been silent|no progress",
+    "full disk": r"could not be written: File too large|File too large",
+    "torn file": r"then passed over: \S+ the file is damaged",
+    "lost node": "",
+    "slow rank": "",
+    "NaN": r"loss or gradient that is not finite",
+    "bad video": r"train_\d+\.mp4",
+    "loader death": r"a loader worker has died|kills the process that reads it",
+    "signal": r"stopped by",
+}
+
+
+@dataclass
+class Fault:
+    """One fault. at: the highest step before it ended the ranks, or when it came. status: of the launcher, None where
+    the run went on.
+
+    ended: when the last record was written before the next start, in seconds since 1970. lost_s: from then until the
+    run had made a step more. named: the ranks said what it was; None: nobody can.
+    """
+
+    kind: str
+    at: int
+    ended: float = 0.0
+    status: int | None = None
+    lost_s: float = 0.0
+    named: bool | None = None
+
+
+@dataclass
+class Found:
+    """What the soak found. left: processes after each start, and files and sockets at the end, by their names."""
+
+    faults: list[Fault] = field(default_factory=list)
+    runs: int = 0
+    equal: int = 0
+    starts: int = 0
+    goodput: list[float] = field(default_factory=list)
+    rows: list[list[tuple[str, float, float]]] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+
+class Job:
+    """One start of a run: its launcher, and its processes, found by their environment."""
+
+    def __init__(self, spec: Path, words: Sequence[str], environ: Mapping[str, str]) -> None:
+        self.spec, self.mark = spec, uuid.uuid4().hex
+        self.output = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  (lives as long as this)
+        self.launcher = subprocess.Popen(
+            [*words, sys.executable, "-m", "tests.soak.rank", "train", str(spec)],
+            env={**environ, MARK: self.mark},
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=self.output,
+            stderr=self.output,
+            start_new_session=True,
+        )
+
+    def said(self) -> str:
+        self.output.seek(0)
+        return self.output.read()
+
+    def processes(self) -> dict[int, str]:
+        """The processes of this start that have not ended, with their command lines."""
+        return {pid: words for pid, words, variables in _processes() if f"{MARK}={self.mark}" in variables}
+
+    def ranks(self) -> dict[int, int]:
+        """Rank -> process."""
+        found = {}
+        for pid, words, variables in _processes():
+            if f"{MARK}={self.mark}" in variables and f"{sys.executable} -m tests.soak.rank" in words[:200]:
+                told = (v.removeprefix(name) for name in RANK_NAMES for v in variables if v.startswith(name))
+                if (rank := next(told, None)) is not None:
+                    found[int(rank)] = pid
+        return found
+
+    def workers(self) -> list[int]:
+        """The processes that load clips: what the ranks' fork servers have forked."""
+        servers = {pid for pid, words in self.processes().items() if "multiprocessing.forkserver" in words}
+        return sorted(pid for pid in servers if _parent(pid) in servers)
+
+    def clear(self) -> list[str]:
+        """Give the processes of this start a moment to end; kill those that have not, and name them."""
+        deadline = time.monotonic() + 20
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return [f"process {words[:100]}" for words in left.values()]
+
+
+class Soak:
+    """The soak of one set of options; `found` grows with it."""
+
+    def __init__(self, args: argparse.Namespace, folder: Path, cluster: slurm.Slurm | None) -> None:
+        self.args, self.folder, self.cluster = args, folder, cluster
+        self.chance, self.found = random.Random(args.seed), Found()
+        self.kinds = [kind for kind in args.kinds if kind != "lost node" or cluster is not None]
+        (folder / "tmp").mkdir()
+        variables = {"SUMMIT_TRAIN_COMM": args.comm, "TMPDIR": str(folder / "tmp"), "PYTHONUNBUFFERED": "1"}
+        self.environ = mpi_environment(environment(**variables))
+        mpirun = find_mpirun()
+        ranks = args.ranks
+        self.words = mpirun_command(mpirun or "", ranks) if args.comm == "horovod" else torchrun_command(ranks)
+        self.queue = list[str]()
+        self.videos = write_data(folder / "data", ranks * 2 * STEPS_AN_EPOCH)
+        write_data(folder / "calm_data", ranks * 2 * STEPS_AN_EPOCH)  # the same bytes, which no fault reaches
+
+    def run(self) -> Found:
+        calm = self._spec("calm", "calm_data")
+        job = Job(calm, self.words, self.environ)  # alongside the first run with faults
+        while not self.found.runs or not self._is_over():
+            spec = self._spec(f"soaked{self.found.runs}", "data")
+            self._train(spec)
+            if self.found.runs == 0:
+                if job.launcher.wait() != 0:
+                    raise SystemExit(f"the run without faults failed:\n{job.said()}")
+                self.found.left += job.clear()
+            self.found.runs += 1
+            self.found.equal += _are_equal(calm, spec)
+            run = Run(_run_path(spec))
+            self.found.starts += len(run.starts)
+            if (spent := time_spent(run)) is not None:
+                self.found.goodput.append(spent.goodput)
+                self.found.rows.append(goodput_rows(spent))
+            self._measure(run)
+        self.found.left += [str(path) for path in Path("/dev/shm").iterdir()] if self.args.private else []
+        self.found.left += [str(path) for path in (self.folder / "tmp").rglob("*") if _is_left(path)]
+        self.found.left += [str(path) for path in (self.folder / "runs").rglob(".*")]
+        return self.found
+
+    def _is_over(self) -> bool:
+        """Whether all faults have come that were asked for."""
+        kinds = {fault.kind for fault in self.found.faults}
+        return len(self.found.faults) >= self.args.faults or kinds >= set(self.kinds)
+
+    def _spec(self, name: str, data_name: str) -> Path:
+        data = {split: str(self.folder / data_name / f"{split}.csv") for split in ("train", "val")}
+        spec = {
+            "name": name,
+            "model": {"arch": "tsm", "backbone": "resnet18", "width": 0.125, "num_classes": 4, "dropout": 0.2},
+            "data": data | {"num_frames": 4, "frame_stride": 1, "short_side": [32, 40], "crop": 32, "workers": 1},
+            "scale": {"gpus": self.args.ranks, "clips_per_gpu": 2},
+            "optimizer": {"base_lr": 0.005},
+            "schedule": {"epochs": self.args.steps // STEPS_AN_EPOCH, "warmup_epochs": 1},
+            "evaluate": {"every_epochs": 10, "clips": 1, "short_side": 32, "last_checkpoints": 1},
+            "checkpoint": {"every_minutes": self.args.checkpoint_s / 60, "background": True, "keep": 2},
+            "watch": {"stall_seconds": self.args.stall_s},
+            "run_dir": str(self.folder / "runs"),
+        }
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(spec))
+        return path
+
+    def _train(self, spec: Path) -> None:
+        """Start the run again and again until it reaches its end, with a fault when one is due."""
+        pending: Fault | None = None
+        total = self.args.steps // STEPS_AN_EPOCH * STEPS_AN_EPOCH
+        while True:
+            kind, due = self._next_kind(), math.inf
+            before, job_faults = _steps(spec).starts, len(self.found.faults)
+            job = self._start(spec, kind)
+            while kind is not None and job.launcher.poll() is None:
+                time.sleep(0.2)
+                steps = _steps(spec)
+                if steps.starts == before or steps.since < 2 or steps.highest == total:
+                    continue
+                if due == math.inf:  # the time in which nothing is trained does not count
+                    due = time.monotonic() + self.chance.expovariate(1 / self.args.every)
+                if time.monotonic() < due:
+                    continue
+                fault = Fault(kind, steps.highest)
+                if not self._inject(fault, job, spec):
+                    continue  # not possible yet, such as to tear a file that has none before it
+                self.queue.pop(0)
+                self.found.faults.append(fault)
+                due, kind = math.inf, None
+                if fault.kind == "slow rank":
+                    self._tell(fault)
+                    kind = self._next_kind()
+            status, output = self._ended(job, spec), job.said()
+            self.found.left += job.clear()
+            if pending is not None and (rule := KINDS.get(pending.kind, "")).startswith("then "):
+                pending.named = re.search(rule.removeprefix("then "), output) is not None
+            self._repair()
+            if status == 0:
+                return
+            if kind is not None or job_faults == len(self.found.faults):
+                self.found.faults.append(Fault(UNASKED, 0))
+                print(output[-4000:], file=sys.stderr)
+            pending, reached = self.found.faults[-1], _steps(spec)
+            pending.status, pending.at, pending.ended = status, reached.highest, reached.last
+            if (rule := KINDS.get(pending.kind, "")) and not rule.startswith("then "):
+                pending.named = re.search(rule, output) is not None
+            self._tell(pending)
+
+    def _ended(self, job: Job, spec: Path) -> int:
+        """Wait for the end of a start; the launcher's status."""
+        seen, since = _steps(spec), time.monotonic()
+        while (status := job.launcher.poll()) is None:
+            time.sleep(0.5)
+            if (now := _steps(spec)) != seen:
+                seen, since = now, time.monotonic()
+            if time.monotonic() - since > PATIENCE_S:
+                raise SystemExit(f"the run hangs after {self.found.faults[-1:]}:\n{job.said()[-4000:]}")
+        return status
+
+    def _start(self, spec: Path, kind: str | None) -> Job:
+        if kind != "lost node" or self.cluster is None:
+            return Job(spec, self.words, self.environ)
+        self.cluster.wait_until(lambda: self.cluster is not None and self.cluster.is_idle(), "both nodes")
+        # Without PMIx the ranks find each other at an address that is named: this machine does not know its nodes.
+        joined = {"SUMMIT_TRAIN_COMM": "torch", "MASTER_ADDR": "127.0.0.1", "TMPDIR": self.environ["TMPDIR"]}
+        words = ["srun", "-N2", f"-n{self.args.ranks}", "--kill-on-bad-exit=1", "--mpi=none"]
+        return Job(spec, words, {**self.cluster.environ, **joined, "OMP_NUM_THREADS": "1"})
+
+    def _next_kind(self) -> str | None:
+        """The kind of the next fault, None after the last; a new round where the last one is over."""
+        if len(self.found.faults) >= self.args.faults:
+            return None
+        while not self.queue:
+            queue = self.chance.sample(self.kinds, len(self.kinds))
+            # A slow rank ends no start, and a node can only be lost in a start of its own.
+            last = ["slow rank"] if self.found.faults[-1:] and self.found.faults[-1].kind == "slow rank" else []
+            if ("slow rank", "lost node") not in pairwise([*last, *queue]) or len(queue) < 3:
+                self.queue = queue
+        return self.queue[0]
+
+    def _inject(self, fault: Fault, job: Job, spec: Path) -> bool:
+        """Do it; return whether it could be done."""
+        ranks = job.ranks()
+        if len(ranks) < self.args.ranks:
+            return False
+        victim = ranks[self.chance.randrange(self.args.ranks)]
+        with suppress(ProcessLookupError):  # the run reached its end at this moment
+            match fault.kind:
+                case "kill":
+                    os.kill(victim, signal.SIGKILL)
+                case "stop":
+                    os.kill(victim, signal.SIGSTOP)
+                case "full disk":  # for files beyond a megabyte: checkpoints, but not the log
+                    resource.prlimit(ranks[0], resource.RLIMIT_FSIZE, (ROOM, resource.RLIM_INFINITY))
+                case "torn file":
+                    checkpoints = find_checkpoints(_run_path(spec))
+                    if len(checkpoints) < 2:
+                        return False
+                    os.kill(victim, signal.SIGKILL)
+                    os.truncate(checkpoints[-1], self.chance.randrange(checkpoints[-1].stat().st_size))
+                case "lost node":
+                    assert self.cluster is not None
+                    self.cluster.lose(slurm.NODES[1])
+                case "slow rank":
+                    for _ in range(PULSES):
+                        os.kill(victim, signal.SIGSTOP)
+                        time.sleep(1)
+                        os.kill(victim, signal.SIGCONT)
+                        time.sleep(0.3)
+                    fault.lost_s = float(PULSES)
+                case "NaN":
+                    os.kill(victim, signal.SIGUSR1)
+                case "bad video":
+                    flip_a_byte(self.chance.choice(self.videos), self.chance)
+                case "loader death":
+                    workers = job.workers()
+                    if not workers:
+                        return False
+                    os.kill(self.chance.choice(workers), signal.SIGKILL)
+                case "signal":
+                    os.kill(victim, signal.SIGUSR2)
+        return True
+
+    def _repair(self) -> None:
+        """Bring back what a fault took away: the videos' bytes and the node."""
+        for video in self.videos:
+            saved = video.with_suffix(".saved")
+            if saved.exists():
+                saved.replace(video)
+        if self.cluster is not None:
+            self.cluster.bring_back()
+
+    def _measure(self, run: Run) -> None:
+        """Work out what each fault of the run that was just trained cost, from the times of its records."""
+        first = dict[int, float]()
+        for record in run.log:
+            if isinstance(record, StepRecord) and isinstance(record.time, float):
+                first.setdefault(record.step, record.time)
+        for fault in self.found.faults:
+            if run.log[0].time <= fault.ended and fault.at + 1 in first:  # type: ignore[operator]
+                fault.lost_s = first[fault.at + 1] - fault.ended
+
+    def _tell(self, fault: Fault) -> None:
+        status = "went on" if fault.status is None else f"status {fault.status}"
+        said = {None: "", True: ", named", False: ", NOT named"}[fault.named]
+        print(f"fault {len(self.found.faults)}: {fault.kind} at step {fault.at}: {status}{said}", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How often a run has begun to train, its steps since it last did, the highest step, the last record's time."""
+
+    starts: int
+    since: int
+    highest: int
+    last: float
+
+
+def _steps(spec: Path) -> Progress:
+    path = _run_path(spec) / "metrics.jsonl"
+    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    records = [record for record in map(_parsed, lines) if record]
+    starts = [i for i, record in enumerate(records) if record["kind"] == "start"]
+    steps = [record["step"] for record in records if record["kind"] == "step"]
+    since = sum(record["kind"] == "step" for record in records[starts[-1] if starts else 0 :])
+    return Progress(len(starts), since, max(steps, default=0), records[-1]["time"] if records else 0.0)
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    with suppress(ValueError):  # half a line
+        record: dict[str, Any] = json.loads(line)
+        return record
+    return {}
+
+
+def _is_left(path: Path) -> bool:
+    """Whether a file or a socket was left behind; folders alone are none."""
+    with suppress(FileNotFoundError):
+        return not stat.S_ISDIR(path.lstat().st_mode)
+    return False
+
+
+def _run_path(spec: Path) -> Path:
+    return spec.parent / "runs" / spec.stem
+
+
+def _are_equal(calm: Path, soaked: Path) -> bool:
+    """Whether two runs ended in the same bits, with the same accuracy."""
+    one, other = map(_run_path, (calm, soaked))
+    try:
+        assert_bit_equal(final_state(one), final_state(other))
+    except AssertionError as error:
+        print(f"{soaked.stem}: not the bits of the run without faults: {error}", file=sys.stderr)
+        return False
+    top1 = {json.loads((run / "eval.json").read_text())["top1_mean"] for run in (one, other)}
+    return len(top1) == 1
+
+
+def write_data(folder: Path, num_train: int) -> list[Path]:
+    """Write the motion set, with the SHA-256 of each video in its lists; the training videos."""
+    list(write_motion_set(folder, num_train, 8, MotionSet(size=32, num_frames=8)))
+    for name in ("train", "val"):
+        with open(folder / f"{name}.csv", newline="") as file:
+            rows = [row | {"sha256": file_sha256(folder / row["path"])} for row in csv.DictReader(file)]
+        with open(folder / f"{name}.csv", "w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    return sorted((folder / "videos").glob("train_*.mp4"))
+
+
+def flip_a_byte(video: Path, chance: random.Random) -> None:
+    """Damage a video in place; its bytes are kept beside it."""
+    shutil.copyfile(video, video.with_suffix(".saved"))
+    with open(video, "r+b") as file:
+        place = chance.randrange(video.stat().st_size)
+        file.seek(place)
+        (old,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([old ^ 0xFF]))
+
+
+def _processes() -> Iterator[tuple[int, str, list[str]]]:
+    """Every process that has not ended: (process, command line, environment)."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if words:  # else it has ended and waits for its parent
+                yield int(process.name), words, (process / "environ").read_text(errors="replace").split("\0")
+
+
+def _parent(pid: int) -> int:
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
