@@ -180,7 +180,7 @@ def _read(path: Path) -> dict[tuple[str, str], list[tuple[str, float, float, int
         while ends and ends[-1] <= start and (end > ends[-1] or start > ends[-1]):
             ends.pop()
         assert not ends or end <= ends[-1], f"{event} overlaps one that ends at {ends[-1]}"
-        key = names["process_name", place[0], None], names[("thread_name", *place)]
+        key = names["process_name", place[0], None], names["thread_name", place[0], place[1]]
         threads[key].append((event["name"], start, end, len(ends)))
         ends.append(end)
     return threads
