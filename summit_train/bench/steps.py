@@ -34,7 +34,7 @@ from summit_train.spec import Spec, load_spec
 from summit_train.training.run import build_step, fresh_model
 from summit_train.training.start import environment
 from summit_train.training.step import StepResult
-from summit_train.training.stopwatch import Recorder
+from summit_train.training.stopwatch import Mark, Recorder
 
 Phases = Mapping[str, float]
 _NAMES = {"data_wait": "data wait", "allreduce": "exposed allreduce"}
@@ -78,7 +78,7 @@ class StepBench:
     """An experiment's network, optimizer and batches on this rank. Random clips are the same in every step."""
 
     def __init__(self, experiment: Experiment, world: World, device: torch.device, watchdog: Watchdog) -> None:
-        self._experiment, self._world, self._watchdog = experiment, world, watchdog
+        self._experiment, self._world, self._device, self._watchdog = experiment, world, device, watchdog
         self._spec, self._plan = experiment.spec, experiment.plan
         model = fresh_model(self._spec, device)
         self._step = build_step(self._spec, self._plan, world, model, device)
@@ -93,11 +93,11 @@ class StepBench:
         self._world.barrier()
         for _ in range(steps):
             self._watchdog.at(f"loading clips to measure {self._spec.name}")
-            self._recorder.begin_step()
+            self._recorder.begin_step(self._next_step, Mark(self._device))
             micro_batches = self._take()
             self._recorder.lap("data_wait")
             self._watchdog.at(f"in a measured step of {self._spec.name}", waits=self._world.size > 1)
-            result = self._step(micro_batches, 0.0, end_phase=self._recorder.lap)
+            result = self._step(micro_batches, 0.0, stopwatch=self._recorder)
             if self._last is not None:  # as the loop does, one step late
                 self._last.read(self._plan.global_batch, self._plan.virtual_gpus, self._world.size)
             self._last = result

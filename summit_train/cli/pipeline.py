@@ -38,23 +38,25 @@ from summit_train.training.start import (
     read_inputs,
     stage_sets,
 )
+from summit_train.training.trace import traced_steps
 
 
-def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, force: bool) -> Result:
-    """Train, evaluate and report a spec. The status is 85 if it was stopped on request."""
+def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, force: bool, trace: str | None) -> Result:
+    """Train, evaluate and report a spec. The status is 85 if it was stopped on request. trace: FROM:TO."""
     launch = this_launch()
     inputs = read_inputs(load_spec(path, overrides), launch.size)
+    traced = traced_steps(trace, inputs.plan.total_steps)
     with (
         session(launch) as world,
         Watchdog(world, world.broadcast(inputs.spec.watch.stall_seconds)) as watchdog,
         ExitStack() as held,
     ):
-        check_agreement(world, inputs.spec, inputs.datasets, command="train", force_resume=force)
+        check_agreement(world, inputs.spec, inputs.datasets, command="train", force_resume=force, trace=trace)
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
         run = Run(inputs, world, choose_device(world), force_resume=force, lock=lock)
         run.notes += stage_sets(inputs, world, watchdog)
         try:
-            return _run(inputs, run, watchdog, stop)
+            return _run(inputs, run, watchdog, stop, traced)
         except Stopped:
             return _stopped(run, stop)
         except AgreedError as error:
@@ -64,10 +66,10 @@ def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, forc
             raise RunFailed(str(error)) from error
 
 
-def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -> Result:
+def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, traced: range) -> Result:
     began = time.monotonic()
     spec, world = run.spec, run.world
-    _train(run, watchdog, stop)
+    _train(run, watchdog, stop, traced)
     _evaluate(inputs, run, watchdog, stop)
     leave_if_asked(world, stop)
     report = world.from_first(lambda: _report(spec, stop))
@@ -139,12 +141,12 @@ def _still_there(spec: Spec, paths: list[Path]) -> list[Path]:
     return paths
 
 
-def _train(run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
+def _train(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range) -> None:
     """Train; rank 0 writes the run's records."""
     spec, plan, world = run.spec, run.plan, run.world
     hosts = world.gather(world.host)
     if world.rank != 0 or hosts is None:
-        train(run, None, watchdog, stop)
+        train(run, None, watchdog, stop, traced)
         return
     (spec.run_path / "stopped").unlink(missing_ok=True)
     write_text(spec.run_path / "spec.yaml", dump_spec(spec))
@@ -160,4 +162,4 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
         log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive())
         for note in run.notes:
             log.say(note)
-        train(run, log, watchdog, stop)
+        train(run, log, watchdog, stop, traced)

@@ -14,6 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
     parser.add_argument("--force-resume", action="store_true", help="resume from a checkpoint of another experiment")
+    trace = "record what all ranks do in these steps, both included, in RUN/trace/ (for ui.perfetto.dev)"
+    parser.add_argument("--trace", metavar="FROM:TO", help=trace)
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -23,4 +25,4 @@ def run(args: argparse.Namespace) -> Result:
         # meanwhile must not end the rank, so it is caught by now.
         from summit_train.cli.pipeline import run_pipeline
 
-        return run_pipeline(args.spec, args.overrides, stop, force=args.force_resume)
+        return run_pipeline(args.spec, args.overrides, stop, force=args.force_resume, trace=args.trace)

@@ -37,7 +37,7 @@ from summit_train.spec.optimizer import GrowBatchSpec, ParallelSpec
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.exchange import average
 from summit_train.training.step import NO_REQUESTS, Averaging, Requests, StepResult, TrainStep, count_updates
-from summit_train.training.stopwatch import Mark
+from summit_train.training.stopwatch import UNTIMED, Mark, Stopwatch
 
 Tensors = list[torch.Tensor]
 
@@ -71,7 +71,7 @@ class AveragingStep:
         micro_batches: Iterable[MicroBatch],
         lr: float,
         requests: Requests = NO_REQUESTS,
-        end_phase: Callable[[str], None] = lambda phase: None,
+        stopwatch: Stopwatch = UNTIMED,
         on_wait: Callable[[], None] = lambda: None,
     ) -> StepResult:
         """Run one update of each learner, in which the ranks also vote, and the average if it is due. Collective.
@@ -82,16 +82,16 @@ class AveragingStep:
         for batch in micro_batches:
             learner = self._learners[batch.virtual_gpu]
             # Requests are the rank's, so only its first learner votes for them.
-            results.append(learner([batch], lr, NO_REQUESTS if results else requests, end_phase))
+            results.append(learner([batch], lr, NO_REQUESTS if results else requests, stopwatch))
             learner.optimizer.zero_grad()  # the next learner's gradients take their place
             ends_epoch = (batch.step + 1) % self._numbers_per_epoch == 0
         assert len(results) == len(self._learners)
         on_wait()
         sums = self._world.sum(torch.stack([result.votes for result in results]).sum(0), "votes")
-        end_phase("allreduce")
+        stopwatch.lap("allreduce")
         self._in_round += 1
         averaging = self._end_round() if ends_epoch or self._in_round == self._spec.period else None
-        end_phase("allreduce")
+        stopwatch.lap("allreduce")
         local_loss = torch.stack([result.local_loss for result in results]).sum()
         return StepResult(sums, local_loss, results[0].ratios, has_squares=False, averaging=averaging)
 

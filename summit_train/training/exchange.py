@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from summit_train.core.comm import World
+from summit_train.training.stopwatch import UNTIMED, Stopwatch
 
 # A larger message uses a network better. The last one is small, as it starts when the backward pass has ended: all of
 # it is waited for.
@@ -25,8 +26,12 @@ LAST_BUCKET_BYTES = 2**20
 
 @dataclass
 class Bucket:
-    """Gradients in one piece of memory; those of `parameters` are views of it, in this order."""
+    """Gradients in one piece of memory; those of `parameters` are views of it, in this order.
 
+    name: of the message that averages it.
+    """
+
+    name: str
     flat: torch.Tensor
     parameters: list[nn.Parameter]
     views: list[torch.Tensor]
@@ -52,7 +57,7 @@ def bucket_counts(sizes: Sequence[int]) -> list[int]:
 
 def split_buckets(parameters: Iterable[nn.Parameter]) -> list[Bucket]:
     """Return buckets of zeros, each of one type, for the trained parameters in the order of the backward pass."""
-    buckets = []
+    buckets = list[Bucket]()
     trained = reversed([parameter for parameter in parameters if parameter.requires_grad])
     for _, same_type in itertools.groupby(trained, lambda parameter: parameter.dtype):
         run = iter(together := list(same_type))
@@ -61,7 +66,8 @@ def split_buckets(parameters: Iterable[nn.Parameter]) -> list[Bucket]:
             sizes = [parameter.numel() for parameter in members]
             flat = members[0].new_zeros(sum(sizes)).detach()
             parts = zip(torch.split(flat, sizes), members, strict=True)
-            buckets.append(Bucket(flat, members, [part.view_as(weight) for part, weight in parts]))
+            views = [part.view_as(weight) for part, weight in parts]
+            buckets.append(Bucket(f"gradients.{len(buckets)}", flat, members, views))
     return buckets
 
 
@@ -78,14 +84,15 @@ class Exchange:
         self._type = torch.float16 if compression == "fp16" else None
         self.buckets = split_buckets(self._parameters) if world.size > 1 else []
         self._begun = 0  # buckets whose mean has begun
+        self._stopwatch = UNTIMED
         self._is_last_pass = False
         for bucket in self.buckets:
             for parameter in bucket.parameters:
                 fill = partial(self._fill, bucket)
                 parameter.register_post_accumulate_grad_hook(fill)  # type: ignore[no-untyped-call]
 
-    def begin_step(self) -> None:
-        self._begun, self._is_last_pass = 0, False
+    def begin_step(self, stopwatch: Stopwatch = UNTIMED) -> None:
+        self._begun, self._is_last_pass, self._stopwatch = 0, False, stopwatch
         for bucket in self.buckets:
             bucket.flat.zero_()
             bucket.missing = len(bucket.parameters)
@@ -111,6 +118,7 @@ class Exchange:
             assert bucket.finish is not None
             bucket.finish()
             bucket.finish = None
+            self._stopwatch.arrived(bucket.name)
 
     def _fill(self, bucket: Bucket, _: torch.Tensor) -> None:
         if not self._is_last_pass:
@@ -120,13 +128,12 @@ class Exchange:
             self._begin(self.buckets[self._begun])
 
     def _begin(self, bucket: Bucket) -> None:
-        name = f"gradients.{self._begun}"
         self._begun += 1
+        message = bucket.flat if self._type is None else bucket.flat.to(self._type)
+        self._stopwatch.sent(bucket.name, message.nbytes)
+        bucket.finish = finish = self._world.start_mean(message, bucket.name)
         if self._type is None:
-            bucket.finish = self._world.start_mean(bucket.flat, name)
             return
-        message = bucket.flat.to(self._type)
-        finish = self._world.start_mean(message, name)
 
         def unpack() -> None:
             finish()

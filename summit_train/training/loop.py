@@ -21,10 +21,11 @@ from summit_train.training.metrics import RunLog, validated
 from summit_train.training.run import Run
 from summit_train.training.step import Requests, StepResult, Vote
 from summit_train.training.stopwatch import Mark
+from summit_train.training.trace import Trace
 
 
-def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -> None:
-    """Train from run.start_step to the end.
+def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, traced: range) -> None:
+    """Train from run.start_step to the end; record the steps `traced`, numbers from 1.
 
     Raises Stopped on request, with a checkpoint, and RunFailed, with rank, host, step and clips, if the data or the
     numbers fail.
@@ -33,11 +34,12 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -
     unread = UnreadStep(run, log)
     replay_missed_validation(run, log, watchdog, stop)
     saved_at, seconds_between = time.monotonic(), 60 * (spec.checkpoint.every_minutes or math.inf)
-    with closing(load_steps(run, watchdog)) as steps:
+    with Trace(traced, run, watchdog, log) as trace, closing(load_steps(run, watchdog)) as steps:
         # --- data: this rank's virtual GPUs, one micro-batch each
         for step, start, micro_batches, data_wait_s in steps:
             # --- forward, backward, synchronise, vote, update
             watchdog.at(f"computing step {step + 1}")
+            stopwatch = trace.begin_step(step + 1, start)
             rung = run.growth.rung
             lr = plan.learning_rate(step, rung)
             # a checkpoint that could not be written ends all ranks in the next one
@@ -47,6 +49,7 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -
                 micro_batches,
                 lr,
                 Requests(bool(stop), save_due, data_wait_s),
+                stopwatch,
                 on_wait=note_wait if world.size > 1 else lambda: None,
             )
             launched = LaunchedStep(step + 1, lr, rung.global_batch, micro_batches, result, start, Mark(run.device))
@@ -54,6 +57,7 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -
             # --- the previous step's vote: the device has finished that step, so reading it waits for nothing
             vote = unread.read()
             unread.step = launched
+            stopwatch.lap("other")
 
             # --- the end of an epoch, or a checkpoint that the ranks voted for
             epochs_done, inside = divmod(step + 1, plan.steps_per_epoch)
@@ -65,6 +69,7 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -
                 unread.read()
                 save(run, log, watchdog, step + 1)
                 saved_at = time.monotonic()
+                stopwatch.lap("checkpoint")
             if stopping:
                 raise Stopped
             if inside == 0:
@@ -77,6 +82,8 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -
                             save(run, log, watchdog, step + 1)
                         raise
                     grow(run, log, epochs_done, top1)
+                    stopwatch.lap("validation")
+            trace.end_step(step + 1)
 
 
 def load_steps(run: Run, watchdog: Watchdog) -> Generator[tuple[int, Mark, list[MicroBatch], float], None, None]:

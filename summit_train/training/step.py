@@ -23,7 +23,7 @@ from summit_train.spec.modality import RGB, Modality
 from summit_train.training.checkpoint import restore_solver
 from summit_train.training.exchange import Exchange
 from summit_train.training.noise import PassSquares, Squares
-from summit_train.training.stopwatch import Mark
+from summit_train.training.stopwatch import UNTIMED, Mark, Stopwatch
 
 # What the ranks add up in a step, in this order.
 VOTES = (
@@ -286,36 +286,37 @@ class TrainStep:
         micro_batches: Iterable[MicroBatch],
         lr: float,
         requests: Requests = NO_REQUESTS,
-        end_phase: Callable[[str], None] = lambda phase: None,
+        stopwatch: Stopwatch = UNTIMED,
         on_wait: Callable[[], None] = lambda: None,
     ) -> StepResult:
         """Run one update, in which the ranks also vote on `requests`. Collective.
 
-        end_phase: called at the end of each of stopwatch.PHASES. on_wait: called where the step begins to depend on
-        other ranks. The gradient is the mean over all virtual GPUs of the mean over the clips of each: every
-        micro-batch's loss is divided by the accumulation, passes add up, the exchange divides by the ranks.
+        stopwatch: hears the end of each of stopwatch.PHASES, and the gradients' messages. on_wait: called where the
+        step begins to depend on other ranks. The gradient is the mean over all virtual GPUs of the mean over the clips
+        of each: every micro-batch's loss is divided by the accumulation, passes add up, the exchange divides by the
+        ranks.
         """
-        self._exchange.begin_step()
+        self._exchange.begin_step(stopwatch)
         self.statistics.begin_step()
         losses, corrects, num_bad, measured = [], [], 0, False
         for index, batch in enumerate(micro_batches):
-            loss, correct = self._forward(index, batch, end_phase)
+            loss, correct = self._forward(index, batch, stopwatch)
             if index == self._settings.accumulation - 1:
                 self.statistics.start_mean()
                 self._exchange.begin_last_pass()
             every = self._settings.noise_every
             measured = every > 0 and (batch.step + 1) % every == 0
-            end_phase("other")
+            stopwatch.lap("other")
             with self._squares.listening(measured):
                 torch.autograd.backward(loss * self.loss_scale.scale / self._settings.accumulation)
-            end_phase("backward")
+            stopwatch.lap("backward")
             losses.append(loss.detach())
             corrects.append(correct)
             num_bad += len(batch.bad)
         assert len(losses) == self._settings.accumulation
         on_wait()
         self._exchange.finish()
-        end_phase("allreduce")
+        stopwatch.lap("allreduce")
 
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         # The L2 norm of the averaged gradient, still scaled. It is finite if every entry is.
@@ -328,16 +329,16 @@ class TrainStep:
             name: value if isinstance(value, torch.Tensor) else torch.full((), float(value), device=self._device)
             for name, value in own.items()
         }
-        end_phase("other")
+        stopwatch.lap("other")
         votes = self._world.sum(torch.stack([on_device[name].double() for name in VOTES]), "votes")
-        end_phase("allreduce")
+        stopwatch.lap("allreduce")
         skipped = (votes[VOTES.index("nonfinite")] > 0).float()
         self.statistics.finish(skipped)
-        end_phase("other")
+        stopwatch.lap("other")
         ratios = self._update(lr, norm, skipped)
         if self.average is not None:
             self.average.update(skipped)
-        end_phase("update")
+        stopwatch.lap("update")
         return StepResult(votes, local_loss, ratios, measured)
 
     def checkpoint(self, path: Path, step: int) -> dict[str, Any]:
@@ -358,9 +359,7 @@ class TrainStep:
         self.average.load_state_dict(saved["ema"])
         return []
 
-    def _forward(
-        self, index: int, batch: MicroBatch, end_phase: Callable[[str], None]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, index: int, batch: MicroBatch, stopwatch: Stopwatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the mean loss of the micro-batch and the number of its clips that are classified right."""
         self.statistics.begin_pass(index)
         normalise = self._normalise
@@ -368,13 +367,13 @@ class TrainStep:
         labels = batch.labels.to(self._device, non_blocking=True)
         seed = rng.seed_of(self._settings.seed, "dropout", batch.step, batch.virtual_gpu)
         self.model.reseed(seed)  # type: ignore[operator]
-        end_phase("other")
+        stopwatch.lap("other")
         with mixed_precision(self._settings.precision, self._device):
             logits = self.model(clips)
         logits = logits.to(self._dtype)
         correct = (logits.detach().argmax(1) == labels).sum()
         loss = functional.cross_entropy(logits, labels, label_smoothing=self._settings.label_smoothing)
-        end_phase("forward")
+        stopwatch.lap("forward")
         return loss, correct
 
     def _own_votes(self, loss: torch.Tensor, norm: torch.Tensor, requests: Requests) -> dict[str, torch.Tensor | float]:

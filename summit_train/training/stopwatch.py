@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -29,32 +30,78 @@ class Mark:
             return float(self._event.elapsed_time(later._event)) / 1000
         return later._time - self._time
 
+    def host_time(self, now: Mark) -> float:
+        """Return when the device passed this mark, by the host's clock; `now`: a mark on a device without work."""
+        return now._time - self.seconds_to(now)
 
-class Recorder:
-    """Remember the laps of some steps.
 
-    On a GPU a lap is an event in the stream, so the times are the device's: a wait of the host while the device still
+def idle_mark(device: torch.device) -> Mark:
+    """Wait until the device has no work; return a mark whose time is the same on the device and the host."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return Mark(device)
+
+
+class Stopwatch:
+    """Hears when the phases and messages of a step begin and end. This one takes no notice."""
+
+    def lap(self, phase: str) -> None:
+        """Note that what happened since the lap before was `phase`."""
+
+    def sent(self, message: str, num_bytes: int) -> None:
+        """Note that this rank begins to exchange `message` with the others."""
+
+    def arrived(self, message: str) -> None:
+        """Note that the ranks' mean of `message` is here."""
+
+
+UNTIMED = Stopwatch()
+
+
+@dataclass
+class TimedStep:
+    """What a recorder heard of a step. laps: each phase with its end; the first one is the start of the step."""
+
+    number: int
+    laps: list[tuple[str, Mark]]
+    sent: dict[str, tuple[Mark, int]] = field(default_factory=dict)
+    arrived: dict[str, Mark] = field(default_factory=dict)
+
+
+class Recorder(Stopwatch):
+    """Remembers some steps.
+
+    On a GPU a mark is an event in the stream, so the times are the device's: a wait of the host while the device still
     has work costs nothing and counts as nothing.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._steps: list[list[tuple[str, Mark]]] = []
+        self._steps: list[TimedStep] = []
 
-    def begin_step(self) -> None:
-        self._steps.append([("", Mark(self._device))])
+    def begin_step(self, step: int, start: Mark) -> None:
+        """Begin update number `step` at `start`."""
+        self._steps.append(TimedStep(step, [("", start)]))
 
     def lap(self, phase: str) -> None:
-        """Note that what happened since the lap before was `phase`, one of PHASES."""
-        assert phase in PHASES, phase
-        self._steps[-1].append((phase, Mark(self._device)))
+        self._steps[-1].laps.append((phase, Mark(self._device)))
+
+    def sent(self, message: str, num_bytes: int) -> None:
+        self._steps[-1].sent[message] = Mark(self._device), num_bytes
+
+    def arrived(self, message: str) -> None:
+        self._steps[-1].arrived[message] = Mark(self._device)
+
+    def take(self) -> list[TimedStep]:
+        """Return the steps since the last call, and forget them."""
+        steps, self._steps = self._steps, []
+        return steps
 
     def read(self) -> list[dict[str, float]]:
         """Wait for the device; return the seconds of each phase in each step since the last reading."""
         steps = []
-        for laps in self._steps:
+        for step in self.take():
             steps.append(dict.fromkeys(PHASES, 0.0))
-            for (_, before), (phase, mark) in pairwise(laps):
+            for (_, before), (phase, mark) in pairwise(step.laps):
                 steps[-1][phase] += before.seconds_to(mark)
-        self._steps = []
         return steps

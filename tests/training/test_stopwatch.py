@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
 
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
-from summit_train.training.stopwatch import PHASES, Mark, Recorder
+from summit_train.training.stopwatch import PHASES, UNTIMED, Mark, Recorder, Stopwatch
 from tests.training.test_step import _step
 
 CPU = torch.device("cpu")
 
 
-def _weights_after_a_step(**options: Callable[[str], None]) -> torch.Tensor:
+def _weights_after_a_step(stopwatch: Stopwatch = UNTIMED) -> torch.Tensor:
     model = build_model("tsm", "resnet18", 2, 3, width=0.125, generator=torch.Generator().manual_seed(1))
     step = _step(model, 2, "fp32")
     frames = torch.arange(2 * 2 * 16 * 16 * 3).reshape(2, 2, 16, 16, 3).remainder(256).to(torch.uint8)
     labels, ids = torch.tensor([0, 2]), torch.arange(2)
-    step([MicroBatch(0, number, frames, labels, ids) for number in range(2)], 0.1, **options)
+    step([MicroBatch(0, number, frames, labels, ids) for number in range(2)], 0.1, stopwatch=stopwatch)
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def test_a_step_names_its_phases_in_their_order_and_computes_the_same() -> None:
-    heard: list[str] = []
     recorder = Recorder(CPU)
     alone = _weights_after_a_step()
-    assert torch.equal(_weights_after_a_step(end_phase=heard.append), alone)
-    recorder.begin_step()
-    assert torch.equal(_weights_after_a_step(end_phase=recorder.lap), alone)
-    work = [phase for phase in heard if phase != "other"]
-    assert work == ["forward", "backward"] * 2 + ["allreduce"] * 2 + ["update"]
+    recorder.begin_step(1, Mark(CPU))
+    assert torch.equal(_weights_after_a_step(recorder), alone)
+    (step,) = recorder.take()
+    work = [phase for phase, _ in step.laps if phase != "other"]
+    assert work == [""] + ["forward", "backward"] * 2 + ["allreduce"] * 2 + ["update"]
+    recorder.begin_step(2, Mark(CPU))
+    _weights_after_a_step(recorder)
     (seconds,) = recorder.read()
     assert set(seconds) == set(PHASES) and seconds["data_wait"] == 0
     assert all(seconds[phase] > 0 for phase in PHASES if phase != "data_wait")
@@ -42,13 +42,13 @@ def test_a_step_names_its_phases_in_their_order_and_computes_the_same() -> None:
 def test_the_laps_of_a_step_leave_no_time_between_them() -> None:
     recorder = Recorder(CPU)
     began = Mark(CPU)
-    recorder.begin_step()
+    recorder.begin_step(1, Mark(CPU))
     time.sleep(0.02)
     recorder.lap("data_wait")
     recorder.lap("forward")
     time.sleep(0.01)
     recorder.lap("data_wait")
-    recorder.begin_step()
+    recorder.begin_step(2, Mark(CPU))
     recorder.lap("update")
     first, second = recorder.read()
     assert first["data_wait"] >= 0.03 and first["forward"] < first["data_wait"]
@@ -63,7 +63,7 @@ def test_recording_on_a_gpu_does_not_wait_for_it() -> None:
     recorder, x = Recorder(device), torch.zeros(2048, 2048, device=device)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        recorder.begin_step()
+        recorder.begin_step(1, Mark(device))
         x @ x
         recorder.lap("forward")
     finally:

@@ -1,0 +1,234 @@
+"""`train --trace FROM:TO`: what every rank did in some steps, on one clock, as a file that Perfetto opens.
+
+The file is JSON in the Trace Event Format: a process for each rank, with a thread of phases and one for each message.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from summit_train.core.comm import World
+from summit_train.core.errors import UserError
+from summit_train.core.files import replacing
+from summit_train.core.result import TextTable
+from summit_train.core.text import counted
+from summit_train.core.watch import Stopped, Watchdog
+from summit_train.training.metrics import RunLog
+from summit_train.training.run import Run
+from summit_train.training.stopwatch import PHASES, UNTIMED, Mark, Recorder, Stopwatch, TimedStep, idle_mark
+
+MOST_STEPS = 100
+WAIT = "allreduce"  # the phase in which a rank waits for slower ones
+_ROUNDS = 32  # messages to and from rank 0 that compare the clocks
+
+
+def traced_steps(text: str | None, total_steps: int) -> range:
+    """Return the steps of FROM:TO, both included, as metrics.jsonl counts them. Raises UserError."""
+    if text is None:
+        return range(0)
+    match = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
+    first, last = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= first <= last <= total_steps or last - first >= MOST_STEPS:
+        right = f"at most {MOST_STEPS} of the steps 1 to {total_steps}"
+        raise UserError(f"--trace must be FROM:TO, {right}, got {text!r}; try {max(1, total_steps - 4)}:{total_steps}")
+    return range(first, last + 1)
+
+
+def compare_clocks(world: World, now: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
+    """Return what to add to this rank's clock for rank 0's, and how far off that may be, in seconds. Collective.
+
+    Rank 0 reads its clock T after every rank has sent and before any receives, so each rank reads its own before (S)
+    and after (R): S + offset <= T <= R + offset. Every round narrows the interval; its middle is the offset.
+    """
+    low, high = -math.inf, math.inf
+    for _ in range(_ROUNDS):
+        sent = now()
+        world.gather(None)
+        first = world.broadcast(now())
+        low, high = max(low, first - now()), min(high, first - sent)
+    return (0.0, 0.0) if world.rank == 0 else ((low + high) / 2, (high - low) / 2)
+
+
+class Slice(NamedTuple):
+    """What a rank did from `start` to `end`, in seconds of rank 0's clock. thread: "phases", or a message's name."""
+
+    thread: str
+    name: str
+    step: int
+    start: float
+    end: float
+    num_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """What one rank has recorded. offset: added to its clock; error: of the offset; both in seconds."""
+
+    who: str
+    offset: float
+    error: float
+    slices: list[Slice]
+
+
+def slices_of(step: TimedStep, now: Mark, offset: float) -> Iterator[Slice]:
+    """Yield a step, its phases and messages, and the wait for each message; longer slices before those within them."""
+
+    def clock(mark: Mark) -> float:
+        return mark.host_time(now) + offset
+
+    number, laps = step.number, [(phase, clock(mark)) for phase, mark in step.laps]
+    yield Slice("phases", f"step {number}", number, laps[0][1], laps[-1][1])
+    yield from (Slice("phases", phase, number, start, end) for (_, start), (phase, end) in pairwise(laps))
+    waits_since = next((start for (_, start), (phase, _) in pairwise(laps) if phase == WAIT), math.inf)
+    for message, mark in step.arrived.items():
+        sent, num_bytes = step.sent[message]
+        start, end = clock(sent), clock(mark)
+        yield Slice(message, message, number, start, end, num_bytes)
+        yield Slice(message, "wait", number, min(end, max(start, waits_since)), end)
+        waits_since = end
+
+
+@dataclass(frozen=True)
+class SlowestRank:
+    """The slowest rank in a phase. Seconds are means over the steps that have the phase; `median_s` is over the ranks.
+
+    In the exchange it is the rank that waits least: the others wait for it.
+    """
+
+    phase: str
+    median_s: float
+    rank: int
+    seconds: float
+    times_slowest: int
+    steps: int
+
+
+def slowest_ranks(ranks: Sequence[RankTrace]) -> list[SlowestRank]:
+    """Return the slowest rank of each phase, in the order of a step."""
+    seconds: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0] * len(ranks)))
+    for rank, trace in enumerate(ranks):
+        for one in trace.slices:
+            if one.thread == "phases":
+                seconds[one.name][one.step][rank] += one.end - one.start
+    found = []
+    for phase in (phase for phase in (*PHASES, "checkpoint") if phase in seconds):
+        steps = list(seconds[phase].values())
+        means = [fmean(of_rank) for of_rank in zip(*steps, strict=True)]
+        slowest = min if phase == WAIT else max
+        rank = means.index(slowest(means))
+        times = sum(step[rank] == slowest(step) for step in steps)
+        found.append(SlowestRank(phase, median(means), rank, means[rank], times, len(steps)))
+    return found
+
+
+def slowest_text(ranks: Sequence[RankTrace], slowest: Sequence[SlowestRank]) -> list[str]:
+    """Return the table of the slowest rank by phase and, of several ranks, for which one the others wait, and why."""
+    rows = [("phase", "slowest rank", "its time", "median", "slowest in")]
+    for row in slowest:
+        who = ranks[row.rank].who + (", which waits least" if row.phase == WAIT and len(ranks) > 1 else "")
+        often = f"{row.times_slowest} of {counted(row.steps, 'step')}"
+        rows.append((row.phase, who, f"{1000 * row.seconds:.1f} ms", f"{1000 * row.median_s:.1f} ms", often))
+    lines = [str(TextTable(rows, left=2, indent="  "))]
+    for last in (row for row in slowest if row.phase == WAIT and len(ranks) > 1):
+        own = [row for row in slowest if row.phase != WAIT and row.rank == last.rank]
+        why = max(own, key=lambda row: (row.seconds - row.median_s) * row.steps, default=None)
+        most = f", most by its {why.phase}: {1000 * (why.seconds - why.median_s):.1f} ms over the median" if why else ""
+        often = f"the last in {last.times_slowest} of {counted(last.steps, 'step')}"
+        late_ms = 1000 * (last.median_s - last.seconds)
+        lines.append(f"the others wait {late_ms:.1f} ms a step for {ranks[last.rank].who}, {often}{most}")
+    return lines
+
+
+def write_trace(path: Path, ranks: Sequence[RankTrace], facts: dict[str, Any]) -> None:
+    """Write the ranks' slices as trace events, in whole microseconds since the first. facts: about the whole trace.
+
+    The number of a process is its rank + 1, as 0 is the kernel's to Perfetto; so is that of its thread of phases, which
+    makes it the main one.
+    """
+    threads = list(dict.fromkeys(["phases", *(one.thread for trace in ranks for one in trace.slices)]))
+    origin = min(one.start for trace in ranks for one in trace.slices)
+
+    def events() -> Iterator[dict[str, Any]]:
+        for pid, trace in enumerate(ranks, 1):
+            yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": trace.who}}
+            yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
+            tids = {name: pid + number * len(ranks) for number, name in enumerate(threads)}
+            for name, tid in tids.items():
+                yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
+            for one in trace.slices:
+                start, end = (round(1e6 * (second - origin)) for second in (one.start, one.end))
+                args = {"step": one.step} | ({} if one.num_bytes is None else {"bytes": one.num_bytes})
+                place = {"ph": "X", "pid": pid, "tid": tids[one.thread], "name": one.name}
+                yield place | {"ts": start, "dur": end - start, "args": args}
+
+    with replacing(path) as file:
+        file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(facts)}, "traceEvents": [\n'.encode())
+        for number, event in enumerate(events()):
+            file.write(b",\n" * (number > 0) + json.dumps(event).encode())
+        file.write(b"\n]}\n")
+
+
+class Trace:
+    """Records the given steps, empty for none, and writes them to RUN/trace/ after the last one, or a stop before."""
+
+    def __init__(self, steps: range, run: Run, watchdog: Watchdog, log: RunLog | None) -> None:
+        self._steps, self._run, self._watchdog, self._log = steps, run, watchdog, log
+        self._recorder = Recorder(run.device)
+        if log is not None and steps and steps[-1] <= run.start_step:
+            log.say(f"trace: steps {steps[0]} to {steps[-1]} were done before this start; nothing is traced")
+
+    def __enter__(self) -> Trace:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is Stopped:  # on all ranks
+            self._write()
+
+    def begin_step(self, step: int, start: Mark) -> Stopwatch:
+        """Return what is to hear of step number `step`, which began at `start` and has its clips now."""
+        if step not in self._steps:
+            return UNTIMED
+        self._recorder.begin_step(step, start)
+        self._recorder.lap("data_wait")
+        return self._recorder
+
+    def end_step(self, step: int) -> None:
+        """Write the file after the last traced step, which a growing batch may have left out. Collective."""
+        if self._steps and step >= self._steps[-1]:
+            self._write()
+
+    def _write(self) -> None:
+        """Write what is recorded, if anything, and show the slowest ranks. Collective."""
+        world, steps = self._run.world, self._recorder.take()
+        if not steps:
+            return
+        self._watchdog.at("writing the trace", waits=world.rank > 0)
+        now = idle_mark(self._run.device)
+        offset, error = compare_clocks(world)
+        mine = [one for step in steps for one in slices_of(step, now, offset)]
+        ranks = world.gather(RankTrace(world.who, offset, error, mine)) or []
+        first, last = steps[0].number, steps[-1].number
+        path = self._run.spec.run_path / "trace" / f"steps_{first}-{last}.json"
+        slowest = slowest_ranks(ranks)
+        facts = {
+            "steps": [first, last],
+            "clock_offset_s": [trace.offset for trace in ranks],
+            "clock_error_s": [trace.error for trace in ranks],
+            "slowest": [asdict(row) for row in slowest],
+        }
+        world.from_first(lambda: write_trace(path, ranks, facts))
+        if self._log is not None:
+            error_ms = 1000 * max(trace.error for trace in ranks)
+            self._log.say(f"trace: {path}, for ui.perfetto.dev; clocks agree to {error_ms:.3f} ms")
+            for line in slowest_text(ranks, slowest):
+                self._log.say(line)
