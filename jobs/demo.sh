@@ -5,27 +5,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly ranks=${1:-2}
 readonly venv=${VENV:-$PWD/.venv}
-PATH=$venv/bin:$PATH # the environment's own mpirun, where set-up installed one
+PATH=$venv/bin:$PATH
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-if [[ $(id -u) == 0 ]]; then
-    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-fi
-
-if [[ ! -e $venv/.horovod ]]; then # set up with HOROVOD=no
-    launch=(python -m torch.distributed.run --standalone --nproc-per-node "$ranks" --no-python)
-else
-    launch=(mpirun -np "$ranks")
-    if [[ $(mpirun --version 2>&1) == *"Open MPI"* ]]; then
-        launch+=(--oversubscribe --bind-to none)
-    fi
-fi
-
 if [[ ! -f demo/val.csv ]]; then
     summit-train data motion demo --train 320 --val 120
 fi
 for network in tsm tsn; do
     printf '\n== %s on %s ranks\n' "$network" "$ranks"
-    "${launch[@]}" summit-train train "configs/motion/$network.yaml"
+    summit-train train "configs/motion/$network.yaml" --ranks "$ranks"
 done
 summit-train report demo/runs/motion_tsm demo/runs/motion_tsn --out demo/report.html
 

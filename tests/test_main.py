@@ -65,7 +65,7 @@ def test_help_names_every_command(say: Callable[..., Said]) -> None:
 def test_help_has_the_contracts_options(say: Callable[..., Said]) -> None:
     for command, options in {
         "plan": ("SPEC", "--ranks N", "--clips N", "--json", "key=value"),
-        "train": ("SPEC", "key=value"),
+        "train": ("SPEC", "--ranks N", "--hosts A,B", "key=value"),
         "eval": ("SPEC", "--checkpoints", "--json", "key=value"),
         "predict": ("RUN|CHECKPOINT", "VIDEO", "--top K", "--json", "--csv FILE", "--classes FILE", "key=value"),
         "model": ("SPEC", "--json"),

@@ -16,7 +16,7 @@ from summit_train.core.files import write_json, write_text
 from summit_train.core.processes import seconds_alive
 from summit_train.core.result import Result, show
 from summit_train.core.saved import find_checkpoints
-from summit_train.core.session import session
+from summit_train.core.session import leave_reason, session
 from summit_train.core.text import duration
 from summit_train.core.watch import Stopped, StopRequest, Watchdog, leave_if_asked
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class
@@ -127,7 +127,9 @@ def _stopped(run: Run, stop: StopRequest) -> Result:
         # For the job script: a launcher that ends all ranks at the first one that leaves may hide their status.
         write_text(spec.run_path / "stopped", f"{last}\n")
         by = stop.signal or "a signal to another rank"
-        show(Result([f"stopped by {by}; resumes from {last} when started again"]))
+        line = f"stopped by {by}; resumes from {last} when started again"
+        show(Result([line]))
+        leave_reason(line)
 
     run.world.from_first(record)  # no rank leaves before that is written
     return Result(status=85)

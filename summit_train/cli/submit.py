@@ -9,7 +9,7 @@ from summit_train.cli.plan import add_site_arguments, check_files, warn
 from summit_train.cluster.estimate import check_ranks, estimate
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site
-from summit_train.cluster.submit import chain, check_root, folders_to_stage, prepare_job, staging_row
+from summit_train.cluster.submit import chain, folders_to_stage, prepare_job, staging_row
 from summit_train.core.result import Result, TextTable
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
@@ -51,8 +51,6 @@ def run(args: argparse.Namespace) -> Result:
     print(TextTable(rows, left=2, indent="  "), file=sys.stderr)
     if args.dry_run:
         return Result([text.removesuffix("\n")])
-    if site.is_here:
-        check_root(site)
     script = prepare_job(site, job, spec)
     ids = chain(site, job, script, cost.jobs)
     submitted = f"job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs, one after the other, {ids[0]} to {ids[-1]},"

@@ -6,14 +6,13 @@ import argparse
 
 from summit_train.cli.plan import Files, add_site_arguments, check_weights, read_files, warn
 from summit_train.cluster.site import Site, load_site
-from summit_train.cluster.submit import check_root
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, TextTable, show
 from summit_train.spec import DataSpec, ModelSpec, Spec
 from summit_train.sweep.figure import write_sweep, written
 from summit_train.sweep.grid import Sweep, load_sweep
 from summit_train.sweep.start import plan_runs, planned_table, planned_values, run_here, submit_runs
-from summit_train.sweep.status import as_values, read_jobs, read_rows, tables, to_start
+from summit_train.sweep.status import as_values, read_jobs, read_rows, tables
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,9 +61,6 @@ def run(args: argparse.Namespace) -> Result:
         show(Result([line]))
 
     if site.is_here:
-        names = to_start(read_rows(sweep, jobs))
-        if any(run.plan.ranks > 1 and run.name in names for run in planned):
-            check_root(site)
         return Result(status=run_here(sweep, site, planned, jobs, say))
     submit_runs(sweep, site, planned, jobs, say)
     return Result()

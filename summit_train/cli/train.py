@@ -6,8 +6,11 @@ import argparse
 import faulthandler
 import sys
 
+from summit_train.core.errors import UserError
+from summit_train.core.ranks import run_ranks
 from summit_train.core.result import Result
 from summit_train.core.watch import StopRequest
+from summit_train.spec import load_spec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,9 +19,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force-resume", action="store_true", help="resume from a checkpoint of another experiment")
     trace = "record what all ranks do in these steps, both included, in RUN/trace/ (for ui.perfetto.dev)"
     parser.add_argument("--trace", metavar="FROM:TO", help=trace)
+    parser.add_argument("--ranks", type=int, metavar="N", help="start N ranks, on this machine or on --hosts")
+    parser.add_argument("--hosts", metavar="A,B", help="hosts of the ranks, by Open MPI's mpirun and ssh")
 
 
 def run(args: argparse.Namespace) -> Result:
+    if args.ranks is not None:
+        options = ["--force-resume"] if args.force_resume else []
+        options += [] if args.trace is None else ["--trace", args.trace]
+        hosts = [] if args.hosts is None else args.hosts.split(",")
+        load_spec(args.spec, args.overrides)  # a mistake in it is said once, by no rank
+        words = ["train", args.spec, *args.overrides, *options]
+        return Result(status=run_ranks(words, args.ranks, hosts, lambda line: print(line, file=sys.stderr)))
+    if args.hosts is not None:
+        raise UserError("--hosts must be used with --ranks N")
     faulthandler.enable(sys.__stderr__ or 2)  # a crash in a library shows where every thread stood
     with StopRequest().listening() as stop:
         # Importing torch takes minutes where thousands of ranks read it from one file system. A signal that comes

@@ -184,6 +184,8 @@ def load_site(
         raise UserError(f"{site.name}: walltime_caps: the numbers of nodes must rise, got {nodes}")
     for line in tree.replaced:
         warn(line)
+    if site.launcher == "ranks" and (site.bind or site.launcher_options):
+        warn(f"{site.name}: bind and launcher_options do nothing with launcher ranks; set launcher: mpirun to use them")
     if site.comm == "auto":
         return site
     if COMM in site.environment:

@@ -7,7 +7,6 @@ The script adds `done`, `requeues` (a line for each) and the job's output.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import time
@@ -19,7 +18,6 @@ from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import Site
 from summit_train.core.errors import UserError
 from summit_train.core.files import naming, write_text
-from summit_train.core.processes import ROOT_NEEDS, refuses_root
 from summit_train.data.manifest.reading import PACK_FILE
 from summit_train.spec import Spec, dump_spec
 
@@ -133,10 +131,3 @@ def job_states(site: Site, ids: Sequence[str]) -> dict[str, str]:
         own = {state for name, state in states.items() if job_id in (name, re.split(r"[_\[]", name)[0])}
         found[job_id] = "gone" if not own else "running" if "running" in own else "queued"
     return found
-
-
-def check_root(site: Site) -> None:
-    """Raise UserError if this machine's mpirun would refuse to start the ranks of a job because the user is root."""
-    own = {name: variable.value for name, variable in site.environment.items()}
-    if refuses_root({**os.environ, **own}, [option.option for option in site.launcher_options]):
-        raise UserError(f"{ROOT_NEEDS} in the environment: export both, or use another user")

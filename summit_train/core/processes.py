@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from summit_train.core.errors import RunFailed
+from summit_train.core.errors import RunFailed, UserError
 
 Facts = dict[str, Any]
 
@@ -78,10 +78,17 @@ def find_mpirun() -> str | None:
     return str(own) if own.is_file() else shutil.which("mpirun")
 
 
-def mpirun_command(mpirun: str, ranks: int) -> list[str]:
-    """Return the command line of mpirun for `ranks` ranks on this host, which may have fewer cores."""
+def mpirun_command(mpirun: str, ranks: int, hosts: Sequence[str] = ()) -> list[str]:
+    """Return the command line of mpirun for ranks on this host or on `hosts`, equally many on each.
+
+    They may have fewer cores. Raises UserError where another MPI than Open MPI would have to reach hosts.
+    """
     is_open_mpi = "Open MPI" in output([mpirun, "--version"])
-    return [mpirun, "-np", str(ranks), *(["--oversubscribe", "--bind-to", "none"] if is_open_mpi else [])]
+    if hosts and not is_open_mpi:
+        raise UserError(f"--hosts must be used with Open MPI, but {mpirun} is another MPI's; start the ranks with it")
+    options = ["--oversubscribe", "--bind-to", "none"] if is_open_mpi else []
+    places = ["--host", ",".join(f"{host}:{ranks // len(hosts)}" for host in hosts)] if hosts else []
+    return [mpirun, "-np", str(ranks), *places, *options]
 
 
 def torchrun_command(ranks: int) -> list[str]:
@@ -90,10 +97,10 @@ def torchrun_command(ranks: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *options]
 
 
-def refuses_root(environment: Mapping[str, str], options: Sequence[str] = ()) -> bool:
+def refuses_root(environment: Mapping[str, str]) -> bool:
     """Return whether Open MPI's mpirun would refuse to start ranks in this environment because the user is root."""
     allowed = all(environment.get(name) == value for name, value in ROOT_ALLOWED.items())
-    if os.geteuid() != 0 or allowed or any("--allow-run-as-root" in option for option in options):
+    if os.geteuid() != 0 or allowed:
         return False
     mpirun = find_mpirun()
     return mpirun is not None and "Open MPI" in output([mpirun, "--version"])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from summit_train.core.comm import World, open_world
 from summit_train.core.comm.launch import Launch, this_launch
 from summit_train.core.errors import AgreedError, UserError, describe, exit_status, is_bug
+from summit_train.core.files import write_json
 
 _SECONDS_FOR_RANK_0 = 3.0
 _SECONDS_BETWEEN_FIRST_AND_LAST = 3.0
@@ -63,5 +66,13 @@ def report_failure(error: BaseException, launch: Launch) -> None:
     is_common = launch.rank == 0 and isinstance(error, UserError | AgreedError)
     is_named = launch.size > 1 and not is_common and not text.startswith("rank ")
     name = f"summit-train, rank {launch.rank} on {socket.gethostname()}:" if is_named else "summit-train:"
-    # In one write, as launchers mix the ranks' output and their own.
-    print(f"{name}\n{text}\n" if is_bug(error) else f"{name} {text}\n", end="", file=sys.stderr, flush=True)
+    said = f"{name}\n{text}\n" if is_bug(error) else f"{name} {text}\n"
+    print(said, end="", file=sys.stderr, flush=True)  # in one write, as launchers mix the ranks' output and their own
+    leave_reason(said)
+
+
+def leave_reason(text: str) -> None:
+    """Leave the reason for an exit status that is not 0 with torchrun, if that started this rank: it prints it last."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        message = {"message": text.rstrip(), "extraInfo": {"timestamp": str(int(time.time()))}}
+        write_json(Path(file), {"message": message})

@@ -15,7 +15,7 @@ from types import FrameType
 
 from summit_train.core.comm import World
 
-_STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 _SECONDS_BETWEEN_LOOKS = 0.01
 
 
@@ -56,13 +56,14 @@ class StopRequest:
         srun --kill-on-bad-exit sends SIGTERM to the ranks that are still there when the first one has left with a
         status that is not 0. One that dies of it would hide the 85 of the others.
         """
-        for number in _STOP_SIGNALS:
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
     @contextmanager
     def listening(self) -> Iterator[StopRequest]:
         """Handle the signals within the block. The former handlers come back after it, but not after `leave`."""
-        former = {number: signal.signal(number, self.receive) for number in _STOP_SIGNALS}
+        former = {number: signal.signal(number, self.receive) for number in STOP_SIGNALS}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # `--ranks` starts ranks that keep them until here
         try:
             yield self
         finally:

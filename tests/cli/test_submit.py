@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from summit_train.cluster.submit import submissions
-from summit_train.core.processes import ROOT_ALLOWED
 from summit_train.spec import load_spec
 from tests.conftest import WriteSpec
 from tests.standins import Standins
-from tests.worlds import Say, environment, needs_ranks
+from tests.worlds import BACKENDS, Say, environment, needs_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = str(ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml")
@@ -173,35 +171,14 @@ def test_a_refusal_is_1(say: Say, standins: Standins, tmp_path: Path, monkeypatc
     assert submissions(tmp_path / "runs/tsm_r50_8f_1536gpu") == []
 
 
-@pytest.fixture
-def root_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The user is root, who has not told Open MPI that this is meant."""
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr("summit_train.core.processes.find_mpirun", lambda: str(tmp_path / "mpirun"))
-    (tmp_path / "mpirun").write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.8'\n")
-    (tmp_path / "mpirun").chmod(0o755)
-    for name in ROOT_ALLOWED:
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.mark.usefixtures("root_refused")
-def test_an_mpirun_that_refuses_root_is_said_before_the_start(say: Say, write_spec: WriteSpec, tmp_path: Path) -> None:
-    spec = write_spec()
-    (tmp_path / "sweep.yaml").write_text(f"name: seeds\nbase: {spec}\ngrid: {{seed: [0, 1]}}\n")
-    for words in (["submit", str(spec), "--site", "local", "--nodes", "1"], ["sweep", "sweep.yaml", "--local"]):
-        status, out, err = say(*words)
-        assert (status, out) == (2, "")
-        needs = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 in the environment: export both"
-        assert err.splitlines()[-1].startswith(f"summit-train: as root, Open MPI's mpirun needs {needs}")
-    assert not (tmp_path / "runs").exists()
-
-
 @needs_ranks
 @pytest.mark.slow
-def test_this_machine_trains_in_the_foreground(write_spec: WriteSpec, tmp_path: Path) -> None:
+@pytest.mark.parametrize("comm", BACKENDS)
+def test_this_machine_trains_in_the_foreground(write_spec: WriteSpec, tmp_path: Path, comm: str) -> None:
+    """Root has told Open MPI nothing."""
     spec, run = write_spec("a 'b", schedule={"epochs": 1}), tmp_path / "runs/a 'b"
     words = [sys.executable, "-m", "summit_train", "submit", str(spec), "--site", "local", "--nodes", "1"]
-    done = subprocess.run(words, cwd=tmp_path, env=environment(**ROOT_ALLOWED), capture_output=True, text=True)
+    done = subprocess.run(words, cwd=tmp_path, env=environment(SUMMIT_TRAIN_COMM=comm), capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.endswith(f": done, {run}\n"), done.stderr
     assert json.loads((run / "plan.json").read_text())["ranks"] == 2
     assert (run / "job/done").exists() and (run / "eval.json").exists()

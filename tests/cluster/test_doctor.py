@@ -17,7 +17,7 @@ from summit_train.cli import doctor as command
 from summit_train.cluster import doctor
 from summit_train.cluster.doctor import Check, Status, available_cpus, check_disk
 from summit_train.core import processes
-from summit_train.core.errors import RunFailed
+from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.processes import ROOT_ALLOWED, find_mpirun, mpirun_command, probe, refuses_root
 
 NO_HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod; make setup builds it")
@@ -164,7 +164,7 @@ def test_an_mpirun_that_refuses_root_says_what_it_needs(monkeypatch: pytest.Monk
     check = doctor.check_mpi()
     assert check.status == "warn" and check.found == f"mpirun (Open MPI) 4.1.8 at {mpirun}"
     assert "needs OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1: export both" in check.mend
-    assert not refuses_root({}, ["--allow-run-as-root"]) and not refuses_root(ROOT_ALLOWED)
+    assert not refuses_root(ROOT_ALLOWED)
     assert processes.mpi_environment({"HOME": "/root"})["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert doctor.check_mpi().status == "ok" and "OMPI_ALLOW_RUN_AS_ROOT" not in processes.mpi_environment({})
@@ -228,6 +228,10 @@ def test_mpirun_gets_only_words_that_it_knows(tmp_path: Path) -> None:
     ):
         mpirun = program(tmp_path, "mpirun", f"echo '{version}'")
         assert mpirun_command(mpirun, 3) == [mpirun, "-np", "3", *words]
+        if words:
+            assert mpirun_command(mpirun, 6, ["a", "b"]) == [mpirun, "-np", "6", "--host", "a:3,b:3", *words]
+    with pytest.raises(UserError, match=r"^--hosts must be used with Open MPI, but .*/mpirun is another MPI's; start"):
+        mpirun_command(mpirun, 6, ["a", "b"])
 
 
 def test_a_probe_tells_why_the_program_failed() -> None:

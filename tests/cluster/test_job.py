@@ -37,6 +37,7 @@ CASES = {f"{site}-{what}": (site, (), JOBS[what]) for site in GENERIC for what i
 CASES |= {f"flux_generic-{what}": ("flux_generic", (), JOBS[what]) for what in ("one", "many", "staged")}
 CASES |= {f"{site}-many": (site, (), MANY) for site in CENTRES}
 CASES["local-one"] = ("local", (), ONE)  # this machine is one node, has no arrays and no disk of its own to stage to
+CASES["local-mpirun-one"] = ("local", ("launcher=mpirun",), ONE)
 CASES |= {f"slurm_v100-mpirun-{what}": ("slurm_v100", BY_MPIRUN, JOBS[what]) for what in JOBS}
 CASES |= {
     f"pbs_generic-{launcher}-many": ("pbs_generic", (f"launcher={launcher}",), MANY) for launcher in ("pals", "mpirun")

@@ -34,10 +34,11 @@ SITES = {
     "lsf": ("lsf_generic", ()),
     "srun": ("slurm_v100", ()),
     "mpirun": ("slurm_v100", ("launcher=mpirun", "launcher_options=[]")),
-    "local": ("local", ()),
     "hydra": ("pbs_generic", ()),
     "pals": ("aurora", ("modules=[]",)),
     "flux": ("flux_generic", ()),
+    "local": ("local", ("launcher=mpirun", "launcher_options=[{option: --oversubscribe, why: w}]")),
+    "ranks": ("local", ()),
 }
 LAUNCHERS = {
     "summit": "jsrun", "lsf": "mpirun", "srun": "srun", "mpirun": "mpirun", "local": "mpirun", "hydra": "hydra",
@@ -95,11 +96,9 @@ def _job(standins: Standins, site: str, run: Path, **more: object) -> tuple[str,
     workdir = standins.folder / f"work {run.name}"
     workdir.mkdir(exist_ok=True)
     name, overrides = SITES[site]
-    if site == "local":
-        overrides = ("launcher_options=[{option: --oversubscribe, why: w}]",)
     if site in ("hydra", "pals"):
         standins.program(site, standins.bin / "mpiexec")
-    nodes = 1 if site == "local" else 2
+    nodes = 1 if name == "local" else 2
     job = Job(run.name, (run,), nodes, 60, workdir, str(python), **more)  # type: ignore[arg-type]
     script = render(load_site(name, overrides), job)
     for folder in (standins.folder, run / "job"):
@@ -156,7 +155,7 @@ def _stopped(
     return _ended(standins, process)
 
 
-@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("site", LAUNCHERS)
 def test_the_launcher_gets_what_the_site_says(standins: Standins, tmp_path: Path, site: str) -> None:
     script, run = _job(standins, site, tmp_path / "run")
     status, output = _run(standins, script)
@@ -229,6 +228,21 @@ def test_staging_or_training_that_fails_ends_the_job(standins: Standins, tmp_pat
         ended, output = _run(standins, script, **environ)
         assert ended == status and output.endswith(f"{said}; not started again\n")
         assert len(standins.calls("trainer")) == before + 1 and not (run / "job/done").exists()
+
+
+def test_a_job_of_this_machine_starts_its_ranks_itself(standins: Standins, tmp_path: Path) -> None:
+    packed = Path("/packed/$(touch x)")
+    script, run = _job(standins, "ranks", tmp_path / "$(touch x)")
+    status, output = _stopped(standins, script)
+    assert (status, "stopped at step 8; submit it again to go on" in output) == (85, True), output
+    (call,) = standins.calls("trainer")
+    assert call["words"] == ["-m", "summit_train", "train", f"{run}/job/spec.yaml", "--ranks", "2"]
+    site = load_site("local", ["node_local=/tmp"])
+    job = Job("staged", (run,), 1, 60, run, str(standins.folder / "a venv/bin/python"), stage=(packed,))
+    assert _run(standins, render(site, job))[0] == 0
+    staging, training = standins.calls("trainer")[1:]
+    assert staging["words"][2:5] == ["data", "stage", str(packed)]
+    assert training["words"][4:] == [f"data.stage='{staging['words'][5]}'", "--ranks", "2"]
 
 
 # mpirun, srun and jsrun each pass the signal on in their own way, which tests with the real ones show; here the

@@ -88,6 +88,15 @@ def test_a_list_that_is_replaced_is_said_with_what_is_lost(tmp_path: Path) -> No
     assert len(said) == 1 and said[0].endswith(" and leaves out --exclusive, --mem=0")
 
 
+def test_what_ranks_of_this_machine_do_not_read_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    for more in ("", "bind: true", "launcher_options: [{option: -v, why: w}]", "launcher: mpirun\nbind: true"):
+        (tmp_path / "ours.yaml").write_text(f"extends: {shipped('configs/sites') / 'local.yaml'}\nname: ours\n{more}\n")
+        load_site(tmp_path / "ours.yaml", warn=said.append)
+    nothing = "ours: bind and launcher_options do nothing with launcher ranks; set launcher: mpirun to use them"
+    assert said == [nothing, nothing]
+
+
 def test_walltimes_are_hours_and_minutes() -> None:
     for text, minutes in (("0:30", 30), ("2:00", 120), ("24:00", 1440), ("100:59", 6059), ("0000:01", 1)):
         assert parse_walltime(text) == parse_walltime(walltime_text(minutes)) == minutes

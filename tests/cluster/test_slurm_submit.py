@@ -189,7 +189,7 @@ from summit_train.core.comm.launch import find_launch
 from summit_train.core.comm import open_world
 launch = find_launch(os.environ)
 world = open_world(launch)
-mine = (world.rank, world.local_rank, world.local_size, launch.launcher, os.environ["SLURMD_NODENAME"])
+mine = (world.rank, world.local_rank, world.local_size, launch.launcher, os.environ["SLURMD_NODENAME"], world.backend)
 for words in world.gather(mine) or ():
     print(*words, flush=True)
 world.close()
@@ -201,21 +201,22 @@ world.close()
     [
         ("srun --mpi=pmix", "srun", "horovod"),
         # srun's ranks find each other by the job's number. This machine does not know its nodes' names.
-        ("export MASTER_ADDR=127.0.0.1\nsrun", "srun", "torch"),
+        ("export MASTER_ADDR=127.0.0.1\nsrun", "srun", "torch (gloo)"),
         ("mpirun --bind-to none", "mpirun (Open MPI)", "horovod"),
     ],
 )
 def test_ranks_on_two_nodes_are_local_rank_0_of_1_on_both(
     slurm: Slurm, tmp_path: Path, launcher: str, name: str, backend: str
 ) -> None:
+    """Nobody names the back end: without PMIx it is torch.distributed."""
     (tmp_path / "world.py").write_text(WORLD)
     job = slurm.submit(
-        f"#!/bin/bash\nexport SUMMIT_TRAIN_COMM={backend}\n{launcher} '{sys.executable}' '{tmp_path}/world.py'\n",
+        f"#!/bin/bash\n{launcher} '{sys.executable}' '{tmp_path}/world.py'\n",
         "--nodes=2",
         "--ntasks-per-node=1",
     )
     slurm.wait(job, "COMPLETED")
-    assert slurm.output(job).splitlines() == [f"0 0 1 {name} n1", f"1 0 1 {name} n2"]
+    assert slurm.output(job).splitlines() == [f"0 0 1 {name} n1 {backend}", f"1 0 1 {name} n2 {backend}"]
 
 
 def test_a_stopped_cluster_leaves_no_process(slurm: Slurm, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from summit_train.cluster.schedulers.scheduler import Scheduler
 
 
 class Local(Scheduler):
-    launchers = ("mpirun",)
+    launchers = ("ranks", "mpirun")  # ranks: `train --ranks`
     command = None
     has_arrays = False
 

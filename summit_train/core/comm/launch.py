@@ -15,9 +15,12 @@ from pathlib import Path
 from summit_train.core.errors import UserError
 
 HYDRA = "mpirun (Hydra)"  # of MPICH and Intel MPI; PALS' mpiexec looks the same
+RANK, RANKS = "SUMMIT_TRAIN_RANK", "SUMMIT_TRAIN_RANKS"  # by `--ranks`
+
 # (launcher, variable with the rank, variable with the number of processes). SLURM_NTASKS is set in a batch script too,
 # where only one process runs; SLURM_STEP_NUM_TASKS is set by srun alone.
 _LAUNCHERS = (
+    ("--ranks", RANK, RANKS),
     ("mpirun (Open MPI)", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
     ("mpirun (MVAPICH2)", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
@@ -28,6 +31,7 @@ _LAUNCHERS = (
 )
 _JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
 _PORTS = range(10_000, 30_000)  # below those that Linux hands out
+_WITHOUT_MPI = ("--ranks", "torchrun")
 _BY_PMI = ("srun", "flux run")  # they tell MPI of their processes where they are asked to
 
 
@@ -59,7 +63,7 @@ def find_launch(environ: Mapping[str, str]) -> Launch | None:
                 names = f"{rank_name}={environ[rank_name]!r}, {size_name}={environ[size_name]!r}"
                 raise UserError(f"the environment of {launcher} is broken: must be numbers, got {names}") from error
             has_pmi = any(name.startswith(("PMIX_", "PMI_", "I_MPI_PMI")) for name in environ)
-            by_mpi = launcher != "torchrun" and (launcher not in _BY_PMI or has_pmi)
+            by_mpi = launcher not in _WITHOUT_MPI and (launcher not in _BY_PMI or has_pmi)
             return Launch(launcher, rank, size, by_mpi)
     return None
 

@@ -12,6 +12,8 @@ from summit_train.core.errors import UserError
 LAUNCH = Launch("srun", 1, 4)
 # As set by each launcher for rank 3 of 8, with variables around them that decide nothing.
 ENVIRONMENTS = {
+    # Within `srun --pty bash`, whose step has one process.
+    "--ranks": {"SUMMIT_TRAIN_RANK": "3", "SUMMIT_TRAIN_RANKS": "8", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
     "mpirun (Open MPI)": {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "PMIX_RANK": "3"},
     "jsrun": {"JSM_NAMESPACE_RANK": "3", "JSM_NAMESPACE_SIZE": "8", "LSB_JOBID": "1", "PMIX_RANK": "3"},
     "mpirun (MVAPICH2)": {"MV2_COMM_WORLD_RANK": "3", "MV2_COMM_WORLD_SIZE": "8", "MV2_COMM_WORLD_LOCAL_RANK": "1"},
@@ -62,7 +64,7 @@ def test_a_broken_environment_is_named(broken: str) -> None:
 
 def test_mpi_can_join_processes_of_its_own_launchers_and_of_those_with_pmi() -> None:
     knows = {launcher for launcher, environ in ENVIRONMENTS.items() if _found(environ).by_mpi}
-    assert knows == set(ENVIRONMENTS) - {"srun", "flux run", "torchrun"}
+    assert knows == set(ENVIRONMENTS) - {"--ranks", "srun", "flux run", "torchrun"}
     for launcher in ("srun", "flux run"):
         assert _found(ENVIRONMENTS[launcher] | {"PMIX_RANK": "3"}).by_mpi
     assert not _found(ENVIRONMENTS["torchrun"] | {"PMIX_RANK": "3"}).by_mpi

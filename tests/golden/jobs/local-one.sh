@@ -30,16 +30,8 @@ newest_step() {
 # The bytes of the scores that a stopped evaluation keeps.
 scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | wc -c; }
 
-forwarded=(-x PATH -x OMP_NUM_THREADS) # to the ranks of other nodes
-all_ranks=(
-    mpirun
-    -np 2
-    --map-by ppr:2:node
-    --bind-to none # else each rank is tied to one core, its loader workers too
-    --oversubscribe # more ranks than cores are allowed here
-    --mca mpi_yield_when_idle 1 # ranks that wait leave the core to the others
-    "${forwarded[@]}"
-)
+start_ranks() { exec "$@" --ranks 2; } # by mpirun where Horovod joins them, else one process each
+all_ranks=(start_ranks)
 
 stop='' # the signal that asked this job to stop
 signals=0

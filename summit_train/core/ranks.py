@@ -1,0 +1,145 @@
+"""Start the ranks of a command and stand in for them: they get its signals, and it has their exit status.
+
+mpirun starts them where Horovod joins them, and on other hosts. Otherwise each is a process of this one, and
+torch.distributed joins them at a port that this process keeps for them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from summit_train.core.comm import choose_backend
+from summit_train.core.comm.launch import RANK, RANKS, Launch, this_launch
+from summit_train.core.errors import UserError
+from summit_train.core.machine import num_cpus
+from summit_train.core.processes import ROOT_ALLOWED, find_mpirun, mpirun_command, refuses_root
+from summit_train.core.watch import STOP_SIGNALS
+
+_PASSED_ON = (*STOP_SIGNALS, signal.SIGINT)
+_INTERRUPTED = 130
+_SECONDS_TO_END = 3.0  # from SIGTERM to SIGKILL
+_SECONDS_BETWEEN_LOOKS = 0.05
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_QUIET = {"OMPI_MCA_orte_execute_quiet": "1"}  # no banners behind the message of a rank
+# What ranks of other hosts need of this environment. Open MPI sends its own variables.
+_FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHON", "OMP_", "MASTER_", "SUMMIT_TRAIN_", "NCCL_", "GLOO_", "HOROVOD_")
+
+Command = tuple[Sequence[str], Mapping[str, str]]  # words and environment
+Process = subprocess.Popen[bytes]
+
+
+def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Callable[[str], None]) -> int:
+    """Run `summit-train WORDS` on ranks of this host, or of `hosts`, equally many on each; return the exit status.
+
+    It is that of the first rank that did not return 0; 128 + N for a rank that signal N ended; 130 after a second
+    SIGINT. say: is told how the ranks are started. Raises UserError where they cannot be.
+    """
+    launch, mpirun = this_launch(), find_mpirun()
+    if launch.size > 1:
+        raise UserError(f"--ranks starts the ranks itself, but {launch.launcher} started {launch.size}; leave out one")
+    if ranks < 1 or ranks % max(1, len(hosts)):
+        form = f"a multiple of the {len(hosts)} hosts" if hosts else "1 or more"
+        raise UserError(f"--ranks must be {form}, got {ranks}")
+    if not all(hosts):
+        raise UserError(f"--hosts must be names separated by commas, got {','.join(hosts)!r}")
+    threads = max(1, num_cpus() * max(1, len(hosts)) // ranks)
+    environ = {"OMP_NUM_THREADS": str(threads), **os.environ}
+    backend = choose_backend(Launch("--ranks", 0, ranks, by_mpi=mpirun is not None), environ)
+    program, how = [sys.executable, "-m", "summit_train", *words], f"joined by {backend}"
+    if hosts:
+        environ = {"MASTER_ADDR": hosts[0], **environ}  # for torch.distributed
+        how = f"on {', '.join(hosts)}, {how}"
+        if mpirun is None:
+            raise UserError("--hosts needs Open MPI's mpirun on PATH; or run torchrun on each host")
+    if mpirun is not None and (hosts or backend == "horovod"):
+        root = ROOT_ALLOWED if refuses_root(environ) else {}
+        settings = f" (with {' '.join(map('='.join, root.items()))}, as you are root)" if root else ""
+        say(f"{ranks} ranks {how}, started by mpirun{settings}")
+        forwarded = [word for name in environ if name.startswith(_FORWARDED) for word in ("-x", name)]
+        launcher = [*mpirun_command(mpirun, ranks, hosts), *(forwarded if hosts else [])]
+        quiet = {} if hosts else _QUIET  # why a host cannot be reached is worth reading
+        return attend([([*launcher, *program], environ | root | quiet)], say)
+    say(f"{ranks} ranks {how}")
+    with _kept_port() as port:
+        # gloo's own choice is the interface of the host's name, which need not be one of this machine.
+        environ = {"GLOO_SOCKET_IFNAME": "lo"} | environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        each = [environ | {RANK: str(rank), RANKS: str(ranks)} for rank in range(ranks)]
+        # A rank that starts keeps a request to stop until it has a handler. mpirun must not: it needs its signals.
+        return attend([(program, own) for own in each], say, blocked=STOP_SIGNALS)
+
+
+@contextmanager
+def _kept_port() -> Iterator[int]:
+    """Keep a port for rank 0 within the block: only a socket with SO_REUSEADDR, as its store has, can listen there."""
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(("", 0))
+        yield keeper.getsockname()[1]
+
+
+def attend(commands: Sequence[Command], say: Callable[[str], None], blocked: Sequence[int] = ()) -> int:
+    """Run commands to their end in place of this process; return the exit status, as `run_ranks` does.
+
+    The first one that fails ends the others. blocked: signals that the commands keep until they unblock them.
+    """
+    libc = ctypes.CDLL(None)
+
+    def begin() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR2)  # if this process is killed, the ranks save and stop
+        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+
+    received: list[int] = []
+    former = {number: signal.signal(number, lambda number, _: received.append(number)) for number in _PASSED_ON}
+    processes: list[Process] = []
+    try:
+        for words, environ in commands:
+            # A session of its own: the terminal's SIGINT comes to this process alone.
+            own: dict[str, Any] = {"start_new_session": True, "preexec_fn": begin}
+            processes.append(subprocess.Popen(words, env=environ, stdin=subprocess.DEVNULL, **own))
+        return _exit_status(processes, received, say)
+    finally:
+        _signal(processes, signal.SIGKILL)
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _exit_status(processes: Sequence[Process], received: Sequence[int], say: Callable[[str], None]) -> int:
+    status, num_seen, kill_at = 0, 0, math.inf
+    while True:
+        codes = [process.poll() for process in processes]
+        interrupted = received.count(signal.SIGINT) > 1
+        if kill_at == math.inf and (interrupted or any(codes)):
+            failed = next((code for code in codes if code), 0)
+            status = _INTERRUPTED if interrupted else failed if failed > 0 else 128 - failed
+            if (number := status - 128) in signal.valid_signals() and not interrupted:
+                say(f"a rank was ended by {signal.Signals(number).name}")
+            _signal(processes, signal.SIGTERM)
+            kill_at = time.monotonic() + _SECONDS_TO_END
+        elif len(received) > num_seen:
+            if num_seen == 0:
+                say("the ranks are asked to save a checkpoint and stop; a second SIGINT (Ctrl-C) ends them at once")
+            num_seen = len(received)
+            _signal(processes, signal.SIGUSR2)
+        if None not in codes:
+            return status
+        if time.monotonic() > kill_at:
+            _signal(processes, signal.SIGKILL)
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _signal(processes: Sequence[Process], number: signal.Signals) -> None:
+    """Signal those that run; SIGKILL reaches their loader workers too."""
+    for process in processes:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)

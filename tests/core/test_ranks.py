@@ -1,0 +1,216 @@
+"""`train --ranks N`: the same network as under mpirun and torchrun, one host or two; signals and exit statuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import WriteSpec
+from tests.runs import assert_bit_equal, final_state
+from tests.worlds import (
+    BACKENDS,
+    PATIENCE_S,
+    ROOT,
+    bench_script,
+    environment,
+    lines,
+    main_said,
+    needs_ranks,
+    run,
+    start,
+    train,
+)
+
+VETH = bench_script("veth")
+TORCHRUN = ("-m", "torch.distributed.run")
+TRAIN = ("-m", "summit_train", "train")
+
+_ATTEND = """
+import json, os, sys
+from summit_train.core.ranks import attend
+commands = [(["sh", "-c", text], os.environ) for text in sys.argv[1:]]
+sys.exit(attend(commands, lambda line: print(line, flush=True)))
+"""
+_WAIT = "echo ready; while :; do sleep 0.1; done"
+
+
+@pytest.mark.parametrize(
+    ("commands", "status"),
+    [
+        (["true", "true"], 0),
+        (["true", "sleep 0.2; exit 85"], 85),
+        (["exec sleep 600", "exit 2"], 2),
+        (["trap 'exit 3' TERM; while :; do sleep 0.1; done", "exit 1"], 1),
+        (["trap '' TERM; sleep 600", "exit 1"], 1),
+        (["true", "kill -SEGV $$"], 139),
+    ],
+)
+def test_the_exit_status_is_that_of_the_first_rank_that_fails(commands: list[str], status: int) -> None:
+    """It ends the others, those that ignore SIGTERM too."""
+    said = "a rank was ended by SIGSEGV\n" if status == 139 else ""
+    assert run(0, "-c", _ATTEND, *commands) == (status, said)
+
+
+@contextmanager
+def _waiting(*commands: str) -> Iterator[subprocess.Popen[str]]:
+    """A starter of commands that have all said that they are ready."""
+    process = start(0, "-c", _ATTEND, *commands)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in commands] == ["ready\n"] * len(commands)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_asks_every_rank_to_stop(number: signal.Signals) -> None:
+    asked = f"trap '' TERM; trap 'echo asked; exit 85' USR2; {_WAIT}"  # as ranks that leave
+    with _waiting(asked, asked) as process:
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 85
+    assert (
+        output.count("asked\n") == 2 and output.count("are asked to save a checkpoint and stop; a second SIGINT") == 1
+    )
+
+
+def test_a_second_sigint_ends_the_ranks() -> None:
+    deaf = f"trap 'echo asked' USR2; {_WAIT}"
+    with _waiting(deaf, deaf) as process:
+        assert process.stdout is not None
+        process.send_signal(signal.SIGINT)
+        assert {process.stdout.readline() for _ in range(3)} >= {"asked\n"}
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+
+
+def test_ranks_whose_starter_is_killed_are_asked_to_stop() -> None:
+    with _waiting(f"trap 'echo asked; exit 85' USR2; {_WAIT}") as process:
+        process.kill()
+        output, _ = process.communicate(timeout=PATIENCE_S)  # until the rank has closed it
+    assert output == "asked\n"
+
+
+def _spec(write_spec: WriteSpec) -> str:
+    return str(write_spec(precision="fp64", scale={"gpus": 2, "clips_per_gpu": 4}, schedule={"epochs": 1}))
+
+
+@needs_ranks
+def test_every_starter_on_one_host_gives_the_bits_of_mpirun(write_spec: WriteSpec, tmp_path: Path) -> None:
+    spec, torch_ranks = _spec(write_spec), {"SUMMIT_TRAIN_COMM": "torch"}
+    said = {}
+    for name, ranks, words, env in (
+        ("mpirun", 2, (*TRAIN, spec), {}),
+        ("horovod", 0, (*TRAIN, spec, "--ranks", "2"), {}),
+        ("torch", 0, (*TRAIN, "--ranks=2", spec), torch_ranks),
+        ("torchrun", 0, (*TORCHRUN, "--nproc-per-node", "2", *TRAIN, spec), {}),
+    ):
+        status, said[name] = run(ranks, *words, f"name={name}", env=env)
+        assert status == 0, said[name]
+    assert "2 ranks joined by horovod, started by mpirun" in said["horovod"]
+    assert "2 ranks joined by torch\n" in said["torch"]
+    for name, backend in (("horovod", "horovod"), ("torch", "torch (gloo)"), ("torchrun", "torch (gloo)")):
+        assert json.loads((tmp_path / f"runs/{name}/environment.json").read_text())["backend"] == backend
+        assert_bit_equal(final_state(tmp_path / "runs/mpirun"), final_state(tmp_path / f"runs/{name}"))
+
+
+# Runs a command on the host of that name: its network, name and table of hosts. Called as ssh is.
+_ON_HOST = """#!/bin/sh
+host=$1; shift
+exec ip netns exec $host unshare --uts --mount sh -c "mount --bind {hosts} /etc/hosts; hostname $host; $*"
+"""
+
+
+@needs_ranks
+@pytest.mark.skipif(VETH.why_not() is not None, reason=str(VETH.why_not()))
+def test_ranks_of_two_hosts_give_the_bits_of_one(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """Two network namespaces. torchrun is started on each; mpirun reaches the second by what stands in for ssh."""
+    spec, agent, hosts = _spec(write_spec), tmp_path / "agent", tmp_path / "hosts"
+    train(2, spec, "name=one")
+    agent.write_text(_ON_HOST.format(hosts=hosts))
+    agent.chmod(0o700)
+    with VETH.namespaces() as names:
+        hosts.write_text("".join(f"{address} {name}\n" for address, name in zip(VETH.HOSTS, names, strict=True)))
+
+        def on(name: str, *words: str, **env: str) -> subprocess.Popen[str]:
+            command, env = [str(agent), name, sys.executable, *words], environment(**env)
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            return subprocess.Popen(command, env=env, cwd=ROOT, text=True, **pipes)
+
+        meeting = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint")
+        torchrun = (*TORCHRUN, *meeting, f"{names[0]}:29500", *TRAIN, spec, "name=torchrun")
+        by_hosts = (*TRAIN, spec, "--ranks", "2", "--hosts", ",".join(names))
+        started = {"torchrun": [on(name, *torchrun) for name in names]}
+        started["hosts"] = [on(names[0], *by_hosts, "name=hosts", OMPI_MCA_plm_rsh_agent=str(agent))]
+        for name, processes in started.items():
+            for process in processes:
+                output, _ = process.communicate(timeout=PATIENCE_S)
+                assert process.returncode == 0, output
+            told = json.loads((tmp_path / f"runs/{name}/environment.json").read_text())
+            assert told["hosts"] == dict.fromkeys(names, 1)
+            assert_bit_equal(final_state(tmp_path / "runs/one"), final_state(tmp_path / f"runs/{name}"))
+
+
+@needs_ranks
+@pytest.mark.parametrize("comm", BACKENDS)
+def test_a_mistake_that_the_ranks_find_ends_them_with_2(write_spec: WriteSpec, comm: str) -> None:
+    """Without mpirun's notes. On a busy machine a second rank may have the time to say it, too."""
+    words = (str(write_spec()), "data.train=gone.csv", "--ranks", "2")
+    status, output = run(0, *TRAIN, *words, env={"SUMMIT_TRAIN_COMM": comm})
+    assert status == 2
+    how, *said = lines(output)
+    assert how.startswith(f"2 ranks joined by {comm}")
+    assert said[0].startswith("summit-train: ") and all("data.train: gone.csv not found" in line for line in said)
+
+
+def test_a_request_to_stop_before_the_ranks_listen_is_kept(write_spec: WriteSpec, tmp_path: Path) -> None:
+    process = start(0, *TRAIN, str(write_spec()), "--ranks", "2", env={"SUMMIT_TRAIN_COMM": "torch"})
+    assert process.stdout is not None
+    assert process.stdout.readline() == "2 ranks joined by torch\n"
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 85, output
+    assert (tmp_path / "runs/run/stopped").exists()
+
+
+def test_torchrun_says_last_why_a_rank_failed() -> None:
+    status, output = run(0, *TORCHRUN, "--nproc-per-node", "2", *TRAIN, "gone.yaml")
+    assert status == 1
+    reason, border = lines(output)[-2:]
+    assert reason.startswith("  traceback : summit-train: gone.yaml: cannot be read: ") and set(border) == {"="}
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "message"),
+    [
+        ("seed=-1 --ranks 2", {}, "override 'seed=-1': seed: "),
+        ("--ranks 0", {}, "--ranks must be 1 or more, got 0"),
+        ("--ranks 3 --hosts a,b", {}, "--ranks must be a multiple of the 2 hosts, got 3"),
+        ("--ranks 2 --hosts a,", {}, "--hosts must be names separated by commas, got 'a,'"),
+        ("--hosts a,b", {}, "--hosts must be used with --ranks N"),
+        ("--ranks 2", {"RANK": "0", "WORLD_SIZE": "2"}, "--ranks starts the ranks itself, but torchrun started 2; "),
+        ("--ranks 2", {"SUMMIT_TRAIN_COMM": "mpi"}, "SUMMIT_TRAIN_COMM must be horovod, torch or auto, got 'mpi'"),
+    ],
+)
+def test_ranks_that_cannot_be_started_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    write_spec: WriteSpec,
+    words: str,
+    environ: dict[str, str],
+    message: str,
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    status, out, err = main_said(capsys, "train", write_spec(), *words.split())
+    assert (status, out) == (2, "")
+    assert err.startswith(f"summit-train: {message}") and err.count("\n") == 1

@@ -1,0 +1,119 @@
+#!/bin/bash
+
+# 1 nodes x 2 ranks on local. Written by summit-train: another submission writes it anew.
+set -euo pipefail
+
+say() { printf '[%(%F %T)T] %s\n' -1 "$*"; }
+
+job_id=local-$$
+run=/proj/runs/tsm_r50_8f
+cd -- '/proj/our videos' # relative paths in the spec start here
+python=/proj/venv/bin/python
+
+if [[ -e $run/job/done ]]; then
+    say "job $job_id: $run is done already, there is nothing to do"
+    exit 0
+fi
+
+export PATH="${python%/*}:$PATH" # the environment's own mpirun, where set-up installed one
+export OMP_NUM_THREADS=1 # the ranks and their workers share the cores
+
+# The number of updates in the newest checkpoint, 0 where there is none.
+newest_step() {
+    local file step=0
+    for file in "$run"/checkpoints/step_????????.pt; do
+        [[ -e $file ]] && step=${file##*/step_}
+    done
+    echo $((10#${step%.pt}))
+}
+
+# The bytes of the scores that a stopped evaluation keeps.
+scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | wc -c; }
+
+forwarded=(-x PATH -x OMP_NUM_THREADS) # to the ranks of other nodes
+all_ranks=(
+    mpirun
+    -np 2
+    --map-by ppr:2:node
+    --bind-to none # else each rank is tied to one core, its loader workers too
+    "${forwarded[@]}"
+)
+
+stop='' # the signal that asked this job to stop
+signals=0
+ranks='' # the launcher's process while it runs
+
+# The ranks write a checkpoint and leave with 85, whatever signal came: SIGTERM would make launchers kill them.
+hand_over() {
+    kill -USR2 "$ranks" || true # the launcher passes it on; it may just have ended
+}
+
+on_signal() {
+    stop=$1
+    signals=$((signals + 1))
+    say "job $job_id: SIG$stop, the ranks are asked for a checkpoint"
+    [[ -z $ranks ]] || hand_over
+}
+trap 'on_signal USR2' USR2 # the walltime is near
+trap 'on_signal TERM' TERM # somebody cancels, or the scheduler wants the nodes for others
+trap 'on_signal INT' INT
+
+# Run a command to its end; its exit status is in $status. A signal interrupts the waiting only.
+attend() {
+    local seen
+    "$@" &
+    ranks=$!
+    while
+        seen=$signals
+        status=0
+        wait "$ranks" || status=$?
+        ((signals != seen))
+    do :; done
+    ranks=''
+}
+
+first=$(newest_step)
+scored=$(scored_bytes)
+rm -f -- "$run/stopped"
+say "job $job_id: $run from step $first on 1 nodes, 2 ranks"
+# Where Slurm's PMIx starts the ranks, Open MPI crashes in MPI_Init about once in 400 starts: one such crash is forgiven.
+for attempt in 1 2; do
+    began=$SECONDS
+    attend "${all_ranks[@]}" "$python" -m summit_train train "$run/job/spec.yaml"
+    ((attempt == 1 && status == 139 && SECONDS - began < 300)) && [[ -z $stop && $(newest_step) == "$first" ]] || break
+    say "job $job_id: the ranks crashed at their start (exit status 139); started once more"
+done
+
+# Rank 0 leaves this file after the checkpoint. The ranks leave with 85, too; but whether a launcher passes that on, or
+# answers with the signal by which it ended those that were slower, is known of srun and mpirun and not of jsrun.
+if [[ ! -e $run/stopped ]]; then
+    if ((status == 0)); then
+        : >"$run/job/done"
+        say "job $job_id: done, $run"
+        exit 0
+    fi
+    say "job $job_id: failed with exit status $status${stop:+ after SIG$stop}; not started again"
+    exit $((status == 85 ? 1 : status)) # 85 would be a wish to be requeued
+fi
+last=$(newest_step)
+if [[ $stop == TERM || $stop == INT ]]; then
+    say "job $job_id: stopped by SIG$stop at step $last; submit it again to go on"
+    exit 143
+fi
+if ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
+    say "job $job_id: stopped at step $last without a new step or score since its start; not started again"
+    exit 1
+fi
+final=$(cat "$run/job/last_job" 2>/dev/null || true) # of a chain of jobs
+if [[ -n $final && $final != "$job_id" ]]; then
+    say "job $job_id: stopped at step $last; the next job of the chain goes on"
+    exit 0
+fi
+touch "$run/job/requeues"
+requeues=$(wc -l <"$run/job/requeues")
+if ((requeues >= 20)); then
+    say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to go on"
+    exit 1
+fi
+say "job $job_id: stopped at step $last; submit it again to go on"
+exit 85
