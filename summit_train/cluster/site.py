@@ -77,6 +77,34 @@ class LauncherOption(Section):
     why: Line
 
 
+class Container(Section):
+    """The image that has the program, and what enters it. Everything else in the job script runs outside."""
+
+    runtime: Literal["apptainer", "pyxis", "podman_hpc", "edf"]
+    image: Line = Field(description="A file or a name; edf: the name or path of the environment's file.")
+    python: Word = Field(default="python", description="The image's interpreter with summit_train.")
+    binds: tuple[NodePath, ...] = Field(default=(), description="FOLDER or FOLDER:INSIDE, of specs, runs and data.")
+    options: tuple[LauncherOption, ...] = ()
+
+    @property
+    def mounts(self) -> tuple[str, ...]:
+        return tuple(bind if ":" in bind else f"{bind}:{bind}" for bind in self.binds)
+
+    def check(self, site: str, launcher: str) -> None:
+        """Raise UserError where the launcher cannot enter the image, or nobody reads the binds."""
+        if self.runtime in ("pyxis", "edf") and launcher != "srun":
+            raise UserError(
+                f"{site}: container.runtime: {self.runtime} must be used with launcher srun, got {launcher}"
+            )
+        if bool(self.binds) == (self.runtime == "edf"):
+            form = (
+                "empty with edf; mount the folders in the environment's file"
+                if self.binds
+                else "the folders of runs and data"
+            )
+            raise UserError(f"{site}: container.binds: must be {form}")
+
+
 class Variable(Section):
     """The value of an environment variable, not expanded, and the reason."""
 
@@ -124,6 +152,7 @@ class Site(Section):
     spare_nodes: Annotated[int, Field(ge=0)] = Field(default=0, description="Nodes in place of those in bad_nodes.")
     directives: tuple[DirectiveLine, ...] = ()
     launcher_options: tuple[LauncherOption, ...] = ()
+    container: Container | None = Field(default=None, description="null: the ranks run outside of containers.")
     modules: tuple[Word, ...] = ()
     environment: dict[VariableName, Variable] = Field(default={})
     setup: tuple[Line, ...] = Field(default=(), description="Lines of bash, run after the modules are loaded.")
@@ -177,6 +206,8 @@ def load_site(
         raise UserError(f"{site.name}: launcher: must be {choices} with {site.scheduler}, got {site.launcher}")
     if site.spare_nodes and site.launcher not in site.batch.can_spare:
         raise UserError(f"{site.name}: spare_nodes: must be 0 with {site.launcher} on {site.scheduler}")
+    if site.container is not None:
+        site.container.check(site.name, site.launcher)
     if site.ranks == 0:
         raise UserError(f"{site.name}: ranks_per_node: must be given where gpus_per_node is 0")
     nodes = [cap.nodes for cap in site.walltime_caps]
