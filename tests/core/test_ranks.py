@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from summit_train.__main__ import main
+from summit_train.cli.train import add_arguments
 from tests.conftest import WriteSpec
 from tests.runs import assert_bit_equal, final_state
 from tests.worlds import (
@@ -158,6 +162,17 @@ def test_ranks_of_two_hosts_give_the_bits_of_one(write_spec: WriteSpec, tmp_path
             told = json.loads((tmp_path / f"runs/{name}/environment.json").read_text())
             assert told["hosts"] == dict.fromkeys(names, 1)
             assert_bit_equal(final_state(tmp_path / "runs/one"), final_state(tmp_path / f"runs/{name}"))
+
+
+def test_the_ranks_get_every_option_of_train(monkeypatch: pytest.MonkeyPatch, write_spec: WriteSpec) -> None:
+    calls: list[tuple[object, ...]] = []
+    monkeypatch.setattr("summit_train.cli.train.run_ranks", lambda *words: calls.append(words[:3]) or 3)
+    spec = str(write_spec())
+    assert main(["train", "--ranks", "4", spec, "seed=1", "--hosts=a,b", "--force-resume", "seed=2"]) == 3
+    assert calls == [(["train", spec, "seed=1", "seed=2", "--force-resume"], 4, ["a", "b"])]
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    assert set(re.findall(r"--[a-z-]+", parser.format_usage())) == {"--ranks", "--hosts", "--force-resume"}
 
 
 @needs_ranks
