@@ -1,27 +1,58 @@
-"""`summit-train doctor`: what works on this machine and how to fix what does not."""
+"""`summit-train doctor`: what works on this machine, or on a site, and how to fix what does not."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from summit_train.cluster.doctor import Check, examine
+from summit_train.cluster.doctor import Check, check_disk, check_launch, examine
+from summit_train.cluster.doctor_site import examine_site, trial
+from summit_train.cluster.site import load_site
+from summit_train.core.comm.launch import this_launch
+from summit_train.core.errors import UserError
 from summit_train.core.result import Result, show
+from summit_train.core.session import session
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", type=Path, default=Path("runs"), help="where runs will be written [runs]")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for each check [120]")
+    parser.add_argument("--node-local", metavar="DIR", help="this node's own disk, to check; $NAMES are expanded")
+    parser.add_argument("--site", metavar="NAME", help="check a site from its login node: its name, or its path")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="key of the site to override")
+    parser.add_argument("--submit", action="store_true", help="check the nodes of the site, too, in a trial job")
+    parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes of the trial job [1]")
 
 
 def run(args: argparse.Namespace) -> Result:
-    """Show each check when it is done, as the last ones take seconds. The status is 1 if one failed."""
-    checks: list[Check] = []
-    for check in examine(args.run_dir, args.timeout):
-        checks.append(check)
+    """Show each check when it is done. Of several ranks the first one does. The status is 1 if a check failed."""
+    site = None if args.site is None else load_site(args.site, args.set)
+    if args.submit and (site is None or site.is_here):
+        raise UserError("--submit must be used with --site, the profile of a batch system")
+    launch, ranks = this_launch(), list[dict[str, Any]]()
+    checks: Iterable[Check] = examine(args.run_dir, args.timeout, alone=launch.launcher == "hand")
+    if site is not None:
+        checks = examine_site(site, args.run_dir, args.timeout)
+    elif launch.launcher != "hand":
+        with session(launch) as world:
+            first, ranks = check_launch(world, launch)
+        if launch.rank:
+            return Result()
+        checks = chain([first], checks)
+    if args.node_local:
+        checks = chain(checks, [check_disk("node-local disk", Path(os.path.expandvars(args.node_local)))])
+    if args.submit and site is not None:
+        checks = chain(checks, trial(site, args.run_dir, args.nodes))
+    done: list[Check] = []
+    for check in checks:
+        done.append(check)
         fix = f"\n{'':<33} -> {check.mend}" if check.mend else ""
         show(Result([f"{check.status:<5} {check.name:<27} {check.found}{fix}"]), as_json=args.json)
-    is_healthy = all(check.status != "fail" for check in checks)
-    values = {"ok": is_healthy, "checks": [dataclasses.asdict(check) for check in checks]}
+    is_healthy = all(check.status != "fail" for check in done)
+    values = {"ok": is_healthy, "checks": [dataclasses.asdict(check) for check in done], "ranks": ranks}
     return Result(values=values, status=0 if is_healthy else 1)

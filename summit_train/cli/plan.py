@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from summit_train.cluster.estimate import Estimate, check_ranks, estimate
-from summit_train.cluster.site import Site, load_site, parse_walltime
+from summit_train.cluster.estimate import check_ranks, estimate
+from summit_train.cluster.site import Site, load_site, load_spec_on, parse_walltime
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, TextTable
+from summit_train.core.saved import find_checkpoints
 from summit_train.core.text import counted
 from summit_train.plan import Plan, averages_per_epoch, make_plan, sample_learning_rates
-from summit_train.spec import Spec, load_spec
+from summit_train.spec import Spec
 from summit_train.spec.optimizer import describe_decay, describe_solver
+
+if TYPE_CHECKING:
+    from summit_train.data.dataset import Dataset
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speed", type=float, metavar="CLIPS_PER_S", help="clips a second of one rank, for the cost on the site"
     )
+    parser.add_argument("--price", type=float, metavar="P", help="price of a node-hour on the site, in any currency")
     add_site_arguments(parser, required=False)
     parser.add_argument("--nodes", type=int, metavar="N", help="nodes of the site (default: one GPU a virtual GPU)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
@@ -46,23 +53,35 @@ def _walltime(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> Result:
-    spec = load_spec(args.spec, args.overrides)
-    site = None if args.site is None else load_site(args.site, args.set, warn)
+    site = None if args.site is None else load_site(args.site, args.set)
+    spec, taken = load_spec_on(site, args.spec, args.overrides)
     nodes, ranks = _nodes_and_ranks(args, site, spec)
-    files = check_files(spec, args.clips)
-    plan = make_plan(spec, ranks, files.clips)
-    for line in files.warnings:
+    files = read_files(spec, args.clips)
+    plan, start = plan_start(spec, ranks, files)
+    warnings = [*(site.notes if site else ()), *files.warnings]
+    for line in warnings:
         warn(line)
-    cost = None if site is None else estimate(site, spec, plan, nodes, args.walltime, args.speed, files.videos)
     values = plan.values() | {
         "learning_rates": [{"step": step, "lr": lr} for step, lr in sample_learning_rates(plan)],
         "quarantined_clips": files.left_out,
-        "warnings": files.warnings,
+        "warnings": warnings,
         "not_checked": files.not_checked,
+        "start": start,
     }
-    if site is not None and cost is not None:
-        values["site"] = {"name": args.site, "comm": site.comm, **cost.values()}
-    return Result(_text(spec, plan, _more_rows(spec, files, cost, site)), values=values)
+    rows = [("left out", f"{files.left_out:,} clips, by {spec.data.quarantine}")] if files.left_out else []
+    rows += [("start", note) for note in start]
+    rows += [("not checked", ", ".join(files.not_checked))] if files.not_checked else []
+    if site is not None:
+        cost = estimate(site, spec, plan, nodes, args.walltime, args.speed, files.videos, price=args.price)
+        values["site"] = {"name": args.site, "comm": site.comm, "spec": taken, **cost.values()}
+        joined = "auto: Horovod where it is installed and MPI starts the ranks, else torch.distributed"
+        comm = joined if site.comm == "auto" else f"{site.comm}, by the site profile"
+        rows += [*taken_rows(site, taken), ("nodes", f"{cost.nodes:,}"), ("comm", comm), *cost.rows()]
+    return Result(_text(spec, plan, rows), values=values)
+
+
+def taken_rows(site: Site, taken: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [("spec", f"{', '.join(f'{key}={value}' for key, value in taken.items())}, by {site.name}")] if taken else []
 
 
 def warn(line: str) -> None:
@@ -73,7 +92,7 @@ def warn(line: str) -> None:
 def _nodes_and_ranks(args: argparse.Namespace, site: Site | None, spec: Spec) -> tuple[int, int]:
     """Return --nodes and --ranks; by default as many as the virtual GPUs fill."""
     if site is None:
-        for name in ("nodes", "walltime", "speed"):
+        for name in ("nodes", "walltime", "speed", "price"):
             if getattr(args, name) is not None:
                 raise UserError(f"--{name} must be used with --site; try --site local")
         ranks = args.ranks if args.ranks is not None else spec.scale.gpus or 1
@@ -92,30 +111,28 @@ def _nodes_and_ranks(args: argparse.Namespace, site: Site | None, spec: Spec) ->
 class Files:
     """What was found in the files of a spec: training clips, clips that the quarantine leaves out, and warnings.
 
-    videos: the number in a validation, None if unknown. not_checked: keys whose files were not read.
+    videos: the number in a validation, None if unknown. not_checked: keys whose files were not read. train: the
+    training set, None if it was not opened.
     """
 
     clips: int
-    videos: int | None
-    left_out: int
-    warnings: list[str]
-    not_checked: list[str]
-
-
-def check_files(spec: Spec, clips: int | None) -> Files:
-    """Check the files that the spec names, as `train` does before its first step.
-
-    clips: --clips, if the manifests are not here; they are not read then, and the weights may be missing, too.
-    Raises UserError for a mistake in a file.
-    """
-    files = read_files(spec, clips)
-    return replace(files, not_checked=files.not_checked + check_weights(spec, may_be_missing=clips is not None))
+    videos: int | None = None
+    left_out: int = 0
+    warnings: Sequence[str] = ()
+    not_checked: Sequence[str] = ()
+    train: Dataset | None = None
 
 
 def read_files(spec: Spec, clips: int | None) -> Files:
-    """Check the files as check_files does, without the weights."""
+    """Open the data sets, as `train` does before its first step; with `clips`, --clips, they are not read.
+
+    Raises UserError for a mistake in a file.
+    """
     if clips is not None:
-        return Files(clips, None, 0, [], ["data.train", "data.val"])
+        keys = ("train", "val", "root", "quarantine")
+        not_checked = [f"data.{key}" for key in keys if getattr(spec.data, key) is not None]
+        has_weights = spec.model.pretrained is None or Path(spec.model.pretrained).exists()
+        return Files(clips, not_checked=not_checked if has_weights else [*not_checked, "model.pretrained"])
     # Imported here: with --clips the command needs neither numpy nor PyAV.
     from summit_train.data.manifest.quarantine import class_warnings
     from summit_train.training.start import open_datasets
@@ -126,40 +143,31 @@ def read_files(spec: Spec, clips: int | None) -> Files:
             raise UserError(f"data.{key}: {path} not found; give {number} with --clips N")
     train, val = open_datasets(spec)
     warnings = class_warnings(train.manifest, val.manifest)
-    return Files(len(train), len(val), len(train.kept.excluded), warnings, [])
+    return Files(len(train), len(val), len(train.kept.excluded), warnings, train=train)
 
 
-def check_weights(spec: Spec, to_come: Path | None = None, *, may_be_missing: bool) -> list[str]:
-    """Check model.pretrained as check_files does; return its key where it is missing and may be.
+def plan_start(spec: Spec, ranks: int, files: Files, sweep: Path | None = None) -> tuple[Plan, list[str]]:
+    """Return the plan of a run, and the notes on the weights or the checkpoint that it starts from.
 
-    to_come: a folder whose runs will be there when the spec is trained.
+    sweep: the folder of the run's sweep, which knows the states of its runs and makes the weights that are there.
+    Raises UserError for what `train` would refuse of these.
     """
-    from summit_train.core.saved import find_checkpoints
-    from summit_train.models.weights import check_weights_exist
+    plan, weights = make_plan(spec, ranks, files.clips), spec.model.pretrained
+    if find_checkpoints(spec.run_path):  # the run takes its weights from them
+        is_fresh = sweep is not None
+    else:
+        is_made = weights is not None and sweep is not None and sweep.absolute() in Path(weights).absolute().parents
+        is_fresh = weights is None or is_made or "model.pretrained" in files.not_checked
+    if is_fresh:
+        return plan, []
+    import torch
 
-    path = spec.model.pretrained
-    if path is None or find_checkpoints(spec.run_path):  # a run that has checkpoints takes its weights from them
-        return []
-    if to_come is not None and to_come.absolute() in Path(path).absolute().parents:
-        return []
-    if may_be_missing and not Path(path).exists():
-        return ["model.pretrained"]
-    try:
-        check_weights_exist(Path(path))
-    except UserError as error:
-        raise UserError(f"model.pretrained: {error}") from error
-    return []
+    from summit_train.models.network import build_network
+    from summit_train.training.start import first_state
 
-
-def _more_rows(spec: Spec, files: Files, cost: Estimate | None, site: Site | None) -> list[tuple[str, str]]:
-    """Return the rows below those that every plan has."""
-    rows = [("left out", f"{files.left_out:,} clips, by {spec.data.quarantine}")] if files.left_out else []
-    rows += [("not checked", ", ".join(files.not_checked))] if files.not_checked else []
-    if site is not None and cost is not None:
-        joined = "auto: Horovod where it is installed and MPI starts the ranks, else torch.distributed"
-        comm = joined if site.comm == "auto" else f"{site.comm}, by the site profile"
-        rows += [("nodes", f"{cost.nodes:,}"), ("comm", comm), *cost.rows()]
-    return rows
+    with torch.device("meta"):  # a network without numbers takes little time and memory
+        model = build_network(spec)
+    return plan, first_state(spec, plan, files.train, model)[1]
 
 
 def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:

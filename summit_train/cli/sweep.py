@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from summit_train.cli.plan import Files, add_site_arguments, check_weights, read_files, warn
+from summit_train.cli.plan import Files, add_site_arguments, plan_start, read_files, warn
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, TextTable, show
+from summit_train.plan import Plan
 from summit_train.spec import DataSpec, ModelSpec, Spec
 from summit_train.sweep.figure import write_sweep, written
 from summit_train.sweep.grid import Sweep, load_sweep
@@ -31,24 +32,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     """Plan, start or show the runs. The status is 1 if a run started here failed."""
     _check(args)
-    sweep = load_sweep(args.sweep, args.overrides)
     name = "local" if args.local else args.site
-    site = None if name is None else load_site(name, args.set, warn)
+    site = None if name is None else load_site(name, args.set)
+    sweep = load_sweep(args.sweep, args.overrides, site.defaults if site else None)
     if args.status:
+        if site is None and (saved := sweep.folder / "site.yaml").is_file():  # which the sweep was started on
+            sweep = load_sweep(args.sweep, args.overrides, load_site(saved).defaults)
         return _status(sweep, site)
-
+    for line in site.notes if site else ():
+        warn(line)
     read: dict[tuple[DataSpec, ModelSpec], Files] = {}  # once for all runs of the same data and network
 
-    def count(spec: Spec) -> tuple[int, int | None]:
+    def plan(spec: Spec, ranks: int) -> tuple[Plan, int | None]:
         key = spec.data, spec.model
         if key not in read:
             read[key] = read_files(spec, args.clips)
             for line in read[key].warnings:
                 warn(line)
-        check_weights(spec, sweep.folder, may_be_missing=args.clips is not None)
-        return read[key].clips, read[key].videos
+        return plan_start(spec, ranks, read[key], sweep.folder)[0], read[key].videos
 
-    planned = plan_runs(sweep, site, count, args.walltime)
+    planned = plan_runs(sweep, site, plan, args.walltime)
     if args.dry_run or site is None:
         values = planned_values(sweep, planned)
         text: list[str | TextTable] = [f"{sweep.name}: {len(planned)} runs, to {sweep.folder}", planned_table(planned)]

@@ -15,10 +15,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from summit_train.core.comm import choose_backend
-from summit_train.core.comm.launch import Launch
+from summit_train.core.comm import World, choose_backend
+from summit_train.core.comm.launch import Launch, node_name
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.processes import (
     ROOT_NEEDS,
@@ -31,6 +31,7 @@ from summit_train.core.processes import (
     refuses_root,
     torchrun_command,
 )
+from summit_train.core.text import counted
 
 Status = Literal["ok", "warn", "fail"]
 Finding = tuple[Status, str, str]  # the last three fields of a Check
@@ -52,14 +53,14 @@ class Check:
     mend: str = ""
 
 
-def examine(run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
+def examine(run_dir: Path, timeout: float = 120.0, *, alone: bool = True) -> Iterator[Check]:
     """Yield each check when it is done, after those that it depends on.
 
-    run_dir: where runs will be written. timeout: seconds for each program that a check starts.
+    run_dir: where runs will be written. timeout: seconds for each program. alone: no launcher started this process.
     """
     yield Check("python", "ok", f"{platform.python_version()} at {sys.executable}")
     yield check("torch", timeout)
-    yield check_ranks()
+    yield check_ranks(os.environ)
     for name in ("horovod", "mpi4py"):
         yield Check(name, "ok", NOT_INSTALLED) if _is_left_out(name) else check(name, timeout)
     yield check_mpi()
@@ -71,6 +72,8 @@ def examine(run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
     # Set-up keeps the wheels there that it built.
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "summit_train"
     yield check_disk("disk for the cache", cache)
+    if not alone:
+        return
     if not _is_left_out("horovod"):
         yield check_allreduce(timeout)
     yield check_torch_allreduce(timeout)
@@ -99,14 +102,14 @@ def check(
     return Check(name, *PROBES[name].judge(facts))
 
 
-def check_ranks() -> Check:
-    """Name the back end that would join the ranks of a run, and why."""
+def check_ranks(environ: Mapping[str, str]) -> Check:
+    """Name the back end that would join the ranks of a run in this environment, and why."""
     try:
-        backend = choose_backend(Launch("mpirun", 0, 2, by_mpi=True), os.environ)
+        backend = choose_backend(Launch("mpirun", 0, 2, by_mpi=True), environ)
     except UserError as error:
         found, _, fix = str(error).partition("; ")
         return Check("ranks", "fail", found, fix or "unset SUMMIT_TRAIN_COMM")
-    if os.environ.get("SUMMIT_TRAIN_COMM", "auto") != "auto":
+    if environ.get("SUMMIT_TRAIN_COMM", "auto") != "auto":
         return Check("ranks", "ok", f"{backend}, by SUMMIT_TRAIN_COMM")
     if backend == "torch":
         return Check("ranks", "ok", "torch: Horovod or mpi4py is not installed")
@@ -145,6 +148,19 @@ def check_torch_allreduce(timeout: float = 120.0) -> Check:
     done = check(_TORCH_RANKS, timeout, torchrun_command(2), {"SUMMIT_TRAIN_COMM": "torch"})
     needed = os.environ.get("SUMMIT_TRAIN_COMM") == "torch" or _is_left_out("horovod")
     return replace(done, status="warn") if done.status == "fail" and not needed else done
+
+
+def check_launch(world: World, launch: Launch) -> tuple[Check, list[dict[str, Any]]]:
+    """Sum over the ranks of this launch; return what was found and, on rank 0, each rank's node, cores and GPUs."""
+    import torch
+
+    total = world.sum(torch.tensor([world.rank + 1.0]), "doctor").item()
+    cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
+    ranks = world.gather({"node": node_name(os.environ, world.host), "cores": cores, "GPUs": gpus}) or []
+    size, nodes = counted(world.size, "rank"), counted(len({rank["node"] for rank in ranks}), "node")
+    found = f"{size} on {nodes} by {launch.launcher}, {world.backend}: the sum is {total:g}"
+    fix = "" if total == world.size * (world.size + 1) / 2 else "it is wrong: the ranks are of different MPIs"
+    return Check("launch", "fail" if fix else "ok", found, fix), ranks
 
 
 def check_cpus() -> Check:

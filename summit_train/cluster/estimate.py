@@ -6,9 +6,11 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from summit_train.cluster.job import Job
 from summit_train.cluster.schedulers import SCHEDULERS
 from summit_train.cluster.site import Site, Speed, walltime_text
 from summit_train.core.errors import UserError
+from summit_train.core.text import counted
 from summit_train.plan import Plan
 from summit_train.spec import Spec
 
@@ -24,7 +26,9 @@ class Estimate:
 
     hours, node_hours: of training alone; None where the speed of this network is unknown. evaluation_hours: of the
     validations and the final evaluation; None where the speed or the number of videos is unknown.
-    jobs: number of jobs of walltime_minutes each, one after the other. most_node_hours: upper limit of all jobs.
+    jobs: number of jobs of walltime_minutes each, one after the other; the last may requeue itself max_requeues times.
+    most_node_hours: upper limit of all that. cost, most_cost: price, of a node-hour, times what training and evaluation
+    take, None where unknown, and times the limit.
     """
 
     nodes: int
@@ -32,15 +36,32 @@ class Estimate:
     clips_per_second: float | None
     source: str | None
     hours: float | None
-    node_hours: float | None
     evaluation_hours: float | None
     walltime_minutes: int
     jobs: int
-    most_node_hours: float
+    price: float | None
+    max_requeues: int
     scheduler: str
+    spare_nodes: int
+
+    @property
+    def node_hours(self) -> float | None:
+        return None if self.hours is None else self.nodes * self.hours
+
+    @property
+    def most_node_hours(self) -> float:
+        return (self.nodes + self.spare_nodes) * (self.jobs + self.max_requeues) * self.walltime_minutes / 60
+
+    @property
+    def cost(self) -> float | None:
+        if self.price is None or self.hours is None:
+            return None
+        return self.price * (self.nodes + self.spare_nodes) * (self.hours + (self.evaluation_hours or 0))
 
     def values(self) -> dict[str, Any]:
-        return asdict(self)
+        most = None if self.price is None else self.price * self.most_node_hours
+        hours = {"node_hours": self.node_hours, "most_node_hours": self.most_node_hours}
+        return asdict(self) | hours | {"cost": self.cost, "most_cost": most}
 
     def rows(self) -> list[tuple[str, str]]:
         rows = [("training", "unknown: no measurement of this network; give --speed, clips a second of one rank")]
@@ -53,10 +74,19 @@ class Estimate:
             else:
                 time = walltime_text(math.ceil(self.evaluation_hours * 60))
                 rows.append(("evaluation", f"{time}, final and validations"))
-        walltime = walltime_text(self.walltime_minutes)
-        jobs = f"{self.jobs} jobs of {walltime}, one after the other" if self.jobs > 1 else f"{walltime}, one job"
-        if SCHEDULERS[self.scheduler].command is not None:  # this machine has no walltime
-            rows.append(("walltime", f"{jobs}; at most {self.most_node_hours:,.1f} node-hours"))
+        jobs = "one job" if self.jobs == 1 else f"a chain of {self.jobs} jobs"
+        jobs, nodes = f"{jobs} of {walltime_text(self.walltime_minutes)}", self.nodes + self.spare_nodes
+        known = f"{jobs}: {nodes * self.jobs * self.walltime_minutes / 60:,.1f} node-hours;"
+        if self.hours is None:
+            known = f"at least {jobs}; node-hours unknown without a speed,"
+        known += f" at most {self.most_node_hours:,.1f} with {counted(self.max_requeues, 'requeue')}"
+        has_queue = SCHEDULERS[self.scheduler].command is not None  # this machine has no walltime
+        rows += [("walltime", known)] if has_queue else []
+        if self.price is not None:
+            counts = "training" if self.evaluation_hours is None else "training and evaluation"
+            cost = "unknown without a speed" if self.cost is None else f"{self.cost:,.2f} for {counts}"
+            most = f", at most {self.price * self.most_node_hours:,.2f}" if has_queue else ""
+            rows.append(("price", f"{cost}{most}, at {self.price:g} a node-hour"))
         return rows
 
 
@@ -95,15 +125,22 @@ def estimate(
     walltime: int | None = None,
     speed: float | None = None,
     videos: int | None = None,
+    *,
+    price: float | None = None,
+    max_requeues: int = Job.max_requeues,
 ) -> Estimate:
     """Return the cost of `plan` on `nodes` nodes.
 
     walltime: minutes asked for; by default what the run needs, or the site's default where that is unknown. A walltime
     above the site's cap becomes a chain of jobs. speed: clips a second of one rank, in place of the site's figure.
     videos: the number in a validation, None if unknown. A scored clip counts as much as a trained one: it is decoded
-    alike, though it has no backward pass.
-    Raises UserError for more nodes than the site has and for an invalid speed or walltime.
+    alike, though it has no backward pass. price: of a node-hour, in any currency. max_requeues: of the last job.
+    Raises UserError for more nodes than the site has and for an invalid speed, walltime, price or number of requeues.
     """
+    if max_requeues < 0:
+        raise UserError(f"--max-requeues must be 0 or more, got {max_requeues}")
+    if price is not None and not 0 <= price < math.inf:
+        raise UserError(f"--price must be 0 or more and finite, got {price:g}")
     if speed is not None and not 0 < speed < math.inf:
         raise UserError(f"--speed must be above 0 and finite, got {speed:g}")
     rate, source = speed, "--speed" if speed else None
@@ -113,9 +150,8 @@ def estimate(
     scored = None if videos is None else scored_clips(spec, plan, videos)
     evaluation = scored / plan.ranks / rate / 3600 if rate and scored is not None else None
     minutes, jobs = _chain(site, nodes, walltime, None if hours is None else hours + (evaluation or 0))
-    most = (nodes + site.spare_nodes) * jobs * minutes / 60
-    node_hours = None if hours is None else nodes * hours
-    return Estimate(nodes, plan.ranks, rate, source, hours, node_hours, evaluation, minutes, jobs, most, site.scheduler)
+    asked = (price, max_requeues, site.scheduler, site.spare_nodes)
+    return Estimate(nodes, plan.ranks, rate, source, hours, evaluation, minutes, jobs, *asked)
 
 
 def _measured(site: Site, spec: Spec, nodes: int) -> Speed | None:

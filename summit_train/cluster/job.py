@@ -27,6 +27,7 @@ class Job:
     max_requeues: how often one run may requeue itself.
     stage: packed sets to copy to the nodes' own disks.
     sweep: folder of the sweep; each run that ends updates the sweep's table.
+    command: what summit-train is to do on the ranks instead of training the run's spec.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Job:
     max_requeues: int = 20
     stage: tuple[Path, ...] = ()
     sweep: Path | None = None
+    command: tuple[str, ...] = ()
 
     @property
     def is_array(self) -> bool:
@@ -76,10 +78,12 @@ def job_name(name: str) -> str:
 def render(site: Site, job: Job) -> str:
     """Return the job script, which ends with a newline.
 
-    Raises UserError for an array where the scheduler has none, staging without node-local disks, and negative requeues.
+    Raises UserError for an array where the scheduler has none, staging without node-local disks, and for a key that the
+    site requires and nobody has set.
     """
-    if job.max_requeues < 0:
-        raise UserError(f"--max-requeues must be 0 or more, got {job.max_requeues}")
+    for key in site.requires:
+        if getattr(site, key) is None:
+            raise UserError(f"{site.name}: a job must have {key}; give --set {key}=..., or write it into the profile")
     if job.is_array and not site.batch.has_arrays:
         raise UserError(f"{site.name}: has no job arrays; start the runs one after another")
     if job.stage and site.node_local is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,8 +11,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from summit_train.cluster.schedulers import SCHEDULERS, Scheduler
 from summit_train.core.errors import UserError
+from summit_train.spec import Spec, smallest_spec, spec_from_tree
 from summit_train.spec.catalog import Arch, Backbone, NonLocal
-from summit_train.spec.source import file_of, read_tree
+from summit_train.spec.source import Tree, file_of, put, read_tree
 from summit_train.spec.typed import Count, Positive, Section, validated
 
 COMM = "SUMMIT_TRAIN_COMM"  # names the back end to ranks
@@ -54,6 +55,7 @@ Word = Annotated[str, _matching(r"[\w.@:+,=][\w.@:+,=/-]*", "one word of letters
 Directive = Annotated[str, _matching(r"-[\w-][^\n#'\\$`;&|<>]*", "an option of the scheduler, such as --mem=0")]
 Flag = Annotated[str, _matching(r"-[\w-][\w .:,=+/@%-]*", "an option without quotes, such as --mpi=pmix")]
 NodePath = Annotated[str, _matching(r"[/$][\w./${}:@+-]*", "an absolute path without spaces; $NAMES are the node's")]
+GpusFlag = Annotated[str, _matching(r"-[\w:,=-]+\{gpus\}[\w:,=-]*", "an option such as --gres=gpu:{gpus}")]
 VariableName = Annotated[str, _matching(r"[A-Za-z_]\w*", "a variable's name")]
 
 
@@ -140,6 +142,7 @@ class Site(Section):
     launcher: str = Field(description="One of the scheduler's.")
     comm: Literal["horovod", "torch", "auto"] = Field(default="auto", description="What carries the gradients.")
     gpus_per_node: Annotated[int, Field(ge=0)]
+    gpus_flag: GpusFlag | None = Field(default=None, description="How GPUs are asked for; null: the scheduler's way.")
     ranks_per_node: Count | None = Field(default=None, description="null: one a GPU.")
     cores_per_node: Count = Field(description="Cores for jobs, divided evenly among the ranks.")
     bind: bool = Field(default=True, description="Bind each rank and its loader workers to its cores.")
@@ -150,6 +153,7 @@ class Site(Section):
     queue: Word | None = Field(default=None, description="Slurm's partition, LSF's queue.")
     chunk: Word | None = Field(default=None, description="PBS: a node's resources; null: its cores and GPUs.")
     spare_nodes: Annotated[int, Field(ge=0)] = Field(default=0, description="Nodes in place of those in bad_nodes.")
+    requires: tuple[Literal["account", "queue"], ...] = Field(default=(), description="Keys that a job must have.")
     directives: tuple[DirectiveLine, ...] = ()
     launcher_options: tuple[LauncherOption, ...] = ()
     container: Container | None = Field(default=None, description="null: the ranks run outside of containers.")
@@ -158,6 +162,8 @@ class Site(Section):
     setup: tuple[Line, ...] = Field(default=(), description="Lines of bash, run after the modules are loaded.")
     node_local: NodePath | None = Field(default=None, description="Folder on each node's own disk, for staging.")
     speeds: tuple[Speed, ...] = ()
+    spec: dict[str, Any] = Field(default={}, description="Spec keys, section.key: defaults below a user's own file.")
+    notes: tuple[str, ...] = Field(default=(), description="Lines to print before a job: what people should know here.")
 
     @property
     def batch(self) -> Scheduler:
@@ -167,6 +173,14 @@ class Site(Section):
     def is_here(self) -> bool:
         """Return whether jobs run on this machine, without a queue and a walltime."""
         return self.batch.command is None
+
+    @property
+    def defaults(self) -> Tree:
+        """Return the site's own words for a spec, to lay a user's file over."""
+        tree = Tree({}, {(): f"{self.name}: spec"})
+        for key, value in self.spec.items():
+            put(tree, key, value, f"{self.name}: spec")
+        return tree
 
     @property
     def ranks(self) -> int:
@@ -191,12 +205,10 @@ class Site(Section):
         return None
 
 
-def load_site(
-    name_or_path: str | Path, overrides: Sequence[str] = (), warn: Callable[[str], None] = lambda _: None
-) -> Site:
+def load_site(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Site:
     """Read the shipped profile of that name, or the file at that path, with `key=value` overrides.
 
-    warn: called with a line for each list of an extended profile that is replaced, as its options may be needed.
+    Its notes have a line for each list of an extended profile that is replaced, as its options may be needed.
     Raises UserError with one line for each mistake: `file:line: key: what is wrong and what would be right`.
     """
     tree = read_tree(file_of("site", str(name_or_path)), overrides)
@@ -208,18 +220,35 @@ def load_site(
         raise UserError(f"{site.name}: spare_nodes: must be 0 with {site.launcher} on {site.scheduler}")
     if site.container is not None:
         site.container.check(site.name, site.launcher)
+    if site.gpus_flag is not None and site.batch.gpus_flag is None:
+        raise UserError(f"{site.name}: gpus_flag: must be null, as {site.scheduler} has one way to ask for GPUs")
     if site.ranks == 0:
         raise UserError(f"{site.name}: ranks_per_node: must be given where gpus_per_node is 0")
     nodes = [cap.nodes for cap in site.walltime_caps]
     if nodes != sorted(set(nodes)):
         raise UserError(f"{site.name}: walltime_caps: the numbers of nodes must rise, got {nodes}")
-    for line in tree.replaced:
-        warn(line)
+    words = Tree(smallest_spec().model_dump(mode="json"), {(): tree.place(("spec",))})
+    for key, value in site.spec.items():
+        put(words, key, value, tree.place(("spec", key)))
+    validated(Spec, words)
+    site = site.model_copy(update={"notes": (*site.notes, *tree.notes)})
     if site.launcher == "ranks" and (site.bind or site.launcher_options):
-        warn(f"{site.name}: bind and launcher_options do nothing with launcher ranks; set launcher: mpirun to use them")
+        idle = "bind and launcher_options do nothing with launcher ranks; set launcher: mpirun to use them"
+        site = site.model_copy(update={"notes": (*site.notes, f"{site.name}: {idle}")})
     if site.comm == "auto":
         return site
-    if COMM in site.environment:
+    if COMM in site.environment and site.environment[COMM].value != site.comm:
         raise UserError(f"{site.name}: comm: {site.comm} sets {COMM}, which environment sets too; remove one of them")
     variable = Variable(value=site.comm, why=f"comm: {site.comm} in the site profile")
     return site.model_copy(update={"environment": {**site.environment, COMM: variable}})
+
+
+def load_spec_on(site: Site | None, path: str | Path, overrides: Sequence[str]) -> tuple[Spec, dict[str, Any]]:
+    """Read a spec file over the site's own defaults; return the spec and, by key, the defaults that took effect.
+
+    Raises UserError as load_spec does.
+    """
+    own, tree = read_tree(path, overrides), site.defaults if site else Tree({})
+    tree.lay(own)
+    words = site.spec if site else {}
+    return spec_from_tree(tree), {key: value for key, value in words.items() if tuple(key.split(".")) not in own.places}

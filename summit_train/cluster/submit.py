@@ -39,14 +39,16 @@ def staging_row(site: Site, spec: Spec, folders: Iterable[Path]) -> list[tuple[s
     return [("staging", f"{names} to {site.node_local}" if names else "none: data.train and data.val are not packed")]
 
 
-def write_job(site: Site, job: Job, specs: Sequence[Spec], folder: Path | None = None) -> Path:
+def write_job(site: Site, job: Job, specs: Sequence[Spec] = (), folder: Path | None = None) -> Path:
     """Write every run's spec and the script, delete the marks of earlier jobs, and return the script's path.
 
-    specs: one for each run, in the order of job.runs. folder: of the script, by default RUN/job of the first run.
+    specs: one for each run, in the order of job.runs; none where the job has a command of its own. folder: of the
+    script, by default RUN/job of the first run.
     """
     text = render(site, job)
-    for run, spec in zip(job.runs, specs, strict=True):
+    for run, spec in zip(job.runs, specs, strict=not job.command):
         write_text(run / "job/spec.yaml", dump_spec(spec))
+    for run in job.runs:
         for mark in ("done", "requeues", "last_job"):
             (run / "job" / mark).unlink(missing_ok=True)
     script = (folder or job.runs[0] / "job") / "job.sh"
@@ -54,8 +56,8 @@ def write_job(site: Site, job: Job, specs: Sequence[Spec], folder: Path | None =
     return script
 
 
-def prepare_job(site: Site, job: Job, spec: Spec) -> Path:
-    """Write the spec and the script of a job of one run; return the script's path.
+def prepare_job(site: Site, job: Job, *specs: Spec) -> Path:
+    """Write the spec and the script of a job of one run; return the script's path. specs: as in write_job.
 
     Raises UserError without a scheduler, and where a job of this run is queued or running.
     """
@@ -65,7 +67,7 @@ def prepare_job(site: Site, job: Job, spec: Spec) -> Path:
     for job_id, state in job_states(site, ids).items():
         if state != "gone":
             raise UserError(f"{job.runs[0]}: job {job_id} is {state}; wait for it, or cancel it first")
-    return write_job(site, job, [spec])
+    return write_job(site, job, specs)
 
 
 def check_scheduler(site: Site) -> None:

@@ -134,7 +134,10 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
 
 def _read(path: Path, model: VideoNetwork) -> tuple[Path, Content, tuple[str, ...]]:
     """Return (file, content, why newer checkpoints were passed over): a run folder's newest whole checkpoint."""
-    check_weights_exist(path)
+    if path.is_dir() and not find_checkpoints(path):
+        raise UserError(f"{path}: this directory has no checkpoints/step_*.pt")
+    if not path.exists():
+        raise UserError(f"{path}: no such file or run folder")
     bound = bound_of(model)
     if path.is_dir():
         file, content, passed_over = load_newest(path, bound)
@@ -142,14 +145,6 @@ def _read(path: Path, model: VideoNetwork) -> tuple[Path, Content, tuple[str, ..
         return file, _content(file, content), tuple(passed_over)
     check_digest(path, may_be_alone=True)
     return path, _content(path, load_saved(path, bound)), ()
-
-
-def check_weights_exist(path: Path) -> None:
-    """Raise UserError where `path` is neither a file nor a run folder with checkpoints."""
-    if path.is_dir() and not find_checkpoints(path):
-        raise UserError(f"{path}: this directory has no checkpoints/step_*.pt")
-    if not path.exists():
-        raise UserError(f"{path}: no such file or run folder")
 
 
 def _content(file: Path, content: Any) -> Content:

@@ -14,5 +14,6 @@ from summit_train.spec.experiment import experiment_keys as experiment_keys
 from summit_train.spec.experiment import flat_keys as flat_keys
 from summit_train.spec.experiment import load_spec as load_spec
 from summit_train.spec.experiment import rank_keys as rank_keys
+from summit_train.spec.experiment import smallest_spec as smallest_spec
 from summit_train.spec.experiment import spec_from_tree as spec_from_tree
 from summit_train.spec.experiment import spec_from_values as spec_from_values

@@ -394,8 +394,13 @@ def experiment_keys(spec: Spec) -> dict[str, Any]:
     return same | {"seed": spec.seed, "precision": spec.precision}
 
 
+def smallest_spec() -> Spec:
+    """Return a spec in which every key that has a default has it."""
+    return Spec(name="any", model=ModelSpec(arch="tsm", num_classes=1), data=DataSpec(train="any", val="any"))
+
+
 def experiment_defaults() -> dict[str, Any]:
     """Return the values of `experiment_keys` that have defaults: those of a checkpoint that is older than the key."""
-    spec = Spec(name="any", model=ModelSpec(arch="tsm", num_classes=1), data=DataSpec(train="any", val="any"))
+    spec = smallest_spec()
     always = ("model.arch", "model.num_classes", "scale.gpus", "scale.clips_per_gpu", "seed", "precision")
     return {key: value for key, value in experiment_keys(spec).items() if key not in always}

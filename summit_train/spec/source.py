@@ -1,7 +1,8 @@
 """Read YAML files into a tree of plain values that remembers the file and line of every key.
 
 `read_tree` follows `extends`, applies dotted overrides and refuses what YAML accepts silently: a key given twice, a
-document that is not a mapping, a circle of `extends`. Only this module imports yaml.
+document that is not a mapping, a circle of `extends`. `+key` adds to the list `key` of the files that a file extends.
+Only this module imports yaml.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _LONGEST_NUMBER = 400  # characters; Python turns integers of up to 4,300 digits
 class Tree:
     """Plain values (dict, list, str, int, float, bool, None) and the place each key was given at.
 
-    replaced: a line for each list that was replaced, with the items that the new list lacks.
+    notes: a line for each list that replaced another one, with the items that it lacks.
     """
 
     values: dict[str, Any]
     places: dict[KeyPath, str] = field(default_factory=dict)
-    replaced: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def place(self, path: KeyPath) -> str:
         """Return `file:line` of the key, or of the nearest section above it."""
@@ -46,13 +47,23 @@ class Tree:
         raise KeyError(path)
 
     def lay(self, top: Tree) -> None:
-        """Lay `top` over this tree: merge sections key by key, replace everything else, lists too."""
-        for path, lost in _merge(self.values, top.values):
-            words = ", ".join(str(next(iter(item.values()), item) if isinstance(item, dict) else item) for item in lost)
-            over = f"replaces the list of {self.place(path)}, and leaves out {words}"
-            self.replaced.append(f"{top.place(path)}: {'.'.join(path)}: {over}")
-        self.replaced += top.replaced
-        self.places.update(top.places)
+        """Lay `top` over this tree: merge sections key by key, add the list `+key` to `key`, replace everything else.
+
+        Raises UserError where `+` is not between two lists.
+        """
+        for path, former, value in _merge(self.values, top.values):
+            at, both = f"{top.place(path)}: {'.'.join(path)}", isinstance(former, list) and isinstance(value, list)
+            if path[-1].startswith("+"):
+                if not both and not (isinstance(value, list) and former is None):
+                    raise UserError(f"{at}: + must add a list to a list, got {value!r:.60} for {former!r:.60}")
+            elif both and (lost := [item for item in former if item not in value]):
+                names = (next(iter(item.values()), item) if isinstance(item, dict) else item for item in lost)
+                over = f"replaces the list of {self.place(path)}, and leaves out {', '.join(map(str, names))}"
+                self.notes.append(f"{at}: {over}; +{path[-1]} would add to it")
+        self.notes += top.notes
+        for path, place in top.places.items():
+            if not any(part.startswith("+") for part in path[:-1]):  # items that were added have the place of `+key`
+                self.places[tuple(part.removeprefix("+") for part in path)] = place
 
 
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -92,10 +103,11 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.composer.ComposerError(None, None, "a key must be a word", key_node.start_mark)
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
-            if key_node.value in seen:
-                problem = f"the key {key_node.value!r} is given twice"
+            key = key_node.value.removeprefix("+")
+            if key in seen:
+                problem = f"the key {key!r} is given twice"
                 raise yaml.composer.ComposerError(None, None, problem, key_node.start_mark)
-            seen.add(key_node.value)
+            seen.add(key)
             key_node.tag = "tag:yaml.org,2002:str"  # YAML 1.1 would make true of `on`, and a date of a date
         return node
 
@@ -251,19 +263,19 @@ def _lines(node: yaml.Node, prefix: KeyPath) -> Iterator[tuple[KeyPath, int]]:
         yield from _lines(below, (*prefix, name))
 
 
-def _merge(base: dict[str, Any], top: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, list[Any]]]:
-    """Merge `top` into `base`; yield the path of each list that is replaced, and its items that the new one lacks."""
-    for key, value in top.items():
-        if isinstance(value, dict):
+def _merge(base: dict[str, Any], top: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any, Any]]:
+    """Merge `top` into `base`; yield the path of each value in `top`, the former one and the new one beforehand."""
+    for name, value in top.items():
+        key, path = name.removeprefix("+"), (*above, name)
+        if isinstance(value, dict) and key == name:
             # Copied into a new section: the one of `top` may be an alias, or part of a tree that is merged twice.
             if not isinstance(base.get(key), dict):
                 base[key] = {}
-            yield from _merge(base[key], value, (*above, key))
+            yield from _merge(base[key], value, path)
         else:
             former = base.get(key)
-            if isinstance(former, list) and isinstance(value, list) and (lost := [x for x in former if x not in value]):
-                yield (*above, key), lost
-            base[key] = value
+            yield path, former, value
+            base[key] = value if key == name else [*(former or ()), *value]
 
 
 def apply_override(tree: Tree, override: str) -> None:

@@ -132,9 +132,10 @@ class _Draft:
     curve: str = ""
 
 
-def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
+def load_sweep(path: str | Path, overrides: Sequence[str] = (), defaults: Tree | None = None) -> Sweep:
     """Read a sweep file, or the folder of a started sweep, and apply `section.key=value` overrides to every run.
 
+    defaults: values below those of the base, such as a site's.
     Raises UserError with one line for each mistake: `file:line: key: what is wrong and what would be right`.
     """
     file = Path(path)
@@ -143,7 +144,8 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     drafts = [*_combinations(sweep, tree), *_explicit_runs(sweep, tree)]
     if not drafts:
         raise UserError(f"{tree.place(())}: a sweep must have runs; give grid, zip, presets or runs")
-    base = _read_relative(sweep.base, "base", tree.place(("base",)))
+    base = defaults or Tree({})
+    base.lay(_read_relative(sweep.base, "base", tree.place(("base",))))
     for key, value in sweep.set.items():
         _put(base, key, value, tree.place(("set", key)), reserved=("name",))
     swept = sorted({key for draft in drafts for key in draft.values})

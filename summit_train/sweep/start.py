@@ -19,7 +19,7 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import locked, write_text
 from summit_train.core.result import TextTable
 from summit_train.core.text import NONE, duration, mean_std, show
-from summit_train.plan import Plan, make_plan
+from summit_train.plan import Plan
 from summit_train.spec import Spec
 from summit_train.spec.source import to_yaml
 from summit_train.sweep.figure import write_sweep, written
@@ -47,30 +47,29 @@ class PlannedRun:
 def plan_runs(
     sweep: Sweep,
     site: Site | None,
-    count: Callable[[Spec], tuple[int, int | None]],
+    plan_run: Callable[[Spec, int], tuple[Plan, int | None]],
     walltime: int | None,
 ) -> list[PlannedRun]:
     """Return the plan of every run on the site's nodes; without a site, with one rank for each virtual GPU.
 
-    count: spec -> numbers of training clips and of validation videos (None where unknown). walltime: minutes of a job,
-    by default what the run needs. Raises UserError, which begins with the run's name, where a run does not fit the
-    site, its clips or its files.
+    plan_run: (spec, ranks) -> plan and number of validation videos (None where unknown). walltime: minutes of a job, by
+    default what the run needs. Raises UserError, which begins with the run's name, where a run does not fit the site,
+    its clips or its files.
     """
     planned = []
     for run in sweep.runs:
         spec, nodes, cost, gpus = run.spec, run.nodes, None, run.spec.scale.gpus
         try:
-            clips, videos = count(spec)
             if site is None:
-                plan = make_plan(spec, gpus or 1, clips)
+                plan, _ = plan_run(spec, gpus or 1)
             elif site.is_here:
                 # The largest number of ranks, at most the site's, that divides the virtual GPUs.
                 ranks = site.ranks if gpus is None else max(n for n in range(1, site.ranks + 1) if gpus % n == 0)
-                plan, nodes = make_plan(spec, ranks, clips), 1
+                (plan, _), nodes = plan_run(spec, ranks), 1
             elif nodes is None:
                 raise UserError("the number of nodes is missing; add nodes: N to the sweep or to this run")
             else:
-                plan = make_plan(spec, check_ranks(site, spec, nodes), clips)
+                plan, videos = plan_run(spec, check_ranks(site, spec, nodes))
                 cost = estimate(site, spec, plan, nodes, walltime, videos=videos)
         except UserError as error:
             raise UserError(f"{run.name}: {error}") from error

@@ -15,29 +15,21 @@ from summit_train.core import rng
 from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import naming
-from summit_train.core.saved import CheckpointError, bound_of, check_fit, give_weights, load_newest
+from summit_train.core.saved import check_fit, give_weights
 from summit_train.data.bad_clips import BadClips
 from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.models import VideoNetwork
 from summit_train.models.network import build_network, make_ready
 from summit_train.models.precision import parameter_type
-from summit_train.models.weights import load_pretrained
 from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan
-from summit_train.spec import Spec, experiment_keys
+from summit_train.spec import Spec
 from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.training.averaging import AveragingStep, GrowingBatch
-from summit_train.training.checkpoint import (
-    Writer,
-    checkpoint_path,
-    experiment_differences,
-    prune_checkpoints,
-    serialised,
-    write_checkpoint,
-)
+from summit_train.training.checkpoint import Writer, checkpoint_path, prune_checkpoints, serialised, write_checkpoint
 from summit_train.training.noise import NoiseScale
-from summit_train.training.start import Inputs, check_arithmetic
+from summit_train.training.start import Inputs, check_arithmetic, experiment_of, first_state
 from summit_train.training.step import StepSettings, TrainStep
 
 
@@ -114,7 +106,7 @@ class Run:
             "noise_scale": self.noise.state_dict(),
             "growth": self.growth.state_dict(),
             "backend": self.world.backend,
-            "experiment": self._experiment(),
+            "experiment": experiment_of(self.spec, self.plan, self.train_set),
             "spec": self.spec.model_dump(mode="json"),
             # So that the file alone is enough to use the network.
             "classes": (classes := self.train_set.manifest.classes) and list(classes),
@@ -133,35 +125,9 @@ class Run:
         if self._lock is not None:
             self._lock.check()
 
-    def _experiment(self) -> dict[str, Any]:
-        """Return what must be equal for one run to resume from another's checkpoint, as flat `section.key: value`.
-
-        The number of ranks is not part of it, nor where the data are, nor what only changes the speed.
-        """
-        same = experiment_keys(self.spec) | {"data.train (fingerprint)": self.train_set.manifest.fingerprint()}
-        if (quarantine := self.train_set.kept.fingerprint()) is not None:
-            same["data.quarantine (fingerprint)"] = quarantine
-        return same | {"scale.gpus": self.plan.virtual_gpus, "scale.clips_per_gpu": self.plan.clips_per_gpu}
-
     def _first_state(self, force_resume: bool) -> dict[str, Any]:
-        """Return the newest checkpoint's state, or load pretrained weights and return {}."""
-        path, state, complaints = load_newest(self.spec.run_path, bound_of(self.model))
-        self.notes.extend(f"passed over: {complaint}" for complaint in complaints)
-        if path is None:
-            if self.spec.model.pretrained is not None:
-                report = load_pretrained(self.model, self.spec.model.pretrained, self.train_set.manifest.classes)
-                self.notes.append(f"pretrained: {report}")
-            return {}
-        differing = experiment_differences(state.get("experiment", {}), self._experiment())
-        if differing and not force_resume:
-            raise CheckpointError(
-                f"{path} is of another experiment: {'; '.join(differing)}. Give this run another name, or take it "
-                "over all the same with --force-resume"
-            )
-        if any(difference.startswith("optimizer.name:") for difference in differing):
-            raise CheckpointError(f"{path} has another solver's state, which {self.spec.optimizer.name} cannot use")
-        self.notes.extend(f"forced: {difference}" for difference in differing)
-        self.notes.append(f"resumes from {path}")
+        state, notes = first_state(self.spec, self.plan, self.train_set, self.model, force_resume=force_resume)
+        self.notes += notes
         if (before := state.get("backend", self.world.backend)) != self.world.backend:
             own = self.world.backend
             self.notes.append(f"continues over {own}; earlier steps ran over {before}, so results agree to rounding")

@@ -21,12 +21,16 @@ import summit_train
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
 from summit_train.core.machine import keep_freed_memory, processor_name
+from summit_train.core.saved import CheckpointError, bound_of, load_newest
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.data.packed.stage import stage
+from summit_train.models import VideoNetwork
 from summit_train.models.network import build_network, count_network, cpu_kernels
+from summit_train.models.weights import load_pretrained
 from summit_train.plan import Plan, make_plan
-from summit_train.spec import Spec, load_spec, rank_keys
+from summit_train.spec import Spec, experiment_keys, load_spec, rank_keys
+from summit_train.training.checkpoint import experiment_differences
 
 _WRONG = 0.1  # relative error of a gradient; a right one in bf16 is off by 0.002
 _PACKAGES = ("torch", "horovod", "mpi4py", "numpy", "av", "pydantic")
@@ -62,6 +66,53 @@ def open_datasets(spec: Spec) -> tuple[Dataset, Dataset]:
     train, val = Dataset.open(spec, "train"), Dataset.open(spec, "val")
     val.manifest.check_classes(train.manifest)
     return train, val
+
+
+def experiment_of(spec: Spec, plan: Plan, train: Dataset | None) -> dict[str, Any]:
+    """Return what must be equal for one run to resume from another's checkpoint, as flat `section.key: value`.
+
+    The number of ranks is not part of it, nor where the data are, nor what only changes the speed. train: None where
+    the list of the clips is not at hand; its fingerprints are then missing.
+    """
+    same = experiment_keys(spec) | {"scale.gpus": plan.virtual_gpus, "scale.clips_per_gpu": plan.clips_per_gpu}
+    if train is not None:
+        same["data.train (fingerprint)"] = train.manifest.fingerprint()
+        if (quarantine := train.kept.fingerprint()) is not None:
+            same["data.quarantine (fingerprint)"] = quarantine
+    return same
+
+
+def first_state(
+    spec: Spec, plan: Plan, train: Dataset | None, model: VideoNetwork, *, force_resume: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the newest whole checkpoint of the run, or {} after loading pretrained weights into `model`; and notes.
+
+    train: as in experiment_of. Raises CheckpointError if the checkpoint is of another experiment (unless
+    `force_resume`) or none is whole, and UserError for weights that are missing or of another network.
+    """
+    path, state, complaints = load_newest(spec.run_path, bound_of(model))
+    notes = [f"passed over: {complaint}" for complaint in complaints]
+    if path is None:
+        if (weights := spec.model.pretrained) is not None:
+            try:
+                report = load_pretrained(model, weights, None if train is None else train.manifest.classes)
+            except UserError as error:
+                raise UserError(f"model.pretrained: {error}") from error
+            notes.append(f"pretrained: {report}")
+        return {}, notes
+    saved = state.get("experiment", {})
+    if train is None:
+        saved = {key: value for key, value in saved.items() if not key.endswith("(fingerprint)")}
+    differing = experiment_differences(saved, experiment_of(spec, plan, train))
+    if differing and not force_resume:
+        raise CheckpointError(
+            f"{path} is of another experiment: {'; '.join(differing)}. Give this run another name, or take it "
+            "over all the same with --force-resume"
+        )
+    if any(difference.startswith("optimizer.name:") for difference in differing):
+        raise CheckpointError(f"{path} has another solver's state, which {spec.optimizer.name} cannot use")
+    notes += [f"forced: {difference}" for difference in differing]
+    return state, [*notes, f"resumes from {path}"]
 
 
 def run_spec(path: str, overrides: Sequence[str]) -> Spec:

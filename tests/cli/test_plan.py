@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import yaml
 
 from summit_train.__main__ import main
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.quarantine import write_quarantine
 from summit_train.data.manifest.reading import write_classes
 from summit_train.data.video.source import DecodeError
+from summit_train.models import build_model
 from tests.conftest import WriteSpec
 from tests.worlds import main_said
 
@@ -33,39 +36,83 @@ def plan(capsys: pytest.CaptureFixture[str]) -> Plan:
     return planned
 
 
+COMMANDS = (["plan"], ["submit", "--site", "slurm_generic", "--nodes", "1", "--dry-run"], ["train"])
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("model.pretrained=no.pth", "model.pretrained: no.pth: no such file or run folder"),
-        ("data.val=no.csv", "data.val: no.csv not found; give the number of training clips with --clips N"),
+        ("model.pretrained={folder}", "{folder}: this directory has no checkpoints/step_*.pt"),
+        ("model.pretrained={folder}/run.yaml", "{folder}/run.yaml: cannot be read as a file of torch's"),
+        ("model.pretrained={folder}/other.pth", "{folder}/other.pth: weights of another network: "),
+        ("data.train=no.csv", "data.train: no.csv not found"),
+        ("data.val=no.csv", "data.val: no.csv not found"),
+        ("data.root={folder}", "start, got {folder}, which lacks videos/train_000000.mp4"),
+        ("data.quarantine=no.csv", "no.csv: "),
         ("model.num_classes=3", "label 3"),
+        ("model.num_classes=5", "model.num_classes must be 4, got 5: "),
         ("data.modality=flow", "is a video, and data.modality is flow"),
     ],
 )
-def test_what_train_refuses_plan_and_submit_refuse(
-    write_spec: WriteSpec, capsys: pytest.CaptureFixture[str], override: str, message: str
+def test_what_train_refuses_plan_and_submit_refuse_in_the_same_words(
+    write_spec: WriteSpec, capsys: pytest.CaptureFixture[str], tmp_path: Path, override: str, message: str
 ) -> None:
     spec = write_spec()
-    for words in (["plan"], ["submit", "--site", "slurm_generic", "--nodes", 1, "--dry-run"], ["train"]):
-        status, out, err = main_said(capsys, *words, spec, override, "scale.gpus=null")
+    torch.save(
+        build_model("tsm", backbone="resnet50", num_frames=4, num_classes=4).state_dict(), tmp_path / "other.pth"
+    )
+    said = []
+    for words in COMMANDS:
+        status, out, err = main_said(capsys, *words, spec, override.format(folder=tmp_path), "scale.gpus=null")
         assert (status, out) == (2, "")
-        assert err.startswith("summit-train: ") and err.count("\n") == 1
-        assert words == ["train"] or message in err
+        assert err.startswith("summit-train: ") and err.count("\n") == 1 and message.format(folder=tmp_path) in err
+        said.append(err)
+    assert said[0] == said[1]
+    # Where a list is missing train names the folder that paths start at, the others the way without the list.
+    assert said[0] == said[2] or "not found; give the number of" in said[0]
+
+
+def test_a_run_folder_that_train_continues_is_named_and_one_that_it_refuses_is_refused(
+    write_spec: WriteSpec, capsys: pytest.CaptureFixture[str], trained_run: Path, tmp_path: Path
+) -> None:
+    """One of another experiment, and one whose checkpoints are damaged; with --clips too."""
+    run = tmp_path / "runs" / trained_run.name
+    shutil.copytree(trained_run, run)
+    values = yaml.safe_load((run / "spec.yaml").read_text()) | {"run_dir": str(tmp_path / "runs")}
+    spec = tmp_path / "again.yaml"
+    spec.write_text(yaml.safe_dump(values))
+    (checkpoint, *_) = sorted((run / "checkpoints").glob("*.pt"), reverse=True)
+    # Weights are of no use to a run that continues.
+    status, out, _ = main_said(capsys, "plan", spec, "model.pretrained=no.pth")
+    assert status == 0 and f"  start          resumes from {checkpoint}\n" in out
+    for more in ([], ["--clips", "80"]):
+        status, out, err = main_said(capsys, "plan", spec, *more, "loss.label_smoothing=0.5")
+        assert (status, out) == (2, "") and f"{checkpoint} is of another experiment: loss.label_smoothing: the" in err
+    for path in (run / "checkpoints").glob("*.pt"):
+        path.write_bytes(path.read_bytes()[:-1])
+    said = []
+    for words in COMMANDS:
+        status, _, err = main_said(capsys, *words, spec, *(["scale.gpus=null"] if words[0] == "submit" else []))
+        assert status == 2 and f"no checkpoint of {run} can be read" in err
+        said.append(err.splitlines()[-1])
+    assert len(set(said)) == 1
+
+
+def test_plan_says_what_of_the_weights_fits(write_spec: WriteSpec, plan: Plan, tmp_path: Path) -> None:
+    network = build_model("tsn", backbone="resnet18", num_frames=4, num_classes=4, width=0.125)
+    torch.save(network.state_dict(), tmp_path / "w.pth")
+    (note,) = plan(write_spec(model={"pretrained": str(tmp_path / "w.pth")}), "--json")["start"]
+    assert note.startswith(f"pretrained: {tmp_path}/w.pth: 102 of the model's 102 tensors loaded")
 
 
 def test_with_clips_plan_says_what_it_has_not_checked(write_spec: WriteSpec, plan: Plan) -> None:
     words = (write_spec(), "--clips", 80, "data.val=no.csv", "model.num_classes=3")
     assert "  not checked    data.train, data.val\n" in plan(*words)
+    assert plan(*words, "data.root=videos", "--json")["not_checked"] == ["data.train", "data.val", "data.root"]
     known = plan(*words, "model.pretrained=no.pth", "--json")
     assert known["not_checked"] == ["data.train", "data.val", "model.pretrained"]
     assert plan(write_spec(), "--json")["not_checked"] == []
-
-
-def test_a_run_that_goes_on_needs_no_pretrained_weights(
-    write_spec: WriteSpec, plan: Plan, trained_run: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(trained_run, tmp_path / "runs/run")
-    plan(write_spec(model={"pretrained": "no.pth"}))
 
 
 def test_plan_and_simulate_count_the_same_clips(

@@ -21,7 +21,7 @@ ON_SUMMIT = ("--site", "summit", "--clips", "240000")
 COST = (
     "a b; $(touch x): 1 nodes of slurm_generic, 4 ranks\n"
     "  training  unknown: no measurement of this network; give --speed, clips a second of one rank\n"
-    "  walltime  4:00, one job; at most 4.0 node-hours\n"
+    "  walltime  at least one job of 4:00; node-hours unknown without a speed, at most 84.0 with 20 requeues\n"
 )
 
 
@@ -47,8 +47,8 @@ def test_a_dry_run_prints_script_and_cost_and_touches_nothing(
         "  training    0:14, 59.1 node-hours at 18.3 clips/s a rank "
         "(Training Kinetics in 15 Minutes, Table 3: 14m13s)\n"
         "  evaluation  not counted: the number of videos in data.val is unknown\n"
-        "  walltime    0:32, one job; at most 136.5 node-hours\n"
-        "  unchecked   data.train, data.val, model.pretrained\n"
+        "  walltime    one job of 0:32: 136.5 node-hours; at most 2,867.2 with 20 requeues\n"
+        "  unchecked   data.train, data.val, data.root, model.pretrained\n"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -56,10 +56,36 @@ def test_a_dry_run_prints_script_and_cost_and_touches_nothing(
 def test_a_sites_list_that_another_one_replaces_is_said(say: Say, tmp_path: Path) -> None:
     generic, site = ROOT / "configs/sites/slurm_generic.yaml", tmp_path / "ours.yaml"
     site.write_text(f"extends: {generic}\ndirectives: [{{option: --constraint=gpu, why: nodes with GPUs}}]\n")
-    lost = f"warning: ours.yaml:2: directives: replaces the list of {generic}:10, and leaves out --exclusive, --mem=0\n"
+    lost = f"warning: ours.yaml:2: directives: replaces the list of {generic}:10, and leaves out --exclusive, --mem=0"
     for words in (["submit", "--dry-run"], ["plan"]):
         status, _, err = say(words[0], PAPER, "--clips", "240000", "--site", "ours.yaml", "--nodes", "8", *words[1:])
-        assert status == 0 and lost in err
+        assert status == 0 and f"{lost}; +directives would add to it\n" in err
+
+
+def test_the_words_of_a_site_and_the_price_are_said(say: Say, tmp_path: Path) -> None:
+    generic, site = ROOT / "configs/sites/slurm_generic.yaml", tmp_path / "ours.yaml"
+    words = "spec: {precision: bf16, watch.stall_seconds: 60}\nrequires: [account]\n"
+    site.write_text(f"extends: {generic}\nname: ours\n{words}")
+    cost = (PAPER, "--clips", "240000", "--site", "ours.yaml", "--nodes", "8", "precision=fp32", "--price", "2")
+    status, out, _ = say("plan", *cost)
+    assert status == 0 and "\n  spec           watch.stall_seconds=60, by ours\n" in out
+    assert "\n  price          unknown without a speed, at most 1,344.00, at 2 a node-hour\n" in out
+    found = json.loads(say("plan", *cost, "--json", "--speed", "10")[1])["site"]
+    assert found["spec"] == {"watch.stall_seconds": 60} and found["price"] == 2
+    assert found["cost"] == pytest.approx(2 * found["node_hours"]) and found["most_cost"] > 20 * found["cost"]
+    refused = "summit-train: ours: a job must have account; give --set account=..., or write it into the profile\n"
+    assert say("submit", *cost, "--dry-run") == (2, "", refused)
+    status, _, err = say("submit", *cost, "--dry-run", "--set", "account=a", "--max-requeues", "0")
+    assert status == 0 and "\n  spec       watch.stall_seconds=60, by ours\n" in err
+    assert "at most 64.00, at 2 a node-hour\n" in err
+
+
+def test_a_job_has_the_words_of_its_site(say: Say, standins: Standins, write_spec: WriteSpec, tmp_path: Path) -> None:
+    (standins.folder / "sbatch").write_text("77\n")
+    words = ("submit", str(write_spec("run")), "--site", "slurm_generic", "--nodes", "1", "--set")
+    assert say(*words, "spec={watch.stall_seconds: 60, data.workers: 9}")[0] == 0
+    spec = load_spec(tmp_path / "runs/run/job/spec.yaml")
+    assert (spec.watch.stall_seconds, spec.data.workers) == (60, 0)
 
 
 def test_overrides_reach_script_and_cost(say: Say) -> None:
@@ -116,7 +142,7 @@ def test_packed_sets_are_staged_where_the_spec_asks(say: Say, tmp_path: Path) ->
 def test_a_chain_is_said_and_submitted(say: Say, standins: Standins, tmp_path: Path) -> None:
     status, out, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "8")
     assert status == 0
-    assert "  walltime    5 jobs of 2:00, one after the other; at most 80.0 node-hours\n" in err
+    assert "  walltime    a chain of 5 jobs of 2:00: 80.0 node-hours; at most 400.0 with 20 requeues\n" in err
     assert out.startswith("tsm_r50_8f_1536gpu: 5 jobs, one after the other, 101 to 105, submitted; the script is ")
     assert [job["options"].get("-w") for job in standins.jobs()] == [None, *(f"ended({n})" for n in range(101, 105))]
     assert len(submissions(tmp_path / "runs/tsm_r50_8f_1536gpu")) == 5
@@ -125,7 +151,7 @@ def test_a_chain_is_said_and_submitted(say: Say, standins: Standins, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--site", "sumit", "--nodes", "1"], "site 'sumit' not found; shipped: local, "),
+        (["--site", "sumit", "--nodes", "1"], "site 'sumit' not found; shipped: "),
         (["--site", "summit", "--nodes", "5"], "5 nodes of summit have 30 ranks, which do not divide scale.gpus 1536"),
         (["--site", "summit", "--nodes", "0"], "--nodes must be 1 or more, got 0"),
         (["--site", "local", "--nodes", "2"], "local: a job must have at most 1 nodes, got 2"),
@@ -208,7 +234,7 @@ def test_plan_on_a_site_for_people(say: Say) -> None:
     status, out, _ = say("plan", PAPER, "--clips", "240000", "--site", "summit", "--nodes", "8")
     assert status == 0
     for part in ("1,536 = 48 ranks x 32", "nodes          8", "6:56, 55.4 node-hours at 19.5 clips/s a rank",
-                 "5 jobs of 2:00, one after the other; at most 80.0 node-hours",
+                 "a chain of 5 jobs of 2:00: 80.0 node-hours; at most 400.0 with 20 requeues",
                  "comm           auto: Horovod where it is installed"):  # fmt: skip
         assert part in out
 
@@ -218,6 +244,7 @@ def test_plan_on_a_site_for_people(say: Say) -> None:
     [
         ("--nodes 2", "--nodes must be used with --site"),
         ("--walltime 2:00", "--walltime must be used with --site"),
+        ("--price 2", "--price must be used with --site"),
         ("--site summit --nodes 2 --ranks 6", "--ranks 6: 2 nodes of summit have 12; give --nodes"),
         ("--site summit --ranks 8", "--ranks 8: 1 nodes of summit have 6; give --nodes alone"),
         ("--site summit --nodes 7", "7 nodes of summit have 42 ranks, which do not divide scale.gpus 1536"),

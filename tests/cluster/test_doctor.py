@@ -279,7 +279,7 @@ def test_the_exit_status_and_the_two_forms(
     status: Status, exit_status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checks = [Check("python", "ok", "3.12.1"), Check("mpi", status, "no mpirun", "load a module")]
-    monkeypatch.setattr(command, "examine", lambda *_: iter(checks))
+    monkeypatch.setattr(command, "examine", lambda *_, alone: iter(checks))
     assert main(["doctor"]) == exit_status
     text = capsys.readouterr().out.splitlines()
     assert text[1].split() == [status, "mpi", "no", "mpirun"]

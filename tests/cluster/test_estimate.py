@@ -44,7 +44,8 @@ def test_the_256_node_run_is_one_job() -> None:
     # 1,900 steps of 12,288 clips at 1,536 x 18.3 clips/s: 830.6 s; 20 % and 15 min on top.
     assert cost.hours == pytest.approx(830.6 / 3600, rel=1e-3)
     assert (cost.ranks, cost.jobs, cost.walltime_minutes) == (1536, 1, 17 + 15)
-    assert cost.most_node_hours == pytest.approx(256 * 32 / 60)
+    assert cost.most_node_hours == pytest.approx(256 * 32 / 60 * (1 + 20))  # it may requeue itself 20 times
+    assert _cost("tsm_r50_8f_1536gpu", 256, max_requeues=0).most_node_hours == pytest.approx(256 * 32 / 60)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,30 @@ def test_a_network_that_was_not_measured_has_no_estimate(key: str) -> None:
     cost = _cost("tsm_r50_8f", 1, key)
     assert (cost.clips_per_second, cost.source, cost.hours, cost.node_hours) == (None, None, None, None)
     assert (cost.jobs, cost.walltime_minutes) == (1, 120)  # the site's own
-    assert "no measurement of this network; give --speed" in dict(cost.rows())["training"]
+    rows = dict(_cost("tsm_r50_8f", 1, key, price=2.5, max_requeues=1).rows())
+    assert "no measurement of this network; give --speed" in rows["training"]
+    unknown = "at least one job of 2:00; node-hours unknown without a speed, at most 4.0 with 1 requeue"
+    assert (rows["walltime"], rows["price"]) == (unknown, "unknown without a speed, at most 10.00, at 2.5 a node-hour")
+    chain = dict(_cost("tsm_r50_8f", 2, key, "scale.gpus=12", walltime=300, max_requeues=0).rows())["walltime"]
+    assert (
+        chain == "at least a chain of 3 jobs of 2:00; node-hours unknown without a speed, at most 12.0 with 0 requeues"
+    )
+
+
+def test_a_price_counts_training_and_evaluation_and_the_limit() -> None:
+    """2 nodes of 4 ranks of 100 clips a second: 24 million clips in 30,000 s, 13,000 clips of one validation in 16."""
+    asked = {"site": load_site("slurm_generic"), "speed": 100.0, "price": 3.0}
+    keys = ("scale.gpus=8", "evaluate.every_epochs=0", "evaluate.last_checkpoints=1", "evaluate.clips=1")
+    alone, both = (_cost("tsm_r50_8f", 2, *keys, **asked, **more) for more in ({}, {"videos": 13_000}))
+    assert alone.cost == pytest.approx(3 * 2 * 30_000 / 3600, rel=1e-3)
+    assert both.cost == pytest.approx(3 * 2 * 30_016.25 / 3600, rel=1e-4)
+    # 10 h of training, 20 % on top and 15 min; 20 requeues.
+    assert both.values()["most_cost"] == pytest.approx(3 * 2 * 21 * both.walltime_minutes / 60)
+    assert dict(alone.rows())["price"].startswith(f"{alone.cost:,.2f} for training, at most ")
+    assert dict(both.rows())["price"].startswith(f"{both.cost:,.2f} for training and evaluation, at most ")
+    here = _cost("tsm_r50_8f", 1, site=load_site("local"), speed=2.0, price=1.0)
+    assert dict(here.rows())["price"] == f"{here.cost:,.2f} for training, at 1 a node-hour"
+    assert _cost("tsm_r50_8f", 1).values()["cost"] is _cost("tsm_r50_8f", 1).values()["most_cost"] is None
 
 
 def test_a_speed_of_ones_own_goes_before_the_sites() -> None:
@@ -116,17 +140,19 @@ def test_ranks_that_do_not_divide_the_virtual_gpus(gpus: int, nodes: int, messag
 
 
 def test_a_speed_or_walltime_that_is_none() -> None:
-    for asked in ({"speed": 0.0}, {"speed": math.nan}, {"speed": math.inf}, {"walltime": 0}):
-        with pytest.raises(UserError, match=r"--(speed|walltime) must be"):
+    speeds, prices = ({"speed": 0.0}, {"speed": math.nan}, {"speed": math.inf}), ({"price": -1.0}, {"price": math.inf})
+    for asked in (*speeds, *prices, {"price": math.nan}, {"walltime": 0}, {"max_requeues": -1}):
+        with pytest.raises(UserError, match=r"--(speed|walltime|price|max-requeues) must be"):
             _cost("tsm_r50_8f", 1, **asked)
 
 
 def test_the_rows_for_people() -> None:
     rows = dict(_cost("tsm_r50_8f", 8, "scale.gpus=48", "scale.clips_per_gpu=8").rows())
     assert rows["training"].startswith("7:08, 57.0 node-hours at 19.5 clips/s a rank (Training Kinetics")
-    assert rows["walltime"] == "5 jobs of 2:00, one after the other; at most 80.0 node-hours"
+    chain = "a chain of 5 jobs of 2:00: 80.0 node-hours; at most 400.0 with 20 requeues"
+    assert rows["walltime"] == chain
     one = replace(_cost("tsm_r50_8f", 8, "scale.gpus=48"), jobs=1)
-    assert dict(one.rows())["walltime"].startswith("2:00, one job; at most")
+    assert dict(one.rows())["walltime"].startswith("one job of 2:00: 16.0 node-hours; at most 336.0 with")
     here = _cost("tsm_r50_8f", 1, site=load_site("local"), speed=2.0)  # this machine has no walltime
     assert [name for name, _ in here.rows()] == ["training", "evaluation"]
     uncapped = _cost("tsm_r50_8f", 1, "scale.gpus=4", site=load_site("slurm_generic"), walltime=10_000)

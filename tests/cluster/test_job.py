@@ -126,6 +126,20 @@ def test_jobs_that_cannot_be() -> None:
             render(load_site(name), ARRAY)
 
 
+def test_a_job_without_a_key_that_its_site_requires_is_refused() -> None:
+    keys = ["requires=[queue, account]", "queue=gpu"]
+    with pytest.raises(
+        UserError, match=r"slurm_generic: a job must have account; give --set account=\.\.\., or write it"
+    ):
+        render(load_site("slurm_generic", keys), ONE)
+    assert "\n#SBATCH --account=a1\n" in render(load_site("slurm_generic", [*keys, "account=a1"]), ONE)
+
+
+def test_gpus_are_asked_for_as_the_site_says() -> None:
+    plain, gres = (render(load_site("slurm_generic", keys), ONE) for keys in ([], ["gpus_flag=--gres=gpu:a100:{gpus}"]))
+    assert gres == plain.replace("\n#SBATCH --gpus-per-node=4\n", "\n#SBATCH --gres=gpu:a100:4\n") != plain
+
+
 def test_an_array_without_a_cap_has_none() -> None:
     uncapped = replace(ARRAY, at_once=None)
     assert "\n#SBATCH --array=1-3\n" in render(load_site("slurm_generic"), uncapped)

@@ -25,29 +25,40 @@ PROFILES = [(page, block) for page, language, block in BLOCKS if language == "ya
 @pytest.mark.parametrize(("page", "profile"), PROFILES)
 def test_every_profile_is_one(page: str, profile: str, tmp_path: Path) -> None:
     path = tmp_path / "site.yaml"
+    (tmp_path / "ours.yaml").write_text(dict(PROFILES[::-1])["sites"])
     path.write_text(profile.replace("/path/to/summit_train", str(ROOT)))
     site = load_site(path)
-    assert site.name in ("ours", "workstation") and site.ranks == 4
+    assert site.name in ("ours", "ours_debug", "workstation") and site.ranks == 4
 
 
-def test_the_whole_profile_on_the_page_renders(tmp_path: Path) -> None:
-    (profile,) = (block for page, block in PROFILES if page == "sites")
-    path = tmp_path / "site.yaml"
-    path.write_text(profile)
-    job = Job("t", (tmp_path / "runs/t",), 2, 60)
-    script = render(load_site(path), job)
-    for option in ("gpus-per-node=4", "cpus-per-task=16", "account=abc123", "partition=gpu", "exclusive", "mem=0"):
-        assert f"\n#SBATCH --{option}\n" in script
-    assert "\n    --mpi=pmix # " in script and "\nexport OMP_NUM_THREADS=1 # " in script
-    gres = "directives=[{option: --gres=gpu:4, why: how this Slurm counts GPUs}]"
-    script = render(load_site(path, ["gpus_per_node=0", "ranks_per_node=4", gres]), job)
-    assert "\n#SBATCH --gres=gpu:4\n" in script and "--gpus-per-node" not in script
-    assert "\n#SBATCH --ntasks-per-node=4\n" in script
+def test_the_whole_profiles_on_the_page_render(tmp_path: Path) -> None:
+    path, job = tmp_path / "site.yaml", Job("t", (tmp_path / "runs/t",), 2, 60)
+    slurm, pbs, flux, debug = (profile for page, profile in PROFILES if page == "sites")
+    for profile, options in (
+        (slurm, ("#SBATCH --gres=gpu:4", "#SBATCH --cpus-per-task=16", "#SBATCH --account=a1",
+                 "#SBATCH --partition=gpu", "#SBATCH --exclusive", "#SBATCH --mem=0", "module load cuda/12.8")),
+        (pbs, ("#PBS -l select=2:ncpus=64:ngpus=4", "#PBS -A a1", "#PBS -q prod", "#PBS -l filesystems=home:scratch",
+               "export SUMMIT_TRAIN_COMM=torch # comm: torch in the site profile")),
+        (flux, ("# flux: --nodes=2", "# flux: --bank=a1", "# flux: --queue=pbatch", "module load rocm")),
+    ):  # fmt: skip
+        path.write_text(profile)
+        script = render(load_site(path, ["account=a1"]), job)
+        assert not [option for option in options if f"\n{option}\n" not in script]
+        assert "\nexport OMP_NUM_THREADS=1 # " in script
+    path.write_text(slurm)
+    script = render(load_site(path, ["account=a1"]), job)
+    assert "\n    --mpi=pmix # " in script and "--gpus-per-node" not in script
+    (tmp_path / "ours.yaml").write_text(slurm)
+    path.write_text(debug)
+    site = load_site(path)
+    assert [line.option for line in site.directives] == ["--exclusive", "--mem=0", "--qos=debug"]
+    assert site.spec == {"precision": "bf16", "data.stage": "auto"} and site.notes == ()
 
 
 def test_the_table_of_keys_has_every_key_with_its_default() -> None:
     found = {}
-    for line in re.findall(r"^\| `.*", (ROOT / "docs/clusters/sites.md").read_text(), re.M):
+    table = (ROOT / "docs/clusters/sites.md").read_text().split("\n## The keys\n")[1].split("\n## ")[0]
+    for line in re.findall(r"^\| `.*", table, re.M):
         names, default = (re.findall(r"`([^`]*)`", part) for part in line.split("|")[1:3])
         found |= {name: yaml.safe_load(default[0]) if default else PydanticUndefined for name in names}
     fields = {name: field.default for name, field in Site.model_fields.items()}

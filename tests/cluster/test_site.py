@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import summit_train
-from summit_train.cluster.site import load_site, parse_walltime, walltime_text
+from summit_train.cluster.site import load_site, load_spec_on, parse_walltime, walltime_text
 from summit_train.core.errors import UserError
-from summit_train.spec.source import shipped
+from summit_train.spec.source import shipped, to_yaml
 
 SITES = (
     "alps", "aurora", "el_capitan", "flux_generic", "frontier", "local", "lsf_generic", "pbs_generic", "perlmutter",
@@ -67,25 +67,49 @@ def test_keys_that_do_not_fit_each_other(tmp_path: Path) -> None:
         load_site(_mine(tmp_path), ["spare_nodes=1", "launcher=mpirun"])
     with pytest.raises(UserError, match="scheduler: must be one of slurm, lsf, pbs, flux, local, got 'pbz'"):
         load_site(_mine(tmp_path), ["scheduler=pbz"])
+    with pytest.raises(UserError, match="summit: gpus_flag: must be null, as lsf has one way to ask for GPUs"):
+        load_site("summit", ["gpus_flag=--gres=gpu:{gpus}"])
 
 
-def test_a_list_that_is_replaced_is_said_with_what_is_lost(tmp_path: Path) -> None:
+def test_lists_are_added_to_and_a_replaced_one_is_said_with_what_is_lost(tmp_path: Path) -> None:
     path, generic = tmp_path / "ours.yaml", shipped("configs/sites") / "slurm_generic.yaml"
     text = f"name: ours\nextends: {generic}\nenvironment: {{A: {{value: b, why: c}}}}\nlauncher_options:\n  - "
     path.write_text(
         text + "{option: --mpi=pmix, why: how srun and MPI find each other; both have to be built with PMIx}"
     )
-    said: list[str] = []
-    load_site(path, [], said.append)
-    assert said == []
-    path.write_text(path.read_text() + "\ndirectives:\n  - {option: --constraint=gpu, why: nodes with GPUs}\n")
-    load_site(path, [], said.append)
-    over = f"replaces the list of {generic}:10, and leaves out --exclusive, --mem=0"
-    assert said == [f"{path}:6: directives: {over}"]
-    said.clear()
-    (tmp_path / "above.yaml").write_text("extends: ours.yaml\nmodules: [a]\n")
-    load_site(tmp_path / "above.yaml", [], said.append)
-    assert len(said) == 1 and said[0].endswith(" and leaves out --exclusive, --mem=0")
+    assert load_site(path).notes == ()
+    more = "directives:\n  - {option: --constraint=gpu, why: nodes with GPUs}\nnotes: [drained on Tuesdays]\n"
+    path.write_text(f"{text.rpartition('launcher')[0]}+{more}")
+    site = load_site(path)
+    assert [line.option for line in site.directives] == ["--exclusive", "--mem=0", "--constraint=gpu"]
+    assert site.notes == ("drained on Tuesdays",)
+    path.write_text(f"{text.rpartition('launcher')[0]}{more}")
+    over = f"replaces the list of {generic}:10, and leaves out --exclusive, --mem=0; +directives would add to it"
+    assert load_site(path).notes == ("drained on Tuesdays", f"{path}:4: directives: {over}")
+    (tmp_path / "above.yaml").write_text("extends: ours.yaml\n+modules: [a]\n")
+    site = load_site(tmp_path / "above.yaml")
+    assert site.modules == ("a",) and len(site.notes) == 2
+
+
+def test_a_site_has_words_for_the_spec_below_those_of_the_users_file(tmp_path: Path) -> None:
+    site = load_site(_mine(tmp_path, "spec: {precision: bf16, data.workers: 9, data.stage: auto, seed: 3}\n"))
+    needed = "name: a\nmodel: {arch: tsm, num_classes: 4}\n"
+    (tmp_path / "base.yaml").write_text(f"{needed}data: {{train: t, val: v, workers: 2}}\n")
+    (tmp_path / "own.yaml").write_text("extends: base.yaml\n")
+    spec, taken = load_spec_on(site, tmp_path / "own.yaml", ["seed=5"])
+    assert (spec.precision, spec.data.workers, spec.data.stage, spec.seed) == ("bf16", 2, "auto", 5)
+    assert taken == {"precision": "bf16", "data.stage": "auto"}
+    assert load_spec_on(site, tmp_path / "own.yaml", [])[1] == taken | {"seed": 3}
+    wrong = load_site(_mine(tmp_path, "spec: {evaluate.last_checkpoints: 9}\n"))
+    with pytest.raises(UserError, match=r"^mine: spec: evaluate.last_checkpoints: must be at most checkpoint.keep, 5"):
+        load_spec_on(wrong, tmp_path / "own.yaml", [])
+
+
+def test_a_site_that_was_written_down_reads_back(tmp_path: Path) -> None:
+    """As a sweep keeps it: with the variable that `comm` sets, and with what it said of its lists."""
+    site = load_site(_mine(tmp_path, "comm: torch\nspec: {seed: 3}\nnotes: [a]\nrequires: [account]\n"))
+    (tmp_path / "saved.yaml").write_text(to_yaml(site.model_dump(mode="json")))
+    assert load_site(tmp_path / "saved.yaml") == site
 
 
 def test_what_ranks_of_this_machine_do_not_read_is_said(tmp_path: Path) -> None:
@@ -131,6 +155,16 @@ def test_walltimes_are_hours_and_minutes() -> None:
         ("default_walltime: two\n", "must be hours and minutes, such as 2:00, got 'two'"),
         ("comm: gloo\n", "mine.yaml:7: comm: 'gloo' is not a choice; valid: horovod, torch, auto"),
         ("launcher: jsrun\n", "the key 'launcher' is given twice"),
+        ("+launcher: [jsrun]\n", "the key 'launcher' is given twice"),
+        ("requires: [partition]\n", "mine.yaml:7: requires.0: 'partition' is not a choice; valid: account, queue"),
+        (
+            "gpus_flag: --gres=gpu:4\n",
+            "mine.yaml:7: gpus_flag: must be an option such as --gres=gpu:{gpus}, got",
+        ),
+        ("gpus_flag: --gres=gpu:{gpus};id\n", "must be an option such as --gres=gpu:{gpus}"),
+        ("spec:\n  seed: 1\n  precision: bf17\n", "mine.yaml:9: precision: 'bf17' is not a choice; did you mean bf16?"),
+        ("spec: {data.stag: auto}\n", "mine.yaml:7: data.stag: unknown key; did you mean stage?"),
+        ("spec: {seed.x: 1}\n", "mine.yaml:7: seed is a value, not a section"),
         ("walltime_caps: [{nodes: 8, walltime: 1:00}, {nodes: 4, walltime: 2:00}]\n", "must rise, got [8, 4]"),
     ],
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -58,10 +60,14 @@ def whole(slurm: Slurm, site: Path, motion_set: Path, tmp_path_factory: pytest.T
     return folder / "runs/whole"
 
 
+def set_words(keys: Iterable[str]) -> list[str]:
+    return [word for key in keys for word in ("--set", key)]
+
+
 def submit(slurm: Slurm, site: Path, spec: Path, *keys: str, status: int = 0) -> str:
     """Submit to both nodes; the job's id, as the run folder has it, or what is said where it is refused."""
     words = ["submit", str(spec), "--site", str(site), "--nodes", "2", "--walltime", "0:30"]
-    ended, said = slurm.program(*words, *(word for key in keys for word in ("--set", key)))
+    ended, said = slurm.program(*words, *set_words(keys))
     assert ended == status and "Traceback" not in said, said
     submitted = load_spec(spec, []).run_path / "job/submitted.jsonl"
     return said if status else str(json.loads(submitted.read_text().splitlines()[-1])["id"])
@@ -178,6 +184,18 @@ def test_what_slurm_does_not_take_is_refused_in_one_line(
 ) -> None:  # fmt: skip
     assert said in submit(slurm, site, write_spec(name), *keys, status=status)
     assert not (tmp_path / "runs" / name / "job/submitted.jsonl").exists()
+
+
+def test_the_doctor_checks_the_nodes_of_a_site_in_a_job(slurm: Slurm, site: Path, tmp_path: Path) -> None:
+    caps, words = "walltime_caps=[{nodes: 2, walltime: 1:00}]", ("--submit", "--nodes", "2", "--run-dir", str(tmp_path))
+    status, said = slurm.program("doctor", "--site", str(site), *words, "--set", caps, *set_words(BY_TORCH))
+    found = dict(re.findall(r"^\w+ +(\S.*?)  +(\S.*)$", said, re.M))
+    assert status == 0, said
+    assert found["queue"] == "the default: 1:00 on 2 nodes" and found["account"].startswith("none, not checked: sacctm")
+    assert found["trial job"].endswith(f" is gone; {tmp_path}/doctor_two_nodes/job has its script and output")
+    assert found["node: launch"] == "2 ranks on 2 nodes by srun, torch (gloo): the sum is 3"
+    assert found["node: ranks"] == "2; the profile says 2" and found["node: node-local disk"].endswith(" at /tmp")
+    assert "node: torch" in found and "node: allreduce, 2 ranks" not in found
 
 
 # --- the ranks and the processes of a cluster

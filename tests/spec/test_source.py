@@ -78,6 +78,30 @@ def test_the_later_of_several_bases_wins(tmp_path: Path) -> None:
     assert _place(tree, tmp_path, "b") == "two.yaml:1"
 
 
+def test_a_plus_adds_to_the_list_of_what_is_extended(tmp_path: Path) -> None:
+    _write(tmp_path / "base.yaml", "a: {x: [1, 2]}\n")
+    _write(tmp_path / "middle.yaml", "extends: base.yaml\n+new: [{k: 3}]\na:\n  +x:\n    - 4\n")
+    tree = _read(tmp_path, "extends: middle.yaml\n\n+new:\n  - {k: 5}\n")
+    assert tree.values == {"a": {"x": [1, 2, 4]}, "new": [{"k": 3}, {"k": 5}]}
+    assert tree.notes == []
+    places = {("a", "x", "1"): "base.yaml:1", ("a", "x", "2"): "middle.yaml:4", ("new", "1", "k"): "spec.yaml:3"}
+    assert {path: tree.place(path).removeprefix(f"{tmp_path}/") for path in places} == places
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\n+a: [2]\n", "spec.yaml:2: not valid YAML: the key 'a' is given twice"),
+        ("extends: base.yaml\n+a: [2]\n", "spec.yaml:2: +a: + must add a list to a list, got [2] for 1"),
+        ("extends: base.yaml\n+b: 2\n", "spec.yaml:2: +b: + must add a list to a list, got 2 for [1]"),
+        ("+c: {x: 1}\n", "spec.yaml:1: +c: + must add a list to a list, got {'x': 1} for None"),
+    ],
+)
+def test_a_plus_is_for_lists(tmp_path: Path, text: str, message: str) -> None:
+    _write(tmp_path / "base.yaml", "a: 1\nb: [1]\n")
+    assert _refused(tmp_path, text) == message
+
+
 def test_one_base_may_be_reached_twice_and_keeps_its_values(tmp_path: Path) -> None:
     _write(tmp_path / "base.yaml", "a: {x: 0}\nb: {x: 0}\n")
     _write(tmp_path / "left.yaml", "extends: base.yaml\na: {x: 1}\n")
@@ -286,15 +310,16 @@ def test_an_override_of_the_wrong_form_is_named(tmp_path: Path, override: str, p
     assert part in message
 
 
+KEYS = st.text().filter(lambda key: not key.startswith("+"))  # which adds to a list
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
     max_leaves=8,
 )
 
 
 @LAWS
-@given(st.dictionaries(st.text(), PLAIN, max_size=4))
+@given(st.dictionaries(KEYS, PLAIN, max_size=4))
 def test_what_is_written_reads_back(tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]) -> None:
     values.pop("extends", None)
     path = tmp_path_factory.getbasetemp() / "written.yaml"

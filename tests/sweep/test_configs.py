@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
 from summit_train.cluster.site import load_site
+from summit_train.plan import Plan, make_plan
+from summit_train.spec import Spec
 from summit_train.sweep.grid import load_sweep
 from summit_train.sweep.start import plan_runs
 
@@ -34,8 +37,17 @@ SIMULATED = (512, 1024)
 MOST_NODES = 384  # "due to quota limitation, the largest physical nodes we used is 384"
 
 
+def _planning(clips: int) -> Callable[[Spec, int], tuple[Plan, None]]:
+    return lambda spec, ranks: (make_plan(spec, ranks, clips), None)
+
+
 def test_the_plan_of_each_row_is_the_papers() -> None:
-    planned = plan_runs(load_sweep(FOLDER / "table3.yaml"), load_site("summit"), lambda spec: (CLIPS, None), None)
+    planned = plan_runs(
+        load_sweep(FOLDER / "table3.yaml"),
+        load_site("summit"),
+        lambda spec, ranks: (make_plan(spec, ranks, CLIPS), None),
+        None,
+    )
     assert [(f"nodes-{nodes}", gpus, batch, frames) for nodes, gpus, batch, frames, _, _ in TABLE_3] == [
         (run.name, run.plan.virtual_gpus, run.plan.global_batch, run.plan.frames_per_batch) for run in planned
     ]
@@ -66,7 +78,7 @@ def test_the_published_figures_are_the_papers() -> None:
 
 def test_the_study_in_small_goes_up_to_batches_that_lose_accuracy_in_the_same_epochs() -> None:
     sweep = load_sweep(FOLDER / "batch_size_motion.yaml")
-    planned = plan_runs(sweep, load_site("local"), lambda spec: (512, None), None)
+    planned = plan_runs(sweep, load_site("local"), _planning(512), None)
     assert [run.plan.global_batch for run in planned] == [8, 16, 32, 64, 128, 256]
     assert {run.plan.ranks for run in planned} == {2}
     assert {run.plan.peak_lr / run.plan.global_batch for run in planned} == {0.02 / 8}
@@ -76,7 +88,7 @@ def test_the_study_in_small_goes_up_to_batches_that_lose_accuracy_in_the_same_ep
 
 def test_the_study_of_large_batches_changes_the_scale_of_each_preset_alone() -> None:
     sweep = load_sweep(FOLDER / "large_batch_motion.yaml")
-    planned = plan_runs(sweep, load_site("local"), lambda spec: (1024, None), None)
+    planned = plan_runs(sweep, load_site("local"), _planning(1024), None)
     gpus = (2, 8, 32, 64, 128)
     names = [f"{p}_gpus-{n}_seed-{s}" for p in ("linear", "date", "lars", "lamb") for n in gpus for s in range(3)]
     assert [run.name for run in planned] == names

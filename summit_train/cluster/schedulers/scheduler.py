@@ -20,12 +20,14 @@ class Scheduler(ABC):
     command: the program that takes jobs; None: jobs run here, in the foreground.
     has_arrays: one job may have many runs.
     can_spare: those launchers that leave the hosts in job/bad_nodes out, so that a job may have spare nodes.
+    gpus_flag: the option that asks for the {gpus} of a node, where a site may have another one.
     """
 
     launchers: ClassVar[tuple[str, ...]]
     command: ClassVar[str | None]
     has_arrays: ClassVar[bool] = True
     can_spare: ClassVar[tuple[str, ...]] = ()
+    gpus_flag: ClassVar[str | None] = None
 
     @abstractmethod
     def submit(self, script: Path, launcher: str, after: str | None) -> str:
@@ -42,6 +44,14 @@ class Scheduler(ABC):
         Raises RunFailed where the scheduler does not answer.
         """
 
+    def accounts(self) -> list[str]:
+        """Return the accounts that this user may charge. Raises RunFailed where the scheduler does not say."""
+        raise RunFailed("the scheduler does not say which are yours")
+
+    def queue_limits(self, queue: str | None) -> tuple[int | None, int | None] | None:
+        """Return the most minutes and nodes of a job (None: any), None if unknown. Raises RunFailed for no queue."""
+        return None
+
     def member(self, array: str, number: int) -> str:
         """Return the id of one run of an array, counted from 1."""
         return f"{array}[{number}]"
@@ -55,6 +65,13 @@ def ask(words: Sequence[str], folder: Path | None = None, stdin: Path | None = N
         said = " ".join((done.stderr or done.stdout).split()) or "nothing"
         raise RunFailed(f"{words[0]} refused (exit status {done.returncode}): {said}")
     return done.stdout
+
+
+def minutes_of(text: str) -> int | None:
+    """Return [DAYS-][HH:]MM:SS as minutes, rounded down; None for what is no time, such as UNLIMITED."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    days, hours, minutes = (int(part or 0) for part in found.groups()[:3]) if found else (0, 0, 0)
+    return 60 * (24 * days + hours) + minutes if found else None
 
 
 def job_id(pattern: str, words: Sequence[str], answer: str) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import getpass
 import os
+import re
 from pathlib import Path
 
-from summit_train.cluster.schedulers.scheduler import Scheduler, ask, job_id
-from summit_train.core.errors import UserError
+from summit_train.cluster.schedulers.scheduler import Scheduler, ask, job_id, minutes_of
+from summit_train.core.errors import RunFailed, UserError
 
 
 class Slurm(Scheduler):
     launchers = ("srun", "mpirun")
     can_spare = ("srun",)
     command = "sbatch"
+    gpus_flag = "--gpus-per-node={gpus}"
 
     def submit(self, script: Path, launcher: str, after: str | None) -> str:
         # It expands %j and the like even in the folder's own path.
@@ -29,3 +32,16 @@ class Slurm(Scheduler):
         answer = ask(["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i %T"])
         states = dict(line.split(maxsplit=1) for line in answer.splitlines() if line.strip())
         return {name: "running" if state in ("RUNNING", "COMPLETING") else "queued" for name, state in states.items()}
+
+    def accounts(self) -> list[str]:
+        words = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", "format=account"]
+        return sorted(set(ask([*words, f"user={getpass.getuser()}"]).split()))
+
+    def queue_limits(self, queue: str | None) -> tuple[int | None, int | None]:
+        answer = ask(["scontrol", "--oneliner", "show", "partition", *([queue] if queue else [])])
+        shown = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in answer.splitlines()]
+        for one in shown:
+            if queue or one.get("Default") == "YES":
+                counts = [int(one[key]) for key in ("MaxNodes", "TotalNodes") if one.get(key, "").isdigit()]
+                return minutes_of(one["MaxTime"]), min(counts, default=None)
+        raise RunFailed("Slurm has no default partition")

@@ -1,0 +1,148 @@
+"""Check a site profile: what a login node can tell, and a trial job that runs the doctor on the nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import DEVNULL
+
+from summit_train.cluster.doctor import Check, Status, check_disk, check_ranks
+from summit_train.cluster.job import Job, job_name
+from summit_train.cluster.site import COMM, Site, walltime_text
+from summit_train.cluster.submit import chain, job_states, prepare_job
+from summit_train.core.errors import RunFailed
+from summit_train.core.text import counted
+
+_TRIAL_MINUTES = 15
+_OF_ONE_MACHINE = ("tmpfs", "ramfs", "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs")
+_POLL_S = 2.0
+_LATE_S = 30.0  # until what a node wrote shows here
+
+
+def examine_site(site: Site, run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
+    """Yield what can be told without a job. run_dir: where runs will be written. timeout: seconds for the modules."""
+    each = f"{counted(site.ranks, 'rank')} of {counted(site.cores_per_rank, 'core')}, {site.gpus_per_node} GPUs a node"
+    missing = [f"--set {key}=..." for key in site.requires if getattr(site, key) is None]
+    fix = f"give {' '.join(missing)}, or write it into the profile" if missing else ""
+    yield _judged("profile", f"{site.name}: {site.scheduler}, {site.launcher}; {each}", fix)
+    for note in site.notes:
+        yield Check("note", "warn", note)
+    yield check_ranks({COMM: site.comm})
+    yield check_launcher(site, timeout)
+    yield check_disk("disk for runs", run_dir)
+    if (command := site.batch.command) is None:
+        return
+    yield check_shared("runs on the nodes", run_dir)
+    yield check_shared("Python on the nodes", Path(sys.prefix))
+    path = shutil.which(command)
+    yield _judged("scheduler", path or f"no {command} on PATH", "" if path else f"use a login node of {site.name}")
+    if path is not None:
+        yield check_account(site)
+        yield check_queue(site)
+
+
+def _judged(name: str, found: str, fix: str, status: Status = "fail") -> Check:
+    """Return a check that is ok if it has nothing to fix, else of `status`."""
+    return Check(name, status if fix else "ok", found, fix)
+
+
+def check_launcher(site: Site, timeout: float = 120.0) -> Check:
+    """Load the modules and run the setup in a login shell, as jobs do, and look for the launcher there."""
+    lines = [f"module load {shlex.quote(module)} || exit" for module in site.modules]
+    path = f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH"
+    launcher = "mpiexec" if site.launcher == "pals" else site.launcher  # whose name is that of its kind
+    program = "\n".join(["exec 3>&1 >&2", *lines, *site.setup, path, f"command -v {launcher} >&3"])
+    fix = f"modules and setup must work, and put {launcher} on PATH"
+    try:
+        done = subprocess.run(["bash", "-lc", program], capture_output=True, text=True, timeout=timeout, stdin=DEVNULL)
+    except subprocess.TimeoutExpired:
+        return Check("launcher", "fail", f"no answer within {timeout:g} s", fix)
+    found = [f"no {launcher} on PATH", *done.stderr.splitlines(), *done.stdout.splitlines()][-1]
+    return _judged("launcher", found, fix if done.returncode else "")
+
+
+def check_account(site: Site) -> Check:
+    """Compare the site's account with those that the scheduler knows of this user."""
+    own = site.account or "none"
+    try:
+        known = site.batch.accounts()
+    except RunFailed as error:
+        return Check("account", "warn", f"{own}, not checked: {error}")
+    if site.account in (None, *known):
+        return Check("account", "ok", f"{own}; yours: {', '.join(known)}")
+    return Check("account", "fail", f"{own} is not yours", f"set account to one of {', '.join(known)}")
+
+
+def check_queue(site: Site) -> Check:
+    """Compare the walltimes and numbers of nodes that the profile allows with those of the queue."""
+    try:
+        limits = site.batch.queue_limits(site.queue)
+    except RunFailed as error:
+        return Check("queue", "fail", str(error), "set queue to one that the scheduler has")
+    if limits is None:
+        return Check("queue", "warn", f"{site.queue or 'the default'}, not checked on {site.scheduler}")
+    minutes, nodes = limits
+    walltime = "any time" if minutes is None else walltime_text(minutes)
+    found = f"{site.queue or 'the default'}: {walltime} on {nodes or 'any number of'} nodes"
+    caps = [(cap.nodes, cap.walltime) for cap in site.walltime_caps] or [(sys.maxsize, sys.maxsize)]
+    fits = all(most <= (nodes or most) and longest <= (minutes or longest) for most, longest in caps)
+    fix = f'the profile allows more: set walltime_caps, such as [{{nodes: {nodes or 1}, walltime: "{walltime}"}}]'
+    return _judged("queue", found, "" if fits else fix, "warn")
+
+
+def check_shared(name: str, folder: Path, mounts: Path = Path("/proc/mounts")) -> Check:
+    """Check that a folder is not on a file system that this machine has to itself."""
+    path = os.path.realpath(folder)
+    table = [line.split()[1:3] for line in mounts.read_text(encoding="utf-8").splitlines()]
+    above = [mount for mount in table if os.path.commonpath([mount[0], path]) == mount[0]]
+    at, kind = max(above, key=lambda mount: len(mount[0]))
+    fix = "if it is this machine's alone, use a folder on a shared file system; --submit finds out"
+    return _judged(name, f"{path}: {kind} at {at}", fix if kind in _OF_ONE_MACHINE else "", "warn")
+
+
+def trial(site: Site, run_dir: Path, nodes: int) -> Iterator[Check]:
+    """Run the doctor on all ranks of `nodes` nodes, in a job like every job; yield its states and its findings."""
+    folder = (run_dir / f"doctor_{job_name(site.name)}").absolute()
+    words = ["doctor", "--json", "--run-dir", str(folder)]
+    words += ["--node-local", site.node_local] if site.node_local else []
+    minutes = min(_TRIAL_MINUTES, site.walltime_cap(nodes) or _TRIAL_MINUTES)
+    job = Job("doctor", (folder,), nodes, minutes, max_requeues=0, command=tuple(words))
+    script = prepare_job(site, job)
+    for output in script.parent.glob("*.out"):  # of the trial before
+        output.unlink()
+    (job_id,) = chain(site, job, script, 1)
+    state = "unknown"
+    while state != "gone":
+        state, former = job_states(site, [job_id])[job_id], state
+        if state != former:
+            yield Check("trial job", "ok", f"{job_id} is {state}; {script.parent} has its script and output")
+        time.sleep(_POLL_S)
+    deadline = time.monotonic() + _LATE_S
+    while not (found := [line for line in _output(script.parent) if line.startswith("{")]):
+        if time.monotonic() > deadline:
+            said = ["no output: do the nodes see this folder?", *_output(script.parent)][-1]
+            yield Check("trial job", "fail", said, f"read {script.parent}/*.out, and try its script's lines by hand")
+            return
+        time.sleep(_POLL_S)
+    values = json.loads(found[-1])
+    for check in values["checks"]:
+        yield Check(**{**check, "name": f"node: {check['name']}"})
+    for name, number, fix in (
+        ("ranks", nodes * site.ranks, "check launcher and ranks_per_node"),
+        ("GPUs", site.gpus_per_node, "check gpus_flag, gpus_per_node, and that torch is one for these GPUs"),
+        ("cores", site.cores_per_rank, "check cores_per_node and bind, and that jobs get whole nodes"),
+    ):
+        fewest = len(values["ranks"]) if name == "ranks" else min(rank[name] for rank in values["ranks"])
+        said = f"{fewest}{'' if name == 'ranks' else ' for each rank'}; the profile says {number}"
+        yield _judged(f"node: {name}", said, "" if fewest >= number else fix)
+
+
+def _output(folder: Path) -> list[str]:
+    return [line for path in folder.glob("*.out") for line in path.read_text(errors="replace").splitlines()]
