@@ -35,7 +35,8 @@ JOBS = {"one": ONE, "many": MANY, "staged": STAGED, "array": ARRAY}
 GENERIC = ("lsf_generic", "pbs_generic", "slurm_generic", "slurm_v100", "summit")
 CASES = {f"{site}-{what}": (site, (), JOBS[what]) for site in GENERIC for what in JOBS}
 CASES |= {f"flux_generic-{what}": ("flux_generic", (), JOBS[what]) for what in ("one", "many", "staged")}
-CASES |= {f"{site}-many": (site, (), MANY) for site in CENTRES}
+ACCOUNT = "account=abc123"  # a centre's profile requires it
+CASES |= {f"{site}-many": (site, (ACCOUNT,), MANY) for site in CENTRES}
 CASES["local-one"] = ("local", (), ONE)  # this machine is one node, has no arrays and no disk of its own to stage to
 CASES["local-mpirun-one"] = ("local", ("launcher=mpirun",), ONE)
 CASES |= {f"slurm_v100-mpirun-{what}": ("slurm_v100", BY_MPIRUN, JOBS[what]) for what in JOBS}
@@ -159,7 +160,7 @@ def test_account_queue_modules_and_setup_are_where_they_belong() -> None:
 @pytest.mark.parametrize("site", SITES)
 def test_a_back_end_that_is_named_reaches_all_ranks(site: str, comm: str) -> None:
     """srun and jsrun hand on the script's environment; mpirun has to be told."""
-    named, plain = (load_site(site, [f"comm={name}"]) for name in (comm, "auto"))
+    named, plain = (load_site(site, [f"comm={name}", ACCOUNT]) for name in (comm, "auto"))
     script = render(named, ONE)
     assert f"\nexport SUMMIT_TRAIN_COMM={comm} # comm: {comm} in the site profile\n" in script
     assert "forwarded=(" not in script or " -x SUMMIT_TRAIN_COMM)" in script

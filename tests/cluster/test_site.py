@@ -116,7 +116,7 @@ def test_what_ranks_of_this_machine_do_not_read_is_said(tmp_path: Path) -> None:
     said: list[str] = []
     for more in ("", "bind: true", "launcher_options: [{option: -v, why: w}]", "launcher: mpirun\nbind: true"):
         (tmp_path / "ours.yaml").write_text(f"extends: {shipped('configs/sites') / 'local.yaml'}\nname: ours\n{more}\n")
-        load_site(tmp_path / "ours.yaml", warn=said.append)
+        said += load_site(tmp_path / "ours.yaml").notes
     nothing = "ours: bind and launcher_options do nothing with launcher ranks; set launcher: mpirun to use them"
     assert said == [nothing, nothing]
 

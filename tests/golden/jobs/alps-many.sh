@@ -12,6 +12,7 @@
 #SBATCH --open-mode=append
 # in the folder that sbatch is called in
 #SBATCH --output=%j.out
+#SBATCH --account=abc123
 #SBATCH --partition=normal
 
 # 16 nodes x 4 ranks on alps. Written by summit-train: another submission writes it anew.

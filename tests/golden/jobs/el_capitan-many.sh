@@ -6,6 +6,7 @@
 # flux: --time-limit=33m
 # to the ranks, and in newer versions to this script, 300 s before the time limit
 # flux: --signal=SIGUSR2@300s
+# flux: --bank=abc123
 # transparent huge pages, as others set there (github.com/MFlowCode/MFC, tuo.mako)
 # flux: --setattr=thp=always
 

@@ -12,6 +12,7 @@
 #SBATCH --open-mode=append
 # in the folder that sbatch is called in
 #SBATCH --output=%j.out
+#SBATCH --account=abc123
 #SBATCH --partition=batch
 # the node's own disk at /mnt/bb
 #SBATCH -C nvme

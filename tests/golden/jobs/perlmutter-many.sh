@@ -12,6 +12,7 @@
 #SBATCH --open-mode=append
 # in the folder that sbatch is called in
 #SBATCH --output=%j.out
+#SBATCH --account=abc123
 # nodes with GPUs
 #SBATCH -C gpu
 # the quality of service; debug has half an hour

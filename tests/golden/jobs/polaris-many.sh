@@ -8,6 +8,7 @@
 #PBS -r y
 # PBS's own words, in the folder that qsub is called in; the run's output goes to its own directory
 #PBS -j oe
+#PBS -A abc123
 #PBS -q prod
 # the job waits while one of them is down; ALCF refuses jobs without
 #PBS -l filesystems=home:eagle
