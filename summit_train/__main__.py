@@ -17,7 +17,7 @@ from summit_train.core.session import report_failure
 # command -> (module, what it does)
 _COMMANDS = {
     "plan": ("cli.plan", "every number of a run before the run"),
-    "train": ("cli.train", "train, evaluate and report; alone, on --ranks N, or under a launcher"),
+    "train": ("cli.train", "train, evaluate and report; in one process, with --ranks N, or under a launcher"),
     "eval": ("cli.evaluate", "accuracy of a run's checkpoints"),
     "predict": ("cli.predict", "the classes of new videos, by a trained network"),
     "stream": ("inference.stream.command", "the label of a video while it plays, frame by frame, by a past-only TSM"),

@@ -22,10 +22,10 @@ from summit_train.core.session import session
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", type=Path, default=Path("runs"), help="where runs will be written [runs]")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for each check [120]")
-    parser.add_argument("--node-local", metavar="DIR", help="this node's own disk, to check; $NAMES are expanded")
+    parser.add_argument("--node-local", metavar="DIR", help="folder on this node's own disk; $NAME is expanded")
     parser.add_argument("--site", metavar="NAME", help="check a site from its login node: its name, or its path")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="key of the site to override")
-    parser.add_argument("--submit", action="store_true", help="check the nodes of the site, too, in a trial job")
+    parser.add_argument("--submit", action="store_true", help="also check the site's nodes, in a trial job")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes of the trial job [1]")
 
 
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> Result:
     """Show each check when it is done. Of several ranks the first one does. The status is 1 if a check failed."""
     site = None if args.site is None else load_site(args.site, args.set)
     if args.submit and (site is None or site.is_here):
-        raise UserError("--submit must be used with --site, the profile of a batch system")
+        raise UserError("--submit must be used with --site NAME of a batch system; try --site slurm_generic")
     launch, ranks = this_launch(), list[dict[str, Any]]()
     checks: Iterable[Check] = examine(args.run_dir, args.timeout, alone=launch.launcher == "hand")
     if site is not None:

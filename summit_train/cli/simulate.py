@@ -147,8 +147,8 @@ def _text(values: Mapping[str, Any], epochs: int) -> list[str | TextTable]:
         "batch. Efficiency: against one node's speed times the nodes. Evaluation comes on top.\n",
         TextTable(failures, left=0),
         f"\nfailures: {values['failures_source']}.",
-        f"stall: of the steps, by a checkpoint in the {'background' if values['background'] else 'foreground'}. "
-        "Young, Daly: the best interval",
+        "stall: how long the steps wait for a checkpoint "
+        f"in the {'background' if values['background'] else 'foreground'}. Young, Daly: best interval",
         "between checkpoints. Goodput: time of the steps that count / all time since the first start.",
         *([f"drawn: {values['figure']}"] if values["figure"] else []),
     ]

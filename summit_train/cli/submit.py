@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> Result:
     print(f"{spec.name}: {args.nodes} nodes of {site.name}, {plan.ranks} ranks", file=sys.stderr)
     rows = [*taken_rows(site, taken), *cost.rows(), *staging_row(site, spec, job.stage)]
     rows += [("start", note) for note in start]
-    rows += [("unchecked", ", ".join(files.not_checked))] if files.not_checked else []
+    rows += [("not checked", ", ".join(files.not_checked))] if files.not_checked else []
     print(TextTable(rows, left=2, indent="  "), file=sys.stderr)
     if args.dry_run:
         return Result([text.removesuffix("\n")])

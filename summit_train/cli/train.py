@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     trace = "record what all ranks do in these steps, both included, in RUN/trace/ (for ui.perfetto.dev)"
     parser.add_argument("--trace", metavar="FROM:TO", help=trace)
     parser.add_argument("--ranks", type=int, metavar="N", help="start N ranks, on this machine or on --hosts")
-    parser.add_argument("--hosts", metavar="A,B", help="hosts of the ranks, by Open MPI's mpirun and ssh")
+    parser.add_argument("--hosts", metavar="A,B", help="start them on these hosts, with Open MPI's mpirun over ssh")
 
 
 def run(args: argparse.Namespace) -> Result:

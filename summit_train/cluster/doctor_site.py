@@ -35,7 +35,8 @@ def examine_site(site: Site, run_dir: Path, timeout: float = 120.0) -> Iterator[
     for note in site.notes:
         yield Check("note", "warn", note)
     yield check_ranks({COMM: site.comm})
-    yield check_launcher(site, timeout)
+    if site.launcher != "ranks":  # train --ranks is part of this program
+        yield check_launcher(site, timeout)
     yield check_disk("disk for runs", run_dir)
     if (command := site.batch.command) is None:
         return
@@ -54,7 +55,7 @@ def _judged(name: str, found: str, fix: str, status: Status = "fail") -> Check:
 
 
 def check_launcher(site: Site, timeout: float = 120.0) -> Check:
-    """Load the modules and run the setup in a login shell, as jobs do, and look for the launcher there."""
+    """Load the modules and run the setup in a login shell, and look for the launcher there."""
     lines = [f"module load {shlex.quote(module)} || exit" for module in site.modules]
     path = f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH"
     launcher = "mpiexec" if site.launcher == "pals" else site.launcher  # whose name is that of its kind

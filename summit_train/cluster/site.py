@@ -102,7 +102,7 @@ class Container(Section):
             form = (
                 "empty with edf; mount the folders in the environment's file"
                 if self.binds
-                else "the folders of runs and data"
+                else "the folders of runs and data, got none; try binds: [/path/to/project]"
             )
             raise UserError(f"{site}: container.binds: must be {form}")
 

@@ -46,7 +46,9 @@ def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Calla
     """
     launch, mpirun = this_launch(), find_mpirun()
     if launch.size > 1:
-        raise UserError(f"--ranks starts the ranks itself, but {launch.launcher} started {launch.size}; leave out one")
+        raise UserError(
+            f"--ranks must be used without a launcher, but {launch.launcher} started {launch.size} ranks; leave out one"
+        )
     if ranks < 1 or ranks % max(1, len(hosts)):
         form = f"a multiple of the {len(hosts)} hosts" if hosts else "1 or more"
         raise UserError(f"--ranks must be {form}, got {ranks}")

@@ -55,7 +55,9 @@ class Tree:
             at, both = f"{top.place(path)}: {'.'.join(path)}", isinstance(former, list) and isinstance(value, list)
             if path[-1].startswith("+"):
                 if not both and not (isinstance(value, list) and former is None):
-                    raise UserError(f"{at}: + must add a list to a list, got {value!r:.60} for {former!r:.60}")
+                    raise UserError(
+                        f"{at}: + must be a list that is added to a list, got {value!r:.60} added to {former!r:.60}"
+                    )
             elif both and (lost := [item for item in former if item not in value]):
                 names = (next(iter(item.values()), item) if isinstance(item, dict) else item for item in lost)
                 over = f"replaces the list of {self.place(path)}, and leaves out {', '.join(map(str, names))}"

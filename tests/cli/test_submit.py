@@ -48,7 +48,7 @@ def test_a_dry_run_prints_script_and_cost_and_touches_nothing(
         "(Training Kinetics in 15 Minutes, Table 3: 14m13s)\n"
         "  evaluation  not counted: the number of videos in data.val is unknown\n"
         "  walltime    one job of 0:32: 136.5 node-hours; at most 2,867.2 with 20 requeues\n"
-        "  unchecked   data.train, data.val, data.root, model.pretrained\n"
+        "  not checked   data.train, data.val, data.root, model.pretrained\n"
     )
     assert list(tmp_path.iterdir()) == []
 

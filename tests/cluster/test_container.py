@@ -77,7 +77,7 @@ def test_a_container_changes_nothing_but_what_starts_the_program(runtime: str) -
     outside, inside = render(load_site("slurm_generic"), STAGED), _script(runtime)
     changes = [line for line in difflib.ndiff(outside.splitlines(), inside.splitlines()) if line[0] in "+-"]
     removed = [line for line in changes if line[0] == "-"]
-    comment = "# The program in the image, behind the launcher's words."
+    comment = "# The program in the image, as the launcher's command."
     assert [line[2:] for line in changes if line[0] == "+" and "attend" not in line and line[2:] != comment] == [
         *WORDS[runtime].strip().splitlines()
     ]
@@ -106,7 +106,11 @@ def test_bash_and_shellcheck_take_the_scripts(tmp_path: Path) -> None:
         ),
         ("edf", ["launcher=mpirun", "launcher_options=[]"], "container.runtime: edf must be used with launcher srun"),
         ("edf", ["container.binds=[/proj]"], "container.binds: must be empty with edf; mount the folders in the"),
-        ("apptainer", ["container.binds=[]"], "container.binds: must be the folders of runs and data"),
+        (
+            "apptainer",
+            ["container.binds=[]"],
+            "container.binds: must be the folders of runs and data, got none; try binds: [/path/to/project]",
+        ),
         ("docker", [], "container.runtime: 'docker' is not a choice"),
         ("apptainer", ["container.binds=[relative]"], "must be an absolute path without spaces"),
         ("apptainer", ["container.python=python; touch x"], "container.python: must be one word"),

@@ -144,7 +144,9 @@ def test_the_trial_needs_a_batch_system(capsys: pytest.CaptureFixture[str]) -> N
     for words in ((), ("--site", "local")):
         status, out, err = main_said(capsys, "doctor", "--submit", *words)
         assert (status, out) == (2, "")
-        assert err == "summit-train: --submit must be used with --site, the profile of a batch system\n"
+        assert (
+            err == "summit-train: --submit must be used with --site NAME of a batch system; try --site slurm_generic\n"
+        )
 
 
 # What the trial job's script is run as by a scheduler of small programs, which writes its output as Slurm does.

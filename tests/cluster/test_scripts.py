@@ -234,7 +234,7 @@ def test_a_job_of_this_machine_starts_its_ranks_itself(standins: Standins, tmp_p
     packed = Path("/packed/$(touch x)")
     script, run = _job(standins, "ranks", tmp_path / "$(touch x)")
     status, output = _stopped(standins, script)
-    assert (status, "stopped at step 8; submit it again to go on" in output) == (85, True), output
+    assert (status, "stopped at step 8; submit it again to continue" in output) == (85, True), output
     (call,) = standins.calls("trainer")
     assert call["words"] == ["-m", "summit_train", "train", f"{run}/job/spec.yaml", "--ranks", "2"]
     site = load_site("local", ["node_local=/tmp"])
@@ -266,8 +266,8 @@ def test_the_warning_reaches_the_ranks_and_the_job_is_requeued(standins: Standin
         ("stop as another", signal.SIGUSR2, "RUNNING", 85, "stopped at step 8"),  # the launcher hides the exit status
         ("stop without a step", signal.SIGUSR2, "RUNNING", 1,
          "stopped at step 0 without a new step or score since its start; not started again"),
-        ("stop", signal.SIGTERM, "RUNNING", 143, "at step 8; submit it again to go on"),  # cancelled
-        ("stop", signal.SIGINT, "RUNNING", 143, "at step 8; submit it again to go on"),
+        ("stop", signal.SIGTERM, "RUNNING", 143, "at step 8; submit it again to continue"),  # cancelled
+        ("stop", signal.SIGINT, "RUNNING", 143, "at step 8; submit it again to continue"),
         ("stop", signal.SIGUSR2, "COMPLETING", 1, "Slurm calls it COMPLETING, so it is not requeued here"),
     ],
 )  # fmt: skip
@@ -293,7 +293,9 @@ def test_requeues_are_bounded(standins: Standins, tmp_path: Path) -> None:
     ends = [_stopped(standins, script) for _ in range(3)]
     assert [status for status, _ in ends] == [85, 85, 1]
     assert (run / "job/requeues").read_text().splitlines() == ["7 step 8", "7 step 9"]
-    assert ends[2][1].endswith("stopped at step 10 after 2 requeues, no more are allowed; submit it again to go on\n")
+    assert ends[2][1].endswith(
+        "stopped at step 10 after 2 requeues, no more are allowed; submit it again to continue\n"
+    )
 
 
 def test_a_requeue_that_slurm_refuses_is_said(
@@ -302,7 +304,7 @@ def test_a_requeue_that_slurm_refuses_is_said(
     script, _ = _job(standins, "srun", tmp_path / "run")
     monkeypatch.setenv("STANDIN_REFUSES", "Requested operation is presently disabled")
     status, output = _stopped(standins, script)
-    assert status == 1 and output.endswith("Slurm did not take it back; submit it again to go on\n")
+    assert status == 1 and output.endswith("Slurm did not take it back; submit it again to continue\n")
     assert len(standins.calls("scontrol")) == 1  # though squeue did not answer
 
 
@@ -350,7 +352,7 @@ def test_a_job_that_is_warned_hands_over_to_a_new_one(standins: Standins, tmp_pa
     (run / "job/submitted.jsonl").write_text(f'{{"id": "6"}}\n{{"id": "{own}", "nodes": 2}}\n')
     (run / "job/last_job").write_text(f"{own}\n")
     status, output = _stopped(standins, script)
-    assert status == 85 and output.endswith(f"stopped at step 8; job {new} goes on, 1 of 1\n"), output
+    assert status == 85 and output.endswith(f"stopped at step 8; job {new} continues, 1 of 1\n"), output
     (job,) = standins.jobs()
     assert job["script"] == script and f"afterany:{own}" in " ".join(job["options"].values())
     assert (run / "job/submitted.jsonl").read_text().endswith(f'{{"id": "{new}", "nodes": 2}}\n')
@@ -369,7 +371,7 @@ def test_a_new_job_that_is_refused_is_said(
     monkeypatch.setenv("STANDIN_REFUSES", "qsub: would exceed queue's limit")
     status, output = _stopped(standins, script)
     assert status == 1 and "would exceed queue's limit" in output
-    assert output.endswith("stopped at step 8; no new job was taken; submit it again to go on\n")
+    assert output.endswith("stopped at step 8; no new job was taken; submit it again to continue\n")
     assert not (run / "job/requeues").read_text()
 
 

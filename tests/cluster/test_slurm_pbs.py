@@ -64,7 +64,7 @@ def test_a_pbs_job_hands_over_to_the_next_one(pbs: Slurm, write_spec: WriteSpec,
     pbs.wait_until(lambda: pbs.state(job) == "FAILED", "the end of the warned job")
     text = output.read_text()
     stopped, new = steps_of(run)[-1], str(int(job) + 1)
-    assert f"stopped at step {stopped}; job {new} goes on, 1 of 20\n" in text, text
+    assert f"stopped at step {stopped}; job {new} continues, 1 of 20\n" in text, text
     assert [json.loads(line)["id"] for line in (run / "job/submitted.jsonl").read_text().splitlines()] == [job, new]
     pbs.wait(new, "COMPLETED")
     assert f"from step {stopped} on 2 nodes, 2 ranks" in (run / f"job/{new}.out").read_text()

@@ -212,7 +212,11 @@ def test_torchrun_says_last_why_a_rank_failed() -> None:
         ("--ranks 3 --hosts a,b", {}, "--ranks must be a multiple of the 2 hosts, got 3"),
         ("--ranks 2 --hosts a,", {}, "--hosts must be names separated by commas, got 'a,'"),
         ("--hosts a,b", {}, "--hosts must be used with --ranks N"),
-        ("--ranks 2", {"RANK": "0", "WORLD_SIZE": "2"}, "--ranks starts the ranks itself, but torchrun started 2; "),
+        (
+            "--ranks 2",
+            {"RANK": "0", "WORLD_SIZE": "2"},
+            "--ranks must be used without a launcher, but torchrun started 2 ranks; ",
+        ),
         ("--ranks 2", {"SUMMIT_TRAIN_COMM": "mpi"}, "SUMMIT_TRAIN_COMM must be horovod, torch or auto, got 'mpi'"),
     ],
 )

@@ -92,9 +92,15 @@ def test_a_plus_adds_to_the_list_of_what_is_extended(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("a: 1\n+a: [2]\n", "spec.yaml:2: not valid YAML: the key 'a' is given twice"),
-        ("extends: base.yaml\n+a: [2]\n", "spec.yaml:2: +a: + must add a list to a list, got [2] for 1"),
-        ("extends: base.yaml\n+b: 2\n", "spec.yaml:2: +b: + must add a list to a list, got 2 for [1]"),
-        ("+c: {x: 1}\n", "spec.yaml:1: +c: + must add a list to a list, got {'x': 1} for None"),
+        (
+            "extends: base.yaml\n+a: [2]\n",
+            "spec.yaml:2: +a: + must be a list that is added to a list, got [2] added to 1",
+        ),
+        (
+            "extends: base.yaml\n+b: 2\n",
+            "spec.yaml:2: +b: + must be a list that is added to a list, got 2 added to [1]",
+        ),
+        ("+c: {x: 1}\n", "spec.yaml:1: +c: + must be a list that is added to a list, got {'x': 1} added to None"),
     ],
 )
 def test_a_plus_is_for_lists(tmp_path: Path, text: str, message: str) -> None:

@@ -33,7 +33,7 @@ fi
 export PATH="${python%/*}:$PATH" # the environment's own mpirun, where set-up installed one
 export OMP_NUM_THREADS=1 # the GPU computes and the workers decode; more threads would fight for their cores
 export NCCL_DEBUG=WARN # an error of NCCL says where it happened
-export MPICH_GPU_SUPPORT_ENABLED=0 # MPI that reads GPU memory beside NCCL can deadlock, says the guide
+export MPICH_GPU_SUPPORT_ENABLED=0 # GPU-aware MPI alongside NCCL can deadlock, according to the guide
 export SUMMIT_TRAIN_COMM=torch # comm: torch in the site profile
 
 # The number of updates in the newest checkpoint, 0 where there is none.
@@ -117,7 +117,7 @@ if [[ ! -e $run/stopped ]]; then
 fi
 last=$(newest_step)
 if [[ $stop == TERM || $stop == INT ]]; then
-    say "job $job_id: stopped by SIG$stop at step $last; submit it again to go on"
+    say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue"
     exit 143
 fi
 if ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
@@ -132,7 +132,7 @@ fi
 touch "$run/job/requeues"
 requeues=$(wc -l <"$run/job/requeues")
 if ((requeues >= 20)); then
-    say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to go on"
+    say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to continue"
     exit 1
 fi
 # A job that was cancelled meanwhile stays cancelled.
@@ -144,7 +144,7 @@ fi
 echo "$job_id step $last" >>"$run/job/requeues"
 say "job $job_id: stopped at step $last; requeued, $((requeues + 1)) of 20"
 if ! scontrol requeue "$SLURM_JOB_ID"; then
-    say "job $job_id: Slurm did not take it back; submit it again to go on"
+    say "job $job_id: Slurm did not take it back; submit it again to continue"
     exit 1
 fi
 exit 85

@@ -18,7 +18,7 @@ job_id=$(flux getattr jobid) || {
 }
 job_id=${job_id/#ƒ/f} # Flux reads both
 run='/proj/runs/O'"'"'Neil & sons'
-exec >>"$run/job/$job_id.out" 2>&1 # Flux's own words go to flux-JOB.out, in the folder that flux batch is called in
+exec >>"$run/job/$job_id.out" 2>&1 # Flux's own output goes to flux-JOB.out, in the folder that flux batch is called in
 cd -- '/proj/our videos' # relative paths in the spec start here
 python=/proj/venv/bin/python
 
@@ -128,7 +128,7 @@ if [[ ! -e $run/stopped ]]; then
 fi
 last=$(newest_step)
 if [[ $stop == TERM || $stop == INT ]]; then
-    say "job $job_id: stopped by SIG$stop at step $last; submit it again to go on"
+    say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue"
     exit 143
 fi
 if ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
@@ -143,14 +143,14 @@ fi
 touch "$run/job/requeues"
 requeues=$(wc -l <"$run/job/requeues")
 if ((requeues >= 20)); then
-    say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to go on"
+    say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to continue"
     exit 1
 fi
-# Flux requeues nothing: a new job of the enclosing instance goes on. It waits for this one's end.
+# Flux requeues nothing: a new job of the enclosing instance continues when this one has ended.
 cd -- "$run/job"
 resubmit() { FLUX_F58_FORCE_ASCII=1 flux --parent batch --dependency="afterany:$job_id" job.sh; }
 if ! next=$(resubmit); then
-    say "job $job_id: stopped at step $last; no new job was taken; submit it again to go on"
+    say "job $job_id: stopped at step $last; the scheduler refused a new job; submit it again to continue"
     exit 1
 fi
 echo "$job_id step $last" >>"$run/job/requeues"
@@ -158,5 +158,5 @@ echo "$job_id step $last" >>"$run/job/requeues"
 line=$(grep -F "\"id\": \"$job_id\"" "$run/job/submitted.jsonl" 2>/dev/null | tail -n 1 || true)
 [[ -z $line ]] || printf '%s\n' "${line/"$job_id"/$next}" >>"$run/job/submitted.jsonl"
 [[ -z $final ]] || echo "$next" >"$run/job/last_job"
-say "job $job_id: stopped at step $last; job $next goes on, $((requeues + 1)) of 20"
+say "job $job_id: stopped at step $last; job $next continues, $((requeues + 1)) of 20"
 exit 85

@@ -4,9 +4,9 @@
 #PBS -l select=16:ncpus=32:ngpus=4
 #PBS -l place=scatter:excl
 #PBS -l walltime=0:33:00
-# PBS may run the job anew after a node failed
+# PBS may rerun the job after a node failure
 #PBS -r y
-# PBS's own words, in the folder that qsub is called in; the run's output goes to its own directory
+# PBS's own output, in the folder that qsub is called in; the run's output goes to its own directory
 #PBS -j oe
 
 # 16 nodes x 4 ranks on pbs_generic. Written by summit-train: another submission writes it anew.
@@ -80,7 +80,7 @@ on_signal() {
 trap 'on_signal USR2' USR2 # the walltime is near
 trap 'on_signal TERM' TERM # somebody cancels, or the scheduler wants the nodes for others
 trap 'on_signal INT' INT
-# PBS warns of nothing: at the walltime come SIGTERM and, seconds later, SIGKILL. So the script warns itself.
+# PBS sends no warning: at the walltime it sends SIGTERM and, seconds later, SIGKILL. So the script warns itself.
 warn_later() {
     local nap
     sleep $((1680 > SECONDS ? 1680 - SECONDS : 1)) &
@@ -131,7 +131,7 @@ if [[ ! -e $run/stopped ]]; then
 fi
 last=$(newest_step)
 if [[ $stop == TERM || $stop == INT ]]; then
-    say "job $job_id: stopped by SIG$stop at step $last; submit it again to go on"
+    say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue"
     exit 143
 fi
 if ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
@@ -146,16 +146,16 @@ fi
 touch "$run/job/requeues"
 requeues=$(wc -l <"$run/job/requeues")
 if ((requeues >= 20)); then
-    say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to go on"
+    say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to continue"
     exit 1
 fi
-# qrerun is for operators and no exit status requeues, so a new job goes on. It waits for this one's end.
+# qrerun is for operators and no exit status requeues, so a new job continues when this one has ended.
 cd -- "$PBS_O_WORKDIR"
 resubmit() {
     qsub -W "depend=afterany:$PBS_JOBID" job.sh
 }
 if ! next=$(resubmit); then
-    say "job $job_id: stopped at step $last; no new job was taken; submit it again to go on"
+    say "job $job_id: stopped at step $last; the scheduler refused a new job; submit it again to continue"
     exit 1
 fi
 echo "$job_id step $last" >>"$run/job/requeues"
@@ -163,5 +163,5 @@ echo "$job_id step $last" >>"$run/job/requeues"
 line=$(grep -F "\"id\": \"$job_id\"" "$run/job/submitted.jsonl" 2>/dev/null | tail -n 1 || true)
 [[ -z $line ]] || printf '%s\n' "${line/"$job_id"/$next}" >>"$run/job/submitted.jsonl"
 [[ -z $final ]] || echo "$next" >"$run/job/last_job"
-say "job $job_id: stopped at step $last; job $next goes on, $((requeues + 1)) of 20"
+say "job $job_id: stopped at step $last; job $next continues, $((requeues + 1)) of 20"
 exit 85

@@ -137,7 +137,7 @@ if [[ ! -e $run/stopped ]]; then
 fi
 last=$(newest_step)
 if [[ $stop == TERM || $stop == INT ]]; then
-    say "job $job_id: stopped by SIG$stop at step $last; submit it again to go on"
+    say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue"
     exit 143
 fi
 if ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
@@ -152,7 +152,7 @@ fi
 touch "$run/job/requeues"
 requeues=$(wc -l <"$run/job/requeues")
 if ((requeues >= 20)); then
-    say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to go on"
+    say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to continue"
     exit 1
 fi
 # A job that was cancelled meanwhile stays cancelled.
@@ -164,7 +164,7 @@ fi
 echo "$job_id step $last" >>"$run/job/requeues"
 say "job $job_id: stopped at step $last; requeued, $((requeues + 1)) of 20"
 if ! scontrol requeue "$SLURM_JOB_ID"; then
-    say "job $job_id: Slurm did not take it back; submit it again to go on"
+    say "job $job_id: Slurm did not take it back; submit it again to continue"
     exit 1
 fi
 exit 85

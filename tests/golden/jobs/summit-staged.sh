@@ -141,7 +141,7 @@ if [[ ! -e $run/stopped ]]; then
 fi
 last=$(newest_step)
 if [[ $stop == TERM || $stop == INT ]]; then
-    say "job $job_id: stopped by SIG$stop at step $last; submit it again to go on"
+    say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue"
     exit 143
 fi
 if ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
@@ -156,7 +156,7 @@ fi
 touch "$run/job/requeues"
 requeues=$(wc -l <"$run/job/requeues")
 if ((requeues >= 20)); then
-    say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to go on"
+    say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to continue"
     exit 1
 fi
 echo "$job_id step $last" >>"$run/job/requeues"
