@@ -215,7 +215,7 @@ def test_torchrun_says_last_why_a_rank_failed() -> None:
         (
             "--ranks 2",
             {"RANK": "0", "WORLD_SIZE": "2"},
-            "--ranks must be used without a launcher, but torchrun started 2 ranks; ",
+            "--ranks must be used without a launcher, but torchrun started 2",
         ),
         ("--ranks 2", {"SUMMIT_TRAIN_COMM": "mpi"}, "SUMMIT_TRAIN_COMM must be horovod, torch or auto, got 'mpi'"),
     ],
