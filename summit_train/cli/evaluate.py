@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> Result:
     changed = _changed_keys(spec, paths if others else [])
     with _scoring(spec, datasets, command="eval", checkpoints=list(map(str, paths))) as (scorer, watchdog):
         training = None if inputs is None else (inputs.plan, inputs.train)
-        goodput = goodput_values(spec.run_path) if scorer.world.rank == 0 else {}
+        goodput = scorer.world.from_first(lambda: goodput_values(spec.run_path))
         name = _result_name(spec, changed)
         evaluation = Evaluation(scorer, watchdog, training, changed, name, goodput=goodput)
         if scorer.world.rank == 0:

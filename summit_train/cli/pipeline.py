@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from summit_train.cli.evaluate import accuracy_result, warn_left_out
 from summit_train.core.comm.launch import this_launch
@@ -60,10 +61,19 @@ def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, forc
         except Stopped:
             return _stopped(run, stop)
         except AgreedError as error:
-            raise AgreedError(str(error)) from error
+            raise AgreedError(_after_last_write(run, str(error))) from error
         except UserError as error:
             # The input was checked before training: a file that has disappeared since is not a mistake in it.
             raise RunFailed(str(error)) from error
+
+
+def _after_last_write(run: Run, reason: str) -> str:
+    """Wait for a checkpoint that is being written: the others wait for this rank. Return why the run ends."""
+    try:
+        run.writer.wait()
+    except RunFailed as error:
+        return f"{reason}; {error}"
+    return reason
 
 
 def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, traced: range) -> Result:
@@ -86,12 +96,13 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
     """Evaluate the last checkpoints; reuse the scores of an evaluation that was stopped."""
     spec, world = run.spec, run.world
 
-    def last() -> tuple[list[Path], list[str]]:
+    def last() -> tuple[list[Path], list[str], dict[str, Any]]:
         run.writer.wait()
         paths = epoch_checkpoints(spec.run_path, run.plan.steps_per_epoch)
-        return current_experiment(_still_there(spec, paths)[-spec.evaluate.last_checkpoints :])
+        current = current_experiment(_still_there(spec, paths)[-spec.evaluate.last_checkpoints :])
+        return *current, goodput_values(spec.run_path)
 
-    paths, left_out = world.from_first(last)
+    paths, left_out, goodput = world.from_first(last)
     # What scores depend on: another walltime, number of workers or place of the data loses none of them.
     same = identity(spec, inputs.datasets)
     known = {key: value for key, value in same.items() if "(" in key or changes_scores(spec, key)}
@@ -100,7 +111,6 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
         warn_left_out(left_out)
     scorer = Scorer(spec, inputs.val, world, run.device, stop)
     training = (inputs.plan, inputs.train) if spec.evaluate.precise_bn else None
-    goodput = goodput_values(spec.run_path) if world.rank == 0 else {}
     evaluation = Evaluation(scorer, watchdog, training, resume_key=key, goodput=goodput)
     show(accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)))
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import signal
 import sys
 
 from summit_train.core.errors import UserError
 from summit_train.core.ranks import run_ranks
 from summit_train.core.result import Result
-from summit_train.core.watch import StopRequest
+from summit_train.core.watch import STOP_SIGNALS, StopRequest
 from summit_train.spec import load_spec
 
 
@@ -25,12 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     if args.ranks is not None:
-        options = ["--force-resume"] if args.force_resume else []
-        options += [] if args.trace is None else ["--trace", args.trace]
-        hosts = [] if args.hosts is None else args.hosts.split(",")
-        load_spec(args.spec, args.overrides)  # a mistake in it is said once, by no rank
-        words = ["train", args.spec, *args.overrides, *options]
-        return Result(status=run_ranks(words, args.ranks, hosts, lambda line: print(line, file=sys.stderr)))
+        return _start_ranks(args)
     if args.hosts is not None:
         raise UserError("--hosts must be used with --ranks N")
     faulthandler.enable(sys.__stderr__ or 2)  # a crash in a library shows where every thread stood
@@ -40,3 +36,16 @@ def run(args: argparse.Namespace) -> Result:
         from summit_train.cli.pipeline import run_pipeline
 
         return run_pipeline(args.spec, args.overrides, stop, force=args.force_resume, trace=args.trace)
+
+
+def _start_ranks(args: argparse.Namespace) -> Result:
+    options = ["--force-resume"] if args.force_resume else []
+    options += [] if args.trace is None else ["--trace", args.trace]
+    hosts = [] if args.hosts is None else args.hosts.split(",")
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # a request to stop waits for the ranks
+    try:
+        load_spec(args.spec, args.overrides)  # a mistake in it is said once, by no rank
+        words = ["train", args.spec, *args.overrides, *options]
+        return Result(status=run_ranks(words, args.ranks, hosts, lambda line: print(line, file=sys.stderr)))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)

@@ -93,7 +93,8 @@ def mpirun_command(mpirun: str, ranks: int, hosts: Sequence[str] = ()) -> list[s
 
 def torchrun_command(ranks: int) -> list[str]:
     """Return the command line of torchrun for `ranks` ranks on this host, to be followed by a program's."""
-    options = ["--standalone", f"--nproc-per-node={ranks}", "--no-python"]
+    # torchrun's own choice of address is the host's name, which need not have one: in a container, say.
+    options = ["--standalone", "--local-addr=localhost", f"--nproc-per-node={ranks}", "--no-python"]
     return [sys.executable, "-m", "torch.distributed.run", *options]
 
 

@@ -16,10 +16,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from typing import Any
 
 from summit_train.core.comm import choose_backend
-from summit_train.core.comm.launch import RANK, RANKS, Launch, this_launch
+from summit_train.core.comm.launch import PORTS, RANK, RANKS, Launch, this_launch
 from summit_train.core.errors import UserError
 from summit_train.core.machine import num_cpus
 from summit_train.core.processes import ROOT_ALLOWED, find_mpirun, mpirun_command, refuses_root
@@ -60,6 +61,8 @@ def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Calla
     program, how = [sys.executable, "-m", "summit_train", *words], f"joined by {backend}"
     if hosts:
         environ = {"MASTER_ADDR": hosts[0], **environ}  # for torch.distributed
+        if find_spec("mpi4py") is None:  # by which the ranks would agree on a port
+            environ = {"MASTER_PORT": str(PORTS[os.getpid() % len(PORTS)]), **environ}
         how = f"on {', '.join(hosts)}, {how}"
         if mpirun is None:
             raise UserError("--hosts needs Open MPI's mpirun on PATH; or run torchrun on each host")
@@ -103,6 +106,7 @@ def attend(commands: Sequence[Command], say: Callable[[str], None], blocked: Seq
     received: list[int] = []
     former = {number: signal.signal(number, lambda number, _: received.append(number)) for number in _PASSED_ON}
     processes: list[Process] = []
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # a request that came while this command started
     try:
         for words, environ in commands:
             # A session of its own: the terminal's SIGINT comes to this process alone.

@@ -226,9 +226,12 @@ class Trace:
             "clock_error_s": [trace.error for trace in ranks],
             "slowest": [asdict(row) for row in slowest],
         }
-        world.from_first(lambda: write_trace(path, ranks, facts))
-        if self._log is not None:
+        if self._log is not None:  # rank 0's: a full disk costs the trace and not the run
             error_ms = 1000 * max(trace.error for trace in ranks)
-            self._log.say(f"trace: {path}, for ui.perfetto.dev; clocks agree to {error_ms:.3f} ms")
+            try:
+                write_trace(path, ranks, facts)
+                self._log.say(f"trace: {path}, for ui.perfetto.dev; clocks agree to {error_ms:.3f} ms")
+            except OSError as error:
+                self._log.say(f"trace: {path} could not be written: {error.strerror}")
             for line in slowest_text(ranks, slowest):
                 self._log.say(line)

@@ -59,7 +59,7 @@ def train(say: Say) -> Say:
 
 
 def _records(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [{**record, "seconds": 0} for record in records(run, kind)]
+    return [{**record, "seconds": 0, "time": 0} for record in records(run, kind)]
 
 
 def _accuracy(run: Path) -> Any:

@@ -40,9 +40,8 @@ def test_a_resumed_run_hides_the_events_beyond_its_checkpoint(tmp_path: Path) ->
         with _log(tmp_path, start) as log:
             for step in steps:
                 log.step(step=step, **_STEP)
-        for path in (tmp_path / "tensorboard").glob("events.*"):
-            path.rename(path.with_name(f"events.out.tfevents.{start}"))
-            break
+        (path,) = (tmp_path / "tensorboard").glob("events.out.tfevents.*.*")
+        path.rename(path.with_name(f"events.out.tfevents.{start}"))  # read in the order of their names
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("step/loss")] == [1, 2, 3]
 

@@ -30,7 +30,7 @@ _LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE"),
 )
 _JOBS = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "FLUX_JOB_ID")
-_PORTS = range(10_000, 30_000)  # below those that Linux hands out
+PORTS = range(10_000, 30_000)  # below those that Linux hands out
 _WITHOUT_MPI = ("--ranks", "torchrun")
 _BY_PMI = ("srun", "flux run")  # they tell MPI of their processes where they are asked to
 
@@ -85,7 +85,7 @@ def job_address(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
         )
     # Two steps of one Slurm job do not meet each other.
     step = f"{job}.{environ.get('SLURM_STEP_ID', '') if in_step else ''}"
-    return found, _PORTS[zlib.crc32(step.encode()) % len(_PORTS)]
+    return found, PORTS[zlib.crc32(step.encode()) % len(PORTS)]
 
 
 def first_host(environ: Mapping[str, str], *, in_step: bool = False) -> str | None:
