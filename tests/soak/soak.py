@@ -371,7 +371,9 @@ def _parsed(line: str) -> dict[str, Any]:
 
 
 def _is_left(path: Path) -> bool:
-    """Whether a file or a socket was left behind; folders alone are none."""
+    """Whether a file or a socket was left behind; folders alone are none, nor why a rank failed, which torchrun keeps."""
+    if path.name == "error.json" and any(parent.name.startswith("torchelastic_") for parent in path.parents):
+        return False
     with suppress(FileNotFoundError):
         return not stat.S_ISDIR(path.lstat().st_mode)
     return False
