@@ -371,7 +371,7 @@ def _parsed(line: str) -> dict[str, Any]:
 
 
 def _is_left(path: Path) -> bool:
-    """Whether a file or a socket was left; folders are none, nor is the reason of a failed rank, which torchrun keeps."""
+    """Whether a file or a socket was left, other than the reason of a failed rank, which torchrun keeps."""
     if path.name == "error.json" and any(parent.name.startswith("torchelastic_") for parent in path.parents):
         return False
     with suppress(FileNotFoundError):

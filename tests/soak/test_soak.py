@@ -8,7 +8,7 @@ from tests.worlds import PATIENCE_S, lines, run
 
 
 def test_a_kill_and_a_nan_on_two_ranks_leave_no_trace() -> None:
-    often = ["--steps", "40", "--every", "0.1", "--checkpoint-s", "0.5", "--stall-s", str(PATIENCE_S)]
+    often = ["--steps", "80", "--every", "0.1", "--checkpoint-s", "0.5", "--stall-s", str(PATIENCE_S)]
     few = ["--kinds", "kill,NaN", "--faults", "2", "--ranks", "2", "--comm", "torch"]
     status, output = run(0, "-m", "tests.soak", *often, *few, "--json")
     assert status == 0, output
