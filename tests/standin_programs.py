@@ -57,8 +57,7 @@ RANKS = {
 # OpenPBS's qsub(1B), with the resources that ALCF's guide adds, and Flux's flux-batch(1).
 QSUB = {
     "-N": r"[\w.-]{1,230}", "-j": "oe|eo|n", "-k": r"d?o?e?", "-r": "[yn]", "-A": r"[\w.-]+", "-q": r"[\w.-]+",
-    "-J": rf"{COUNT}-{COUNT}(%{COUNT})?", "-W": r"depend=afterany:\d+(\[\d*\])?(\.pbs)?",
-    "-v": r"SUMMIT_TRAIN_TASK=\d+",
+    "-W": r"depend=afterany:\d+(\.pbs)?",  # qsub refuses to wait for a job of an array, 7[2].pbs
     "-l": r"select=\d+(:\w+=\w+)+|place=(scatter|pack|free)(:excl)?|walltime=\d+:\d\d:\d\d|filesystems=\w+(:\w+)*",
 }  # fmt: skip
 FLUX_BATCH = {
@@ -197,11 +196,8 @@ def qsub(words: Sequence[str]) -> int:
     head = itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), text.splitlines())
     directives = [shlex.split(line)[1:] for line in head if line.startswith("#PBS ")]
     options = with_directives("qsub", options, directives, QSUB)
-    first, last = re.match(r"(\d+)-(\d+)", options.get("-J", "1-2")).groups()  # type: ignore[union-attr]
-    if int(first) >= int(last):
-        refuse("qsub: illegal -J value")
     number = file_job(options, text, named=bool(command))
-    print(f"{number}{'[]' if '-J' in options else ''}.pbs")
+    print(f"{number}.pbs")
     return 0
 
 

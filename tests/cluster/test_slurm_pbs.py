@@ -1,7 +1,7 @@
 """The script for PBS through Slurm's own qsub on a real Slurm of two nodes, with Open MPI's mpirun.
 
-Slurm reads the script's #PBS lines itself. Its qsub takes scripts by name only and has no qselect, so arrays and states
-of PBS are not tested here; Slurm tells the hosts through generate_pbs_nodefile, as the site's set-up.
+Slurm reads the script's #PBS lines itself. Its qsub takes scripts by name only and has no qselect, so the states of
+PBS are not tested here; Slurm tells the hosts through generate_pbs_nodefile, as the site's set-up.
 """
 
 from __future__ import annotations

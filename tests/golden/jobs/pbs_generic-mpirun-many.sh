@@ -154,9 +154,7 @@ if ((requeues >= 20)); then
 fi
 # qrerun is for operators and no exit status requeues, so a new job continues when this one has ended.
 cd -- "$PBS_O_WORKDIR"
-resubmit() {
-    qsub -W "depend=afterany:$PBS_JOBID" job.sh
-}
+resubmit() { qsub -W "depend=afterany:$PBS_JOBID" job.sh; }
 if ! next=$(resubmit); then
     say "job $job_id: stopped at step $last; the scheduler refused a new job; submit it again to continue"
     exit 1
