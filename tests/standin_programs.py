@@ -301,7 +301,8 @@ def answer(name: str, words: Sequence[str]) -> int:
 
 def trainer(words: Sequence[str]) -> int:
     """In the place of Python with summit_train: does what $TRAINER says, once for the given run."""
-    call("trainer", words=list(words), folder=os.getcwd())
+    where = {name: os.environ.get(name) for name in ("MASTER_ADDR", "PBS_NODEFILE")}
+    call("trainer", words=list(words), folder=os.getcwd(), **where)
     if words[:3] != ["-m", "summit_train", "train"]:
         return int(os.environ.get("STAGING_ENDS", "0"))
     run = Path(words[3]).parents[1]

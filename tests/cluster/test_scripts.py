@@ -425,6 +425,8 @@ def test_bad_nodes_are_left_out_and_missed_where_none_is_spare(standins: Standin
         (run / "job/bad_nodes").write_text(bad)
         assert _run(standins, script)[0] == 0
         (run / "job/done").unlink()
+        trainer = standins.calls("trainer")[-1]
+        assert trainer["MASTER_ADDR"] == left.split()[0] and trainer["PBS_NODEFILE"] == str(standins.folder / "hosts")
         option = standins.calls(LAUNCHERS[site])[-1]["options"].get("--requires", "").removeprefix("host:")
         assert (option.split(",") if site == "flux" else (run / "job/hosts").read_text().split()) == left.split()
     (run / "job/bad_nodes").write_text("n1\nn2\n")

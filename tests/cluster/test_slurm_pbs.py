@@ -27,7 +27,7 @@ gpus_per_node: 0
 ranks_per_node: 1
 cores_per_node: 1
 bind: false
-setup: ["PBS_NODEFILE=$(generate_pbs_nodefile)"]
+setup: ["PBS_NODEFILE=$(generate_pbs_nodefile)", export MASTER_ADDR=127.0.0.1]
 environment:
   OMP_NUM_THREADS: {{value: "1", why: both nodes are one machine}}
   OMPI_MCA_mpi_yield_when_idle: {{value: "1", why: a rank that waits leaves the core to the others}}
