@@ -268,6 +268,8 @@ def flux_hostlist(words: Sequence[str]) -> int:
     """The hosts that the test put into $STANDINS/hosts, or those on standard input."""
     table = {"--limit": COUNT, "--exclude": r"[\w.,-]+", "--nth": r"\d+", "--count": ""}
     options, sources = parse("flux hostlist", words, table)
+    if sources not in (["avail"], ["stdin"]):  # the default differs among versions
+        refuse(f"flux hostlist: {words}")
     text = (FOLDER / "hosts").read_text() if sources == ["avail"] else sys.stdin.read()
     hosts = [host for host in re.split(r"[,\s]+", text) if host]
     hosts = [host for host in hosts if host not in options.get("--exclude", "").split(",")]

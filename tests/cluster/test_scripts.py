@@ -408,12 +408,15 @@ def test_bad_nodes_are_left_out_and_missed_where_none_is_spare(standins: Standin
     script, run = _job(standins, site, tmp_path / "run")
     if site == "srun":  # which takes names, not a file
         script = render(load_site("slurm_v100", ["spare_nodes=1"]), Job("run", (run,), 1, 60, tmp_path, "true"))
-        (run / "job/bad_nodes").write_text("n1\nn9\n")
+        (run / "job/bad_nodes").write_text("\nn1 Xid 74\n# n2\nn9\n")
         assert _run(standins, script)[0] == 0
         assert standins.calls("srun")[0]["options"]["--exclude"] == "n1,n9"
+        (run / "job/done").unlink()
+        script = render(load_site("slurm_v100"), Job("run", (run,), 1, 60, tmp_path, "true"))
+        assert "job/bad_nodes is not read; set spare_nodes in the site profile" in _run(standins, script)[1]
         return
     for hosts, bad, down, left in (
-        ("n1\nn2\nn3\n", "n1\n", "", "n2 n3"),
+        ("n1\nn2\nn3\n", "\n# n2\n n1 Xid 74\n", "", "n2 n3"),
         ("n1\nn2\nn3\n", "", "", "n1 n2"),
         ("n1.hsn\nn1.hsn\nn2.hsn\nn3.hsn\n", "n2\n", "", "n1.hsn n3.hsn"),
         ("n1.hsn\nn2.hsn\nn3.hsn\n", "", "n1   offline Xid 74\nn9 down\n", "n2.hsn n3.hsn"),

@@ -45,7 +45,7 @@ scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | 
 # The nodes to use: those of the job in order, without those that job/bad_nodes names (a line each) or PBS calls down.
 hosts=$run/job/hosts
 {
-    cat -- "$run/job/bad_nodes" 2>/dev/null || true
+    awk 'NF && !/^#/ {print $1}' "$run/job/bad_nodes" 2>/dev/null || true
     pbsnodes -l 2>/dev/null || true
 } | awk -F'[. \t]' 'bad { gone[$1]; next } !($1 in gone) && !seen[$1]++' bad=1 - bad=0 "$PBS_NODEFILE" >"$hosts.left"
 head -n 16 -- "$hosts.left" >"$hosts"
