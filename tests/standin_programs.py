@@ -57,8 +57,7 @@ RANKS = {
 # OpenPBS's qsub(1B), with the resources that ALCF's guide adds, and Flux's flux-batch(1).
 QSUB = {
     "-N": r"[\w.-]{1,230}", "-j": "oe|eo|n", "-k": r"d?o?e?", "-r": "[yn]", "-A": r"[\w.-]+", "-q": r"[\w.-]+",
-    "-J": rf"{COUNT}-{COUNT}(%{COUNT})?", "-W": r"depend=afterany:\d+(\[\d*\])?(\.pbs)?",
-    "-v": r"SUMMIT_TRAIN_TASK=\d+",
+    "-W": r"depend=afterany:\d+(\.pbs)?",  # qsub refuses to wait for a job of an array, 7[2].pbs
     "-l": r"select=\d+(:\w+=\w+)+|place=(scatter|pack|free)(:excl)?|walltime=\d+:\d\d:\d\d|filesystems=\w+(:\w+)*",
 }  # fmt: skip
 FLUX_BATCH = {
@@ -197,11 +196,8 @@ def qsub(words: Sequence[str]) -> int:
     head = itertools.takewhile(lambda line: line.startswith("#") or not line.strip(), text.splitlines())
     directives = [shlex.split(line)[1:] for line in head if line.startswith("#PBS ")]
     options = with_directives("qsub", options, directives, QSUB)
-    first, last = re.match(r"(\d+)-(\d+)", options.get("-J", "1-2")).groups()  # type: ignore[union-attr]
-    if int(first) >= int(last):
-        refuse("qsub: illegal -J value")
     number = file_job(options, text, named=bool(command))
-    print(f"{number}{'[]' if '-J' in options else ''}.pbs")
+    print(f"{number}.pbs")
     return 0
 
 
@@ -272,6 +268,8 @@ def flux_hostlist(words: Sequence[str]) -> int:
     """The hosts that the test put into $STANDINS/hosts, or those on standard input."""
     table = {"--limit": COUNT, "--exclude": r"[\w.,-]+", "--nth": r"\d+", "--count": ""}
     options, sources = parse("flux hostlist", words, table)
+    if sources not in (["avail"], ["stdin"]):  # the default differs among versions
+        refuse(f"flux hostlist: {words}")
     text = (FOLDER / "hosts").read_text() if sources == ["avail"] else sys.stdin.read()
     hosts = [host for host in re.split(r"[,\s]+", text) if host]
     hosts = [host for host in hosts if host not in options.get("--exclude", "").split(",")]
@@ -305,7 +303,8 @@ def answer(name: str, words: Sequence[str]) -> int:
 
 def trainer(words: Sequence[str]) -> int:
     """In the place of Python with summit_train: does what $TRAINER says, once for the given run."""
-    call("trainer", words=list(words), folder=os.getcwd())
+    where = {name: os.environ.get(name) for name in ("MASTER_ADDR", "PBS_NODEFILE")}
+    call("trainer", words=list(words), folder=os.getcwd(), **where)
     if words[:3] != ["-m", "summit_train", "train"]:
         return int(os.environ.get("STAGING_ENDS", "0"))
     run = Path(words[3]).parents[1]

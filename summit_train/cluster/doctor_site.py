@@ -57,7 +57,9 @@ def _judged(name: str, found: str, fix: str, status: Status = "fail") -> Check:
 def check_launcher(site: Site, timeout: float = 120.0) -> Check:
     """Load the modules and run the setup in a login shell, and look for the launcher there."""
     lines = [f"module load {shlex.quote(module)} || exit" for module in site.modules]
-    path = f"export PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH"
+    own = shlex.quote(str(Path(sys.executable).parent))
+    # As in the templates of the launchers.
+    path = f"export PATH=$PATH:{own}" if site.launcher in ("pals", "mpiexec") else f"export PATH={own}:$PATH"
     launcher = "mpiexec" if site.launcher == "pals" else site.launcher  # whose name is that of its kind
     program = "\n".join(["exec 3>&1 >&2", *lines, *site.setup, path, f"command -v {launcher} >&3"])
     fix = f"modules and setup must work, and put {launcher} on PATH"
@@ -135,6 +137,10 @@ def trial(site: Site, run_dir: Path, nodes: int) -> Iterator[Check]:
     values = json.loads(found[-1])
     for check in values["checks"]:
         yield Check(**{**check, "name": f"node: {check['name']}"})
+    if not values["ranks"]:
+        fix = "check launcher, and that a container gets the launcher's variables"
+        yield Check("node: ranks", "fail", "a process was started alone: no launcher's variables reach it", fix)
+        return
     for name, number, fix in (
         ("ranks", nodes * site.ranks, "check launcher and ranks_per_node"),
         ("GPUs", site.gpus_per_node, "check gpus_flag, gpus_per_node, and that torch is one for these GPUs"),

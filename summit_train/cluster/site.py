@@ -52,6 +52,7 @@ Minutes = Annotated[int, BeforeValidator(parse_walltime), Field(ge=1)]
 Line = Annotated[str, AfterValidator(_one_line)]
 # The scheduler, not a shell, reads directives. These patterns allow no character that is special to either.
 Word = Annotated[str, _matching(r"[\w.@:+,=][\w.@:+,=/-]*", "one word of letters, digits and .@:+,=/_-")]
+Program = Annotated[str, _matching(r"/?[\w.@:+,=][\w.@:+,=/-]*", "a name or an absolute path without spaces")]
 Directive = Annotated[str, _matching(r"-[\w-][^\n#'\\$`;&|<>]*", "an option of the scheduler, such as --mem=0")]
 Flag = Annotated[str, _matching(r"-[\w-][\w .:,=+/@%-]*", "an option without quotes, such as --mpi=pmix")]
 NodePath = Annotated[str, _matching(r"[/$][\w./${}:@+-]*", "an absolute path without spaces; $NAMES are the node's")]
@@ -84,7 +85,7 @@ class Container(Section):
 
     runtime: Literal["apptainer", "pyxis", "podman_hpc", "edf"]
     image: Line = Field(description="A file or a name; edf: the name or path of the environment's file.")
-    python: Word = Field(default="python", description="The image's interpreter with summit_train.")
+    python: Program = Field(default="python", description="The image's interpreter with summit_train.")
     binds: tuple[NodePath, ...] = Field(default=(), description="FOLDER or FOLDER:INSIDE, of specs, runs and data.")
     options: tuple[LauncherOption, ...] = ()
 
@@ -229,6 +230,9 @@ def load_site(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Site:
         raise UserError(f"{site.name}: walltime_caps: the numbers of nodes must rise, got {nodes}")
     words = Tree(smallest_spec().model_dump(mode="json"), {(): tree.place(("spec",))})
     for key, value in site.spec.items():
+        if isinstance(value, dict):
+            keys = ", ".join(f"{key}.{name}: {one}" for name, one in value.items())
+            raise UserError(f"{tree.place(('spec', key))}: spec.{key}: must be a value, got a section; write {keys}")
         put(words, key, value, tree.place(("spec", key)))
     validated(Spec, words)
     site = site.model_copy(update={"notes": (*site.notes, *tree.notes)})

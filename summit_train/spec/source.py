@@ -281,13 +281,17 @@ def _merge(base: dict[str, Any], top: Mapping[str, Any], above: KeyPath = ()) ->
 
 
 def apply_override(tree: Tree, override: str) -> None:
-    """Apply one `section.key=value`. Raises UserError if it has another form."""
+    """Apply one `section.key=value`, or `+key=[...]` that adds to a list. Raises UserError if it has another form."""
     dotted, equals, text = override.partition("=")
     place = f"override {override!r}"
     if not equals or not all(dotted.split(".")):
         raise UserError(f"{place}: must have the form section.key=value, such as optimizer.base_lr=0.01")
     _, value = _load(text, lambda _: f"{place}: the value is not valid YAML, quote it")
-    put(tree, dotted, value, place)
+    if dotted.rpartition(".")[2].startswith("+"):
+        put(added := Tree({}), dotted, value, place)
+        tree.lay(added)
+    else:
+        put(tree, dotted, value, place)
 
 
 def put(tree: Tree, dotted: str, value: Any, place: str) -> None:

@@ -37,6 +37,9 @@ program=(
     --volume /nvme/"$USER":/fast
     --env 'SLURM_*'
     --env 'FLUX_*'
+    --env 'PBS_*'
+    --env 'LSB_*'
+    --env 'JSM_*'
     --env 'PALS_*'
     --env 'PMI*'
     --env 'OMPI_*'
@@ -113,7 +116,7 @@ def test_bash_and_shellcheck_take_the_scripts(tmp_path: Path) -> None:
         ),
         ("docker", [], "container.runtime: 'docker' is not a choice"),
         ("apptainer", ["container.binds=[relative]"], "must be an absolute path without spaces"),
-        ("apptainer", ["container.python=python; touch x"], "container.python: must be one word"),
+        ("apptainer", ["container.python=python; touch x"], "container.python: must be a name or an absolute path"),
         ("apptainer", ["container.options=[{option: '--x $(y)', why: w}]"], "must be an option without quotes"),
     ],
 )
@@ -139,7 +142,8 @@ def test_a_script_enters_the_image_for_every_rank(tmp_path: Path) -> None:
     apptainer = standins.bin / "apptainer"
     apptainer.write_text(_APPTAINER.format(calls=calls, image=image, trainer=trainer))
     apptainer.chmod(0o755)
-    box = ("container.runtime=apptainer", f"container.image={image}", f"container.binds=[{tmp_path}]")
+    box = ["container.runtime=apptainer", f"container.image={image}", f"container.binds=[{tmp_path}]"]
+    box += ["container.python=/opt/venv/bin/python"]
     script = render(load_site("local", box), Job("run", (run,), 1, 60, tmp_path, "/nowhere/python"))
     done = subprocess.run(
         ["bash", "-c", script], env=standins.environ, capture_output=True, text=True, timeout=PATIENCE_S
@@ -149,5 +153,6 @@ def test_a_script_enters_the_image_for_every_rank(tmp_path: Path) -> None:
         ["-m", "summit_train", "train", f"{run}/job/spec.yaml", "--ranks", "2"]
     ]
     assert calls.read_text() == (
-        f"exec --bind {tmp_path}:{tmp_path} {image} python -m summit_train train {run}/job/spec.yaml --ranks 2\n"
+        f"exec --bind {tmp_path}:{tmp_path} {image} /opt/venv/bin/python -m summit_train train {run}/job/spec.yaml "
+        "--ranks 2\n"
     )

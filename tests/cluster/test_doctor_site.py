@@ -64,6 +64,20 @@ def test_modules_and_setup_are_run_and_must_lead_to_the_launcher(
     assert (check.name, check.status) == ("launcher", status) and check.found.endswith(found) and fix in check.mend
 
 
+@pytest.mark.parametrize(("site", "has_own"), [("slurm_generic", True), ("pbs_generic", False)])
+def test_the_launcher_is_the_one_that_a_job_finds(
+    login: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: str, has_own: bool
+) -> None:
+    """The environment's own comes first, but not before the machine's mpiexec."""
+    (tmp_path / "venv").mkdir()
+    monkeypatch.setattr("sys.executable", str(tmp_path / "venv/python"))
+    for folder in (login, tmp_path / "venv"):
+        for name in ("srun", "mpiexec"):
+            program(folder, name, "exit 0")
+    found = Path(check_launcher(load_site(site)).found)
+    assert found.parent == (tmp_path / "venv" if has_own else login)
+
+
 @pytest.mark.parametrize(
     ("script", "account", "expected"),
     [
@@ -104,6 +118,15 @@ def test_the_queue_exists_and_allows_what_the_profile_allows(
     assert (check.status, check.found) == (status, found)
     if status == "warn":
         assert check.mend.endswith('set walltime_caps, such as [{nodes: 8, walltime: "8:00"}]')
+
+
+def test_a_scheduler_that_is_missing_or_silent_is_a_finding(login: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("summit_train.cluster.schedulers.scheduler._ANSWER_S", 0.2)
+    program(login, "scontrol", "exec sleep 60")
+    assert check_queue(_site()).found == "scontrol did not answer within 0.2 s"
+    monkeypatch.setenv("PATH", str(login))
+    missing = "none, not checked: sacctmgr cannot be started: No such file or directory"
+    assert check_account(_site()).found == missing
 
 
 def test_a_queue_without_limits_allows_everything(login: Path) -> None:
@@ -158,6 +181,7 @@ SBATCH = "echo '%s' > 7.out\necho 7"
     [
         ([{"node": "n", "GPUs": 4, "cores": 8}] * 4, []),
         ([{"node": "n", "GPUs": 4, "cores": 8}] * 3, ["node: ranks"]),
+        ([], ["node: ranks"]),
         ([{"node": "n", "GPUs": 4, "cores": 8}] * 3 + [{"node": "n", "GPUs": 3, "cores": 8}], ["node: GPUs"]),
         ([{"node": "n", "GPUs": 4, "cores": 8}] * 3 + [{"node": "n", "GPUs": 4, "cores": 7}], ["node: cores"]),
     ],

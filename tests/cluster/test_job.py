@@ -32,9 +32,10 @@ ARRAY = replace(
 )
 JOBS = {"one": ONE, "many": MANY, "staged": STAGED, "array": ARRAY}
 # The schedulers with every kind of job; the centres, which differ in their options, with one.
-GENERIC = ("lsf_generic", "pbs_generic", "slurm_generic", "slurm_v100", "summit")
+GENERIC = ("lsf_generic", "slurm_generic", "slurm_v100", "summit")
 CASES = {f"{site}-{what}": (site, (), JOBS[what]) for site in GENERIC for what in JOBS}
-CASES |= {f"flux_generic-{what}": ("flux_generic", (), JOBS[what]) for what in ("one", "many", "staged")}
+ALONE = ("flux_generic", "pbs_generic")  # without arrays
+CASES |= {f"{site}-{what}": (site, (), JOBS[what]) for site in ALONE for what in ("one", "many", "staged")}
 ACCOUNT = "account=abc123"  # a centre's profile requires it
 CASES |= {f"{site}-many": (site, (ACCOUNT,), MANY) for site in CENTRES}
 CASES["local-one"] = ("local", (), ONE)  # this machine is one node, has no arrays and no disk of its own to stage to
@@ -122,7 +123,7 @@ def test_jobs_that_cannot_be() -> None:
     site = load_site("local")
     with pytest.raises(UserError, match="local has no disk to stage to; set node_local in the profile"):
         render(site, STAGED)
-    for name in ("local", "flux_generic"):
+    for name in ("local", *ALONE):
         with pytest.raises(UserError, match=f"{name}: has no job arrays"):
             render(load_site(name), ARRAY)
 

@@ -28,7 +28,7 @@ def test_every_profile_is_one(page: str, profile: str, tmp_path: Path) -> None:
     (tmp_path / "ours.yaml").write_text(dict(PROFILES[::-1])["sites"])
     path.write_text(profile.replace("/path/to/summit_train", str(ROOT)))
     site = load_site(path)
-    assert site.name in ("ours", "ours_debug", "workstation") and site.ranks == 4
+    assert site.name in ("ours", "our_cluster", "ours_debug", "workstation") and site.ranks == 4
 
 
 def test_the_whole_profiles_on_the_page_render(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ SITES = {
     "srun": ("slurm_v100", ()),
     "mpirun": ("slurm_v100", ("launcher=mpirun", "launcher_options=[]")),
     "hydra": ("pbs_generic", ()),
-    "pals": ("aurora", ("modules=[]",)),
+    "pals": ("aurora", ("modules=[]", "account=abc123")),
     "flux": ("flux_generic", ()),
     "local": ("local", ("launcher=mpirun", "launcher_options=[{option: --oversubscribe, why: w}]")),
     "ranks": ("local", ()),
@@ -371,30 +371,8 @@ def test_a_new_job_that_is_refused_is_said(
     monkeypatch.setenv("STANDIN_REFUSES", "qsub: would exceed queue's limit")
     status, output = _stopped(standins, script)
     assert status == 1 and "would exceed queue's limit" in output
-    assert output.endswith("stopped at step 8; no new job was taken; submit it again to continue\n")
+    assert output.endswith("stopped at step 8; the scheduler refused a new job; submit it again to continue\n")
     assert not (run / "job/requeues").read_text()
-
-
-def test_a_run_of_a_pbs_array_goes_on_outside_of_it(standins: Standins, tmp_path: Path) -> None:
-    standins.program("hydra", standins.bin / "mpiexec")
-    runs = tuple(tmp_path / f"runs/{name}" for name in ("a", "b", "c"))
-    for run in runs:
-        (run / "job").mkdir(parents=True)
-    python = standins.program("trainer", standins.folder / "bin/python")
-    script = render(load_site("pbs_generic"), Job("array", runs, 2, 60, tmp_path, str(python)))
-    (standins.folder / "job.sh").write_text(script)
-    process = _start(standins, script, TRAINER="stop", PBS_JOBID="7[2].pbs", PBS_ARRAY_INDEX="2")
-    deadline = time.monotonic() + PATIENCE_S
-    while not standins.calls("trainer"):
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-        time.sleep(0.02)
-    process.send_signal(signal.SIGUSR2)
-    assert process.wait(timeout=PATIENCE_S) == 85, (runs[1] / "job/7[2].pbs.out").read_text()
-    (job,) = standins.jobs()
-    assert job["options"]["-v"] == "SUMMIT_TRAIN_TASK=2" and "-J" not in job["options"]
-    assert job["options"]["-W"] == "depend=afterany:7[2].pbs" and not job["named"]
-    assert _run(standins, job["script"], SUMMIT_TRAIN_TASK="2", PBS_JOBID="101.pbs") == (0, "")
-    assert (runs[1] / "job/101.pbs.out").read_text().endswith(f": done, {runs[1]}\n")
 
 
 def _sleep(standins: Standins, then: str) -> None:
@@ -430,12 +408,15 @@ def test_bad_nodes_are_left_out_and_missed_where_none_is_spare(standins: Standin
     script, run = _job(standins, site, tmp_path / "run")
     if site == "srun":  # which takes names, not a file
         script = render(load_site("slurm_v100", ["spare_nodes=1"]), Job("run", (run,), 1, 60, tmp_path, "true"))
-        (run / "job/bad_nodes").write_text("n1\nn9\n")
+        (run / "job/bad_nodes").write_text("\nn1 Xid 74\n# n2\nn9\n")
         assert _run(standins, script)[0] == 0
         assert standins.calls("srun")[0]["options"]["--exclude"] == "n1,n9"
+        (run / "job/done").unlink()
+        script = render(load_site("slurm_v100"), Job("run", (run,), 1, 60, tmp_path, "true"))
+        assert "job/bad_nodes is not read; set spare_nodes in the site profile" in _run(standins, script)[1]
         return
     for hosts, bad, down, left in (
-        ("n1\nn2\nn3\n", "n1\n", "", "n2 n3"),
+        ("n1\nn2\nn3\n", "\n# n2\n n1 Xid 74\n", "", "n2 n3"),
         ("n1\nn2\nn3\n", "", "", "n1 n2"),
         ("n1.hsn\nn1.hsn\nn2.hsn\nn3.hsn\n", "n2\n", "", "n1.hsn n3.hsn"),
         ("n1.hsn\nn2.hsn\nn3.hsn\n", "", "n1   offline Xid 74\nn9 down\n", "n2.hsn n3.hsn"),
@@ -447,6 +428,8 @@ def test_bad_nodes_are_left_out_and_missed_where_none_is_spare(standins: Standin
         (run / "job/bad_nodes").write_text(bad)
         assert _run(standins, script)[0] == 0
         (run / "job/done").unlink()
+        trainer = standins.calls("trainer")[-1]
+        assert trainer["MASTER_ADDR"] == left.split()[0] and trainer["PBS_NODEFILE"] == str(standins.folder / "hosts")
         option = standins.calls(LAUNCHERS[site])[-1]["options"].get("--requires", "").removeprefix("host:")
         assert (option.split(",") if site == "flux" else (run / "job/hosts").read_text().split()) == left.split()
     (run / "job/bad_nodes").write_text("n1\nn2\n")
@@ -465,7 +448,8 @@ def test_a_script_that_is_started_by_hand_says_so(standins: Standins, tmp_path: 
 
 def test_the_stand_ins_do_check(standins: Standins) -> None:
     for line in ("jsrun -n 2 -z 1 true", "jsrun -n two true", "srun --mpi=pmi9 true", "mpirun -np 2", "bsub -W 2h",
-                 "jskill all", "bjobs", "qselect -u me", "qsub -l nodes=2", "flux run -z true", "flux batch --setattr",
+                 "jskill all", "bjobs", "qselect -u me", "qsub -l nodes=2", "qsub -J 1-2 job.sh",
+                 "qsub -W depend=afterany:7[2].pbs job.sh", "flux run -z true", "flux batch --setattr",
                  "flux --parent batch job.sh"):  # fmt: skip
         done = subprocess.run(
             line.split(), env=standins.environ, capture_output=True, text=True, stdin=subprocess.DEVNULL

@@ -83,6 +83,12 @@ def test_lists_are_added_to_and_a_replaced_one_is_said_with_what_is_lost(tmp_pat
     site = load_site(path)
     assert [line.option for line in site.directives] == ["--exclusive", "--mem=0", "--constraint=gpu"]
     assert site.notes == ("drained on Tuesdays",)
+    assert [line.option for line in load_site(path, ["+directives=[{option: -v, why: w}]"]).directives][2:] == [
+        "--constraint=gpu",
+        "-v",
+    ]
+    with pytest.raises(UserError, match=r"override '\+queue=\[a\]': .* must be a list that is added to a list"):
+        load_site(path, ["queue=gpu", "+queue=[a]"])
     path.write_text(f"{text.rpartition('launcher')[0]}{more}")
     over = f"replaces the list of {generic}:10, and leaves out --exclusive, --mem=0; +directives would add to it"
     assert load_site(path).notes == ("drained on Tuesdays", f"{path}:4: directives: {over}")
@@ -164,6 +170,10 @@ def test_walltimes_are_hours_and_minutes() -> None:
         ("gpus_flag: --gres=gpu:{gpus};id\n", "must be an option such as --gres=gpu:{gpus}"),
         ("spec:\n  seed: 1\n  precision: bf17\n", "mine.yaml:9: precision: 'bf17' is not a choice; did you mean bf16?"),
         ("spec: {data.stag: auto}\n", "mine.yaml:7: data.stag: unknown key; did you mean stage?"),
+        (
+            "spec: {data: {stage: auto}}\n",
+            "mine.yaml:7: spec.data: must be a value, got a section; write data.stage: auto",
+        ),
         ("spec: {seed.x: 1}\n", "mine.yaml:7: seed is a value, not a section"),
         ("walltime_caps: [{nodes: 8, walltime: 1:00}, {nodes: 4, walltime: 2:00}]\n", "must rise, got [8, 4]"),
     ],

@@ -1,7 +1,7 @@
 """The script for PBS through Slurm's own qsub on a real Slurm of two nodes, with Open MPI's mpirun.
 
-Slurm reads the script's #PBS lines itself. Its qsub takes scripts by name only and has no qselect, so arrays and states
-of PBS are not tested here; Slurm tells the hosts through generate_pbs_nodefile, as the site's set-up.
+Slurm reads the script's #PBS lines itself. Its qsub takes scripts by name only and has no qselect, so the states of
+PBS are not tested here; Slurm tells the hosts through generate_pbs_nodefile, as the site's set-up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ gpus_per_node: 0
 ranks_per_node: 1
 cores_per_node: 1
 bind: false
-setup: ["PBS_NODEFILE=$(generate_pbs_nodefile)"]
+setup: ["PBS_NODEFILE=$(generate_pbs_nodefile)", export MASTER_ADDR=127.0.0.1]
 environment:
   OMP_NUM_THREADS: {{value: "1", why: both nodes are one machine}}
   OMPI_MCA_mpi_yield_when_idle: {{value: "1", why: a rank that waits leaves the core to the others}}

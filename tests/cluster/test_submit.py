@@ -100,15 +100,6 @@ def test_jobs_of_pbs_and_flux_wait_for_each_other(
     assert waits[0] not in first["options"] and second["options"][waits[0]] == waits[1]
 
 
-def test_an_array_of_pbs_is_recorded_by_its_runs(standins: Standins, spec: Spec, tmp_path: Path) -> None:
-    runs = [tmp_path / "runs" / name for name in ("one", "two")]
-    job = _job(spec, runs)
-    script = write_job(PBS, job, [spec, spec], tmp_path / "sweep")
-    assert chain(PBS, job, script, 1) == ["101[].pbs"]
-    assert standins.jobs()[0]["options"]["-J"] == "1-2"
-    assert [submissions(run)[-1]["id"] for run in runs] == ["101[1].pbs", "101[2].pbs"]
-
-
 def test_a_chain_is_recorded_job_by_job(standins: Standins, spec: Spec) -> None:
     job, script = _written(spec, LSF)
     assert chain(LSF, job, script, 1) == ["101"] and not (spec.run_path / "job/last_job").exists()
@@ -151,9 +142,9 @@ def test_states_of_lsf_jobs(standins: Standins) -> None:
 
 
 def test_states_of_pbs_jobs(standins: Standins) -> None:
-    (standins.folder / "qselect").write_text("1.pbs Q\n2.pbs R\n3.pbs H\n4[1].pbs R\n4[2].pbs Q\n6.pbs E\n")
-    ids = ["1.pbs", "2.pbs", "3.pbs", "4[1].pbs", "4[2].pbs", "4[3].pbs", "5.pbs", "6.pbs"]
-    states = ["queued", "running", "queued", "running", "queued", "gone", "gone", "running"]
+    (standins.folder / "qselect").write_text("1.pbs Q\n2.pbs R\n3.pbs H\n6.pbs E\n")
+    ids = ["1.pbs", "2.pbs", "3.pbs", "5.pbs", "6.pbs"]
+    states = ["queued", "running", "queued", "gone", "running"]
     assert job_states(PBS, ids) == dict(zip(ids, states, strict=True))
     (standins.folder / "qselect").unlink()
     assert job_states(PBS, ["1.pbs"]) == {"1.pbs": "gone"}

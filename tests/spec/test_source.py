@@ -98,7 +98,7 @@ def test_a_plus_adds_to_the_list_of_what_is_extended(tmp_path: Path) -> None:
         ),
         (
             "extends: base.yaml\n+b: 2\n",
-            "+b: + must be a list that is added to a list, got 2 added to [1]",
+            "spec.yaml:2: +b: + must be a list that is added to a list, got 2 added to [1]",
         ),
         ("+c: {x: 1}\n", "spec.yaml:1: +c: + must be a list that is added to a list, got {'x': 1} added to None"),
     ],

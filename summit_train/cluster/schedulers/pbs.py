@@ -9,18 +9,19 @@ from summit_train.cluster.schedulers.scheduler import Scheduler, ask, job_id
 
 
 class Pbs(Scheduler):
-    """Its launchers: mpiexec of HPE's PALS, mpiexec of MPICH and Intel MPI (Hydra), mpirun of Open MPI."""
+    """Its launchers: mpiexec of HPE's PALS, mpiexec of MPICH and Intel MPI (Hydra), mpirun of Open MPI.
+
+    Its arrays are not used: no job may depend on one of an array's, which a run that is warned needs to go on.
+    """
 
     launchers = ("pals", "mpiexec", "mpirun")
     can_spare = launchers
     command = "qsub"
+    has_arrays = False
 
     def submit(self, script: Path, launcher: str, after: str | None) -> str:
         words = ["qsub", *(["-W", f"depend=afterany:{after}"] if after else []), script.name]
-        return job_id(r"^(\d+(?:\[\])?(?:\.[\w.-]+)?)$", words, ask(words, script.parent))
-
-    def member(self, array: str, number: int) -> str:
-        return array.replace("[]", f"[{number}]")
+        return job_id(r"^(\d+(?:\.[\w.-]+)?)$", words, ask(words, script.parent))
 
     def states(self) -> dict[str, str]:
         # qselect names what has not finished, by its whole id, which qstat cuts off.

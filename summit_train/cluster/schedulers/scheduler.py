@@ -12,6 +12,8 @@ from typing import ClassVar
 
 from summit_train.core.errors import RunFailed
 
+_ANSWER_S = 60.0
+
 
 class Scheduler(ABC):
     """One batch system.
@@ -58,9 +60,14 @@ class Scheduler(ABC):
 
 
 def ask(words: Sequence[str], folder: Path | None = None, stdin: Path | None = None) -> str:
-    """Return what a command prints. Raises RunFailed, with what it said, where its exit status is not 0."""
+    """Return what a command prints. Raises RunFailed where it cannot be started, fails, or does not answer in time."""
     with open(stdin or os.devnull, "rb") as source:
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, stdin=source, check=False)
+        try:
+            done = subprocess.run(words, cwd=folder, capture_output=True, text=True, stdin=source, timeout=_ANSWER_S)
+        except OSError as error:
+            raise RunFailed(f"{words[0]} cannot be started: {error.strerror}") from error
+        except subprocess.TimeoutExpired as error:
+            raise RunFailed(f"{words[0]} did not answer within {_ANSWER_S:g} s") from error
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split()) or "nothing"
         raise RunFailed(f"{words[0]} refused (exit status {done.returncode}): {said}")

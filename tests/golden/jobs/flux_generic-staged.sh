@@ -45,13 +45,13 @@ newest_step() {
 scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | wc -c; }
 
 # The nodes to use: those that are up, without those that job/bad_nodes names, a line each.
-bad=$(paste -sd, -- "$run/job/bad_nodes" 2>/dev/null || true)
+bad=$(awk 'NF && !/^#/ {print $1}' "$run/job/bad_nodes" 2>/dev/null | paste -sd, || true)
 hosts=$(flux hostlist --limit=16 ${bad:+"--exclude=$bad"} avail)
-if (($(flux hostlist --count <<<"$hosts") < 16)); then
+if (($(flux hostlist --count stdin <<<"$hosts") < 16)); then
     say "job $job_id: only $hosts are left without the bad nodes, 16 are needed; set spare_nodes in the site profile"
     exit 1
 fi
-MASTER_ADDR=$(flux hostlist --nth=0 <<<"$hosts") # where rank 0 is
+MASTER_ADDR=$(flux hostlist --nth=0 stdin <<<"$hosts") # where rank 0 is
 export MASTER_ADDR
 # A signal to the job reaches all processes of this script, and older versions of this client would end of it.
 shielded_flux() {

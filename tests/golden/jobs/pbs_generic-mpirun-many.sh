@@ -1,7 +1,7 @@
 #!/bin/bash
 #PBS -N O_Neil_sons
 # whole nodes, one chunk each
-#PBS -l select=16:ncpus=32:ngpus=4
+#PBS -l select=16:ncpus=32:ngpus=4:mpiprocs=4
 #PBS -l place=scatter:excl
 #PBS -l walltime=0:33:00
 # PBS may rerun the job after a node failure
@@ -45,7 +45,7 @@ scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | 
 # The nodes to use: those of the job in order, without those that job/bad_nodes names (a line each) or PBS calls down.
 hosts=$run/job/hosts
 {
-    cat -- "$run/job/bad_nodes" 2>/dev/null || true
+    awk 'NF && !/^#/ {print $1}' "$run/job/bad_nodes" 2>/dev/null || true
     pbsnodes -l 2>/dev/null || true
 } | awk -F'[. \t]' 'bad { gone[$1]; next } !($1 in gone) && !seen[$1]++' bad=1 - bad=0 "$PBS_NODEFILE" >"$hosts.left"
 head -n 16 -- "$hosts.left" >"$hosts"
@@ -53,9 +53,11 @@ if (($(wc -l <"$hosts") < 16)); then
     say "job $job_id: $(wc -l <"$hosts") nodes are left without the bad ones, 16 are needed; set spare_nodes in the site profile"
     exit 1
 fi
-export PBS_NODEFILE=$hosts # rank 0 is on its first host
+# Rank 0 is on the first one. Not by another PBS_NODEFILE: Open MPI looks for PBS's own files beside it.
+MASTER_ADDR=${MASTER_ADDR:-$(head -n 1 -- "$hosts")}
+export MASTER_ADDR
 sed -i 's/$/ slots=4/' "$hosts"
-forwarded=(-x PATH -x OMP_NUM_THREADS -x NCCL_DEBUG -x SUMMIT_TRAIN_COMM) # to the ranks of other nodes
+forwarded=(-x PATH -x MASTER_ADDR -x PBS_JOBID -x OMP_NUM_THREADS -x NCCL_DEBUG -x SUMMIT_TRAIN_COMM) # to the ranks of other nodes
 all_ranks=(
     mpirun
     -np 64
@@ -154,9 +156,7 @@ if ((requeues >= 20)); then
 fi
 # qrerun is for operators and no exit status requeues, so a new job continues when this one has ended.
 cd -- "$PBS_O_WORKDIR"
-resubmit() {
-    qsub -W "depend=afterany:$PBS_JOBID" job.sh
-}
+resubmit() { env -u MASTER_ADDR qsub -W "depend=afterany:$PBS_JOBID" job.sh; } # with -V it would inherit this one's address
 if ! next=$(resubmit); then
     say "job $job_id: stopped at step $last; the scheduler refused a new job; submit it again to continue"
     exit 1

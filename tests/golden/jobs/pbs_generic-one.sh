@@ -45,7 +45,7 @@ scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | 
 # The nodes to use: those of the job in order, without those that job/bad_nodes names (a line each) or PBS calls down.
 hosts=$run/job/hosts
 {
-    cat -- "$run/job/bad_nodes" 2>/dev/null || true
+    awk 'NF && !/^#/ {print $1}' "$run/job/bad_nodes" 2>/dev/null || true
     pbsnodes -l 2>/dev/null || true
 } | awk -F'[. \t]' 'bad { gone[$1]; next } !($1 in gone) && !seen[$1]++' bad=1 - bad=0 "$PBS_NODEFILE" >"$hosts.left"
 head -n 1 -- "$hosts.left" >"$hosts"
@@ -53,7 +53,9 @@ if (($(wc -l <"$hosts") < 1)); then
     say "job $job_id: $(wc -l <"$hosts") nodes are left without the bad ones, 1 are needed; set spare_nodes in the site profile"
     exit 1
 fi
-export PBS_NODEFILE=$hosts # rank 0 is on its first host
+# Rank 0 is on the first one. Not by another PBS_NODEFILE: Open MPI looks for PBS's own files beside it.
+MASTER_ADDR=${MASTER_ADDR:-$(head -n 1 -- "$hosts")}
+export MASTER_ADDR
 all_ranks=(
     mpiexec # of MPICH or Intel MPI
     -f "$hosts"
@@ -151,9 +153,7 @@ if ((requeues >= 20)); then
 fi
 # qrerun is for operators and no exit status requeues, so a new job continues when this one has ended.
 cd -- "$PBS_O_WORKDIR"
-resubmit() {
-    qsub -W "depend=afterany:$PBS_JOBID" job.sh
-}
+resubmit() { env -u MASTER_ADDR qsub -W "depend=afterany:$PBS_JOBID" job.sh; } # with -V it would inherit this one's address
 if ! next=$(resubmit); then
     say "job $job_id: stopped at step $last; the scheduler refused a new job; submit it again to continue"
     exit 1

@@ -50,6 +50,7 @@ scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | 
 
 # Since Slurm 22.05 srun does not take this from sbatch.
 export SRUN_CPUS_PER_TASK=8
+[[ ! -e $run/job/bad_nodes ]] || say "job $job_id: job/bad_nodes is not read; set spare_nodes in the site profile"
 all_ranks=(
     srun
     --nodes=1

@@ -50,7 +50,7 @@ scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | 
 
 # Since Slurm 22.05 srun does not take this from sbatch.
 export SRUN_CPUS_PER_TASK=8
-bad=$(paste -sd, -- "$run/job/bad_nodes" 2>/dev/null || true) # a line each
+bad=$(awk 'NF && !/^#/ {print $1}' "$run/job/bad_nodes" 2>/dev/null | paste -sd, || true) # a line each
 all_ranks=(
     srun
     ${bad:+"--exclude=$bad"} # the job has 2 nodes to spare
