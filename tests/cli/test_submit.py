@@ -44,11 +44,11 @@ def test_a_dry_run_prints_script_and_cost_and_touches_nothing(
     assert f"python={sys.executable}\n" in out
     assert err == (
         "tsm_r50_8f_1536gpu: 256 nodes of summit, 1536 ranks\n"
-        "  training    0:14, 59.1 node-hours at 18.3 clips/s a rank "
+        "  training     0:14, 59.1 node-hours at 18.3 clips/s a rank "
         "(Training Kinetics in 15 Minutes, Table 3: 14m13s)\n"
-        "  evaluation  not counted: the number of videos in data.val is unknown\n"
-        "  walltime    one job of 0:32: 136.5 node-hours; at most 2,867.2 with 20 requeues\n"
-        "  not checked   data.train, data.val, data.root, model.pretrained\n"
+        "  evaluation   not counted: the number of videos in data.val is unknown\n"
+        "  walltime     one job of 0:32: 136.5 node-hours; at most 2,867.2 with 20 requeues\n"
+        "  not checked  data.train, data.val, data.root, model.pretrained\n"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -76,7 +76,7 @@ def test_the_words_of_a_site_and_the_price_are_said(say: Say, tmp_path: Path) ->
     refused = "summit-train: ours: a job must have account; give --set account=..., or write it into the profile\n"
     assert say("submit", *cost, "--dry-run") == (2, "", refused)
     status, _, err = say("submit", *cost, "--dry-run", "--set", "account=a", "--max-requeues", "0")
-    assert status == 0 and "\n  spec       watch.stall_seconds=60, by ours\n" in err
+    assert status == 0 and "\n  spec         watch.stall_seconds=60, by ours\n" in err
     assert "at most 64.00, at 2 a node-hour\n" in err
 
 
@@ -93,7 +93,7 @@ def test_overrides_reach_script_and_cost(say: Say) -> None:
     status, out, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "128", *words)
     assert status == 0
     assert "\n#BSUB -W 1:30\n" in out and "/runs/longer\n" in out and "requeues >= 3" in out
-    assert "  training    0:56, 117.5 node-hours" in err
+    assert "  training     0:56, 117.5 node-hours" in err
 
 
 def test_a_job_is_submitted_and_recorded(say: Say, standins: Standins, write_spec: WriteSpec, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_packed_sets_are_staged_where_the_spec_asks(say: Say, tmp_path: Path) ->
     words = ("submit", PAPER, *ON_SUMMIT, "--nodes", "256", "data.train=train", "data.val=val", "--dry-run")
     status, out, err = say(*words, "data.stage=auto")
     assert status == 0
-    assert f"  staging     {tmp_path}/train, {tmp_path}/val to /mnt/bb/$USER\n" in err
+    assert f"  staging      {tmp_path}/train, {tmp_path}/val to /mnt/bb/$USER\n" in err
     assert out.count(" data stage ") == 2 and f"data stage {tmp_path}/val " in out
     assert "data.stage=\"'$staged'\"" in out
     for other, said in (
@@ -136,13 +136,13 @@ def test_packed_sets_are_staged_where_the_spec_asks(say: Say, tmp_path: Path) ->
     ):
         status, out, err = say(*words, *other)
         assert (status, " data stage " in out) == (0, False)
-        assert (f"  staging     {said}\n" in err) if said else "staging" not in err
+        assert (f"  staging      {said}\n" in err) if said else "staging" not in err
 
 
 def test_a_chain_is_said_and_submitted(say: Say, standins: Standins, tmp_path: Path) -> None:
     status, out, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "8")
     assert status == 0
-    assert "  walltime    a chain of 5 jobs of 2:00: 80.0 node-hours; at most 400.0 with 20 requeues\n" in err
+    assert "  walltime     a chain of 5 jobs of 2:00: 80.0 node-hours; at most 400.0 with 20 requeues\n" in err
     assert out.startswith("tsm_r50_8f_1536gpu: 5 jobs, one after the other, 101 to 105, submitted; the script is ")
     assert [job["options"].get("-w") for job in standins.jobs()] == [None, *(f"ended({n})" for n in range(101, 105))]
     assert len(submissions(tmp_path / "runs/tsm_r50_8f_1536gpu")) == 5
