@@ -125,12 +125,14 @@ def trial(site: Site, run_dir: Path, nodes: int) -> Iterator[Check]:
     while state != "gone":
         state, former = job_states(site, [job_id])[job_id], state
         if state != former:
-            yield Check("trial job", "ok", f"{job_id} is {state}; {script.parent} has its script and output")
+            now = "has ended" if state == "gone" else f"is {state}"
+            yield Check("trial job", "ok", f"{job_id} {now}; {script.parent} has its script and output")
         time.sleep(_POLL_S)
     deadline = time.monotonic() + _LATE_S
     while not (found := [line for line in _output(script.parent) if line.startswith("{")]):
         if time.monotonic() > deadline:
-            said = ["no output: do the nodes see this folder?", *_output(script.parent)][-1]
+            lines = ["no output: do the nodes see this folder?", *_output(script.parent)]
+            said = next((line for line in lines if line.startswith("summit-train")), lines[-1])
             yield Check("trial job", "fail", said, f"read {script.parent}/*.out, and try its script's lines by hand")
             return
         time.sleep(_POLL_S)

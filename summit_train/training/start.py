@@ -228,7 +228,7 @@ def stage_sets(inputs: Inputs, world: World, watchdog: Watchdog) -> list[str]:
     if dest is None:
         return []
     if dest == "auto":
-        return ["data.stage is auto: a job that `submit` writes stages; here nothing is staged"]
+        return ["data.stage is auto, but nothing was staged: only a job of `submit` stages, and only packed sets"]
     sets = {manifest.source: manifest.is_packed for manifest in (inputs.val.manifest, inputs.train.manifest)}
     packed = [source for source, is_packed in sets.items() if is_packed]
     done = []

@@ -195,7 +195,7 @@ def test_what_the_ranks_of_the_trial_have_is_held_against_the_profile(
         program(login, name, script)
     status, out, _ = say("doctor", "--site", "slurm_generic", "--submit", "--run-dir", tmp_path / "runs", "--json")
     checks = {check["name"]: check for check in json.loads(out)["checks"]}
-    assert checks["node: torch"]["found"] == "2.13" and checks["trial job"]["found"].startswith("7 is gone; ")
+    assert checks["node: torch"]["found"] == "2.13" and checks["trial job"]["found"].startswith("7 has ended; ")
     assert [name for name, check in checks.items() if check["status"] == "fail"] == failed
     assert status == bool(failed)
     script = (tmp_path / "runs/doctor_slurm_generic/job/job.sh").read_text()

@@ -108,7 +108,7 @@ def test_one_rank_of_a_node_copies_and_one_warning_is_for_all(
 
 
 def test_what_cannot_be_staged_is_said(write_spec: WriteSpec, tmp_path: Path) -> None:
-    for stage, said in (("auto", "data.stage is auto: "), (str(tmp_path / "node"), "is not a packed set")):
+    for stage, said in (("auto", "data.stage is auto, but"), (str(tmp_path / "node"), "is not a packed set")):
         assert said in _staged(write_spec("raw", data={"stage": stage}), World())[0]
     assert _staged(write_spec("none"), World()) == []
 
