@@ -59,7 +59,7 @@ def test_what_failures_cost_the_papers_run(capsys: pytest.CaptureFixture[str]) -
         r"Daly's interval is ([^,]+), with ([\d.]+) %",
         PAGE,
     )[0]
-    (beside,) = re.findall(r"saving\nevery epoch leaves ([\d.]+) %", PAGE)
+    (beside,) = re.findall(r"saving\s+every epoch leaves ([\d.]+) %", PAGE)
     one = found[0]
     assert (epoch, stall, daly) == (f"{one['own_interval_s']:.1f}", f"{one['stall_s']:.2f}", duration(one["daly_s"]))
     shares = (one["own_goodput"], one["goodput"], found[1]["own_goodput"])

@@ -8,9 +8,9 @@ import signal
 import sys
 
 from summit_train.core.errors import UserError
-from summit_train.core.ranks import run_ranks
+from summit_train.core.ranks import PASSED_ON, run_ranks
 from summit_train.core.result import Result
-from summit_train.core.watch import STOP_SIGNALS, StopRequest
+from summit_train.core.watch import StopRequest
 from summit_train.spec import load_spec
 
 
@@ -42,7 +42,7 @@ def _start_ranks(args: argparse.Namespace) -> Result:
     options = ["--force-resume"] if args.force_resume else []
     options += [] if args.trace is None else ["--trace", args.trace]
     hosts = [] if args.hosts is None else args.hosts.split(",")
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # a request to stop waits for the ranks
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # a request to stop waits for the ranks
     try:
         load_spec(args.spec, args.overrides)  # a mistake in it is said once, by no rank
         words = ["train", args.spec, *args.overrides, *options]

@@ -26,7 +26,7 @@ from summit_train.core.machine import num_cpus
 from summit_train.core.processes import ROOT_ALLOWED, find_mpirun, mpirun_command, refuses_root
 from summit_train.core.watch import STOP_SIGNALS
 
-_PASSED_ON = (*STOP_SIGNALS, signal.SIGINT)
+PASSED_ON = (*STOP_SIGNALS, signal.SIGINT)
 _INTERRUPTED = 130
 _SECONDS_TO_END = 3.0  # from SIGTERM to SIGKILL
 _SECONDS_BETWEEN_LOOKS = 0.05
@@ -104,9 +104,9 @@ def attend(commands: Sequence[Command], say: Callable[[str], None], blocked: Seq
         signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
 
     received: list[int] = []
-    former = {number: signal.signal(number, lambda number, _: received.append(number)) for number in _PASSED_ON}
+    former = {number: signal.signal(number, lambda number, _: received.append(number)) for number in PASSED_ON}
     processes: list[Process] = []
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # a request that came while this command started
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)  # a request that came while this command started
     try:
         for words, environ in commands:
             # A session of its own: the terminal's SIGINT comes to this process alone.
