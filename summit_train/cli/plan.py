@@ -69,8 +69,7 @@ def run(args: argparse.Namespace) -> Result:
         "start": start,
     }
     rows = [("left out", f"{files.left_out:,} clips, by {spec.data.quarantine}")] if files.left_out else []
-    rows += [("start", note) for note in start]
-    rows += [("not checked", ", ".join(files.not_checked))] if files.not_checked else []
+    rows += start_rows(start, files)
     if site is not None:
         cost = estimate(site, spec, plan, nodes, args.walltime, args.speed, files.videos, price=args.price)
         values["site"] = {"name": args.site, "comm": site.comm, "spec": taken, **cost.values()}
@@ -82,6 +81,12 @@ def run(args: argparse.Namespace) -> Result:
 
 def taken_rows(site: Site, taken: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("spec", f"{', '.join(f'{key}={value}' for key, value in taken.items())}, by {site.name}")] if taken else []
+
+
+def start_rows(start: Sequence[str], files: Files) -> list[tuple[str, str]]:
+    """Return what the run starts from, by `plan_start`, and the keys whose files were not read."""
+    rows = [("start", note) for note in start]
+    return [*rows, ("not checked", ", ".join(files.not_checked))] if files.not_checked else rows
 
 
 def warn(line: str) -> None:

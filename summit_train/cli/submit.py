@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from summit_train.cli.plan import add_site_arguments, plan_start, read_files, taken_rows, warn
+from summit_train.cli.plan import add_site_arguments, plan_start, read_files, start_rows, taken_rows, warn
 from summit_train.cluster.estimate import check_ranks, estimate
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site, load_spec_on
@@ -47,9 +47,7 @@ def run(args: argparse.Namespace) -> Result:
     for line in [*site.notes, *files.warnings]:
         warn(line)
     print(f"{spec.name}: {args.nodes} nodes of {site.name}, {plan.ranks} ranks", file=sys.stderr)
-    rows = [*taken_rows(site, taken), *cost.rows(), *staging_row(site, spec, job.stage)]
-    rows += [("start", note) for note in start]
-    rows += [("not checked", ", ".join(files.not_checked))] if files.not_checked else []
+    rows = [*taken_rows(site, taken), *cost.rows(), *staging_row(site, spec, job.stage), *start_rows(start, files)]
     print(TextTable(rows, left=2, indent="  "), file=sys.stderr)
     if args.dry_run:
         return Result([text.removesuffix("\n")])
