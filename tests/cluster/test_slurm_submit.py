@@ -192,7 +192,7 @@ def test_the_doctor_checks_the_nodes_of_a_site_in_a_job(slurm: Slurm, site: Path
     found = dict(re.findall(r"^\w+ +(\S.*?)  +(\S.*)$", said, re.M))
     assert status == 0, said
     assert found["queue"] == "the default: 1:00 on 2 nodes" and found["account"].startswith("none, not checked: sacctm")
-    assert found["trial job"].endswith(f" is gone; {tmp_path}/doctor_two_nodes/job has its script and output")
+    assert found["trial job"].endswith(f" has ended; {tmp_path}/doctor_two_nodes/job has its script and output")
     assert found["node: launch"] == "2 ranks on 2 nodes by srun, torch (gloo): the sum is 3"
     assert found["node: ranks"] == "2; the profile says 2" and found["node: node-local disk"].endswith(" at /tmp")
     assert "node: torch" in found and "node: allreduce, 2 ranks" not in found
