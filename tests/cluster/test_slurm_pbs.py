@@ -27,7 +27,10 @@ gpus_per_node: 0
 ranks_per_node: 1
 cores_per_node: 1
 bind: false
-setup: ["PBS_NODEFILE=$(generate_pbs_nodefile)", export MASTER_ADDR=127.0.0.1]
+setup:
+  - PATH=WRAPPERS:$PATH  # a login shell begins without them
+  - PBS_NODEFILE=$(generate_pbs_nodefile)
+  - export MASTER_ADDR=127.0.0.1
 environment:
   OMP_NUM_THREADS: {{value: "1", why: both nodes are one machine}}
   OMPI_MCA_mpi_yield_when_idle: {{value: "1", why: a rank that waits leaves the core to the others}}
@@ -51,7 +54,7 @@ def pbs(slurm: Slurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Slurm:
 @pytest.mark.slow
 def test_a_pbs_job_hands_over_to_the_next_one(pbs: Slurm, write_spec: WriteSpec, tmp_path: Path) -> None:
     spec, run, site = write_spec(**EPOCHS), tmp_path / "runs/run", tmp_path / "site.yaml"
-    site.write_text(SITE)
+    site.write_text(SITE.replace("WRAPPERS", str(tmp_path / "bin")))
     status, said = pbs.program("submit", str(spec), "--site", str(site), "--nodes", "2", "--walltime", "0:30")
     assert status == 0, said
     (line,) = (run / "job/submitted.jsonl").read_text().splitlines()

@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/bin/bash -l
 #PBS -N O_Neil_sons
 # whole nodes, one chunk each
 #PBS -l select=16:ncpus=32:ngpus=4:mpiprocs=4

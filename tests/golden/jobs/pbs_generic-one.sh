@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/bin/bash -l
 #PBS -N tsm_r50_8f
 # whole nodes, one chunk each
 #PBS -l select=1:ncpus=32:ngpus=4

@@ -1,4 +1,4 @@
-#!/bin/bash
+#!/bin/bash -l
 #PBS -N O_Neil_sons
 # whole nodes, one chunk each; 2 of them to spare
 #PBS -l select=18:ncpus=32:ngpus=4
