@@ -36,9 +36,9 @@ module load frameworks
 set -u
 export PATH="$PATH:${python%/*}" # after the machine's own mpiexec
 export OMP_NUM_THREADS=1 # the GPU computes and the workers decode; more threads would fight for their cores
-export FI_CXI_DEFAULT_CQ_SIZE=131072 # the guide's setting for more than 16 nodes
-export FI_CXI_OFLOW_BUF_SIZE=8388608 # the guide's setting for more than 16 nodes
-export FI_CXI_CQ_FILL_PERCENT=20 # the guide's setting for more than 16 nodes
+export FI_CXI_DEFAULT_CQ_SIZE=1048576 # the setting of the guide's page on oneCCL
+export FI_CXI_OFLOW_BUF_SIZE=8388608 # the setting of the guide's page on oneCCL
+export FI_CXI_CQ_FILL_PERCENT=30 # the setting of the guide's page on oneCCL
 export SUMMIT_TRAIN_COMM=torch # comm: torch in the site profile
 
 # The number of updates in the newest checkpoint, 0 where there is none.
