@@ -16,6 +16,8 @@
 #SBATCH --partition=batch
 # the node's own disk at /mnt/bb
 #SBATCH -C nvme
+# rccl-net-plugin chooses a protocol that needs it
+#SBATCH --network=disable_rdzv_get
 
 # 16 nodes x 8 ranks on frontier. Written by summit-train: another submission writes it anew.
 set -euo pipefail
@@ -32,9 +34,13 @@ if [[ -e $run/job/done ]]; then
     exit 0
 fi
 
+set +u # the scripts of modules and sites read variables that nobody set
+module load rocm/7.1.1
+module load rccl-net-plugin
+set -u
 export PATH="${python%/*}:$PATH" # the environment's own mpirun, where set-up installed one
 export OMP_NUM_THREADS=1 # the GPU computes and the workers decode; more threads would fight for their cores
-export NCCL_SOCKET_IFNAME=hsn0 # RCCL meets over the fast network
+export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3 # RCCL meets over the fast network
 export NCCL_DEBUG=WARN # an error of RCCL says where it happened
 export MIOPEN_USER_DB_PATH=/tmp/summit_train_miopen # MIOpen's cache on a shared file system fails
 export MIOPEN_CUSTOM_CACHE_DIR=/tmp/summit_train_miopen # MIOpen's cache on a shared file system fails
