@@ -36,6 +36,10 @@ fi
 export PATH="${python%/*}:$PATH" # the environment's own mpirun, where set-up installed one
 export OMP_NUM_THREADS=1 # the GPU computes and the workers decode; more threads would fight for their cores
 export NCCL_DEBUG=WARN # an error of NCCL says where it happened
+export NCCL_SOCKET_IFNAME=hsn # NCCL meets over the fast network
+export MPICH_GPU_SUPPORT_ENABLED=0 # as in NERSC's tests of NCCL
+export FI_MR_CACHE_MONITOR=userfaultfd # as in NERSC's tutorial
+export CUDA_VISIBLE_DEVICES=3,2,1,0 # GPUs are in the reverse order of the cores; each rank gets the nearest
 export SUMMIT_TRAIN_COMM=torch # comm: torch in the site profile
 
 # The number of updates in the newest checkpoint, 0 where there is none.
