@@ -7,6 +7,7 @@
 # to the ranks, and in newer versions to this script, 300 s before the time limit
 # flux: --signal=SIGUSR2@300s
 # flux: --bank=abc123
+# flux: --queue=pbatch
 # transparent huge pages, as others set there (github.com/MFlowCode/MFC, tuo.mako)
 # flux: --setattr=thp=always
 
@@ -33,6 +34,17 @@ fi
 export PATH="${python%/*}:$PATH" # the environment's own mpirun, where set-up installed one
 export OMP_NUM_THREADS=1 # the GPU computes and the workers decode; more threads would fight for their cores
 export NCCL_DEBUG=WARN # an error of RCCL says where it happened
+export NCCL_SOCKET_IFNAME=hsi0 # RCCL meets over the fast network
+export NCCL_NET_GDR_LEVEL=3 # LLNL's launcher: HPE recommends it against hangs
+export NCCL_CROSS_NIC=1 # as in LLNL's launcher
+export NCCL_MIN_NCHANNELS=24 # as in LLNL's launcher
+export FI_MR_CACHE_MONITOR=userfaultfd # LLNL's launcher: the other monitor can hang
+export FI_CXI_DEFAULT_CQ_SIZE=131072 # as in LLNL's launcher
+export FI_CXI_DEFAULT_TX_SIZE=1024 # as in LLNL's launcher
+export FI_CXI_DISABLE_HOST_REGISTER=1 # as in LLNL's launcher
+export FI_CXI_RX_MATCH_MODE=hybrid # as in LLNL's launcher
+export MIOPEN_USER_DB_PATH=/tmp/summit_train_miopen # MIOpen's cache on a shared file system fails
+export MIOPEN_CUSTOM_CACHE_DIR=/tmp/summit_train_miopen # MIOpen's cache on a shared file system fails
 export SUMMIT_TRAIN_COMM=torch # comm: torch in the site profile
 
 # The number of updates in the newest checkpoint, 0 where there is none.
