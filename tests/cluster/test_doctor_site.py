@@ -180,6 +180,7 @@ SBATCH = "echo '%s' > 7.out\necho 7"
     ("ranks", "failed"),
     [
         ([{"node": "n", "GPUs": 4, "cores": 8}] * 4, []),
+        ([{"node": "n", "GPUs": 1, "cores": 8}] * 4, []),  # as with --gpus-per-task=1
         ([{"node": "n", "GPUs": 4, "cores": 8}] * 3, ["node: ranks"]),
         ([], ["node: ranks"]),
         ([{"node": "n", "GPUs": 4, "cores": 8}] * 3 + [{"node": "n", "GPUs": 3, "cores": 8}], ["node: GPUs"]),
