@@ -84,11 +84,14 @@ def motion_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def eight_videos(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The spec's `data` for the first 8 training videos of `motion_set`, of which 2 are the validation set, too."""
-    folder = tmp_path_factory.mktemp("eight")
-    rows = (motion_set / "train.csv").read_text().splitlines()
-    for name, videos in (("train", 8), ("val", 2)):
-        (folder / f"{name}.csv").write_text("\n".join(rows[: 1 + videos]) + "\n")
-    (folder / "classes.txt").write_text((motion_set / "classes.txt").read_text())
+
+    def make(folder: Path) -> None:
+        rows = (motion_set / "train.csv").read_text().splitlines()
+        for name, videos in (("train", 8), ("val", 2)):
+            (folder / f"{name}.csv").write_text("\n".join(rows[: 1 + videos]) + "\n")
+        (folder / "classes.txt").write_text((motion_set / "classes.txt").read_text())
+
+    folder = made_once(tmp_path_factory, "eight", make)
     return {"root": str(motion_set), "train": str(folder / "train.csv"), "val": str(folder / "val.csv")}
 
 

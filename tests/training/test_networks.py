@@ -6,13 +6,14 @@ What was begun over Horovod goes on over torch.distributed: on two ranks both ad
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from summit_train.spec.catalog import ARCHITECTURES
-from tests.conftest import spec_writer
+from tests.conftest import made_once, spec_writer
 from tests.runs import assert_bit_equal, difference, final_state, rewound
 from tests.worlds import needs_ranks, train, train_each
 
@@ -36,9 +37,8 @@ NETWORKS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def write(motion_set: Path, eight_videos: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> WriteNetwork:
     """Writes the spec of a network for a place. All are trained for two steps on 2 ranks over Horovod, "together"."""
-    folder = tmp_path_factory.mktemp("networks")
 
-    def write(place: str, name: str) -> Path:
+    def write(folder: Path, place: str, name: str) -> Path:
         model = dict(NETWORKS[name])
         return spec_writer(motion_set, folder)(
             f"{place}_{name}",
@@ -48,8 +48,10 @@ def write(motion_set: Path, eight_videos: dict[str, str], tmp_path_factory: pyte
             precision="fp64",
         )
 
-    train_each(2, [write("together", name) for name in NETWORKS], "horovod")
-    return write
+    def train_all(folder: Path) -> None:
+        train_each(2, [write(folder, "together", name) for name in NETWORKS], "horovod")
+
+    return partial(write, made_once(tmp_path_factory, "networks", train_all))
 
 
 def test_every_architecture_is_here() -> None:

@@ -19,14 +19,13 @@ pytestmark = needs_ranks
 
 @contextmanager
 def _other_work() -> Iterator[None]:
-    """Keep the machine busy within the block."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    """Keep a core busy within the block."""
+    loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield
     finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait(PATIENCE_S)
+        loop.kill()
+        loop.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +42,7 @@ def test_equal_runs_end_in_equal_bits(
 ) -> None:
     """Of 11 MB of gradients: one bucket, and one of 1 MB at the end.
 
-    On 3 ranks the second run has other work beside it, and Horovod looks for what is ready at other moments.
+    On 3 ranks of Horovod the second run has other work beside it and looks for what is ready at other moments.
     """
     specs = [
         write_spec(
@@ -55,7 +54,7 @@ def test_equal_runs_end_in_equal_bits(
         )
         for name in ("first", "second")
     ]
-    if ranks == 6:
+    if (ranks, backend) != (3, "horovod"):
         train_each(ranks, specs, backend)
     else:
         train_each(ranks, specs[:1], backend)
