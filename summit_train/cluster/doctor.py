@@ -159,7 +159,8 @@ def check_launch(world: World, launch: Launch) -> tuple[Check, list[dict[str, An
     ranks = world.gather({"node": node_name(os.environ, world.host), "cores": cores, "GPUs": gpus}) or []
     size, nodes = counted(world.size, "rank"), counted(len({rank["node"] for rank in ranks}), "node")
     found = f"{size} on {nodes} by {launch.launcher}, {world.backend}: the sum is {total:g}"
-    fix = "" if total == world.size * (world.size + 1) / 2 else "it is wrong: the ranks are of different MPIs"
+    right = world.size * (world.size + 1) / 2
+    fix = "" if total == right else f"the sum must be {right:g}: the launcher and the ranks need the same MPI"
     return Check("launch", "fail" if fix else "ok", found, fix), ranks
 
 
