@@ -156,7 +156,7 @@ def _index(args: argparse.Namespace) -> Result:
 
 
 def _index_text(listing: Listing, rows: Sequence[ManifestRow]) -> list[str | TextTable]:
-    counts = Counter(int(row.label) for row in rows)
+    counts = Counter(label for row in rows for label in row.labels)
     names = listing.classes or tuple(map(str, range(max(counts, default=-1) + 1)))
     table = [(f"{label:>4}", name, f"{counts[label]:,}") for label, name in enumerate(names)]
     frames = sum(len(row.span.frames(row.path, row.num_frames or 0)) for row in rows)

@@ -59,8 +59,8 @@ class Pinned:
 class MicroBatch(Pinned):
     """The clips of one virtual GPU in one step.
 
-    clips: uint8 (n, T, H, W, C). labels: int64 (n,). ids: int64 (n,), places in the manifest. bad: the unreadable
-    clips; `ids` has their substitutes.
+    clips: uint8 (n, T, H, W, C). labels: int64 (n,), or (n, most), see Manifest.label_rows. ids: int64 (n,), places in
+    the manifest. bad: the unreadable clips; `ids` has their substitutes.
     """
 
     step: int
@@ -117,7 +117,7 @@ class _TrainingClips:
         bad: list[BadClip] = []
         read = [self._clip_or_substitute(epoch, clip, bad, reading) for clip in ids.tolist()]
         used = np.array([clip for clip, _ in read], np.int64)
-        labels = torch.from_numpy(self.store.manifest.labels[used].astype(np.int64))
+        labels = torch.from_numpy(self.store.manifest.label_rows(used))
         clips = torch.from_numpy(np.stack([frames for _, frames in read]))
         return MicroBatch(step, virtual_gpu, clips, labels, torch.from_numpy(used), tuple(bad))
 

@@ -10,14 +10,14 @@ import json
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.reading import ManifestRow
-from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, is_video, opened
+from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, is_video, label_text, opened
 from summit_train.data.video.clips import list_clip
 from summit_train.data.video.source import MISSING, DecodeError
 
@@ -41,7 +41,7 @@ class Listed(NamedTuple):
 
     place: str
     names: tuple[str, ...]
-    label: str
+    labels: tuple[str, ...]
     group: str | None = None
 
 
@@ -59,8 +59,9 @@ class Annotations:
     def __post_init__(self) -> None:
         known = set(self.classes)
         for clip in self.clips:
-            if clip.label not in known:
-                raise UserError(f"{clip.place}: the label {clip.label!r} is not one of the {len(known)} classes")
+            for label in clip.labels:
+                if label not in known:
+                    raise UserError(f"{clip.place}: the label {label!r} is not one of the {len(known)} classes")
 
 
 def locate(annotations: Annotations, root: str) -> Iterator[ManifestRow | DecodeError]:
@@ -89,7 +90,8 @@ def locate(annotations: Annotations, root: str) -> Iterator[ManifestRow | Decode
             full = os.path.join(root, found[0])
             try:
                 num_frames = list_clip(full)[1] if os.path.isdir(full) else None
-                yield ManifestRow(found[0], labels[clip.label], num_frames, group=clip.group)
+                label = label_text(sorted({labels[name] for name in clip.labels}))
+                yield ManifestRow(found[0], label, num_frames, group=clip.group)
             except DecodeError as error:
                 yield DecodeError(found[0], error.reason)
 
@@ -100,6 +102,16 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
         yield from ((f"{path}:{number}", line.strip()) for number, line in enumerate(file, 1) if line.strip())
 
 
+def _cells(path: Path, columns: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return (file:line, cells of these columns) of a CSV's rows. Raises UserError."""
+    with opened(path) as file:
+        reader = csv.DictReader(file, restval="")
+        lacking = [name for name in columns if name not in (reader.fieldnames or ())]
+        if lacking:
+            raise UserError(f"{path}:1: must have the columns {', '.join(columns)}; lacks {lacking[0]}")
+        return [(f"{path}:{reader.line_num}", [row[name].strip() for name in columns]) for row in reader]
+
+
 def _kinetics(ask: Request) -> Annotations:
     """Read a split of Kinetics-400, -600 or -700: a CSV with label,youtube_id,time_start,time_end,split.
 
@@ -107,13 +119,7 @@ def _kinetics(ask: Request) -> Annotations:
     or in a folder for each class. Labels are the class names' places in alphabetical order; one split may lack some.
     time_start and time_end are seconds of the original video and part of the clip's name: a clip is a whole file.
     """
-    columns = ("label", "youtube_id", "time_start", "time_end")
-    with opened(ask.source) as file:
-        reader = csv.DictReader(file, restval="")
-        lacking = [name for name in columns if name not in (reader.fieldnames or ())]
-        if lacking:
-            raise UserError(f"{ask.source}:1: must have the columns {', '.join(columns)}; lacks {lacking[0]}")
-        rows = [(f"{ask.source}:{reader.line_num}", [row[name].strip() for name in columns]) for row in reader]
+    rows = _cells(ask.source, ("label", "youtube_id", "time_start", "time_end"))
     counts = Counter(identity for _, (_, identity, *_) in rows)
     clips: list[Listed] = []
     for place, (label, identity, *times) in rows:
@@ -125,8 +131,9 @@ def _kinetics(ask: Request) -> Annotations:
             raise UserError(f"{place}: time_start and time_end must be seconds, got {times}") from None
         # A file ID.mp4 is ambiguous where several clips of the video are listed.
         whole = (identity,) if counts[identity] == 1 else ()
-        clips.append(Listed(place, (f"{identity}_{start:06}_{end:06}", *whole), label))
-    return Annotations(tuple(clips), ask.classes or tuple(sorted({clip.label for clip in clips})), by_stem=True)
+        clips.append(Listed(place, (f"{identity}_{start:06}_{end:06}", *whole), (label,)))
+    names = sorted({name for clip in clips for name in clip.labels})
+    return Annotations(tuple(clips), ask.classes or tuple(names), by_stem=True)
 
 
 def _ucf101(ask: Request) -> Annotations:
@@ -149,7 +156,7 @@ def _ucf101(ask: Request) -> Annotations:
         if number and (not number.isdecimal() or classes[int(number) - 1 : int(number)] != [name]):
             raise UserError(f"{place}: {number} is not the number of {name} in the list of classes")
         group = re.search(r"_(g\d+)_", path)
-        clips.append(Listed(place, (path,), name, group and f"{name}_{group[1]}"))
+        clips.append(Listed(place, (path,), (name,), group and f"{name}_{group[1]}"))
     return Annotations(tuple(clips), tuple(classes))
 
 
@@ -171,7 +178,7 @@ def _hmdb51(ask: Request) -> Annotations:
             if number not in ("0", "1", "2") or not video:
                 raise UserError(f"{place}: must be a video and 0, 1 or 2, got {text!r}")
             if number == HMDB51_PARTS[ask.part]:
-                clips.append(Listed(place, (f"{name}/{video.strip()}", video.strip()), name))
+                clips.append(Listed(place, (f"{name}/{video.strip()}", video.strip()), (name,)))
     return Annotations(tuple(clips), tuple(lists))
 
 
@@ -184,7 +191,7 @@ def _something_v1(ask: Request) -> Annotations:
         identity, semicolon, label = text.partition(";")
         if not semicolon:
             raise UserError(f"{place}: must be ID;label, got {text!r} (a test list has no labels)")
-        clips.append(Listed(place, (identity,), label))
+        clips.append(Listed(place, (identity,), (label,)))
     return Annotations(tuple(clips), tuple(text for _, text in _lines(ask.labels)))
 
 
@@ -213,7 +220,7 @@ def _something_v2(ask: Request) -> Annotations:
             raise UserError(f"{place} has no id and template (a test list has no labels)") from None
         # "Holding [something] next to [something]" is the label "Holding something next to something".
         label = template.replace("[", "").replace("]", "")
-        clips.append(Listed(place, (f"{identity}.webm", f"{identity}.mp4"), label))
+        clips.append(Listed(place, (f"{identity}.webm", f"{identity}.mp4"), (label,)))
     return Annotations(tuple(clips), tuple(names[number] for number in range(len(names))))
 
 
@@ -225,11 +232,31 @@ def _json(path: Path) -> Any:
             raise UserError(f"{path}: is not JSON: {error}") from error
 
 
+def _charades(ask: Request) -> Annotations:
+    """Read a split of Charades: a CSV with id, subject and actions, `c092 11.90 21.20;c147 0.00 12.60`, and ID.mp4.
+
+    A video has each of its actions as a label, whenever it happens, or none; its group is the person. labels:
+    Charades_v1_classes.txt, by default next to the list, with lines `c000 Holding some clothes` in order.
+    """
+    names: dict[str, str] = {}
+    for place, text in _lines(ask.labels or ask.source.parent / "Charades_v1_classes.txt"):
+        code, _, name = text.partition(" ")
+        if code != f"c{len(names):03}" or not name:
+            raise UserError(f"{place}: must be `c{len(names):03} Name of the class`, got {text!r}")
+        names[code] = name.strip()
+    clips = []
+    for place, (identity, person, actions) in _cells(ask.source, ("id", "subject", "actions")):
+        codes = [action.split()[0] for action in actions.split(";") if action.strip()]
+        found = tuple(names.get(code, code) for code in codes)
+        clips.append(Listed(place, (f"{identity}.mp4",), found, person or None))
+    return Annotations(tuple(clips), tuple(names.values()))
+
+
 def _folders(ask: Request) -> Annotations:
     """Read CLASS/clip below a folder; a clip is a video or a folder of pictures."""
     classes = class_folders(ask.source)
     clips = [
-        Listed(f"{ask.source / name / entry}", (f"{name}/{entry}",), name)
+        Listed(f"{ask.source / name / entry}", (f"{name}/{entry}",), (name,))
         for name in classes
         for entry in sorted(os.listdir(ask.source / name))
         if is_video(entry) or ((ask.source / name / entry).is_dir() and not entry.startswith("."))
@@ -247,5 +274,6 @@ KINDS: dict[str, tuple[Callable[[Request], Annotations], str]] = {
     "something_v1": (_something_v1, "CSV ID;label; --labels something-something-v1-labels.csv"),
     "something_v2": (_something_v2, "JSON; --labels something-something-v2-labels.json"),
     "jester": (_something_v1, "CSV ID;label; --labels jester-v1-labels.csv"),
+    "charades": (_charades, "CSV id,subject,...,actions,length; --labels Charades_v1_classes.txt [next to it]"),
     "folders": (_folders, "folder with a folder for each class, of videos or of folders of pictures"),
 }

@@ -98,9 +98,10 @@ def write_quarantine(path: str | Path, bad: Iterable[DecodeError]) -> None:
 
 
 def clips_per_class(manifest: Manifest, kept: Kept | None = None) -> dict[str, int]:
-    """Return the number of (kept) clips of each class, label by label."""
-    labels = manifest.labels if kept is None else np.delete(manifest.labels, kept.excluded)
+    """Return the number of (kept) clips of each class, label by label. A clip of several classes counts in each."""
+    clips, labels = manifest.label_pairs()
     names = manifest.class_names
+    labels = labels if kept is None else labels[~np.isin(clips, kept.excluded)]
     return dict(zip(names, np.bincount(labels, minlength=len(names)).tolist(), strict=True))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import chain
@@ -25,8 +26,10 @@ from summit_train.core.text import csv_text
 from summit_train.data.manifest.tables import (
     CLASSES_FILE,
     DTYPES,
+    OPTIONAL,
     class_folders,
     folder_table,
+    label_text,
     opened,
     parse_table,
     read_table,
@@ -42,7 +45,7 @@ _ABOUT = "columns.json"
 
 @dataclass(frozen=True)
 class ManifestRow:
-    """One row of a manifest file. label: an integer or a class name. None becomes an empty cell.
+    """One row of a manifest file. label: an integer or a class name, or several, `3;17`. None becomes an empty cell.
 
     num_frames: of the whole video. start_frame, end_frame: set if the clip is a span of it; the end is exclusive.
     duration, codec: for people; not read back, because other lists may use these names for other things.
@@ -63,6 +66,11 @@ class ManifestRow:
     duration: float | None = None
     codec: str | None = None
     others: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """Return the numbers of a row without names."""
+        return tuple(int(number) for number in str(self.label).split(";") if number)
 
     @property
     def span(self) -> Span:
@@ -92,9 +100,11 @@ class Manifest:
 
     source: the file or folder it came from. folder: of class folders, to which the stored paths are relative ("" for
     lists, whose paths are relative to `data.root`). paths: all paths' bytes, uint8; path i is
-    paths[offsets[i]:offsets[i + 1]]. offsets: uint32 or int64 (N + 1,). labels: int32 (N,). frame_counts: int32 (N,),
-    -1 where unknown. reversed_flags: bool (N,), True for clips that are played backwards. lines: int32 (N,), in the
-    source, 0 in class folders. digests: V32 (N,), the files' SHA-256, zeros where unknown, or (0,) where none is known.
+    paths[offsets[i]:offsets[i + 1]]. offsets: uint32 or int64 (N + 1,). labels: int32 (N,), each clip's lowest label,
+    -1 for a clip of no class. more_labels: the others, `clip` and `label` of each, rising, or (0,) where every clip has
+    one at most. frame_counts: int32 (N,), -1 where unknown. reversed_flags: bool (N,), True for clips that are played
+    backwards. lines: int32 (N,), in the source, 0 in class folders. digests: V32 (N,), the files' SHA-256, zeros where
+    unknown, or (0,) where none is known.
     spans: (N,), each clip's `start` and `end` in its video, see Span, or (0,) where all are whole videos. is_packed:
     the clips are in shards, in the folder `source`. stored_fingerprint: a packed set's. pixels: what packing did to the
     pixels ("": nothing).
@@ -111,6 +121,7 @@ class Manifest:
     lines: NDArray[np.int32]
     digests: NDArray[np.void]
     spans: NDArray[np.void]
+    more_labels: NDArray[np.void]
     is_packed: bool = False
     stored_fingerprint: str = ""
     pixels: str = ""
@@ -151,14 +162,53 @@ class Manifest:
     def row(self, index: int) -> ManifestRow:
         """Return a clip's row without the columns that training does not read (see `read_rows`)."""
         digest = self.sha256(index)
-        row = ManifestRow(self.path(index), int(self.labels[index]), self.num_frames(index))
+        row = ManifestRow(self.path(index), label_text(self.labels_of(index)), self.num_frames(index))
         row = replace(row, sha256=digest.hex() if digest else None, reversed=self.is_reversed(index))
         return row.with_span(self.span(index))
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """Return the names of the classes, label by label: numbers if they have none."""
-        return self.classes or tuple(map(str, range(int(self.labels.max()) + 1)))
+        return self.classes or tuple(map(str, range(self.num_labels)))
+
+    @property
+    def num_labels(self) -> int:
+        """Return the highest label + 1."""
+        return 1 + max(int(self.labels.max()), int(self.more_labels["label"].max(initial=-1)))
+
+    def label_rows(self, clips: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the labels of clips: (n,), or (n, most) filled up with -1 where a clip of the list has several."""
+        if not len(self.more_labels):
+            return self.labels[clips].astype(np.int64)
+        found = [self.labels_of(clip) for clip in clips.tolist()]
+        rows = np.full((len(clips), max(map(len, found))), -1)
+        for row, labels in zip(rows, found, strict=True):
+            row[: len(labels)] = labels
+        return rows
+
+    def labels_of(self, clip: int) -> tuple[int, ...]:
+        first, clips = int(self.labels[clip]), self.more_labels["clip"]
+        more = slice(bisect_left(clips, clip), bisect_right(clips, clip))  # searchsorted would copy all of them
+        return (*((first,) if first >= 0 else ()), *self.more_labels["label"][more].tolist())
+
+    def multi_hot(self, clips: NDArray[np.int64], num_classes: int) -> NDArray[np.bool_]:
+        """Return which classes each clip belongs to, (n, num_classes)."""
+        hot = np.zeros((len(clips), num_classes + 1), np.bool_)  # -1 is the last column
+        np.put_along_axis(hot, self.label_rows(clips).reshape(len(clips), -1), values=True, axis=1)
+        return hot[:, :-1]
+
+    def label_pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return all pairs of a clip and a class that it belongs to: the clips, (P,), and their labels, (P,)."""
+        first = np.flatnonzero(self.labels >= 0)
+        clips = np.concatenate([first, self.more_labels["clip"]])
+        return clips, np.concatenate([self.labels[first], self.more_labels["label"]]).astype(np.int64)
+
+    def not_single(self) -> str | None:
+        """Return which clip has no label or several, with its place; None where each has one."""
+        several = np.concatenate([np.flatnonzero(self.labels < 0), self.more_labels["clip"][:1]])
+        if not len(several):
+            return None
+        return f"{self.place(several[0])}: has {len(self.labels_of(several[0])) or 'no'} labels"
 
     def place(self, index: int) -> str:
         """Return a clip's place as file:line (in class folders, its path)."""
@@ -174,12 +224,15 @@ class Manifest:
 
     def check_labels(self, num_classes: int) -> None:
         """Raise UserError at the first label of `num_classes` or more, or if another number of classes is named."""
-        bad = np.flatnonzero(self.labels >= num_classes)
+        clips, labels = self.label_pairs()
+        if not len(labels):
+            raise UserError(f"{self.source}: must have a label, and no clip has one")
+        bad = np.flatnonzero(labels >= num_classes)
         if len(bad):
             raise UserError(
-                f"{self.place(bad[0])}: label {self.labels[bad[0]]} is out of range: model.num_classes is "
+                f"{self.place(clips[bad[0]])}: label {labels[bad[0]]} is out of range: model.num_classes is "
                 f"{num_classes}, so labels go from 0 to {num_classes - 1}; this manifest needs "
-                f"{max(len(self.class_names), int(self.labels.max()) + 1)}"
+                f"{max(len(self.class_names), self.num_labels)}"
             )
         if self.classes is not None and len(self.classes) != num_classes:
             named = f"{self.source} has {len(self.classes)} classes by its {'folders' if self.folder else CLASSES_FILE}"
@@ -207,6 +260,9 @@ class Manifest:
         columns: list[tuple[NDArray[Any], DTypeLike]] = [(self.offsets, "<i8"), (self.paths, "u1")]
         columns += [(self.labels, "<i4"), (self.reversed_flags, "u1")]
         columns += [(self.spans, DTYPES["spans"])] if self.has_spans else []
+        if len(self.more_labels):
+            digest.update(b"several labels")
+            columns += [(self.more_labels, DTYPES["more_labels"])]
         for column, dtype in columns:
             digest.update(np.ascontiguousarray(column, dtype).data)
         digest.update(self.pixels.encode())
@@ -221,8 +277,9 @@ def read_manifest(path: str | Path) -> Manifest:
 
     CSV: the columns `path,label` and optionally those of `ManifestRow`; others are ignored. A label is an integer or a
     name in `classes.txt` next to the file (one name a line, the first is label 0). An integer is always the label
-    itself, also where a class has that name. List: the label follows the last blank; `path num_frames label` too, where
-    path is a folder of pictures. Raises UserError, naming file and line.
+    itself, also where a class has that name. A clip of several classes has several, `3;17`, of none `;`. List: the
+    label follows the last blank; `path num_frames label` too, where path is a folder of pictures. Raises UserError,
+    naming file and line.
     """
     source = Path(path)
     if (source / PACK_FILE).is_file():
@@ -255,14 +312,19 @@ def _read_packed_manifest(source: Path) -> Manifest:
     folder = source / PACKED_MANIFEST
     try:
         about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
-        names = [name for name in DTYPES if name != "spans" or about.get("spans")]
+        names = [name for name in DTYPES if name not in OPTIONAL or about.get(name)]
         columns: dict[str, Any] = {name: load_column(folder / f"{name}.npy", DTYPES[name]) for name in names}
-        lengths = {len(columns[name]) for name in names if name != "digests" or len(columns[name])}
+        of_clips = {name: column for name, column in columns.items() if name != "more_labels"}
+        lengths = {len(column) for name, column in of_clips.items() if name != "digests" or len(column)}
         columns["offsets"] = load_column(folder / "offsets.npy", np.uint32, np.int64)
         columns["paths"] = load_column(folder / "paths.npy", np.uint8)
         if lengths != {len(columns["offsets"]) - 1} or columns["offsets"][-1] != len(columns["paths"]):
             raise ValueError(f"{folder}: its columns are not of one length")
-        columns.setdefault("spans", np.zeros(0, DTYPES["spans"]))
+        for name in OPTIONAL:
+            columns.setdefault(name, np.zeros(0, DTYPES[name]))
+        clips = columns["more_labels"]["clip"]
+        if np.any(np.diff(clips) < 0) or np.any((clips < 0) | (clips >= len(columns["labels"]))):
+            raise ValueError(f"{folder}: some of its labels belong to no clip")
         columns |= {"is_packed": True, "stored_fingerprint": about["fingerprint"], "pixels": about["pixels"]}
         return Manifest(str(source), "", None if about["classes"] is None else tuple(about["classes"]), **columns)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -279,14 +341,15 @@ def _reopen(source: str, fingerprint: str) -> Manifest:
 
 def write_packed_manifest(folder: Path, manifest: Manifest) -> str:
     """Write a manifest into the folder of a packed set; return its fingerprint."""
-    wide, has_spans = len(manifest.paths) >= 1 << 32, len(manifest.spans) > 0
+    wide = len(manifest.paths) >= 1 << 32
     dtypes = DTYPES | {"paths": np.uint8, "offsets": np.int64 if wide else np.uint32}
+    used = {name: True for name in OPTIONAL if len(getattr(manifest, name))}  # the files of the others are missing
     for name, dtype in dtypes.items():
-        if name != "spans" or has_spans:  # sets of whole videos lack the file, as before there were spans
+        if name not in OPTIONAL or name in used:
             save_column(folder / PACKED_MANIFEST / f"{name}.npy", getattr(manifest, name), dtype)
     fingerprint = manifest.fingerprint()
     about = {"classes": manifest.classes, "pixels": manifest.pixels, "fingerprint": fingerprint}
-    write_json(folder / PACKED_MANIFEST / _ABOUT, about | ({"spans": True} if has_spans else {}))
+    write_json(folder / PACKED_MANIFEST / _ABOUT, about | used)
     return fingerprint
 
 

@@ -53,7 +53,7 @@ def split_manifest(
     unknown = sorted(set(only) - set(names))
     if unknown:
         raise UserError(f"{source.source}: must have the class {unknown[0]!r}; valid: {', '.join(names)}")
-    rows = [row for row in read_rows(source) if not only or names[int(row.label)] in only]
+    rows = [row for row in read_rows(source) if not only or any(names[label] in only for label in row.labels)]
     backwards = next((row.path for row in rows if row.reversed), None)
     if both_directions and backwards is not None:
         raise UserError(f"{source.source}: {backwards} is reversed already; both directions need unreversed clips")
@@ -62,7 +62,7 @@ def split_manifest(
         rows = [replace(row, group=name) for row, name in zip(rows, groups, strict=True)]
     counts: dict[str, Counter[str]] = {name: Counter() for name in sorted(set(groups))}
     for row, name in zip(rows, groups, strict=True):
-        counts[name][names[int(row.label)]] += 1
+        counts[name].update(names[label] for label in row.labels)
     part_of = _parts(counts, folds, seed)
     parts = [part_of[name] for name in groups]
     if both_directions:
@@ -79,7 +79,7 @@ def split_manifest(
             write_manifest(folder / f"{side}.csv", clips)
         if both_directions or source.classes is not None:
             write_classes(folder, names)
-        train, val = (Counter(names[int(row.label)] for row in clips) for clips in sides.values())
+        train, val = (Counter(names[label] for row in clips for label in row.labels) for clips in sides.values())
         done.append(Fold(folder, *({name: side[name] for name in names if train[name]} for side in (train, val))))
     return done
 

@@ -34,8 +34,9 @@ _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 # The columns with a row for each clip, see `reading.Manifest`.
 DTYPES: dict[str, DTypeLike] = {
     "labels": np.int32, "frame_counts": np.int32, "reversed_flags": np.bool_, "lines": np.int32, "digests": "V32",
-    "spans": [("start", "<i4"), ("end", "<i4")],
+    "spans": [("start", "<i4"), ("end", "<i4")], "more_labels": [("clip", "<i4"), ("label", "<i4")],
 }  # fmt: skip
+OPTIONAL = ("spans", "more_labels")  # empty where no clip needs them; more_labels has rows for some clips only
 # The rows of a list: their line numbers (0 in class folders), and their cells, column by column.
 Table = tuple[Sequence[int], dict[str, Sequence[str]]]
 
@@ -152,18 +153,19 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
     empty = [""] * len(paths)
     numbers = {name: number for number, name in enumerate(classes or ())}
 
-    def parsed(name: str, dtype: DTypeLike) -> NDArray[Any]:
+    def parsed(name: str) -> list[Any]:
         """Parse a column, each different text once; a missing one has empty cells."""
         texts = cells.get(name, empty)
         values: dict[str, object] = {}
         for text in dict.fromkeys(texts):
             try:
-                values[text] = _label(numbers, text) if name == "label" else _optional(name, text)
+                values[text] = _labels(numbers, text) if name == "label" else _optional(name, text)
             except ValueError as error:
                 raise UserError(f"{source}:{lines[texts.index(text)]}: {error}") from None
-        return np.array([values[text] for text in texts], dtype)
+        return [values[text] for text in texts]
 
-    frame_counts = parsed("num_frames", np.int32)
+    labels: list[tuple[int, ...]] = parsed("label")
+    frame_counts = np.array(parsed("num_frames"), np.int32)
     spans: list[Span] = []
     if cells.keys() & {"start_frame", "end_frame"}:
         starts, ends = (cells.get(name, empty) for name in ("start_frame", "end_frame"))
@@ -179,12 +181,15 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
     return {
         "paths": np.frombuffer(b"".join(paths), np.uint8),
         "offsets": np.cumsum([0, *map(len, paths)]),
-        "labels": parsed("label", np.int32),
+        "labels": np.array([found[0] if found else -1 for found in labels], np.int32),
         "frame_counts": frame_counts,
-        "reversed_flags": parsed("reversed", np.bool_),
+        "reversed_flags": np.array(parsed("reversed"), np.bool_),
         "lines": np.array(lines, np.int32),
-        "digests": parsed("sha256", "V32") if "sha256" in cells else np.zeros(0, "V32"),
+        "digests": np.array(parsed("sha256") if "sha256" in cells else [], "V32"),
         "spans": np.array(spans, DTYPES["spans"]),
+        "more_labels": np.array(
+            [(clip, label) for clip, found in enumerate(labels) for label in found[1:]], DTYPES["more_labels"]
+        ),
     }
 
 
@@ -200,6 +205,22 @@ def parse_span(start: str = "", end: str = "") -> Span:
     if span.end != TO_THE_END and span.start >= span.end:
         raise ValueError(f"end_frame must be after start_frame, got {span.start} to {span.end}")
     return span
+
+
+def label_text(labels: Sequence[int]) -> int | str:
+    """Return a label's cell: the number of one, `3;17` of several, `;` of none."""
+    return labels[0] if len(labels) == 1 else ";".join(map(str, labels)) or ";"
+
+
+def _labels(numbers: dict[str, int], text: str) -> tuple[int, ...]:
+    """Parse what `label_text` writes, with names or integers, rising."""
+    words = text.strip()
+    if ";" not in words or words in numbers:  # a class may have a semicolon in its name
+        return (_label(numbers, text),)
+    found = sorted(_label(numbers, word) for word in words.split(";")) if words != ";" else []
+    if len(set(found)) < len(found):
+        raise ValueError(f"the label {words!r} names a class twice")
+    return tuple(found)
 
 
 def _label(numbers: dict[str, int], text: str) -> int:

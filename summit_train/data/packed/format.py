@@ -27,6 +27,7 @@ import numpy as np
 
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, Manifest
+from summit_train.data.manifest.tables import label_text
 from summit_train.data.video.span import WHOLE, Span
 
 INDEX_FOLDER, CLIPS, PICTURES = "index", "clips.npy", "pictures.npy"
@@ -58,11 +59,12 @@ class Facts:
     """What is known of a clip besides its bytes. All of it enters the clip's checksums.
 
     num_frames: of the video, in a set of flow its fields, one less; -1 where unknown. width, height: of the upright
-    frame before packing, 0 in a set of the original bytes. span: the clip's frames in the video.
+    frame before packing, 0 in a set of the original bytes. span: the clip's frames in the video. label: as a manifest
+    has it, `3;17` for several.
     """
 
     path: str
-    label: int
+    label: int | str
     num_frames: int
     reversed: bool
     width: int = 0
@@ -75,7 +77,7 @@ class Facts:
         It finds every burst of up to 32 changed bits, and any other change with probability 1 - 2^-32. Training checks
         it in every read; a cryptographic hash would take several times as long.
         """
-        fields = [self.label, self.num_frames, int(self.reversed), self.width, self.height]
+        fields: list[object] = [self.label, self.num_frames, int(self.reversed), self.width, self.height]
         if self.span != WHOLE:
             fields += self.span
         return zlib.crc32(os.fsencode(self.path), zlib.crc32("".join(f"{field} " for field in fields).encode()))
@@ -83,7 +85,7 @@ class Facts:
 
 def facts_of(manifest: Manifest, clip: int, width: int = 0, height: int = 0) -> Facts:
     """Return the facts of a manifest's clip. width, height: see Facts."""
-    label, num_frames = int(manifest.labels[clip]), int(manifest.frame_counts[clip])
+    label, num_frames = label_text(manifest.labels_of(clip)), int(manifest.frame_counts[clip])
     path, is_reversed = manifest.stored_path(clip), manifest.is_reversed(clip)
     return Facts(path, label, num_frames, is_reversed, width, height, manifest.span(clip))
 

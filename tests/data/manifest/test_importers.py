@@ -210,3 +210,29 @@ def test_an_import_of_nothing_writes_no_manifest(tmp_path: Path, capsys: pytest.
     assert main(["data", "import", "kinetics", str(tmp_path / "train.csv"), "--out", str(tmp_path / "list.csv")]) == 2
     assert "contains none of the 6 clips; check --root" in capsys.readouterr().err
     assert not (tmp_path / "list.csv").exists()
+
+
+def test_charades(tmp_path: Path) -> None:
+    head = "id,subject,scene,quality,relevance,verified,script,objects,descriptions,actions,length"
+    lines = [
+        '46GP8,HR43,Kitchen,6,7,Yes,"A person, cooks",food,x,c001 11.90 21.20;c000 0.00 12.60;c001 1.0 2.0,24.8',
+        "N11GT,0KZ7,Stairs,6,7,No,x,y,z,,18.3",
+        "GONE1,0KZ7,Stairs,6,7,No,x,y,z,c001 0.00 1.00,18.3",
+    ]
+    names = "c000 Holding some clothes\nc001 Holding a phone/camera\n"
+    files = {"source": "\n".join([head, *lines]) + "\n", "labels": names}
+    annotations = _read(tmp_path, "charades", files)
+    assert annotations.classes == ("Holding some clothes", "Holding a phone/camera")
+    for name in ("46GP8.mp4", "N11GT.mp4"):
+        (tmp_path / name).touch()
+    found = list(locate(annotations, str(tmp_path)))
+    rows = [(row.path, row.label, row.group) for row in found if isinstance(row, ManifestRow)]
+    assert rows == [("46GP8.mp4", "0;1", "HR43"), ("N11GT.mp4", ";", "0KZ7")] and len(found) == 3
+    (tmp_path / "labels").rename(tmp_path / "Charades_v1_classes.txt")  # found next to the list
+    words = ["data", "import", "charades", str(tmp_path / "source"), "--out", str(tmp_path / "out/list.csv")]
+    assert main(words) == 0
+    manifest = read_manifest(tmp_path / "out/list.csv")
+    assert [manifest.labels_of(clip) for clip in range(2)] == [(0, 1), ()] and manifest.classes == annotations.classes
+    for bad, message in (("c000 A\nc002 B\n", "2: must be `c001 Name of the class`"), ("c000 A\n", "label 'c001'")):
+        with pytest.raises(UserError, match=message):
+            _read(tmp_path, "charades", files | {"labels": bad})

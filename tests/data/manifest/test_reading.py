@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest.quarantine import Kept, clips_per_class
 from summit_train.data.manifest.reading import read_rows
 from summit_train.data.video.span import TO_THE_END, WHOLE, Span
 
@@ -266,3 +267,57 @@ def test_class_folders_have_the_same_fingerprint_wherever_they_lie(tmp_path: Pat
     here, there = (read_manifest(tmp_path / root) for root in ("here", "there/deeper"))
     assert here.fingerprint() == there.fingerprint()
     assert here.path(0) != there.path(0)
+
+
+# Several labels.
+
+
+def test_a_clip_may_have_several_labels_or_none(tmp_path: Path) -> None:
+    classes = "sit\nstand\na;b\nrun\n"
+    manifest = _read(tmp_path, "path,label\nx,3;0\ny,2\nz,;\nu, stand ; 3\nv,a;b\n", classes)
+    assert [manifest.labels_of(clip) for clip in range(5)] == [(0, 3), (2,), (), (1, 3), (2,)]
+    assert manifest.labels.tolist() == [0, 2, -1, 1, 2] and manifest.num_labels == 4
+    assert manifest.label_rows(np.arange(5)).tolist() == [[0, 3], [2, -1], [-1, -1], [1, 3], [2, -1]]
+    assert manifest.label_rows(np.array([1, 4])).tolist() == [[2], [2]]
+    hot = manifest.multi_hot(np.array([0, 2, 3]), 4)
+    assert hot.tolist() == [[True, False, False, True], [False] * 4, [False, True, False, True]]
+    clips, labels = manifest.label_pairs()
+    assert sorted(zip(clips.tolist(), labels.tolist(), strict=True)) == [(0, 0), (0, 3), (1, 2), (3, 1), (3, 3), (4, 2)]
+    assert clips_per_class(manifest) == {"sit": 1, "stand": 1, "a;b": 2, "run": 2}
+    assert clips_per_class(manifest, Kept(5, np.array([0, 1]))) == {"sit": 0, "stand": 1, "a;b": 1, "run": 1}
+    assert [row.label for row in read_rows(manifest)] == ["0;3", 2, ";", "1;3", 2]
+    assert [row.labels for row in read_rows(manifest)] == [(0, 3), (2,), (), (1, 3), (2,)]
+    write_manifest(tmp_path / "again.csv", read_rows(manifest))
+    assert read_manifest(tmp_path / "again.csv").fingerprint() == manifest.fingerprint()
+    assert manifest.not_single() == f"{tmp_path}/list.csv:4: has no labels"
+    bare = _read(tmp_path, "a b.mp4 2;1\nc 3\n")  # header-less lists too
+    assert [(bare.path(clip), bare.labels_of(clip)) for clip in (0, 1)] == [("a b.mp4", (1, 2)), ("c", (3,))]
+
+
+def test_one_label_a_clip_is_stored_and_fingerprinted_as_ever(tmp_path: Path) -> None:
+    one = _read(tmp_path, "path,label\nx,3\ny,0\n")
+    assert one.not_single() is None and len(one.more_labels) == 0
+    assert one.fingerprint() == "ac730681c36356611de70e8787d23b0b"
+    fingerprints = {_read(tmp_path, f"path,label\nx,{x}\ny,{y}\n").fingerprint() for x, y in PAIRS}
+    assert len(fingerprints) == len(PAIRS)
+
+
+PAIRS = (("3", "0"), ("3;4", "0"), ("3", "0;4"), ("3;5", "0"), (";", "0"), ("3;4", "0;4"))
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("3;3", r"list\.csv:3: the label '3;3' names a class twice"),
+        ("3;", r"list\.csv:3: the label is empty"),
+        ("3;x", r"list\.csv:3: label 'x' is a name, but classes\.txt is missing"),
+        ("3;-1", r"list\.csv:3: label -1 is out of range"),
+    ],
+)
+def test_bad_lists_of_labels_are_refused(tmp_path: Path, label: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        _read(tmp_path, f"path,label\ny,1\nx,{label}\n")
+    with pytest.raises(UserError, match=r"list\.csv:2: label 7 is out of range: model\.num_classes is 7"):
+        _read(tmp_path, "path,label\nx,2;7\n").check_labels(7)
+    with pytest.raises(UserError, match="must have a label, and no clip has one"):
+        _read(tmp_path, "path,label\nx,;\n").check_labels(7)

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from summit_train.core.errors import UserError
-from summit_train.data.manifest import ManifestRow, read_manifest
+from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import pack as pack_module
 from summit_train.data.packed.format import Packing, read_pack
@@ -195,3 +195,24 @@ def test_frame_folders_are_packed(tmp_path: Path, kind: str, side: int) -> None:
     # JPEGs that are small enough stay as they are; PNGs do where bytes were asked for.
     assert [one == files for one, files in zip(content, own, strict=True)] == [side == 256, kind == "bytes"]
     assert packed.manifest.frame_counts.tolist() == [6, 6] and complaints(out) == []
+
+
+def test_several_labels_are_packed_and_lists_of_one_label_have_no_trace_of_them(
+    videos: Path, tmp_path: Path, pack_set: PackSet
+) -> None:
+    rows = [ManifestRow(f"walk/clip {number}.mp4", label) for number, label in ((0, "0;1"), (2, 1), (6, ";"))]
+    write_manifest(tmp_path / "list.csv", rows)
+    source = FileStore(read_manifest(tmp_path / "list.csv"), str(videos))
+    out = tmp_path / "several"
+    pack_module.pack_set(source, out, Packing("bytes"), SHARD_BYTES)
+    packed = read_manifest(out)
+    assert [packed.labels_of(clip) for clip in range(3)] == [(0, 1), (1,), ()]
+    assert packed.fingerprint() == source.manifest.fingerprint() and complaints(out) == []
+    content = b"".join(path.read_bytes() for path in sorted(out.glob("*.tar")))
+    assert b'"label": "0;1"' in content and b'"label": 1,' in content and b'"label": ";"' in content
+    assert not (pack_set() / "manifest/more_labels.npy").exists()
+    more = np.load(out / "manifest/more_labels.npy")
+    more["clip"] = 3
+    np.save(out / "manifest/more_labels.npy", more)
+    with pytest.raises(UserError, match=r"is damaged .*some of its labels belong to no clip"):
+        read_manifest(out)
