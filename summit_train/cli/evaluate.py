@@ -23,10 +23,11 @@ from summit_train.core.progress import watched
 from summit_train.core.result import Result, TextTable
 from summit_train.core.saved import CheckpointError
 from summit_train.core.session import session
-from summit_train.core.text import counted, has_top5
+from summit_train.core.text import counted
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
-from summit_train.evaluation.evaluation import OFFICIAL, Evaluation, show_accuracy
+from summit_train.evaluation.evaluation import OFFICIAL, Evaluation
+from summit_train.evaluation.measures import Measures, measures, say_left_out
 from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
 from summit_train.evaluation.scoring import Scorer
 from summit_train.report.goodput import goodput_values
@@ -107,9 +108,10 @@ def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Re
     if values is None:
         return Result()
     spec = evaluation.scorer.spec
-    text = [_sentence(values, spec.model.num_classes)]
+    known = measures(spec.loss.kind, spec.model.num_classes)
+    text = [_sentence(values, known)]
     if "ema" in values:
-        text.append(f"average of the weights: {_sentence(values['ema'], spec.model.num_classes)}")
+        text.append(f"average of the weights: {_sentence(values['ema'], known)}")
     if evaluation.name != OFFICIAL:
         changed = ", ".join(f"{key}={value}" for key, value in evaluation.overrides.items())
         text.append(
@@ -146,21 +148,21 @@ def _result_name(spec: Spec, changed: dict[str, Any]) -> str:
     return f"{OFFICIAL}_{digest.hexdigest()}"
 
 
-def _sentence(result: dict[str, Any], num_classes: int) -> str:
+def _sentence(result: dict[str, Any], known: Measures) -> str:
     clips = "all frames streamed" if result["mode"] == "stream" else f"{result['clips']} clips"
     views = f"{clips} x {result['crops']} crops"
     if "precise_bn" in result:
         views += f", BN's statistics of {counted(result['precise_bn'], 'training step')}"
     bad = max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0)
     wrong = f", {bad} of them could not be read and count as wrong" if bad else ""
-    accuracy = show_accuracy(f"{result['top1_mean']:.2f} +- {result['top1_std']:.2f}", result["top5_mean"], num_classes)
-    rows = result["checkpoints"]
-    about = f"({result['videos']} videos{wrong}, {views}, {len(rows)} checkpoints)"
+    rows, key = result["checkpoints"], known.main.key
+    about = f"{known.text(result)}  ({result['videos']} videos{wrong}, {views}, {len(rows)} checkpoints)"
+    about += say_left_out(result.get("classes_left_out", ()))
     if len(rows) == 1:
-        return f"{accuracy}  {about}"
-    best = max(rows, key=lambda row: row["top1"])
-    one = f"last {result['top1_last']:.2f} %, best {best['top1']:.2f} % at step {best['step']}"
-    return f"{accuracy}  {about}; the mean is the paper's figure; {one}"
+        return about
+    best = max(rows, key=lambda row: row[key])
+    one = f"last {result[f'{key}_last']:.2f} %, best {best[key]:.2f} % at step {best['step']}"
+    return f"{about}; the mean is the paper's figure; {one}"
 
 
 def _paths(spec: Spec, chosen: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -203,6 +205,8 @@ def _run_observed(
             "--observed: a frame of flow (data.modality) stacks the fields after it, so that the network would see "
             "more than the observed part; take an rgb run"
         )
+    if spec.loss.kind == "binary":
+        raise UserError("--observed: early recognition is of clips of one class; take a run with loss.kind softmax")
     datasets = {"val": Dataset.open(spec, "val")}
     paths, _ = _paths(spec, chosen or ["last:1"])
     if len(paths) != 1:
@@ -224,14 +228,12 @@ def _run_observed(
 
 def _curves_text(result: dict[str, Any], spec: Spec) -> list[str | TextTable]:
     """Return the curves as a table, and what cannot be seen in it."""
-    top5 = ["top5"] if has_top5(spec.model.num_classes) else []
-    names = {"top1": "top-1", "top5": "top-5"}
+    names = {one.key: one.name for one in measures(spec.loss.kind, spec.model.num_classes).shown}
     curves = {"clip": result["observed"], "stream": result.get("anytime")}
     known = {kind: rows for kind, rows in curves.items() if rows}
-    keys = ["top1", *top5]
-    rows = [["observed", *(f"{kind} {names[key]}" for kind in known for key in keys)]]
+    rows = [["observed", *(f"{kind} {name}" for kind in known for name in names.values())]]
     for place, point in enumerate(result["observed"]):
-        cells = [f"{curve[place][key]:.2f} %" for curve in known.values() for key in keys]
+        cells = [f"{curve[place][key]:.2f} %" for curve in known.values() for key in names]
         rows.append([f"{100 * point['fraction']:g} %", *cells])
     unread = f"; {result['bad_videos']} could not be read and count as wrong" if result["bad_videos"] else ""
     lines: list[str | TextTable] = [TextTable(rows), f"{result['videos']} videos, step {result['step']}{unread}"]

@@ -13,8 +13,9 @@ import numpy as np
 from summit_train.core.files import check_output, write_json
 from summit_train.core.result import Result, TextTable
 from summit_train.core.session import check_single
-from summit_train.core.text import counted, has_top5
+from summit_train.core.text import counted
 from summit_train.evaluation.fuse import fuse, fused_values, parse_weights, read_runs
+from summit_train.evaluation.measures import Measures, measures
 from summit_train.report.confusion import confusion_of
 
 _SHOWN = 5  # classes of the largest gains, and as many of the largest losses
@@ -41,42 +42,44 @@ def run(args: argparse.Namespace) -> Result:
     runs = read_runs(args.runs)
     fused = fuse(runs, weights, softmax=args.softmax)
     names = runs[0].class_names
-    confusion = confusion_of("the fused scores", fused.labels, fused.scores, fused.is_read, names)
-    values = fused_values(runs, weights, fused) | {
-        "scores": "softmax" if args.softmax else "logits",
-        "confusion": {"names": list(confusion.names), "counts": confusion.counts.tolist()},
-    }
-    text = _text(values)
+    binary = fused.kind == "binary"
+    values = fused_values(runs, weights, fused)
+    values["scores"] = "logits" if not args.softmax else "sigmoid" if binary else "softmax"
+    if not binary:
+        confusion = confusion_of("the fused scores", fused.labels, fused.scores, fused.is_read, names)
+        values["confusion"] = {"names": list(confusion.names), "counts": confusion.counts.tolist()}
+    text = _text(values, measures(fused.kind, fused.scores.shape[1]))
     if out is not None:
-        if args.softmax:  # the logarithms of probabilities, whose softmax they are
+        if args.softmax:  # as logits, of which these are the probabilities
             with np.errstate(divide="ignore"):
-                fused = replace(fused, scores=np.log(fused.scores))
+                logits = np.log(fused.scores) - (np.log1p(-fused.scores) if binary else 0)
+                fused = replace(fused, scores=logits)
         fused.save(out / _NPZ, runs[0].clips, names)
         write_json(out / _JSON, values)
         text.append(f"in {out}: {_NPZ}, {_JSON}")
     return Result(text, values=values)
 
 
-def _text(values: Mapping[str, Any]) -> list[str | TextTable]:
+def _text(values: Mapping[str, Any], known: Measures) -> list[str | TextTable]:
     """Return the table of the runs, what was added, and the classes of the largest gains and losses."""
-    names = {"top1": "top-1"} | ({"top5": "top-5"} if has_top5(len(values["confusion"]["names"])) else {})
-    best = next(run["top1"] for run in values["runs"] if run["name"] == values["best"])
+    names, main = {measure.key: measure.name for measure in known.shown}, known.main
+    best = next(run[main.key] for run in values["runs"] if run["name"] == values["best"])
 
     def row(found: Mapping[str, Any], name: str, checkpoint: str = "", weight: str = "") -> list[str]:
-        gain = "" if weight else f"{found['top1'] - best:+.2f}"
+        gain = "" if weight else f"{found[main.key] - best:+.2f}"
         return [name, checkpoint, weight, *(f"{found[key]:.2f} %" for key in names), gain]
 
     rows = [["run", "predictions", "weight", *names.values(), "gain"]]
     rows += [row(run, run["name"], Path(run["predictions"]).stem, f"{run['weight']:g}") for run in values["runs"]]
     rows.append(row(values, "fused"))
-    what = "softmax probabilities" if values["scores"] == "softmax" else "logits"
+    what = "logits" if values["scores"] == "logits" else f"{values['scores']} probabilities"
     notes = [f"{counted(values['videos'], 'video')}, matched by {values['matched_by']}; fused: weighted mean of {what}"]
     if values["bad_videos"]:
         notes.append(f"{counted(values['bad_videos'], 'video')} could not be read by a run and count as wrong")
-    return [TextTable(rows, left=2), *notes, *_changes(values)]
+    return [TextTable(rows, left=2), *notes, *_changes(values, main.class_key)]
 
 
-def _changes(values: Mapping[str, Any]) -> list[str | TextTable]:
+def _changes(values: Mapping[str, Any], key: str) -> list[str | TextTable]:
     """Return a table of the classes with the largest gains and losses, or one line."""
     gains = sorted(values["classes"], key=lambda row: (-row["gain"], row["label"]))
     ups, downs = [row for row in gains if row["gain"] > 0], [row for row in gains if row["gain"] < 0]
@@ -85,7 +88,7 @@ def _changes(values: Mapping[str, Any]) -> list[str | TextTable]:
         return [f"no class gains or loses over {values['best']}"]
     rows = [["class", "videos", values["best"], "fused", "gain"]]
     for row in shown:
-        before, after = (f"{row[name]:.2f} %" for name in ("best_top1", "top1"))
+        before, after = (f"{row[name]:.2f} %" for name in (f"best_{key}", key))
         rows.append([row["name"], f"{row['videos']:,}", before, after, f"{row['gain']:+.2f}"])
     count = f"classes that gain: {len(ups):,}, that lose: {len(downs):,}, of {len(gains):,}"
     return ["", TextTable(rows), count]

@@ -12,7 +12,7 @@ from summit_train.core.result import Result, TextTable, show
 from summit_train.core.session import session
 from summit_train.core.text import counted, share
 from summit_train.core.watch import Watchdog
-from summit_train.evaluation.evaluation import show_accuracy
+from summit_train.evaluation.measures import measures
 from summit_train.inference.arguments import add_network, open_named, report_bad, tell
 from summit_train.inference.predict import Predictions, predict_videos
 from summit_train.inference.trained import Trained
@@ -71,7 +71,7 @@ def _result(predictions: Predictions, num_classes: int) -> Result:
         for rank, prediction in enumerate(video.predictions)
     ]
     text: list[str | TextTable] = [TextTable([("video", "class", "score"), *rows], left=2)] if rows else []
-    if "top1" in values:
-        accuracy = show_accuracy(f"{values['top1']:.2f}", values["top5"], num_classes)
-        text.append(f"{accuracy}  ({counted(values['videos_labelled'], 'labelled video')})")
+    if predictions.labelled is not None:
+        measured = measures(predictions.labelled.kind, num_classes).text(values)
+        text.append(f"{measured}  ({counted(values['videos_labelled'], 'labelled video')})")
     return Result(text, values=values)

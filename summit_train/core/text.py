@@ -52,11 +52,6 @@ def noise_text(clips: float | None) -> str:
     return f"{clips:.3g} clips" if clips < 999.5 else f"{float(f'{clips:.3g}'):,.0f} clips"
 
 
-def has_top5(num_classes: float | None) -> bool:
-    """Return whether top-5 says anything: with five classes or fewer it is 100 %."""
-    return num_classes is None or num_classes > 5
-
-
 def duration(seconds: float) -> str:
     """Return `0 s`, `8.1 s`, `47 s`, `4 min 09 s` or `1 h 05 min`."""
     whole = round(seconds)

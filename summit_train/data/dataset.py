@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.data.batches.loader import MicroBatch, training_batches
-from summit_train.data.batches.order import Order
+from summit_train.data.batches.order import Classes, Order
 from summit_train.data.batches.stores import Store, open_store
 from summit_train.data.batches.workers import Batches
 from summit_train.data.manifest import Manifest, read_manifest
@@ -38,6 +38,8 @@ class Dataset:
             raise UserError(f"data.{which}: {path} not found (relative paths start at {Path.cwd()})")
         manifest = read_manifest(path)
         manifest.check_labels(spec.model.num_classes)
+        if spec.loss.kind == "softmax" and (several := manifest.not_single()) is not None:
+            raise UserError(f"{several}, and loss.kind softmax takes one a clip; set loss.kind to binary")
         store = open_store(spec.data, manifest)
         return cls(spec.data, manifest, kept_clips(spec.data, manifest), store)
 
@@ -55,4 +57,18 @@ class Dataset:
 
     def training_batches(self, order: Order, rank: int, ranks: int, steps: range) -> Batches[MicroBatch]:
         """Return a rank's micro-batches of `steps`; see `loader.training_batches`. Close them after use."""
+        if self.data.balance == "classes":
+            order = replace(order, classes=self._classes())
         return training_batches(self.data, self.store, order, rank, ranks, steps, self.kept)
+
+    def _classes(self) -> Classes:
+        """Return the clips of each class that has any, as places among those in use; those of no class are one more."""
+        manifest, used = self.manifest, self.clips
+        clips, labels = manifest.label_pairs()
+        without = np.flatnonzero(manifest.labels < 0)
+        clips, labels = np.concatenate([without, clips]), np.concatenate([np.full(len(without), -1), labels])
+        is_used = np.isin(clips, used)
+        places, labels = np.searchsorted(used, clips[is_used]).astype(np.int32), labels[is_used]
+        by_label = np.argsort(labels, kind="stable")
+        starts = np.flatnonzero(np.diff(labels[by_label])) + 1
+        return tuple(np.split(places[by_label], starts))

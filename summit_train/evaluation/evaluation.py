@@ -14,10 +14,10 @@ from torch import nn
 
 from summit_train.core.files import write_json
 from summit_train.core.saved import CheckpointError, bound_of, digest_path, give_weights, load_checkpoint
-from summit_train.core.text import has_top5
 from summit_train.core.watch import Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.clip import Clip
+from summit_train.evaluation.measures import left_out, measures
 from summit_train.evaluation.precise_bn import recompute_from_training
 from summit_train.evaluation.scores import PREDICTIONS, Scores, prediction_names
 from summit_train.evaluation.scoring import PartialScores, Scorer
@@ -56,7 +56,7 @@ class Evaluation:
         spec, world = self.scorer.spec, self.scorer.world
         rows: list[dict[str, Any]] = []
         averages: list[dict[str, Any]] = []  # of the same checkpoints' averaged weights
-        num_videos = 0
+        num_videos, missing = 0, list[str]()
         for path, name in zip(paths, prediction_names(paths), strict=True):
             weights, average, step = read_weights(self.scorer, model, path)
             for found, kind, suffix in ((weights, rows, ""), (average, averages, "_ema")):
@@ -66,14 +66,16 @@ class Evaluation:
                 scores = self._score(model, path, f"{name}{suffix}")
                 if scores is not None:
                     bad = {"bad_videos": scores.num_bad} if scores.num_bad else {}
-                    row = {"path": str(path), "step": step, "top1": scores.top(1), "top5": scores.top(5)}
+                    row = {"path": str(path), "step": step} | measures(spec.loss.kind).values(scores)
                     kind.append(row | bad)
-                    num_videos = len(scores.videos)
+                    num_videos, missing = len(scores.videos), left_out(scores, self.scorer.dataset.manifest.class_names)
         if world.rank != 0:
             return None
         result = summarise(rows, spec, num_videos) | {"overrides": dict(self.overrides)} | dict(self.goodput)
         if self.training is not None:
             result["precise_bn"] = spec.evaluate.precise_bn
+        if missing:
+            result["classes_left_out"] = missing
         if averages:
             result["ema"] = summarise(averages, spec, num_videos)
         write_json(spec.run_path / f"{self.name}.json", result)
@@ -128,23 +130,19 @@ def read_weights(scorer: Scorer, model: nn.Module, path: Path) -> tuple[Tensors,
     return scorer.world.from_first(read)
 
 
-def show_accuracy(top1: str, top5: float, num_classes: int) -> str:
-    """Return the accuracies for people. Top-5 is left out where every class is among the five."""
-    return f"top-1 {top1} %" + (f"  top-5 {top5:.2f} %" if has_top5(num_classes) else "")
-
-
 def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> dict[str, Any]:
-    """Return the content of eval.json: mean and standard deviation over the checkpoints' accuracies, in percent.
+    """Return the content of eval.json: mean and standard deviation over the checkpoints' measures, in percent.
 
-    The mean is the paper's figure. top1_last and top1_best are those of one checkpoint.
+    The mean is the paper's figure. Last and best of the main measure are those of one checkpoint.
     """
-    return {
-        "top1_mean": statistics.fmean(row["top1"] for row in rows),
-        "top1_std": statistics.pstdev(row["top1"] for row in rows),
-        "top1_last": rows[-1]["top1"],
-        "top1_best": max(row["top1"] for row in rows),
-        "top5_mean": statistics.fmean(row["top5"] for row in rows),
-        "top5_std": statistics.pstdev(row["top5"] for row in rows),
+    known = measures(spec.loss.kind)
+    result: dict[str, Any] = {}
+    for key in (measure.key for measure in known.every):
+        values = [row[key] for row in rows]
+        result |= {f"{key}_mean": statistics.fmean(values), f"{key}_std": statistics.pstdev(values)}
+        if key == known.main.key:
+            result |= {f"{key}_last": values[-1], f"{key}_best": max(values)}
+    return result | {
         "videos": num_videos,
         "mode": spec.evaluate.mode,
         "clips": spec.evaluate.clips if spec.evaluate.mode == "clips" else None,

@@ -23,12 +23,13 @@ import numpy as np
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.span import Span
-from summit_train.evaluation.scores import PREDICTIONS, Scores, prediction_names
+from summit_train.evaluation.measures import measures
+from summit_train.evaluation.scores import PREDICTIONS, Scores, prediction_names, probabilities
 from summit_train.spec import load_spec
 
 # The columns of a file of scores that have an entry for each video, and their numpy kinds.
 _COLUMNS = {
-    "video": "iu", "label": "iu", "is_read": "b", "path": "U", "start_frame": "iu", "end_frame": "iu", "reversed": "b",
+    "video": "iu", "label": "iub", "is_read": "b", "path": "U", "start_frame": "iu", "end_frame": "iu", "reversed": "b",
 }  # fmt: skip
 
 
@@ -124,9 +125,11 @@ def _columns(path: Path) -> dict[str, np.ndarray]:
             raise ValueError("class_names is not a list of names")
         for name, kinds in _COLUMNS.items():
             column = columns[name]
-            if column.shape != scores.shape[:1] or column.dtype.kind not in kinds:
+            # Labels of several classes: whether each is one of the video's.
+            shape = scores.shape if name == "label" and column.dtype.kind == "b" else scores.shape[:1]
+            if column.shape != shape or column.dtype.kind not in kinds:
                 raise ValueError(f"{name} of shape {column.shape} and type {column.dtype} for {len(scores)} videos")
-        if label.min() < 0 or label.max() >= scores.shape[1]:
+        if label.ndim == 1 and (label.min() < 0 or label.max() >= scores.shape[1]):
             raise ValueError(f"labels from {label.min()} to {label.max()} for {scores.shape[1]} classes")
     except KeyError as error:
         raise UserError(f"{path}: has no column {error}; `summit-train eval` writes the predictions again") from error
@@ -152,9 +155,12 @@ def _check_match(one: RunScores, other: RunScores) -> None:
             f"of {len(one.clips):,} and {len(other.clips):,} videos {len(both):,} match; "
             f"{lacks.name} lacks {missing}, and has {lacks.clips[0]}"
         )
-    differs = np.flatnonzero(one.scores.labels != other.scores.labels)
+    if one.scores.kind != other.scores.kind:
+        raise UserError(f"{one.path} is of loss.kind {one.scores.kind} and {other.path} of {other.scores.kind}")
+    differs = np.flatnonzero((one.scores.labels != other.scores.labels).reshape(len(one.clips), -1).any(1))
     if len(differs):
-        labels = [int(run.scores.labels[differs[0]]) for run in (one, other)]
+        own = [run.scores.labels[differs[0]] for run in (one, other)]
+        labels = [int(label) if label.ndim == 0 else np.flatnonzero(label).tolist() for label in own]
         raise UserError(
             f"{one.clips[int(differs[0])]}: is class {labels[0]} in {one.path} and {labels[1]} in {other.path}"
             f" ({len(differs):,} of {len(one.clips):,} videos differ); must be runs of one manifest"
@@ -179,46 +185,43 @@ def parse_weights(text: str | None, num_runs: int) -> tuple[float, ...]:
 def fuse(runs: Sequence[RunScores], weights: Sequence[float], *, softmax: bool) -> Scores:
     """Return sum_i w_i s_i / sum_i w_i of each video. A run of weight 0 adds nothing, not even its bad videos.
 
-    s_i: the probabilities, or without `softmax` the logits.
+    s_i: the probabilities (of loss.kind binary those of each class alone), or without `softmax` the logits.
     """
     added, is_read = np.zeros(runs[0].scores.scores.shape), np.ones(len(runs[0].clips), np.bool_)
     for run, weight in zip(runs, weights, strict=True):
         if weight:
-            part = run.scores.scores.astype(np.float64)
-            if softmax:
-                part = np.exp(part - part.max(1, keepdims=True))
-                part /= part.sum(1, keepdims=True)
+            logits = run.scores.scores.astype(np.float64)
+            part = probabilities(logits, run.scores.kind) if softmax else logits
             added = added + weight * part
             is_read = is_read & run.scores.is_read
     return replace(runs[0].scores, scores=added / sum(weights), is_read=is_read)
 
 
 def fused_values(runs: Sequence[RunScores], weights: Sequence[float], fused: Scores) -> dict[str, Any]:
-    """Return the accuracies of fused scores and of each run, in percent, and by how much each class gains, in points.
+    """Return the measures of fused scores and of each run, in percent, and by how much each class gains, in points.
 
-    best: the run of the highest top-1, the first of equal ones; gains are those over it.
+    best: the run of the highest main measure, the first of equal ones; gains are those over it.
     """
-    best, names = max(runs, key=lambda run: run.scores.top(1)), runs[0].class_names
-    counts, by_fused, by_best = (
-        np.bincount(fused.labels, weights=right, minlength=fused.scores.shape[1]).tolist()
-        for right in (None, fused.right(1), best.scores.right(1))
-    )
-    return {
-        "top1": fused.top(1),
-        "top5": fused.top(5),
+    known, names = measures(fused.kind), runs[0].class_names
+    main = known.main
+    best = max(runs, key=lambda run: main.of(run.scores))
+    counts = fused.hot.sum(0).tolist()
+    by_fused, by_best = (main.of_class(scores).tolist() for scores in (fused, best.scores))
+    return known.values(fused) | {
         "videos": len(fused.videos),
         "bad_videos": fused.num_bad,
         "matched_by": "path, span and direction",
         "best": best.name,
-        "gain": fused.top(1) - best.scores.top(1),
+        "gain": main.of(fused) - main.of(best.scores),
         "runs": [
             {"name": run.name, "predictions": str(run.path), "weight": weight}
-            | {"top1": run.scores.top(1), "top5": run.scores.top(5), "bad_videos": run.scores.num_bad}
+            | known.values(run.scores)
+            | {"bad_videos": run.scores.num_bad}
             for run, weight in zip(runs, weights, strict=True)
         ],
         "classes": [
             {"label": label, "name": names[label] if label < len(names) else str(label), "videos": int(count)}
-            | {"top1": 100 * after / count, "best_top1": 100 * before / count, "gain": 100 * (after - before) / count}
+            | {main.class_key: after, f"best_{main.class_key}": before, "gain": after - before}
             for label, (count, after, before) in enumerate(zip(counts, by_fused, by_best, strict=True))
             if count
         ],

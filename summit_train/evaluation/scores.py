@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +20,25 @@ PREDICTIONS = "predictions"  # folder of a run
 class Scores:
     """The averaged logits of a manifest's videos, in its order.
 
-    videos (V,): their places in the manifest; labels (V,); scores (V, classes). is_read (V,): False for a video that
-    could not be read, whose scores are NaN and which counts as wrong.
+    videos (V,): their places in the manifest; labels (V,), with loss.kind binary bool (V, classes); scores (V,
+    classes). is_read (V,): False for a video that could not be read, whose scores are NaN and which counts as wrong.
     """
 
     videos: np.ndarray
     labels: np.ndarray
     scores: np.ndarray
     is_read: NDArray[np.bool_]
+
+    @property
+    def kind(self) -> str:
+        """The loss.kind that the scores are of."""
+        return "softmax" if self.labels.ndim == 1 else "binary"
+
+    @property
+    def hot(self) -> NDArray[np.bool_]:
+        """The labels as bool (V, classes)."""
+        classes = np.arange(self.scores.shape[1])
+        return np.asarray(self.labels[:, None] == classes) if self.labels.ndim == 1 else self.labels
 
     @property
     def num_bad(self) -> int:
@@ -65,6 +77,19 @@ class Scores:
                 reversed=np.array([clip.is_reversed for clip in clips], np.bool_),
                 class_names=np.array(class_names, np.str_),
             )
+
+
+def probabilities(logits: NDArray[Any], kind: str) -> NDArray[np.float64]:
+    """Return the probabilities, by the loss.kind, of logits (..., classes)."""
+    logits = logits.astype(np.float64)
+    probability: NDArray[np.float64]
+    if kind == "binary":
+        with np.errstate(over="ignore"):
+            probability = 1 / (1 + np.exp(-logits))
+        return probability
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    probability = powers / powers.sum(-1, keepdims=True)
+    return probability
 
 
 def prediction_names(checkpoints: Sequence[Path]) -> list[str]:

@@ -166,7 +166,7 @@ class Scorer:
         assert sorted(partial.results) == clips.tolist(), "each video exactly once"
         in_order = np.stack([partial.results[clip] for clip in clips.tolist()]).astype(np.float32)
         is_read = ~np.isin(clips, [clip.clip for clip in partial.bad])
-        return Scores(clips, self.dataset.manifest.labels[clips].astype(np.int64), in_order, is_read)
+        return Scores(clips, true_labels(self.spec, self.dataset.manifest, clips), in_order, is_read)
 
     def _results(self, model: nn.Module, videos: Sequence[int]) -> Results:
         """Yield each video's logits, averaged as spec.evaluate.mode says, or why it has none."""
@@ -181,6 +181,13 @@ class Scorer:
                 yield view_logits(model, normalise, batch.views, spec).mean(0).cpu().numpy()
             else:
                 yield batch.bad
+
+
+def true_labels(spec: Spec, manifest: Manifest, clips: NDArray[np.int64]) -> NDArray[np.int64] | NDArray[np.bool_]:
+    """Return the labels of clips as `Scores` has them."""
+    if spec.loss.kind == "binary":
+        return manifest.multi_hot(clips, spec.model.num_classes)
+    return manifest.label_rows(clips)
 
 
 def view_logits(model: nn.Module, normalise: Normalise, views: torch.Tensor, spec: Spec) -> torch.Tensor:

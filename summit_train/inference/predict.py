@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from summit_train.core.comm import World
 from summit_train.core.text import csv_text
 from summit_train.data.manifest.clip import Clip, clip_columns
-from summit_train.evaluation.scores import Scores
+from summit_train.evaluation.measures import measures
+from summit_train.evaluation.scores import Scores, probabilities
 from summit_train.evaluation.scoring import PartialScores, Progress, Scorer
 from summit_train.inference.trained import Trained
 from summit_train.inference.videos import Listing
@@ -21,7 +22,7 @@ from summit_train.inference.videos import Listing
 
 @dataclass(frozen=True)
 class PredictedVideo:
-    """A video and its most probable classes in order, each with label, name and score (its softmax, from 0 to 1).
+    """A video and its most probable classes in order, each with label, name and score (its probability).
 
     error: why it has none.
     """
@@ -44,7 +45,7 @@ class Predictions:
         rows = [video.clip.values() | row for video, row in zip(self.videos, found, strict=True)]
         values: dict[str, Any] = {"videos": rows}
         if self.labelled is not None:
-            values |= {"top1": self.labelled.top(1), "top5": self.labelled.top(5)}
+            values |= measures(self.labelled.kind).values(self.labelled)
             values["videos_labelled"] = len(self.labelled.videos)
         return values
 
@@ -74,12 +75,12 @@ def predict_videos(
 ) -> Predictions | None:
     """Predict the `top` most probable classes of all videos; return them on rank 0, None elsewhere. Collective.
 
-    Logits are averaged over the views, then the softmax is taken. A video that cannot be read is named in the result.
+    Probabilities are those of the logits averaged over the views. A video that cannot be read is named in the result.
     """
     data = trained.spec.data.model_copy(update={"on_bad_clip": "skip"})
     spec, network = trained.spec.model_copy(update={"data": data}), trained.network(device)
     counts = [len(listing.shard(world.rank, world.size)) for listing in listings]
-    videos, labels, logits, is_read = list[PredictedVideo](), list[int](), list[NDArray[Any]](), list[bool]()
+    videos, labels, logits, is_read = list[PredictedVideo](), list[Any](), list[NDArray[Any]](), list[bool]()
     for number, listing in enumerate(listings):
         before, found = sum(counts[:number]), PartialScores()
         follow = lambda done, _, before=before: progress(before + done, sum(counts))  # noqa: E731
@@ -88,24 +89,29 @@ def predict_videos(
         if scores is None:  # not rank 0
             continue
         reasons = {one.clip: listing.reason(one) for one in found.bad}
-        for clip, own in zip(listing.clips.tolist(), scores.scores, strict=True):
+        for clip, own, label in zip(listing.clips.tolist(), scores.scores, scores.labels, strict=True):
             error = reasons.get(clip) or (None if np.isfinite(own).all() else "its scores are not finite")
-            best = most_probable(own, trained.classes, top) if error is None else []
+            best = most_probable(own, trained.classes, top, spec.loss.kind) if error is None else []
             videos.append(PredictedVideo(listing.clip(clip), best, error))
             if listing.has_labels:
-                labels.append(int(listing.manifest.labels[clip]))
+                labels.append(label)
                 logits.append(own)
                 is_read.append(error is None)
     if world.rank != 0:
         return None
-    known = np.array(labels, np.int64)
-    labelled = Scores(np.arange(len(known)), known, np.stack(logits), np.array(is_read)) if labels else None
+    labelled = None
+    if labels:
+        labelled = Scores(np.arange(len(labels)), np.stack(labels), np.stack(logits), np.array(is_read))
     return Predictions(videos, labelled)
 
 
-def most_probable(logits: NDArray[np.floating[Any]], classes: Sequence[str], top: int) -> list[dict[str, Any]]:
-    """Return label, name and softmax of the `top` highest logits (classes,); equal ones are ordered by class number."""
-    powers = np.exp(logits.astype(np.float64) - logits.max())
-    softmax = powers / powers.sum()
+def most_probable(
+    logits: NDArray[np.floating[Any]], classes: Sequence[str], top: int, kind: str = "softmax"
+) -> list[dict[str, Any]]:
+    """Return label, name and probability, by the loss.kind, of the `top` highest logits (classes,).
+
+    Equal ones are ordered by class number.
+    """
+    scores = probabilities(logits, kind)
     order = np.argsort(-logits, kind="stable")[:top].tolist()
-    return [{"label": label, "name": classes[label], "score": float(softmax[label])} for label in order]
+    return [{"label": label, "name": classes[label], "score": float(scores[label])} for label in order]

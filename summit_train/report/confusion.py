@@ -13,6 +13,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from summit_train.core.text import counted
+from summit_train.evaluation.measures import measures
+from summit_train.evaluation.scores import Scores
 from summit_train.report.figures import Picture, drawable, house_style, image
 from summit_train.report.records import Run
 from summit_train.report.tables import MOST_CLASSES
@@ -36,11 +38,8 @@ class Confusion:
 
     def classes(self) -> list[tuple[str, str, str]]:
         """Return (class, videos, accuracy) of each class with videos; of more than 30, only the worst ten."""
-        videos, right = self.counts.sum(1), np.diag(self.counts)
-        known = np.flatnonzero(videos)
-        if len(known) > MOST_CLASSES:
-            known = known[np.argsort(right[known] / videos[known], kind="stable")[:MOST_PAIRS]]
-        return [(self.names[i], f"{videos[i]:,}", f"{100 * right[i] / videos[i]:.1f} %") for i in known.tolist()]
+        videos = self.counts.sum(1)
+        return class_rows(self.names, videos, 100 * np.diag(self.counts) / np.maximum(1, videos))
 
     def pairs(self) -> list[tuple[str, str, str, str, str]]:
         """Return (true class, predicted class, videos, share of the true class, a video) of the frequent mistakes."""
@@ -82,21 +81,47 @@ class Confusion:
         return Picture("Confusion", caption, "Confusion matrix: true class by predicted class", svg, third=False)
 
 
+def class_rows(names: Sequence[str], videos: NDArray[Any], percents: NDArray[Any]) -> list[tuple[str, str, str]]:
+    """Return (class, videos, percent) of each class with videos; of more than 30, only the worst ten."""
+    known = np.flatnonzero(videos)
+    if len(known) > MOST_CLASSES:
+        known = known[np.argsort(percents[known], kind="stable")[:MOST_PAIRS]]
+    return [(names[i], f"{videos[i]:,}", f"{percents[i]:.1f} %") for i in known.tolist()]
+
+
 def read_confusion(run: Run) -> Confusion | None:
-    """Count the scores of the last evaluated checkpoint of a run; None where there are none.
+    """Count the scores of the last evaluated checkpoint of a run with one class a video; None where there are none."""
+    found = _read_scores(run, "softmax")
+    if found is None:
+        return None
+    checkpoint, scores, names, videos = found
+    return confusion_of(checkpoint, scores.labels, scores.scores, scores.is_read, names, videos)
+
+
+def read_precisions(run: Run) -> tuple[list[tuple[str, str, str]], int]:
+    """Return (class, videos, average precision) of a run with several classes a video, and how many classes it has."""
+    found = _read_scores(run, "binary")
+    if found is None:
+        return [], 0
+    _, scores, names, _ = found
+    return class_rows(names, scores.labels.sum(0), run.measures.main.of_class(scores)), len(names)
+
+
+def _read_scores(run: Run, kind: str) -> tuple[str, Scores, tuple[str, ...], list[str]] | None:
+    """Return the checkpoint, scores, classes and videos last evaluated in a run of this loss.kind; None without any.
 
     Scores that cannot be read are noted in the run.
     """
-    if run.final is None or not run.final.checkpoints:
+    if run.final is None or not run.final.checkpoints or run.measures.main != measures(kind).main:
         return None
     checkpoint = Path(run.final.checkpoints[-1].path).stem
     path = run.path / "predictions" / f"{checkpoint}.npz"
-    names = tuple(run.clips_per_class.train) if run.clips_per_class else ()  # label 0 first
+    known = tuple(run.clips_per_class.train) if run.clips_per_class else ()  # label 0 first
     if not path.is_file():
         return None
     try:
         with np.load(path, allow_pickle=False) as file:
-            labels, scores = file["label"].astype(np.int64), file["scores"].astype(np.float64)
+            labels, scores = file["label"], file["scores"].astype(np.float64)
             # Files of version 0.1 lack this column: their unreadable videos have no score at all.
             is_read = file["is_read"] if "is_read" in file.files else ~np.isnan(scores).all(axis=1)
             videos: list[str] = []
@@ -105,7 +130,11 @@ def read_confusion(run: Run) -> Confusion | None:
                 videos = [f"{path}, frames {i} to {j}" if (i, j) != (0, -1) else path for path, i, j in spans]
         if not np.isfinite(scores[is_read]).all():
             raise ValueError("scores are not finite")
-        return confusion_of(checkpoint, labels, scores, is_read, names, videos)
+        if labels.shape != (scores.shape if kind == "binary" else scores.shape[:1]):
+            raise ValueError(f"labels of shape {labels.shape}")
+        labels = labels.astype(np.bool_ if kind == "binary" else np.int64)
+        names = all_names(known, scores.shape[1])
+        return checkpoint, Scores(np.arange(len(scores)), labels, scores, is_read), names, videos
     except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
         run.notes.append(f"predictions/{path.name}: unreadable, left out ({error})")
         return None
@@ -129,10 +158,14 @@ def confusion_of(
     read = np.flatnonzero(is_read)
     predicted = scores[read].argmax(1)
     np.add.at(counts, (labels[read], predicted), 1)
-    every = (*names[:size], *map(str, range(len(names), size)))
     examples = dict[tuple[int, int], str]()
     if videos:
         lead = scores[read, predicted] - scores[read, labels[read]]
         for place in np.argsort(lead, kind="stable").tolist():  # so the largest lead of a cell is the last
             examples[int(labels[read[place]]), int(predicted[place])] = videos[read[place]]
-    return Confusion(checkpoint, every, counts, int((~is_read).sum()), examples)
+    return Confusion(checkpoint, all_names(names, size), counts, int((~is_read).sum()), examples)
+
+
+def all_names(names: tuple[str, ...], size: int) -> tuple[str, ...]:
+    """Return `size` names: those known, then numbers."""
+    return (*names[:size], *map(str, range(len(names), size)))

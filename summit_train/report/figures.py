@@ -25,7 +25,6 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from summit_train.core.files import replacing
-from summit_train.core.text import mean_std
 from summit_train.report.records import Observed, Run, StepRecord, number
 from summit_train.report.tables import machine_of, views_of
 
@@ -273,8 +272,12 @@ def _log_axis(axes: Axes) -> None:
 
 
 def _accuracy(runs: Sequence[Run]) -> Picture | None:
-    """Draw top-1 of training batches (moving mean), validation in training, and final evaluation with one std."""
-    canvas = Canvas(runs, "top-1 (%)")
+    """Draw the main measure: of training batches (moving mean), validation in training, final evaluation with one std.
+
+    Training batches have top-1 only.
+    """
+    names_of = dict.fromkeys(run.measures.main.name for run in runs)
+    canvas = Canvas(runs, f"{' or '.join(names_of)} (%)")
     kinds: dict[str, int] = {}
     names = list(canvas.entries)
     for i, run in enumerate(runs):
@@ -283,32 +286,34 @@ def _accuracy(runs: Sequence[Run]) -> Picture | None:
         return None
     canvas.axes.set_ylim(0, min(103.0, max(10.0, canvas.axes.get_ylim()[1])))
     if len(runs) > 1:
-        finals = [f": {mean_std(run.final.top1_mean, run.final.top1_std)}" if run.final else "" for run in runs]
+        finals = [f": {run.final.text(run.measures.main)}" if run.final else "" for run in runs]
         canvas.entries = [(line, label + final) for (line, label), final in zip(names, finals, strict=True)]
         canvas.entries += [(Line2D([], [], color=GREY, **KINDS[kind]), label) for label, kind in kinds.items()]
-    has_band = any(run.final is not None and run.final.top1_std for run in runs)
+    has_band = any(run.final is not None and run.final.of(f"{run.measures.main.key}_std") for run in runs)
     band = " Band: one standard deviation over the last checkpoints." if has_band else ""
-    return canvas.picture("Accuracy", "Training: moving mean over the batches." + band)
+    trained = "Training: moving mean over the batches." if "training" in kinds else ""
+    return canvas.picture("Accuracy", trained + band)
 
 
 def _accuracy_curves(canvas: Canvas, i: int, run: Run) -> dict[str, int]:
     """Draw the accuracies that run i has; return label -> index into KINDS."""
     kinds: dict[str, int] = {}
     axes, colours = canvas.axes, [canvas.colour(i, kind) for kind in range(len(KINDS))]
+    main = run.measures.main
     top1 = finite(step.top1 for step in run.steps)
-    if np.isfinite(top1).any():
+    if main.key == "top1" and np.isfinite(top1).any():
         curve = smoothed(canvas.positions(run, (step.step for step in run.steps)), top1)
         canvas.entries.append((axes.plot(*curve, color=colours[0], **KINDS[0])[0], "training"))
         kinds["training"] = 0
     if run.evals:
         x = canvas.positions(run, (validation.step for validation in run.evals))
-        y = finite(validation.top1 for validation in run.evals)
+        y = finite(validation.of(main.key) for validation in run.evals)
         canvas.entries.append((axes.plot(x, y, color=colours[1], **KINDS[1])[0], "validation"))
         kinds["validation"] = 1
     if run.final is not None:
         label = f"final, {views}" if (views := views_of(run.final)) else "final"
-        mean, std = run.final.top1_mean, run.final.top1_std
-        canvas.entries.append((axes.axhline(mean, color=colours[2], **KINDS[2]), f"{label}: {mean_std(mean, std)}"))
+        mean, std = (run.final.of(f"{main.key}_{what}") or 0.0 for what in ("mean", "std"))
+        canvas.entries.append((axes.axhline(mean, color=colours[2], **KINDS[2]), f"{label}: {run.final.text(main)}"))
         if std:
             axes.axhspan(mean - std, mean + std, color=colours[2], alpha=0.2, linewidth=0)
         kinds[label] = 2
@@ -358,7 +363,7 @@ def _draw_observed(figure: Figure, runs: Mapping[str, Observed | None]) -> list[
         names.append((Line2D([], [], markersize=5, **series(i)), label))
         for curve, style in ((run.observed, CLIP), (run.anytime, STREAM)):
             percents = [100 * point.fraction for point in curve]
-            axes.plot(percents, [point.top1 for point in curve], **style, **series(i))
+            axes.plot(percents, finite(point.of("top1") for point in curve), **style, **series(i))
     axes.set_xlabel(_X)
     axes.set_ylabel(_Y)
     axes.set_xlim(0, 103)

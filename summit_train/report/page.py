@@ -14,8 +14,8 @@ import jinja2
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import replacing
-from summit_train.core.text import duration, mean_std, percent, show
-from summit_train.report.confusion import read_confusion
+from summit_train.core.text import duration, percent, show
+from summit_train.report.confusion import read_confusion, read_precisions
 from summit_train.report.figures import pictures
 from summit_train.report.goodput import goodput_rows, time_spent
 from summit_train.report.noise import noise_section
@@ -45,12 +45,12 @@ def render(runs: Sequence[Run]) -> str:
     environment.filters.update(percent=percent, show=show, duration=duration, views=views_of, notes=notes_of, rows=rows)
     environment.filters.update(time_spent=time_spent, goodput_rows=goodput_rows)
     environment.filters.update(class_rows=class_rows, start_rows=start_rows, noise=noise_section)
-    environment.globals.update(mean_std=mean_std, pictures=pictures, read_confusion=read_confusion)
+    environment.globals.update(pictures=pictures, read_confusion=read_confusion, read_precisions=read_precisions)
     template = resources.files(__package__).joinpath("page.html.j2").read_text(encoding="utf-8")
     return environment.from_string(template).render(
         title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",
         summary=[summary_row(run) for run in runs],
-        shows_top5=any(run.shows_top5 for run in runs),
+        columns={measure.key: measure.name for run in runs for measure in run.measures.shown},
         overlay=pictures(runs) if len(runs) > 1 else [],
         runs=runs,
     )

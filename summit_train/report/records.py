@@ -16,7 +16,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from summit_train.core.errors import UserError
-from summit_train.core.text import has_top5
+from summit_train.core.text import mean_std
+from summit_train.evaluation.measures import Measure, measures
 from summit_train.spec.source import parse_mapping
 
 
@@ -37,6 +38,15 @@ class Record(BaseModel):
 
 
 RecordType = TypeVar("RecordType", bound=Record)
+
+
+class Measured(Record):
+    """A record with measures (evaluation.measures) under their keys, in percent."""
+
+    model_config = ConfigDict(extra="allow")
+
+    def of(self, key: str) -> float | None:
+        return number((self.model_extra or {}).get(key))
 
 
 class LogRecord(Record):
@@ -67,13 +77,11 @@ class StepRecord(LogRecord):
     gradient_square: Known = None
 
 
-class EvalRecord(LogRecord):
+class EvalRecord(Measured, LogRecord):
     """One validation during training, after `epoch` finished epochs."""
 
     epoch: float
     step: int
-    top1: float
-    top5: Known = None
     videos: int | None = None
     clips: int | None = None
     seconds: Known = None
@@ -123,23 +131,25 @@ class CheckpointRecord(LogRecord):
     seconds: float
 
 
-class CheckpointScore(Record):
-    """The accuracy of one checkpoint in the final evaluation."""
+class CheckpointScore(Measured):
+    """The measures of one checkpoint in the final evaluation."""
 
     path: str
     step: int | None = None
-    top1: float
-    top5: Known = None
 
 
-class CheckpointScores(Record):
-    """The accuracies of the last checkpoints, with mean and standard deviation."""
+class CheckpointScores(Measured):
+    """The measures of the last checkpoints, with mean and standard deviation, KEY_mean and KEY_std."""
 
-    top1_mean: float
-    top1_std: Known = None
-    top5_mean: Known = None
-    top5_std: Known = None
     checkpoints: tuple[CheckpointScore, ...] = ()
+
+    def best(self, key: str) -> float | None:
+        """Return the highest of a measure over the checkpoints."""
+        return max((value for score in self.checkpoints if (value := score.of(key)) is not None), default=None)
+
+    def text(self, measure: Measure) -> str:
+        """Return `73.81 ± 0.05 %`."""
+        return mean_std(self.of(f"{measure.key}_mean"), self.of(f"{measure.key}_std"))
 
 
 class FinalEval(CheckpointScores):
@@ -150,14 +160,13 @@ class FinalEval(CheckpointScores):
     clips: int | None = None
     crops: int | str | None = None
     ema: CheckpointScores | None = None
+    classes_left_out: tuple[str, ...] = ()
 
 
-class ObservedPoint(Record):
+class ObservedPoint(Measured):
     """Accuracies when this fraction of each video is seen."""
 
     fraction: float
-    top1: float
-    top5: Known = None
 
 
 class Observed(Record):
@@ -207,7 +216,7 @@ class Run:
     last_step: the number of finished updates. steps_per_epoch: the plan's value, else that of the records: epoch e
     begins with step e * steps_per_epoch + 1. skipped_steps: updates not applied as a gradient was not finite.
     clips_per_second: the median over the steps, which start-up and restarts do not change. data_wait_share: the wait
-    for data, in percent of the time of the steps. shows_top5: the run has more than five classes.
+    for data, in percent of the time of the steps. measures: those of its loss.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -226,14 +235,17 @@ class Run:
         self.plan, self.environment = self._json("plan.json"), self._json("environment.json")
         counts = self.plan.pop("clips_per_class", None)
         self.clips_per_class = self._parsed(ClipsPerClass, counts, "plan.json: clips_per_class")
+        self.measures = measures(self.setting("loss", "kind"), number(self.setting("model", "num_classes")))
         self.final = self._parsed(FinalEval, self._json("eval.json"), "eval.json")
+        if self.final is not None and self.final.of(main := f"{self.measures.main.key}_mean") is None:
+            self.notes.append(f"eval.json: has wrong values, left out (no {main!r})")
+            self.final = None
         self.observed = self._parsed(Observed, self._json(OBSERVED_FILE), OBSERVED_FILE)
         self._replay_log()
         steps = self.steps
         records: Sequence[StepRecord | StartRecord] = steps or self.starts
         self.last_step = records[-1].step if records else 0
         self.skipped_steps = [step.step for step in steps if step.skipped]
-        self.shows_top5 = has_top5(number(self.setting("model", "num_classes")))
         planned = number(self.plan.get("steps_per_epoch")) or 0
         recorded = next(((s.step - 1) / s.epoch for s in steps if s.epoch > 0 and s.step > 1), None)
         self.steps_per_epoch = planned if planned > 0 else recorded

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from summit_train.core.text import MOST_ITEMS, NONE, counted, duration, listed, mean_std, percent, show
+from summit_train.core.text import MOST_ITEMS, NONE, counted, duration, listed, percent, show
+from summit_train.evaluation.measures import EVERY
 from summit_train.report.records import ClipsPerClass, FinalEval, Run, StartRecord, number
 
 MOST_CLASSES = 30  # of a table with a row for each class
@@ -20,11 +21,13 @@ CONSEQUENCES = {  # of a file that is missing
 def summary_row(run: Run) -> dict[str, str]:
     """Return the run's row of the summary table: column -> text, a dash where the value is unknown."""
     final, last = run.final, run.evals[-1] if run.evals else None
-    top1, top5 = NONE, NONE
-    if final is not None:
-        top1, top5 = mean_std(final.top1_mean, final.top1_std), mean_std(final.top5_mean, final.top5_std)
-    elif last is not None:
-        top1, top5 = f"{percent(last.top1)} (epoch {last.epoch:g})", percent(last.top5)
+    measured = dict.fromkeys((measure.key for measure in EVERY), NONE)
+    for measure in run.measures.shown:
+        if final is not None:
+            measured[measure.key] = final.text(measure)
+        elif last is not None:
+            epoch = f" (epoch {last.epoch:g})" if measure == run.measures.main else ""
+            measured[measure.key] = f"{percent(last.of(measure.key))}{epoch}"
     model = " ".join(str(part) for key in ("arch", "backbone") if (part := run.setting("model", key)))
     frames = run.setting("data", "num_frames")
     planned = number(run.setting("schedule", "epochs"))
@@ -36,8 +39,7 @@ def summary_row(run: Run) -> dict[str, str]:
         "scale": _scale(run),
         "global_batch": show(run.plan.get("global_batch")),
         "epochs": done if planned is None else f"{done} of {planned:g}",
-        "top1": top1,
-        "top5": top5 if run.shows_top5 else NONE,
+        **measured,
         "clips_per_second": NONE if speed is None else f"{speed:,.0f}" if speed >= 1000 else f"{speed:.4g}",
         "data_wait": NONE if run.data_wait_share is None else f"{run.data_wait_share:.1f} %",
         "seconds": duration(run.seconds) if run.seconds > 0 else NONE,
@@ -77,6 +79,10 @@ def notes_of(run: Run) -> list[str]:
         again = sum(start.steps_again for start in run.starts)
         times = "once" if len(run.starts) == 2 else f"{len(run.starts) - 1:,} times"
         notes.append(f"Resumed {times}; {counted(again, 'step')} done again")
+    if run.final is not None and run.final.classes_left_out:
+        notes.append(
+            f"{run.measures.main.name} leaves out classes without a video: {listed(run.final.classes_left_out)}"
+        )
     for side, counts in run.clips_per_class.sides().items() if run.clips_per_class else ():
         if lacking := [name for name, count in counts.items() if count == 0]:
             notes.append(f"Classes without {side} clips: {listed(lacking)}")

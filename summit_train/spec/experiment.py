@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from summit_train.core.errors import UserError
 from summit_train.spec.catalog import (
@@ -37,7 +37,7 @@ from summit_train.spec.optimizer import (
     schedule_problems,
 )
 from summit_train.spec.source import Tree, read_tree, to_yaml
-from summit_train.spec.typed import Count, Fraction, NonNegative, Seconds, Section, validated
+from summit_train.spec.typed import MOST, Count, Fraction, NonNegative, Seconds, Section, validated
 
 
 def _expand(path: str) -> str:
@@ -59,7 +59,26 @@ def _folder_name(name: str) -> str:
     return name
 
 
+def _read_weights(value: object) -> object:
+    """Read a file of class weights, so that a run and its checkpoints hold the numbers themselves."""
+    if value is None or value == "balanced":
+        return value
+    try:
+        if isinstance(value, str):
+            path = Path(_expand(value))
+            if path.exists() and not path.is_file():  # a checkpoint of a stranger could name a pipe
+                raise ValueError("it is not a file")
+            value = [float(line) for line in path.read_text(encoding="utf-8").split()]
+        if not isinstance(value, list) or not all(type(one) in (int, float) and 0 < one <= MOST for one in value):
+            raise ValueError(f"each weight must be a number above 0 and at most {MOST:,}")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"must be balanced, a list, or a file with one number a line: {why}") from error
+    return tuple(map(float, value))
+
+
 PathText = Annotated[str, AfterValidator(_expand)]
+ClassWeights = tuple[float, ...]
 FolderName = Annotated[str, AfterValidator(_folder_name)]
 Extent = Annotated[int, Field(ge=1, le=4096)]  # of a clip; non-local blocks relate every two of its pixels
 
@@ -145,6 +164,8 @@ class DataSpec(Section):
     """Side of the training crop, pixels."""
     flip: bool = True
     """Mirror half of the clips. Use false where labels distinguish left from right."""
+    balance: Literal["none", "classes"] = "none"
+    """Clips of an epoch. none: each once; classes: as many, drawn so that each class has the same share."""
     quarantine: PathText | None = None
     """List of clips to leave out, as `data scan` writes it."""
     on_bad_clip: Literal["fail", "skip"] = "fail"
@@ -176,10 +197,17 @@ class ScaleSpec(Section):
 
 
 class LossSpec(Section):
-    """The training loss: cross-entropy."""
+    """The training loss."""
 
+    kind: Literal["softmax", "binary"] = "softmax"
+    """softmax: cross-entropy, for clips of one class. binary: one yes or no for each class, the mean of their
+    cross-entropies, for clips of several classes or none; validation measures mean average precision."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Part of each label that is spread evenly over all classes; evaluation has none."""
+    """Part of each label that is spread evenly over all classes, with binary over yes and no; evaluation has none."""
+    class_weights: Annotated[Literal["balanced"] | ClassWeights | None, BeforeValidator(_read_weights)] = None
+    """Factor on the loss of each class's clips: a list of numbers in the order of the classes, or a file of them, one a
+    line, which is read with the spec. balanced: N / (K n), where n of the N labels of the training clips are of the
+    class and K classes have any."""
 
 
 class EvaluateSpec(Section):
@@ -325,6 +353,12 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "data.crop", f"a crop of {data.crop} does not fit a short side of {low} (data.short_side)"
     if data.crop_scales == ():
         yield "data.crop_scales", "must be null or have at least one scale, got []"
+    weights = spec.loss.class_weights
+    if isinstance(weights, tuple) and len(weights) != model.num_classes:
+        yield (
+            "loss.class_weights",
+            f"must be one number for each of the {model.num_classes} classes, got {len(weights)}",
+        )
     yield from optimizer_problems(spec.optimizer)
     yield from schedule_problems(spec.schedule)
     yield from parallel_problems(spec.parallel, spec.optimizer.compression)
@@ -350,7 +384,7 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
 # Keys of `data` that change what is trained on; the others only tell where the clips are and how fast they are read.
 _TRAINED_DATA = (
     "modality", "flow_length", "num_frames", "frame_stride", "sampling", "augment", "short_side", "crop_scales", "crop",
-    "flip",
+    "flip", "balance",
 )  # fmt: skip
 _RECIPE = ("optimizer", "schedule", "loss", "ema", "scale", "parallel")
 # Each node may read its own copy of the data; the contents of the lists are compared by their fingerprints.
@@ -380,7 +414,7 @@ def changes_scores(spec: Spec, key: str) -> bool:
         return False
     if key.startswith(("data.train", "seed", "scale.")):  # what precise BN trains on
         return spec.evaluate.precise_bn > 0
-    return key.startswith(("data.", "evaluate.", "model.", "precision"))
+    return key.startswith(("data.", "evaluate.", "model.", "precision", "loss.kind"))
 
 
 def experiment_keys(spec: Spec) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def written(sweep: Sweep) -> str:
 
 
 def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
-    """Draw top-1 of the finished runs against the global batch; return file name -> content, PNG and SVG.
+    """Draw the main measure of the finished runs against the global batch; return file name -> content, PNG and SVG.
 
     Validation: the final evaluation, mean and standard deviation over the seeds; where no runs differ in their seed
     alone, over the last checkpoints. Training: the batches of the last epoch, of a single curve. Each curve has its
@@ -51,7 +51,8 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
         figure = Figure(figsize=(6.4, 4.2 + 0.2 * len(names)), layout="constrained")
         axes = figure.subplots()
         axes.set_title(f"{sweep.name}: accuracy against batch size", loc="left", fontsize=12)
-        noise_at = {_draw_curve(axes, i, name, points) for i, name in enumerate(names)}
+        main = sweep.measures.main
+        noise_at = {_draw_curve(axes, i, name, points, main.key) for i, name in enumerate(names)}
         batches = {row["global_batch"] for row in done}
         if sweep.reference is not None:
             published = sorted(sweep.reference.points, key=lambda point: point.global_batch)
@@ -68,7 +69,7 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
         axes.minorticks_off()
         axes.tick_params(axis="x", labelsize=9 if len(batches) > 8 else 10)
         axes.set_xlabel("global batch (clips)")
-        axes.set_ylabel("top-1 (%)")
+        axes.set_ylabel(f"{main.name} (%)")
         low, high = axes.get_ylim()
         axes.set_ylim(max(0.0, low), min(high, 102.0))
         for text in figure.legend(loc="outside lower left", ncols=2).get_texts():
@@ -93,16 +94,18 @@ def clear_noise(curve: Sequence[Row]) -> tuple[int, Measured] | None:
     return None
 
 
-def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Row]) -> int | None:
-    """Draw the accuracies of curve i and its noise scale; return the batch at which this was measured."""
+def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Row], key: str) -> int | None:
+    """Draw the measure `key` of curve i and its noise scale; return the batch at which this was measured."""
     curve = sorted((point for point in points if point["curve"] == name), key=lambda point: point["global_batch"])
-    batches, top1 = finite(point["global_batch"] for point in curve), finite(point["top1"] for point in curve)
+    batches, measured = finite(point["global_batch"] for point in curve), finite(point[key] for point in curve)
     seeds = has_seeds(points)
-    bars = [(point["top1_std"] if seeds else point["checkpoints_std"]) or 0.0 for point in curve]
+    bars = [(point[f"{key}_std"] if seeds else point["checkpoints_std"]) or 0.0 for point in curve]
     title = f", {drawable(name)}" if name else ""
     style = series(i) | {"capsize": 3}
-    axes.errorbar(batches, top1, bars, label=f"validation{title}", zorder=3, **style)
-    if len(curve) == len(points):  # as the paper's Figure 4; the training of several curves would hide their validation
+    axes.errorbar(batches, measured, bars, label=f"validation{title}", zorder=3, **style)
+    if (
+        len(curve) == len(points) and key == "top1"
+    ):  # as the paper's Figure 4; the training of several curves would hide their validation
         training = finite(point["training_top1"] for point in curve)
         style |= {"markerfacecolor": "white", "linestyle": "--", "color": PALETTE[1]}
         axes.errorbar(batches, training, label="training, last epoch", **style)

@@ -165,7 +165,9 @@ def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs
             say(f"{sweep.name}: stopped at {run.name}; start the sweep again to continue there")
             return _INTERRUPTED if signal.SIGINT in signals or status == _INTERRUPTED else _STOPPED
         num_failed += status != 0
-        outcome = f"failed with exit status {status}" if status else f"top-1 {mean_std(row['top1'], row['top1_std'])}"
+        main = sweep.measures.main
+        measured = f"{main.name} {mean_std(row[main.key], row[f'{main.key}_std'])}"
+        outcome = f"failed with exit status {status}" if status else measured
         now = time.monotonic()
         left = f"; about {duration((now - began) / i * (len(runs) - i))} left" if i < len(runs) else ""
         say(f"[{i}/{len(runs)}] {run.name}: {outcome} in {duration(now - start)}{left}")

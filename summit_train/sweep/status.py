@@ -15,7 +15,7 @@ from summit_train.cluster.submit import job_states, submissions
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import is_locked
 from summit_train.core.result import TextTable
-from summit_train.core.text import NONE, duration, has_top5, mean_std, percent, show
+from summit_train.core.text import NONE, duration, mean_std, percent, show
 from summit_train.report.noise import Measured, measurements, pooled
 from summit_train.report.records import Run, number
 from summit_train.report.tables import machine_of
@@ -29,6 +29,7 @@ COLUMNS = (
     "name", "curve", "state", "nodes", *_PLANNED[:-1], "step", "total_steps", "training_top1", "top1", "top1_std",
     "top5", "final", "noise_scale", "noise_scale_error", "gradient_square", "gradient_variance", "reference_top1",
     "reference_top1_std", "seconds", "node_hours", "job", "run", "machine", "note", "num_classes",
+    "map", "map_std",
 )  # fmt: skip
 
 Row = dict[str, Any]  # by COLUMNS
@@ -68,7 +69,8 @@ def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -
 
     state: done (the final evaluation covers the last step), running, queued, failed (started and not done), missing
     (never started), unknown (the scheduler does not answer), changed (started with another spec; see `note`).
-    top1, top1_std, top5: percent, of the final evaluation; while `final` is false, of the last validation in training.
+    top1, top1_std, top5, or with loss.kind binary map, map_std: percent, of the final evaluation; while `final` is
+    false, of the last validation in training.
     training_top1: percent, mean over the batches of the last epoch. noise_scale, noise_scale_error: clips, over the
     measured steps; gradient_square, gradient_variance: |G|^2 and tr(Sigma), means over them. seconds: recorded training
     time. A value is None while it is unknown.
@@ -115,10 +117,13 @@ def _results(found: Run, nodes: int | None) -> Row:
     row |= {"step": found.last_step, "machine": machine_of(found.environment), "training_top1": _mean_std(training)[0]}
     if found.seconds:
         row |= {"seconds": found.seconds, "node_hours": nodes and nodes * found.seconds / 3600}
-    if final := found.final:
-        row |= {"final": True, "top1": final.top1_mean, "top1_std": final.top1_std, "top5": final.top5_mean}
-    elif found.evals:
-        row |= {"top1": found.evals[-1].top1, "top5": found.evals[-1].top5}
+    main = f"{found.measures.main.key}_std"
+    row |= {"final": found.final is not None, main: found.final and found.final.of(main)}
+    for key in (measure.key for measure in found.measures.every):
+        if found.final:
+            row[key] = found.final.of(f"{key}_mean")
+        elif found.evals:
+            row[key] = found.evals[-1].of(key)
     if pairs := [pair for _, *pair in measurements(found)]:
         noise = pooled(pairs)
         row |= {"noise_scale": noise.value, "noise_scale_error": noise.error}
@@ -186,9 +191,9 @@ def sweep_points(sweep: Sweep, rows: Sequence[Row]) -> list[dict[str, Any]]:
         first = {key: next((row[key] for row in group if row[key] is not None), None) for key in COLUMNS}
         point = {key: first[key] for key in ("curve", "global_batch", "peak_lr", "total_steps")}
         point |= {"runs": len(group), "done": len(done), "noise_scale": _noise_scale(done)}
-        for key in ("top1", "training_top1"):
+        for key in (sweep.measures.main.key, "training_top1"):
             point[key], point[f"{key}_std"] = _mean_std([row[key] for row in done])
-        point["checkpoints_std"], _ = _mean_std([row["top1_std"] for row in done])
+        point["checkpoints_std"], _ = _mean_std([row[f"{sweep.measures.main.key}_std"] for row in done])
         points.append(point)
     return points
 
@@ -234,10 +239,11 @@ def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
 
     Columns in which nothing is known are left out.
     """
-    of_runs = []
+    of_runs, main = [], sweep.measures.main
     for row in rows:
         gpus = f" = {row['ranks']} x {row['accumulation']}" if row["ranks"] else ""
-        in_training = "" if row["final"] or row["top1"] is None else " (in training)"
+        in_training = "" if row["final"] or row[main.key] is None else " (in training)"
+        others = [one for one in replace(sweep.measures, num_classes=row["num_classes"]).shown if one != main]
         cells = {
             "run": row["name"],
             "state": row["state"],
@@ -248,8 +254,8 @@ def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
             "peak LR": show(row["peak_lr"]),
             "step": f"{row['step']:,} of {row['total_steps']:,}" if row["total_steps"] else NONE,
             "train top-1": percent(row["training_top1"]),
-            "top-1": mean_std(row["top1"], row["top1_std"]) + in_training,
-            "top-5": percent(row["top5"]) if has_top5(row["num_classes"]) else NONE,
+            main.name: mean_std(row[main.key], row[f"{main.key}_std"]) + in_training,
+            **{one.name: percent(row[one.key]) for one in others},
             "published": mean_std(row["reference_top1"], row["reference_top1_std"]),
             "time": duration(row["seconds"]) if row["seconds"] else NONE,
             "job": row["job"] or NONE,
@@ -267,7 +273,7 @@ def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
             "steps": show(point["total_steps"]),
             "peak LR": show(point["peak_lr"]),
             "train top-1": mean_std(point["training_top1"], point["training_top1_std"]),
-            "top-1": mean_std(point["top1"], point["top1_std"]),
+            main.name: mean_std(point[main.key], point[f"{main.key}_std"]),
             "noise scale": NONE if point["noise_scale"] is None else point["noise_scale"].text,
         }
         for point in points

@@ -14,7 +14,7 @@ from summit_train.core.errors import AgreedError, RunFailed, describe, is_bug
 from summit_train.core.watch import Stopped, StopRequest, Watchdog
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.workers import Batches
-from summit_train.evaluation.evaluation import show_accuracy
+from summit_train.evaluation.measures import left_out, measures, say_left_out
 from summit_train.evaluation.scoring import Scorer
 from summit_train.spec import Spec
 from summit_train.training.metrics import RunLog, validated
@@ -76,12 +76,12 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, t
                 unread.read()
                 if validates(spec, epochs_done):
                     try:
-                        top1 = validate(run, log, watchdog, stop, epochs_done)
+                        accuracy = validate(run, log, watchdog, stop, epochs_done)
                     except Stopped:
                         if not is_saved:
                             save(run, log, watchdog, step + 1)
                         raise
-                    grow(run, log, epochs_done, top1)
+                    grow(run, log, epochs_done, accuracy)
                     stopwatch.lap("validation")
             trace.end_step(step + 1)
 
@@ -118,11 +118,11 @@ def load_steps(run: Run, watchdog: Watchdog) -> Generator[tuple[int, Mark, list[
             batches.close()
 
 
-def grow(run: Run, log: RunLog | None, epoch: int, top1: float | None) -> None:
-    """Let the batch grow by the validation after `epoch`; top1: rank 0's accuracy. Collective where it may grow."""
+def grow(run: Run, log: RunLog | None, epoch: int, measured: float | None) -> None:
+    """Let the batch grow by the validation after `epoch`; measured: on rank 0. Collective where it may grow."""
     if run.spec.parallel.grow_batch is None or epoch == run.spec.schedule.epochs:
         return
-    accuracy = run.world.broadcast(top1)
+    accuracy = run.world.broadcast(measured)
     assert accuracy is not None
     before, decision = run.growth.rung.clips_per_gpu, run.growth.decide(accuracy)
     if log is not None and decision is not None:
@@ -148,11 +148,12 @@ def replay_missed_validation(run: Run, log: RunLog | None, watchdog: Watchdog, s
     epoch, inside = divmod(run.start_step, run.plan.steps_per_epoch)
     if epoch and not inside and validates(run.spec, epoch):
         first = run.world.rank == 0
-        top1 = run.world.broadcast(validated(run.spec.run_path, run.start_step) if first else None)
-        if top1 is None:
-            top1 = validate(run, log, watchdog, stop, epoch)
+        key = measures(run.spec.loss.kind).main.key
+        accuracy = run.world.broadcast(validated(run.spec.run_path, run.start_step, key) if first else None)
+        if accuracy is None:
+            accuracy = validate(run, log, watchdog, stop, epoch)
         if run.growth.lacks(epoch // run.spec.evaluate.every_epochs):
-            grow(run, log, epoch, top1)
+            grow(run, log, epoch, accuracy)
 
 
 def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
@@ -165,7 +166,7 @@ def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
 
 
 def validate(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, epoch: int) -> float | None:
-    """Score one clip and one crop of every video, as for the curve in the paper's Figure 5; return top-1 on rank 0.
+    """Score one clip and one crop of every video, as for the paper's Figure 5; return the main measure on rank 0.
 
     With evaluate.mode "stream", stream all frames in one crop. Raises Stopped on request.
     """
@@ -180,14 +181,15 @@ def validate(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest
     scorer = Scorer(spec, run.val_set, run.world, run.device, stop)
     scores = scorer.score(run.model, progress, source=f"validation after epoch {epoch}")
     if log is not None and scores is not None:
-        top1, top5, seconds = scores.top(1), scores.top(5), time.perf_counter() - began
+        known = measures(spec.loss.kind, spec.model.num_classes)
+        values, seconds = known.values(scores), time.perf_counter() - began
         step, videos = epoch * run.plan.steps_per_epoch, len(scores.videos)
         bad = f"; {scores.num_bad} could not be read and count as wrong" if scores.num_bad else ""
         views, clips = ("one clip each", 1) if spec.evaluate.mode == "clips" else ("all frames streamed", None)
-        log.write("eval", epoch=epoch, step=step, top1=top1, top5=top5, videos=videos, clips=clips, seconds=seconds)
-        accuracy = show_accuracy(f"{top1:.2f}", top5, spec.model.num_classes)
-        log.say(f"epoch {epoch}: {accuracy}  ({videos} videos, {views}{bad})")
-    return None if scores is None else scores.top(1)
+        log.write("eval", epoch=epoch, step=step, **values, videos=videos, clips=clips, seconds=seconds)
+        bad += say_left_out(left_out(scores, run.val_set.manifest.class_names))
+        log.say(f"epoch {epoch}: {known.text(values)}  ({videos} videos, {views}{bad})")
+    return None if scores is None else measures(spec.loss.kind).main.of(scores)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 from summit_train.core.files import naming
 from summit_train.core.text import duration, noise_text
+from summit_train.evaluation.measures import EVERY
 
 METRICS_FILE = "metrics.jsonl"
 _SECONDS_BETWEEN_LINES = 10.0
-_SCALARS = ("loss", "lr", "top1", "top5", "clips_per_second", "step_s", "data_wait_s", "noise_scale")
+_SCALARS = ("loss", "lr", *(one.key for one in EVERY), "clips_per_second", "step_s", "data_wait_s", "noise_scale")
 
 
 class RunLog:
@@ -89,18 +90,18 @@ class RunLog:
         self._console.print(text)
 
 
-def validated(run_path: Path, step: int) -> float | None:
-    """Return top-1 of the validation after `step` updates, None if the run has not made it.
+def validated(run_path: Path, step: int, key: str) -> float | None:
+    """Return the measure `key` of the validation after `step` updates, None if the run has not made it.
 
     A record from before the run reached that step again, such as from another checkpoint, belongs to other weights.
     """
-    top1: float | None = None
+    value: float | None = None
     with suppress(FileNotFoundError), open(run_path / METRICS_FILE, "rb") as file:
         for line in file:
             with suppress(ValueError):  # half a line
                 record = json.loads(line)
                 if record["kind"] == "step" and record["step"] <= step:
-                    top1 = None
+                    value = None
                 elif record["kind"] == "eval" and record["step"] == step:
-                    top1 = record["top1"]
-    return top1
+                    value = record[key]
+    return value

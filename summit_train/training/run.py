@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +18,7 @@ from summit_train.core.files import naming
 from summit_train.core.saved import check_fit, give_weights
 from summit_train.data.bad_clips import BadClips
 from summit_train.data.batches.order import virtual_gpus_of
+from summit_train.data.manifest.quarantine import clips_per_class
 from summit_train.models import VideoNetwork
 from summit_train.models.network import build_network, make_ready
 from summit_train.models.precision import parameter_type
@@ -28,6 +29,7 @@ from summit_train.spec import Spec
 from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.training.averaging import AveragingStep, GrowingBatch
 from summit_train.training.checkpoint import Writer, checkpoint_path, prune_checkpoints, serialised, write_checkpoint
+from summit_train.training.loss import build_loss
 from summit_train.training.noise import NoiseScale
 from summit_train.training.start import Inputs, check_arithmetic, experiment_of, first_state
 from summit_train.training.step import StepSettings, TrainStep
@@ -69,7 +71,8 @@ class Run:
         own = {name: value.cpu() for name, value in self.model.state_dict().items()}
         weights = saved["model"] if saved else world.broadcast(own)
         world.together(lambda: give_weights(self.model, path, weights))
-        self.step = build_step(spec, plan, world, self.model, device)
+        counts = list(clips_per_class(inputs.train.manifest, inputs.train.kept).values())
+        self.step = build_step(spec, plan, world, self.model, device, counts)
         if saved:
             self.notes += world.together(lambda: self.step.restore(path, saved))
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
@@ -154,16 +157,24 @@ def fresh_model(spec: Spec, device: torch.device) -> VideoNetwork:
 
 
 def build_step(
-    spec: Spec, plan: Plan, world: World, model: VideoNetwork, device: torch.device
+    spec: Spec,
+    plan: Plan,
+    world: World,
+    model: VideoNetwork,
+    device: torch.device,
+    clips_of_class: Sequence[int] = (),
 ) -> TrainStep | AveragingStep:
-    """Return the step of the spec's method of parallel training, before its first update of `model`."""
+    """Return the step of the spec's method of parallel training, before its first update of `model`.
+
+    clips_of_class: of the training set, for balanced class weights; without any all weights are 1.
+    """
     solver, is_synchronous = spec.optimizer, spec.parallel.method == "synchronous"
     settings = StepSettings(
         spec.seed,
         plan.accumulation if is_synchronous else 1,
         spec.precision,
         solver.clip_norm,
-        spec.loss.label_smoothing,
+        build_loss(spec, clips_of_class, device),
         spec.noise_scale.every_steps if is_synchronous and plan.virtual_gpus > 1 else 0,
         spec.ema.decay,
         spec.data.input,

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from summit_train.core import rng
 from summit_train.core.comm import World
@@ -22,6 +21,7 @@ from summit_train.optim.trust import Ratios, TrustRatio
 from summit_train.spec.modality import RGB, Modality
 from summit_train.training.checkpoint import restore_solver
 from summit_train.training.exchange import Exchange
+from summit_train.training.loss import SOFTMAX, Loss, num_correct
 from summit_train.training.noise import PassSquares, Squares
 from summit_train.training.stopwatch import UNTIMED, Mark, Stopwatch
 
@@ -177,9 +177,9 @@ NO_REQUESTS = Requests()
 class Vote:
     """The sums over all ranks after a step, the same numbers on each.
 
-    loss: mean over the global batch. top1: of the training batch, in percent. skipped: something was not finite and no
-    weight changed. broken: and no loss scale explains it. data_wait_s: mean over the ranks, in seconds. squares: of the
-    gradients, where the step measured them and was not skipped.
+    loss: mean over the global batch. top1: `num_correct` of the training batch, in percent. skipped: something was not
+    finite and no weight changed. broken: and no loss scale explains it. data_wait_s: mean over the ranks, in seconds.
+    squares: of the gradients, where the step measured them and was not skipped.
     """
 
     loss: float
@@ -238,18 +238,16 @@ class StepResult:
 class StepSettings:
     """The spec's part in a step.
 
-    accumulation: micro-batches of a rank; clip_norm: L2 norm of the gradient, or None; label_smoothing: part of each
-    label that is spread over all classes (Szegedy et al., "Rethinking the Inception architecture", section 7);
-    noise_every: updates between two measurements of the gradient noise scale, 0: never; ema_decay: of the average of
-    the weights, or None; modality: of the clips, or None where the network takes them as they are; compression: fp16
-    sends gradients as halves.
+    accumulation: micro-batches of a rank; clip_norm: L2 norm of the gradient, or None; noise_every: updates between two
+    measurements of the gradient noise scale, 0: never; ema_decay: of the average of the weights, or None; modality: of
+    the clips, or None where the network takes them as they are; compression: fp16 sends gradients as halves.
     """
 
     seed: int
     accumulation: int
     precision: str
     clip_norm: float | None = None
-    label_smoothing: float = 0.0
+    loss: Loss = SOFTMAX
     noise_every: int = 0
     ema_decay: float | None = None
     modality: Modality | None = RGB
@@ -371,8 +369,7 @@ class TrainStep:
         with mixed_precision(self._settings.precision, self._device):
             logits = self.model(clips)
         logits = logits.to(self._dtype)
-        correct = (logits.detach().argmax(1) == labels).sum()
-        loss = functional.cross_entropy(logits, labels, label_smoothing=self._settings.label_smoothing)
+        correct, loss = num_correct(logits, labels), self._settings.loss(logits, labels)
         stopwatch.lap("forward")
         return loss, correct
 

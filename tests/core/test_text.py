@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from summit_train.core.text import duration, has_top5, mean_std, show
+from summit_train.core.text import duration, mean_std, show
 
 
 def test_long_lists_say_how_long_they_are():
@@ -27,7 +27,3 @@ def test_mean_and_deviation_as_far_as_known():
         "73.80 %",
         "—",
     ]
-
-
-def test_top5_says_something_of_more_than_five_classes():
-    assert [has_top5(n) for n in (2, 5, 6, 400, None)] == [False, False, True, True, True]

@@ -18,7 +18,7 @@ from summit_train.core.watch import Stopped, StopRequest
 from summit_train.data.batches.loader import BadClip
 from summit_train.data.dataset import Dataset
 from summit_train.data.video.source import DecodeError
-from summit_train.evaluation.evaluation import show_accuracy, summarise
+from summit_train.evaluation.evaluation import summarise
 from summit_train.evaluation.scores import Scores
 from summit_train.evaluation.scoring import PartialScores, Results, Scorer
 from summit_train.spec import Spec, load_spec
@@ -31,11 +31,6 @@ def test_mean_and_deviation_are_the_populations(write_spec: WriteSpec) -> None:
     result = summarise(rows, load_spec(write_spec()), 101)
     assert (result["top1_mean"], result["top1_std"], result["top5_mean"]) == (72.0, 2.0, 91.0)
     assert (result["videos"], result["clips"], result["crops"], result["checkpoints"]) == (101, 1, 1, rows)
-
-
-@pytest.mark.parametrize(("classes", "text"), [(5, "top-1 61.00 %"), (6, "top-1 61.00 %  top-5 98.77 %")])
-def test_top_5_is_not_shown_where_it_says_nothing(classes: int, text: str) -> None:
-    assert show_accuracy("61.00", 98.765, classes) == text
 
 
 def _scorer(spec: Spec, world: World | None = None, stop: StopRequest | None = None) -> Scorer:

@@ -15,8 +15,8 @@ def test_a_whole_run_is_read(write_run):
     assert run.label == "tsm" and run.missing == [] and run.notes == []
     assert [step.step for step in run.steps] == list(range(1, 41)) and run.last_step == 40
     assert [validation.epoch for validation in run.evals] == [1, 2, 3, 4]
-    assert run.evals[-1].top1 == pytest.approx(97)
-    assert run.final is not None and run.final.top1_mean == 96.875 and run.final.checkpoints[1].step == 40
+    assert run.evals[-1].of("top1") == pytest.approx(97)
+    assert run.final is not None and run.final.of("top1_mean") == 96.875 and run.final.checkpoints[1].step == 40
     assert run.starts[0].ranks == 2 and len(run.checkpoints) == 4
     assert run.steps_per_epoch == 10
     assert run.data_wait_share == pytest.approx(10.0)

@@ -19,6 +19,7 @@ from summit_train.models.precision import Normalise
 from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
 from summit_train.spec.optimizer import OptimizerSpec, TrustRatioSpec
+from summit_train.training.loss import Loss
 from summit_train.training.step import (
     LossScale,
     Requests,
@@ -118,7 +119,7 @@ def test_the_vote_has_the_mean_loss_the_top1_and_the_requests(smoothing: float) 
             chosen = logs[torch.arange(len(logs)), batch.labels]
             losses.append(float(((1 - smoothing) * chosen + smoothing * logs.mean(1)).mean()))
             right += int((logs.argmin(1) == batch.labels).sum())
-    step = _step(model, 2, label_smoothing=smoothing)
+    step = _step(model, 2, loss=Loss(label_smoothing=smoothing))
     vote = step(batches, 0.1, Requests(stop=True, data_wait_s=0.25)).read(4, 2, 1)
     assert vote.loss == pytest.approx(sum(losses) / 2, rel=1e-12)
     assert vote.top1 == pytest.approx(100 * right / 4)

@@ -1,6 +1,7 @@
 """Which clips each virtual GPU trains on in each step: pure numpy, the same on every rank.
 
-Each epoch is one permutation of all clips, a function of (seed, epoch) alone. Each step takes the next
+Each epoch is one permutation of all clips, or as many drawn with equal shares of the classes, a function of (seed,
+epoch) alone. Each step takes the next
 virtual_gpus * clips_per_gpu of them, virtual GPU v the v-th share. The number of ranks only decides which rank runs
 which virtual GPU, so it can change between runs, and any step can be the first.
 """
@@ -17,6 +18,7 @@ from summit_train.core import rng
 
 # step, virtual GPU, epoch, clips int64 (clips_per_gpu,)
 MicroBatchKey = tuple[int, int, int, NDArray[np.int64]]
+Classes = tuple[NDArray[np.int32], ...]  # the clips of each, at least one
 
 
 def epoch_order(num_clips: int, seed: int, epoch: int) -> NDArray[np.int32]:
@@ -24,6 +26,25 @@ def epoch_order(num_clips: int, seed: int, epoch: int) -> NDArray[np.int32]:
     # Four bytes a clip: what is drawn for a place depends on its number alone, so int64 gives the same order.
     order = np.arange(num_clips, dtype=np.int32)
     rng.key(seed, "order", epoch).shuffle(order)
+    return order
+
+
+def balanced_order(classes: Classes, num_clips: int, seed: int, epoch: int) -> NDArray[np.int32]:
+    """Return `num_clips` clips in order, int32: the same number of each class, or one more of some.
+
+    A class's clips are taken in permutations, so that none has its third turn before all have had the second. A clip of
+    several classes has its turns in each.
+    """
+    generator = rng.key(seed, "balance", epoch)
+    share, rest = divmod(num_clips, len(classes))
+    with_one_more = set(generator.permutation(len(classes))[:rest].tolist())
+    drawn = list[NDArray[np.int32]]()
+    for number, clips in enumerate(classes):
+        count = share + (number in with_one_more)
+        turns = [generator.permutation(clips) for _ in range(-(-count // len(clips)))]
+        drawn += [np.concatenate([clips[:0], *turns])[:count]]
+    order = np.concatenate(drawn)
+    generator.shuffle(order)
     return order
 
 
@@ -39,7 +60,8 @@ class Order:
     """The clips of a run by step and virtual GPU. Steps count over the whole run, from 0.
 
     The remainder of num_clips by the global batch differs from epoch to epoch. numbers_per_epoch: the step numbers of
-    an epoch if they are more than its steps, those of a smaller batch; its steps have the last ones.
+    an epoch if they are more than its steps, those of a smaller batch; its steps have the last ones. classes: each
+    class's clips, where all are to have the same share of an epoch.
     """
 
     num_clips: int
@@ -48,6 +70,7 @@ class Order:
     clips_per_gpu: int
     steps_per_epoch: int
     numbers_per_epoch: int | None = None
+    classes: Classes | None = None
 
     def micro_batches(self, rank: int, ranks: int, steps: range) -> Iterator[MicroBatchKey]:
         """Yield a rank's micro-batches of `steps`, those of one step one after the other."""
@@ -55,9 +78,13 @@ class Order:
         numbers = self.numbers_per_epoch or self.steps_per_epoch
         for epoch in range(steps.start // numbers, -(-steps.stop // numbers)):
             first = (epoch + 1) * numbers - self.steps_per_epoch
-            clips = epoch_order(self.num_clips, self.seed, epoch)[: np.prod(shape)].reshape(shape)
+            if self.classes is None:
+                order = epoch_order(self.num_clips, self.seed, epoch)
+            else:
+                order = balanced_order(self.classes, self.num_clips, self.seed, epoch)
+            clips = order[: np.prod(shape)].reshape(shape)
             for step in range(max(steps.start - first, 0), min(steps.stop - first, self.steps_per_epoch)):
                 for virtual_gpu in virtual_gpus_of(rank, ranks, self.virtual_gpus):
                     # A copy, which does not keep the epoch's order alive.
                     yield first + step, virtual_gpu, epoch, clips[step, virtual_gpu].astype(np.int64)
-            del clips  # before the next epoch's are made
+            del clips, order  # before the next epoch's are made

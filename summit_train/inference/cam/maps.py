@@ -19,6 +19,7 @@ from summit_train.core.progress import followed
 from summit_train.core.text import listed
 from summit_train.data.batches.loader import BadClip, TestBatch, test_batches
 from summit_train.data.dataset import Dataset
+from summit_train.evaluation.scores import probabilities
 from summit_train.inference.trained import Trained
 from summit_train.models.precision import Normalise, mixed_precision, parameter_type
 from summit_train.models.video import VideoNetwork
@@ -46,7 +47,7 @@ def class_maps(network: VideoNetwork, features: torch.Tensor, num_clips: int) ->
 class Heatmap:
     """The class activation map of one clip of a video.
 
-    label, name: of the class that the map is of. score: its softmax probability. logit: the mean of the map plus the
+    label, name: of the class that the map is of. score: its probability. logit: the mean of the map plus the
     classifier's bias. map: (T', h, w), without the bias. frames: the clip's frame numbers in the video, int64 (T,).
     slices: the slice of the map that each frame belongs to, int64 (T,). pictures: the frames as the network saw them,
     uint8 RGB (T, H, W, 3).
@@ -129,7 +130,7 @@ class Mapper:
             path=path,
             label=label,
             name=self.trained.classes[label],
-            score=float(logits.double().softmax(0)[label]),
+            score=float(probabilities(logits.numpy(), self.trained.spec.loss.kind)[label]),
             logit=float(logits[label]),
             map=maps[label].numpy().copy(),  # not a view, which would keep the maps of all classes
             frames=batch.frames[0],

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> Result:
             "distance between frames: give one with --stride N"
         )
     stride = args.stride or spec.data.frame_stride
-    follower = Follower(stream, renderer(spec.evaluate), trained.classes, reading, stride)
+    follower = Follower(stream, renderer(spec.evaluate), trained.classes, reading, stride, spec.loss.kind)
     is_interrupted = False
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop ends the stream as Ctrl-C does
     try:

@@ -86,7 +86,7 @@ def renderer(evaluate: EvaluateSpec) -> Renderer:
 class Follower:
     """Follows a stream once: labels the frames 0, stride, 2 * stride, ... of its source, and counts all of them.
 
-    names: of the classes. reading: what the source counts.
+    names: of the classes. reading: what the source counts. kind: the network's loss.kind.
     """
 
     stream: Stream
@@ -94,6 +94,7 @@ class Follower:
     names: Sequence[str]
     reading: Reading
     stride: int
+    kind: str = "softmax"
     num_seen: int = 0
     num_skipped: int = 0
     num_dropped: int = 0
@@ -128,7 +129,7 @@ class Follower:
 
     def _label(self, frame: StreamFrame, dropped: int) -> dict[str, Any]:
         logits = self.stream.see(self.render(frame.decoded)[0])
-        (best,) = most_probable(logits, self.names, 1)
+        (best,) = most_probable(logits, self.names, 1, self.kind)
         latency_s = time.monotonic() - frame.arrived  # with the wait in the queue of a live source
         self.latencies.append(latency_s)
         self.num_seen += 1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -98,3 +99,30 @@ def test_a_rank_has_neighbouring_virtual_gpus_and_their_number_is_divisible() ->
     for rank, ranks in ((0, 4), (2, 2)):
         with pytest.raises(AssertionError):
             order.virtual_gpus_of(rank, ranks, 6)
+
+
+def _balanced(sizes: list[int], num_clips: int, epoch: int = 0, seed: int = 0) -> list[int]:
+    ends = np.cumsum([0, *sizes])
+    classes = tuple(np.arange(a, b, dtype=np.int32) for a, b in itertools.pairwise(ends))
+    played = order.balanced_order(classes, num_clips, seed, epoch)
+    assert played.dtype == np.int32 and len(played) == num_clips
+    return np.bincount(played, minlength=ends[-1]).tolist()
+
+
+def test_balanced_classes_have_the_same_share_of_an_epoch_and_their_clips_of_them() -> None:
+    """14 clips of classes of 1, 3 and 10: 5, 5 and 4 in some order; each of three clips once or twice."""
+    one, *others = _balanced([1, 3, 10], 14)
+    assert sorted([one, sum(others[:3]), sum(others[3:])]) == [4, 5, 5]
+    assert set(others[:3]) <= {1, 2} and set(others[3:]) <= {0, 1}
+    shares = [_balanced([1, 3, 10], 14, epoch)[0] for epoch in range(30)]
+    assert set(shares) == {4, 5}  # which class has one less changes from epoch to epoch
+    assert _balanced([5, 2], 4) == _balanced([5, 2], 4) != _balanced([5, 2], 4, seed=1)
+    assert _balanced([4, 4], 1) in np.eye(8).tolist()  # more classes than clips
+
+
+def test_a_balanced_order_is_cut_like_any_other_and_stays_the_same_over_versions() -> None:
+    classes = (np.array([0], np.int32), np.array([1, 2, 3, 4, 5], np.int32))
+    run = order.Order(6, 7, 1, 2, 3, classes=classes)
+    played = [clip for *_, clips in run.micro_batches(0, 1, range(6)) for clip in clips.tolist()]
+    assert played[:6] == order.balanced_order(classes, 6, 7, 0).tolist()
+    assert played[6:] == order.balanced_order(classes, 6, 7, 1).tolist() and played.count(0) == 6

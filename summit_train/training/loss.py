@@ -1,0 +1,80 @@
+"""The training loss of a micro-batch: softmax or binary cross-entropy, with class weights and label smoothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from summit_train.models.precision import parameter_type
+from summit_train.spec import Spec
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The mean over the n clips of a micro-batch; with targets t, logits x and class weights w (default 1)
+
+        softmax:  -1/n      sum_ik w_k t_ik log softmax(x_i)_k
+        binary:   -1/(n K)  sum_ik [w_k t_ik log s(x_ik) + (1 - t_ik) log(1 - s(x_ik))],   s the logistic function
+
+    A weighted loss is divided by n, too, not by the clips' weights as torch.nn.CrossEntropyLoss does: those differ from
+    micro-batch to micro-batch, and the gradient would no longer be that of one loss over the global batch.
+
+    label_smoothing: e in t (1 - e) + e / K (Szegedy et al., "Rethinking the Inception architecture", section 7), of
+    binary in t (1 - e) + e / 2. class_weights: (K,), of the logits' type and device, or None.
+    """
+
+    kind: str = "softmax"
+    label_smoothing: float = 0.0
+    class_weights: torch.Tensor | None = None
+
+    def __call__(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of logits (n, K).
+
+        targets: class numbers, int64 (n,), or several (n, most) filled up with -1; or floats (n, K), as mixing makes.
+        """
+        if self.kind == "binary":
+            hot = one_hot(targets, logits) * (1 - self.label_smoothing) + self.label_smoothing / 2
+            return functional.binary_cross_entropy_with_logits(logits, hot, pos_weight=self.class_weights)
+        if self.class_weights is None:
+            return functional.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+        weights, smoothing = self.class_weights, self.label_smoothing
+        total = functional.cross_entropy(logits, targets, weights, label_smoothing=smoothing, reduction="sum")
+        return total / len(logits)
+
+
+SOFTMAX = Loss()
+
+
+def one_hot(targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Return targets as `Loss` takes them as floats (n, K), of the type of the logits."""
+    if targets.is_floating_point():
+        return targets.to(logits.dtype)
+    n, num_classes = logits.shape
+    hot = logits.new_zeros(n, num_classes + 1)  # -1 is the last column
+    hot.scatter_(1, targets.view(n, -1).remainder(num_classes + 1), 1.0)
+    return hot[:, :num_classes]
+
+
+def num_correct(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the number of clips whose highest logit is of their class, of one of several, of the largest mixed one."""
+    best = logits.detach().argmax(1)
+    if targets.dim() == 1:
+        return (best == targets).sum()
+    hot = one_hot(targets, logits)
+    own = hot.gather(1, best[:, None])[:, 0]
+    return ((own > 0) & (own == hot.amax(1))).sum()
+
+
+def build_loss(spec: Spec, clips_of_class: Sequence[int], device: torch.device) -> Loss:
+    """Return the loss of a spec. clips_of_class: the training clips of the first classes; the others have none."""
+    weights = spec.loss.class_weights
+    if weights == "balanced":
+        total, known = sum(clips_of_class), sum(count > 0 for count in clips_of_class)
+        counts = [*clips_of_class, *[0] * (spec.model.num_classes - len(clips_of_class))]
+        # The weight of a class without a clip matters to smoothed labels alone.
+        weights = tuple(total / (known * count) if count else 1.0 for count in counts)
+    tensor = None if weights is None else torch.tensor(weights, dtype=parameter_type(spec.precision), device=device)
+    return Loss(spec.loss.kind, spec.loss.label_smoothing, tensor)

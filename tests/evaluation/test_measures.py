@@ -1,0 +1,79 @@
+"""What runs are measured by: by hand, and against scikit-learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from summit_train.evaluation.measures import average_precisions, left_out, measures, say_left_out
+from summit_train.evaluation.scores import Scores
+
+
+def _scores(labels: list[list[int]], rows: list[list[float]], is_read: list[bool] | None = None) -> Scores:
+    read = np.ones(len(rows), bool) if is_read is None else np.array(is_read)
+    return Scores(np.arange(len(rows)), np.array(labels, bool), np.array(rows), read)
+
+
+def test_average_precision_by_hand() -> None:
+    """Positives at ranks 1 and 3 of 4: (1 + 2/3) / 2. Of four that share one score, two are positive: 1/2."""
+    positive = np.array([[1, 1], [0, 1], [1, 0], [0, 0]], bool)
+    scores = np.array([[0.9, 5.0], [0.8, 5.0], [0.7, 5.0], [0.6, 5.0]])
+    assert average_precisions(positive, scores) == pytest.approx([5 / 6, 1 / 2], rel=1e-15)
+
+
+def test_a_tie_counts_as_one_threshold() -> None:
+    """A positive alone on top, then a tie of a positive and two others: 1/2 * 1 + 1/2 * 2/4."""
+    positive, scores = np.array([[1], [0], [1], [0]], bool), np.array([[3.0], [1], [1], [1]])
+    assert average_precisions(positive, scores) == pytest.approx([3 / 4], rel=1e-15)
+
+
+def test_a_video_without_scores_is_never_found() -> None:
+    """Two positives, one of them unreadable: the other one, on top, gives 1/2. With none readable there is nothing."""
+    positive, scores = np.array([[1], [0], [1]], bool), np.array([[2.0], [1.0], [np.nan]])
+    assert average_precisions(positive, scores).tolist() == [0.5]
+    assert average_precisions(positive, np.full((3, 1), np.nan)).tolist() == [0.0]
+    found = _scores([[1], [0], [1]], [[2.0], [1.0], [3.0]], [True, True, False])
+    assert measures("binary").values(found) == {"map": 50.0}
+
+
+def test_average_precision_is_scikit_learns() -> None:
+    sklearn = pytest.importorskip("sklearn.metrics", reason="needs scikit-learn")
+    draw, largest = np.random.default_rng(0), 0.0
+    for _ in range(100):
+        shape = (int(draw.integers(2, 60)), int(draw.integers(1, 6)))
+        positive = draw.random(shape) < draw.random()
+        positive[0] = True
+        scores = draw.integers(0, draw.integers(2, 40), shape).astype(float)  # with ties
+        wanted = sklearn.average_precision_score(positive, scores, average="macro")
+        largest = max(largest, abs(average_precisions(positive, scores).mean() - wanted))
+    assert largest < 1e-14
+
+
+def test_the_mean_leaves_out_and_names_classes_without_a_positive() -> None:
+    scores = _scores([[1, 0, 0], [0, 1, 0]], [[2.0, 0.0, 9.0], [3.0, 1.0, 9.0]])
+    known = measures("binary", 3)
+    assert known.values(scores) == {"map": 75.0} and known.main.key == "map"
+    assert known.main.of_class(scores).tolist()[:2] == [50.0, 100.0] and np.isnan(known.main.of_class(scores)[2])
+    assert left_out(scores, ["a", "b"]) == ["2"] and left_out(scores, ["a", "b", "c"]) == ["c"]
+    assert say_left_out(["c", "d"]) == "; mAP leaves out 2 without a video: c, d" and say_left_out([]) == ""
+
+
+def test_a_run_of_one_class_a_video_has_top_1_and_top_5() -> None:
+    rows = np.array([[3.0, 2, 1], [3, 2, 1], [1, 2, 3]])
+    scores = Scores(np.arange(3), np.array([0, 1, 1]), rows, np.array([True, True, True]))
+    found = measures("softmax", 3)
+    assert found.values(scores) == {"top1": pytest.approx(100 / 3), "top5": 100.0} and left_out(scores, "abc") == []
+    assert found.main.of_class(scores).tolist()[:2] == [100.0, 0.0] and np.isnan(found.main.of_class(scores)[2])
+    assert scores.hot.tolist() == [[True, False, False], [False, True, False], [False, True, False]]
+    assert measures(None) == measures("softmax")  # runs that are older than loss.kind
+
+
+@pytest.mark.parametrize(("classes", "text"), [(5, "top-1 61.00 %"), (6, "top-1 61.00 %  top-5 98.77 %")])
+def test_top_5_is_not_shown_where_it_says_nothing(classes: int, text: str) -> None:
+    assert measures("softmax", classes).text({"top1": 61.0, "top5": 98.765}) == text
+
+
+def test_the_main_measure_of_several_checkpoints_has_its_deviation() -> None:
+    values = {"top1_mean": 61.0, "top1_std": 0.25, "top5_mean": 90.0, "top5_std": 1.0}
+    assert measures("softmax", 6).text(values) == "top-1 61.00 +- 0.25 %  top-5 90.00 %"
+    assert measures("binary", 6).text({"map_mean": 12.345, "map_std": 0.5}) == "mAP 12.35 +- 0.50 %"

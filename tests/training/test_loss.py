@@ -1,0 +1,146 @@
+"""The loss by hand: kinds, weights, smoothing, and targets of each form."""
+
+from __future__ import annotations
+
+from math import log
+from pathlib import Path
+
+import pytest
+import torch
+
+from summit_train.core.errors import UserError
+from summit_train.spec import load_spec
+from summit_train.training.loss import Loss, build_loss, num_correct, one_hot
+from tests.conftest import WriteSpec
+from tests.runs import assert_bit_equal, difference, final_state, records, rewound
+from tests.worlds import train
+
+LOGITS = torch.tensor([[0.0, log(2), log(3)], [0.0, 0.0, 0.0]], dtype=torch.float64)
+SEVERAL = torch.tensor([[0, 2], [1, -1]])
+
+
+def _value(loss: Loss, targets: torch.Tensor) -> float:
+    return loss(LOGITS, targets).item()
+
+
+def test_weights_multiply_the_loss_of_their_class_and_the_mean_is_over_the_clips() -> None:
+    """Not over the clips' weights, by which torch divides."""
+    labels, weights = torch.tensor([2, 0]), torch.tensor([4.0, 1.0, 2.0], dtype=torch.float64)
+    assert _value(Loss(), labels) == pytest.approx((log(2) + log(3)) / 2, rel=1e-14)
+    assert _value(Loss(class_weights=weights), labels) == pytest.approx((2 * log(2) + 4 * log(3)) / 2, rel=1e-14)
+    # With smoothing 0.3 a class has 0.1 of another one's clips.
+    own = 0.8 * 2 * log(2) + 0.1 * (4 * log(6) + 1 * log(3))
+    other = (0.8 * 4 + 0.1 * 1 + 0.1 * 2) * log(3)
+    assert _value(Loss("softmax", 0.3, weights), labels) == pytest.approx((own + other) / 2, rel=1e-14)
+
+
+def test_the_binary_loss_is_the_mean_over_classes_and_weights_those_that_are_there() -> None:
+    """Logistic functions of 0, log 2, log 3: 1/2, 2/3, 3/4."""
+    first = -log(1 / 2) - log(1 / 3) - log(3 / 4)
+    assert _value(Loss("binary"), SEVERAL) == pytest.approx((first + 3 * log(2)) / 6, rel=1e-14)
+    weights = torch.tensor([4.0, 3.0, 2.0], dtype=torch.float64)
+    first = -4 * log(1 / 2) - log(1 / 3) - 2 * log(3 / 4)
+    assert _value(Loss("binary", 0.0, weights), SEVERAL) == pytest.approx((first + (1 + 3 + 1) * log(2)) / 6, rel=1e-14)
+    # With smoothing 0.2 a yes is 0.9 and a no 0.1.
+    first = log(2) - 0.1 * log(2 / 3) - 0.9 * log(1 / 3) - 0.9 * log(3 / 4) - 0.1 * log(1 / 4)
+    assert _value(Loss("binary", 0.2), SEVERAL) == pytest.approx((first + 3 * log(2)) / 6, rel=1e-14)
+
+
+def test_targets_may_be_numbers_of_classes_or_parts_of_them() -> None:
+    labels, weights = torch.tensor([2, 0]), torch.tensor([4.0, 1.0, 2.0], dtype=torch.float64)
+    assert one_hot(SEVERAL, LOGITS).tolist() == [[1, 0, 1], [0, 1, 0]]
+    assert one_hot(torch.tensor([[-1], [-1]]), LOGITS).tolist() == [[0, 0, 0], [0, 0, 0]]
+    for kind in ("softmax", "binary"):
+        for smoothing in (0.0, 0.1):
+            for loss in (Loss(kind, smoothing), Loss(kind, smoothing, weights)):
+                assert _value(loss, one_hot(labels, LOGITS)) == pytest.approx(_value(loss, labels), rel=1e-14)
+    mixed = torch.tensor([[0.25, 0.0, 0.75], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    parts = 0.25 * log(6) + 0.75 * log(2) + log(3)
+    assert _value(Loss(), mixed) == pytest.approx(parts / 2, rel=1e-14)
+
+
+def test_a_clip_is_right_if_its_best_class_is_one_of_its_own() -> None:
+    logits = torch.tensor([[1.0, 2, 3], [3, 2, 1], [1, 2, 3], [1, 2, 3]])
+    assert num_correct(logits, torch.tensor([2, 0, 1, 2])).item() == 3
+    assert num_correct(logits, torch.tensor([[0, 2], [1, 2], [-1, -1], [2, -1]])).item() == 2  # of no class: never
+    mixed = torch.tensor([[0.0, 0.4, 0.6], [0.4, 0.6, 0.0], [0.5, 0.0, 0.5], [0.0, 0.0, 1.0]])
+    assert num_correct(logits, mixed).item() == 3  # the class of the larger part
+
+
+def test_balanced_weights_and_weights_from_a_file(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """6, 3 and 0 of 9 clips, and a class that the list does not know: 9 / (2 * 6), 9 / (2 * 3), 1, 1."""
+    path = write_spec(loss={"class_weights": "balanced"}, precision="fp64")
+    loss = build_loss(load_spec(path), [6, 3, 0], torch.device("cpu"))
+    assert loss.class_weights is not None and loss.class_weights.dtype == torch.float64
+    assert loss.class_weights.tolist() == [0.75, 1.5, 1.0, 1.0]
+    assert build_loss(load_spec(path), (), torch.device("cpu")).class_weights.tolist() == [1.0] * 4  # type: ignore[union-attr]
+    (tmp_path / "weights.txt").write_text("1\n2.5\n0.5\n4\n")
+    spec = load_spec(path, [f"loss.class_weights={tmp_path / 'weights.txt'}"])
+    (tmp_path / "weights.txt").unlink()  # the spec holds the numbers
+    assert build_loss(spec, [], torch.device("cpu")).class_weights.tolist() == [1.0, 2.5, 0.5, 4.0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("1 2 3\n", "loss.class_weights: must be one number for each of the 4 classes, got 3"),
+        ("1 2 3 nan\n", "each weight must be a number above 0 and at most 1,000,000"),
+        ("1 2 3 0\n", "each weight must be a number above 0"),
+        ("a 2 3 0\n", "could not convert string to float: 'a'"),
+    ],
+)
+def test_a_bad_file_of_weights_is_refused(write_spec: WriteSpec, tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "weights.txt").write_text(content)
+    spec = write_spec()
+    with pytest.raises(UserError, match=message) as raised:
+        load_spec(spec, [f"loss.class_weights={tmp_path / 'weights.txt'}"])
+    assert len(str(raised.value).splitlines()) == 1
+    for words in ("/nowhere", "/dev/null", "3", "[true, 1, 1, 1]"):
+        with pytest.raises(UserError, match="must be balanced, a list, or a file with one number a line"):
+            load_spec(spec, [f"loss.class_weights={words}"])
+
+
+@pytest.fixture
+def several(write_spec: WriteSpec, motion_set: Path, tmp_path: Path) -> WriteSpec:
+    """Writes specs of a data set whose clips have one label, two or none, with weights and balanced classes."""
+    for name in ("train", "val"):
+        head, *rows = (motion_set / f"{name}.csv").read_text().splitlines()
+        column, lines = head.split(",").index("label"), [head]
+        for number, row in enumerate(rows):
+            cells = row.split(",")
+            label = int(cells[column])
+            cells[column] = (str(label), f"{label};{(label + 1) % 4}", ";")[0 if number % 3 else 1 + (number % 9 == 0)]
+            lines.append(",".join(cells))
+        (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "classes.txt").write_text((motion_set / "classes.txt").read_text())
+    lists = {name: str(tmp_path / f"{name}.csv") for name in ("train", "val")}
+
+    def write(name: str, **sections: object) -> Path:
+        data, loss = (
+            lists | {"root": str(motion_set), "balance": "classes"},
+            {"kind": "binary", "class_weights": "balanced"},
+        )
+        return write_spec(name, data=data, loss=loss, **sections)
+
+    return write
+
+
+def test_several_labels_weights_and_balance_train_the_same_on_any_ranks(several: WriteSpec, tmp_path: Path) -> None:
+    for ranks in (1, 2, 3):
+        options = {"precision": "fp64", "scale": {"gpus": 6, "clips_per_gpu": 2}, "schedule": {"epochs": 1}}
+        train(ranks, several(f"on{ranks}", **options))
+    alone = final_state(tmp_path / "runs/on1")
+    assert alone["step"] == 6
+    for ranks in (2, 3):
+        assert difference(alone, final_state(tmp_path / f"runs/on{ranks}")) <= 1e-12
+
+
+def test_a_run_of_several_labels_resumes_bit_equal(several: WriteSpec, tmp_path: Path) -> None:
+    options = {"evaluate": {"every_epochs": 1}}
+    train(0, several("whole", **options))
+    rewound(tmp_path / "runs/whole", "again", 20)
+    train(0, several("again", **options))
+    assert_bit_equal(final_state(tmp_path / "runs/whole"), final_state(tmp_path / "runs/again"))
+    found = [record["map"] for record in records(tmp_path / "runs/whole", "eval")]
+    assert len(found) == 2 and all(0 < value <= 100 for value in found)
+    assert "top1" not in records(tmp_path / "runs/whole", "eval")[0]
