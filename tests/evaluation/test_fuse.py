@@ -14,10 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from summit_train.__main__ import main
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.span import Span
 from summit_train.evaluation.fuse import RunScores, fuse, fused_values, parse_weights, read_run, read_runs
+from summit_train.evaluation.scores import Scores
 from tests.scored_runs import CLIPS, FLOW, LABELS, NAMES, RGB, write_scored_run, write_scores
 
 NAN_VIDEO = [[float("nan")] * 3]
@@ -239,3 +241,38 @@ def test_what_holds_no_scores(tmp_path: Path) -> None:
         assert refused(run) == f"{run}: its eval.json cannot be read{advice}"
     (run / "eval.json").unlink()
     assert refused(run) == f"{run}: has no predictions{advice}"
+
+
+# Several labels a video.
+
+HOT = np.array([[True, False, True], [False, True, False], [False, False, False]])
+
+
+def _write_several(path: Path, probabilities: Sequence[Sequence[float]], hot: np.ndarray = HOT) -> str:
+    yes = np.array(probabilities)
+    logits = np.log(yes) - np.log(1 - yes)
+    Scores(np.arange(3), hot, logits, np.ones(3, bool)).save(path, CLIPS, NAMES)
+    return str(path)
+
+
+def test_several_labels_by_hand(tmp_path: Path) -> None:
+    """Each class alone: of b, the second video is found first (100 %), or second (50 %); of c, first."""
+    words = [
+        _write_several(tmp_path / "one.npz", [[0.9, 0.3, 0.5], [0.2, 0.2, 0.1], [0.1, 0.1, 0.1]]),
+        _write_several(tmp_path / "two.npz", [[0.5, 0.1, 0.5], [0.4, 0.6, 0.3], [0.1, 0.1, 0.1]]),
+    ]
+    runs = read_runs(words)
+    added = fuse(runs, (1.0, 1.0), softmax=True)
+    assert added.scores == pytest.approx(np.array([[0.7, 0.2, 0.5], [0.3, 0.4, 0.2], [0.1, 0.1, 0.1]]), rel=1e-6)
+    values = fused_values(runs, (1.0, 1.0), added)
+    assert (values["map"], values["best"], values["gain"]) == (pytest.approx(100.0), "two", pytest.approx(0.0))
+    assert "top1" not in values and values["runs"][0]["map"] == pytest.approx(250 / 3)
+    assert [(row["videos"], row["ap"], row["best_ap"]) for row in values["classes"]] == [(1, 100.0, 100.0)] * 3
+    assert main(["fuse", *words, "--out", str(tmp_path / "out")]) == 0
+    again = np.load(tmp_path / "out/fused.npz")["scores"]  # the logits of the probabilities
+    assert 1 / (1 + np.exp(-again)) == pytest.approx(added.scores, rel=1e-6)
+    other = _write_several(tmp_path / "other.npz", [[0.5] * 3] * 3, HOT[[1, 0, 2]])
+    with pytest.raises(UserError, match=r"a\.mp4: is class \[0, 2\] in .*one\.npz and \[1\] in .*other\.npz"):
+        read_runs([words[0], other])
+    with pytest.raises(UserError, match=r"one\.npz is of loss\.kind binary and .*rgb\.npz of softmax"):
+        read_runs([words[0], str(write_scores(tmp_path / "rgb.npz", RGB))])

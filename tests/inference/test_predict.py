@@ -193,3 +193,10 @@ def test_progress_counts_over_all_lists_of_this_rank(trained: Trained, motion_se
     assert found is None
     # Of 1, 41 and 2 videos, rank 1 of 2 has none (which is said, too), 20 and 1.
     assert done == [(number, 21) for number in range(22)]
+
+
+def test_of_several_labels_each_class_has_its_own_probability() -> None:
+    logits = np.array([0, math.log(3), -1000, math.log(4)], np.float32)
+    found = most_probable(logits, NAMES, 4, "binary")
+    assert [one["label"] for one in found] == [3, 1, 0, 2]
+    assert [one["score"] for one in found] == pytest.approx([4 / 5, 3 / 4, 1 / 2, 0], rel=1e-6)

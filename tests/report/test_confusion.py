@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.span import WHOLE, Span
 from summit_train.evaluation.scores import Scores
-from summit_train.report.confusion import confusion_of, read_confusion
+from summit_train.report.confusion import confusion_of, read_confusion, read_precisions
 from summit_train.report.page import render
 from summit_train.report.records import Run, read_runs
 
@@ -88,3 +89,23 @@ def test_nothing_is_shown_without_scores_and_bad_ones_are_noted(run_with_scores:
     assert read_confusion(Run(run_with_scores)) is None
     (run_with_scores / "eval.json").write_text(json.dumps({"top1_mean": 1.0}))
     assert read_confusion(Run(run_with_scores)) is None
+
+
+def test_a_run_with_several_labels_has_average_precisions_instead(run_with_scores: Path) -> None:
+    spec = yaml.safe_load((run_with_scores / "spec.yaml").read_text()) | {"loss": {"kind": "binary"}}
+    (run_with_scores / "spec.yaml").write_text(yaml.safe_dump(spec))
+    checkpoints = [{"path": "checkpoints/step_00000040.pt", "step": 40, "map": 75.0}]
+    result = {"map_mean": 75.0, "map_std": 0.5, "classes_left_out": ["<c>"], "checkpoints": checkpoints}
+    (run_with_scores / "eval.json").write_text(json.dumps(result))
+    hot = np.array([[1, 0, 0], [0, 1, 0]], bool)
+    scores = Scores(np.arange(2), hot, np.array([[2.0, 0, 9], [3, 1, 9]]), np.ones(2, bool))
+    scores.save(run_with_scores / "predictions/step_00000040.npz", [Clip("a"), Clip("b")], ("a", "b", "<c>"))
+    run = Run(run_with_scores)
+    assert read_confusion(run) is None
+    assert read_precisions(run) == ([("a", "1", "50.0 %"), ("b", "1", "100.0 %")], 3)
+    page = render(read_runs([run_with_scores]))
+    assert "taken for" not in page and "top-1" not in page and "75.00 ± 0.50 %" in page
+    assert '<td>a</td><td class="n">1</td><td class="n">50.0 %</td>' in page and "<h3>Average precision</h3>" in page
+    assert "mAP leaves out classes without a video: &lt;c&gt;" in page
+    (run_with_scores / "eval.json").write_text(json.dumps({"top1_mean": 75.0}))
+    assert Run(run_with_scores).notes == ["eval.json: has wrong values, left out (no 'map_mean')"]

@@ -280,3 +280,20 @@ def test_a_rows_noise_scale_is_that_of_its_measured_steps(make_sweep: Make, writ
     # Residuals 64 - 32 s: 32, 96, 0, -128
     assert first == [2, 64, 32, pytest.approx(((32**2 + 96**2 + 128**2) / 3 / 4) ** 0.5 / 2)]
     assert second == [None] * 4
+
+
+def test_runs_with_several_labels_have_mean_average_precision(make_sweep, write_run):
+    sweep = make_sweep("nodes: 2\nset: {loss.kind: binary}\ngrid: {scale.gpus: [1, 2]}\n")
+    path = write_run(str(sweep.runs[0].spec.run_path))
+    values = json.loads((path / "eval.json").read_text())
+    rows = [{"path": row["path"], "step": row["step"], "map": 40.0} for row in values["checkpoints"]]
+    (path / "spec.yaml").write_text(dump_spec(sweep.runs[0].spec))
+    (path / "eval.json").write_text(json.dumps({"map_mean": 41.5, "map_std": 0.25, "checkpoints": rows}))
+    found = read_rows(sweep)
+    assert [(row["state"], row["map"], row["map_std"], row["top1"]) for row in found] == [
+        ("done", 41.5, 0.25, None), ("missing", None, None, None)
+    ]  # fmt: skip
+    assert "mAP" in tables(sweep, found) and "41.50 ± 0.25 %" in tables(sweep, found)
+    assert " top-1" not in tables(sweep, found).replace("train top-1", "")
+    (point, other) = sweep_points(sweep, found)
+    assert (point["map"], point["checkpoints_std"], other["map"]) == (41.5, 0.25, None)

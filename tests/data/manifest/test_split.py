@@ -214,3 +214,17 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
     lines = [f"{name:<9}              2/2              2/2" for name in ("forwards", "backwards")]
     assert "\n".join(["class      fold1 train/val  fold2 train/val", *lines]) in output
     assert "data.root" in output
+
+
+def test_several_labels_are_split_by_each_and_kept(tmp_path: Path) -> None:
+    rows = [
+        ManifestRow(f"g{group}_{i}.mp4", label) for group in range(4) for i, label in enumerate(("0;1", "1;2", ";"))
+    ]
+    write_manifest(tmp_path / "clips.csv", rows)
+    folds = _split(tmp_path, 2)
+    assert [(fold.train, fold.val) for fold in folds] == [({"0": 2, "1": 4, "2": 2},) * 2] * 2
+    both = [manifest for fold in (1, 2) for manifest in _sides(tmp_path / "out", fold)[1:]]
+    found = sorted((side.path(i), side.labels_of(i)) for side in both for i in range(len(side)))
+    assert found == sorted((row.path, row.labels) for row in rows)
+    _split(tmp_path, 2, only=["0"])
+    assert [_sides(tmp_path / "out", 1)[0].labels_of(i) for i in range(2)] == [(0, 1)] * 2  # labels stay
