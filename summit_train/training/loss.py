@@ -45,9 +45,6 @@ class Loss:
         return total / len(logits)
 
 
-SOFTMAX = Loss()
-
-
 def one_hot(targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """Return targets as `Loss` takes them as floats (n, K), of the type of the logits."""
     if targets.is_floating_point():

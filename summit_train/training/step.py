@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from summit_train.optim.trust import Ratios, TrustRatio
 from summit_train.spec.modality import RGB, Modality
 from summit_train.training.checkpoint import restore_solver
 from summit_train.training.exchange import Exchange
-from summit_train.training.loss import SOFTMAX, Loss, num_correct
+from summit_train.training.loss import Loss, num_correct
 from summit_train.training.noise import PassSquares, Squares
 from summit_train.training.stopwatch import UNTIMED, Mark, Stopwatch
 
@@ -247,7 +247,7 @@ class StepSettings:
     accumulation: int
     precision: str
     clip_norm: float | None = None
-    loss: Loss = SOFTMAX
+    loss: Loss = field(default_factory=Loss)
     noise_every: int = 0
     ema_decay: float | None = None
     modality: Modality | None = RGB

@@ -41,8 +41,8 @@ def balanced_order(classes: Classes, num_clips: int, seed: int, epoch: int) -> N
     drawn = list[NDArray[np.int32]]()
     for number, clips in enumerate(classes):
         count = share + (number in with_one_more)
-        turns = [generator.permutation(clips) for _ in range(-(-count // len(clips)))]
-        drawn += [np.concatenate([clips[:0], *turns])[:count]]
+        turns = [generator.permutation(clips) for _ in range(0, count, len(clips))]
+        drawn.append(np.concatenate([clips[:0], *turns])[:count])
     order = np.concatenate(drawn)
     generator.shuffle(order)
     return order

@@ -322,8 +322,8 @@ def _read_packed_manifest(source: Path) -> Manifest:
             raise ValueError(f"{folder}: its columns are not of one length")
         for name in OPTIONAL:
             columns.setdefault(name, np.zeros(0, DTYPES[name]))
-        clips = columns["more_labels"]["clip"]
-        if np.any(np.diff(clips) < 0) or np.any((clips < 0) | (clips >= len(columns["labels"]))):
+        clips, labels = (columns["more_labels"][name] for name in ("clip", "label"))
+        if np.any(np.diff(clips) < 0) or np.any((clips < 0) | (clips >= len(columns["labels"])) | (labels < 0)):
             raise ValueError(f"{folder}: some of its labels belong to no clip")
         columns |= {"is_packed": True, "stored_fingerprint": about["fingerprint"], "pixels": about["pixels"]}
         return Manifest(str(source), "", None if about["classes"] is None else tuple(about["classes"]), **columns)
