@@ -27,7 +27,7 @@ from summit_train.core.text import counted
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.evaluation import OFFICIAL, Evaluation
-from summit_train.evaluation.measures import Measures, measures, say_left_out
+from summit_train.evaluation.measures import Measures, measures_of, say_left_out
 from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
 from summit_train.evaluation.scoring import Scorer
 from summit_train.report.goodput import goodput_values
@@ -108,7 +108,7 @@ def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Re
     if values is None:
         return Result()
     spec = evaluation.scorer.spec
-    known = measures(spec.loss.kind, spec.model.num_classes)
+    known = measures_of(spec.loss.kind, spec.model.num_classes)
     text = [_sentence(values, known)]
     if "ema" in values:
         text.append(f"average of the weights: {_sentence(values['ema'], known)}")
@@ -228,7 +228,7 @@ def _run_observed(
 
 def _curves_text(result: dict[str, Any], spec: Spec) -> list[str | TextTable]:
     """Return the curves as a table, and what cannot be seen in it."""
-    names = {one.key: one.name for one in measures(spec.loss.kind, spec.model.num_classes).shown}
+    names = {one.key: one.name for one in measures_of(spec.loss.kind, spec.model.num_classes).shown}
     curves = {"clip": result["observed"], "stream": result.get("anytime")}
     known = {kind: rows for kind, rows in curves.items() if rows}
     rows = [["observed", *(f"{kind} {name}" for kind in known for name in names.values())]]

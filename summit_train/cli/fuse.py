@@ -15,7 +15,7 @@ from summit_train.core.result import Result, TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import counted
 from summit_train.evaluation.fuse import fuse, fused_values, parse_weights, read_runs
-from summit_train.evaluation.measures import Measures, measures
+from summit_train.evaluation.measures import Measures, measures_of
 from summit_train.report.confusion import confusion_of
 
 _SHOWN = 5  # classes of the largest gains, and as many of the largest losses
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> Result:
     if not binary:
         confusion = confusion_of("the fused scores", fused.labels, fused.scores, fused.is_read, names)
         values["confusion"] = {"names": list(confusion.names), "counts": confusion.counts.tolist()}
-    text = _text(values, measures(fused.kind, fused.scores.shape[1]))
+    text = _text(values, measures_of(fused.kind, fused.scores.shape[1]))
     if out is not None:
         if args.softmax:  # as logits, of which these are the probabilities
             with np.errstate(divide="ignore"):

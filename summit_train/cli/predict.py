@@ -12,7 +12,7 @@ from summit_train.core.result import Result, TextTable, show
 from summit_train.core.session import session
 from summit_train.core.text import counted, share
 from summit_train.core.watch import Watchdog
-from summit_train.evaluation.measures import measures
+from summit_train.evaluation.measures import measures_of
 from summit_train.inference.arguments import add_network, open_named, report_bad, tell
 from summit_train.inference.predict import Predictions, predict_videos
 from summit_train.inference.trained import Trained
@@ -72,6 +72,6 @@ def _result(predictions: Predictions, num_classes: int) -> Result:
     ]
     text: list[str | TextTable] = [TextTable([("video", "class", "score"), *rows], left=2)] if rows else []
     if predictions.labelled is not None:
-        measured = measures(predictions.labelled.kind, num_classes).text(values)
+        measured = measures_of(predictions.labelled.kind, num_classes).text(values)
         text.append(f"{measured}  ({counted(values['videos_labelled'], 'labelled video')})")
     return Result(text, values=values)

@@ -17,7 +17,7 @@ from summit_train.core.saved import CheckpointError, bound_of, digest_path, give
 from summit_train.core.watch import Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.clip import Clip
-from summit_train.evaluation.measures import left_out, measures
+from summit_train.evaluation.measures import left_out, measures_of
 from summit_train.evaluation.precise_bn import recompute_from_training
 from summit_train.evaluation.scores import PREDICTIONS, Scores, prediction_names
 from summit_train.evaluation.scoring import PartialScores, Scorer
@@ -66,7 +66,7 @@ class Evaluation:
                 scores = self._score(model, path, f"{name}{suffix}")
                 if scores is not None:
                     bad = {"bad_videos": scores.num_bad} if scores.num_bad else {}
-                    row = {"path": str(path), "step": step} | measures(spec.loss.kind).values(scores)
+                    row = {"path": str(path), "step": step} | measures_of(spec.loss.kind).values(scores)
                     kind.append(row | bad)
                     num_videos, missing = len(scores.videos), left_out(scores, self.scorer.dataset.manifest.class_names)
         if world.rank != 0:
@@ -135,7 +135,7 @@ def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> di
 
     The mean is the paper's figure. Last and best of the main measure are those of one checkpoint.
     """
-    known = measures(spec.loss.kind)
+    known = measures_of(spec.loss.kind)
     result: dict[str, Any] = {}
     for key in (measure.key for measure in known.every):
         values = [row[key] for row in rows]

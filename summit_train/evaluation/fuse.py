@@ -23,7 +23,7 @@ import numpy as np
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.span import Span
-from summit_train.evaluation.measures import measures
+from summit_train.evaluation.measures import measures_of
 from summit_train.evaluation.scores import PREDICTIONS, Scores, prediction_names, probabilities
 from summit_train.spec import load_spec
 
@@ -202,7 +202,7 @@ def fused_values(runs: Sequence[RunScores], weights: Sequence[float], fused: Sco
 
     best: the run of the highest main measure, the first of equal ones; gains are those over it.
     """
-    known, names = measures(fused.kind), runs[0].class_names
+    known, names = measures_of(fused.kind), runs[0].class_names
     main = known.main
     best = max(runs, key=lambda run: main.of(run.scores))
     counts = fused.hot.sum(0).tolist()

@@ -61,7 +61,7 @@ class Measures:
         return "  ".join(parts)
 
 
-def measures(kind: object, num_classes: float | None = None) -> Measures:
+def measures_of(kind: object, num_classes: float | None = None) -> Measures:
     """Return the measures of a loss.kind, of softmax for runs that are older than the key."""
     return Measures(_OF_KIND.get(str(kind), _OF_KIND["softmax"]), num_classes)
 

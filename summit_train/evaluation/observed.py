@@ -20,7 +20,7 @@ from summit_train.data.batches.loader import whole_videos
 from summit_train.data.video.augment import num_observed, observed_frames, stream_frames
 from summit_train.data.video.source import DecodeError
 from summit_train.evaluation.evaluation import read_weights
-from summit_train.evaluation.measures import measures
+from summit_train.evaluation.measures import measures_of
 from summit_train.evaluation.scores import Scores
 from summit_train.evaluation.scoring import (
     PartialScores,
@@ -157,7 +157,7 @@ def _curves(found: Scores, fractions: Sequence[Fraction]) -> dict[str, Any]:
             # The logits have been checked: NaN marks videos that could not be read, and parts without a frame.
             logits = found.scores[:, place, number]
             scores = Scores(found.videos, found.labels, logits, found.is_read & ~np.isnan(logits).any(axis=1))
-            rows.append({"fraction": float(fraction)} | measures(scores.kind).values(scores))
+            rows.append({"fraction": float(fraction)} | measures_of(scores.kind).values(scores))
             if name == "anytime":
                 rows[-1]["undecided"] = scores.num_bad - found.num_bad
         curves[name] = rows

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from summit_train.core.comm import World
 from summit_train.core.text import csv_text
 from summit_train.data.manifest.clip import Clip, clip_columns
-from summit_train.evaluation.measures import measures
+from summit_train.evaluation.measures import measures_of
 from summit_train.evaluation.scores import Scores, probabilities
 from summit_train.evaluation.scoring import PartialScores, Progress, Scorer
 from summit_train.inference.trained import Trained
@@ -45,7 +45,7 @@ class Predictions:
         rows = [video.clip.values() | row for video, row in zip(self.videos, found, strict=True)]
         values: dict[str, Any] = {"videos": rows}
         if self.labelled is not None:
-            values |= measures(self.labelled.kind).values(self.labelled)
+            values |= measures_of(self.labelled.kind).values(self.labelled)
             values["videos_labelled"] = len(self.labelled.videos)
         return values
 

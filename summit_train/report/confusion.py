@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from summit_train.core.text import counted
-from summit_train.evaluation.measures import measures
+from summit_train.evaluation.measures import measures_of
 from summit_train.evaluation.scores import Scores
 from summit_train.report.figures import Picture, drawable, house_style, image
 from summit_train.report.records import Run
@@ -112,7 +112,7 @@ def _read_scores(run: Run, kind: str) -> tuple[str, Scores, tuple[str, ...], lis
 
     Scores that cannot be read are noted in the run.
     """
-    if run.final is None or not run.final.checkpoints or run.measures.main != measures(kind).main:
+    if run.final is None or not run.final.checkpoints or run.measures.main != measures_of(kind).main:
         return None
     checkpoint = Path(run.final.checkpoints[-1].path).stem
     path = run.path / "predictions" / f"{checkpoint}.npz"

@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from summit_train.core.errors import UserError
 from summit_train.core.text import mean_std
-from summit_train.evaluation.measures import Measure, measures
+from summit_train.evaluation.measures import Measure, measures_of
 from summit_train.spec.source import parse_mapping
 
 
@@ -235,7 +235,7 @@ class Run:
         self.plan, self.environment = self._json("plan.json"), self._json("environment.json")
         counts = self.plan.pop("clips_per_class", None)
         self.clips_per_class = self._parsed(ClipsPerClass, counts, "plan.json: clips_per_class")
-        self.measures = measures(self.setting("loss", "kind"), number(self.setting("model", "num_classes")))
+        self.measures = measures_of(self.setting("loss", "kind"), number(self.setting("model", "num_classes")))
         self.final = self._parsed(FinalEval, self._json("eval.json"), "eval.json")
         if self.final is not None and self.final.of(main := f"{self.measures.main.key}_mean") is None:
             self.notes.append(f"eval.json: has wrong values, left out (no {main!r})")

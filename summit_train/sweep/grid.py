@@ -29,7 +29,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from summit_train.core.errors import UserError
-from summit_train.evaluation.measures import Measures, measures
+from summit_train.evaluation.measures import Measures, measures_of
 from summit_train.spec import PathText, Spec, spec_from_tree
 from summit_train.spec.source import Tree, apply_override, put, read_tree, to_yaml
 from summit_train.spec.typed import Count, Section, validated
@@ -120,7 +120,7 @@ class Sweep:
     @property
     def measures(self) -> Measures:
         """The measures of the sweep's table and figure: those of its first run's loss."""
-        return measures(self.runs[0].spec.loss.kind)
+        return measures_of(self.runs[0].spec.loss.kind)
 
 
 Values = dict[str, tuple[Any, str]]  # dotted key -> (value, place in the file)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from summit_train.core.errors import AgreedError, RunFailed, describe, is_bug
 from summit_train.core.watch import Stopped, StopRequest, Watchdog
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.workers import Batches
-from summit_train.evaluation.measures import left_out, measures, say_left_out
+from summit_train.evaluation.measures import left_out, measures_of, say_left_out
 from summit_train.evaluation.scoring import Scorer
 from summit_train.spec import Spec
 from summit_train.training.metrics import RunLog, validated
@@ -76,12 +77,12 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, t
                 unread.read()
                 if validates(spec, epochs_done):
                     try:
-                        accuracy = validate(run, log, watchdog, stop, epochs_done)
+                        measures = validate(run, log, watchdog, stop, epochs_done)
                     except Stopped:
                         if not is_saved:
                             save(run, log, watchdog, step + 1)
                         raise
-                    grow(run, log, epochs_done, accuracy)
+                    grow(run, log, epochs_done, measures)
                     stopwatch.lap("validation")
             trace.end_step(step + 1)
 
@@ -118,11 +119,12 @@ def load_steps(run: Run, watchdog: Watchdog) -> Generator[tuple[int, Mark, list[
             batches.close()
 
 
-def grow(run: Run, log: RunLog | None, epoch: int, measured: float | None) -> None:
-    """Let the batch grow by the validation after `epoch`; measured: on rank 0. Collective where it may grow."""
+def grow(run: Run, log: RunLog | None, epoch: int, measures: Mapping[str, Any] | None) -> None:
+    """Let the batch grow by rank 0's validation after `epoch`. Collective where it may grow."""
     if run.spec.parallel.grow_batch is None or epoch == run.spec.schedule.epochs:
         return
-    accuracy = run.world.broadcast(measured)
+    main = measures_of(run.spec.loss.kind).main.key
+    accuracy = run.world.broadcast(None if measures is None else measures[main])
     assert accuracy is not None
     before, decision = run.growth.rung.clips_per_gpu, run.growth.decide(accuracy)
     if log is not None and decision is not None:
@@ -148,12 +150,11 @@ def replay_missed_validation(run: Run, log: RunLog | None, watchdog: Watchdog, s
     epoch, inside = divmod(run.start_step, run.plan.steps_per_epoch)
     if epoch and not inside and validates(run.spec, epoch):
         first = run.world.rank == 0
-        key = measures(run.spec.loss.kind).main.key
-        accuracy = run.world.broadcast(validated(run.spec.run_path, run.start_step, key) if first else None)
-        if accuracy is None:
-            accuracy = validate(run, log, watchdog, stop, epoch)
+        measures = run.world.broadcast(validated(run.spec.run_path, run.start_step) if first else None)
+        if measures is None:
+            measures = validate(run, log, watchdog, stop, epoch)
         if run.growth.lacks(epoch // run.spec.evaluate.every_epochs):
-            grow(run, log, epoch, accuracy)
+            grow(run, log, epoch, measures)
 
 
 def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
@@ -165,8 +166,10 @@ def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
         log.write("checkpoint", step=step, seconds=time.perf_counter() - began)
 
 
-def validate(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, epoch: int) -> float | None:
-    """Score one clip and one crop of every video, as for the paper's Figure 5; return the main measure on rank 0.
+def validate(
+    run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, epoch: int
+) -> dict[str, float] | None:
+    """Score one clip and one crop of every video, as for the curve in the paper's Figure 5; return rank 0's measures.
 
     With evaluate.mode "stream", stream all frames in one crop. Raises Stopped on request.
     """
@@ -180,16 +183,18 @@ def validate(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest
     spec = run.spec.model_copy(update={"evaluate": one_view})
     scorer = Scorer(spec, run.val_set, run.world, run.device, stop)
     scores = scorer.score(run.model, progress, source=f"validation after epoch {epoch}")
-    if log is not None and scores is not None:
-        known = measures(spec.loss.kind, spec.model.num_classes)
-        values, seconds = known.values(scores), time.perf_counter() - began
+    if scores is None:
+        return None
+    known = measures_of(spec.loss.kind, spec.model.num_classes)
+    measures, seconds = known.values(scores), time.perf_counter() - began
+    if log is not None:
         step, videos = epoch * run.plan.steps_per_epoch, len(scores.videos)
         bad = f"; {scores.num_bad} could not be read and count as wrong" if scores.num_bad else ""
-        views, clips = ("one clip each", 1) if spec.evaluate.mode == "clips" else ("all frames streamed", None)
-        log.write("eval", epoch=epoch, step=step, **values, videos=videos, clips=clips, seconds=seconds)
         bad += say_left_out(left_out(scores, run.val_set.manifest.class_names))
-        log.say(f"epoch {epoch}: {known.text(values)}  ({videos} videos, {views}{bad})")
-    return None if scores is None else measures(spec.loss.kind).main.of(scores)
+        views, clips = ("one clip each", 1) if spec.evaluate.mode == "clips" else ("all frames streamed", None)
+        log.write("eval", epoch=epoch, step=step, **measures, videos=videos, clips=clips, seconds=seconds)
+        log.say(f"epoch {epoch}: {known.text(measures)}  ({videos} videos, {views}{bad})")
+    return measures
 
 
 @dataclass(frozen=True)

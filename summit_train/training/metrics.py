@@ -90,18 +90,18 @@ class RunLog:
         self._console.print(text)
 
 
-def validated(run_path: Path, step: int, key: str) -> float | None:
-    """Return the measure `key` of the validation after `step` updates, None if the run has not made it.
+def validated(run_path: Path, step: int) -> dict[str, Any] | None:
+    """Return the record of the validation after `step` updates, None if the run has not made it.
 
     A record from before the run reached that step again, such as from another checkpoint, belongs to other weights.
     """
-    value: float | None = None
+    found: dict[str, Any] | None = None
     with suppress(FileNotFoundError), open(run_path / METRICS_FILE, "rb") as file:
         for line in file:
             with suppress(ValueError):  # half a line
                 record = json.loads(line)
                 if record["kind"] == "step" and record["step"] <= step:
-                    value = None
+                    found = None
                 elif record["kind"] == "eval" and record["step"] == step:
-                    value = record[key]
-    return value
+                    found = record
+    return found

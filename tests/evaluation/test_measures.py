@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from summit_train.evaluation.measures import average_precisions, left_out, measures, say_left_out
+from summit_train.evaluation.measures import average_precisions, left_out, measures_of, say_left_out
 from summit_train.evaluation.scores import Scores
 
 
@@ -33,7 +33,7 @@ def test_a_video_without_scores_is_never_found() -> None:
     assert average_precisions(positive, scores).tolist() == [0.5]
     assert average_precisions(positive, np.full((3, 1), np.nan)).tolist() == [0.0]
     found = _scores([[1], [0], [1]], [[2.0], [1.0], [3.0]], [True, True, False])
-    assert measures("binary").values(found) == {"map": 50.0}
+    assert measures_of("binary").values(found) == {"map": 50.0}
 
 
 def test_average_precision_is_scikit_learns() -> None:
@@ -51,7 +51,7 @@ def test_average_precision_is_scikit_learns() -> None:
 
 def test_the_mean_leaves_out_and_names_classes_without_a_positive() -> None:
     scores = _scores([[1, 0, 0], [0, 1, 0]], [[2.0, 0.0, 9.0], [3.0, 1.0, 9.0]])
-    known = measures("binary", 3)
+    known = measures_of("binary", 3)
     assert known.values(scores) == {"map": 75.0} and known.main.key == "map"
     assert known.main.of_class(scores).tolist()[:2] == [50.0, 100.0] and np.isnan(known.main.of_class(scores)[2])
     assert left_out(scores, ["a", "b"]) == ["2"] and left_out(scores, ["a", "b", "c"]) == ["c"]
@@ -61,19 +61,19 @@ def test_the_mean_leaves_out_and_names_classes_without_a_positive() -> None:
 def test_a_run_of_one_class_a_video_has_top_1_and_top_5() -> None:
     rows = np.array([[3.0, 2, 1], [3, 2, 1], [1, 2, 3]])
     scores = Scores(np.arange(3), np.array([0, 1, 1]), rows, np.array([True, True, True]))
-    found = measures("softmax", 3)
+    found = measures_of("softmax", 3)
     assert found.values(scores) == {"top1": pytest.approx(100 / 3), "top5": 100.0} and left_out(scores, "abc") == []
     assert found.main.of_class(scores).tolist()[:2] == [100.0, 0.0] and np.isnan(found.main.of_class(scores)[2])
     assert scores.hot.tolist() == [[True, False, False], [False, True, False], [False, True, False]]
-    assert measures(None) == measures("softmax")  # runs that are older than loss.kind
+    assert measures_of(None) == measures_of("softmax")  # runs that are older than loss.kind
 
 
 @pytest.mark.parametrize(("classes", "text"), [(5, "top-1 61.00 %"), (6, "top-1 61.00 %  top-5 98.77 %")])
 def test_top_5_is_not_shown_where_it_says_nothing(classes: int, text: str) -> None:
-    assert measures("softmax", classes).text({"top1": 61.0, "top5": 98.765}) == text
+    assert measures_of("softmax", classes).text({"top1": 61.0, "top5": 98.765}) == text
 
 
 def test_the_main_measure_of_several_checkpoints_has_its_deviation() -> None:
     values = {"top1_mean": 61.0, "top1_std": 0.25, "top5_mean": 90.0, "top5_std": 1.0}
-    assert measures("softmax", 6).text(values) == "top-1 61.00 +- 0.25 %  top-5 90.00 %"
-    assert measures("binary", 6).text({"map_mean": 12.345, "map_std": 0.5}) == "mAP 12.35 +- 0.50 %"
+    assert measures_of("softmax", 6).text(values) == "top-1 61.00 +- 0.25 %  top-5 90.00 %"
+    assert measures_of("binary", 6).text({"map_mean": 12.345, "map_std": 0.5}) == "mAP 12.35 +- 0.50 %"
