@@ -157,10 +157,10 @@ def _check_match(one: RunScores, other: RunScores) -> None:
         )
     if one.scores.kind != other.scores.kind:
         raise UserError(f"{one.path} is of loss.kind {one.scores.kind} and {other.path} of {other.scores.kind}")
-    differs = np.flatnonzero((one.scores.labels != other.scores.labels).reshape(len(one.clips), -1).any(1))
+    differs = np.flatnonzero((one.scores.hot != other.scores.hot).any(1))
     if len(differs):
-        own = [run.scores.labels[differs[0]] for run in (one, other)]
-        labels = [int(label) if label.ndim == 0 else np.flatnonzero(label).tolist() for label in own]
+        own = (np.flatnonzero(run.scores.hot[differs[0]]).tolist() for run in (one, other))
+        labels = [", ".join(map(str, classes)) or "none" for classes in own]
         raise UserError(
             f"{one.clips[int(differs[0])]}: is class {labels[0]} in {one.path} and {labels[1]} in {other.path}"
             f" ({len(differs):,} of {len(one.clips):,} videos differ); must be runs of one manifest"

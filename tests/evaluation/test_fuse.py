@@ -272,7 +272,7 @@ def test_several_labels_by_hand(tmp_path: Path) -> None:
     again = np.load(tmp_path / "out/fused.npz")["scores"]  # the logits of the probabilities
     assert 1 / (1 + np.exp(-again)) == pytest.approx(added.scores, rel=1e-6)
     other = _write_several(tmp_path / "other.npz", [[0.5] * 3] * 3, HOT[[1, 0, 2]])
-    with pytest.raises(UserError, match=r"a\.mp4: is class \[0, 2\] in .*one\.npz and \[1\] in .*other\.npz"):
+    with pytest.raises(UserError, match=r"a\.mp4: is class 0, 2 in .*one\.npz and 1 in .*other\.npz"):
         read_runs([words[0], other])
     with pytest.raises(UserError, match=r"one\.npz is of loss\.kind binary and .*rgb\.npz of softmax"):
         read_runs([words[0], str(write_scores(tmp_path / "rgb.npz", RGB))])
