@@ -18,15 +18,19 @@ from summit_train.models.shift import add_shifts
 from summit_train.models.slowfast import SlowFast
 from summit_train.models.trn import TRN
 from summit_train.models.video import VideoNetwork, initialise
+from summit_train.models.vit import FrameViT, VideoViT
 from summit_train.models.x3d import X3D, X3DBlock
 from summit_train.spec.catalog import (
     ARCHITECTURES,
+    Adapter,
     Arch,
     NonLocal,
     Pool1,
+    Positions,
     ShiftDirection,
     ShiftPlace,
     network_problems,
+    vit_problems,
 )
 
 
@@ -44,20 +48,25 @@ def build_model(
     shift_direction: ShiftDirection = "both",
     non_local: NonLocal = False,
     pool1: Pool1 = "2x3x3",
+    adapter: Adapter = "none",
+    positions: Positions = "index",
+    drop_path: float = 0.0,
     in_channels: int = 3,
     generator: torch.Generator | None = None,
 ) -> VideoNetwork:
     """Build a video network with fresh weights: float (N, num_frames, in_channels, H, W) -> logits (N, num_classes).
 
-    spec/catalog.py lists the names; "tsn" is the 2D network, "tsm" the same with the temporal shift, which alone reads
-    the shift's settings. Without `backbone` it is the architecture's usual one. `width` multiplies the channels,
-    rounded to multiples of 8. With `zero_init_residual` every residual block begins as its shortcut (Goyal et al.,
-    section 5.1); non-local blocks always begin as the identity. Weights are drawn from `generator`, or from torch's
-    global one. Raises ValueError for a wrong argument, and for clips too short for the network's strides in time.
+    spec/catalog.py lists the names; "tsn" is the 2D network, "tsm" the same with the temporal shift. That, and the
+    adapter "shift" of a vit, read the shift's settings. Without `backbone` it is the architecture's usual one. `width`
+    multiplies the channels, rounded to multiples of 8. With `zero_init_residual` every residual block begins as its
+    shortcut (Goyal et al., section 5.1); non-local blocks always begin as the identity. Weights are drawn from
+    `generator`, or from torch's global one. Raises ValueError for a wrong argument, and for clips too short for the
+    network's strides in time.
     """
     choices = (
         ("arch", arch, Arch), ("shift_place", shift_place, ShiftPlace), ("non_local", non_local, NonLocal),
-        ("shift_direction", shift_direction, ShiftDirection), ("pool1", pool1, Pool1),
+        ("shift_direction", shift_direction, ShiftDirection), ("pool1", pool1, Pool1), ("adapter", adapter, Adapter),
+        ("positions", positions, Positions),
     )  # fmt: skip
     for name, value, kind in choices:
         if value not in (valid := get_args(kind)):
@@ -69,14 +78,24 @@ def build_model(
         (in_channels >= 1, f"in_channels must be 1 or more, got {in_channels}"),
         (0 < width < math.inf, f"width must be a positive number, got {width}"),
         (0 <= dropout < 1, f"dropout must be 0 or more and below 1, got {dropout}"),
+        (0 <= drop_path < 1, f"drop_path must be 0 or more and below 1, got {drop_path}"),
     )
     backbone = backbone or ARCHITECTURES[arch].usual_backbone
     problems = [problem for is_kept, problem in limits if not is_kept]
-    problems += [text for _, text in network_problems(arch, backbone, num_frames, non_local, zero_init_residual, pool1)]
+    usual = (arch, backbone, num_frames, non_local, zero_init_residual, pool1, None, adapter)
+    own = (arch, adapter, drop_path, positions, shift_place)
+    problems += [text for _, text in (*network_problems(*usual), *vit_problems(*own))]
     if problems:
         raise ValueError(problems[0])
 
-    model = _built(arch, backbone or "", (num_frames, num_classes, width, dropout, in_channels), pool1)
+    sizes = (num_frames, num_classes, width, dropout, in_channels)
+    model: VideoNetwork
+    if arch != "vit":
+        model = _built(arch, backbone or "", sizes, pool1)
+    elif adapter == "none":
+        model = VideoViT(backbone or "", sizes, drop_path, positions)
+    else:
+        model = FrameViT(backbone or "", sizes, drop_path, adapter, (shift_fraction, shift_direction))
     if arch == "tsm":
         add_shifts(model, shift_fraction, shift_place, shift_direction)
     if non_local:
