@@ -213,11 +213,11 @@ def freeze_norms(network: nn.Module, which: FreezeBN) -> None:
 
 def freeze_trunk(network: VideoNetwork) -> None:
     """Freeze everything but the classifier (in a TRN the frames' linear layer too), adapters and non-local blocks."""
-    trained = [module for module in network.modules() if isinstance(module, AddedModule | NonLocal)]
-    trained += [network.get_submodule(network.head), network.fc]
     network.requires_grad_(False)
-    for module in trained:
-        module.requires_grad_(True)
+    classifier = {network.get_submodule(network.head), network.fc}
+    for module in network.modules():
+        if module in classifier or isinstance(module, AddedModule | NonLocal):
+            module.requires_grad_(True)
     network.train(network.training)  # frozen normalisations are in evaluation mode
 
 

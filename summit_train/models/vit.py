@@ -125,8 +125,9 @@ class ViT(VideoNetwork):
 
     def initialise_head(self, generator: torch.Generator | None) -> None:
         """Draw VideoMAE's weights: truncated N(0, 0.02), patches as torch's convolutions; the classifier stays."""
-        bound = self.patch_embed.proj.weight[0].numel() ** -0.5
-        self.patch_embed.proj.weight.uniform_(-bound, bound, generator=generator)
+        patches = self.get_parameter("patch_embed.proj.weight")
+        bound = patches[0].numel() ** -0.5
+        patches.uniform_(-bound, bound, generator=generator)
         for module in self.modules():
             if isinstance(module, nn.Linear) and module is not self.fc:
                 nn.init.trunc_normal_(module.weight, std=0.02, generator=generator)
@@ -221,6 +222,15 @@ class FrameViT(ViT):
             nn.init.trunc_normal_(embedding, std=0.02, generator=generator)
 
 
+def build_vit(
+    backbone: str, sizes: tuple[int, int, float, float, int], drop_path: float, adapter: Adapter, positions: Positions,
+    shift: tuple[float, ShiftDirection],
+) -> ViT:  # fmt: skip
+    if adapter == "none":
+        return VideoViT(backbone, sizes, drop_path, positions)
+    return FrameViT(backbone, sizes, drop_path, adapter, shift)
+
+
 def fixed_positions(kind: Positions, grid: Sequence[int], channels: int, device: torch.device) -> torch.Tensor:
     """Return what tells the patches of a grid (T, H, W) apart: sines and cosines (T*H*W, channels) in double precision.
 
@@ -233,8 +243,8 @@ def fixed_positions(kind: Positions, grid: Sequence[int], channels: int, device:
         return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
     places = torch.meshgrid(*axes, indexing="ij")
     shares = (channels // 2, channels // 4, channels // 4)
-    angles = [_angles(place.flatten(), share) for place, share in zip(places, shares, strict=True)]
-    return torch.cat([wave for own in angles for wave in (own.sin(), own.cos())], 1)
+    of_axes = [_angles(place.flatten(), share) for place, share in zip(places, shares, strict=True)]
+    return torch.cat([wave for angles in of_axes for wave in (angles.sin(), angles.cos())], 1)
 
 
 def _angles(places: torch.Tensor, channels: int) -> torch.Tensor:
