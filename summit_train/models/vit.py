@@ -170,8 +170,9 @@ class VideoViT(ViT):
         """Return the normalised mean of the tokens of clips (N, C, T, H, W), (N, F)."""
         patches_NCTHW = self.patch_embed(x)
         places = fixed_positions(self.positions, patches_NCTHW.shape[2:], self.channels, x.device)
-        tokens_NLC = patches_NCTHW.flatten(2).transpose(1, 2)
-        return self.fc_norm(self.blocks(tokens_NLC + places.to(tokens_NLC.dtype)).mean(1))
+        # In the weights' type: what the blocks add to is fp32 in bf16, too.
+        tokens_NLC = patches_NCTHW.flatten(2).transpose(1, 2) + places.to(self.fc_norm.weight.dtype)
+        return self.fc_norm(self.blocks(tokens_NLC).mean(1))
 
     def fitted(self, found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Check the positions of V-JEPA's files, which are fixed, but not those of VideoMAE's, which have none."""
@@ -265,4 +266,4 @@ def resized(grid_1PC: torch.Tensor, height: int, width: int) -> torch.Tensor:
         functional.interpolate(identity, (length, 1), mode="bicubic")[0, :, :, 0].T for length in (height, width)
     )
     grid_HWC = grid_1PC.view(SIDE, SIDE, -1)
-    return torch.einsum("hi,wj,ijc->hwc", rows, columns, grid_HWC).flatten(0, 1)[None]
+    return torch.einsum("hi,wj,ijc->hwc", rows, columns, grid_HWC).flatten(0, 1)[None].to(grid_1PC.dtype)
