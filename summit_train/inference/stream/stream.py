@@ -72,7 +72,9 @@ class Stream:
 def open_stream(trained: Trained, device: torch.device, window: int | None = None) -> Stream:
     """Return the stream of a trained network. window: None for the frames of a training clip. Raises UserError."""
     spec = trained.spec
-    trained.check_pictures(stream_problem(spec.model.arch, spec.model.shift_direction, spec.model.non_local))
+    trained.check_pictures(
+        stream_problem(spec.model.arch, spec.model.shift_direction, spec.model.non_local, spec.model.adapter)
+    )
     return Stream(trained.network(device, ready=False), device, spec.data.num_frames if window is None else window)
 
 
