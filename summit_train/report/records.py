@@ -115,13 +115,14 @@ class BatchRecord(LogRecord):
 class StartRecord(LogRecord):
     """A start (step 0) or a resume (step > 0). startup_s: of the process until then.
 
-    steps_again: updates of the process before that are done again.
+    steps_again: updates of the process before that are done again. forced: by which keys it is another experiment.
     """
 
     step: int
     ranks: int | None = None
     startup_s: Known = None
     steps_again: int = 0
+    forced: tuple[str, ...] = ()
 
 
 class CheckpointRecord(LogRecord):
@@ -153,7 +154,7 @@ class CheckpointScores(Measured):
 
 
 class FinalEval(CheckpointScores):
-    """eval.json. mode: clips, or stream: of all frames. ema: of the averages of the weights."""
+    """eval.json. mode: clips, or stream: of all frames. ema: of the averages of the weights. overrides: of the spec."""
 
     videos: int | None = None
     mode: str = "clips"
@@ -161,6 +162,15 @@ class FinalEval(CheckpointScores):
     crops: int | str | None = None
     ema: CheckpointScores | None = None
     classes_left_out: tuple[str, ...] = ()
+    overrides: dict[str, Any] = {}
+
+
+class BestCheckpoint(Record):
+    """checkpoints/best.json. value: of the measure in the validation after `step`, in percent."""
+
+    step: int
+    measure: str
+    value: float
 
 
 class ObservedPoint(Measured):
@@ -210,9 +220,10 @@ _KINDS: dict[str, type[LogRecord]] = {
 class Run:
     """The contents of a run folder, also of one that a killed or running job left behind.
 
-    label: the run's name. plan: plan.json without clips_per_class. log: metrics.jsonl, repeated steps included.
-    seconds: recorded time of all steps (repeated ones
-    count again), checkpoints and timed validations. missing: names of absent files. notes: what could not be read.
+    label: the run's name. final: eval.json. others: those of `evals`, by other keys or of other checkpoints, by name.
+    best: the checkpoint that checkpoint.keep_best keeps. plan: plan.json without clips_per_class. log: metrics.jsonl,
+    repeated steps included. seconds: recorded time of all steps (repeated ones count again), checkpoints and timed
+    validations. missing: names of absent files. notes: what could not be read.
     last_step: the number of finished updates. steps_per_epoch: the plan's value, else that of the records: epoch e
     begins with step e * steps_per_epoch + 1. skipped_steps: updates not applied as a gradient was not finite.
     clips_per_second: the median over the steps, which start-up and restarts do not change. data_wait_share: the wait
@@ -236,10 +247,12 @@ class Run:
         counts = self.plan.pop("clips_per_class", None)
         self.clips_per_class = self._parsed(ClipsPerClass, counts, "plan.json: clips_per_class")
         self.measures = measures_of(self.setting("loss", "kind"), number(self.setting("model", "num_classes")))
-        self.final = self._parsed(FinalEval, self._json("eval.json"), "eval.json")
-        if self.final is not None and self.final.of(main := f"{self.measures.main.key}_mean") is None:
-            self.notes.append(f"eval.json: has wrong values, left out (no {main!r})")
-            self.final = None
+        self.final = self._result("eval.json")
+        self.others = dict[str, FinalEval]()
+        for name in sorted(file.parent.name for file in path.glob("evals/*/eval.json")):
+            if (result := self._result(f"evals/{name}/eval.json")) is not None:
+                self.others[name] = result
+        self.best = self._parsed(BestCheckpoint, self._json("checkpoints/best.json"), "checkpoints/best.json")
         self.observed = self._parsed(Observed, self._json(OBSERVED_FILE), OBSERVED_FILE)
         self._replay_log()
         steps = self.steps
@@ -335,6 +348,14 @@ class Run:
         except ValidationError as error:
             self.notes.append(f"{name}: has wrong values, left out ({_reason(error)})")
             return None
+
+    def _result(self, name: str) -> FinalEval | None:
+        found = self._parsed(FinalEval, self._json(name), name)
+        main = f"{self.measures.main.key}_mean"
+        if found is not None and found.of(main) is None:
+            self.notes.append(f"{name}: has wrong values, left out (no {main!r})")
+            return None
+        return found
 
     def _text(self, name: str) -> str:
         try:

@@ -83,6 +83,10 @@ def notes_of(run: Run) -> list[str]:
         notes.append(
             f"{run.measures.main.name} leaves out classes without a video: {listed(run.final.classes_left_out)}"
         )
+    for start in run.starts:
+        if start.forced:
+            since = f"Since step {start.step:,} another experiment, by --force-resume"
+            notes.append(f"{since}; only its checkpoints are in the mean: {'; '.join(start.forced)}")
     for side, counts in run.clips_per_class.sides().items() if run.clips_per_class else ():
         if lacking := [name for name, count in counts.items() if count == 0]:
             notes.append(f"Classes without {side} clips: {listed(lacking)}")
@@ -134,6 +138,42 @@ def views_of(final: FinalEval) -> str:
         clips = "all frames, streamed"
     crops = {None: "", "full": "the full frame", 1: "1 crop"}.get(final.crops, f"{final.crops} crops")
     return " \N{MULTIPLICATION SIGN} ".join(part for part in (clips, crops) if part)
+
+
+def remarks_of(run: Run) -> list[str]:
+    """Return what the table of the run's own evaluation does not say: its limits, and the best validation."""
+    remarks, wanted = list[str](), number(run.setting("evaluate", "last_checkpoints"))
+    if run.final is not None:
+        if wanted is not None and (found := len(run.final.checkpoints)) < wanted:
+            count = counted(found, "checkpoint")
+            remarks.append(f"The mean is over {count}, fewer than evaluate.last_checkpoints, {wanted:.0f}")
+        remarks += _earlier(run, run.final)
+    if evals := [one for one in run.evals if one.step > _line(run)]:
+        key = run.measures.main.key
+        best = max(evals, key=lambda one: one.of(key) or 0.0)
+        last, first = (f"{percent(one.of(key))} (epoch {one.epoch:g})" for one in (evals[-1], best))
+        remarks.append(f"Validation during training: last {last}, best {first}")
+    if run.best is not None:
+        measured = f"{run.best.measure} {percent(run.best.value)} in the validation during training"
+        remarks.append(f"Kept as the best: the checkpoint of step {run.best.step:,}, {measured}")
+    return remarks
+
+
+def differences_of(result: FinalEval, run: Run) -> str:
+    """Return what an evaluation differs in from its run's own."""
+    keys = [f"{key}={show(value)}" for key, value in result.overrides.items()]
+    return ", ".join([*keys, *_earlier(run, result)]) or NONE
+
+
+def _line(run: Run) -> int:
+    """Return the step at which the run's line of checkpoints began: that of the last --force-resume with other keys."""
+    return max((start.step for start in run.starts if start.forced), default=0)
+
+
+def _earlier(run: Run, result: FinalEval) -> list[str]:
+    """Return a note on an evaluation of checkpoints from before the line."""
+    is_earlier = any(0 < (score.step or 0) <= _line(run) for score in result.checkpoints)
+    return [f"of the experiment before step {_line(run):,}"] if is_earlier else []
 
 
 def machine_of(environment: Mapping[str, Any]) -> str:

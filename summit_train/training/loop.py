@@ -18,6 +18,7 @@ from summit_train.data.batches.workers import Batches
 from summit_train.evaluation.measures import left_out, measures_of, say_left_out
 from summit_train.evaluation.scoring import Scorer
 from summit_train.spec import Spec
+from summit_train.training.checkpoint import is_due
 from summit_train.training.metrics import RunLog, validated
 from summit_train.training.run import Run
 from summit_train.training.step import Requests, StepResult, Vote
@@ -64,8 +65,7 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, t
             epochs_done, inside = divmod(step + 1, plan.steps_per_epoch)
             stopping = vote is not None and vote.stop and step + 1 < plan.total_steps
             requested = stopping or (vote is not None and vote.checkpoint)
-            due = inside == 0 and epochs_done % spec.checkpoint.every_epochs == 0
-            is_saved = requested or due or step + 1 == plan.total_steps
+            is_saved = requested or (inside == 0 and saves(spec, epochs_done))
             if is_saved:
                 unread.read()
                 save(run, log, watchdog, step + 1)
@@ -82,6 +82,7 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, t
                         if not is_saved:
                             save(run, log, watchdog, step + 1)
                         raise
+                    run.compare_with_best(step + 1, measures)
                     grow(run, log, epochs_done, measures)
                     stopwatch.lap("validation")
             trace.end_step(step + 1)
@@ -141,11 +142,16 @@ def validates(spec: Spec, epoch: int) -> bool:
     return every > 0 and (epoch % every == 0 or epoch == spec.schedule.epochs)
 
 
+def saves(spec: Spec, epoch: int) -> bool:
+    """Return whether an epoch ends with a checkpoint: one that is due, or one that validation may call the best."""
+    return is_due(spec, epoch) or (spec.checkpoint.keep_best is not None and validates(spec, epoch))
+
+
 def replay_missed_validation(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -> None:
     """Validate if the run ended between the checkpoint of an epoch and its validation.
 
-    Grow the batch by the result if the checkpoint does not include that yet. The curve and the batch then equal those
-    of a run that was not stopped.
+    Grow the batch by the result, and name the best checkpoint, if the checkpoint does not include that yet. The curve,
+    the batch and the best then equal those of a run that was not stopped.
     """
     epoch, inside = divmod(run.start_step, run.plan.steps_per_epoch)
     if epoch and not inside and validates(run.spec, epoch):
@@ -153,8 +159,11 @@ def replay_missed_validation(run: Run, log: RunLog | None, watchdog: Watchdog, s
         measures = run.world.broadcast(validated(run.spec.run_path, run.start_step) if first else None)
         if measures is None:
             measures = validate(run, log, watchdog, stop, epoch)
+        run.compare_with_best(run.start_step, measures)
         if run.growth.lacks(epoch // run.spec.evaluate.every_epochs):
             grow(run, log, epoch, measures)
+    if log is not None:
+        run.best.write()
 
 
 def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
