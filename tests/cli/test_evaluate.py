@@ -126,10 +126,12 @@ def test_an_evaluation_by_other_keys_has_a_folder_of_its_own(run: Path, say: Say
     found = json.loads(beside.read_text())
     assert found["overrides"] == {"evaluate.clips": 2, "execution.recompute": True}  # dense is the run's own
     assert found["clips"] == 2 and (beside.parent / "predictions/step_00000020.npz").is_file()
-    assert say("eval", run, "--checkpoints", "last:2")[0] == 0
+    for words in (("--checkpoints", "last:2"), ("checkpoint.every_epochs=2",), ("data.flip=false",)):
+        assert say("eval", run, *words)[0] == 0
     named = json.loads(say("eval", run, "evaluate.clips=2", "--name", "two clips", "--json")[1])
     assert named["written"] == str(run / "evals/two clips/eval.json")
-    assert {path.name for path in (run / "evals").iterdir()} == {"clips-2", "checkpoints-last-2", "two clips"}
+    names = {"clips-2", "checkpoints-last-2", "every_epochs-2", "flip-false", "two clips"}
+    assert {path.name for path in (run / "evals").iterdir()} == names
     assert {key: named[key] for key in ("top1_mean", "checkpoints")} == {
         key: found[key] for key in ("top1_mean", "checkpoints")
     }
@@ -242,3 +244,23 @@ def test_a_spec_in_place_of_a_run_is_told_which_run(
     status, out, err = say(command, spec, *more.get(command, (video,)))
     assert (status, out) == (2, "") and err.count("\n") == 1
     assert f"{spec}: is a spec; its run folder must be given, " in err and err.endswith("/runs/run\n")
+
+
+def test_a_network_is_used_at_the_checkpoint_that_is_named(run: Path, say: Say, motion_set: Path) -> None:
+    (run / "checkpoints/best.json").write_text('{"step": 10, "measure": "top1", "value": 50.0}')
+    video = motion_set / "videos/val_000000.mp4"
+    best, first, last = (
+        say("predict", *words, "--json")[1]
+        for words in ((run, video, "--checkpoint", "best"), (checkpoint_path(run, 10), video), (run, video))
+    )
+    assert json.loads(best) == json.loads(first) != json.loads(last)
+    assert json.loads(say("eval", run, "--checkpoints", "best", "--json")[1])["checkpoints"][0]["step"] == 10
+
+
+@pytest.mark.parametrize("command", ["predict", "cam", "export", "stream"])
+def test_a_checkpoint_that_is_not_there_is_named(run: Path, say: Say, motion_set: Path, command: str) -> None:
+    words = {"export": ("--out", run / "a.onnx"), "cam": (motion_set / "videos/val_000000.mp4", "--out", run / "cam")}
+    video = (motion_set / "videos/val_000000.mp4",)
+    status, out, err = say(command, run, *words.get(command, video), "--checkpoint", "x.pt")
+    assert (status, out) == (2, "")
+    assert err == f"summit-train: --checkpoint must be last, best or a file in {run}/checkpoints, got x.pt\n"
