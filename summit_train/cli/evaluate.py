@@ -7,12 +7,12 @@ ranks must divide the virtual GPUs.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,23 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import figure_path, write_json
 from summit_train.core.progress import watched
 from summit_train.core.result import Result, TextTable
-from summit_train.core.saved import CheckpointError
+from summit_train.core.saved import CheckpointError, best_checkpoint
 from summit_train.core.session import session
 from summit_train.core.text import counted, has_top5
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
-from summit_train.evaluation.evaluation import OFFICIAL, Evaluation, show_accuracy
+from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation, show_accuracy
 from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
 from summit_train.evaluation.scoring import Scorer
 from summit_train.report.goodput import goodput_values
-from summit_train.spec import Spec, changes_scores, flat_keys, load_spec
+from summit_train.spec import Spec, changes_scores, flat_keys, folder_name, load_spec
 from summit_train.spec.catalog import stream_problem
-from summit_train.training.checkpoint import current_experiment, epoch_checkpoints, steps_per_epoch
+from summit_train.sweep.grid import joined_name
+from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
 from summit_train.training.run import fresh_model
 from summit_train.training.start import check_agreement, choose_device, read_inputs, run_spec, split_overrides
+
+_CHOOSE = ("checkpoints", "checkpoint.every_epochs", "schedule.epochs")  # keys that change which checkpoints count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoints",
         nargs="+",
-        metavar="last:N|PATH",
-        help="the run's N newest checkpoints of whole epochs, or files (default: last:evaluate.last_checkpoints)",
+        metavar="last:N|best|PATH",
+        help="the run's N newest checkpoints of whole epochs, its best, or files [last:evaluate.last_checkpoints]",
     )
     parser.add_argument(
         "--observed",
@@ -53,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="early recognition: accuracy when these fractions of each video are seen (0.1,0.2,...,1); one checkpoint, "
         "by default the newest of a whole epoch",
     )
+    parser.add_argument("--name", help="write to evals/NAME in the run folder [made from the keys that differ]")
     parser.add_argument("--out", metavar="FILE", help="with --observed: draw the curves")
     parser.add_argument("--beside", nargs="+", metavar="RUN", help="with --out: and those of other run folders")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
@@ -61,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     """Evaluate; rank 0 writes predictions and eval.json into the run folder.
 
-    If an override changes scores, eval.json stays as it is and the result goes to a file of its own.
+    If an override changes scores, they stay as they are and the result goes to a folder of its own, evals/NAME.
     """
     chosen, more = split_overrides(args.checkpoints or [])
     beside, words = split_overrides(args.beside or [])
@@ -79,13 +83,12 @@ def run(args: argparse.Namespace) -> Result:
     inputs = read_inputs(spec, this_launch().size) if spec.evaluate.precise_bn else None
     datasets = {"val": Dataset.open(spec, "val")} if inputs is None else inputs.datasets
     paths, left_out = _paths(spec, chosen)
-    others = bool(chosen) and chosen != [f"last:{spec.evaluate.last_checkpoints}"]
-    changed = _changed_keys(spec, paths if others else [])
+    changed = _changed_keys(spec, chosen, spec.evaluate.last_checkpoints)
+    folder = _result_folder(spec, args.name, changed, RESULT_FILE)
     with _scoring(spec, datasets, command="eval", checkpoints=list(map(str, paths))) as (scorer, watchdog):
         training = None if inputs is None else (inputs.plan, inputs.train)
         goodput = scorer.world.from_first(lambda: goodput_values(spec.run_path))
-        name = _result_name(spec, changed)
-        evaluation = Evaluation(scorer, watchdog, training, changed, name, goodput=goodput)
+        evaluation = Evaluation(scorer, watchdog, folder, training, changed, goodput=goodput)
         if scorer.world.rank == 0:
             warn_left_out(left_out)
         return accuracy_result(evaluation, evaluation.score_checkpoints(fresh_model(spec, scorer.device), paths))
@@ -103,20 +106,20 @@ def _scoring(spec: Spec, datasets: Mapping[str, Dataset], **arguments: object) -
 
 
 def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Result:
-    """Return eval.json as the command's result, on rank 0."""
+    """Return eval.json and where it is as the command's result, on rank 0."""
     if values is None:
         return Result()
     spec = evaluation.scorer.spec
     text = [_sentence(values, spec.model.num_classes)]
     if "ema" in values:
         text.append(f"average of the weights: {_sentence(values['ema'], spec.model.num_classes)}")
-    if evaluation.name != OFFICIAL:
+    file, last = evaluation.folder / RESULT_FILE, spec.evaluate.last_checkpoints
+    if evaluation.folder != spec.run_path:
         changed = ", ".join(f"{key}={value}" for key, value in evaluation.overrides.items())
-        text.append(
-            f"evaluated with keys other than the run's ({changed}); "
-            f"written to {spec.run_path / f'{evaluation.name}.json'}"
-        )
-    return Result(text, values=values)
+        text.append(f"not the run's own result ({changed or 'the same keys'}): written to {file}")
+    elif (found := len(values["checkpoints"])) < last:
+        text.append(f"mean over {counted(found, 'checkpoint')}, fewer than evaluate.last_checkpoints, {last}")
+    return Result(text, values=values | {"written": str(file)})
 
 
 def warn_left_out(lines: Sequence[str]) -> None:
@@ -125,25 +128,46 @@ def warn_left_out(lines: Sequence[str]) -> None:
         print(f"left out of the mean: {line}", file=sys.stderr)
 
 
-def _changed_keys(spec: Spec, others: Sequence[Path]) -> dict[str, Any]:
+def _changed_keys(spec: Spec, chosen: Sequence[str], usual: int) -> dict[str, Any]:
     """Return the keys of `spec`, with their values, that differ from the spec that its run was trained with.
 
-    others: the checkpoints, where they are not the run's own choice; they become the key `checkpoints`.
+    chosen: the checkpoints as they were named. Where they are not the `usual` last ones they become the key
+    `checkpoints`. Nothing differs from a run that is not there.
     """
     file = spec.run_path / "spec.yaml"
     if not file.is_file():
         return {}
     ours, own = (flat_keys(one) for one in (spec, load_spec(file)))
     changed = {key: value for key, value in ours.items() if value != own.get(key) and key not in ("name", "run_dir")}
-    return changed | ({"checkpoints": [str(path) for path in others]} if others else {})
+    if chosen and chosen != [f"last:{usual}"]:
+        changed["checkpoints"] = [os.path.abspath(word) if os.path.isfile(word) else word for word in chosen]
+    return changed
 
 
-def _result_name(spec: Spec, changed: dict[str, Any]) -> str:
-    """Return the name of the result: the run's own, or another one for other checkpoints or keys that change scores."""
-    if not any(key == "checkpoints" or changes_scores(spec, key) for key in changed):
-        return OFFICIAL
-    digest = hashlib.blake2b(json.dumps(changed, sort_keys=True).encode(), digest_size=4)
-    return f"{OFFICIAL}_{digest.hexdigest()}"
+def _result_folder(spec: Spec, name: str | None, changed: Mapping[str, Any], file: str) -> Path:
+    """Return where the result `file` goes: the run folder, or evals/NAME for other checkpoints, keys or by `name`.
+
+    Raises UserError where the name is no folder's, or that of a result by keys with other values.
+    """
+
+    def telling(keys: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in keys.items() if key in _CHOOSE or changes_scores(spec, key)}
+
+    mine = telling(changed)
+    if not mine and name is None:
+        return spec.run_path
+    try:
+        words = {**mine, "checkpoints": [Path(word).stem for word in mine.get("checkpoints", ())]}
+        made = joined_name([(key, value) for key, value in words.items() if value])
+        folder = spec.run_path / EVALS / (made if name is None else folder_name(name))
+    except ValueError as error:
+        raise UserError(f"--name: {error}, got {name!r}") from error
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # nothing is there, or half of it
+        theirs = telling(json.loads((folder / file).read_bytes())["overrides"])
+        if theirs != mine:
+            keys = ", ".join(f"{key}={value}" for key, value in theirs.items()) or "the run's own"
+            raise UserError(f"{folder / file}: is a result by other keys ({keys}); choose another --name")
+    return folder
 
 
 def _sentence(result: dict[str, Any], num_classes: int) -> str:
@@ -172,17 +196,17 @@ def _paths(spec: Spec, chosen: Sequence[str]) -> tuple[list[Path], list[str]]:
     for text in chosen or [f"last:{spec.evaluate.last_checkpoints}"]:
         last = re.fullmatch(r"last:([1-9]\d*)", text)
         if last is None:
-            paths.append(Path(text))
+            paths.append(best_checkpoint(spec.run_path) if text == "best" else Path(text))
             continue
-        found = epoch_checkpoints(spec.run_path, steps_per_epoch(spec.run_path)) if spec.run_path.exists() else []
+        found = epoch_checkpoints(spec, steps_per_epoch(spec.run_path)) if spec.run_path.exists() else []
         if not found:
             raise CheckpointError(f"{spec.run_path}: no checkpoint of a whole epoch to evaluate")
-        kept, others = current_experiment(found[-int(last.group(1)) :])
+        kept, others = current_line(found[-int(last.group(1)) :])
         paths += kept
         left_out += others
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
-        raise CheckpointError(f"checkpoint {', '.join(missing)} not found; must be a file or last:N")
+        raise CheckpointError(f"checkpoint {', '.join(missing)} not found; must be a file, best or last:N")
     return paths, left_out
 
 
@@ -205,6 +229,8 @@ def _run_observed(
         )
     datasets = {"val": Dataset.open(spec, "val")}
     paths, _ = _paths(spec, chosen or ["last:1"])
+    changed = _changed_keys(spec, chosen, 1)
+    folder = _result_folder(spec, args.name, changed, OBSERVED_FILE)
     if len(paths) != 1:
         raise CheckpointError(f"--observed takes one checkpoint, not {' '.join(chosen)}; by default the newest")
     path = paths[0]
@@ -216,10 +242,13 @@ def _run_observed(
         result = score_observed(scorer, fresh_model(spec, scorer.device), path, fractions, progress)
         if result is None:
             return Result()
-        write_json(spec.run_path / OBSERVED_FILE, result)
+        result |= {"overrides": changed}
+        file = folder / OBSERVED_FILE
+        write_json(file, result)
         if out is not None:
             draw_observed(out, [Observed.model_validate(result), *beside])
-        return Result(_curves_text(result, spec), values=result)
+        text = [*_curves_text(result, spec), *([] if folder == spec.run_path else [f"written to {file}"])]
+        return Result(text, values=result | {"written": str(file)})
 
 
 def _curves_text(result: dict[str, Any], spec: Spec) -> list[str | TextTable]:

@@ -26,7 +26,7 @@ from summit_train.evaluation.scores import PREDICTIONS
 from summit_train.evaluation.scoring import Scorer
 from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, dump_spec, load_spec
-from summit_train.training.checkpoint import current_experiment, epoch_checkpoints
+from summit_train.training.checkpoint import current_line, epoch_checkpoints
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run, RunLock
@@ -98,8 +98,8 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
 
     def last() -> tuple[list[Path], list[str], dict[str, Any]]:
         run.writer.wait()
-        paths = epoch_checkpoints(spec.run_path, run.plan.steps_per_epoch)
-        current = current_experiment(_still_there(spec, paths)[-spec.evaluate.last_checkpoints :])
+        paths = epoch_checkpoints(spec, run.plan.steps_per_epoch)
+        current = current_line(_still_there(spec, paths)[-spec.evaluate.last_checkpoints :])
         return *current, goodput_values(spec.run_path)
 
     paths, left_out, goodput = world.from_first(last)
@@ -111,7 +111,7 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
         warn_left_out(left_out)
     scorer = Scorer(spec, inputs.val, world, run.device, stop)
     training = (inputs.plan, inputs.train) if spec.evaluate.precise_bn else None
-    evaluation = Evaluation(scorer, watchdog, training, resume_key=key, goodput=goodput)
+    evaluation = Evaluation(scorer, watchdog, spec.run_path, training, resume_key=key, goodput=goodput)
     show(accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)))
 
 
@@ -171,7 +171,8 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range) -> No
         spec.run_path / "environment.json", environment(world, run.device, hosts) | {"network": run.model.execution}
     )
     with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps) as log:
-        log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive())
+        forced = {"forced": run.forced} if run.forced else {}
+        log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive(), **forced)
         for note in run.notes:
             log.say(note)
         train(run, log, watchdog, stop, traced)

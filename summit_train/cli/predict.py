@@ -58,7 +58,7 @@ def _prepared(args: argparse.Namespace) -> tuple[Trained, list[Listing]]:
         raise UserError(f"--top must be 1 or more, got {args.top}")
     if args.csv is not None:
         check_output("--csv", args.csv, args.csv)
-    trained = open_named(args.run, overrides, args.classes)
+    trained = open_named(args, overrides)
     return trained, list_videos(words, trained, tell)
 
 

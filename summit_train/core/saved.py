@@ -6,6 +6,7 @@ the directory of its zip, and its shapes are known, before any of its numbers is
 
 from __future__ import annotations
 
+import json
 import shlex
 import zipfile
 from collections.abc import Callable, Mapping
@@ -54,6 +55,24 @@ def digest_path(path: Path) -> Path:
 def find_checkpoints(run_path: Path) -> list[Path]:
     """Return the run's checkpoints, oldest first."""
     return sorted((run_path / "checkpoints").glob(f"step_{'[0-9]' * 8}.pt"))
+
+
+def best_path(run_path: Path) -> Path:
+    """Return the path of the file that names the run's best checkpoint: step, measure and value."""
+    return run_path / "checkpoints" / "best.json"
+
+
+def best_checkpoint(run_path: Path) -> Path:
+    """Return the checkpoint that checkpoint.keep_best keeps. Raises CheckpointError if there is none."""
+    file = best_path(run_path)
+    try:
+        step = json.loads(file.read_bytes())["step"]
+        return run_path / "checkpoints" / f"step_{step:08d}.pt"
+    except FileNotFoundError as error:
+        why = "no best checkpoint is kept; train with checkpoint.keep_best, or take last or a file"
+        raise CheckpointError(f"{run_path}: {why}") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file}: must name the step of a checkpoint ({error}); take last or a file") from error
 
 
 def load_newest(run_path: Path, bound: Bound) -> tuple[Path | None, dict[str, Any], list[str]]:

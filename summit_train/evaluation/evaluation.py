@@ -25,25 +25,27 @@ from summit_train.models import VideoNetwork
 from summit_train.plan import Plan
 from summit_train.spec import Spec
 
-OFFICIAL = "eval"  # the result by the run's own spec
+RESULT_FILE = "eval.json"
+EVALS = "evals"  # folder of a run: a folder for each result by other keys or of other checkpoints
 Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores checkpoints, and writes their scores and the result, NAME.json, into the run folder.
+    """Scores checkpoints, and writes their scores and the result, eval.json, into `folder`.
 
-    training: the plan and the data set of precise BN's batches; None where evaluate.precise_bn is 0. overrides: the
-    keys of the spec that differ from the run's own. resume_key: everything besides a checkpoint that its scores depend
-    on; an evaluation with the same key reuses the scores of a stopped one. None: nothing is kept. goodput: rank 0's
-    values of the training for the result.
+    folder: the run's own for the result by its own spec, otherwise one in its `evals`. training: the plan and the data
+    set of precise BN's batches; None where evaluate.precise_bn is 0. overrides: the keys of the spec that differ from
+    the run's own. resume_key: everything besides a checkpoint that its scores depend on; an evaluation with the same
+    key reuses the scores of a stopped one. None: nothing is kept. goodput: rank 0's values of the training for the
+    result.
     """
 
     scorer: Scorer
     watchdog: Watchdog
+    folder: Path
     training: tuple[Plan, Dataset] | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    name: str = OFFICIAL
     resume_key: str | None = None
     goodput: Mapping[str, Any] = field(default_factory=dict)
 
@@ -76,15 +78,15 @@ class Evaluation:
             result["precise_bn"] = spec.evaluate.precise_bn
         if averages:
             result["ema"] = summarise(averages, spec, num_videos)
-        write_json(spec.run_path / f"{self.name}.json", result)
+        write_json(self.folder / RESULT_FILE, result)
         return result
 
     def _score(self, model: VideoNetwork, path: Path, name: str) -> Scores | None:
-        scorer, dataset, run_path = self.scorer, self.scorer.dataset, self.scorer.spec.run_path
+        scorer, dataset, folder = self.scorer, self.scorer.dataset, self.folder / PREDICTIONS
         known = PartialScores()
         if self.resume_key is not None and scorer.world.rank == 0:
             key = f"{self.resume_key} {digest_path(path).read_text()}"
-            known = PartialScores(run_path / PREDICTIONS / f"{name}.partial", key)
+            known = PartialScores(folder / f"{name}.partial", key)
         is_scored = scorer.world.broadcast(len(known.results) == len(dataset))
         leave_if_asked(scorer.world, scorer.stop)
         if self.training is not None and not is_scored:
@@ -100,8 +102,6 @@ class Evaluation:
                 Clip(names.stored_path(video), names.span(video), names.is_reversed(video))
                 for video in scores.videos.tolist()
             ]
-            # A result other than the run's own has a folder of its own.
-            folder = run_path / PREDICTIONS / ("" if self.name == OFFICIAL else self.name)
             scores.save(folder / f"{name}.npz", clips, dataset.manifest.classes or ())
         return scores
 

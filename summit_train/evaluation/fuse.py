@@ -94,8 +94,8 @@ def read_run(word: str) -> RunScores:
 
 
 def _newest(run: Path) -> Path:
-    """Return the npz of the checkpoint that eval.json has last. Raises UserError."""
-    if not (run / "spec.yaml").is_file():
+    """Return the npz of the checkpoint that the eval.json of a run, or of one of its `evals`, has last."""
+    if not any((run / name).is_file() for name in ("spec.yaml", "eval.json")):
         raise UserError(f"{run}: is not a run folder: no spec.yaml found in it")
     try:
         rows = json.loads((run / "eval.json").read_text(encoding="utf-8"))["checkpoints"]

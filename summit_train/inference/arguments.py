@@ -21,7 +21,9 @@ Value = TypeVar("Value")
 
 def add_network(parser: argparse.ArgumentParser, *, videos: bool = False) -> None:
     """Add the network, the names of its classes and, for commands that take any number of them, the videos."""
-    parser.add_argument("run", metavar="RUN|CHECKPOINT", help="run folder (its newest checkpoint), or a checkpoint")
+    parser.add_argument("run", metavar="RUN|CHECKPOINT", help="run folder, or a checkpoint")
+    which = "of a run folder: its newest checkpoint, the one that checkpoint.keep_best keeps, or this file [last]"
+    parser.add_argument("--checkpoint", default="last", metavar="last|best|PATH", help=which)
     parser.add_argument("--classes", metavar="FILE", help="names of the classes, one a line, label 0 first")
     if videos:
         what = "video, folder (searched for videos), folder of pictures, manifest, or packed set"
@@ -46,12 +48,12 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def open_named(path: str, overrides: Sequence[str], names_file: str | None) -> Trained:
-    """Open a network with the names in a file, if given, for its classes.
+def open_named(args: argparse.Namespace, overrides: Sequence[str]) -> Trained:
+    """Open the network of `add_network`'s arguments, with the names in a file, if given, for its classes.
 
     Notes on stderr: newer checkpoints that cannot be read, and missing names. Raises UserError.
     """
-    trained = open_trained(path, overrides)
+    trained, names_file = open_trained(args.run, overrides, args.checkpoint), args.classes
     for complaint in trained.passed_over:
         tell(f"passed over: {complaint}")
     if names_file is not None:

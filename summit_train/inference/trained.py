@@ -10,7 +10,14 @@ from typing import Any
 import torch
 
 from summit_train.core.errors import UserError
-from summit_train.core.saved import CheckpointError, bytes_for, give_weights, load_checkpoint, load_newest
+from summit_train.core.saved import (
+    CheckpointError,
+    best_checkpoint,
+    bytes_for,
+    give_weights,
+    load_checkpoint,
+    load_newest,
+)
 from summit_train.models import VideoNetwork
 from summit_train.models.network import build_network, make_ready
 from summit_train.models.precision import parameter_type
@@ -56,10 +63,11 @@ class Trained:
             raise UserError(f"{self.path}: {problem}")
 
 
-def open_trained(path: str | Path, overrides: Sequence[str] = ()) -> Trained:
-    """Open a run folder (its newest intact checkpoint) or a checkpoint file, with `section.key=value` overrides.
+def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: str = "last") -> Trained:
+    """Open a run folder or a checkpoint file, with `section.key=value` overrides.
 
-    Raises CheckpointError for a missing or unreadable one and for one without its spec, UserError for a bad override.
+    checkpoint: of a run folder: last (the newest that is intact), best, or the path of one of its files. Raises
+    CheckpointError for a missing or unreadable one and for one without its spec, UserError for a bad override.
     """
 
     def spec_in(file: Path, state: dict[str, Any], overrides: Sequence[str]) -> Spec:
@@ -75,6 +83,8 @@ def open_trained(path: str | Path, overrides: Sequence[str] = ()) -> Trained:
             return bytes_for(build_network(spec_in(file, state, ())))
 
     path, run_path, complaints = Path(path), None, list[str]()
+    if checkpoint != "last":
+        path = _checkpoint_of(path, checkpoint)
     if path.is_dir():
         run_path = path
         file, state, complaints = load_newest(path, most_bytes)
@@ -92,3 +102,13 @@ def open_trained(path: str | Path, overrides: Sequence[str] = ()) -> Trained:
     has_names = isinstance(names, list) and len(names) == spec.model.num_classes
     classes = tuple(map(str, names if has_names else range(spec.model.num_classes)))
     return Trained(file, run_path, spec, state["step"], classes, has_names, state["model"], tuple(complaints))
+
+
+def _checkpoint_of(run: Path, name: str) -> Path:
+    """Return the best checkpoint of a run folder, or the file `name` in it. Raises CheckpointError."""
+    if not run.is_dir():
+        raise CheckpointError(f"--checkpoint must be used with a run folder, got {run}")
+    path = best_checkpoint(run) if name == "best" else Path(name)
+    if not path.is_file() or path.resolve().parent != (run / "checkpoints").resolve():
+        raise CheckpointError(f"--checkpoint must be last, best or a file in {run}/checkpoints, got {path}")
+    return path

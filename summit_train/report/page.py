@@ -20,7 +20,16 @@ from summit_train.report.figures import pictures
 from summit_train.report.goodput import goodput_rows, time_spent
 from summit_train.report.noise import noise_section
 from summit_train.report.records import Run, read_runs
-from summit_train.report.tables import class_rows, notes_of, rows, start_rows, summary_row, views_of
+from summit_train.report.tables import (
+    class_rows,
+    differences_of,
+    notes_of,
+    remarks_of,
+    rows,
+    start_rows,
+    summary_row,
+    views_of,
+)
 
 
 def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
@@ -45,6 +54,7 @@ def render(runs: Sequence[Run]) -> str:
     environment.filters.update(percent=percent, show=show, duration=duration, views=views_of, notes=notes_of, rows=rows)
     environment.filters.update(time_spent=time_spent, goodput_rows=goodput_rows)
     environment.filters.update(class_rows=class_rows, start_rows=start_rows, noise=noise_section)
+    environment.filters.update(remarks=remarks_of, differences=differences_of)
     environment.globals.update(mean_std=mean_std, pictures=pictures, read_confusion=read_confusion)
     template = resources.files(__package__).joinpath("page.html.j2").read_text(encoding="utf-8")
     return environment.from_string(template).render(

@@ -107,13 +107,14 @@ class BatchRecord(LogRecord):
 class StartRecord(LogRecord):
     """A start (step 0) or a resume (step > 0). startup_s: of the process until then.
 
-    steps_again: updates of the process before that are done again.
+    steps_again: updates of the process before that are done again. forced: by which keys it is another experiment.
     """
 
     step: int
     ranks: int | None = None
     startup_s: Known = None
     steps_again: int = 0
+    forced: tuple[str, ...] = ()
 
 
 class CheckpointRecord(LogRecord):
@@ -143,13 +144,22 @@ class CheckpointScores(Record):
 
 
 class FinalEval(CheckpointScores):
-    """eval.json. mode: clips, or stream: of all frames. ema: of the averages of the weights."""
+    """eval.json. mode: clips, or stream: of all frames. ema: of the averages of the weights. overrides: of the spec."""
 
     videos: int | None = None
     mode: str = "clips"
     clips: int | None = None
     crops: int | str | None = None
     ema: CheckpointScores | None = None
+    overrides: dict[str, Any] = {}
+
+
+class BestCheckpoint(Record):
+    """checkpoints/best.json. value: of the measure in the validation after `step`, in percent."""
+
+    step: int
+    measure: str
+    value: float
 
 
 class ObservedPoint(Record):
@@ -201,9 +211,10 @@ _KINDS: dict[str, type[LogRecord]] = {
 class Run:
     """The contents of a run folder, also of one that a killed or running job left behind.
 
-    label: the run's name. plan: plan.json without clips_per_class. log: metrics.jsonl, repeated steps included.
-    seconds: recorded time of all steps (repeated ones
-    count again), checkpoints and timed validations. missing: names of absent files. notes: what could not be read.
+    label: the run's name. final: eval.json. others: those of `evals`, by other keys or of other checkpoints, by name.
+    best: the checkpoint that checkpoint.keep_best keeps. plan: plan.json without clips_per_class. log: metrics.jsonl,
+    repeated steps included. seconds: recorded time of all steps (repeated ones count again), checkpoints and timed
+    validations. missing: names of absent files. notes: what could not be read.
     last_step: the number of finished updates. steps_per_epoch: the plan's value, else that of the records: epoch e
     begins with step e * steps_per_epoch + 1. skipped_steps: updates not applied as a gradient was not finite.
     clips_per_second: the median over the steps, which start-up and restarts do not change. data_wait_share: the wait
@@ -227,6 +238,12 @@ class Run:
         counts = self.plan.pop("clips_per_class", None)
         self.clips_per_class = self._parsed(ClipsPerClass, counts, "plan.json: clips_per_class")
         self.final = self._parsed(FinalEval, self._json("eval.json"), "eval.json")
+        self.others = dict[str, FinalEval]()
+        for name in sorted(file.parent.name for file in path.glob("evals/*/eval.json")):
+            file = f"evals/{name}/eval.json"
+            if (result := self._parsed(FinalEval, self._json(file), file)) is not None:
+                self.others[name] = result
+        self.best = self._parsed(BestCheckpoint, self._json("checkpoints/best.json"), "checkpoints/best.json")
         self.observed = self._parsed(Observed, self._json(OBSERVED_FILE), OBSERVED_FILE)
         self._replay_log()
         steps = self.steps

@@ -77,6 +77,10 @@ def notes_of(run: Run) -> list[str]:
         again = sum(start.steps_again for start in run.starts)
         times = "once" if len(run.starts) == 2 else f"{len(run.starts) - 1:,} times"
         notes.append(f"Resumed {times}; {counted(again, 'step')} done again")
+    for start in run.starts:
+        if start.forced:
+            since = f"Since step {start.step:,} another experiment, by --force-resume"
+            notes.append(f"{since}; only its checkpoints are in the mean: {'; '.join(start.forced)}")
     for side, counts in run.clips_per_class.sides().items() if run.clips_per_class else ():
         if lacking := [name for name, count in counts.items() if count == 0]:
             notes.append(f"Classes without {side} clips: {listed(lacking)}")
@@ -128,6 +132,33 @@ def views_of(final: FinalEval) -> str:
         clips = "all frames, streamed"
     crops = {None: "", "full": "the full frame", 1: "1 crop"}.get(final.crops, f"{final.crops} crops")
     return " \N{MULTIPLICATION SIGN} ".join(part for part in (clips, crops) if part)
+
+
+def remarks_of(run: Run) -> list[str]:
+    """Return what the table of the run's own evaluation does not say, and which checkpoint is kept as the best."""
+    remarks, wanted = [], number(run.setting("evaluate", "last_checkpoints"))
+    if run.final is not None:
+        if wanted is not None and (found := len(run.final.checkpoints)) < wanted:
+            count = counted(found, "checkpoint")
+            remarks.append(f"The mean is over {count}, fewer than evaluate.last_checkpoints, {wanted:.0f}")
+        remarks += _earlier(run, run.final)
+    if run.best is not None:
+        measured = f"{run.best.measure} {percent(run.best.value)} in the validation during training"
+        remarks.append(f"Kept as the best: the checkpoint of step {run.best.step:,}, {measured}")
+    return remarks
+
+
+def differences_of(result: FinalEval, run: Run) -> str:
+    """Return what an evaluation differs in from its run's own."""
+    keys = [f"{key}={show(value)}" for key, value in result.overrides.items()]
+    return ", ".join([*keys, *_earlier(run, result)]) or NONE
+
+
+def _earlier(run: Run, result: FinalEval) -> list[str]:
+    """Return a note on an evaluation of checkpoints from before the last --force-resume with other keys."""
+    line = max((start.step for start in run.starts if start.forced), default=0)
+    is_earlier = any(0 < (score.step or 0) <= line for score in result.checkpoints)
+    return [f"of the experiment before step {line:,}"] if is_earlier else []
 
 
 def machine_of(environment: Mapping[str, Any]) -> str:

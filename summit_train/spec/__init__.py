@@ -12,6 +12,7 @@ from summit_train.spec.experiment import dump_spec as dump_spec
 from summit_train.spec.experiment import experiment_defaults as experiment_defaults
 from summit_train.spec.experiment import experiment_keys as experiment_keys
 from summit_train.spec.experiment import flat_keys as flat_keys
+from summit_train.spec.experiment import folder_name as folder_name
 from summit_train.spec.experiment import load_spec as load_spec
 from summit_train.spec.experiment import rank_keys as rank_keys
 from summit_train.spec.experiment import smallest_spec as smallest_spec

@@ -51,7 +51,7 @@ def _expand(path: str) -> str:
     return expanded
 
 
-def _folder_name(name: str) -> str:
+def folder_name(name: str) -> str:
     """The name becomes a folder below run_dir: one path component, whatever other characters it has."""
     if name in ("", ".", "..") or "/" in name or not name.isprintable() or len(name.encode()) > 200:
         right = "1 to 200 bytes without '/' and control characters, and not '.' or '..'"
@@ -60,7 +60,7 @@ def _folder_name(name: str) -> str:
 
 
 PathText = Annotated[str, AfterValidator(_expand)]
-FolderName = Annotated[str, AfterValidator(_folder_name)]
+FolderName = Annotated[str, AfterValidator(folder_name)]
 Extent = Annotated[int, Field(ge=1, le=4096)]  # of a clip; non-local blocks relate every two of its pixels
 
 
@@ -215,6 +215,9 @@ class CheckpointSpec(Section):
     """Also save within an epoch, this often; null: never."""
     keep: Count = 5
     """Checkpoints of whole epochs to keep; the newest checkpoint always stays."""
+    keep_best: Literal["top1"] | None = None
+    """Also keep the checkpoint whose validation during training is the best by this measure; each validation then
+    follows a checkpoint. Only those of every_epochs count in the final accuracy."""
     background: bool = False
     """Write from a copy in rank 0's memory, alongside the steps that follow. The files of single learners are written
     within the step."""
@@ -333,6 +336,8 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "ema.decay", "it averages the weights of one network, and each learner has its own; must be null"
     if grow is not None and not spec.evaluate.every_epochs:
         yield "parallel.grow_batch", "validations decide it; set evaluate.every_epochs to 1 or more"
+    if spec.checkpoint.keep_best is not None and not spec.evaluate.every_epochs:
+        yield "checkpoint.keep_best", "validations decide it; set evaluate.every_epochs to 1 or more"
     if grow is not None and grow.max is not None and grow.max < (clips := spec.scale.clips_per_gpu):
         yield "parallel.grow_batch.max", f"{grow.max} clips are fewer than scale.clips_per_gpu, {clips}"
     yield from network_problems(

@@ -227,7 +227,7 @@ def _combinations(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
             given = {key: (value, places[key]) for key, value in (*on_grid, *in_step)}
             nodes, _ = given.pop("nodes", (None, ""))
             parts = (*named, *on_grid, *in_step[:telling])
-            yield _Draft(place, of_preset | given, parts, nodes, curve=_joined((*named, *curve)))
+            yield _Draft(place, of_preset | given, parts, nodes, curve=joined_name((*named, *curve)))
 
 
 def _axis_places(sweep: SweepFile, tree: Tree) -> dict[str, str]:
@@ -288,7 +288,7 @@ def _specs(drafts: Sequence[_Draft], base: Tree, folder: str) -> list[Spec]:
         specs.append(spec.model_copy(update={"run_dir": str(Path(spec.run_dir) / folder)}))
         twin = seen.setdefault((spec.model_dump_json(), draft.nodes), draft)
         if twin is not draft:
-            both = f"{_joined(twin.parts)} ({twin.place}) and {_joined(draft.parts)}"
+            both = f"{joined_name(twin.parts)} ({twin.place}) and {joined_name(draft.parts)}"
             raise UserError(f"{draft.place}: {both} are one and the same run; a seed would tell them apart")
     return specs
 
@@ -299,14 +299,14 @@ def _names(drafts: Sequence[_Draft]) -> list[str]:
     in_full = {word for word, count in last.items() if count > 1}
     names: dict[str, str] = {}  # in small letters -> name, as the file system may ignore case
     for draft in drafts:
-        name = draft.name or _joined(draft.parts, in_full) or "base"
+        name = draft.name or joined_name(draft.parts, in_full) or "base"
         if name.casefold() in names:
             raise UserError(f"{draft.place}: two runs have the name {name}; list them under runs, each with its name")
         names[name.casefold()] = name
     return list(names.values())
 
 
-def _joined(parts: Sequence[tuple[str, Any]], in_full: Iterable[str] = ()) -> str:
+def joined_name(parts: Sequence[tuple[str, Any]], in_full: Iterable[str] = ()) -> str:
     """Return `date_gpus-48_base_lr-0.02`. A long name is cut and ends in a digest of all.
 
     in_full: last words of keys that are ambiguous.

@@ -20,7 +20,7 @@ from summit_train.core.errors import RunFailed
 from summit_train.core.files import replacing, write_text
 from summit_train.core.saved import CheckpointError, check_fit, digest_path, find_checkpoints, peek
 from summit_train.optim.solvers import kept_state
-from summit_train.spec import experiment_defaults
+from summit_train.spec import Spec, experiment_defaults
 
 
 def checkpoint_path(run_path: Path, step: int) -> Path:
@@ -97,13 +97,14 @@ class Writer:
         return self._writing is not None and self._writing.done() and self._writing.exception() is not None
 
 
-def prune_checkpoints(run_path: Path, keep: int, steps_per_epoch: int) -> None:
-    """Keep the newest checkpoint and the `keep` newest of whole epochs, which the final accuracy is the mean over.
+def prune_checkpoints(spec: Spec, steps_per_epoch: int, best: Path | None = None) -> None:
+    """Keep the newest checkpoint, `best`, and the newest of whole epochs, which the final accuracy is the mean over.
 
     The files of their learners stay with them. What a killed run left half written is deleted too.
     """
+    run_path = spec.run_path
     paths = find_checkpoints(run_path)
-    kept = {*paths[-1:], *epoch_checkpoints(run_path, steps_per_epoch)[-keep:]}
+    kept = {*paths[-1:], *epoch_checkpoints(spec, steps_per_epoch)[-spec.checkpoint.keep :], *([best] if best else [])}
     for path in paths:
         if path not in kept:
             path.unlink(missing_ok=True)
@@ -128,22 +129,40 @@ def steps_per_epoch(run_path: Path) -> int:
     return steps
 
 
-def epoch_checkpoints(run_path: Path, steps_per_epoch: int) -> list[Path]:
-    return [path for path in find_checkpoints(run_path) if step_of(path) % steps_per_epoch == 0]
+def is_due(spec: Spec, epoch: int) -> bool:
+    """Return whether the end of an epoch has a checkpoint whatever happens, one that may count in the final accuracy.
+
+    Those that requests to stop and validations leave at the ends of other epochs would change it.
+    """
+    return epoch % spec.checkpoint.every_epochs == 0 or epoch == spec.schedule.epochs
 
 
-def current_experiment(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Return the checkpoints of the same experiment as the newest one, and a line for each that is left out."""
+def epoch_checkpoints(spec: Spec, steps_per_epoch: int) -> list[Path]:
+    """Return the run's checkpoints of the epochs that are due, oldest first."""
+    places = [(path, *divmod(step_of(path), steps_per_epoch)) for path in find_checkpoints(spec.run_path)]
+    return [path for path, epoch, inside in places if inside == 0 and is_due(spec, epoch)]
+
+
+def current_line(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Return the checkpoints of the newest one's line, and a text for each that is left out.
+
+    A line begins with the run, and again where --force-resume takes another experiment's checkpoint.
+    """
     kept, left_out = list[Path](), list[str]()
     newest: Mapping[str, Any] = {}
+    line = 0
     for path in reversed(paths):
         content = peek(path)
-        experiment = content.get("experiment") if isinstance(content, dict) else None
+        content = content if isinstance(content, dict) else {}
+        experiment = content.get("experiment")
         # A checkpoint without one is kept here; loading it may refuse it.
         experiment = experiment if isinstance(experiment, dict) else newest
-        newest = newest or experiment
+        if not kept:
+            newest, line = experiment, content.get("line", 0)
         if differing := experiment_differences(experiment, newest):
             left_out.append(f"{path} is of another experiment: {'; '.join(differing)}")
+        elif content.get("line", 0) != line:
+            left_out.append(f"{path} is from before --force-resume changed the experiment, at step {line}")
         else:
             kept.append(path)
     return kept[::-1], left_out[::-1]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from summit_train.core.errors import AgreedError, RunFailed, describe, is_bug
 from summit_train.core.watch import Stopped, StopRequest, Watchdog
@@ -17,6 +18,7 @@ from summit_train.data.batches.workers import Batches
 from summit_train.evaluation.evaluation import show_accuracy
 from summit_train.evaluation.scoring import Scorer
 from summit_train.spec import Spec
+from summit_train.training.checkpoint import is_due
 from summit_train.training.metrics import RunLog, validated
 from summit_train.training.run import Run
 from summit_train.training.step import Requests, StepResult, Vote
@@ -63,8 +65,7 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, t
             epochs_done, inside = divmod(step + 1, plan.steps_per_epoch)
             stopping = vote is not None and vote.stop and step + 1 < plan.total_steps
             requested = stopping or (vote is not None and vote.checkpoint)
-            due = inside == 0 and epochs_done % spec.checkpoint.every_epochs == 0
-            is_saved = requested or due or step + 1 == plan.total_steps
+            is_saved = requested or (inside == 0 and saves(spec, epochs_done))
             if is_saved:
                 unread.read()
                 save(run, log, watchdog, step + 1)
@@ -76,12 +77,13 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, t
                 unread.read()
                 if validates(spec, epochs_done):
                     try:
-                        top1 = validate(run, log, watchdog, stop, epochs_done)
+                        measures = validate(run, log, watchdog, stop, epochs_done)
                     except Stopped:
                         if not is_saved:
                             save(run, log, watchdog, step + 1)
                         raise
-                    grow(run, log, epochs_done, top1)
+                    run.compare_with_best(step + 1, measures)
+                    grow(run, log, epochs_done, measures)
                     stopwatch.lap("validation")
             trace.end_step(step + 1)
 
@@ -118,11 +120,11 @@ def load_steps(run: Run, watchdog: Watchdog) -> Generator[tuple[int, Mark, list[
             batches.close()
 
 
-def grow(run: Run, log: RunLog | None, epoch: int, top1: float | None) -> None:
-    """Let the batch grow by the validation after `epoch`; top1: rank 0's accuracy. Collective where it may grow."""
+def grow(run: Run, log: RunLog | None, epoch: int, measures: Mapping[str, Any] | None) -> None:
+    """Let the batch grow by rank 0's validation after `epoch`. Collective where it may grow."""
     if run.spec.parallel.grow_batch is None or epoch == run.spec.schedule.epochs:
         return
-    accuracy = run.world.broadcast(top1)
+    accuracy = run.world.broadcast(None if measures is None else measures["top1"])
     assert accuracy is not None
     before, decision = run.growth.rung.clips_per_gpu, run.growth.decide(accuracy)
     if log is not None and decision is not None:
@@ -139,20 +141,28 @@ def validates(spec: Spec, epoch: int) -> bool:
     return every > 0 and (epoch % every == 0 or epoch == spec.schedule.epochs)
 
 
+def saves(spec: Spec, epoch: int) -> bool:
+    """Return whether an epoch ends with a checkpoint: one that is due, or one that validation may call the best."""
+    return is_due(spec, epoch) or (spec.checkpoint.keep_best is not None and validates(spec, epoch))
+
+
 def replay_missed_validation(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest) -> None:
     """Validate if the run ended between the checkpoint of an epoch and its validation.
 
-    Grow the batch by the result if the checkpoint does not include that yet. The curve and the batch then equal those
-    of a run that was not stopped.
+    Grow the batch by the result, and name the best checkpoint, if the checkpoint does not include that yet. The curve,
+    the batch and the best then equal those of a run that was not stopped.
     """
     epoch, inside = divmod(run.start_step, run.plan.steps_per_epoch)
     if epoch and not inside and validates(run.spec, epoch):
         first = run.world.rank == 0
-        top1 = run.world.broadcast(validated(run.spec.run_path, run.start_step) if first else None)
-        if top1 is None:
-            top1 = validate(run, log, watchdog, stop, epoch)
+        measures = run.world.broadcast(validated(run.spec.run_path, run.start_step) if first else None)
+        if measures is None:
+            measures = validate(run, log, watchdog, stop, epoch)
+        run.compare_with_best(run.start_step, measures)
         if run.growth.lacks(epoch // run.spec.evaluate.every_epochs):
-            grow(run, log, epoch, top1)
+            grow(run, log, epoch, measures)
+    if log is not None:
+        run.best.write()
 
 
 def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
@@ -164,8 +174,10 @@ def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
         log.write("checkpoint", step=step, seconds=time.perf_counter() - began)
 
 
-def validate(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, epoch: int) -> float | None:
-    """Score one clip and one crop of every video, as for the curve in the paper's Figure 5; return top-1 on rank 0.
+def validate(
+    run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, epoch: int
+) -> dict[str, float] | None:
+    """Score one clip and one crop of every video, as for the curve in the paper's Figure 5; return rank 0's measures.
 
     With evaluate.mode "stream", stream all frames in one crop. Raises Stopped on request.
     """
@@ -179,15 +191,17 @@ def validate(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest
     spec = run.spec.model_copy(update={"evaluate": one_view})
     scorer = Scorer(spec, run.val_set, run.world, run.device, stop)
     scores = scorer.score(run.model, progress, source=f"validation after epoch {epoch}")
-    if log is not None and scores is not None:
-        top1, top5, seconds = scores.top(1), scores.top(5), time.perf_counter() - began
+    if scores is None:
+        return None
+    measures, seconds = {"top1": scores.top(1), "top5": scores.top(5)}, time.perf_counter() - began
+    if log is not None:
         step, videos = epoch * run.plan.steps_per_epoch, len(scores.videos)
         bad = f"; {scores.num_bad} could not be read and count as wrong" if scores.num_bad else ""
         views, clips = ("one clip each", 1) if spec.evaluate.mode == "clips" else ("all frames streamed", None)
-        log.write("eval", epoch=epoch, step=step, top1=top1, top5=top5, videos=videos, clips=clips, seconds=seconds)
-        accuracy = show_accuracy(f"{top1:.2f}", top5, spec.model.num_classes)
+        log.write("eval", epoch=epoch, step=step, **measures, videos=videos, clips=clips, seconds=seconds)
+        accuracy = show_accuracy(f"{measures['top1']:.2f}", measures["top5"], spec.model.num_classes)
         log.say(f"epoch {epoch}: {accuracy}  ({videos} videos, {views}{bad})")
-    return None if scores is None else scores.top(1)
+    return measures
 
 
 @dataclass(frozen=True)

@@ -89,18 +89,18 @@ class RunLog:
         self._console.print(text)
 
 
-def validated(run_path: Path, step: int) -> float | None:
-    """Return top-1 of the validation after `step` updates, None if the run has not made it.
+def validated(run_path: Path, step: int) -> dict[str, Any] | None:
+    """Return the record of the validation after `step` updates, None if the run has not made it.
 
     A record from before the run reached that step again, such as from another checkpoint, belongs to other weights.
     """
-    top1: float | None = None
+    found: dict[str, Any] | None = None
     with suppress(FileNotFoundError), open(run_path / METRICS_FILE, "rb") as file:
         for line in file:
             with suppress(ValueError):  # half a line
                 record = json.loads(line)
                 if record["kind"] == "step" and record["step"] <= step:
-                    top1 = None
+                    found = None
                 elif record["kind"] == "eval" and record["step"] == step:
-                    top1 = record["top1"]
-    return top1
+                    found = record
+    return found

@@ -27,6 +27,7 @@ from summit_train.plan import Plan
 from summit_train.spec import Spec
 from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.training.averaging import AveragingStep, GrowingBatch
+from summit_train.training.best import Best
 from summit_train.training.checkpoint import Writer, checkpoint_path, prune_checkpoints, serialised, write_checkpoint
 from summit_train.training.noise import NoiseScale
 from summit_train.training.start import Inputs, check_arithmetic, experiment_of, first_state
@@ -36,6 +37,7 @@ from summit_train.training.step import StepSettings, TrainStep
 class Run:
     """One run on one rank.
 
+    line: the step at which its line of checkpoints began. forced: the keys in which that of --force-resume differs.
     start_step: the number of updates in the checkpoint that it resumes from. notes: lines for people. writer: writes
     rank 0's checkpoints.
     """
@@ -79,6 +81,10 @@ class Run:
         elif spec.noise_scale.every_steps and plan.virtual_gpus == 1:
             self.notes.append("noise scale: not measured; one virtual GPU has no other to compare its gradient with")
         self.start_step = int(saved.get("step", 0))
+        self.line = int(_part(path, saved, "line", 0))
+        self.forced: list[str] = saved.get("forced", [])
+        self.best = Best(spec)
+        self.best.load_state_dict(_part(path, saved, self.best.part, self.best.state_dict()))
         self.growth = GrowingBatch(spec.parallel.grow_batch, plan.ladder)
         self.growth.load_state_dict(_part(path, saved, "growth", self.growth.state_dict()))
         clips_per_epoch = plan.steps_per_epoch * plan.global_batch
@@ -105,19 +111,37 @@ class Run:
             "bad_clips": self.bad_clips.state_dict(),
             "noise_scale": self.noise.state_dict(),
             "growth": self.growth.state_dict(),
+            "line": self.line,
+            **({} if self.spec.checkpoint.keep_best is None else {self.best.part: self.best.state_dict()}),
             "backend": self.world.backend,
             "experiment": experiment_of(self.spec, self.plan, self.train_set),
             "spec": self.spec.model_dump(mode="json"),
             # So that the file alone is enough to use the network.
             "classes": (classes := self.train_set.manifest.classes) and list(classes),
         }
-        content = serialised(state)
+        content, best = serialised(state), self.best.checkpoint
 
         def write() -> None:
             write_checkpoint(path, content)
-            prune_checkpoints(self.spec.run_path, self.spec.checkpoint.keep, self.plan.steps_per_epoch)
+            prune_checkpoints(self.spec, self.plan.steps_per_epoch, best)
 
         self.writer.start(write)
+
+    def compare_with_best(self, step: int, measures: Mapping[str, Any] | None) -> None:
+        """Keep the checkpoint of `step`, in place of the former best, if rank 0's `measures` are the best. Collective.
+
+        The checkpoint at which a line begins is of the line before.
+        """
+
+        def compare() -> None:
+            mine = measures if self.world.rank == 0 and step > self.line else None
+            if mine is not None and self.best.takes(step, mine):
+                self.writer.wait()  # best.json names no file that is half written
+                self.best.write()
+                prune_checkpoints(self.spec, self.plan.steps_per_epoch, self.best.checkpoint)
+
+        if self.spec.checkpoint.keep_best is not None:
+            self.world.together(compare)
 
     def _make_ready_to_save(self) -> None:
         # Before learners write their files, too: deleting old checkpoints would take files of one without a name yet.
@@ -134,9 +158,9 @@ class Run:
         return state
 
 
-def _part(path: Path, saved: Mapping[str, Any], name: str, own: dict[str, Any]) -> dict[str, Any]:
+def _part(path: Path, saved: Mapping[str, Any], name: str, own: Any) -> Any:
     """Return a part of the checkpoint `path`, or the run's own where it has none."""
-    part: dict[str, Any] = saved.get(name, own)
+    part = saved.get(name, own)
     check_fit(path, name, part, own)
     return part
 

@@ -87,8 +87,9 @@ def first_state(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the newest whole checkpoint of the run, or {} after loading pretrained weights into `model`; and notes.
 
-    train: as in experiment_of. Raises CheckpointError if the checkpoint is of another experiment (unless
-    `force_resume`) or none is whole, and UserError for weights that are missing or of another network.
+    train: as in experiment_of. By force the checkpoint begins a line of its own; "forced" are the keys that differ.
+    Raises CheckpointError if the checkpoint is of another experiment (unless `force_resume`) or none is whole, and
+    UserError for weights that are missing or of another network.
     """
     path, state, complaints = load_newest(spec.run_path, bound_of(model))
     notes = [f"passed over: {complaint}" for complaint in complaints]
@@ -112,6 +113,9 @@ def first_state(
     if any(difference.startswith("optimizer.name:") for difference in differing):
         raise CheckpointError(f"{path} has another solver's state, which {spec.optimizer.name} cannot use")
     notes += [f"forced: {difference}" for difference in differing]
+    if differing:
+        state = {key: value for key, value in state.items() if not key.startswith("best_")} | {"line": state["step"]}
+    state["forced"] = differing
     return state, [*notes, f"resumes from {path}"]
 
 

@@ -109,6 +109,7 @@ def test_a_run_is_evaluated_by_its_directory_without_its_training_data(
         status, out, err = say("eval", *words, "--json")
         assert (status, err) == (0, "")
         found = json.loads(out)
+        assert found.pop("written") == str(run / "eval.json")
         assert found == json.loads((run / "eval.json").read_text())
         assert {key: found[key] for key in ("top1_mean", "videos")} == {
             key: trained[key] for key in ("top1_mean", "videos")
@@ -117,21 +118,63 @@ def test_a_run_is_evaluated_by_its_directory_without_its_training_data(
     assert found["overrides"] == {"data.workers": 1}
 
 
-def test_an_evaluation_by_other_keys_leaves_the_runs_own_result(run: Path, say: Say) -> None:
+def test_an_evaluation_by_other_keys_has_a_folder_of_its_own(run: Path, say: Say) -> None:
     before = _official(run)
     status, out, _ = say("eval", run, "evaluate.clips=2", "data.sampling=dense", "execution.recompute=true")
-    assert status == 0
-    (beside,) = run.glob("eval_*.json")
+    beside = run / "evals/clips-2/eval.json"
+    assert status == 0 and f"(evaluate.clips=2, execution.recompute=True): written to {beside}" in out
     found = json.loads(beside.read_text())
     assert found["overrides"] == {"evaluate.clips": 2, "execution.recompute": True}  # dense is the run's own
-    assert found["clips"] == 2 and f"(evaluate.clips=2, execution.recompute=True); written to {beside}" in out
-    own, names = _official(run)
-    assert own == before[0] and sorted([*before[1], beside.stem]) == names
-    assert say("eval", run, "--checkpoints", checkpoint_path(run, 10))[0] == 0
-    (other,) = set(run.glob("eval_*.json")) - {beside}
-    assert json.loads(other.read_text())["checkpoints"][0]["step"] == 10
-    assert (run / "eval.json").read_bytes() == before[0]
-    assert (run / "predictions" / beside.stem / "step_00000020.npz").is_file()
+    assert found["clips"] == 2 and (beside.parent / "predictions/step_00000020.npz").is_file()
+    assert say("eval", run, "--checkpoints", "last:2")[0] == 0
+    named = json.loads(say("eval", run, "evaluate.clips=2", "--name", "two clips", "--json")[1])
+    assert named["written"] == str(run / "evals/two clips/eval.json")
+    assert {path.name for path in (run / "evals").iterdir()} == {"clips-2", "checkpoints-last-2", "two clips"}
+    assert {key: named[key] for key in ("top1_mean", "checkpoints")} == {
+        key: found[key] for key in ("top1_mean", "checkpoints")
+    }
+    assert _official(run) == before
+
+
+def test_a_name_belongs_to_one_set_of_keys(run: Path, say: Say) -> None:
+    """The same keys again replace their result, also with others that change no score."""
+    older = checkpoint_path(run, 10)
+    assert say("eval", run, "--checkpoints", older, "--name", "a")[0] == 0
+    assert say("eval", run, "--checkpoints", older, "--name", "a", "data.workers=1")[0] == 0
+    for words in (("--checkpoints", "last:1", "evaluate.clips=2"), (), ("--checkpoints", checkpoint_path(run, 20))):
+        status, out, err = say("eval", run, "--name", "a", *words)
+        assert (status, out) == (2, "") and err.count("\n") == 1
+        assert f"evals/a/eval.json: is a result by other keys (checkpoints=['{older}']); choose another --name" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--name", "a/b"), "--name: the name becomes a folder: must be 1 to 200 bytes without '/'"),
+        (("--name", ".."), "and not '.' or '..', got '..'"),
+        (("model.width=0.25",), "step_00000020.pt: does not fit: model.conv1.weight must be float32 (16, 3, 7, 7)"),
+        (("--checkpoints", "best"), "no best checkpoint is kept; train with checkpoint.keep_best, or take last"),
+        (("--checkpoints", "first"), "checkpoint first not found; must be a file, best or last:N"),
+    ],
+)
+def test_what_an_evaluation_refuses_leaves_nothing(run: Path, say: Say, words: tuple[str, ...], reason: str) -> None:
+    status, out, err = say("eval", run, *words)
+    assert (status, out) == (2, "") and err.count("\n") == 1 and reason in err
+    assert not (run / "evals").exists()
+
+
+def test_a_run_without_checkpoints_is_named(run: Path, say: Say) -> None:
+    shutil.rmtree(run / "checkpoints")
+    status, out, err = say("eval", run)
+    assert (status, out) == (2, "") and err == f"summit-train: {run}: no checkpoint of a whole epoch to evaluate\n"
+
+
+def test_a_mean_over_fewer_checkpoints_says_so(run: Path, say: Say) -> None:
+    (run / "spec.yaml").write_text(
+        (run / "spec.yaml").read_text().replace("last_checkpoints: 1", "last_checkpoints: 5")
+    )
+    out = say("eval", run)[1]
+    assert out.endswith("\nmean over 2 checkpoints, fewer than evaluate.last_checkpoints, 5\n")
 
 
 def test_the_mean_the_last_and_the_best_are_told_apart(run: Path, say: Say) -> None:
@@ -152,6 +195,16 @@ def test_checkpoints_of_another_experiment_are_left_out_of_the_mean(run: Path, s
     status, out, err = say("eval", run, "--checkpoints", "last:2", "--json")
     assert status == 0 and [row["step"] for row in json.loads(out)["checkpoints"]] == [20]
     assert f"left out of the mean: {older} is of another experiment: optimizer.base_lr: the checkpoint has 0.25" in err
+
+
+def test_the_mean_takes_the_present_line_of_checkpoints_alone(run: Path, say: Say) -> None:
+    """Forced to another experiment and back again: the keys are equal, the weights are not of one training."""
+    path = checkpoint_path(run, 20)
+    save_checkpoint(path, load_any(path) | {"line": 10})
+    status, out, err = say("eval", run, "--checkpoints", "last:2", "--json")
+    assert status == 0 and [row["step"] for row in json.loads(out)["checkpoints"]] == [20]
+    reason = "is from before --force-resume changed the experiment, at step 10"
+    assert err == f"left out of the mean: {checkpoint_path(run, 10)} {reason}\n"
 
 
 def test_a_plan_that_cannot_be_read_is_named(run: Path, say: Say) -> None:

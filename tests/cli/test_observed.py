@@ -27,8 +27,8 @@ def run(trained_run: Path, motion_set: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def _saved(run: Path) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads((run / "observed.json").read_text())
+def _saved(folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((folder / "observed.json").read_text())
     return values
 
 
@@ -36,7 +36,9 @@ def test_a_table_and_the_file(run: Path, say: Say) -> None:
     # Before an override --observed has no value of its own.
     status, out, _ = say("eval", run / "spec.yaml", "--observed", "evaluate.crops=3")
     assert status == 0
-    printed, saved = out.splitlines(), _saved(run)
+    printed, saved = out.splitlines(), _saved(run / "evals/crops-3")
+    assert printed.pop() == f"written to {run}/evals/crops-3/observed.json" and not (run / "observed.json").exists()
+    assert saved["overrides"] == {"evaluate.crops": 3}
     assert printed[0].split() == ["observed", "clip", "top-1", "stream", "top-1"]
     assert [line.split()[0] for line in printed[1:-1]] == [str(10 * tenth) for tenth in range(1, 11)]
     assert printed[-1] == "9 videos, step 20"
@@ -51,7 +53,7 @@ def test_any_number_of_ranks_gives_the_same(run: Path) -> None:
     for ranks in (1, 2):
         output = succeed(ranks, "eval", str(run / "spec.yaml"), "--observed", "0.25,...,1", "--json")
         found.append(json.loads(next(line for line in lines(output) if line.startswith("{"))))
-        assert found[-1] == _saved(run)
+        assert found[-1].pop("written") == str(run / "observed.json") and found[-1] == _saved(run)
     assert found[0] == found[1]
     assert [row["fraction"] for row in found[0]["observed"]] == [0.25, 0.5, 0.75, 1.0]
     assert [set(row) for row in found[0]["observed"]] == [{"fraction", "top1", "top5"}] * 4
@@ -65,7 +67,7 @@ def test_the_figure_of_several_runs(run: Path, tmp_path: Path, say: Say) -> None
     (other / "observed.json").write_text(json.dumps({"name": "other", "frames": 4, "observed": points}))
     words = ["--observed", "1", "--out", tmp_path / "early.svg", "--beside", other, "seed=1", "--json"]
     status, out, _ = say("eval", run / "spec.yaml", *words)
-    assert status == 0 and json.loads(out) == _saved(run)
+    assert status == 0 and json.loads(out) == _saved(run) | {"written": str(run / "observed.json")}
     drawn = (tmp_path / "early.svg").read_text()
     assert "<!-- run -->" in drawn and "<!-- other -->" in drawn
 

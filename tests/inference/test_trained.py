@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shutil
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 from summit_train.core.errors import UserError
+from summit_train.core.saved import best_path
 from summit_train.inference.arguments import open_named
 from summit_train.inference.trained import open_trained
+from summit_train.training.checkpoint import checkpoint_path
 from tests.closeness import assert_near
 from tests.runs import changed_copy
 from tests.worlds import main_said
@@ -63,9 +66,47 @@ def test_what_is_refused(trained_run: Path, tmp_path: Path) -> None:
         assert str(tmp_path / name) in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_run_gives_the_checkpoint_that_is_asked_for(trained_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained_run, tmp_path / "run"))
+    first, last = checkpoint_path(run, 10), checkpoint_path(run, 20)
+    best_path(run).write_text('{"step": 10, "measure": "top1", "value": 50.0}')
+    assert [open_trained(run, (), name).path for name in ("last", "best", str(first))] == [last, first, first]
+    assert open_trained(run, (), "best").run_path == run
+    shutil.copy(first, tmp_path / "copied.pt")
+    for path, name, reason in (
+        (run, "first", f"--checkpoint must be last, best or a file in {run}/checkpoints, got first"),
+        (run, str(tmp_path / "copied.pt"), f"best or a file in {run}/checkpoints, got {tmp_path}/copied.pt"),
+        (first, "best", f"--checkpoint must be used with a run folder, got {first}"),
+        (trained_run, "best", f"{trained_run}: no best checkpoint is kept; train with checkpoint.keep_best"),
+    ):
+        with pytest.raises(UserError) as caught:
+            open_trained(path, (), name)
+        assert reason in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_best_checkpoint_that_is_torn_or_not_named_is_refused(trained_run: Path, tmp_path: Path) -> None:
+    """The newest is not taken in its place."""
+    run = Path(shutil.copytree(trained_run, tmp_path / "run"))
+    for text, reason in (
+        ("{", "best.json: must name the step of a checkpoint"),
+        ('{"step": "../../x"}', "best.json: must name the step of a checkpoint"),
+        ('{"step": 30}', "--checkpoint must be last, best or a file in .*, got .*/step_00000030.pt"),
+        ('{"step": 10}', "step_00000010.pt: .*the file is damaged"),
+    ):
+        best_path(run).write_text(text)
+        with open(checkpoint_path(run, 10), "ab") as file:
+            file.write(b"more")
+        with pytest.raises(UserError, match=reason):
+            open_trained(run, (), "best")
+
+
+def _arguments(run: str, classes: str | None = None) -> argparse.Namespace:
+    return argparse.Namespace(run=run, classes=classes, checkpoint="last")
+
+
 def test_names_of_the_classes(trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nameless = str(changed_copy(trained_run, tmp_path / "a.pt", classes=None))
-    trained = open_named(nameless, [], None)
+    trained = open_named(_arguments(nameless), [])
     assert trained.classes == ("0", "1", "2", "3") and not trained.has_names
     note = "lacks the names of its classes: numbers are shown; --classes FILE gives them names"
     assert capsys.readouterr().err == f"{nameless}: {note}\n"
@@ -78,11 +119,11 @@ def test_names_of_the_classes(trained_run: Path, tmp_path: Path, capsys: pytest.
         if names:
             (tmp_path / name).write_text(names)
         if not reason:
-            trained = open_named(nameless, [], str(tmp_path / name))
+            trained = open_named(_arguments(nameless, classes=str(tmp_path / name)), [])
             assert (trained.classes, trained.has_names) == (("a", "b", "c", "d"), True)
             continue
         with pytest.raises(UserError) as caught:
-            open_named(nameless, [], str(tmp_path / name))
+            open_named(_arguments(nameless, classes=str(tmp_path / name)), [])
         said = str(caught.value)
         assert re.search(reason, said) and name in said and "\n" not in said
     assert capsys.readouterr().err == ""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -73,6 +74,24 @@ def test_one_run_says_everything_about_it(write_run):
         assert ElementTree.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
 
 
+def test_further_evaluations_are_listed_apart_from_the_runs_own(write_run):
+    run = write_run("tsm_demo")
+    before = page_of(run).text
+    assert "96.88 ± 0.50 %" in before and "Further evaluations" not in before
+    final = {"top1_mean": 12.5, "top1_std": 0.25, "top5_mean": 50.0, "clips": 3, "crops": 1}
+    for name, overrides in (("clips-3", {"evaluate.clips": 3}), ("<b>", {"data.val": "<i>.csv"})):
+        (run / "evals" / name).mkdir(parents=True)
+        (run / "evals" / name / "eval.json").write_text(json.dumps(final | {"overrides": overrides}))
+    (run / "evals/torn").mkdir()
+    (run / "evals/torn/eval.json").write_text('{"top1_mean"')
+    page = page_of(run)
+    rows = "".join(page.text.split("Further evaluations")[1].split("Validation in training")[0].split())
+    assert "<b>data.val=<i>.csv3clips×1crop012.50±0.25%50.00%clips-3evaluate.clips=33clips×1crop012.50±0.25%" in rows
+    assert "torn" not in rows
+    assert "evals/torn/eval.json: unreadable, left out" in page.text
+    assert "96.88 ± 0.50 %" in page.text.split("Further evaluations")[0]
+
+
 def test_top5_is_a_column_where_a_run_has_more_than_five_classes(write_run):
     few, many = write_run("few", num_classes=5, leave_out=("metrics.jsonl",)), write_run("many", num_classes=6)
     assert "top-5" not in page_of(few).text and "100.00 %" not in page_of(few).text
@@ -117,7 +136,7 @@ def test_hostile_texts_stay_texts(write_run):
 def test_without_evaluation_and_records_the_page_says_so(write_run):
     page = page_of(write_run(leave_out=("eval.json", "metrics.jsonl", "plan.json", "environment.json")))
     assert "eval.json is missing" in page.text and "there are no curves" in page.text
-    assert page.values("img", "src") == [] and "Final evaluation" not in page.text
+    assert page.values("img", "src") == [] and "Results" not in page.text
     path = write_run("other", leave_out=("metrics.jsonl",))
     (path / "eval.json").write_text('{"top1_mean": 50.0, "top5_mean": null, "checkpoints": []}')
     assert "50.00 %" in page_of(path).text

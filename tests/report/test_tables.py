@@ -2,7 +2,16 @@ from __future__ import annotations
 
 from summit_train.core.text import show
 from summit_train.report.records import ClipsPerClass, Run
-from summit_train.report.tables import class_rows, machine_of, notes_of, rows, start_rows, summary_row
+from summit_train.report.tables import (
+    class_rows,
+    differences_of,
+    machine_of,
+    notes_of,
+    remarks_of,
+    rows,
+    start_rows,
+    summary_row,
+)
 
 
 def test_the_summary_of_a_whole_run(write_run):
@@ -39,6 +48,31 @@ def test_a_run_that_was_killed_and_resumed_says_so(write_run, run_records):
         "Resumed once; 5 steps done again",
     ]
     assert start_rows(run.starts) == [("2023-11-14 22:13:20 UTC", "0", "2", "0"), ("noon", "20", "1", "5")]
+
+
+def test_a_mean_over_too_few_checkpoints_and_the_best_are_remarked(write_run):
+    path = write_run()
+    assert remarks_of(Run(path)) == []
+    with open(path / "spec.yaml", "a") as spec:
+        spec.write("evaluate: {last_checkpoints: 3}\n")
+    (path / "checkpoints").mkdir()
+    (path / "checkpoints/best.json").write_text('{"step": 2000, "measure": "top1", "value": 71.256}')
+    assert remarks_of(Run(path)) == [
+        "The mean is over 2 checkpoints, fewer than evaluate.last_checkpoints, 3",
+        "Kept as the best: the checkpoint of step 2,000, top1 71.26 % in the validation during training",
+    ]
+
+
+def test_where_a_line_of_checkpoints_began_is_noted(write_run, run_records):
+    """The run's own result has checkpoints 30 and 40: forced at 30, one of them is of the experiment before."""
+    for step, earlier in ((20, []), (30, ["of the experiment before step 30"])):
+        lines = [line for line in run_records() if line["step"] <= step]
+        lines.append({"kind": "start", "step": step, "ranks": 2, "forced": ["seed: the checkpoint has 0, this run 1"]})
+        run = Run(write_run(f"forced_{step}", lines=lines))
+        since = f"Since step {step} another experiment, by --force-resume; only its checkpoints are in the mean"
+        assert f"{since}: seed: the checkpoint has 0, this run 1" in notes_of(run)
+        assert run.final is not None and remarks_of(run) == earlier
+        assert differences_of(run.final, run) == (earlier[0] if earlier else "—")
 
 
 def test_nested_values_become_dotted_rows():

@@ -15,7 +15,8 @@ import torch
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.saved import digest_path, find_checkpoints, load_newest
 from summit_train.optim.solvers import build_solver
-from summit_train.spec.optimizer import OptimizerSpec
+from summit_train.spec import CheckpointSpec, Spec, smallest_spec
+from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec
 from summit_train.training.checkpoint import (
     Writer,
     checkpoint_path,
@@ -30,6 +31,12 @@ from summit_train.training.checkpoint import (
 from tests.killing import killed_at
 from tests.runs import LARGE, full_disk, load_any, small_checkpoints
 from tests.worlds import PATIENCE_S
+
+
+def _keeping(run: Path, **keys: Any) -> Spec:
+    """The spec of a run of five epochs in this folder."""
+    own = {"name": run.name, "run_dir": str(run.parent), "checkpoint": CheckpointSpec(**keys)}
+    return smallest_spec().model_copy(update=own | {"schedule": ScheduleSpec(epochs=5)})
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
@@ -73,7 +80,7 @@ def test_a_kill_at_any_operation_leaves_the_old_or_the_new_checkpoint(tmp_path: 
 
         def write(run: Path = run) -> None:
             small_checkpoints(run, 20)
-            prune_checkpoints(run, 1, 10)
+            prune_checkpoints(_keeping(run, keep=1), 10)
 
         def save(write: Callable[[], None] = write) -> None:
             writer = Writer(background=background)
@@ -117,10 +124,23 @@ def test_whole_epochs_are_kept_and_the_newest(tmp_path: Path) -> None:
     """10 steps an epoch, two kept: 13 was asked for by a signal and is passed by 20."""
     small_checkpoints(tmp_path, 10, 13, 20, 30, 34)
     (tmp_path / "checkpoints" / ".step_00000035.pt.writing").write_bytes(b"half")
-    prune_checkpoints(tmp_path, 2, 10)
+    spec = _keeping(tmp_path, keep=2)
+    prune_checkpoints(spec, 10)
     assert [step_of(path) for path in find_checkpoints(tmp_path)] == [20, 30, 34]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 6
-    assert [step_of(path) for path in epoch_checkpoints(tmp_path, 10)] == [20, 30]
+    assert [step_of(path) for path in epoch_checkpoints(spec, 10)] == [20, 30]
+
+
+def test_the_best_stays_and_epochs_that_are_not_due_count_for_nothing(tmp_path: Path) -> None:
+    """A checkpoint every second epoch of five: the fifth is due as the last; the best is of the first."""
+    small_checkpoints(tmp_path, 10, 20, 30, 40, 50)
+    spec = _keeping(tmp_path, keep=2, every_epochs=2)
+    assert [step_of(path) for path in epoch_checkpoints(spec, 10)] == [20, 40, 50]
+    prune_checkpoints(spec, 10, checkpoint_path(tmp_path, 10))
+    assert [step_of(path) for path in find_checkpoints(tmp_path)] == [10, 40, 50]
+    small_checkpoints(tmp_path, 53)
+    prune_checkpoints(spec, 10, checkpoint_path(tmp_path, 50))
+    assert [step_of(path) for path in find_checkpoints(tmp_path)] == [40, 50, 53]
 
 
 def test_differences_are_named_key_by_key() -> None:

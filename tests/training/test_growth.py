@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,8 @@ def growing(write_spec: WriteSpec) -> Path:
     grows the batch."""
     parallel = {"method": "averaging", "period": 4, "grow_batch": {"margin": 1000.0}}
     return write_spec(
-        parallel=parallel, schedule={"epochs": 4}, evaluate={"every_epochs": 1}, checkpoint={"keep": 9},
+        parallel=parallel, schedule={"epochs": 4}, evaluate={"every_epochs": 1},
+        checkpoint={"keep": 9, "keep_best": "top1"},
         precision="fp64", optimizer={"name": "adam", "base_lr": 1e-3, "lr_scaling": "none"},
     )  # fmt: skip
 
@@ -133,17 +135,23 @@ def test_a_run_whose_batch_grows_keeps_it_when_it_goes_on(growing: Path, tmp_pat
     whole = final_state(run)
     for later in (*run.glob("checkpoints/step_00000040*"), *run.glob("checkpoints/step_00000030*")):
         later.unlink()
+    best = (run / "checkpoints/best.json").read_text()
     shutil.copytree(run, tmp_path / "kept")
     train(0, growing)
+    assert (run / "checkpoints/best.json").read_text() == best
     assert [record["step"] for record in records(run, "step")][-7:] == [*range(26, 31), 39, 40]
     assert_bit_equal(whole, final_state(run))
 
 
 def test_every_rank_has_the_grown_batch(growing: Path, tmp_path: Path) -> None:
-    """Two learners on each of two ranks, whose decisions rank 0's accuracy makes."""
+    """Two learners on each of two ranks, whose decisions, and the best, rank 0's accuracy makes."""
     train(2, str(growing), "schedule.epochs=3")
     run = tmp_path / "runs/run"
     assert [record["clips_per_gpu"] for record in records(run, "batch")] == [2, 4]
     assert [record["step"] for record in records(run, "step")] == [*range(1, 21), *range(26, 31)]
     best = max(record["accuracy"] for record in records(run, "batch"))
     assert final_state(run)["growth"] == {"clips_per_gpu": 4, "best": best, "validations": 2}
+    validations = [(record["top1"], -record["step"]) for record in records(run, "eval")]
+    value, step = max(validations)
+    named = json.loads((run / "checkpoints/best.json").read_text())
+    assert named == {"step": -step, "measure": "top1", "value": value}

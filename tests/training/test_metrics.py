@@ -88,12 +88,12 @@ def test_a_validation_is_known_by_its_step_until_the_run_comes_there_again(tmp_p
     steps = [{"kind": "step", "step": step} for step in (9, 10, 11)]
     made = {"kind": "eval", "step": 10, "top1": 12.5}
     _recorded(tmp_path, *steps[:2], made, steps[2], {"kind": "start", "step": 10})
-    assert validated(tmp_path, 10) == 12.5 and validated(tmp_path, 20) is None
+    assert validated(tmp_path, 10) == made and validated(tmp_path, 20) is None
     _recorded(tmp_path, *steps[:2], made, {"kind": "start", "step": 8}, *steps[:2])
     assert validated(tmp_path, 10) is None
     with open(tmp_path / "metrics.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(made) + "\n" + '{"kind": "st')
-    assert validated(tmp_path, 10) == 12.5
+    assert validated(tmp_path, 10) == made
 
 
 def test_a_full_disk_is_named_with_the_file_of_the_records(tmp_path: Path) -> None:

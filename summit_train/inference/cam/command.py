@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> Result:
     words, overrides = split_overrides([*args.videos, *args.overrides])
     table = args.out / "cam.csv"
     check_output("--out", args.out, table)
-    trained = open_named(args.run, overrides, args.classes)
+    trained = open_named(args, overrides)
     listings = list_videos(words, trained, tell, use_labels=False)
     mapper = Mapper(trained, choose_device(World()), args.wanted)
     measured = measure_threshold(mapper) if args.threshold is None else {"threshold": args.threshold}

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> Result:
             raise
         packages = "pip install onnx onnxruntime onnxscript"
         raise UserError(f"export needs the package {error.name}, which is not installed: {packages}") from error
-    trained = open_named(args.run, args.overrides, args.classes)
+    trained = open_named(args, args.overrides)
     description = Export(trained, args.out, args.stream, args.size, args.batch, tell).run()
     return Result([_summary(description, args.out)], values=description)
 

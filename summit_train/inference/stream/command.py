@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> Result:
     check_single("stream")
     reading = Reading()
     frames = _frames(args, reading)
-    trained = open_named(args.run, args.overrides, args.classes)
+    trained = open_named(args, args.overrides)
     spec = trained.spec
     stream = open_stream(trained, choose_device(World()), args.window)
     if args.stride is None and spec.data.sampling == "uniform":

@@ -1,0 +1,117 @@
+"""The checkpoint of the best validation: which one, kept beyond the others, and the same after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from summit_train.core.saved import best_checkpoint, best_path, find_checkpoints
+from summit_train.spec import CheckpointSpec, Spec, smallest_spec
+from summit_train.training.best import Best
+from summit_train.training.checkpoint import step_of
+from tests.conftest import WriteSpec, spec_writer
+from tests.runs import assert_bit_equal, final_state, load_any, records
+from tests.worlds import forked, main_without_reports, train
+
+
+def _spec(folder: Path) -> Spec:
+    own = {"name": folder.name, "run_dir": str(folder.parent), "checkpoint": CheckpointSpec(keep_best="top1")}
+    return smallest_spec().model_copy(update=own)
+
+
+def test_the_first_of_the_highest_is_the_best(tmp_path: Path) -> None:
+    best = Best(_spec(tmp_path))
+    assert best.checkpoint is None
+    validations = [(10, 0.0), (20, 50.0), (30, 50.0), (40, 49.9), (50, 50.1)]
+    assert [best.takes(step, {"top1": value}) for step, value in validations] == [True, True, False, False, True]
+    assert not best.takes(60, {"top5": 99.0})
+    assert best.checkpoint == tmp_path / "checkpoints/step_00000050.pt"
+
+
+def test_what_is_the_best_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    one, other = Best(_spec(tmp_path)), Best(_spec(tmp_path))
+    one.takes(20, {"top1": 50.0})
+    other.load_state_dict(one.state_dict())
+    other.write()
+    assert json.loads(best_path(tmp_path).read_text()) == {"step": 20, "measure": "top1", "value": 50.0}
+    assert best_checkpoint(tmp_path) == other.checkpoint and not other.takes(30, {"top1": 50.0})
+    Best(_spec(tmp_path)).write()
+    assert not best_path(tmp_path).exists()
+
+
+_KEYS = {
+    "schedule": {"epochs": 3},
+    "evaluate": {"every_epochs": 1},
+    "checkpoint": {"every_epochs": 2, "keep": 1, "keep_best": "top1"},
+}
+
+
+@pytest.fixture(scope="module")
+def whole(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of three epochs that nothing interrupted: validated after each, saved after 2 and 3."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(0, spec_writer(motion_set, folder)("run", **_KEYS))
+    return folder / "runs/run"
+
+
+def test_a_run_keeps_the_checkpoint_of_its_best_validation_and_the_last(whole: Path) -> None:
+    """The first epoch has no checkpoint of its own; it has one because it is validated."""
+    validations = {record["step"]: record["top1"] for record in records(whole, "eval")}
+    best = max(validations, key=lambda step: (validations[step], -step))
+    named = json.loads(best_path(whole).read_text())
+    assert list(validations) == [10, 20, 30] and named == {"step": best, "measure": "top1", "value": validations[best]}
+    assert [record["step"] for record in records(whole, "checkpoint")] == [10, 20, 30]
+    assert {step_of(path) for path in find_checkpoints(whole)} == {best, 30}
+    assert load_any(best_checkpoint(whole))["step"] == best
+    assert [row["step"] for row in json.loads((whole / "eval.json").read_text())["checkpoints"]] == [30]
+
+
+@pytest.mark.parametrize("operation", ["os.rename", "os.remove"])
+def test_a_kill_when_the_best_is_named_changes_nothing(
+    write_spec: WriteSpec, tmp_path: Path, whole: Path, operation: str
+) -> None:
+    """It is killed when best.json is to get its name for the first time, or when the first checkpoint is deleted.
+
+    The next start finds the validation done.
+    """
+    spec, run = write_spec("run", **_KEYS), tmp_path / "runs/run"
+
+    def die(event: str, arguments: tuple[object, ...]) -> None:
+        # of a renaming the new name, of a deletion the only one
+        ending = {"os.rename": "best.json", "os.remove": ".pt"}[operation]
+        if event == operation and str(arguments[event == "os.rename"]).endswith(ending):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def work() -> int:
+        sys.addaudithook(die)
+        return main_without_reports(["train", str(spec), "checkpoint.background=true"])
+
+    assert forked(0, work)[0] == -signal.SIGKILL
+    train(0, spec)
+    assert {record["step"]: record["top1"] for record in records(run, "eval")} == {
+        record["step"]: record["top1"] for record in records(whole, "eval")
+    }
+    assert best_path(run).read_text() == best_path(whole).read_text()
+    assert {path.name for path in find_checkpoints(run)} == {path.name for path in find_checkpoints(whole)}
+    assert_bit_equal(final_state(whole), final_state(run))
+    assert final_state(run)["best_top1"] == final_state(whole)["best_top1"]
+
+
+def test_force_resume_begins_a_line_of_checkpoints_with_a_best_and_a_mean_of_its_own(
+    write_spec: WriteSpec, tmp_path: Path
+) -> None:
+    keys = _KEYS | {"schedule": {"epochs": 2}, "checkpoint": {"keep": 9, "keep_best": "top1"}}
+    spec, run = write_spec("run", **keys), tmp_path / "runs/run"
+    train(0, spec, "schedule.epochs=1", "schedule.warmup_epochs=0.5")
+    assert json.loads(best_path(run).read_text())["step"] == 10
+    train(0, spec, "--force-resume", "evaluate.last_checkpoints=2")
+    assert json.loads(best_path(run).read_text())["step"] == 20
+    assert [row["step"] for row in json.loads((run / "eval.json").read_text())["checkpoints"]] == [20]
+    assert final_state(run)["line"] == 10 and [step_of(path) for path in find_checkpoints(run)] == [10, 20]
+    (forced,) = [record for record in records(run, "start") if "forced" in record]
+    assert forced["step"] == 10 and "schedule.epochs: the checkpoint has 1, this run 2" in forced["forced"]
