@@ -177,6 +177,7 @@ def plan_start(spec: Spec, ranks: int, files: Files, sweep: Path | None = None) 
 
 def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     warmup_epochs = f"{plan.warmup_steps / plan.steps_per_epoch:.4g} epochs, {spec.schedule.warmup}"
+    kept = f"{spec.checkpoint.keep} kept" + ("" if spec.checkpoint.keep_best is None else " and the best")
     beside = "; written alongside the steps from a copy in rank 0's memory" if spec.checkpoint.background else ""
     return [
         ("virtual GPUs", f"{plan.virtual_gpus:,} = {plan.ranks:,} ranks x {plan.accumulation:,} accumulation"),
@@ -193,7 +194,7 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         ("multiply-adds", f"{plan.multiply_adds / 1e9:,.2f} G a clip, forward"),
         ("input", f"{plan.input_bytes_per_step_and_rank / 1e6:,.1f} MB a step and rank, uint8"),
         ("memory", f"about {plan.memory_bytes_per_rank / 2**30:,.1f} GiB a rank (weights and activations)"),
-        ("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {spec.checkpoint.keep} kept{beside}"),
+        ("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {kept}{beside}"),
     ]
 
 

@@ -135,13 +135,17 @@ def views_of(final: FinalEval) -> str:
 
 
 def remarks_of(run: Run) -> list[str]:
-    """Return what the table of the run's own evaluation does not say, and which checkpoint is kept as the best."""
-    remarks, wanted = [], number(run.setting("evaluate", "last_checkpoints"))
+    """Return what the table of the run's own evaluation does not say: its limits, and the best validation."""
+    remarks, wanted = list[str](), number(run.setting("evaluate", "last_checkpoints"))
     if run.final is not None:
         if wanted is not None and (found := len(run.final.checkpoints)) < wanted:
             count = counted(found, "checkpoint")
             remarks.append(f"The mean is over {count}, fewer than evaluate.last_checkpoints, {wanted:.0f}")
         remarks += _earlier(run, run.final)
+    if evals := [one for one in run.evals if one.step > _line(run)]:
+        best = max(evals, key=lambda one: one.top1)
+        last, first = (f"{percent(one.top1)} (epoch {one.epoch:g})" for one in (evals[-1], best))
+        remarks.append(f"Validation during training: last {last}, best {first}")
     if run.best is not None:
         measured = f"{run.best.measure} {percent(run.best.value)} in the validation during training"
         remarks.append(f"Kept as the best: the checkpoint of step {run.best.step:,}, {measured}")
@@ -154,11 +158,15 @@ def differences_of(result: FinalEval, run: Run) -> str:
     return ", ".join([*keys, *_earlier(run, result)]) or NONE
 
 
+def _line(run: Run) -> int:
+    """Return the step at which the run's line of checkpoints began: that of the last --force-resume with other keys."""
+    return max((start.step for start in run.starts if start.forced), default=0)
+
+
 def _earlier(run: Run, result: FinalEval) -> list[str]:
-    """Return a note on an evaluation of checkpoints from before the last --force-resume with other keys."""
-    line = max((start.step for start in run.starts if start.forced), default=0)
-    is_earlier = any(0 < (score.step or 0) <= line for score in result.checkpoints)
-    return [f"of the experiment before step {line:,}"] if is_earlier else []
+    """Return a note on an evaluation of checkpoints from before the line."""
+    is_earlier = any(0 < (score.step or 0) <= _line(run) for score in result.checkpoints)
+    return [f"of the experiment before step {_line(run):,}"] if is_earlier else []
 
 
 def machine_of(environment: Mapping[str, Any]) -> str:

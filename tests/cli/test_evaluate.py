@@ -134,6 +134,8 @@ def test_an_evaluation_by_other_keys_has_a_folder_of_its_own(run: Path, say: Say
         key: found[key] for key in ("top1_mean", "checkpoints")
     }
     assert _official(run) == before
+    fused = json.loads(say("fuse", run, run / "evals/clips-2", "--json")[1])
+    assert [one["name"] for one in fused["runs"]] == ["run", "clips-2"]
 
 
 def test_a_name_belongs_to_one_set_of_keys(run: Path, say: Say) -> None:

@@ -86,7 +86,7 @@ def test_further_evaluations_are_listed_apart_from_the_runs_own(write_run):
     (run / "evals/torn/eval.json").write_text('{"top1_mean"')
     page = page_of(run)
     rows = "".join(page.text.split("Further evaluations")[1].split("Validation in training")[0].split())
-    assert "<b>data.val=<i>.csv3clips×1crop012.50±0.25%50.00%clips-3evaluate.clips=33clips×1crop012.50±0.25%" in rows
+    assert "<b>12.50±0.25%50.00%0data.val=<i>.csvclips-312.50±0.25%50.00%0evaluate.clips=3" in rows
     assert "torn" not in rows
     assert "evals/torn/eval.json: unreadable, left out" in page.text
     assert "96.88 ± 0.50 %" in page.text.split("Further evaluations")[0]

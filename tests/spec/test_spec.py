@@ -162,6 +162,7 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
         ("model.backbone=mobilenet_v2 model.non_local=tsm", "model.non_local", "takes no non-local blocks; tsm, tsn"),
         ("model.non_local=true", "model.non_local", "True is not a choice; valid: false, tsm, original"),
         ("data.crop=16 model.non_local=tsm", "model.non_local", "a crop of 17 pixels or more, got 16"),
+        ("checkpoint.keep_best=top1 evaluate.every_epochs=0", "checkpoint.keep_best", "validations decide it; set"),
         ("checkpoint.keep=3", "evaluate.last_checkpoints", "must be at most checkpoint.keep, 3, got 5"),
     ],
 )  # fmt: skip
