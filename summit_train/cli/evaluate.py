@@ -157,8 +157,8 @@ def _result_folder(spec: Spec, name: str | None, changed: Mapping[str, Any], fil
     if not mine and name is None:
         return spec.run_path
     try:
-        words = {**mine, "checkpoints": [Path(word).stem for word in mine.get("checkpoints", ())]}
-        made = joined_name([(key, value) for key, value in words.items() if value])
+        stems = {"checkpoints": [Path(word).stem for word in mine["checkpoints"]]} if "checkpoints" in mine else {}
+        made = joined_name(list({**mine, **stems}.items()))
         folder = spec.run_path / EVALS / (made if name is None else folder_name(name))
     except ValueError as error:
         raise UserError(f"--name: {error}, got {name!r}") from error

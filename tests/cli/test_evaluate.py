@@ -126,10 +126,12 @@ def test_an_evaluation_by_other_keys_has_a_folder_of_its_own(run: Path, say: Say
     found = json.loads(beside.read_text())
     assert found["overrides"] == {"evaluate.clips": 2, "execution.recompute": True}  # dense is the run's own
     assert found["clips"] == 2 and (beside.parent / "predictions/step_00000020.npz").is_file()
-    assert say("eval", run, "--checkpoints", "last:2")[0] == 0
+    for words in (("--checkpoints", "last:2"), ("checkpoint.every_epochs=2",), ("data.flip=false",)):
+        assert say("eval", run, *words)[0] == 0
     named = json.loads(say("eval", run, "evaluate.clips=2", "--name", "two clips", "--json")[1])
     assert named["written"] == str(run / "evals/two clips/eval.json")
-    assert {path.name for path in (run / "evals").iterdir()} == {"clips-2", "checkpoints-last-2", "two clips"}
+    names = {"clips-2", "checkpoints-last-2", "every_epochs-2", "flip-false", "two clips"}
+    assert {path.name for path in (run / "evals").iterdir()} == names
     assert {key: named[key] for key in ("top1_mean", "checkpoints")} == {
         key: found[key] for key in ("top1_mean", "checkpoints")
     }
