@@ -244,3 +244,23 @@ def test_a_spec_in_place_of_a_run_is_told_which_run(
     status, out, err = say(command, spec, *more.get(command, (video,)))
     assert (status, out) == (2, "") and err.count("\n") == 1
     assert f"{spec}: is a spec; its run folder must be given, " in err and err.endswith("/runs/run\n")
+
+
+def test_a_network_is_used_at_the_checkpoint_that_is_named(run: Path, say: Say, motion_set: Path) -> None:
+    (run / "checkpoints/best.json").write_text('{"step": 10, "measure": "top1", "value": 50.0}')
+    video = motion_set / "videos/val_000000.mp4"
+    best, first, last = (
+        say("predict", *words, "--json")[1]
+        for words in ((run, video, "--checkpoint", "best"), (checkpoint_path(run, 10), video), (run, video))
+    )
+    assert json.loads(best) == json.loads(first) != json.loads(last)
+    assert json.loads(say("eval", run, "--checkpoints", "best", "--json")[1])["checkpoints"][0]["step"] == 10
+
+
+@pytest.mark.parametrize("command", ["predict", "cam", "export", "stream"])
+def test_a_checkpoint_that_is_not_there_is_named(run: Path, say: Say, motion_set: Path, command: str) -> None:
+    words = {"export": ("--out", run / "a.onnx"), "cam": (motion_set / "videos/val_000000.mp4", "--out", run / "cam")}
+    video = (motion_set / "videos/val_000000.mp4",)
+    status, out, err = say(command, run, *words.get(command, video), "--checkpoint", "x.pt")
+    assert (status, out) == (2, "")
+    assert err == f"summit-train: --checkpoint must be last, best or a file in {run}/checkpoints, got x.pt\n"
