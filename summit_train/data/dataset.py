@@ -14,6 +14,7 @@ from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import Store, open_store
 from summit_train.data.batches.workers import Batches
 from summit_train.data.manifest import Manifest, read_manifest
+from summit_train.data.manifest.overlap import Pairs, shared_clips
 from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.spec import DataSpec, Spec
 
@@ -36,7 +37,7 @@ class Dataset:
         path = {"train": spec.data.train, "val": spec.data.val}[which]
         if not Path(path).exists():
             raise UserError(f"data.{which}: {path} not found (relative paths start at {Path.cwd()})")
-        manifest = read_manifest(path)
+        manifest = read_manifest(path, spec.data.region)
         manifest.check_labels(spec.model.num_classes)
         store = open_store(spec.data, manifest)
         return cls(spec.data, manifest, kept_clips(spec.data, manifest), store)
@@ -56,3 +57,10 @@ class Dataset:
     def training_batches(self, order: Order, rank: int, ranks: int, steps: range) -> Batches[MicroBatch]:
         """Return a rank's micro-batches of `steps`; see `loader.training_batches`. Close them after use."""
         return training_batches(self.data, self.store, order, rank, ranks, steps, self.kept)
+
+
+def leaked_clips(train: Dataset, val: Dataset) -> Pairs:
+    """Return the pairs (training clip, validation clip) in use that show the same frames, see `shared_clips`."""
+    pairs = shared_clips(train.manifest, val.manifest, (train.data.root, val.data.root))
+    excluded = [set(one.kept.excluded.tolist()) for one in (train, val)]
+    return {pair: how for pair, how in pairs.items() if not any(map(set.__contains__, excluded, pair))}

@@ -77,6 +77,8 @@ def notes_of(run: Run) -> list[str]:
         again = sum(start.steps_again for start in run.starts)
         times = "once" if len(run.starts) == 2 else f"{len(run.starts) - 1:,} times"
         notes.append(f"Resumed {times}; {counted(again, 'step')} done again")
+    if shared := number(run.plan.get("shared_clips")):
+        notes.append(f"{counted(int(shared), 'validation clip')} also trained on: the accuracy is too high")
     for side, counts in run.clips_per_class.sides().items() if run.clips_per_class else ():
         if lacking := [name for name, count in counts.items() if count == 0]:
             notes.append(f"Classes without {side} clips: {listed(lacking)}")
