@@ -178,3 +178,11 @@ def test_the_table_of_a_sweeps_keys_has_every_key_with_its_default() -> None:
         shown[name[0]] = yaml.safe_load(default[0]) if default else PydanticUndefined
     fields = {name: field.default for name, field in SweepFile.model_fields.items()}
     assert shown == {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+
+
+def test_the_citation_names_the_papers_that_are_implemented() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()
+    papers = cited["references"]
+    assert [paper["authors"][0]["family-names"] for paper in papers] == ["Lin", "Lin", "Cong", "You"]
+    assert all({"type", "title", "year"} <= paper.keys() and {"doi", "url"} & paper.keys() for paper in papers)

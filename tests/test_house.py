@@ -20,7 +20,7 @@ FLOORS = (
     "cluster", "bench", "sweep", "cli", "__main__",
 )  # fmt: skip
 # The rooms of data/, likewise; data.motion stands beside them.
-DATA_ROOMS = ("video", "manifest", "check", "packed", "batches", "dataset", "bad_clips")
+DATA_ROOMS = ("video", "manifest", "check", "compare", "packed", "batches", "dataset", "bad_clips")
 # A feature is a folder that no other module imports.
 FEATURES = ("inference.cam", "inference.export", "inference.stream")
 
@@ -36,6 +36,7 @@ OWNERS = {
     "onnx": {"inference.export.onnx_file"},
     "onnxruntime": {"inference.export.onnx_file"},
     "onnxscript": {"inference.export.onnx_file"},
+    "safetensors": {"core.saved", "inference.export.card"},
 }
 
 # Everything else must be importable on a machine without torch.

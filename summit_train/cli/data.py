@@ -10,10 +10,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from summit_train.cli import compare
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import check_output
@@ -22,7 +24,17 @@ from summit_train.core.progress import followed, shown
 from summit_train.core.result import Result, TextTable, show
 from summit_train.core.session import session
 from summit_train.core.text import counted, with_unit
-from summit_train.data.check import Found, Journal, Listing, copies, examine, list_videos, sort_clips, spread
+from summit_train.data.check import (
+    Found,
+    Journal,
+    Listing,
+    bad_regions,
+    copies,
+    examine,
+    list_videos,
+    sort_clips,
+    spread,
+)
 from summit_train.data.manifest import ManifestRow, read_classes, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, Request, locate
@@ -205,11 +217,12 @@ def _scan_arguments(parser: argparse.ArgumentParser) -> None:
     add("manifest", metavar="MANIFEST", type=Path, help="manifest, or folder of class folders")
     add("--root", metavar="DIR", help="where the manifest's paths start [its own folder]")
     add("--out", metavar="BAD.csv", type=Path, required=True, help="list for data.quarantine")
+    add("--region", choices=("columns",), help="also check the regions that these columns name: see data.region")
     add("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
 
 
 def _scan(args: argparse.Namespace) -> Result:
-    manifest = read_manifest(args.manifest)
+    manifest = read_manifest(args.manifest, args.region)
     root = located_root(args.root, manifest)
     rows = [manifest.row(clip) for clip in range(len(manifest))]
     with session(this_launch()) as world:
@@ -217,6 +230,7 @@ def _scan(args: argparse.Namespace) -> Result:
         if world.rank:
             return Result()
         _, bad = sort_clips(rows, found, compare=True)
+        bad += bad_regions(manifest, found)
         write_quarantine(args.out, bad)
         shutil.rmtree(_journal_folder(args.out), ignore_errors=True)
     of = "" if len(found) == len(rows) else f" for {len(rows):,} clips"
@@ -299,6 +313,7 @@ def _packing_arguments(parser: argparse.ArgumentParser, shard_size: str) -> None
     add("--root", metavar="DIR", help="where the manifest's paths start [its own folder]")
     add("--shard-size", type=parse_size, default=shard_size, metavar="SIZE", help="of a shard, about [%(default)s]")
     add("--workers", type=int, metavar="N", help="processes of each rank [one a CPU]")
+    add("--region", choices=("columns",), help="pack the part of the frame that these columns name: see data.region")
 
 
 def _pack_arguments(parser: argparse.ArgumentParser) -> None:
@@ -347,7 +362,7 @@ def _flow(args: argparse.Namespace) -> Result:
 
 
 def _work(args: argparse.Namespace, packing: Packing) -> Result:
-    manifest = read_manifest(args.manifest)
+    manifest, packing = read_manifest(args.manifest, args.region), replace(packing, region=args.region)
     store = FileStore(manifest, located_root(args.root, manifest))
     with session(this_launch()) as world, ExitStack() as held:
         workers = _num_workers(args.workers, world)
@@ -429,6 +444,7 @@ PARTS = {
     "index": (_index_arguments, _index, "decode every video and write a manifest of the intact ones"),
     "scan": (_scan_arguments, _scan, "decode every clip of a manifest and list the bad ones for data.quarantine"),
     "split": (_split_arguments, _split, "split a manifest into training and validation folds by groups"),
+    "compare": (compare.add_arguments, compare.run, "find the clips that two lists share, copies of other bytes too"),
     "pack": (_pack_arguments, _pack, "pack clips into shards: tar files with an index and checksums"),
     "flow": (_flow_arguments, _flow, "compute the optical flow of clips and pack it into shards"),
     "verify": (_verify_arguments, _verify, "check every byte of a packed set"),

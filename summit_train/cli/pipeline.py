@@ -20,6 +20,8 @@ from summit_train.core.saved import find_checkpoints
 from summit_train.core.session import leave_reason, session
 from summit_train.core.text import duration
 from summit_train.core.watch import Stopped, StopRequest, Watchdog, leave_if_asked
+from summit_train.data.dataset import leaked_clips
+from summit_train.data.manifest.overlap import overlap_warning
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class
 from summit_train.evaluation.evaluation import Evaluation
 from summit_train.evaluation.scores import PREDICTIONS
@@ -162,11 +164,15 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range) -> No
         return
     (spec.run_path / "stopped").unlink(missing_ok=True)
     write_text(spec.run_path / "spec.yaml", dump_spec(spec))
-    for line in class_warnings(run.train_set.manifest, run.val_set.manifest):
+    leaked = leaked_clips(run.train_set, run.val_set)
+    lines = class_warnings(run.train_set.manifest, run.val_set.manifest)
+    for line in [*lines, *overlap_warning(leaked, run.val_set.manifest)]:
         print(f"warning: {line}", file=sys.stderr)
     datasets = {"train": run.train_set, "val": run.val_set}
     counts = {name: clips_per_class(dataset.manifest, dataset.kept) for name, dataset in datasets.items()}
-    write_json(spec.run_path / "plan.json", plan.values() | {"clips_per_class": counts})
+    about = {"clips_per_class": counts, "shared_clips": len({clip for _, clip in leaked})}
+    about["val_fingerprint"] = run.val_set.manifest.fingerprint()
+    write_json(spec.run_path / "plan.json", plan.values() | about)
     write_json(
         spec.run_path / "environment.json", environment(world, run.device, hosts) | {"network": run.model.execution}
     )

@@ -21,6 +21,8 @@ from summit_train.core.files import file_sha256
 
 # Weights, two states of a solver, and the average of the weights; each in double at most.
 _BYTES_PER_ELEMENT = 4 * 8
+SAFETENSORS = ".safetensors"
+SAFETENSORS_KEY = "summit_train"  # of what a checkpoint has besides its weights, in the file's metadata
 _BESIDES = 1 << 28  # class names, a classifier of more classes, another network that is refused by its name
 
 # Maps a file and its content without numbers (tensors on the meta device) to the most bytes that it may have.
@@ -125,11 +127,32 @@ def check_digest(path: Path, *, may_be_alone: bool) -> None:
 
 
 def load_saved(path: Path, bound: Bound) -> Any:
-    """Load what torch saved, plain values only, onto the CPU. Raises CheckpointError."""
+    """Load what torch saved, plain values only, or a .safetensors file, onto the CPU. Raises CheckpointError."""
+    if path.suffix == SAFETENSORS:
+        return _load_safetensors(path, bound)
     size, most = _unpacked_size(path), bound(path, peek(path))
     if size > most:
         raise CheckpointError(f"{path}: unpacks to {size:,} bytes; its network needs {most:,} at most")
     return _load(path, "cpu")
+
+
+def _load_safetensors(path: Path, bound: Bound) -> dict[str, Any]:
+    """Return {"model": tensors} and the file's `checkpoint`, JSON that `export --card` puts into its metadata."""
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ModuleNotFoundError as error:
+        raise UserError(f"{path}: reading it needs the package safetensors: pip install safetensors") from error
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {}).get(SAFETENSORS_KEY, "{}"))
+            if not isinstance(about, dict):
+                raise ValueError(f"its {SAFETENSORS_KEY} must hold values by name, got {_kind(about)}")
+            size, most = path.stat().st_size, bound(path, about | {"model": {}})
+            if size > most:
+                raise CheckpointError(f"{path}: has {size:,} bytes; its network needs {most:,} at most")
+            return about | {"model": {name: file.get_tensor(name) for name in file.keys()}}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as a safetensors file ({error})") from error
 
 
 def peek(path: Path) -> Any:

@@ -17,10 +17,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import naming
-from summit_train.data.manifest import ManifestRow, read_manifest
+from summit_train.data.manifest import Manifest, ManifestRow, read_manifest
 from summit_train.data.manifest.reading import read_rows
 from summit_train.data.manifest.tables import is_video
 from summit_train.data.video.clips import probe_folder
@@ -42,6 +43,8 @@ class FileFacts(VideoInfo):
 
 Found = FileFacts | DecodeError
 Examine = Callable[[str, str], Found]
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 
 def examine(root: str, path: str) -> Found:
@@ -63,16 +66,20 @@ def examine(root: str, path: str) -> Found:
 
 
 def spread(
-    examine: Examine, root: str, paths: Iterable[str], workers: int, seconds: float = _PATIENCE * NO_HURRY.seconds
-) -> Iterator[Found]:
-    """Examine all paths below `root`, in order, by `workers` processes, or by this one for 0.
+    examine: Callable[[str, Item], Answer],
+    root: str,
+    items: Iterable[Item],
+    workers: int,
+    seconds: float = _PATIENCE * NO_HURRY.seconds,
+) -> Iterator[Answer | DecodeError]:
+    """Examine all items below `root`, paths or clips, in order, by `workers` processes, or by this one for 0.
 
     A file that crashes its process, or blocks it for `seconds`, is an error like any other bad file.
     """
     if not workers:
-        yield from (examine(root, path) for path in paths)
+        yield from (examine(root, item) for item in items)
         return
-    in_time, left = partial(_in_time, examine, root, seconds), iter(paths)
+    in_time, left = partial(_in_time, examine, root, seconds), iter(items)
     while batch := list(islice(left, workers * _PATHS_PER_WORKER)):
         with worker_pool(workers) as pool:
             while batch:
@@ -82,27 +89,27 @@ def spread(
                         num_found += 1
                         yield found
                 except BrokenProcessPool:
-                    yield from (_alone(in_time, path, seconds) for path in batch[num_found:])
+                    yield from (_alone(in_time, item, seconds) for item in batch[num_found:])
                     break
                 batch = list(islice(left, workers * _PATHS_PER_WORKER))
 
 
-def _alone(in_time: Callable[[str], Found], path: str, seconds: float) -> Found:
+def _alone(in_time: Callable[[Item], Answer], item: Item, seconds: float) -> Answer | DecodeError:
     began = time.monotonic()
     with worker_pool(1) as pool:
         try:
-            return pool.submit(in_time, path).result()
+            return pool.submit(in_time, item).result()
         except BrokenProcessPool:
             if time.monotonic() - began > seconds:
-                return DecodeError(path, f"takes longer than {seconds:g} s to read: its reader never came back")
-            return DecodeError(path, "decoding it kills the process")
+                return DecodeError(str(item), f"takes longer than {seconds:g} s to read: its reader never came back")
+            return DecodeError(str(item), "decoding it kills the process")
 
 
-def _in_time(examine: Examine, root: str, seconds: float, path: str) -> Found:
-    """Examine a path in a worker. SIGALRM, which has no handler, kills it if a decoder never returns."""
+def _in_time(examine: Callable[[str, Item], Answer], root: str, seconds: float, item: Item) -> Answer:
+    """Examine an item in a worker. SIGALRM, which has no handler, kills it if a decoder never returns."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        return examine(root, path)
+        return examine(root, item)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -207,7 +214,22 @@ def _with_facts(row: ManifestRow, found: Found, *, compare: bool) -> ManifestRow
     if compare and row.num_frames not in (None, found.num_frames):
         raise DecodeError(row.path, f"has {found.num_frames} frames, but the manifest says {row.num_frames}")
     row.span.frames(row.path, found.num_frames)
-    return replace(row, **asdict(found))
+    facts = asdict(found)
+    if {"left", "top"} <= dict(row.others).keys():  # a region's width and height are not those of the frame
+        del facts["width"], facts["height"]
+    return replace(row, **facts)
+
+
+def bad_regions(manifest: Manifest, found: Mapping[str, Found]) -> list[DecodeError]:
+    """Return an error for each clip whose region is not in its frame."""
+    errors = []
+    for clip in range(len(manifest.regions)):
+        path, region = manifest.path(clip), manifest.region(clip)
+        facts = found[path]
+        problem = region.problem(facts.width, facts.height) if region and isinstance(facts, FileFacts) else None
+        if problem is not None:
+            errors.append(DecodeError(path, f"{problem} ({manifest.place(clip)})", manifest.span(clip)))
+    return errors
 
 
 def copies(rows: Iterable[ManifestRow]) -> list[tuple[str, str]]:

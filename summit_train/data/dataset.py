@@ -14,6 +14,7 @@ from summit_train.data.batches.order import Classes, Order
 from summit_train.data.batches.stores import Store, open_store
 from summit_train.data.batches.workers import Batches
 from summit_train.data.manifest import Manifest, read_manifest
+from summit_train.data.manifest.overlap import Pairs, shared_clips
 from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.spec import DataSpec, Spec
 
@@ -36,7 +37,7 @@ class Dataset:
         path = {"train": spec.data.train, "val": spec.data.val}[which]
         if not Path(path).exists():
             raise UserError(f"data.{which}: {path} not found (relative paths start at {Path.cwd()})")
-        manifest = read_manifest(path)
+        manifest = read_manifest(path, spec.data.region)
         manifest.check_labels(spec.model.num_classes)
         if spec.loss.kind == "softmax" and (several := manifest.not_single()) is not None:
             raise UserError(f"{several}, and loss.kind softmax takes one a clip; set loss.kind to binary")
@@ -72,3 +73,10 @@ class Dataset:
         by_label = np.argsort(labels, kind="stable")
         starts = np.flatnonzero(np.diff(labels[by_label])) + 1
         return tuple(np.split(places[by_label], starts))
+
+
+def leaked_clips(train: Dataset, val: Dataset) -> Pairs:
+    """Return the pairs (training clip, validation clip) in use that show the same frames, see `shared_clips`."""
+    pairs = shared_clips(train.manifest, val.manifest, (train.data.root, val.data.root))
+    excluded = [set(one.kept.excluded.tolist()) for one in (train, val)]
+    return {pair: how for pair, how in pairs.items() if not any(map(set.__contains__, excluded, pair))}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class Trained:
 
     path: the checkpoint. run_path: its run folder, None for a lone file. step: updates so far. classes: the names,
     label 0 first; numbers if the checkpoint lacks them (`has_names`). weights: the state dict, on the CPU.
-    passed_over: why newer checkpoints of the run were skipped.
+    passed_over: why newer checkpoints of the run were skipped. experiment: what its run compares to resume.
     """
 
     path: Path
@@ -42,6 +42,7 @@ class Trained:
     has_names: bool
     weights: dict[str, torch.Tensor]
     passed_over: tuple[str, ...] = ()
+    experiment: Mapping[str, Any] = field(default_factory=dict)
 
     def network(self, device: torch.device, *, ready: bool = True) -> VideoNetwork:
         """Build the network on `device`, in evaluation mode, in the type of its weights.
@@ -101,7 +102,8 @@ def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: st
     names: Any = state.get("classes")
     has_names = isinstance(names, list) and len(names) == spec.model.num_classes
     classes = tuple(map(str, names if has_names else range(spec.model.num_classes)))
-    return Trained(file, run_path, spec, state["step"], classes, has_names, state["model"], tuple(complaints))
+    about = tuple(complaints), state.get("experiment", {})
+    return Trained(file, run_path, spec, state["step"], classes, has_names, state["model"], *about)
 
 
 def _checkpoint_of(run: Path, name: str) -> Path:

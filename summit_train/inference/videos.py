@@ -61,6 +61,9 @@ def list_videos(words: Sequence[str], trained: Trained, tell: Tell, *, use_label
     if missing:
         raise UserError(f"{listed(missing)}: {MISSING}; name files, folders, manifests or packed sets")
     listings = list[Listing]()
+    if trained.spec.data.region is not None and (files := [word for word in words if not _is_list(word)]):
+        right = "name a manifest with the columns left,top,width,height, or set data.region=null"
+        raise UserError(f"{listed(files)}: the network was trained on regions of frames (data.region): {right}")
     for is_list, group in groupby(words, _is_list):
         if is_list:
             listings += [_listing(word, trained, tell, use_labels=use_labels) for word in group]
@@ -81,7 +84,8 @@ def _is_list(word: str) -> bool:
 
 
 def _listing(word: str, trained: Trained, tell: Tell, *, use_labels: bool) -> Listing:
-    manifest, data = read_manifest(word), trained.spec.data
+    data = trained.spec.data
+    manifest = read_manifest(word, data.region)
     if data.quarantine is not None and not Path(data.quarantine).exists():
         tell(f"{word}: the list {data.quarantine} (data.quarantine) does not exist, so nothing is left out")
         data = data.model_copy(update={"quarantine": None})

@@ -87,6 +87,8 @@ def notes_of(run: Run) -> list[str]:
         if start.forced:
             since = f"Since step {start.step:,} another experiment, by --force-resume"
             notes.append(f"{since}; only its checkpoints are in the mean: {'; '.join(start.forced)}")
+    if shared := number(run.plan.get("shared_clips")):
+        notes.append(f"{counted(int(shared), 'validation clip')} also trained on: the accuracy is too high")
     for side, counts in run.clips_per_class.sides().items() if run.clips_per_class else ():
         if lacking := [name for name, count in counts.items() if count == 0]:
             notes.append(f"Classes without {side} clips: {listed(lacking)}")

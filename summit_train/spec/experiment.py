@@ -156,6 +156,9 @@ class DataSpec(Section):
     root: PathText | None = None
     """Folder that relative video paths start at; null: each manifest's own folder. A folder that lacks the first clip
     is refused if the manifest's own folder has it."""
+    region: Literal["columns"] | None = None
+    """columns: the part of the frame that the manifest's columns left, top, width and height name, in pixels of the
+    upright frame, is each clip's picture; null: the whole frame."""
     modality: ModalityName = "rgb"
     """rgb: pictures; flow: optical flow, as `data flow` makes it of the videos."""
     flow_length: Annotated[int, Field(ge=1, le=64)] = 5
@@ -414,7 +417,7 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
 # Keys of `data` that change what is trained on; the others only tell where the clips are and how fast they are read.
 _TRAINED_DATA = (
     "modality", "flow_length", "num_frames", "frame_stride", "sampling", "augment", "short_side", "crop_scales", "crop",
-    "flip", "balance",
+    "flip", "balance", "region",
 )  # fmt: skip
 _RECIPE = ("optimizer", "schedule", "loss", "ema", "scale", "parallel")
 # Each node may read its own copy of the data; the contents of the lists are compared by their fingerprints.

@@ -11,6 +11,7 @@ from summit_train.__main__ import main
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.quarantine import read_quarantine
 from summit_train.data.video.encode import write_video
+from summit_train.data.video.region import Region
 from summit_train.data.video.span import Span
 from tests.worlds import PATIENCE_S, Say, start, succeed
 
@@ -129,6 +130,26 @@ def test_scan_decodes_a_file_once_and_names_spans_outside_it(spans: Path, say: S
     found = [(error.path, error.span) for error in read_quarantine(bad)]
     assert found == [("a.mp4", Span(15, 21)), ("a.mp4", Span(20)), ("torn.mp4", Span()), ("gone.mp4", Span())]
     assert status == 0 and "3 videos decoded for 7 clips, 4 bad" in printed
+
+
+# Regions of frames.
+
+
+def test_index_keeps_regions_and_scan_names_those_outside_their_frame(tmp_path: Path, say: Say) -> None:
+    for name in ("a", "b"):
+        write_video(tmp_path / f"{name}.mp4", np.zeros((3, 16, 32, 3), np.uint8))
+    rows = "a.mp4,0,2,3,30,13\nb.mp4,1,2,3,30,14\nb.mp4,0,,,,\n"
+    (tmp_path / "list.csv").write_text(f"path,label,left,top,width,height\n{rows}")
+    out, bad = tmp_path / "indexed.csv", tmp_path / "bad.csv"
+    assert say("data", "index", tmp_path / "list.csv", "--out", out, "--workers", 0)[0] == 0
+    indexed = read_manifest(out, "columns")
+    assert [indexed.region(clip) for clip in range(3)] == [Region(2, 3, 30, 13), Region(2, 3, 30, 14), None]
+    assert indexed.num_frames(0) == 3 and indexed.sha256(2)
+    status, printed, _ = say("data", "scan", out, "--out", bad, "--workers", 0)
+    assert status == 0 and "0 bad" in printed  # without the option the columns are not read
+    status, printed, _ = say("data", "scan", out, "--out", bad, "--workers", 0, "--region", "columns")
+    reason = f"its region, 30 x 14 pixels at 2, 3, exceeds the frame of 32 x 16 ({out}:3)"
+    assert status == 0 and [str(error) for error in read_quarantine(bad)] == [f"b.mp4: {reason}"]
 
 
 # Killed, and on several ranks.

@@ -109,3 +109,11 @@ def test_clips_that_cannot_be_packed_are_all_named(manifest: Path, pack: Say) ->
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
+
+
+def test_regions_are_cut_where_they_are_asked_for(manifest: Path, pack: Say) -> None:
+    manifest.write_text("path,label,left,top,width,height\n0.mp4,0,1,2,9,8\n2.mp4,1,0,0,16,16\n")
+    assert pack("--kind", "bytes", "--workers", 0, "--region", "columns")[0] == 2
+    assert pack("--kind", "jpeg", "--workers", 0, "--region", "columns")[0] == 0
+    rows = np.load(manifest.parent / "out/index/clips.npy")
+    assert rows[["width", "height"]].tolist() == [(9, 8), (16, 16)]

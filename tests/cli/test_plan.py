@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +227,22 @@ def test_what_cannot_be_is_refused_in_one_line(
 def test_a_checkpoint_in_the_background_is_a_copy_in_memory(write_spec: WriteSpec, plan: Plan) -> None:
     copied = "kept; written alongside the steps from a copy in rank 0's memory\n"
     assert copied in plan(write_spec(checkpoint={"background": True})) and copied not in plan(write_spec())
+
+
+def test_clips_of_both_sets_are_named(
+    write_spec: WriteSpec, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    val = read_manifest(motion_set / "val.csv")
+    leaked = [replace(val.row(clip), path=str(motion_set / val.path(clip))) for clip in (3, 5)]
+    train = read_manifest(motion_set / "train.csv")
+    rows = [replace(train.row(clip), path=str(motion_set / train.path(clip))) for clip in range(len(train))]
+    write_manifest(tmp_path / "more/train.csv", [*rows, *leaked])
+    write_classes(tmp_path / "more", train.classes or ())
+    spec = write_spec(data={"train": str(tmp_path / "more/train.csv")})
+    status, out, err = main_said(capsys, "plan", spec, "--json")
+    (line,) = json.loads(out)["warnings"]
+    assert status == 0 and err == f"warning: {line}\n"
+    assert line.startswith(f"2 clips of data.val also in data.train, such as {val.path(3)} (same path): the accuracy")
+    bad = tmp_path / "bad.csv"  # a clip that is left out is not trained on
+    bad.write_text(f"path,reason\n{leaked[0].path},x\n{leaked[1].path},x\n")
+    assert json.loads(main_said(capsys, "plan", spec, "--json", f"data.quarantine={bad}")[1])["warnings"] == []

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from summit_train.__main__ import main
 from summit_train.core.errors import UserError
+from summit_train.inference.stream.stream import open_stream
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.inference.videos import Listing, list_videos
 
@@ -129,3 +131,15 @@ def test_words_that_name_nothing(folder: Path, trained: Trained) -> None:
         with pytest.raises(UserError, match=reason) as caught:
             listed(trained, *words)
         assert "\n" not in str(caught.value)
+
+
+def test_a_network_of_regions_takes_lists_that_name_them(motion_set: Path, tmp_path: Path, trained_run: Path) -> None:
+    trained = open_trained(trained_run, ["data.region=columns"])
+    video = motion_set / "videos/val_000000.mp4"
+    with pytest.raises(UserError, match=r"val_000000.mp4: the network was trained on regions of frames .*region=null"):
+        listed(trained, video)
+    (tmp_path / "list.csv").write_text(f"path,label,left,top,width,height\n{video},0,3,4,20,10\n")
+    ((listing,), _) = listed(trained, tmp_path / "list.csv")
+    assert listing.manifest.region(0) == (3, 4, 20, 10)
+    with pytest.raises(UserError, match=r"its network was trained on regions of frames; set data\.region=null"):
+        open_stream(trained, torch.device("cpu"))

@@ -110,6 +110,14 @@ def test_clips_of_few_classes_are_a_row_each(write_run):
     assert notes_of(run) == ["Classes without training clips: swim", "Classes without validation clips: jump"]
 
 
+def test_validation_clips_that_were_trained_on_are_noted(write_run):
+    run = Run(write_run())
+    assert not any("trained on" in note for note in notes_of(run))
+    for number, clips in ((1, "1 validation clip"), (1200, "1,200 validation clips")):
+        run.plan["shared_clips"] = number
+        assert f"{clips} also trained on: the accuracy is too high" in notes_of(run)
+
+
 def test_averages_and_a_batch_that_grew_are_noted(write_run, run_records):
     """Averages after steps 10 and 20; the run goes on from step 10, so the second one is made again."""
     lines = run_records()

@@ -83,6 +83,10 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
         shards = ShardStore(manifest, local, Limits(seconds=data.clip_seconds))
         every, modality, place = shards.pack.packing.every, shards.pack.packing.modality, f"{manifest.source}:"
         found = "" if modality == data.modality else f"holds {modality}"
+        if (cut := shards.pack.packing.region) != data.region:
+            right = "set data.region=columns" if cut else "pack the clips again, with --kind jpeg --region columns"
+            has = "regions of frames" if cut else "whole frames"
+            raise UserError(f"{place} holds {has}, and data.region is {data.region or 'null'}: {right}")
         if data.sampling == "dense" and data.frame_stride % every:
             raise UserError(
                 f"{place} has one frame in {every}, and data.frame_stride is {data.frame_stride}: must be a multiple "

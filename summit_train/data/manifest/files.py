@@ -35,6 +35,8 @@ class FileStore:
 
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
         path, num_frames = self.path(clip), self.manifest.num_frames(clip)
+        if (region := self.manifest.region(clip)) is not None:
+            views_of = region.seen_by(views_of, path, self.manifest.place(clip))
         if self.is_flow:
             return read_folder_views(path, choose, views_of, num_frames, self.limits, is_flow=True)
         choose = self.manifest.span(clip).chosen_in(path, choose)

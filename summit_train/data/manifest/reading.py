@@ -11,7 +11,7 @@ import json
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 from tokenize import TokenError
@@ -27,13 +27,16 @@ from summit_train.data.manifest.tables import (
     CLASSES_FILE,
     DTYPES,
     OPTIONAL,
+    REGIONS,
     class_folders,
     folder_table,
     label_text,
     opened,
+    parse_regions,
     parse_table,
     read_table,
 )
+from summit_train.data.video.region import Region
 from summit_train.data.video.span import TO_THE_END, WHOLE, Span
 
 # A packed set: its record, the columns of its manifest, and the folder that exists until it is finished.
@@ -107,7 +110,7 @@ class Manifest:
     unknown, or (0,) where none is known.
     spans: (N,), each clip's `start` and `end` in its video, see Span, or (0,) where all are whole videos. is_packed:
     the clips are in shards, in the folder `source`. stored_fingerprint: a packed set's. pixels: what packing did to the
-    pixels ("": nothing).
+    pixels ("": nothing). regions: (N,), each clip's part of the frame, see REGIONS, or (0,) where it is not read.
     """
 
     source: str
@@ -125,6 +128,7 @@ class Manifest:
     is_packed: bool = False
     stored_fingerprint: str = ""
     pixels: str = ""
+    regions: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, REGIONS))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -153,6 +157,10 @@ class Manifest:
 
     def span(self, index: int) -> Span:
         return Span(*self.spans[index].item()) if len(self.spans) else WHOLE
+
+    def region(self, index: int) -> Region | None:
+        """Return the part of the frame that is the clip's picture, None for the whole."""
+        return Region(*self.regions[index].item()) if len(self.regions) and self.regions[index]["width"] else None
 
     @property
     def has_spans(self) -> bool:
@@ -249,7 +257,7 @@ class Manifest:
         )
 
     def fingerprint(self) -> str:
-        """Return 32 hexadecimal digits of the clips' paths, labels, directions and spans, in order.
+        """Return 32 hexadecimal digits of the clips' paths, labels, directions, spans and regions, in order.
 
         Whole videos have the same one with and without columns for spans. A set of packed bytes has the fingerprint of
         its videos; packing that changes the pixels changes it.
@@ -263,6 +271,7 @@ class Manifest:
         if len(self.more_labels):
             digest.update(b"several labels")
             columns += [(self.more_labels, DTYPES["more_labels"])]
+        columns += [(self.regions, REGIONS)] if len(self.regions) else []
         for column, dtype in columns:
             digest.update(np.ascontiguousarray(column, dtype).data)
         digest.update(self.pixels.encode())
@@ -272,14 +281,14 @@ class Manifest:
         return (_reopen, (self.source, self.fingerprint())) if self.is_packed else super().__reduce__()
 
 
-def read_manifest(path: str | Path) -> Manifest:
+def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
     """Read a CSV with a header, a header-less list of `path label`, a folder of class folders, or a packed set.
 
     CSV: the columns `path,label` and optionally those of `ManifestRow`; others are ignored. A label is an integer or a
     name in `classes.txt` next to the file (one name a line, the first is label 0). An integer is always the label
     itself, also where a class has that name. A clip of several classes has several, `3;17`, of none `;`. List: the
-    label follows the last blank; `path num_frames label` too, where path is a folder of pictures. Raises UserError,
-    naming file and line.
+    label follows the last blank; `path num_frames label` too, where path is a folder of pictures. region: data.region;
+    a packed set was cut when it was packed. Raises UserError, naming file and line.
     """
     source = Path(path)
     if (source / PACK_FILE).is_file():
@@ -292,6 +301,8 @@ def read_manifest(path: str | Path) -> Manifest:
     if not table[0]:
         raise UserError(f"{source}: no clip found in it")
     columns: dict[str, Any] = parse_table(source, table, classes)
+    if region is not None:
+        columns["regions"] = parse_regions(source, table)
     return Manifest(str(source), os.path.abspath(source) if is_folder else "", classes, **columns)
 
 

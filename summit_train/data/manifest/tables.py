@@ -37,6 +37,9 @@ DTYPES: dict[str, DTypeLike] = {
     "spans": [("start", "<i4"), ("end", "<i4")], "more_labels": [("clip", "<i4"), ("label", "<i4")],
 }  # fmt: skip
 OPTIONAL = ("spans", "more_labels")  # empty where no clip needs them; more_labels has rows for some clips only
+# The columns of data.region, and the regions of clips: all numbers are 0 where the whole frame is the clip's picture.
+REGION_COLUMNS = ("left", "top", "width", "height")
+REGIONS = np.dtype([(name, "<i4") for name in REGION_COLUMNS])
 # The rows of a list: their line numbers (0 in class folders), and their cells, column by column.
 Table = tuple[Sequence[int], dict[str, Sequence[str]]]
 
@@ -191,6 +194,26 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
             [(clip, label) for clip, found in enumerate(labels) for label in found[1:]], DTYPES["more_labels"]
         ),
     }
+
+
+def parse_regions(source: Path, table: Table) -> NDArray[np.void]:
+    """Return each clip's region by the columns of REGION_COLUMNS. Raises UserError at the first bad one."""
+    lines, cells = table
+    if lacking := [name for name in REGION_COLUMNS if name not in cells]:
+        columns = ",".join(REGION_COLUMNS)
+        raise UserError(f"{source}: data.region is columns, so it must have {columns}; lacks {', '.join(lacking)}")
+    regions = []
+    for line, *texts in zip(lines, *(cells[name] for name in REGION_COLUMNS), strict=True):
+        words = [text.strip() for text in texts]
+        numbers = [int(word) if _INTEGER.fullmatch(word) else -1 for word in words]
+        left, top, width, height = numbers
+        if not any(words):
+            numbers = [0] * len(words)
+        elif min(numbers) < 0 or not width or not height or max(left + width, top + height) > _INT32_MAX:
+            right = "whole pixels of the frame, width and height 1 or more, or all four cells empty"
+            raise UserError(f"{source}:{line}: {','.join(REGION_COLUMNS)} must be {right}, got {','.join(texts)}")
+        regions.append(tuple(numbers))
+    return np.array(regions, REGIONS)
 
 
 def parse_span(start: str = "", end: str = "") -> Span:

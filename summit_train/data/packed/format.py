@@ -132,7 +132,8 @@ class Packing:
     to `short_side` where it is larger). modality: 'rgb' or 'flow', two grey pictures for each field, x and y. bound:
     the flow in pixels that 255 stands for. method, preset: of video.flow, to compute the flow of the frames; without a
     method the clips are folders of flow pictures, which are packed as they are. colour: of jpeg: 'full', or 'half' in
-    older sets, whose frames lost colour resolution when they were scaled down.
+    older sets, whose frames lost colour resolution when they were scaled down. region: of jpeg: 'columns' where each
+    picture is the part of the frame that the list named, see data.region.
     """
 
     kind: str
@@ -144,11 +145,14 @@ class Packing:
     method: str | None = None
     preset: str | None = None
     colour: str = "full"
+    region: str | None = None
 
     def __post_init__(self) -> None:
         valid = ("bytes", "jpeg") if self.modality == "rgb" else ("bytes",) if self.method is None else ("jpeg",)
         if self.kind not in valid:
             raise UserError(f"kind must be {' or '.join(valid)}, got {self.kind!r}")
+        if self.region not in ((None, "columns") if self.kind == "jpeg" else (None,)):
+            raise UserError(f"region must be columns, with --kind jpeg, which cuts the pictures, got {self.region!r}")
         if self.modality == "flow" and not 0 < (self.bound or 0) <= _MAX_BOUND:
             raise UserError(f"bound must be more than 0 and at most {_MAX_BOUND} pixels, got {self.bound}")
         if self.colour not in ("full", "half"):
@@ -164,6 +168,7 @@ class Packing:
             return ""
         made = f"jpeg short side {self.short_side}, every {self.every}, quality {self.quality}"
         made += ", full colour" if self.colour == "full" else ""
+        made += ", regions" if self.region else ""
         if self.modality == "rgb":
             return made
         return f"{made}, flow {self.method}{f' {self.preset}' if self.preset else ''}, bound {self.bound:g}"
@@ -173,6 +178,7 @@ class Packing:
         left_out: tuple[str, ...] = () if self.modality == "flow" else ("modality", "bound", "method", "preset")
         if self.kind == "bytes" or self.colour == "half":
             left_out += ("colour",)
+        left_out += ("region",) if self.region is None else ()
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 

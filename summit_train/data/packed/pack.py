@@ -75,7 +75,8 @@ class Job:
     def source(self, clip: int) -> tuple[Any, ...]:
         """Return what is equal for neighbouring clips that are made from one reading of a file: spans of one video."""
         manifest = self.store.manifest
-        return manifest.stored_path(clip), manifest.sha256(clip), clip if manifest.span(clip) == WHOLE else None
+        alone = clip if manifest.span(clip) == WHOLE else None
+        return manifest.stored_path(clip), manifest.sha256(clip), alone, manifest.region(clip)
 
 
 @contextmanager
@@ -212,8 +213,9 @@ def _samples(job: Job, clips: Iterable[int], workers: int) -> Generator[Sample |
     manifest = job.store.manifest
     runs = (list(run) for _, run in groupby(clips, lambda n: (n // job.clips_per_shard, job.source(n))))
     asked = (
-        (run, job.store.path(run[0]), [facts_of(manifest, n) for n in run], manifest.sha256(run[0]), job.packing)
+        (run, job.store.path(n), [facts_of(manifest, one) for one in run], job.packing, *about)
         for run in runs
+        for n, about in [(run[0], (manifest.sha256(run[0]), manifest.region(run[0])))]
     )
     if not workers:
         yield from chain.from_iterable(starmap(make_samples, asked))

@@ -29,6 +29,7 @@ from summit_train.data.video.augment import View, scaled_size
 from summit_train.data.video.clips import decode_picture, list_pictures
 from summit_train.data.video.decode import count_packets, read_from_start
 from summit_train.data.video.flow import encode, flow_method, grey
+from summit_train.data.video.region import Region
 from summit_train.data.video.render import Renderer, turn_in
 from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, load_video, read_bytes
 
@@ -52,7 +53,12 @@ class Sample:
 
 
 def make_samples(
-    clips: Sequence[int], path: str, facts: Sequence[Facts], sha256: bytes | None, packing: Packing
+    clips: Sequence[int],
+    path: str,
+    facts: Sequence[Facts],
+    packing: Packing,
+    sha256: bytes | None,
+    region: Region | None,
 ) -> list[Sample | DecodeError]:
     """Read a file once and convert it to what is packed of each clip that is a span of it, or return the clips' errors.
 
@@ -61,7 +67,8 @@ def make_samples(
     is_folder = os.path.isdir(path)
     holder = None if is_folder or packing.kind == "jpeg" else clips[0]
     try:
-        read = _of_folder(path, packing) if is_folder else _of_video(path, facts, sha256, packing)
+        convert = _Converter(path, packing, region)
+        read = _of_folder(convert) if is_folder else _of_video(convert, facts, sha256)
     except DecodeError as error:
         return [DecodeError(one.path, error.reason) for one in facts]
     return [_sample(clip, one, read, holder) for clip, one in zip(clips, facts, strict=True)]
@@ -91,8 +98,9 @@ def _sample(clip: int, facts: Facts, read: Read, holder: int | None) -> Sample |
     return Sample(facts, encoded, length, checksum, pictures, is_shared=True)
 
 
-def _of_video(path: str, facts: Sequence[Facts], sha256: bytes | None, packing: Packing) -> Read:
+def _of_video(convert: _Converter, facts: Sequence[Facts], sha256: bytes | None) -> Read:
     """Load a video, and for pictures decode it once for all of its spans."""
+    path, packing = convert.path, convert.packing
     if packing.modality == "flow" and packing.method is None:
         raise DecodeError(path, "is a video: `data flow` computes its flow; --bound is for folders that hold flow")
     video = load_video(path, sha256)
@@ -101,7 +109,6 @@ def _of_video(path: str, facts: Sequence[Facts], sha256: bytes | None, packing: 
     if packing.kind == "bytes":
         video.check()
         return lambda one: (one, [video.content or b""])
-    convert = _Converter(path, packing)
     # A codec may give more frames than packets.
     limit = 2 * count_packets(video, convert.budget) + 1
     spans = [one.span for one in facts]
@@ -120,8 +127,9 @@ def _of_video(path: str, facts: Sequence[Facts], sha256: bytes | None, packing: 
     return read
 
 
-def _of_folder(path: str, packing: Packing) -> Read:
+def _of_folder(one_clip: _Converter) -> Read:
     """Take the pictures of a folder unchanged, except those that are too large or not JPEG; or compute their flow."""
+    path, packing = one_clip.path, one_clip.packing
     is_flow = packing.modality == "flow" and packing.method is None
     paths = list_pictures(path, is_flow=is_flow)
 
@@ -134,7 +142,7 @@ def _of_folder(path: str, packing: Packing) -> Read:
         frames = one.span.frames(path, len(paths))
         if packing.kind == "bytes":
             return replace(one, num_frames=len(paths)), [read_bytes(paths[number]) for number in frames]
-        convert = _Converter(path, packing)
+        convert = _Converter(path, packing, one_clip.region)
         parts = [convert.picture(paths[number]) for number in frames[:: packing.every]]
         return convert.sized(one, len(paths)), list(chain.from_iterable(parts))
 
@@ -146,11 +154,12 @@ class _Converter:
 
     Each frame becomes a JPEG picture. Where flow is computed, each frame but the first becomes the flow from the one
     before it: two grey JPEG pictures, x and y. Between spans that are apart this also computes a field that no clip
-    takes. budget: that of one video, without a limit of time for flow.
+    takes. budget: that of one video, without a limit of time for flow. region: of the frame, which is packed alone.
     """
 
-    def __init__(self, path: str, packing: Packing) -> None:
-        self._path, self._packing, self.budget, self._compute = path, packing, Budget(path, NO_HURRY), None
+    def __init__(self, path: str, packing: Packing, region: Region | None) -> None:
+        self.path, self.packing, self.region = path, packing, region
+        self.budget, self._compute = Budget(path, NO_HURRY), None
         if packing.method is not None:
             self.budget = Budget(path, replace(NO_HURRY, seconds=math.inf))
             self._compute = flow_method(packing.method, packing.preset or "")
@@ -163,7 +172,7 @@ class _Converter:
             scaled = scaled_size(width, height, min(packing.short_side, width, height))
             return [View(*scaled, 0, 0, *scaled)]
 
-        self._renderer = Renderer(whole_frame)
+        self._renderer = Renderer(whole_frame if region is None else region.seen_by(whole_frame, path, "data.region"))
 
     def __call__(self, frame: Any) -> list[NDArray[np.uint8]]:
         (picture,) = self._renderer(frame)
@@ -173,10 +182,10 @@ class _Converter:
         """Return what is packed of the next frame, a picture file: its own bytes if they are a JPEG that is small."""
         content = read_bytes(path)
         codec, frame = decode_picture(path, content, self.budget)
-        if self._compute is None:
+        if self._compute is None and self.region is None:
             width, height = turn_in(frame).size(frame.width, frame.height)
             self._size = self._size or (width, height)
-            if codec == "mjpeg" and min(width, height) <= self._packing.short_side:
+            if codec == "mjpeg" and min(width, height) <= self.packing.short_side:
                 return [content]
         (picture,) = self._renderer(frame)
         return self._encoded(picture)
@@ -189,14 +198,14 @@ class _Converter:
             if before is None:
                 return []
             try:
-                code = encode(self._compute(before, self._before), self._packing.bound or 0)
+                code = encode(self._compute(before, self._before), self.packing.bound or 0)
             except UserError as error:
-                raise DecodeError(self._path, str(error)) from error
+                raise DecodeError(self.path, str(error)) from error
             pictures = [code[..., 0], code[..., 1]]
         encoded = []
         for one in pictures:
             stream = io.BytesIO()
-            Image.fromarray(one).save(stream, "JPEG", quality=self._packing.quality)
+            Image.fromarray(one).save(stream, "JPEG", quality=self.packing.quality)
             encoded.append(stream.getvalue())
         return encoded
 

@@ -91,7 +91,8 @@ class View:
     """A crop of the scaled upright frame, in pixels.
 
     width, height: the scaled frame's size. x, y: the crop's upper left corner. crop_width, crop_height: its size. flip:
-    mirror the crop left to right.
+    mirror the crop left to right. region: left, top, width and height of what is scaled in place of the whole frame, in
+    pixels of the frame; all views of a clip have the same.
     """
 
     width: int
@@ -101,6 +102,7 @@ class View:
     crop_width: int
     crop_height: int
     flip: bool = False
+    region: tuple[int, int, int, int] | None = None
 
     def __post_init__(self) -> None:
         assert 0 <= self.x < self.x + self.crop_width <= self.width, self

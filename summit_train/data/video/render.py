@@ -89,6 +89,11 @@ class Renderer:
         if not self._views:
             self.stored_size = (frame.width, frame.height)
             self._views = self._views_of(*turn.size(*self.stored_size))
+        if (region := self._views[0].region) is not None:
+            whole = View(*turn.size(frame.width, frame.height), *region)
+            picture = self._crop(whole, turn, self._scaled(frame, (frame.width, frame.height)))
+            pixels, kind = (picture[..., 0], "gray") if self._is_grey else (picture, "rgb24")
+            frame, turn = VideoFrame.from_ndarray(pixels, kind), Turn()
         sizes = {(view.width, view.height) for view in self._views}
         scaled = {size: self._scaled(frame, turn.size(*size)) for size in sizes}
         return [self._crop(view, turn, scaled[view.width, view.height]) for view in self._views]

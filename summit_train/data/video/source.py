@@ -33,7 +33,7 @@ MAX_HELD_BYTES = 64 << 20
 # The reason of the error for a file that does not exist.
 MISSING = os.strerror(errno.ENOENT)
 # Scaled to a short side of 256, a longer frame would have more than 16,384 pixels a side.
-_MAX_SIDE_RATIO = 64
+MAX_SIDE_RATIO = 64
 # The memory of a worker process besides what it starts with: several frames of the largest size.
 _WORKER_BYTES = 4 << 30
 
@@ -62,7 +62,7 @@ class Budget:
 
     def size(self, width: int, height: int) -> None:
         """Check a frame's size as a header gives it."""
-        is_long = max(width, height) > _MAX_SIDE_RATIO * max(1, min(width, height))
+        is_long = max(width, height) > MAX_SIDE_RATIO * max(1, min(width, height))
         if width * height > self.limits.pixels or (is_long and width and height):
             raise DecodeError(self.name, f"a frame of {width} x {height} pixels is not read: its header is damaged?")
 

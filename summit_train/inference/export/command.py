@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         lambda text: None if text == "any" else int(text), lambda n: n is None or n in _COUNTS, "1 or more, or any"
     )
     add_network(parser)
-    parser.add_argument("--out", required=True, type=Path, metavar="MODEL.onnx", help="MODEL.json is written, too")
+    out = "MODEL.json is written, too; with --card a folder"
+    parser.add_argument("--out", required=True, type=Path, metavar="MODEL.onnx|FOLDER", help=out)
+    parser.add_argument("--card", action="store_true", help="instead: weights as safetensors, and a model card")
     parser.add_argument("--stream", action="store_true", help="the frame-by-frame form of a past-only TSM")
     parser.add_argument("--size", type=size, metavar="HxW|N", help="pixels of a picture [the square that eval scores]")
     parser.add_argument(
@@ -40,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     check_single("export")
+    if args.card:
+        return _card(args)
     try:
         from summit_train.inference.export.export import Export
     except ModuleNotFoundError as error:
@@ -50,6 +54,22 @@ def run(args: argparse.Namespace) -> Result:
     trained = open_named(args, args.overrides)
     description = Export(trained, args.out, args.stream, args.size, args.batch, tell).run()
     return Result([_summary(description, args.out)], values=description)
+
+
+def _card(args: argparse.Namespace) -> Result:
+    from summit_train.inference.export.card import write_card  # needs no package of ONNX
+
+    if args.stream or args.size is not None or args.batch != 1:
+        raise UserError("--card must be used without --stream, --size and --batch, which are of ONNX files")
+    facts = write_card(open_named(args, args.overrides), args.out)
+    accuracy = "from eval.json" if facts["has_accuracy"] else "not known: `summit-train eval RUN` makes it; then repeat"
+    rows = [
+        ("weights", f"{facts['weights']} ({with_unit(facts['bytes'], 'B')}), step {facts['step']:,}"),
+        ("SHA-256", facts["sha256"]),
+        ("card", f"{facts['card']}: add the licence and the intended use"),
+        ("accuracy", accuracy),
+    ]
+    return Result([TextTable(rows, left=2)], values=facts)
 
 
 def _summary(description: dict[str, Any], out: Path) -> TextTable:

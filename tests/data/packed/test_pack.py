@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ import pytest
 from PIL import Image
 
 from summit_train.core.errors import UserError
+from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import pack as pack_module
 from summit_train.data.packed.format import Packing, read_pack
 from summit_train.data.packed.pack import begin, missing_shards, pack_shards
+from summit_train.spec.experiment import smallest_spec
+from tests.data.clips import all_of, stored_clip
 from tests.data.packed.conftest import (
     NUM_FRAMES,
     NUM_VIDEOS,
@@ -216,3 +220,37 @@ def test_several_labels_are_packed_and_lists_of_one_label_have_no_trace_of_them(
     np.save(out / "manifest/more_labels.npy", more)
     with pytest.raises(UserError, match=r"is damaged .*some of its labels belong to no clip"):
         read_manifest(out)
+
+
+def test_a_region_is_cut_when_it_is_packed(videos: Path, tmp_path: Path) -> None:
+    rows = ["run/clip 1.mp4,1,4,6,30,21", "run/clip 1.mp4,1,0,0,20,20", "walk/clip 0.mp4,0,,,,"]
+    (tmp_path / "list.csv").write_text("path,label,left,top,width,height\n" + "".join(f"{row}\n" for row in rows))
+    store = FileStore(read_manifest(tmp_path / "list.csv", "columns"), str(videos))
+    packed = packed_store(store, tmp_path / "out", packing := Packing("jpeg", region="columns"), SHARD_BYTES)
+    for clip in range(len(rows)):
+        part, cut = (stored_clip(one, clip, lambda n: np.arange(0, n, 5), all_of) for one in (store, packed))
+        assert part.shape == cut.shape == (3, *((21, 30), (20, 20), (40, 52))[clip], 3)
+        assert np.abs(part.astype(int) - cut).mean() < 10  # JPEG of blocks of noise; other pixels differ by 80
+    assert packed.pack.packing == packing and packed.manifest.pixels.endswith("full colour, regions")
+    others = [replace(store, manifest=read_manifest(tmp_path / "list.csv")), store]
+    with pytest.raises(UserError, match="contains a different set"):
+        begin(others[0], tmp_path / "out", packing, SHARD_BYTES, 0)
+    assert begin(others[1], tmp_path / "out", packing, SHARD_BYTES, 0) is None
+    with pytest.raises(UserError, match="region must be columns, with --kind jpeg, which cuts the pictures"):
+        Packing("bytes", region="columns")
+
+
+def test_a_set_of_regions_and_the_spec_must_agree(videos: Path, pack_set: PackSet, tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path,label,left,top,width,height\nrun/clip 1.mp4,1,4,6,30,21\n")
+    store = FileStore(read_manifest(tmp_path / "list.csv", "columns"), str(videos))
+    pack_module.pack_set(store, tmp_path / "out", Packing("jpeg", region="columns"), SHARD_BYTES)
+    data = smallest_spec().data
+    for folder, region, holds in (
+        (tmp_path / "out", None, "holds regions of frames, and data.region is null: set data.region=columns"),
+        (pack_set(kind="jpeg"), "columns", "holds whole frames, and data.region is columns: pack the clips again"),
+    ):
+        asked = data.model_copy(update={"region": region})
+        with pytest.raises(UserError, match=holds):
+            open_store(asked, read_manifest(folder, region))
+        right = data.model_copy(update={"region": None if region else "columns"})
+        assert len(open_store(right, read_manifest(folder)).manifest)

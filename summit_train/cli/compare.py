@@ -1,0 +1,139 @@
+"""`summit-train data compare A B`: the clips that two lists share, by path, by content and by what they show."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from summit_train.core.errors import UserError
+from summit_train.core.machine import num_cpus
+from summit_train.core.progress import followed
+from summit_train.core.result import Result, TextTable
+from summit_train.core.session import check_single
+from summit_train.core.text import counted
+from summit_train.data.check import Answer, Item, spread
+from summit_train.data.compare import NEAR, Near, Signature, digest, near_pairs, sign
+from summit_train.data.manifest import Manifest, read_manifest
+from summit_train.data.manifest.clip import Clip
+from summit_train.data.manifest.files import located_root
+from summit_train.data.manifest.overlap import Pairs, shared_clips
+from summit_train.data.manifest.reading import read_rows
+from summit_train.data.video.source import DecodeError
+
+Examined = Callable[[str, Item], Answer | DecodeError]
+_SHOWN = 20  # pairs on the screen; --json has them all
+_MOST_BITS = 16.0  # of 64; strangers differ by 32 on average
+_HOW = {"path": "by path", "sha256": "by SHA-256", "near": "by what they show"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("lists", metavar="LIST", nargs=2, help="A and B: manifests, or folders of class folders")
+    near = f"also compare what clips show: name pairs that differ by up to N of 64 bits [{NEAR:g}]"
+    add("--near", type=float, nargs="?", const=NEAR, metavar="N", help=near)
+    add("--root", nargs="+", metavar="DIR", help="where the paths of both, or of A and of B, start [each one's folder]")
+    add("--workers", type=int, metavar="N", help="processes that read [one a CPU]")
+    add("--json", action="store_true", help="print JSON instead of text")
+
+
+@dataclass
+class _Side:
+    """One of the lists. bad: what cannot be read of it."""
+
+    manifest: Manifest
+    root: str
+    workers: int
+    bad: list[DecodeError] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        rows = list(read_rows(self.manifest))
+        self.clips = [Clip(row.path, row.span, row.reversed) for row in rows]
+        self.groups = [row.group for row in rows]
+
+    def examined(self, examine: Examined[Item, Answer], items: Sequence[Item]) -> dict[Item, Answer]:
+        """Return what is found of each item that can be read."""
+        items = list(dict.fromkeys(items))
+        found = spread(examine, self.root, items, min(self.workers, len(items)))
+        pairs = list(zip(items, followed(found, len(items), "files", in_logs=True), strict=True))
+        self.bad += [one for _, one in pairs if isinstance(one, DecodeError)]
+        return {item: one for item, one in pairs if not isinstance(one, DecodeError)}
+
+    def hashed(self) -> Manifest:
+        """Return the list with the SHA-256 of every file."""
+        known = [self.manifest.sha256(number) for number in range(len(self.clips))]
+        found = self.examined(digest, [clip.path for clip, own in zip(self.clips, known, strict=True) if own is None])
+        digests = [own or found.get(clip.path, bytes(32)) for clip, own in zip(self.clips, known, strict=True)]
+        return replace(self.manifest, digests=np.array(digests, "V32"))
+
+    def signatures(self) -> tuple[list[int], list[Signature]]:
+        """Return the clips that can be read, and their signatures."""
+        missing = {error.path for error in self.bad}
+        found = self.examined(sign, [clip for clip in self.clips if clip.path not in missing])
+        numbers = [number for number, clip in enumerate(self.clips) if clip in found]
+        return numbers, [found[self.clips[number]] for number in numbers]
+
+
+def run(args: argparse.Namespace) -> Result:
+    """Compare. What is found is a result: the status is 0."""
+    check_single("data compare")
+    roots: list[str | None] = [None] if args.root is None else args.root
+    if len(roots) > 2:
+        raise UserError(f"--root must be one folder, or that of A and that of B, got {len(roots)}")
+    if args.near is not None and not 0 <= args.near <= _MOST_BITS:
+        raise UserError(f"--near must be 0 to {_MOST_BITS:g} bits, got {args.near:g}")
+    workers = num_cpus() if args.workers is None else max(0, args.workers)
+    sides = list[_Side]()
+    for path, root in zip(args.lists, roots * (2 // len(roots)), strict=True):
+        manifest = read_manifest(path)
+        if manifest.is_packed:
+            raise UserError(f"{path}: is a packed set; compare the list that it was packed from")
+        sides.append(_Side(manifest, located_root(root, manifest), workers))
+    first, second = (side.hashed() for side in sides)
+    shared, near, others = shared_clips(first, second, [side.root for side in sides]), list[Near](), None
+    if args.near is not None:
+        (ours, signed), (theirs, others_signed) = (side.signatures() for side in sides)
+        found, others = near_pairs(signed, others_signed, args.near)
+        near = [replace(one, first=ours[one.first], second=theirs[one.second]) for one in found]
+    pairs, bad = _pairs(sides, shared, near), [error for side in sides for error in side.bad]
+    values: dict[str, Any] = {"clips": [len(side.clips) for side in sides], "pairs": pairs, "same_scene": others}
+    values["unreadable"] = [{"path": error.path, "error": error.reason} for error in bad]
+    text = _text(pairs)
+    for name, other, path, side in zip("ab", "BA", args.lists, sides, strict=True):
+        count = len({str(pair[name]) for pair in pairs})
+        text.append(f"{path}: {count:,} of {counted(len(side.clips), 'clip')} also in {other}")
+    text += [f"{counted(others, 'other pair')} of one scene with other motion: one camera or studio?"] if others else []
+    return Result([*text, *(f"not compared: {error}" for error in bad)], values=values)
+
+
+def _pairs(sides: Sequence[_Side], shared: Pairs, near: Sequence[Near]) -> list[dict[str, Any]]:
+    """Return a JSON object for each pair: those by path, by SHA-256, then the nearest first."""
+    known, pairs = {(one.first, one.second): one for one in near}, []
+    for places in dict.fromkeys([*sorted(shared, key=lambda places: (shared[places], places)), *known]):
+        one = known.get(places)
+        pair: dict[str, Any] = {"by": shared.get(places, "near"), "distance": one and round(one.distance, 2)}
+        pair["mirrored"] = one is not None and one.mirrored
+        for name, side, clip in zip("ab", sides, places, strict=True):
+            pair[name] = side.clips[clip].values() | ({"group": group} if (group := side.groups[clip]) else {})
+        pairs.append(pair)
+    return pairs
+
+
+def _text(pairs: Sequence[dict[str, Any]]) -> list[str | TextTable]:
+    """Return the first pairs as a table, and the number of pairs of each kind."""
+    rows = []
+    for pair in pairs[:_SHOWN]:
+        clips = [" ".join(map(str, pair[name].values())) for name in "ab"]
+        bits = "" if pair["distance"] is None else f"{pair['distance']:.1f}"
+        mirrored = "yes" if pair["mirrored"] else ""
+        rows.append(dict(zip(("A", "B", "by", "bits", "mirrored"), (*clips, pair["by"], bits, mirrored), strict=True)))
+    more = [f"... and {len(pairs) - _SHOWN:,} more; --json has them all"] if len(pairs) > _SHOWN else []
+    kinds, mirrored_ones = Counter(pair["by"] for pair in pairs), sum(pair["mirrored"] for pair in pairs)
+    how = [f"{kinds[name]:,} {words}" for name, words in _HOW.items() if kinds[name]]
+    how += [f"{mirrored_ones:,} mirrored"] if mirrored_ones else []
+    table: list[str | TextTable] = [TextTable.of_records(rows)] if rows else []
+    return [*table, *more, f"{counted(len(pairs), 'pair')}: {', '.join(how)}" if how else "no pair"]

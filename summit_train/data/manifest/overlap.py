@@ -1,0 +1,73 @@
+"""Clips of one list that show frames of another list's clips, by the columns of the lists alone: nothing is decoded."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from summit_train.core.text import counted
+from summit_train.data.manifest.clip import Clip
+from summit_train.data.manifest.files import located_root
+from summit_train.data.manifest.reading import Manifest
+from summit_train.data.video.span import TO_THE_END
+
+Pairs = dict[tuple[int, int], str]
+_UNKNOWN = bytes(32)
+
+
+def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None]) -> Pairs:
+    """Return (clip of the first list, clip of the second) -> "path" or "sha256": one file, in spans that overlap.
+
+    roots: data.root of each list. A packed set stores paths without a root, so its paths are compared as they are
+    stored, together with the numbers of frames.
+    """
+    pairs, lists = Pairs(), (first, second)
+    as_stored = first.is_packed or second.is_packed
+    paths = [
+        _paths(one, None if as_stored else located_root(root, one)) for one, root in zip(lists, roots, strict=True)
+    ]
+    for how, (ours, theirs) in (("path", paths), ("sha256", [_digests(one) for one in lists])):
+        clips_of, both = defaultdict[bytes, list[int]](list), set(theirs) - {_UNKNOWN}
+        for clip, key in enumerate(ours):
+            if key in both:
+                clips_of[key].append(clip)
+        for other, key in enumerate(theirs):
+            for clip in clips_of.get(key, ()):
+                if _overlap(first, clip, second, other):
+                    pairs.setdefault((clip, other), how)
+    return pairs
+
+
+def overlap_warning(pairs: Pairs, val: Manifest) -> list[str]:
+    """Return a line if clips of data.val are training clips, too, with the first of them."""
+    if not pairs:
+        return []
+    (_, clip), how = next(iter(pairs.items()))
+    name, count = Clip(val.path(clip), val.span(clip)), counted(len({other for _, other in pairs}), "clip")
+    return [
+        f"{count} of data.val also in data.train, such as {name} (same {how}): the accuracy will be too high; "
+        "`summit-train data compare` names them all"
+    ]
+
+
+def _paths(manifest: Manifest, root: str | None) -> list[bytes]:
+    """Return every clip's absolute path; without a root its path and number of frames, as they are stored."""
+    paths, ends = manifest.paths.tobytes(), pairwise(manifest.offsets.tolist())
+    if root is None:
+        counts = manifest.frame_counts.tolist()
+        return [b"%s %d" % (paths[start:end], count) for (start, end), count in zip(ends, counts, strict=True)]
+    above = os.fsencode(os.path.join(os.path.abspath(root), manifest.folder, ""))
+    # Not os.path.join, which takes as long again as all else for a million clips.
+    return [one if one.startswith(b"/") else above + one for start, end in ends for one in [paths[start:end]]]
+
+
+def _digests(manifest: Manifest) -> list[bytes]:
+    content = manifest.digests.tobytes()
+    return [content[start : start + 32] for start in range(0, len(content), 32)]
+
+
+def _overlap(first: Manifest, clip: int, second: Manifest, other: int) -> bool:
+    (start, end), (begin, stop) = first.span(clip), second.span(other)
+    return (end == TO_THE_END or begin < end) and (stop == TO_THE_END or start < stop)

@@ -1,0 +1,82 @@
+"""A trained network with its papers: its weights as a safetensors file, and a model card in Markdown."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import torch
+
+from summit_train.core.errors import UserError
+from summit_train.core.files import check_output, replacing, write_text
+from summit_train.core.saved import SAFETENSORS_KEY
+from summit_train.inference.trained import Trained, open_trained
+from summit_train.report.records import Run
+from summit_train.report.tables import views_of
+from summit_train.spec import Spec
+from summit_train.spec.source import to_yaml
+
+WEIGHTS, CARD = "model.safetensors", "README.md"
+
+
+def write_card(trained: Trained, out: Path) -> dict[str, Any]:
+    """Write model.safetensors and README.md, as Hugging Face names a model card, into the folder `out`.
+
+    The file holds what a checkpoint needs besides its weights, so every command that takes a checkpoint takes it. It
+    is read back, and must give equal bits. Return path, bytes, SHA-256 and whether the accuracy is known. Raises
+    UserError where the package safetensors is missing or nothing can be written.
+    """
+    try:
+        from safetensors.torch import save
+    except ModuleNotFoundError as error:
+        raise UserError("--card needs a package that is not installed: pip install safetensors") from error
+    for name in (WEIGHTS, CARD):
+        check_output("--out", out, out / name)
+    spec = public_spec(trained.spec)
+    about: dict[str, Any] = {"spec": spec.model_dump(mode="json"), "experiment": trained.experiment}
+    about |= {"step": trained.step, "optimizer": {}, "classes": list(trained.classes) if trained.has_names else None}
+    # Views of one buffer, as a checkpoint may hold them, are not allowed in the file.
+    weights = {name: value.contiguous().clone() for name, value in trained.weights.items()}
+    content = save(weights, {"format": "pt", SAFETENSORS_KEY: json.dumps(about)})
+    with replacing(out / WEIGHTS) as file:
+        file.write(content)
+    again = open_trained(out / WEIGHTS).weights
+    assert again.keys() == weights.keys() and all(torch.equal(again[name], weights[name]) for name in weights)
+    digest = hashlib.sha256(content).hexdigest()
+    run = trained.run_path and (trained.run_path / "spec.yaml").is_file() and Run(trained.run_path)
+    write_text(out / CARD, card_text(trained, spec, run or None, digest))
+    facts = {"weights": str(out / WEIGHTS), "card": str(out / CARD), "bytes": len(content), "sha256": digest}
+    return facts | {"step": trained.step, "has_accuracy": bool(run and run.final)}
+
+
+def public_spec(spec: Spec) -> Spec:
+    """Return a spec without the folders of the machine: files keep their names alone."""
+    weights = spec.model.pretrained
+    places = {"root": None, "quarantine": None, "stage": None}
+    data = spec.data.model_copy(update=places | {"train": _name(spec.data.train), "val": _name(spec.data.val)})
+    model = spec.model.model_copy(update={"pretrained": weights and _name(weights)})
+    return spec.model_copy(update={"data": data, "model": model, "run_dir": "runs"})
+
+
+def _name(path: str) -> str:
+    return Path(path).name or path
+
+
+def card_text(trained: Trained, spec: Spec, run: Run | None, sha256: str) -> str:
+    """Return the card. What comes from files is escaped; what is not known is said to be."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters.update(text=_text, views=views_of)
+    template = resources.files(__package__).joinpath("card.md.j2").read_text(encoding="utf-8")
+    recipe = to_yaml(spec.model_dump(mode="json"))
+    return environment.from_string(template).render(trained=trained, spec=spec, run=run, recipe=recipe, sha256=sha256)
+
+
+def _text(value: object) -> str:
+    """Return a text from a file as one line of Markdown: no HTML, no link, no cell's end."""
+    line = html.escape(" ".join(str(value).split()), quote=False)
+    return "".join(f"\\{letter}" if letter in "\\`*_[]|#" else letter for letter in line)

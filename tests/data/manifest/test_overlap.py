@@ -1,0 +1,72 @@
+"""Clips that two lists share, by their columns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest.overlap import overlap_warning, shared_clips
+
+A, B = "a" * 64, "b" * 64
+
+
+def _read(path: Path, *rows: ManifestRow) -> Manifest:
+    write_manifest(path, rows)
+    return read_manifest(path)
+
+
+def _clip(path: str, sha256: str | None = None, start: int | None = None, end: int | None = None) -> ManifestRow:
+    return ManifestRow(path, 0, sha256=sha256, start_frame=start, end_frame=end)
+
+
+def test_a_file_is_shared_by_its_path_or_its_content(tmp_path: Path) -> None:
+    train = _read(tmp_path / "train.csv", _clip("v/a.mp4", A), _clip("v/b.mp4", B), _clip("v/c.mp4"), _clip("d.mp4"))
+    val = _read(tmp_path / "val.csv", _clip("v/c.mp4"), _clip("copy.mp4", B), _clip("e.mp4"), _clip("v/a.mp4", A))
+    assert shared_clips(train, val, (None, None)) == {(2, 0): "path", (0, 3): "path", (1, 1): "sha256"}
+
+
+def test_equal_paths_below_other_roots_are_other_files(tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.mp4").touch()
+    below = [_read(tmp_path / name / "list.csv", _clip("a.mp4")) for name in ("x", "y")]
+    assert shared_clips(*below, (None, None)) == {}
+    from_above = _read(tmp_path / "list.csv", _clip("x/a.mp4"))
+    assert shared_clips(below[0], from_above, (None, str(tmp_path))) == {(0, 0): "path"}
+    absolute = _read(tmp_path / "absolute.csv", _clip(str(tmp_path / "y/a.mp4")))
+    assert shared_clips(below[1], absolute, (None, None)) == {(0, 0): "path"}
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "shares"),
+    [
+        ((0, 10), (10, 20), False), ((0, 11), (10, 20), True), ((None, 10), (9, None), True),
+        ((10, None), (0, 10), False), ((None, None), (5, 6), True), ((30, 40), (10, 30), False),
+    ],
+)  # fmt: skip
+def test_spans_of_a_file_are_shared_where_they_overlap(
+    tmp_path: Path, train: tuple[int | None, int | None], val: tuple[int | None, int | None], shares: bool
+) -> None:
+    lists = [_read(tmp_path / f"{n}.csv", _clip(f"{n}.mp4", A, *span)) for n, span in enumerate((train, val))]
+    assert shared_clips(*lists, (None, None)) == ({(0, 0): "sha256"} if shares else {})
+
+
+def test_packed_sets_are_compared_by_the_paths_that_they_store(tmp_path: Path) -> None:
+    lists = [
+        replace(_read(tmp_path / f"{n}.csv", *(ManifestRow(f"{i}.mp4", 0, i + 20) for i in clips)), is_packed=True)
+        for n, clips in enumerate(((1, 2, 3), (3, 4)))
+    ]
+    assert shared_clips(*lists, ("x", "y")) == {(2, 0): "path"}
+    lists[1].frame_counts[0] += 1  # then it is another file of that name
+    assert shared_clips(*lists, ("x", "y")) == {}
+
+
+def test_the_warning_names_the_first_clip_and_counts_each_once(tmp_path: Path) -> None:
+    val = _read(tmp_path / "val.csv", _clip("a.mp4", None, 3, 9), _clip("b.mp4"))
+    pairs = {(0, 0): "path", (4, 0): "sha256"}
+    (line,) = overlap_warning(pairs, val)
+    assert line.startswith("1 clip of data.val also in data.train, such as a.mp4 3:9 (same path): the accuracy will be")
+    assert overlap_warning({}, val) == []
