@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
+from collections.abc import Mapping
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
 from summit_train.models.csn import IrCSN
 from summit_train.models.eco import ECOLite
+from summit_train.models.foreign import build_foreign
 from summit_train.models.i3d import I3D
 from summit_train.models.mobilenet import InvertedResidual, MobileNetV2
 from summit_train.models.non_local import add_non_local
@@ -26,6 +28,7 @@ from summit_train.spec.catalog import (
     Pool1,
     ShiftDirection,
     ShiftPlace,
+    is_foreign,
     network_problems,
 )
 
@@ -46,15 +49,18 @@ def build_model(
     pool1: Pool1 = "2x3x3",
     in_channels: int = 3,
     generator: torch.Generator | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> VideoNetwork:
     """Build a video network with fresh weights: float (N, num_frames, in_channels, H, W) -> logits (N, num_classes).
 
     spec/catalog.py lists the names; "tsn" is the 2D network, "tsm" the same with the temporal shift, which alone reads
     the shift's settings. Without `backbone` it is the architecture's usual one. `width` multiplies the channels,
-    rounded to multiples of 8. With `zero_init_residual` every residual block begins as its shortcut (Goyal et al.,
-    section 5.1); non-local blocks always begin as the identity. Weights are drawn from `generator`, or from torch's
-    global one. Raises ValueError for a wrong argument, and for clips too short for the network's strides in time.
+    rounded to multiples of 8. With `zero_init_residual` each residual block begins as its shortcut (Goyal et al., 5.1);
+    non-local blocks always begin as the identity. Weights are drawn from `generator`, or from torch's global one.
+    FILE.py:callable as `arch` alone reads `options`. Raises ValueError for a wrong argument, and for too few frames.
     """
+    if is_foreign(arch):
+        return build_foreign(arch, num_frames, num_classes, in_channels, options or {}, generator)
     choices = (
         ("arch", arch, Arch), ("shift_place", shift_place, ShiftPlace), ("non_local", non_local, NonLocal),
         ("shift_direction", shift_direction, ShiftDirection), ("pool1", pool1, Pool1),

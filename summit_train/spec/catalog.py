@@ -78,6 +78,20 @@ ARCHITECTURES: dict[str, Architecture] = {
 }  # fmt: skip
 
 
+# What a foreign network is asked: one that the user wrote, whose arch names the callable that builds it.
+_FOREIGN = Architecture("a network of one's own", (), norm_ends_branch=False)
+
+
+def is_foreign(arch: str) -> bool:
+    """Return whether `arch` is `package.module:callable` or `FILE.py:callable`, not a name of the list."""
+    return ":" in arch
+
+
+def architecture(arch: str) -> Architecture:
+    """Return the limits of an architecture, or of a foreign network."""
+    return _FOREIGN if is_foreign(arch) else ARCHITECTURES[arch]
+
+
 def network_problems(
     arch: str, backbone: str | None, num_frames: int, non_local: NonLocal, zero_init_residual: bool, pool1: Pool1,
     crop: int | None = None,
@@ -86,7 +100,7 @@ def network_problems(
 
     crop: the side of the picture, where it is known; res4 leaves a sixteenth of it, which non-local blocks halve.
     """
-    known = ARCHITECTURES[arch]
+    known = architecture(arch)
     step, least, most = known.frames_step, known.minimum_frames, known.maximum_frames
     if num_frames % step:
         wrong = f"{arch} needs a multiple of {step} frames, its slow pathway sees every {step}th; got {num_frames}"
@@ -114,7 +128,7 @@ def network_problems(
 
 def maps_problem(arch: str) -> str | None:
     """Return why `arch` has no class activation maps, and what has; None where a linear layer follows its average."""
-    reason = ARCHITECTURES[arch].no_maps
+    reason = architecture(arch).no_maps
     if reason is None:
         return None
     takers = ", ".join(name for name, known in ARCHITECTURES.items() if known.no_maps is None)
@@ -123,7 +137,7 @@ def maps_problem(arch: str) -> str | None:
 
 def stream_problem(arch: str, shift_direction: ShiftDirection, non_local: NonLocal) -> str | None:
     """Return why a network cannot see a video frame by frame, and what can; None where it can."""
-    if not ARCHITECTURES[arch].frame_by_frame:
+    if not architecture(arch).frame_by_frame:
         return f"{arch} cannot stream: it sees whole clips; a tsm with model.shift_direction past can, and a tsn"
     if non_local:
         return "non-local blocks attend to all frames of a clip, so the network cannot stream; it can without them"

@@ -12,18 +12,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticKnownError
 
 from summit_train.core.errors import UserError
 from summit_train.spec.catalog import (
     ARCHITECTURES,
-    Arch,
     Backbone,
     FreezeBN,
     NonLocal,
     Pool1,
     ShiftDirection,
     ShiftPlace,
+    is_foreign,
     network_problems,
     stream_problem,
 )
@@ -59,6 +60,22 @@ def _folder_name(name: str) -> str:
     return name
 
 
+_CALLABLES = ("package.module:callable", "FILE.py:callable")
+
+
+def _arch(arch: str) -> str:
+    """Return a name of the list, or the place of a callable; `~` and $NAME in the path of a file are expanded."""
+    place, _, name = arch.rpartition(":")
+    is_file = place.endswith(".py")
+    is_callable = name.isidentifier() and (is_file or all(part.isidentifier() for part in place.split(".")))
+    if arch not in ARCHITECTURES and not is_callable:
+        expected = ", ".join(f"'{choice}'" for choice in (*ARCHITECTURES, *_CALLABLES))
+        raise PydanticKnownError("literal_error", {"expected": expected})
+    return f"{_expand(place)}:{name}" if is_file else arch
+
+
+_ARCH_SCHEMA = {"anyOf": [{"enum": list(ARCHITECTURES)}, {"type": "string", "pattern": r".:\w+$"}]}
+ArchName = Annotated[str, AfterValidator(_arch), WithJsonSchema(_ARCH_SCHEMA)]
 PathText = Annotated[str, AfterValidator(_expand)]
 FolderName = Annotated[str, AfterValidator(_folder_name)]
 Extent = Annotated[int, Field(ge=1, le=4096)]  # of a clip; non-local blocks relate every two of its pixels
@@ -67,9 +84,12 @@ Extent = Annotated[int, Field(ge=1, le=4096)]  # of a clip; non-local blocks rel
 class ModelSpec(Section):
     """The network."""
 
-    arch: Arch
+    arch: ArchName
     """tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time, trn relates the frames
-    of a 2D ResNet; the others are the networks of their papers. Wrong backbones and too few frames are refused."""
+    of a 2D ResNet; the others are the networks of their papers. Wrong backbones and too few frames are refused.
+    package.module:callable or FILE.py:callable is a network of one's own, whose code runs."""
+    options: dict[str, Any] = Field(default={})
+    """A network of one's own: the keyword arguments of its callable, besides num_classes and num_frames."""
     backbone: Backbone | None = None
     """The 2D network that the architecture is built on. null: its usual one, or none where it is a network of its
     own."""
@@ -106,6 +126,9 @@ class ModelSpec(Section):
         if known is None or values.get("backbone") is not None:
             return values
         return {**values, "backbone": known.usual_backbone}
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())  # options cannot be hashed
 
     @property
     def title(self) -> str:
@@ -338,11 +361,28 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     yield from network_problems(
         model.arch, model.backbone, data.num_frames, model.non_local, model.zero_init_residual, model.pool1, data.crop
     )
+    yield from _foreign_problems(spec)
     streams = stream_problem(model.arch, model.shift_direction, model.non_local)
     if spec.evaluate.mode == "stream" and streams is not None:
         yield "evaluate.mode", streams
     if (last := spec.evaluate.last_checkpoints) > (kept := spec.checkpoint.keep):
         yield "evaluate.last_checkpoints", f"must be at most checkpoint.keep, {kept}, got {last}"
+
+
+def _foreign_problems(spec: Spec) -> Iterator[tuple[str, str]]:
+    """Yield the keys that the network does not read: those of ours in a foreign one, `options` in ours."""
+    model = spec.model
+    if not is_foreign(model.arch):
+        if model.options:
+            yield "model.options", f"they are a foreign network's; the options of {model.arch} are keys of model"
+        return
+    for key in ("width", "dropout", "shift_fraction", "shift_place", "shift_direction"):
+        if getattr(model, key) != (default := ModelSpec.model_fields[key].default):
+            right = "give the network what it needs in model.options"
+            yield f"model.{key}", f"only the networks of summit_train read it, so it must be {default}; {right}"
+    if spec.execution.recompute:
+        right = "use torch.utils.checkpoint in the network"
+        yield "execution.recompute", f"the blocks of {model.arch} are not known, so it must be false; {right}"
 
 
 # When two specs are the same: for a checkpoint, for the ranks of one run, and for the scores of a checkpoint.

@@ -106,7 +106,7 @@ class Run:
             "noise_scale": self.noise.state_dict(),
             "growth": self.growth.state_dict(),
             "backend": self.world.backend,
-            "experiment": experiment_of(self.spec, self.plan, self.train_set),
+            "experiment": experiment_of(self.spec, self.plan, self.train_set, self.model),
             "spec": self.spec.model_dump(mode="json"),
             # So that the file alone is enough to use the network.
             "classes": (classes := self.train_set.manifest.classes) and list(classes),
