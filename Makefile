@@ -19,7 +19,7 @@ setup: ## make .venv: Python packages, MPI, Horovod (HOROVOD=no: without these t
 test: setup ## run the tests, three at a time (PYTEST="-k shift" narrows them, TESTERS=1 takes one at a time)
 	@tests/install_slurm.sh
 	@tests/install_pbs.sh
-	@tests/install_timm.sh $(VENV)/bin/python
+	@tests/install_oracles.sh $(VENV)/bin/python
 	@tests/install_flux.sh $(VENV)/bin/python
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(VENV)/bin/python -m pytest -n $(TESTERS) $(PYTEST)
 

@@ -1,4 +1,4 @@
-"""tests/install_slurm.sh and install_timm.sh with stand-ins: they install where they can, and never stop tests."""
+"""tests/install_slurm.sh and install_oracles.sh with stand-ins: they install where they can, and never stop tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SLURM, TIMM = (Path(__file__).with_name(f"install_{name}.sh") for name in ("slurm", "timm"))
+SLURM, ORACLES = (Path(__file__).with_name(f"install_{name}.sh") for name in ("slurm", "oracles"))
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root installs anything")
 
 
@@ -54,30 +54,36 @@ def test_a_machine_that_cannot_install_slurm_says_why(tmp_path: Path) -> None:
     assert output.splitlines()[-1] == "tests: Slurm could not be installed: E: Unable to locate package munge"
 
 
-def install_timm(folder: Path, found: int, pip: str) -> tuple[int, str]:
+def install_oracles(folder: Path, found: int, pip: str) -> tuple[int, str]:
     """Exit status and output with a Python that says `found` (0: there) and then runs `pip` in the shell."""
     python = folder / "python"
     python.write_text(f'#!/bin/bash\n[[ $1 == -c ]] && exit {found}\necho "$*" >>calls\n{pip}\n')
     python.chmod(0o755)
-    done = subprocess.run(["bash", str(TIMM), str(python)], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(["bash", str(ORACLES), str(python)], cwd=folder, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
-def test_nothing_is_done_where_timm_is_there(tmp_path: Path) -> None:
-    assert install_timm(tmp_path, found=0, pip="exit 9") == (0, "")
+def test_nothing_is_done_where_the_oracles_are_there(tmp_path: Path) -> None:
+    assert install_oracles(tmp_path, found=0, pip="exit 9") == (0, "")
     assert not (tmp_path / "calls").exists()
 
 
 def test_timm_is_installed_without_what_it_depends_on(tmp_path: Path) -> None:
-    status, output = install_timm(tmp_path, found=1, pip="exit 0")
+    """transformers with it, which depends on no torch."""
+    status, output = install_oracles(tmp_path, found=1, pip="exit 0")
     assert status == 0 and "installing timm" in output and "could not" not in output
-    assert (tmp_path / "calls").read_text().endswith("install --no-deps -c jobs/constraints.txt timm\n")
+    timm, transformers = (tmp_path / "calls").read_text().splitlines()
+    assert timm.endswith("install --no-deps -c jobs/constraints.txt timm")
+    assert transformers.endswith("install -c jobs/constraints.txt transformers")
 
 
-def test_a_machine_that_cannot_install_timm_says_why(tmp_path: Path) -> None:
-    status, output = install_timm(tmp_path, found=1, pip="echo ERROR: No matching distribution >&2; exit 1")
+def test_a_machine_that_cannot_install_an_oracle_says_why(tmp_path: Path) -> None:
+    status, output = install_oracles(tmp_path, found=1, pip="echo ERROR: No matching distribution >&2; exit 1")
     assert status == 0
-    assert output.splitlines()[-1] == "tests: timm could not be installed: ERROR: No matching distribution"
+    reasons = [line for line in output.splitlines() if "could not" in line]
+    assert reasons == [
+        f"tests: {name} could not be installed: ERROR: No matching distribution" for name in ("timm", "transformers")
+    ]
 
 
 def test_what_flux_and_pbs_need_never_stops_the_tests(tmp_path: Path) -> None:

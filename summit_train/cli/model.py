@@ -29,6 +29,8 @@ def run(args: argparse.Namespace) -> Result:
         "compute/IO": f"{count.compute_io:,.0f} multiply-adds an input element",
         "T per stage": ", ".join(f"{stage} {length}" for stage, length in count.stages.items()),
     }
+    if count.note:
+        rows["network built"] = count.note
     if cached:
         size = f"{4 * cached:,} bytes ({4 * cached / 2**20:.2f} MiB) in fp32"
         rows["stream cache"] = f"{cached:,} elements, of the input of each shift: {size}"

@@ -197,6 +197,7 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         ("multiply-adds", f"{plan.multiply_adds / 1e9:,.2f} G a clip, forward"),
         ("input", f"{plan.input_bytes_per_step_and_rank / 1e6:,.1f} MB a step and rank, uint8"),
         ("memory", f"about {plan.memory_bytes_per_rank / 2**30:,.1f} GiB a rank (weights and activations)"),
+        *([("network", plan.network.note)] if plan.network.note else []),
         ("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {kept}{beside}"),
     ]
 

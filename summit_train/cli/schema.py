@@ -80,7 +80,11 @@ def _value(schema: dict[str, Any]) -> str:
         return "a section of keys"
     if "items" in schema:
         return f"list of {_value(schema['items'])}"
-    words = [{"string": "text", "boolean": "`true`, `false`", "null": "`null`"}.get(schema["type"], schema["type"])]
+    words = [
+        {"string": "text", "boolean": "`true`, `false`", "null": "`null`", "object": "keys and values"}.get(
+            schema["type"], schema["type"]
+        )
+    ]
     bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     for keyword, word in bounds.items():
         if keyword in schema:

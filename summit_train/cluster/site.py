@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from summit_train.cluster.schedulers import SCHEDULERS, Scheduler
 from summit_train.core.errors import UserError
-from summit_train.spec import Spec, smallest_spec, spec_from_tree
-from summit_train.spec.catalog import Arch, Backbone, NonLocal
+from summit_train.spec import ArchName, Spec, smallest_spec, spec_from_tree
+from summit_train.spec.catalog import Backbone, NonLocal
 from summit_train.spec.source import Tree, file_of, put, read_tree
 from summit_train.spec.typed import Count, Positive, Section, validated
 
@@ -125,7 +125,7 @@ class Cap(Section):
 class Speed(Section):
     """Measured training speed of one network: clips a second of one GPU, and the source of the figure."""
 
-    arch: Arch
+    arch: ArchName
     backbone: Backbone | None = "resnet50"
     non_local: NonLocal = False
     num_frames: Count

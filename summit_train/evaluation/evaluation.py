@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from summit_train.core.files import write_json
 from summit_train.core.saved import CheckpointError, bound_of, digest_path, give_weights, load_checkpoint
@@ -108,7 +107,7 @@ class Evaluation:
         return scores
 
 
-def read_weights(scorer: Scorer, model: nn.Module, path: Path) -> tuple[Tensors, Tensors | None, int]:
+def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tensors, Tensors | None, int]:
     """Return the weights of a checkpoint, their average if it holds one, and its step. Rank 0 reads. Collective.
 
     Raises CheckpointError if its class names differ from those of the data set.
@@ -117,6 +116,7 @@ def read_weights(scorer: Scorer, model: nn.Module, path: Path) -> tuple[Tensors,
 
     def read() -> tuple[Tensors, Tensors | None, int]:
         state = load_checkpoint(path, bound_of(model))
+        model.check_sources(path, state)
         names, ours = state.get("classes"), manifest.classes
         if isinstance(names, list) and ours is not None and ours != tuple(names):
             differing = sorted(set(ours) ^ set(map(str, names))) or ["only in their order"]

@@ -33,6 +33,7 @@ from summit_train.evaluation.scoring import (
     unreadable,
     view_logits,
 )
+from summit_train.models import VideoNetwork
 from summit_train.models.precision import Normalise, parameter_type
 from summit_train.spec import DataSpec
 from summit_train.spec.catalog import stream_problem
@@ -73,7 +74,7 @@ def _fraction(text: str, word: str) -> Fraction:
 
 
 def score_observed(
-    scorer: Scorer, model: nn.Module, path: Path, fractions: Sequence[Fraction], progress: Progress
+    scorer: Scorer, model: VideoNetwork, path: Path, fractions: Sequence[Fraction], progress: Progress
 ) -> dict[str, Any] | None:
     """Score a checkpoint after each fraction of every video. Collective; return the content of observed.json on rank 0.
 

@@ -22,6 +22,7 @@ from summit_train.models import VideoNetwork
 from summit_train.models.network import build_network, make_ready
 from summit_train.models.precision import parameter_type
 from summit_train.spec import Spec, load_spec, spec_from_tree
+from summit_train.spec.catalog import is_foreign
 from summit_train.spec.source import Tree, apply_override
 
 
@@ -68,20 +69,25 @@ def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: st
     """Open a run folder or a checkpoint file, with `section.key=value` overrides.
 
     checkpoint: of a run folder: last (the newest that is intact), best, or the path of one of its files. Raises
-    CheckpointError for a missing or unreadable one and for one without its spec, UserError for a bad override.
+    CheckpointError for a missing or unreadable one and for one without its spec, UserError for a bad override and for
+    the code of a foreign network if it has changed, or if nothing but the checkpoint names it.
     """
 
-    def spec_in(file: Path, state: dict[str, Any], overrides: Sequence[str]) -> Spec:
+    def spec_in(file: Path, state: dict[str, Any]) -> Spec:
         if not isinstance(state.get("spec"), dict):
             raise CheckpointError(f"{file}: lacks its spec, so its network is not known")
         tree = Tree(state["spec"], {(): str(file)})
         for override in overrides:
             apply_override(tree, override)
-        return spec_from_tree(tree)
+        spec = spec_from_tree(tree)
+        _check_named(file, spec, run_path, overrides)
+        return spec
 
     def most_bytes(file: Path, state: dict[str, Any]) -> int:
         with torch.device("meta"):
-            return bytes_for(build_network(spec_in(file, state, ())))
+            network = build_network(spec_in(file, state))
+        network.check_sources(file, state)
+        return bytes_for(network)
 
     path, run_path, complaints = Path(path), None, list[str]()
     if checkpoint != "last":
@@ -98,7 +104,7 @@ def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: st
     else:
         run_path = path.parent.parent if path.parent.name == "checkpoints" else None
         file, state = path, load_checkpoint(path, most_bytes, may_be_alone=True)
-    spec = spec_in(file, state, overrides)
+    spec = spec_in(file, state)
     names: Any = state.get("classes")
     has_names = isinstance(names, list) and len(names) == spec.model.num_classes
     classes = tuple(map(str, names if has_names else range(spec.model.num_classes)))
@@ -114,3 +120,17 @@ def _checkpoint_of(run: Path, name: str) -> Path:
     if not path.is_file() or path.resolve().parent != (run / "checkpoints").resolve():
         raise CheckpointError(f"--checkpoint must be last, best or a file in {run}/checkpoints, got {path}")
     return path
+
+
+def _check_named(file: Path, spec: Spec, run_path: Path | None, overrides: Sequence[str]) -> None:
+    """Raise UserError for a checkpoint whose network is the user's code, if the checkpoint alone names it.
+
+    The spec.yaml of its run folder or an override must name it: a file of numbers starts no code.
+    """
+    if not is_foreign(spec.model.arch) or any(override.startswith("model.arch=") for override in overrides):
+        return
+    own = None if run_path is None else run_path / "spec.yaml"
+    named = load_spec(own, overrides).model if own is not None and own.is_file() else None
+    if named is None or (named.arch, named.options) != (spec.model.arch, spec.model.options):
+        right = f"give its run folder, or name the callable, if you trust it: model.arch={spec.model.arch}"
+        raise UserError(f"{file}: its network is code that a checkpoint alone does not start; {right}")

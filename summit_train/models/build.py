@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 from summit_train.models.csn import IrCSN
 from summit_train.models.eco import ECOLite
+from summit_train.models.foreign import build_foreign
 from summit_train.models.i3d import I3D
 from summit_train.models.mobilenet import InvertedResidual, MobileNetV2
 from summit_train.models.non_local import add_non_local
@@ -30,6 +31,7 @@ from summit_train.spec.catalog import (
     Positions,
     ShiftDirection,
     ShiftPlace,
+    is_foreign,
     network_problems,
     vit_problems,
 )
@@ -54,6 +56,7 @@ def build_model(
     drop_path: float = 0.0,
     in_channels: int = 3,
     generator: torch.Generator | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> VideoNetwork:
     """Build a video network with fresh weights: float (N, num_frames, in_channels, H, W) -> logits (N, num_classes).
 
@@ -61,9 +64,11 @@ def build_model(
     adapter "shift" of a vit, read the shift's settings. Without `backbone` it is the architecture's usual one. `width`
     multiplies the channels, rounded to multiples of 8. With `zero_init_residual` every residual block begins as its
     shortcut (Goyal et al., section 5.1); non-local blocks always begin as the identity. Weights are drawn from
-    `generator`, or from torch's global one. Raises ValueError for a wrong argument, and for clips too short for the
-    network's strides in time.
+    `generator`, or from torch's global one. FILE.py:callable as `arch` alone reads `options`. Raises ValueError for a
+    wrong argument, and for clips too short for the network's strides in time.
     """
+    if is_foreign(arch):
+        return build_foreign(arch, num_frames, num_classes, in_channels, options or {}, generator)
     _check_choices(
         ("arch", arch, Arch), ("shift_place", shift_place, ShiftPlace), ("non_local", non_local, NonLocal),
         ("shift_direction", shift_direction, ShiftDirection), ("pool1", pool1, Pool1), ("adapter", adapter, Adapter),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from summit_train.models.mobilenet import BLOCKS
 
@@ -97,12 +97,14 @@ CONVENTIONS = {
 _PREFIXES = ("module.", "_orig_mod.")
 
 
-def our_names(names: Iterable[str], classifier: str) -> dict[str, str]:
+def our_names(
+    names: Iterable[str], classifier: str, conventions: Mapping[str, Iterable[tuple[str, str]]] = CONVENTIONS
+) -> dict[str, str]:
     """Return the names used here for the names in a file; classifier: that of the layer on the features, as "fc"."""
     ours = {name: name for name in names}
     while prefix := next((p for p in _PREFIXES if ours and all(name.startswith(p) for name in ours.values())), None):
         ours = {name: new.removeprefix(prefix) for name, new in ours.items()}
-    for sign, rules in CONVENTIONS.items():
+    for sign, rules in conventions.items():
         if any(re.search(sign, new) for new in ours.values()):
             for pattern, replacement in rules:
                 ours = {name: re.sub(pattern, replacement, new) for name, new in ours.items()}

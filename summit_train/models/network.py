@@ -8,6 +8,7 @@ import tempfile
 from collections import OrderedDict
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -16,13 +17,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from summit_train.core.errors import UserError
 from summit_train.core.machine import processor_digest
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.count import Count, count
 from summit_train.models.online import cache_shapes
 from summit_train.models.video import freeze_norms, freeze_trunk, norm_momentum
 from summit_train.spec import ModelSpec, Spec
-from summit_train.spec.catalog import stream_problem
+from summit_train.spec.catalog import is_foreign, stream_problem
 from summit_train.spec.modality import RGB
 
 try:
@@ -45,7 +47,12 @@ _COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 def build_network(spec: Spec, generator: torch.Generator | None = None) -> VideoNetwork:
     """Build the spec's plain network, with its frozen parts, its weights drawn from `generator`."""
-    return _built(spec.model, spec.data.num_frames, spec.data.input.channels, generator)
+    network = _built(spec.model, spec.data.num_frames, spec.data.input.channels, generator)
+    for key, names in (("head_lr_factor", [network.head]), ("first_lr_factor", network.stem)):
+        if getattr(spec.optimizer, key) != 1 and not any(names):
+            attribute = "head" if names else "stem"
+            raise UserError(f"optimizer.{key}: must be 1, as {spec.model.arch} does not name its {attribute}")
+    return network
 
 
 def make_ready(network: VideoNetwork, spec: Spec) -> None:
@@ -110,10 +117,21 @@ def separate_compile_cache() -> None:
 
 
 def count_network(spec: Spec) -> Count:
-    """Count the spec's network on one training clip, as it will run."""
-    data = spec.data
-    accelerated = not spec.execution.compile
-    return count_model(spec.model, data.num_frames, data.crop, data.input.channels, accelerated=accelerated)
+    """Count the spec's network on one training clip, as it will run.
+
+    Raises UserError for a foreign network that takes training's pictures and not those of the evaluation.
+    """
+    model, data = spec.model, spec.data
+    count_at = partial(count_model, model, data.num_frames, accelerated=not spec.execution.compile)
+    counted = count_at(data.crop, data.input.channels)
+    if is_foreign(model.arch) and spec.evaluate.crops != "full":
+        side = spec.evaluate.short_side
+        try:
+            count_at(side, data.input.channels)
+        except Exception as error:
+            takes = f"{model.arch} takes {data.crop} x {data.crop} pixels (data.crop) and not {side} x {side}"
+            raise UserError(f"evaluate.short_side: {takes}: {error}") from error
+    return counted
 
 
 @cache
@@ -125,7 +143,14 @@ def count_model(
         network = _built(model, num_frames, channels)
         if accelerated:
             accelerate(network)
-    return count(network, crop)
+    try:
+        return count(network, crop)
+    except (RuntimeError, TypeError) as error:
+        if not is_foreign(model.arch):
+            raise
+        # Tensors on the meta device have no numbers, which some networks read.
+        note = f"on the CPU to be counted, as it does not run on torch's meta device: {error}"
+        return replace(count(_built(model, num_frames, channels), crop, device="cpu"), note=note)
 
 
 def stream_elements(spec: Spec) -> int | None:

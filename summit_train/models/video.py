@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from summit_train.core.errors import UserError
 from summit_train.models.non_local import NonLocal
 from summit_train.spec.catalog import FreezeBN, Pool1
 
@@ -100,6 +103,8 @@ class VideoNetwork(nn.Module):
     convolutions that see the clip. `head`: the classifier's name.
     `pool1_form`: the pooling after conv1, if public networks with the same parameters differ in it.
     Where the head is a global average and one linear layer, `extract` averages what `feature_maps` returns.
+    `sources`: SHA-256 of the files that build it, where they are not this package's, as keys of an experiment.
+    `replaceable`: whether models/fast may replace its modules. `note`: on how it was built, for people.
     """
 
     memory_format: torch.memory_format = torch.channels_last
@@ -107,6 +112,9 @@ class VideoNetwork(nn.Module):
     stem: tuple[str, ...] = ("conv1",)
     head = "fc"
     pool1_form: Pool1 | None = None
+    sources: Mapping[str, str] = MappingProxyType({})
+    replaceable = True
+    note = ""
     avgpool: nn.Module
     dropout: nn.Module
     fc: nn.Module
@@ -161,6 +169,13 @@ class VideoNetwork(nn.Module):
     def fitted(self, found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return a file's tensors, under this network's names, in its form. Raises ValueError for another network's."""
         return dict(found)
+
+    def check_sources(self, path: Path, state: Mapping[str, Any]) -> None:
+        """Raise UserError where the `sources` are not those that the checkpoint `path` was trained with."""
+        for key, digest in self.sources.items():
+            if (before := state.get("experiment", {}).get(key)) != digest:
+                changed = f"its network's code has changed: {key} was {before}, is {digest}"
+                raise UserError(f"{path}: {changed}; restore that file, or set model.arch to a copy of it as it was")
 
     def initialise_head(self, generator: torch.Generator | None) -> None:
         """Draw the initial weights that differ from those of `initialise`, which ran before. Here there are none."""

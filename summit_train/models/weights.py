@@ -91,9 +91,12 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
     """
     file, content, passed_over = _read(Path(path), model)
     targets = model.state_dict()
-    head = [name for name in targets if name.startswith(f"{model.head}.")]
-    last = [name for name in head if name.endswith(".weight")][-1]
-    names = our_names(content.tensors, "fc" if "fc.weight" in targets else last.removesuffix(".weight"))
+    head = [name for name in targets if model.head and name.startswith(f"{model.head}.")]
+    last = next((name for name in reversed(head) if name.endswith(".weight")), "")
+    classifier = "fc" if "fc.weight" in targets else last.removesuffix(".weight")
+    # By the rules of published files, or without them: a foreign network's own names may look like published ones.
+    ways = our_names(content.tensors, classifier), our_names(content.tensors, classifier, {})
+    names = max(ways, key=lambda way: len(targets.keys() & set(way.values())))
     theirs: dict[str, str] = {}
     for name, ours in names.items():
         if theirs.setdefault(ours, name) != name:

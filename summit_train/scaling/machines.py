@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from summit_train.core.errors import UserError
-from summit_train.spec import Spec
-from summit_train.spec.catalog import Arch, Backbone, NonLocal
+from summit_train.spec import ArchName, Spec
+from summit_train.spec.catalog import Backbone, NonLocal
 from summit_train.spec.source import file_of, read_tree, shipped
 from summit_train.spec.typed import Count, Positive, Section, validated
 
 Seconds = Annotated[float, Field(ge=0)]
-RATE_KEYS = {"arch", "backbone", "non_local", "width", "num_classes"}  # of a spec's `model` section
+RATE_KEYS = {"arch", "options", "backbone", "non_local", "width", "num_classes"}  # of a spec's `model` section
 
 
 class Link(Section):
@@ -45,7 +45,8 @@ class Network(Section):
 class Rate(Section):
     """Clips a second that one GPU trains, without the steps' fixed part; other sizes by their multiply-adds."""
 
-    arch: Arch
+    arch: ArchName
+    options: dict[str, Any] = Field(default={})
     backbone: Backbone | None = "resnet50"
     non_local: NonLocal = False
     width: Positive = 1.0

@@ -1,5 +1,6 @@
 """A run's keys: their types and defaults, YAML with places, overrides."""
 
+from summit_train.spec.experiment import ArchName as ArchName
 from summit_train.spec.experiment import CheckpointSpec as CheckpointSpec
 from summit_train.spec.experiment import DataSpec as DataSpec
 from summit_train.spec.experiment import EvaluateSpec as EvaluateSpec

@@ -92,6 +92,20 @@ ARCHITECTURES: dict[str, Architecture] = {
 }  # fmt: skip
 
 
+# What a foreign network is asked: one that the user wrote, whose arch names the callable that builds it.
+_FOREIGN = Architecture("a network of one's own", (), norm_ends_branch=False)
+
+
+def is_foreign(arch: str) -> bool:
+    """Return whether `arch` is `package.module:callable` or `FILE.py:callable`, not a name of the list."""
+    return ":" in arch
+
+
+def architecture(arch: str) -> Architecture:
+    """Return the limits of an architecture, or of a foreign network."""
+    return _FOREIGN if is_foreign(arch) else ARCHITECTURES[arch]
+
+
 def network_problems(
     arch: str, backbone: str | None, num_frames: int, non_local: NonLocal, zero_init_residual: bool, pool1: Pool1,
     crop: int | None = None, adapter: Adapter = "none",
@@ -100,7 +114,7 @@ def network_problems(
 
     crop: the side of the picture, where it is known; res4 leaves a sixteenth of it, which non-local blocks halve.
     """
-    known = ARCHITECTURES[arch]
+    known = architecture(arch)
     least, most = known.minimum_frames, known.maximum_frames
     step = known.frames_step if adapter == "none" else 1  # a vit with one sees frames, not tubelets
     if num_frames % step:
@@ -151,7 +165,7 @@ def vit_problems(
 
 def maps_problem(arch: str) -> str | None:
     """Return why `arch` has no class activation maps, and what has; None where a linear layer follows its average."""
-    reason = ARCHITECTURES[arch].no_maps
+    reason = architecture(arch).no_maps
     if reason is None:
         return None
     takers = ", ".join(name for name, known in ARCHITECTURES.items() if known.no_maps is None)
@@ -163,7 +177,7 @@ def stream_problem(
 ) -> str | None:
     """Return why a network cannot see a video frame by frame, and what can; None where it can."""
     shifts = arch == "tsm" or adapter == "shift"
-    if not (ARCHITECTURES[arch].frame_by_frame or shifts):
+    if not (architecture(arch).frame_by_frame or shifts):
         return f"{arch} cannot stream: it sees whole clips; a tsm with model.shift_direction past can, and a tsn"
     if non_local:
         return "non-local blocks attend to all frames of a clip, so the network cannot stream; it can without them"

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticKnownError
 
 from summit_train.core.errors import UserError
 from summit_train.spec.catalog import (
     ARCHITECTURES,
     Adapter,
-    Arch,
     Backbone,
     FreezeBN,
     NonLocal,
@@ -26,6 +26,7 @@ from summit_train.spec.catalog import (
     Positions,
     ShiftDirection,
     ShiftPlace,
+    is_foreign,
     network_problems,
     stream_problem,
     vit_problems,
@@ -80,6 +81,22 @@ def _read_weights(value: object) -> object:
     return tuple(map(float, value))
 
 
+_CALLABLES = ("package.module:callable", "FILE.py:callable")
+
+
+def _arch(arch: str) -> str:
+    """Return a name of the list, or the place of a callable; `~` and $NAME in the path of a file are expanded."""
+    place, _, name = arch.rpartition(":")
+    is_file = place.endswith(".py")
+    is_callable = name.isidentifier() and (is_file or all(part.isidentifier() for part in place.split(".")))
+    if arch not in ARCHITECTURES and not is_callable:
+        expected = ", ".join(f"'{choice}'" for choice in (*ARCHITECTURES, *_CALLABLES))
+        raise PydanticKnownError("literal_error", {"expected": expected})
+    return f"{_expand(place)}:{name}" if is_file else arch
+
+
+_ARCH_SCHEMA = {"anyOf": [{"enum": list(ARCHITECTURES)}, {"type": "string", "pattern": r".:\w+$"}]}
+ArchName = Annotated[str, AfterValidator(_arch), WithJsonSchema(_ARCH_SCHEMA)]
 PathText = Annotated[str, AfterValidator(_expand)]
 ClassWeights = tuple[float, ...]
 FolderName = Annotated[str, AfterValidator(folder_name)]
@@ -89,10 +106,12 @@ Extent = Annotated[int, Field(ge=1, le=4096)]  # of a clip; non-local blocks rel
 class ModelSpec(Section):
     """The network."""
 
-    arch: Arch
+    arch: ArchName
     """tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time, trn relates the frames
     of a 2D ResNet, vit is a transformer; the others are the networks of their papers. Wrong backbones and too few
-    frames are refused."""
+    frames are refused. package.module:callable or FILE.py:callable is a network of one's own, whose code runs."""
+    options: dict[str, Any] = Field(default={})
+    """A network of one's own: the keyword arguments of its callable, besides num_classes and num_frames."""
     backbone: Backbone | None = None
     """The 2D network that the architecture is built on. null: its usual one, or none where it is a network of its
     own."""
@@ -138,6 +157,9 @@ class ModelSpec(Section):
         if known is None or values.get("backbone") is not None:
             return values
         return {**values, "backbone": known.usual_backbone}
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())  # options cannot be hashed
 
     @property
     def title(self) -> str:
@@ -398,11 +420,9 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         model.adapter,
     )  # fmt: skip
     yield from vit_problems(model.arch, model.adapter, model.drop_path, model.positions, model.shift_place, data.crop)
+    yield from _foreign_problems(spec)
     if model.drop_path and spec.execution.compile:
-        yield (
-            "execution.compile",
-            "a compiler cannot take drop_path's own generator; must be false, got true",
-        )
+        yield "execution.compile", "must be false, got true: a compiler cannot take drop_path's own generator"
     if model.freeze_trunk and model.pretrained is None:
         yield "model.freeze_trunk", "a frozen trunk keeps its random weights; set model.pretrained"
     streams = stream_problem(model.arch, model.shift_direction, model.non_local, model.adapter)
@@ -410,6 +430,22 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "evaluate.mode", streams
     if (last := spec.evaluate.last_checkpoints) > (kept := spec.checkpoint.keep):
         yield "evaluate.last_checkpoints", f"must be at most checkpoint.keep, {kept}, got {last}"
+
+
+def _foreign_problems(spec: Spec) -> Iterator[tuple[str, str]]:
+    """Yield the keys that the network does not read: those of ours in a foreign one, `options` in ours."""
+    model = spec.model
+    if not is_foreign(model.arch):
+        if model.options:
+            yield "model.options", f"they are a foreign network's; the options of {model.arch} are keys of model"
+        return
+    for key in ("width", "dropout", "shift_fraction", "shift_place", "shift_direction", "freeze_trunk"):
+        if getattr(model, key) != (default := ModelSpec.model_fields[key].default):
+            right = "give the network what it needs in model.options"
+            yield f"model.{key}", f"only the networks of summit_train read it, so it must be {default}; {right}"
+    if spec.execution.recompute:
+        right = "use torch.utils.checkpoint in the network"
+        yield "execution.recompute", f"the blocks of {model.arch} are not known, so it must be false; {right}"
 
 
 # When two specs are the same: for a checkpoint, for the ranks of one run, and for the scores of a checkpoint.

@@ -117,7 +117,7 @@ class Run:
             "line": self.line,
             **({} if self.spec.checkpoint.keep_best is None else {self.best.part: self.best.state_dict()}),
             "backend": self.world.backend,
-            "experiment": experiment_of(self.spec, self.plan, self.train_set),
+            "experiment": experiment_of(self.spec, self.plan, self.train_set, self.model),
             "spec": self.spec.model_dump(mode="json"),
             # So that the file alone is enough to use the network.
             "classes": (classes := self.train_set.manifest.classes) and list(classes),

@@ -68,13 +68,14 @@ def open_datasets(spec: Spec) -> tuple[Dataset, Dataset]:
     return train, val
 
 
-def experiment_of(spec: Spec, plan: Plan, train: Dataset | None) -> dict[str, Any]:
+def experiment_of(spec: Spec, plan: Plan, train: Dataset | None, model: VideoNetwork) -> dict[str, Any]:
     """Return what must be equal for one run to resume from another's checkpoint, as flat `section.key: value`.
 
     The number of ranks is not part of it, nor where the data are, nor what only changes the speed. train: None where
     the list of the clips is not at hand; its fingerprints are then missing.
     """
     same = experiment_keys(spec) | {"scale.gpus": plan.virtual_gpus, "scale.clips_per_gpu": plan.clips_per_gpu}
+    same |= model.sources
     if train is not None:
         same["data.train (fingerprint)"] = train.manifest.fingerprint()
         if (quarantine := train.kept.fingerprint()) is not None:
@@ -104,7 +105,7 @@ def first_state(
     saved = state.get("experiment", {})
     if train is None:
         saved = {key: value for key, value in saved.items() if not key.endswith("(fingerprint)")}
-    differing = experiment_differences(saved, experiment_of(spec, plan, train))
+    differing = experiment_differences(saved, experiment_of(spec, plan, train, model))
     if differing and not force_resume:
         raise CheckpointError(
             f"{path} is of another experiment: {'; '.join(differing)}. Give this run another name, or take it "
@@ -164,7 +165,9 @@ def identity(spec: Spec, datasets: Mapping[str, Dataset]) -> dict[str, Any]:
     same["torch (version)"] = torch.__version__
     same["summit_train (digest of the code)"] = code_digest(Path(summit_train.__file__).parent)
     with torch.device("meta"):
-        state = build_network(spec).state_dict()
+        network = build_network(spec)
+    state = network.state_dict()
+    same |= network.sources
     shapes = repr([(name, tuple(value.shape), value.dtype) for name, value in state.items()])
     return same | {"network (digest of names and shapes)": hashlib.sha256(shapes.encode()).hexdigest()}
 

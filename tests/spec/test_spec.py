@@ -97,6 +97,9 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(refused: Cal
         ("", ("mdel.arch=tsm",), "override 'mdel.arch=tsm': mdel: unknown key", ("did you mean model?",)),
         ("", ("extends=a.yaml",), "override 'extends=a.yaml': extends: unknown key", ()),
         ("", ("model.arch=tsmm",), "override 'model.arch=tsmm': model.arch: 'tsmm' is not a choice", ("mean tsm?",)),
+        ("", ("model.arch=nets.py:1",), "override 'model.arch=nets.py:1': model.arch: 'nets.py:1' is not a choice",
+         ("package.module:callable, FILE.py:callable",)),
+        ("", ("model.arch=a-b:c",), "override 'model.arch=a-b:c': model.arch: 'a-b:c' is not a choice", ()),
         ("", ("model={arch: tsm}",), "override 'model={arch: tsm}': model.num_classes: is missing", ("no default",)),
         ("schedule: 100\n", (), "spec.yaml:5: schedule: must be a section of keys, got 100", ()),
         ("schedule: {epochs: '100'}\n", (), "spec.yaml:5: schedule.epochs: ", ("integer", "got '100'")),
@@ -150,6 +153,14 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
          "slowfast needs a multiple of 8 frames, its slow pathway sees every 8th; got 20"),
         ("data.num_frames=1 model.arch=trn", "data.num_frames", "2 frames, those of its smallest relation, got"),
         ("data.num_frames=129 model.arch=trn", "data.num_frames", "trn takes at most 128 frames, got 129"),
+        ("model.arch=a.b:c model.dropout=0.5", "model.dropout",
+         "only the networks of summit_train read it, so it must be 0.0; give the network what it needs in model.optio"),
+        ("model.arch=a.b:c model.shift_direction=past", "model.shift_direction", "so it must be both"),
+        ("model.arch=a.b:c model.backbone=resnet18", "model.backbone", "is a network of its own, without a backbone"),
+        ("model.arch=a.b:c model.non_local=tsm", "model.non_local", "a.b:c takes no non-local blocks"),
+        ("model.arch=a.b:c evaluate.mode=stream", "evaluate.mode", "a.b:c cannot stream: it sees whole clips"),
+        ("model.arch=a.b:c execution.recompute=true", "execution.recompute", "use torch.utils.checkpoint in the net"),
+        ("model.options.depth=2", "model.options", "they are a foreign network's; the options of tsm are keys of mod"),
         ("model.arch=x3d_m model.backbone=resnet50", "model.backbone",
          "x3d_m is a network of its own, without a backbone; leave the key out"),
         ("model.arch=ir_csn model.backbone=resnet50", "model.backbone", "built on resnet50; valid: resnet152"),
@@ -186,6 +197,7 @@ def test_impossible_combinations_are_refused(
         "model.arch=i3d_3x1x1 data.num_frames=8",
         "model.arch=trn model.backbone=resnext101_32x4d data.num_frames=2",
         "model.arch=eco_lite data.num_frames=4",
+        "model.arch=a.b:c model.options.depth=2 model.options.parts=[1,x] model.width=1.0 model.dropout=0.0",
         "model.arch=slowfast data.num_frames=8",
         "model.arch=x3d_m data.num_frames=1 model.backbone=null",
         "model.non_local=tsm data.crop=17",
@@ -206,7 +218,7 @@ def test_the_edge_of_the_possible_is_accepted(load: Callable[..., Spec], overrid
 
 def test_choices_and_limits_are_those_of_the_networks() -> None:
     schema = Spec.model_json_schema()["$defs"]["ModelSpec"]["properties"]
-    assert set(schema["arch"]["enum"]) == set(ARCHITECTURES)
+    assert set(schema["arch"]["anyOf"][0]["enum"]) == set(ARCHITECTURES)
     assert set(schema["backbone"]["anyOf"][0]["enum"]) == {*BACKBONES, *VIT_BACKBONES}
 
 
@@ -217,6 +229,7 @@ def test_paths_are_expanded(load: Callable[..., Spec], monkeypatch: pytest.Monke
     spec = load("", *overrides)
     assert (spec.data.train, spec.data.val, spec.data.root) == ("/home/of me/t.csv", "/scratch/v.csv", "/scratchx")
     assert spec.run_dir == "a~$ b"
+    assert load("", "model.arch=$SCRATCH/a.py:net").model.arch == "/scratch/a.py:net"
 
 
 HOSTILE = ["a b", "-rf", "$(reboot)", "`id`", "a;b", "a'b\"c", "<script>", "{{7*7}}", "%s%n", "é漢🎬", "1e5",

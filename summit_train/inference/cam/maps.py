@@ -25,6 +25,7 @@ from summit_train.models.precision import Normalise, mixed_precision, parameter_
 from summit_train.models.video import VideoNetwork
 from summit_train.spec.catalog import maps_problem
 
+_ROUNDING = 0.05  # of logits, in bf16 too
 FRACTION = 0.2  # of the validation set's pixels are foreground, in the paper and here
 
 
@@ -104,6 +105,7 @@ class Mapper:
         self._evaluate = spec.evaluate.model_copy(update={"clips": 1, "crops": crops})
         self._network, self._device = trained.network(device), device
         self._normalise = Normalise(parameter_type(spec.precision), device, spec.data.input)
+        self._check_logits()
 
     def heatmaps(
         self, dataset: Dataset, on_bad_clip: Literal["fail", "skip"], label: int | None = None
@@ -116,12 +118,26 @@ class Mapper:
         for batch in test_batches(data, self._evaluate, dataset.store, dataset.clips.tolist()):
             yield batch.bad or self._heatmap(batch, dataset.manifest.path(batch.video), label)
 
+    def _maps(self, clips: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with mixed_precision(self.trained.spec.precision, self._device):
+            features = self._network.feature_maps(self._network.to_input(clips))
+        return class_maps(self._network, features, len(clips))
+
+    @torch.inference_mode()
+    def _check_logits(self) -> None:
+        """Raise UserError where a network's `feature_maps` are not what its classifier sees the average of."""
+        data = self.trained.spec.data
+        shape = (1, *data.input.clip_shape(data.num_frames, data.crop))
+        clips = self._normalise(torch.zeros(shape, dtype=torch.uint8))
+        with mixed_precision(self.trained.spec.precision, self._device):
+            own = self._network(clips)
+        if float((self._maps(clips)[1] - own).norm()) > _ROUNDING * float(own.norm()):
+            wrong = "its logits are not its last linear layer on the average of its feature_maps"
+            raise UserError(f"{self.trained.path}: no class activation maps: {wrong}")
+
     @torch.inference_mode()
     def _heatmap(self, batch: TestBatch, path: str, label: int | None) -> Heatmap:
-        with mixed_precision(self.trained.spec.precision, self._device):
-            clips = self._normalise(batch.views)
-            features = self._network.feature_maps(self._network.to_input(clips))
-        maps, logits = (tensor[0].cpu() for tensor in class_maps(self._network, features, len(clips)))
+        maps, logits = (tensor[0].cpu() for tensor in self._maps(self._normalise(batch.views)))
         if not bool(torch.isfinite(maps).all()):
             raise RunFailed(f"{path}: the network of {self.trained.path} gives NaN or infinity")
         label = int(logits.argmax()) if label is None else label

@@ -51,8 +51,10 @@ def accelerate(model: nn.Module, parts: Collection[str] = PARTS) -> str:
 
     Parameters and buffers keep their names and stay the same objects. Shifted convolutions keep no copy of their input.
     On CPUs, if the C++ kernels are available, normalisations take in the relu and the shortcut's sum that follow them.
-    Networks without any of these run plain.
+    Networks without any of these run plain, and so do foreign ones, whose code may rely on the modules it has.
     """
+    if not getattr(model, "replaceable", True):
+        return "plain: a network of one's own"
     if "shift" in parts:
         for block in model.modules():
             if isinstance(block, ResidualBlock | InvertedResidual) and isinstance(block.shift, TemporalShift):

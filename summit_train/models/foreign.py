@@ -1,0 +1,182 @@
+"""A foreign network: the module that a callable of the user's returns, as a VideoNetwork (docs/own_network.md)."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from summit_train.core.errors import UserError
+from summit_train.core.files import file_sha256
+from summit_train.models.video import VideoNetwork
+
+LAYOUTS = ("NTCHW", "NCTHW")
+
+
+class ForeignNetwork(VideoNetwork):
+    """Adapts the module `network`, whose attributes `layout`, `head`, `stem` and `feature_maps` say what it has.
+
+    Names of tensors and of modules are those of `network`. All its draws from torch's default generators, those of
+    nn.Dropout and of any drop path, are functions of the seed that `reseed` gets.
+    """
+
+    replaceable = False
+
+    def __init__(
+        self, network: nn.Module, arch: str, num_frames: int, num_classes: int, in_channels: int, note: str = ""
+    ) -> None:
+        super().__init__(num_frames, {}, in_channels)
+        self.network, self.arch, self.num_classes, self.note = network, arch, num_classes, note
+        self.layout = getattr(network, "layout", LAYOUTS[0])
+        if self.layout not in LAYOUTS:
+            raise UserError(f"model.arch: the layout of {arch} must be {' or '.join(LAYOUTS)}, got {self.layout!r}")
+        self.head = _named(network, "head")
+        self.stem = tuple(filter(None, [_named(network, "stem")]))
+
+    def to_input(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
+        """Return a view of the clip in the network's own layout."""
+        return clip_NTCHW.transpose(1, 2) if self.layout == "NCTHW" else clip_NTCHW
+
+    def extract(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits. Raises UserError where they are not a tensor (N, num_classes)."""
+        logits = self.network(x)
+        expected = (len(x), self.num_classes)
+        if not isinstance(logits, torch.Tensor) or logits.shape != expected:
+            found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+            wrong = f"of {tuple(x.shape)} ({self.layout}) {self.arch} must make logits {expected}, got {found}"
+            raise UserError(f"model.arch: {wrong}")
+        return logits
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        """Return the logits, which `extract` has made."""
+        return features
+
+    def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the network's own feature maps. Raises UserError where it has none."""
+        own = getattr(self.network, "feature_maps", None)
+        if own is None or not self.head:
+            needs = "a method feature_maps, and its last linear layer as `head`"
+            raise UserError(f"{self.arch} has no class activation maps: they need {needs}; see docs/own_network.md")
+        maps: torch.Tensor = own(x)
+        return maps
+
+    def reseed(self, seed: int) -> None:
+        """Make the draws that follow a function of `seed`, those of torch's default generators too."""
+        super().reseed(seed)
+        torch.manual_seed(seed)
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        return self.network.state_dict(*args, **options)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        return self.network.load_state_dict(state_dict, strict, assign)
+
+    def get_submodule(self, target: str) -> nn.Module:
+        return self.network.get_submodule(target)
+
+
+def _named(network: nn.Module, attribute: str) -> str:
+    """Return the name of the module that an attribute names or is; "" where there is none."""
+    found = getattr(network, attribute, "")
+    return attribute if isinstance(found, nn.Module) else found if isinstance(found, str) else ""
+
+
+def build_foreign(
+    arch: str,
+    num_frames: int,
+    num_classes: int,
+    in_channels: int,
+    options: Mapping[str, Any],
+    generator: torch.Generator | None = None,
+) -> ForeignNetwork:
+    """Import the callable that `arch` names and build its network, with the initial weights that it draws itself.
+
+    They are a function of the seed of `generator`, or drawn from torch's global one. Raises UserError for a callable
+    that cannot be imported, does not take the options, or returns no module; its own errors keep their traceback.
+    """
+    place, _, name = arch.rpartition(":")
+    try:
+        with torch.device("cpu"):  # what a module makes when it is imported serves all its networks
+            module, digest = _imported(place)
+        build = getattr(module, name, None)
+        if not callable(build):
+            raise UserError(f"model.arch: {place} has no callable {name}")
+        arguments = {"num_classes": num_classes, "num_frames": num_frames, **options}
+        _check_arguments(arch, build, options)
+        with torch.random.fork_rng(devices=[]):
+            if generator is not None:
+                torch.manual_seed(generator.initial_seed())
+            network, note = _built(lambda: build(**arguments))
+    except ImportError as error:
+        right = "install what is missing, or add its folder to PYTHONPATH"
+        raise UserError(f"model.arch: {arch} cannot be imported: {error}; {right}") from error
+    if not isinstance(network, nn.Module):
+        raise UserError(f"model.arch: {arch} must return a torch.nn.Module, got {type(network).__name__}")
+    foreign = ForeignNetwork(network, arch, num_frames, num_classes, in_channels, note)
+    foreign.sources = {"model.arch (SHA-256)": digest}
+    return foreign
+
+
+def _check_arguments(arch: str, build: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise UserError where a callable does not take these options besides the numbers of classes and frames."""
+    signature = inspect.signature(build)
+    try:
+        signature.bind(num_classes=1, num_frames=1, **options)
+    except TypeError as error:
+        called = f"{arch}{signature} gets num_classes, num_frames and model.options"
+        raise UserError(f"model.options: {called}: {error}") from error
+
+
+def _built(build: Callable[[], Any]) -> tuple[Any, str]:
+    """Return what `build` returns, and a note where it cannot run on the meta device that is set."""
+    if torch.get_default_device().type != "meta":
+        return build(), ""
+    try:
+        return build(), ""
+    except (RuntimeError, TypeError, ValueError) as error:
+        # Tensors on the meta device have no numbers, which some networks read while they are built.
+        with torch.device("cpu"):
+            return build().to("meta"), f"on the CPU to be counted, as it cannot be on torch's meta device: {error}"
+
+
+def _imported(place: str) -> tuple[ModuleType, str]:
+    """Return the module `place`, dotted or FILE.py, and the SHA-256 of its source file."""
+    path = Path(place).absolute()
+    if place.endswith(".py") and not path.is_file():
+        raise UserError(f"model.arch: {path} not found; a relative path starts at the current directory")
+    if place.endswith(".py"):
+        digest = file_sha256(path)
+        return _executed(path, digest), digest
+    module = importlib.import_module(place)
+    if (file := getattr(module, "__file__", None)) is None:
+        raise UserError(f"model.arch: {place} has no source file, whose SHA-256 is part of the experiment")
+    return module, file_sha256(file)
+
+
+@cache
+def _executed(path: Path, digest: str) -> ModuleType:
+    """Run a file as a module; one with other bytes is another module."""
+    name = f"{path.stem}_{digest[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Source(name, str(path)))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.update({name: module})  # where dataclasses and pickle look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+class _Source(SourceFileLoader):
+    """Reads the source alone: bytecode may be that of an older file, if it has changed within a second."""
+
+    def path_stats(self, path: Any) -> Any:
+        raise OSError("no bytecode")

@@ -1,0 +1,166 @@
+"""A run of a network of one's own keeps the promises, its code is part of it, and all commands take it.
+
+The network has BN, and dropout that draws from torch's own generator.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from summit_train.core.errors import UserError
+from summit_train.inference.cam.maps import Mapper
+from summit_train.inference.trained import open_trained
+from tests.conftest import spec_writer
+from tests.models import foreign
+from tests.models.test_foreign import SMALL
+from tests.runs import assert_bit_equal, difference, final_state, rewound
+from tests.worlds import main_said, train
+
+
+class Trained(NamedTuple):
+    """specs: by the number of ranks that their run was trained on. code: the network's file."""
+
+    specs: dict[int, Path]
+    runs: Path
+    code: Path
+
+
+@pytest.fixture(scope="module")
+def trained(motion_set: Path, eight_videos: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Two steps of 6 virtual GPUs on 1, 2 and 3 ranks."""
+    folder = tmp_path_factory.mktemp("foreign")
+    code = folder / "nets.py"
+    code.write_text(SMALL)
+    model = {"arch": f"{code}:Small", "backbone": None, "width": 1.0, "dropout": 0.0, "options": {"width": 6}}
+    write = spec_writer(motion_set, folder)
+    specs = {
+        ranks: write(
+            f"on_{ranks}",
+            model=model,
+            data=eight_videos | {"num_frames": 2},
+            scale={"gpus": 6, "clips_per_gpu": 1},
+            precision="fp64",
+        )
+        for ranks in (1, 2, 3)
+    }
+    for ranks, spec in specs.items():
+        train(ranks, spec)
+    return Trained(specs, folder / "runs", code)
+
+
+def _state(trained: Trained, ranks: int) -> dict[str, Any]:
+    return final_state(trained.runs / f"on_{ranks}")
+
+
+def test_one_two_and_three_ranks_agree_and_a_resumed_run_is_bit_equal(trained: Trained) -> None:
+    assert difference(_state(trained, 1), _state(trained, 3)) <= 1e-9
+    assert difference(_state(trained, 2), _state(trained, 3)) <= 1e-9
+    rewound(trained.runs / "on_3", "resumed", 2)
+    assert "resumes from" in train(3, trained.specs[3], "name=resumed")
+    assert_bit_equal(final_state(trained.runs / "resumed"), _state(trained, 3))
+    assert set(_state(trained, 3)["model"]) >= {"stem.weight", "norm.running_mean", "head.bias"}
+
+
+def test_dropout_is_part_of_what_was_compared(trained: Trained) -> None:
+    train(0, trained.specs[1], "name=no_dropout", "model.options.drop=0.0")
+    assert difference(final_state(trained.runs / "no_dropout"), _state(trained, 3)) > 1e-4
+
+
+def test_a_trained_one_is_used_as_any_other(
+    trained: Trained, motion_set: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run, video = trained.runs / "on_2", motion_set / "videos/val_000000.mp4"
+    final = json.loads((run / "eval.json").read_text())
+    status, out, err = main_said(capsys, "eval", run, "--json")
+    assert status == 0 and json.loads(out)["top1_mean"] == final["top1_mean"], err
+    status, out, err = main_said(capsys, "predict", run, video, "--json")
+    assert status == 0 and len(json.loads(out)["videos"][0]["predictions"]) == 4, err
+    status, out, err = main_said(capsys, "cam", run, video, "--out", tmp_path / "cam", "--threshold", 0)
+    assert status == 0 and "cam/val_000000.png" in out, err
+    pytest.importorskip("onnxruntime", reason="needs the extra `export`")
+    status, out, err = main_said(capsys, "export", run, "--out", tmp_path / "own.onnx")
+    assert status == 0 and (tmp_path / "own.onnx").is_file(), err
+
+
+def test_changed_code_is_another_experiment(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(trained.runs / "on_1", trained.runs / "changed")
+    trained.code.write_text(SMALL + "\n# as good as before\n")
+    try:
+        status, _, err = main_said(capsys, "plan", trained.specs[1], "name=changed")
+        assert status == 2 and "model.arch (SHA-256): the checkpoint has" in err and "--force-resume" in err
+        for command in ("eval", "predict"):
+            words = ["nothing.mp4"] if command == "predict" else []
+            status, _, err = main_said(capsys, command, trained.runs / "changed", *words)
+            assert status == 2 and "its network's code has changed: model.arch (SHA-256) was" in err
+    finally:
+        trained.code.write_text(SMALL)
+
+
+def test_a_checkpoint_alone_starts_no_code(
+    trained: Trained, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The spec.yaml of its run folder or the user must name the callable; and the code must be that of the training."""
+    state, video = _state(trained, 1), motion_set / "videos/val_000000.mp4"
+    arch = state["spec"]["model"]["arch"]
+    trap = tmp_path / "trap.py"
+    trap.write_text("raise SystemError('this code ran')\n")
+    torch.save(state | {"spec": {**state["spec"], "model": {**state["spec"]["model"], "arch": f"{trap}:Small"}}},
+               tmp_path / "alone.pt")  # fmt: skip
+    status, _, err = main_said(capsys, "predict", tmp_path / "alone.pt", video)
+    assert status == 2 and f"{tmp_path}/alone.pt: its network is code that a checkpoint alone does not start" in err
+    status, _, err = main_said(capsys, "predict", tmp_path / "alone.pt", video, f"model.arch={arch}")
+    assert status == 0, err
+    # In a run folder whose spec.yaml names another callable.
+    shutil.copytree(trained.runs / "on_1", tmp_path / "run")
+    (tmp_path / "alone.pt").rename(tmp_path / "run/checkpoints/step_00000009.pt")
+    status, _, err = main_said(capsys, "predict", tmp_path / "run/checkpoints/step_00000009.pt", video)
+    assert status == 2 and "a checkpoint alone does not start" in err
+
+
+@pytest.mark.parametrize(
+    ("former", "latter", "message"),
+    [
+        ("feature_maps", "other_maps", r"has no class activation maps: they need a method feature_maps"),
+        (
+            "self.head = ",
+            "self.last = ",
+            r"they need a method feature_maps, and its last linear layer as",
+        ),
+        ("self.drop(self.feature_maps(x)", "torch.exp(self.feature_maps(x)", r"its logits are not its last linear lay"),
+    ],
+)
+def test_maps_that_are_not_those_of_the_logits_are_refused(
+    trained: Trained, tmp_path: Path, former: str, latter: str, message: str
+) -> None:
+    opened = open_trained(trained.runs / "on_1")
+    changed = SMALL.replace(former, latter)
+    (tmp_path / "nets.py").write_text(changed.replace("self.head(", "self.last(") if "last" in latter else changed)
+    weights = {name.replace("head", "last") if "last" in latter else name: v for name, v in opened.weights.items()}
+    model = opened.spec.model.model_copy(update={"arch": f"{tmp_path}/nets.py:Small"})
+    other = replace(opened, spec=opened.spec.model_copy(update={"model": model}), weights=weights)
+    with pytest.raises(UserError, match=message):
+        Mapper(other, torch.device("cpu"))
+
+
+def test_a_network_from_pypi_keeps_the_promises(motion_set: Path, eight_videos: dict[str, str], tmp_path: Path) -> None:
+    """transformers' VideoMAE, which knows nothing of keys; `python -m tests.models.foreign` tries others."""
+    pytest.importorskip("transformers", reason="needs transformers; `make test` installs it")
+    spec = spec_writer(motion_set, tmp_path)(
+        "videomae",
+        model={"arch": f"{foreign.__file__}:videomae", "backbone": None, "width": 1.0, "dropout": 0.0}
+        | {"options": {"side": 32}},
+        data=eight_videos | {"num_frames": 2},
+        scale={"gpus": 2, "clips_per_gpu": 4},
+        precision="fp64",
+    )
+    train(2, spec)
+    train(1, spec, "name=alone")
+    states = [final_state(tmp_path / "runs" / name) for name in ("videomae", "alone")]
+    assert difference(*states) <= 1e-9
