@@ -77,15 +77,14 @@ def build_model(
     backbone = backbone or ARCHITECTURES[arch].usual_backbone
     numbers = (num_classes, in_channels, width, dropout, drop_path, shift_fraction)
     usual = (arch, backbone, num_frames, non_local, zero_init_residual, pool1, None, adapter)
-    own = (arch, adapter, drop_path, positions, shift_place)
-    others = (text for _, text in (*network_problems(*usual), *vit_problems(*own)))
-    for problem in (*_number_problems(numbers, shift_direction), *others):
+    others = (*network_problems(*usual), *vit_problems(arch, adapter, drop_path, positions, shift_place))
+    for problem in (*_number_problems(numbers, shift_direction), *(text for _, text in others)):
         raise ValueError(problem)
 
     sizes = (num_frames, num_classes, width, dropout, in_channels)
-    model: VideoNetwork
     if arch == "vit":
-        model = build_vit(backbone or "", sizes, drop_path, adapter, positions, (shift_fraction, shift_direction))
+        shift = (shift_fraction, shift_direction)
+        model: VideoNetwork = build_vit(backbone or "", sizes, drop_path, adapter, positions, shift)
     else:
         model = _built(arch, backbone or "", sizes, pool1)
     if arch == "tsm":

@@ -21,7 +21,7 @@ from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import pack as pack_module
 from summit_train.data.packed.format import Packing, read_pack
 from summit_train.data.packed.pack import begin, missing_shards, pack_shards
-from summit_train.spec.experiment import smallest_spec
+from summit_train.spec.identity import smallest_spec
 from tests.data.clips import all_of, stored_clip
 from tests.data.packed.conftest import (
     NUM_FRAMES,

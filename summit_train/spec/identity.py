@@ -1,0 +1,65 @@
+"""When two specs are the same: for a checkpoint, for the ranks of one run, and for the scores of a checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from summit_train.spec.experiment import DataSpec, ModelSpec, Spec
+
+# Keys of `data` that change what is trained on; the others only tell where the clips are and how fast they are read.
+_TRAINED_DATA = (
+    "modality", "flow_length", "num_frames", "frame_stride", "sampling", "augment", "short_side", "crop_scales", "crop",
+    "flip", "balance", "region",
+)  # fmt: skip
+_RECIPE = ("optimizer", "schedule", "loss", "ema", "scale", "parallel")
+# Each node may read its own copy of the data; the contents of the lists are compared by their fingerprints.
+_PLACES = {"data.train", "data.val", "data.root", "data.quarantine", "data.stage"}
+# Keys of `data`, `evaluate` and `model` that change no score: where the data are, how fast they come, and when.
+_NOT_IN_SCORES = {
+    "data.root", "data.stage", "data.workers", "data.clip_seconds", "evaluate.every_epochs", "model.pretrained",
+}  # fmt: skip
+
+
+def flat_keys(spec: Spec) -> dict[str, Any]:
+    """Return all values of a spec, as in JSON, as flat `section.key: value`."""
+    values = spec.model_dump(mode="json")
+    sections = {name: value for name, value in values.items() if isinstance(value, dict)}
+    flat = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+    return {name: value for name, value in values.items() if name not in sections} | flat
+
+
+def rank_keys(spec: Spec) -> dict[str, Any]:
+    """Return the keys that must be equal on all ranks of a run."""
+    return {key: value for key, value in flat_keys(spec).items() if key not in _PLACES}
+
+
+def changes_scores(spec: Spec, key: str) -> bool:
+    """Return whether another value of a key, `section.key`, can change the scores of a checkpoint."""
+    if key in _NOT_IN_SCORES:
+        return False
+    if key.startswith(("data.train", "seed", "scale.")):  # what precise BN trains on
+        return spec.evaluate.precise_bn > 0
+    return key.startswith(("data.", "evaluate.", "model.", "precision", "loss.kind"))
+
+
+def experiment_keys(spec: Spec) -> dict[str, Any]:
+    """Return what makes a spec another experiment, as flat `section.key: value`: no places of data, no speed."""
+    values = spec.model_dump(mode="json")
+    same = {f"model.{key}": value for key, value in values["model"].items() if key != "pretrained"}
+    same |= {f"data.{key}": str(values["data"][key]) for key in _TRAINED_DATA}
+    same |= {f"{section}.{key}": value for section in _RECIPE for key, value in values[section].items()}
+    if spec.parallel.grow_batch is not None:  # validations decide the batch
+        same["evaluate.every_epochs"] = spec.evaluate.every_epochs
+    return same | {"seed": spec.seed, "precision": spec.precision}
+
+
+def smallest_spec() -> Spec:
+    """Return a spec in which every key that has a default has it."""
+    return Spec(name="any", model=ModelSpec(arch="tsm", num_classes=1), data=DataSpec(train="any", val="any"))
+
+
+def experiment_defaults() -> dict[str, Any]:
+    """Return the values of `experiment_keys` that have defaults: those of a checkpoint that is older than the key."""
+    spec = smallest_spec()
+    always = ("model.arch", "model.num_classes", "scale.gpus", "scale.clips_per_gpu", "seed", "precision")
+    return {key: value for key, value in experiment_keys(spec).items() if key not in always}
