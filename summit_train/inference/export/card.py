@@ -15,6 +15,7 @@ import torch
 from summit_train.core.errors import UserError
 from summit_train.core.files import check_output, replacing, write_text
 from summit_train.core.saved import SAFETENSORS_KEY
+from summit_train.core.text import percent
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.report.records import Run
 from summit_train.report.tables import views_of
@@ -70,7 +71,7 @@ def _name(path: str) -> str:
 def card_text(trained: Trained, spec: Spec, run: Run | None, sha256: str) -> str:
     """Return the card. What comes from files is escaped; what is not known is said to be."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(text=_text, views=views_of)
+    environment.filters.update(text=_text, views=views_of, percent=percent)
     template = resources.files(__package__).joinpath("card.md.j2").read_text(encoding="utf-8")
     recipe = to_yaml(spec.model_dump(mode="json"))
     return environment.from_string(template).render(trained=trained, spec=spec, run=run, recipe=recipe, sha256=sha256)

@@ -77,8 +77,8 @@ def test_the_card_says_what_is_known(run: Path, tmp_path: Path) -> None:
     assert front["tags"][-2:] == ["tsm", "resnet18"]
     (index,) = front["model-index"]
     assert [one["value"] for one in index["results"][0]["metrics"]] == [61.75]  # of these weights
-    assert "| mean and deviation of the last 2 checkpoints | 61.25 ± 0.5 | 97.00 ± 0.25 |" in text
-    assert "| these weights, step 20 | 61.75 | 97.25 |" in text
+    assert "| mean and deviation of the last 2 checkpoints | 61.25 ± 0.50 % |" in text
+    assert "| these weights, step 20 | 61.75 % |" in text
     assert "41 videos of val.csv; of each 10 clips × 3 crops" in text
     experiment = open_trained(run).experiment["data.train (fingerprint)"]
     assert f"| training | train.csv | 80 | {experiment} |" in text and "| validation | val.csv | 41 |" in text
