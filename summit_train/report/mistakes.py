@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +57,8 @@ def read_mistakes(run: Run) -> Mistakes | None:
         return None  # read_confusion notes scores that cannot be read
     if found.scores.labels.ndim > 1:
         return None
-    probabilities = _softmax(found.scores.scores)
+    powers = np.exp(found.scores.scores.astype(np.float64) - found.scores.scores.max(1, keepdims=True))
+    probabilities = powers / powers.sum(1, keepdims=True)
     store, reason = None, ""
     try:
         store = _store(run)
@@ -78,12 +78,6 @@ def most_confident(scores: Scores, probabilities: NDArray[np.float64]) -> list[i
     return order
 
 
-def _softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
-    powers = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
-    probabilities: NDArray[np.float64] = powers / powers.sum(1, keepdims=True)
-    return probabilities
-
-
 def _store(run: Run) -> Store:
     """Open the validation set of the run's spec. Raises UserError where it is not here or has no pictures."""
     spec = spec_from_values(dict(run.spec), str(run.path / "spec.yaml"))
@@ -97,7 +91,7 @@ def _store(run: Run) -> Store:
 def _mistake(found: RunScores, probabilities: NDArray[np.float64], place: int, store: Store | None) -> Mistake:
     scores, clip = probabilities[place], found.clips[place]
     predicted, own = int(scores.argmax()), int(found.scores.labels[place])
-    names = found.class_names or tuple(map(str, range(len(scores))))
+    names = (*found.class_names, *map(str, range(len(found.class_names), len(scores))))
     strip, reason = "", ""
     try:
         if store is not None:
@@ -108,7 +102,7 @@ def _mistake(found: RunScores, probabilities: NDArray[np.float64], place: int, s
 
 
 def _strip(store: Store, place: int, clip: Clip) -> str:
-    """Return frames of the video at this place of the set, side by side as a JPEG."""
+    """Return frames of the video at this place of the set, side by side, as a data URI of a JPEG."""
     listed = store.manifest
     if place >= len(listed) or clip != Clip(listed.stored_path(place), listed.span(place), listed.is_reversed(place)):
         raise UserError(f"{listed.source}: has changed since the evaluation; {clip} is in another place")
@@ -117,7 +111,7 @@ def _strip(store: Store, place: int, clip: Clip) -> str:
         lambda num_frames: test_frames("uniform", num_frames, _FRAMES, 1, num_clips=1),
         lambda width, height: test_views(_SIDE, "full", width, height),
     )
-    ordered: Sequence[NDArray[np.uint8]] = frames[::-1] if clip.is_reversed else frames
     gap = np.full((frames.shape[1], _GAP, 3), 255, np.uint8)
+    ordered = frames[::-1] if clip.is_reversed else frames
     picture = np.concatenate([part for frame in ordered for part in (frame, gap)][:-1], axis=1)
     return "data:image/jpeg;base64," + base64.b64encode(jpeg(picture)).decode("ascii")

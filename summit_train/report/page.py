@@ -28,39 +28,29 @@ def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
 
     Raises UserError where a directory is not a run and if `out` is a directory, OSError if writing fails.
     """
-    path = Path(out)
-    check_page(path)
-    write_page(path, render(read_runs(run_dirs)))
-    return path
-
-
-def check_page(path: Path) -> None:
-    """Raise UserError where a page would replace a directory."""
-    if path.is_dir():
-        raise UserError(f"{path}: is a directory; give the name of an HTML file, {path / 'report.html'}")
+    write_page(Path(out), render(read_runs(run_dirs)))
+    return Path(out)
 
 
 def write_page(path: Path, page: str) -> None:
     """Write a page whole or not at all. A surrogate, as in a file name outside UTF-8, becomes a question mark."""
+    if path.is_dir():
+        raise UserError(f"{path}: is a directory; give the name of an HTML file, {path / 'report.html'}")
     with replacing(path) as file:
         file.write(page.encode("utf-8", "replace"))
 
 
 def environment() -> jinja2.Environment:
     """Return what renders the templates of this package. Every text is escaped."""
+    loader = jinja2.PackageLoader("summit_train", "report")
     pages = jinja2.Environment(
-        loader=jinja2.PackageLoader("summit_train", "report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     pages.filters.update(percent=percent, show=show, duration=duration, views=views_of, notes=notes_of, rows=rows)
     pages.filters.update(time_spent=time_spent, goodput_rows=goodput_rows)
     pages.filters.update(class_rows=class_rows, start_rows=start_rows, noise=noise_section)
-    pages.globals.update(
-        mean_std=mean_std, pictures=pictures, read_confusion=read_confusion, read_mistakes=read_mistakes
-    )
+    sections = {"read_confusion": read_confusion, "read_mistakes": read_mistakes}
+    pages.globals.update(mean_std=mean_std, pictures=pictures, **sections)
     return pages
 
 

@@ -101,6 +101,16 @@ def test_another_list_than_that_of_the_evaluation_shows_no_wrong_video(run: Path
     assert found is not None and "has changed since the evaluation" in found.reason
 
 
+def test_classes_without_a_name_have_their_number(run: Path) -> None:
+    scores = Scores(np.arange(4), LABELS, SCORES, np.ones(4, np.bool_))
+    scores.save(run / "predictions/step_00000040.npz", [Clip(f"{place}.mp4") for place in range(4)], ("quiet",))
+    found = read_mistakes(Run(run))
+    assert found is not None and [(row.predicted, row.true) for row in found.rows][:2] == [
+        ("quiet", "1"),
+        ("1", "quiet"),
+    ]
+
+
 def test_several_runs_and_runs_without_scores_have_no_mistakes(run: Path, write_run) -> None:
     other = write_run("other", leave_out=("metrics.jsonl",))
     assert read_mistakes(Run(other)) is None
