@@ -33,11 +33,13 @@ _COMMANDS = {
         "cli.sweep",
         "many runs from one file: plan, submit as a job array or run here, follow",
     ),
-    "report": ("cli.report", "one HTML page of one or more runs"),
+    "report": ("cli.report", "one HTML page of one or more runs, or of all runs of a folder; files for other programs"),
     "doctor": ("cli.doctor", "what works on this machine, and how to fix what does not"),
     "schema": ("cli.schema", "the spec's JSON schema, for editors"),
 }
-_WITH_JSON = ("plan", "eval", "predict", "stream", "cam", "export", "fuse", "model", "simulate", "sweep", "doctor")
+_WITH_JSON = (
+    "plan", "eval", "predict", "stream", "cam", "export", "fuse", "model", "simulate", "sweep", "report", "doctor",
+)  # fmt: skip
 
 Run = Callable[[argparse.Namespace], Result]
 

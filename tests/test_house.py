@@ -33,10 +33,12 @@ OWNERS = {
     "av": {"data.video"},
     "cv2": {"data.video.flow"},
     "PIL": {"data.packed.payload", "data.video.clips", "data.video.encode"},
+    "mlflow": {"report.sinks"},
     "onnx": {"inference.export.onnx_file"},
     "onnxruntime": {"inference.export.onnx_file"},
     "onnxscript": {"inference.export.onnx_file"},
     "safetensors": {"core.saved", "inference.export.card"},
+    "wandb": {"report.sinks"},
 }
 
 # Everything else must be importable on a machine without torch.

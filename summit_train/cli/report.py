@@ -1,4 +1,4 @@
-"""`summit-train report`: one HTML page of one run or of several compared."""
+"""`summit-train report`: a page of one run or of several, a page of all runs of a folder, files for other programs."""
 
 from __future__ import annotations
 
@@ -7,21 +7,49 @@ from pathlib import Path
 
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result
+from summit_train.core.text import counted
+from summit_train.report.index import write_index
 from summit_train.report.page import write_report
+from summit_train.report.records import read_runs
+from summit_train.report.sinks import SINKS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", nargs="+", type=Path, metavar="RUN_DIR", help="run folder")
+    parser.add_argument("run_dir", nargs="*", type=Path, metavar="RUN_DIR", help="run folder")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE.html", help="the page (default: report.html in the first RUN_DIR)"
-    )
+        "--out", type=Path, metavar="PATH",
+        help="the page [report.html in the first RUN_DIR, or index.html in FOLDER]; with --to a folder",
+    )  # fmt: skip
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--index", type=Path, metavar="FOLDER", help="one page and one CSV of all runs below FOLDER")
+    what.add_argument("--to", choices=SINKS, help="write the runs' curves and specs for another program, to --out")
 
 
 def run(args: argparse.Namespace) -> Result:
-    """Write the page. Raises UserError for what is not a run or cannot be written."""
-    out = args.out or args.run_dir[0] / "report.html"
+    """Write what was asked for. Raises UserError for what is not a run or cannot be written."""
+    if args.index and args.run_dir:
+        raise UserError(f"--index takes one folder, got {args.run_dir[0]} too; leave out either")
+    if not args.index and not args.run_dir:
+        raise UserError("no RUN_DIR; give run folders, or --index FOLDER for all runs below a folder")
+    if args.to and not args.out:
+        raise UserError(f"--to {args.to} needs --out DIR, the folder to write to")
+    out = args.out or (args.index / "index.html" if args.index else args.run_dir[0] / "report.html")
     try:
-        return Result([str(write_report(args.run_dir, out))])
+        if args.index:
+            return _index(args.index, out)
+        if args.to:
+            written = SINKS[args.to](read_runs(args.run_dir), out)
+            return Result(written, values={"to": args.to, "written": written})
+        page = str(write_report(args.run_dir, out))
+        return Result([page], values={"page": page})
     except OSError as error:
-        why = error.strerror or str(error)
-        raise UserError(f"{out}: cannot be written ({why}); try another place with --out FILE.html") from error
+        why, what = error.strerror or str(error), "DIR" if args.to else "FILE.html"
+        raise UserError(f"{out}: cannot be written ({why}); try another place with --out {what}") from error
+
+
+def _index(folder: Path, out: Path) -> Result:
+    index = write_index(folder, out)
+    values, csv = index.values(), out.with_suffix(".csv")
+    states = ", ".join(f"{count} {state}" for state, count in values["states"].items() if count)
+    text = [f"{counted(len(index.rows), 'run')}: {states}", f"{out}, {csv}"]
+    return Result(text, values=values | {"page": str(out), "csv": str(csv)})

@@ -20,6 +20,7 @@ from summit_train.report.records import Run
 from summit_train.report.tables import MOST_CLASSES
 
 MOST_PAIRS = 10
+MOST_SHOWN = 16  # classes of a matrix that lacks some
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Confusion:
     examples: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
     def classes(self) -> list[tuple[str, str, str]]:
-        """Return (class, videos, accuracy) of each class with videos; of more than 30, only the worst ten."""
+        """Return (class, videos, accuracy) of each class with videos, the worst first; of more than 30, ten."""
         videos = self.counts.sum(1)
         return class_rows(self.names, videos, 100 * np.diag(self.counts) / np.maximum(1, videos))
 
@@ -53,13 +54,42 @@ class Confusion:
                 pairs.append((self.names[row], self.names[column], str(n), share, example))
         return pairs
 
-    def picture(self) -> Picture | None:
-        """Draw the matrix, each row in percent of its class, with the counts. None for more than 30 classes."""
-        if len(self.names) > MOST_CLASSES:
+    def curve(self) -> Picture | None:
+        """Draw the accuracies of more than 30 classes, the worst first. None for fewer, which have a table."""
+        videos = self.counts.sum(1)
+        known = np.flatnonzero(videos)
+        if len(known) <= MOST_CLASSES:
             return None
-        side = 0.42 * len(self.names)
-        share = self.counts / np.maximum(1, self.counts.sum(1, keepdims=True))
-        labels = [drawable(name) for name in self.names]
+        with house_style():
+            figure = Figure(figsize=(5.6, 2.4), layout="constrained")
+            axes = figure.subplots()
+            axes.stairs(np.sort(100 * np.diag(self.counts)[known] / videos[known]), fill=True)
+            axes.set_xlim(0, len(known))
+            axes.set_ylim(0, 100)
+            axes.set_xlabel("classes, by their accuracy")
+            axes.set_ylabel("top-1 (%)")
+            svg = image(figure)
+        caption = f"The accuracies of all {len(known):,} classes with videos."
+        return Picture("Accuracy per class", caption, caption, svg, third=False)
+
+    def most_confused(self) -> list[int]:
+        """Return all classes; of more than 30, in their order, the 16 that are in the most frequent mistakes."""
+        if len(self.names) <= MOST_CLASSES:
+            return list(range(len(self.names)))
+        wrong = self.counts - np.diag(np.diag(self.counts))
+        places = np.argsort(-wrong, axis=None, kind="stable")[: np.count_nonzero(wrong)].tolist()
+        chosen = dict.fromkeys(one for place in places for one in divmod(place, len(self.names)))
+        return sorted(list(chosen)[:MOST_SHOWN])
+
+    def picture(self) -> Picture | None:
+        """Draw the matrix of `most_confused`, each row in percent of its class, with the counts. None without any."""
+        if not (shown := self.most_confused()):
+            return None
+        cell = min(0.42, 7.5 / len(shown))  # inches
+        side = cell * len(shown)
+        counts = self.counts[np.ix_(shown, shown)]
+        share = counts / np.maximum(1, self.counts[shown].sum(1, keepdims=True))
+        labels = [drawable(self.names[one], 30) for one in shown]
         with house_style():
             figure = Figure(figsize=(2.2 + side, 1.8 + side), layout="constrained")
             axes = figure.subplots()
@@ -70,22 +100,24 @@ class Confusion:
             turned: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
             axes.set_xticks(range(len(labels)), labels, parse_math=False, **turned)
             axes.set_yticks(range(len(labels)), labels, parse_math=False)
-            for row, column in np.argwhere(self.counts).tolist():
+            for row, column in np.argwhere(counts).tolist():
                 colour = "white" if share[row, column] > 0.5 else "black"
                 axes.text(
-                    column, row, str(self.counts[row, column]), ha="center", va="center", color=colour, fontsize=9
+                    column, row, str(counts[row, column]), ha="center", va="center", color=colour, fontsize=22 * cell
                 )
             svg = image(figure)
         unread = f" Left out, as they could not be read: {counted(self.unread, 'video')}." if self.unread else ""
-        caption = f"Videos of {self.checkpoint}. Rows: true class, shaded by its share.{unread}"
+        some = f" The {len(shown)} most confused of {len(self.names):,} classes."
+        part = "" if len(shown) == len(self.names) else some
+        caption = f"Videos of {self.checkpoint}. Rows: true class, shaded by its share.{part}{unread}"
         return Picture("Confusion", caption, "Confusion matrix: true class by predicted class", svg, third=False)
 
 
 def class_rows(names: Sequence[str], videos: NDArray[Any], percents: NDArray[Any]) -> list[tuple[str, str, str]]:
-    """Return (class, videos, percent) of each class with videos; of more than 30, only the worst ten."""
+    """Return (class, videos, percent) of each class with videos, the lowest first; of more than 30, ten."""
     known = np.flatnonzero(videos)
-    if len(known) > MOST_CLASSES:
-        known = known[np.argsort(percents[known], kind="stable")[:MOST_PAIRS]]
+    known = known[np.argsort(percents[known], kind="stable")]
+    known = known[:MOST_PAIRS] if len(known) > MOST_CLASSES else known
     return [(names[i], f"{videos[i]:,}", f"{percents[i]:.1f} %") for i in known.tolist()]
 
 

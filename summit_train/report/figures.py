@@ -102,11 +102,13 @@ def drawn(path: Path, caption: str, inches: tuple[float, float] = (10.0, 4.4)) -
             file.write(image(figure, path.suffix[1:]))
 
 
-def add_legend(figure: Figure, entries: Sequence[tuple[Line2D, str]], place: Any) -> None:
+def add_legend(figure: Figure, entries: Sequence[tuple[Line2D, str]], place: Any, columns: int = 1) -> None:
     """Add a legend whose labels are drawn as they are."""
+    if not entries:
+        return
     # Placeholders first: matplotlib omits a label that begins with "_" and reads one with "$" as a formula.
-    legend = figure.legend([line for line, _ in entries], ["entry"] * len(entries), loc=place) if entries else None
-    for text, (_, label) in zip(legend.get_texts() if legend else (), entries, strict=True):
+    legend = figure.legend([line for line, _ in entries], ["entry"] * len(entries), loc=place, ncols=columns)
+    for text, (_, label) in zip(legend.get_texts(), entries, strict=True):
         text.set_parse_math(False)
         text.set_text(drawable(label))
 

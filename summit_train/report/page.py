@@ -7,7 +7,6 @@ scripts and requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 import jinja2
@@ -18,6 +17,7 @@ from summit_train.core.text import duration, percent, show
 from summit_train.report.confusion import read_confusion, read_precisions
 from summit_train.report.figures import pictures
 from summit_train.report.goodput import goodput_rows, time_spent
+from summit_train.report.mistakes import read_mistakes
 from summit_train.report.noise import noise_section
 from summit_train.report.records import Run, read_runs
 from summit_train.report.tables import (
@@ -37,30 +37,43 @@ def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
 
     Raises UserError where a directory is not a run and if `out` is a directory, OSError if writing fails.
     """
-    path = Path(out)
+    write_page(Path(out), render(read_runs(run_dirs)))
+    return Path(out)
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page whole or not at all. A surrogate, as in a file name outside UTF-8, becomes a question mark."""
     if path.is_dir():
         raise UserError(f"{path}: is a directory; give the name of an HTML file, {path / 'report.html'}")
-    page = render(read_runs(run_dirs)).encode("utf-8", "replace")
     with replacing(path) as file:
-        file.write(page)
-    return path
+        file.write(page.encode("utf-8", "replace"))
+
+
+def environment() -> jinja2.Environment:
+    """Return what renders the templates of this package. Every text is escaped."""
+    loader = jinja2.PackageLoader("summit_train", "report")
+    pages = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    pages.filters.update(percent=percent, show=show, duration=duration, views=views_of, notes=notes_of, rows=rows)
+    pages.filters.update(time_spent=time_spent, goodput_rows=goodput_rows)
+    pages.filters.update(class_rows=class_rows, start_rows=start_rows, noise=noise_section)
+    pages.filters.update(remarks=remarks_of, differences=differences_of)
+    pages.globals.update(pictures=pictures, read_mistakes=read_mistakes)
+    pages.globals.update(read_confusion=read_confusion, read_precisions=read_precisions)
+    return pages
 
 
 def render(runs: Sequence[Run]) -> str:
     """Return the page as HTML; the same text for the same runs."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(percent=percent, show=show, duration=duration, views=views_of, notes=notes_of, rows=rows)
-    environment.filters.update(time_spent=time_spent, goodput_rows=goodput_rows)
-    environment.filters.update(class_rows=class_rows, start_rows=start_rows, noise=noise_section)
-    environment.filters.update(remarks=remarks_of, differences=differences_of)
-    environment.globals.update(pictures=pictures, read_confusion=read_confusion, read_precisions=read_precisions)
-    template = resources.files(__package__).joinpath("page.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(template).render(
-        title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",
-        summary=[summary_row(run) for run in runs],
-        columns={measure.key: measure.name for run in runs for measure in run.measures.shown},
-        overlay=pictures(runs) if len(runs) > 1 else [],
-        runs=runs,
+    return (
+        environment()
+        .get_template("page.html.j2")
+        .render(
+            title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",
+            summary=[summary_row(run) for run in runs],
+            columns={measure.key: measure.name for run in runs for measure in run.measures.shown},
+            overlay=pictures(runs) if len(runs) > 1 else [],
+            runs=runs,
+        )
     )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -25,7 +27,7 @@ def number(value: object) -> float | None:
     """Return the value as a finite float, or None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if math.isfinite(value) else None
+    return float(value) if abs(value) <= sys.float_info.max else None  # an int may be larger than every float
 
 
 Known = Annotated[float | None, BeforeValidator(number)]
@@ -205,7 +207,7 @@ class ClipsPerClass(Record):
 
 RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environment.json")
 OBSERVED_FILE = "observed.json"  # of `eval --observed`; optional
-_MARKS = ("spec.yaml", "metrics.jsonl")  # of a run folder
+RUN_MARKS = ("spec.yaml", "metrics.jsonl")  # of a run folder
 _KINDS: dict[str, type[LogRecord]] = {
     "step": StepRecord,
     "eval": EvalRecord,
@@ -268,9 +270,29 @@ class Run:
         total, waits = sum(s.step_s for s in timed), sum(s.data_wait_s for s in timed)
         self.data_wait_share = 100 * waits / total if total > 0 else None
 
+    @property
+    def is_done(self) -> bool:
+        """Return whether the final evaluation covers the last step: `eval` during training writes eval.json, too."""
+        total = number(self.plan.get("total_steps"))
+        scored = [score.step for score in self.final.checkpoints if score.step is not None] if self.final else []
+        return total is not None and bool(scored) and max(scored) >= total
+
     def setting(self, section: str, key: str) -> Any:
         values = self.spec.get(section)
         return values.get(key) if isinstance(values, dict) else None
+
+    def settings(self) -> Iterator[tuple[str, str | int | float]]:
+        """Yield the spec's dotted keys with values that CSV and JSON have; others as text, null as "null"."""
+        open_sections = [("", self.spec)]
+        while open_sections:
+            prefix, section = open_sections.pop(0)
+            for key, value in section.items():
+                if isinstance(value, dict) and value:
+                    open_sections.append((f"{prefix}{key}.", value))
+                elif isinstance(value, str | int) or number(value) is not None:
+                    yield f"{prefix}{key}", value
+                else:
+                    yield f"{prefix}{key}", "null" if value is None else str(value)
 
     def _replay_log(self) -> None:
         """Replay metrics.jsonl: a later record of a step replaces the earlier, a resume takes back what follows it."""
@@ -381,11 +403,16 @@ def read_runs(directories: Sequence[str | Path]) -> list[Run]:
     for directory in directories:
         paths.setdefault(Path(directory).resolve(), Path(directory))
     runs = [Run(path) for path in paths.values()]
-    names = [run.label for run in runs]
-    for run in runs:
-        if names.count(run.label) > 1:
-            run.label += f" ({run.path})"
+    tell_apart(runs)
     return runs
+
+
+def tell_apart(runs: Sequence[Run]) -> None:
+    """Add the path to the labels that several runs have."""
+    names = Counter(run.label for run in runs)
+    for run in runs:
+        if names[run.label] > 1:
+            run.label += f" ({run.path})"
 
 
 def read_observed(run_path: Path) -> Observed:
@@ -405,7 +432,7 @@ def _check_is_run(path: Path) -> None:
     if not path.is_dir():
         what = "not a directory" if path.exists() else "no such directory"
         raise UserError(f"{path}: {what}; give a run folder, run_dir/name of its spec")
-    runs = [one for one in (path, *sorted(path.iterdir())) if any((one / name).is_file() for name in _MARKS)]
+    runs = [one for one in (path, *sorted(path.iterdir())) if any((one / name).is_file() for name in RUN_MARKS)]
     if path not in runs:
         inside = [str(child) for child in runs][:8]
         hint = f"give the runs within it: {' '.join(inside)}" if inside else "give run_dir/name of a spec"

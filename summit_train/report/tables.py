@@ -122,15 +122,16 @@ def class_rows(classes: ClipsPerClass) -> list[tuple[str, ...]]:
 
 def start_rows(starts: Sequence[StartRecord]) -> list[tuple[str, str, str, str]]:
     """Return (time, step, ranks, repeated steps) for each start."""
+    return [(moment(s.time), f"{s.step:,}", show(s.ranks), f"{s.steps_again:,}") for s in starts]
 
-    def text(time: float | str | None) -> str:
-        seconds = number(time)
-        try:
-            return show(time) if seconds is None else f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %T} UTC"
-        except (OverflowError, OSError, ValueError):
-            return str(time)
 
-    return [(text(s.time), f"{s.step:,}", show(s.ranks), f"{s.steps_again:,}") for s in starts]
+def moment(time: float | str | None) -> str:
+    """Return seconds since 1970 as a date and time."""
+    seconds = number(time)
+    try:
+        return show(time) if seconds is None else f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %T} UTC"
+    except (OverflowError, OSError, ValueError):
+        return str(time)
 
 
 def views_of(final: FinalEval) -> str:

@@ -17,7 +17,7 @@ from summit_train.core.files import is_locked
 from summit_train.core.result import TextTable
 from summit_train.core.text import NONE, duration, mean_std, percent, show
 from summit_train.report.noise import Measured, measurements, pooled
-from summit_train.report.records import Run, number
+from summit_train.report.records import Run
 from summit_train.report.tables import machine_of
 from summit_train.spec import experiment_keys, spec_from_values
 from summit_train.sweep.grid import Sweep, SweepRun
@@ -137,10 +137,7 @@ def _state(run: SweepRun, found: Run | None, job_state: str | None) -> tuple[str
     if found:
         if difference := _difference(run, found):
             return "changed", difference
-        # The final evaluation must cover the last step: `eval` during training writes eval.json too.
-        total = number(found.plan.get("total_steps"))
-        scored = [score.step for score in found.final.checkpoints if score.step is not None] if found.final else []
-        if total is not None and scored and max(scored) >= total:
+        if found.is_done:
             return "done", ""
     if job_state in ("running", "queued", "unknown"):
         return job_state, ""

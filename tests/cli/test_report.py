@@ -34,3 +34,28 @@ def test_what_is_not_a_run_and_where_no_page_can_be_written_is_refused(run_dir: 
     ):
         status, out, err = say("report", *words)
         assert (status, out) == (2, "") and all(part in err for part in parts), err
+
+
+def test_all_runs_of_a_folder_go_into_a_page_and_a_csv(run_dir: Path, say: Say) -> None:
+    runs = run_dir.parent
+    page, csv = runs / "index.html", runs / "index.csv"
+    assert say("report", "--index", runs) == (0, f"1 run: 1 unfinished\n{page}, {csv}\n", "")
+    assert page.is_file() and csv.is_file()
+    out = runs.parent / "elsewhere/all.html"
+    status, text, _ = say("report", "--index", runs, "--out", out, "--json")
+    values = json.loads(text)
+    assert status == 0 and values["page"] == str(out) and values["csv"] == str(out.with_suffix(".csv"))
+    assert values["states"]["unfinished"] == 1 and values["runs"][0]["name"] == "tiny"
+    assert json.loads(say("report", run_dir, "--json")[1]) == {"page": str(run_dir / "report.html")}
+
+
+def test_runs_go_to_another_program_and_options_that_exclude_each_other_are_refused(run_dir: Path, say: Say) -> None:
+    out = run_dir / "csv"
+    assert say("report", run_dir, "--to", "csv", "--out", out) == (0, f"{out}/tiny.csv\n", "")
+    for words, reason in (
+        (("--index", run_dir.parent, run_dir), "--index takes one folder"),
+        ((run_dir, "--to", "csv"), "--to csv needs --out DIR"),
+        ((run_dir, "--to", "csv", "--out", run_dir / "spec.yaml"), "try another place with --out DIR"),
+    ):
+        status, text, err = say("report", *words)
+        assert (status, text) == (2, "") and reason in err, err

@@ -39,7 +39,8 @@ def test_by_hand() -> None:
     assert confusion.counts.tolist() == [[2, 1, 0], [0, 0, 1], [0, 0, 1]]
     assert confusion.names == ("a", "b", "2") and confusion.unread == 1
     assert confusion.pairs() == [("a", "b", "1", "33.3 %", ""), ("b", "2", "1", "100.0 %", "")]
-    assert confusion.classes() == [("a", "3", "66.7 %"), ("b", "1", "0.0 %"), ("2", "1", "100.0 %")]
+    assert confusion.classes() == [("b", "1", "0.0 %"), ("a", "3", "66.7 %"), ("2", "1", "100.0 %")]
+    assert confusion.most_confused() == [0, 1, 2] and confusion.curve() is None
 
 
 def test_the_most_frequent_mistakes_come_first_and_ten_at_most() -> None:
@@ -73,11 +74,21 @@ def test_the_page_shows_it_at_its_own_size(run_with_scores: Path) -> None:
     assert '<figure class="natural">' in page and "figure.natural img { width: auto; max-width: 100%; }" in page
 
 
-def test_many_classes_have_a_table_alone() -> None:
-    labels = np.arange(31)
-    many = confusion_of("last", labels, np.roll(np.eye(31), 1, axis=1), labels >= 0, ())
-    assert many.picture() is None and many.classes() == [(str(i), "1", "0.0 %") for i in range(10)]
-    assert confusion_of("last", labels[:30], np.eye(30), labels[:30] >= 0, ()).picture() is not None
+def test_of_many_classes_the_matrix_has_the_16_that_are_most_confused() -> None:
+    """Of 31 classes with one video each, 20 .. 29 are taken for the next one, and 30, which has three, for 0."""
+    labels = np.append(np.arange(31), [30, 30])
+    predicted = np.where(labels >= 20, (labels + 1) % 31, labels)
+    many = confusion_of("last", labels, np.eye(31)[predicted], labels >= 0, ())
+    assert many.most_confused() == [0, *range(20, 31)] and many.classes() == [
+        (str(i), "1", "0.0 %") for i in range(20, 30)
+    ]
+    picture, curve = many.picture(), many.curve()
+    assert picture is not None and "The 12 most confused of 31 classes." in picture.caption
+    assert curve is not None and "all 31 classes" in curve.caption
+    predicted = (labels + 1) % 31
+    assert confusion_of("last", labels, np.eye(31)[predicted], labels >= 0, ()).most_confused() == [*range(15), 30]
+    right = confusion_of("last", labels, np.eye(31)[labels], labels >= 0, ())
+    assert right.picture() is None and right.curve() is not None
 
 
 def test_nothing_is_shown_without_scores_and_bad_ones_are_noted(run_with_scores: Path) -> None:

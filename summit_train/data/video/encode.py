@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -91,6 +92,13 @@ def write_video(
     with open_writer(path, (width, height), fps, **how) as write:
         for picture, time in zip(frames, range(len(frames)) if times is None else times, strict=True):
             write(picture, time)
+
+
+def jpeg(picture: Frames) -> bytes:
+    """Return an RGB picture (H, W, 3) as the bytes of a JPEG."""
+    content = io.BytesIO()
+    Image.fromarray(picture).save(content, "JPEG", quality=80)
+    return content.getvalue()
 
 
 def with_caption(picture: Frames, text: str) -> Frames:

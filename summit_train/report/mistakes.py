@@ -1,0 +1,117 @@
+"""The most confident mistakes of a run's final evaluation, with a few frames of each video where it can be found."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from summit_train.core.errors import UserError
+from summit_train.core.text import share
+from summit_train.data.batches.stores import Store, open_store
+from summit_train.data.manifest import read_manifest
+from summit_train.data.manifest.clip import Clip
+from summit_train.data.video.augment import test_frames, test_views
+from summit_train.data.video.encode import jpeg
+from summit_train.evaluation.fuse import RunScores, read_run
+from summit_train.evaluation.scores import Scores
+from summit_train.report.records import Run
+from summit_train.spec import spec_from_values
+
+MOST_MISTAKES = 12
+_FRAMES, _SIDE, _GAP = 5, 96, 3  # pixels
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A video taken for another class. score, own_score: softmax, in percent, of the predicted and the true class.
+
+    strip: frames of the video as a data URI; empty where `reason` says why there are none.
+    """
+
+    video: str
+    predicted: str
+    true: str
+    score: str
+    own_score: str
+    strip: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Mistakes:
+    """The mistakes, the most confident first, and why there are no pictures at all (empty if there are)."""
+
+    rows: list[Mistake]
+    reason: str
+
+
+def read_mistakes(run: Run) -> Mistakes | None:
+    """Read the mistakes of the last evaluated checkpoint; None without scores or for several labels a video."""
+    try:
+        found = read_run(str(run.path))
+    except UserError:
+        return None  # read_confusion notes scores that cannot be read
+    if found.scores.labels.ndim > 1:
+        return None
+    powers = np.exp(found.scores.scores.astype(np.float64) - found.scores.scores.max(1, keepdims=True))
+    probabilities = powers / powers.sum(1, keepdims=True)
+    store, reason = None, ""
+    try:
+        store = _store(run)
+    except (UserError, OSError) as error:
+        reason = str(error)
+    rows = [_mistake(found, probabilities, place, store) for place in most_confident(found.scores, probabilities)]
+    if rows and not reason and not any(row.strip for row in rows):
+        reason = rows[0].reason
+    return Mistakes(rows, reason)
+
+
+def most_confident(scores: Scores, probabilities: NDArray[np.float64]) -> list[int]:
+    """Return the rows of up to 12 wrong videos, those with the highest probability (V, classes) of a class first."""
+    wrong = np.flatnonzero(scores.is_read & ~scores.right(1))
+    highest = probabilities[wrong].max(1)
+    order: list[int] = wrong[np.argsort(-highest, kind="stable")[:MOST_MISTAKES]].tolist()
+    return order
+
+
+def _store(run: Run) -> Store:
+    """Open the validation set of the run's spec. Raises UserError where it is not here or has no pictures."""
+    spec = spec_from_values(dict(run.spec), str(run.path / "spec.yaml"))
+    if spec.data.modality != "rgb":
+        raise UserError("the network sees optical flow")
+    if not Path(spec.data.val).exists():
+        raise UserError(f"data.val: {spec.data.val} not found (relative paths start at {Path.cwd()})")
+    return open_store(spec.data, read_manifest(spec.data.val, spec.data.region))
+
+
+def _mistake(found: RunScores, probabilities: NDArray[np.float64], place: int, store: Store | None) -> Mistake:
+    scores, clip = probabilities[place], found.clips[place]
+    predicted, own = int(scores.argmax()), int(found.scores.labels[place])
+    names = (*found.class_names, *map(str, range(len(found.class_names), len(scores))))
+    strip, reason = "", ""
+    try:
+        if store is not None:
+            strip = _strip(store, int(found.scores.videos[place]), clip)
+    except (UserError, OSError) as error:
+        reason = str(error)
+    return Mistake(str(clip), names[predicted], names[own], share(scores[predicted]), share(scores[own]), strip, reason)
+
+
+def _strip(store: Store, place: int, clip: Clip) -> str:
+    """Return frames of the video at this place of the set, side by side, as a data URI of a JPEG."""
+    listed = store.manifest
+    if place >= len(listed) or clip != Clip(listed.stored_path(place), listed.span(place), listed.is_reversed(place)):
+        raise UserError(f"{listed.source}: has changed since the evaluation; {clip} is in another place")
+    (frames,) = store.read_views(
+        place,
+        lambda num_frames: test_frames("uniform", num_frames, _FRAMES, 1, num_clips=1),
+        lambda width, height: test_views(_SIDE, "full", width, height),
+    )
+    gap = np.full((frames.shape[1], _GAP, 3), 255, np.uint8)
+    ordered = frames[::-1] if clip.is_reversed else frames
+    picture = np.concatenate([part for frame in ordered for part in (frame, gap)][:-1], axis=1)
+    return "data:image/jpeg;base64," + base64.b64encode(jpeg(picture)).decode("ascii")

@@ -1,0 +1,125 @@
+"""Recorded runs for other programs: a CSV, MLflow's database, W&B's offline runs. Reads run folders alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from summit_train.core.errors import UserError
+from summit_train.core.files import write_text
+from summit_train.core.text import csv_text
+from summit_train.report.records import Run, number
+
+Row = dict[str, float]
+_MOST_METRICS, _MOST_PARAMS = 1000, 100  # of a request to MLflow
+
+
+def history(run: Run) -> list[Row]:
+    """Return a row for each step with a record: step, time (seconds since 1970), step/loss, eval/top1, ...
+
+    The names are those of the TensorBoard events. The last step also has the final evaluation, final/top1_mean, ...
+    Runs from before version 0.2 have no times; all of theirs are that of their metrics.jsonl.
+    """
+    written = (run.path / "metrics.jsonl").stat().st_mtime if run.log else 0.0
+    found: dict[int, Row] = {}
+    for kind, records in (("step", run.steps), ("eval", run.evals)):
+        for record in records:
+            row = found.setdefault(record.step, {"step": record.step, "time": number(record.time) or written})
+            row |= _numbers(kind, record.model_dump(exclude_unset=True, exclude={"step", "time"}))
+    if run.final:
+        row = found.setdefault(run.last_step, {"step": run.last_step, "time": written})
+        row |= _numbers("final", run.final.model_dump(exclude_unset=True))
+    return [found[step] for step in sorted(found)]
+
+
+def _numbers(kind: str, values: Mapping[str, Any]) -> Row:
+    return {f"{kind}/{name}": known for name, value in values.items() if (known := number(value)) is not None}
+
+
+def write_csv(runs: Sequence[Run], out: Path) -> list[str]:
+    """Write OUT/RUN.csv for each run: a row for each recorded step, empty where a step has no such value."""
+    names, written = [run.path.resolve().name for run in runs], list[str]()
+    for run, name in zip(runs, names, strict=True):
+        path = out / f"{name if names.count(name) == 1 else f'{name}_{_digest(run)}'}.csv"
+        rows = history(run)
+        columns = dict.fromkeys(column for row in rows for column in row)
+        write_text(path, csv_text([columns, *([row.get(column, "") for column in columns] for row in rows)]))
+        written.append(str(path))
+    return written
+
+
+def _digest(run: Run) -> str:
+    """Return what tells a run from all others, also from one that is started in the same folder later."""
+    began = run.starts[0].time if run.starts else None
+    return hashlib.sha256(f"{run.path.resolve()} {began}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
+def write_mlflow(runs: Sequence[Run], out: Path) -> list[str]:
+    """Add the runs to the database OUT/mlflow.db, in experiments named after the folders that hold the runs.
+
+    A run that is there already is replaced: MLflow's parameters cannot change, and a resumed run repeats steps.
+    """
+    try:
+        import alembic  # noqa: F401  (mlflow-skinny comes without both)
+        import sqlalchemy  # noqa: F401
+        from mlflow.entities import Metric, Param
+        from mlflow.tracking import MlflowClient
+    except ImportError as error:
+        raise UserError(f"--to mlflow needs {error.name}: pip install mlflow") from error
+    out.mkdir(parents=True, exist_ok=True)
+    uri = f"sqlite:///{(out / 'mlflow.db').resolve()}"
+    client, artifacts = MlflowClient(uri, uri), str((out / "artifacts").resolve())
+    for run in runs:
+        name, key = run.path.resolve().parent.name, _digest(run)
+        known = client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else client.create_experiment(name, artifacts)
+        for old in client.search_runs([experiment], f"tags.`summit_train.run` = '{key}'"):
+            client.delete_run(old.info.run_id)
+        rows = history(run)
+        times = [round(1000 * row["time"]) for row in rows] or [0]
+        tags = {"summit_train.run": key, "summit_train.folder": str(run.path.resolve())}
+        run_id = client.create_run(experiment, times[0], tags, run.label).info.run_id
+        params = [Param(key, str(value)[:6000]) for key, value in run.settings()]
+        metrics = [
+            Metric(name, value, time, round(row["step"]))
+            for row, time in zip(rows, times, strict=False)
+            for name, value in row.items()
+            if name not in ("step", "time")
+        ]
+        for first in range(0, len(params), _MOST_PARAMS):
+            client.log_batch(run_id, params=params[first : first + _MOST_PARAMS])
+        for first in range(0, len(metrics), _MOST_METRICS):
+            client.log_batch(run_id, metrics[first : first + _MOST_METRICS])
+        client.set_terminated(run_id, "FINISHED" if run.is_done else "KILLED", times[-1])
+    return [uri]
+
+
+def write_wandb(runs: Sequence[Run], out: Path) -> list[str]:
+    """Write an offline run of W&B for each run, below OUT/wandb; `wandb sync` uploads it."""
+    try:
+        import wandb
+    except ImportError as error:
+        raise UserError(f"--to wandb needs {error.name}: pip install wandb") from error
+    out.mkdir(parents=True, exist_ok=True)
+    folders = []
+    for run in runs:
+        quiet = wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True)
+        project, config = run.path.resolve().parent.name, dict(run.settings())
+        with wandb.init(
+            mode="offline", dir=out, project=project, name=run.label, id=_digest(run), config=config, settings=quiet
+        ) as logged:
+            folders.append(str(Path(logged.dir).parent))
+            for row in history(run):
+                values = {name: value for name, value in row.items() if name not in ("step", "time")}
+                logged.log(values | {"_timestamp": row["time"]}, step=round(row["step"]))
+    wandb.teardown()  # W&B's own process writes the files, and returns from a run before it has
+    return folders
+
+
+SINKS: dict[str, Callable[[Sequence[Run], Path], list[str]]] = {
+    "csv": write_csv,
+    "mlflow": write_mlflow,
+    "wandb": write_wandb,
+}

@@ -1,0 +1,122 @@
+"""All runs below a folder on one page, beside broken ones, with names that are hostile."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from summit_train.core.errors import UserError
+from summit_train.report.index import find_runs, read_index, write_index
+from tests.killing import another_holds
+from tests.report.test_page import HOSTILE, Page
+
+BRIEF = ("metrics.jsonl",)
+
+
+def change_spec(run: Path, **keys: object) -> None:
+    spec = yaml.safe_load((run / "spec.yaml").read_text())
+    (run / "spec.yaml").write_text(yaml.safe_dump(spec | keys))
+
+
+def test_a_row_by_hand(write_run, tmp_path):
+    """40 steps, 10 an epoch; two checkpoints around 96.875 %; a node, the steps and 4 checkpoints of 1/4 s."""
+    run = write_run("a")
+    (row,) = read_index(tmp_path).rows
+    assert row.pop("settings") == {}
+    seconds = sum(json.loads(line).get("step_s", 0) for line in (run / "metrics.jsonl").read_text().splitlines()) + 1
+    assert row.pop("node_hours") == pytest.approx(seconds / 3600, rel=1e-12)
+    assert row.pop("clips_per_second") == pytest.approx(32, rel=0.1)
+    assert row == {
+        "name": "a", "state": "done", "epochs": 4.0, "planned_epochs": 4.0, "measure": "top-1", "last": 97.375, "best": 97.375,
+        "mean": 96.875, "evaluation": "final", "lr": 0.01, "global_batch": 16.0,
+        "started": "2023-11-14 22:13:20 UTC", "run": str(run), "remarks": "",
+    }  # fmt: skip
+
+
+def test_while_there_is_no_final_evaluation_the_validations_count(write_run, run_records, tmp_path):
+    lines = [line | {"top1": 90.0} if line["kind"] == "eval" and line["step"] == 10 else line for line in run_records()]
+    write_run("a", lines=lines[:-4], leave_out=("eval.json",))
+    (row,) = read_index(tmp_path).rows
+    assert (row["evaluation"], row["last"], row["best"], row["mean"]) == ("training", 79.0, 90.0, None)
+    assert row["state"] == "unfinished" and row["remarks"] == "eval.json is missing"
+
+
+def test_states_and_broken_runs(write_run, run_records, tmp_path):
+    """A run that went on with another number of ranks has no node-hours."""
+    unfinished = ("eval.json",)
+    write_run("sweep/done", name="done")
+    (write_run("sweep/stopped", name="stopped", leave_out=unfinished) / "stopped").write_text("checkpoint")
+    resumed = [*run_records(), {"kind": "start", "step": 40, "ranks": 3}]
+    torn = write_run("torn", lines=resumed, leave_out=unfinished) / "metrics.jsonl"
+    torn.write_text(torn.read_text() + '{"kind": "step", "st')
+    (write_run("unparsed") / "spec.yaml").write_text("name: [")
+    (tmp_path / "submitted/job").mkdir(parents=True)
+    (tmp_path / "submitted/job/spec.yaml").write_text("name: waits")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty/metrics.jsonl").touch()
+    rows = {row["name"]: row for row in read_index(tmp_path).rows}
+    states = {name: row["state"] for name, row in rows.items()}
+    assert states == {
+        "empty": "broken", "submitted": "not started", "done": "done", "stopped": "stopped", "torn": "unfinished",
+        "unparsed": "broken",
+    }  # fmt: skip
+    assert "torn, the run was killed" in rows["torn"]["remarks"] and rows["torn"]["node_hours"] is None
+    assert "spec.yaml" in rows["unparsed"]["remarks"] and "plan.json is missing" in rows["empty"]["remarks"]
+
+
+def test_a_run_that_another_process_holds_is_running(write_run, tmp_path):
+    run = write_run("a", leave_out=("eval.json",))
+    with another_holds(run / "lock"):
+        assert [row["state"] for row in read_index(tmp_path).rows] == ["running"]
+
+
+def test_runs_are_found_once_through_links_and_not_within_runs(write_run, tmp_path):
+    run = write_run("group/run", leave_out=BRIEF)
+    (run / "job/none").mkdir(parents=True)
+    (run / "job/spec.yaml").write_text("name: run")
+    far = write_run("far/away", leave_out=BRIEF)
+    (tmp_path / "group/link").symlink_to(far)
+    (tmp_path / "group/again").symlink_to(run)
+    (tmp_path / "group/up").symlink_to(tmp_path / "group")
+    assert [path.name for path in find_runs(tmp_path / "group")] == ["again", "link"]
+    for folder, reason in ((tmp_path / "group/nowhere", "no such directory"), (run / "job/none", "no run below it")):
+        with pytest.raises(UserError, match=reason):
+            read_index(folder)
+
+
+def test_only_keys_that_differ_are_shown(write_run, tmp_path):
+    for name, more in (("a", {"seed": 0, "loss": {}}), ("b", {"seed": 1, "loss": None, "crop": [1, 2]})):
+        change_spec(write_run(name, leave_out=BRIEF), run_dir=f"runs/{name}", **more)
+    (write_run("broken", leave_out=BRIEF) / "spec.yaml").write_text("{")
+    a, b, broken = (row["settings"] for row in read_index(tmp_path).rows)
+    assert a == {"seed": 0, "loss": "{}", "crop": None} and b == {"seed": 1, "loss": "null", "crop": "[1, 2]"}
+    assert broken == dict.fromkeys(a)
+
+
+def test_the_page_is_one_file_whose_only_script_is_ours(write_run, tmp_path):
+    hostile = write_run("runs/50%#?<i>", name=HOSTILE, leave_out=BRIEF)
+    (hostile / "report.html").touch()
+    change_spec(hostile, seed="</script><script>alert(2)</script>")
+    change_spec(write_run("runs/b", name="b"), seed=1)
+    out = tmp_path / "pages/index.html"
+    index = write_index(tmp_path / "runs", out)
+    html = out.read_text(encoding="utf-8")
+    page = Page(html)
+    assert page.tags.count("script") == 1 and not {"i", "link", "iframe", "object", "base"} & set(page.tags)
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    assert HOSTILE in page.text and "</script><script>alert(2)</script>" in page.text
+    assert page.values("a", "href") == 2 * ["../runs/50%25%23%3F%3Ci%3E/report.html"]
+    (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src &#39;sha256-{digest}&#39;" in html or f"script-src 'sha256-{digest}'" in html
+    assert len(page.values("img", "src")) == 1 and page.values("img", "src")[0].startswith("data:image/svg+xml;base64,")
+    rows = list(csv.DictReader((tmp_path / "pages/index.csv").open(newline="")))
+    assert [row["name"] for row in rows] == [HOSTILE, "b"] and rows[1]["seed"] == "1" and rows[1]["epochs"] == "4.0"
+    assert len(index.rows) == 2 and rows[0]["mean"] == "96.875"
