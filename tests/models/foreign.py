@@ -2,7 +2,7 @@
 
     python -m tests.models.foreign [NAME ...]     (timm with torchvision, transformers, pytorchvideo; 10 minutes)
 
-It prints a row for each: the largest relative difference of the weights in fp64 after 10 steps on 1 and on 2 ranks from
+It prints a row for each: the largest relative difference of the weights in fp64 after 13 steps on 1 and on 2 ranks from
 those on 3, whether a run that was resumed on 3 ranks has the same bits, and its accuracy on `data motion --kind order`,
 where chance is 16.7 %. The callables below are what model.arch names: FILE.py:videomae.
 """
