@@ -20,7 +20,8 @@ _LARGEST_LR = 1e30  # fits float32 even times a factor of the head's LR
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 # Properties of Plan that need the counts of the network.
 _OF_THE_NETWORK = (
-    "parameters", "gradient_bytes", "averaging_bytes", "multiply_adds", "memory_bytes_per_rank", "checkpoint_bytes",
+    "parameters", "trained_parameters", "gradient_bytes", "averaging_bytes", "multiply_adds", "memory_bytes_per_rank",
+    "checkpoint_bytes",
 )  # fmt: skip
 
 
@@ -68,13 +69,17 @@ class Plan:
         return self.network.parameters
 
     @property
+    def trained_parameters(self) -> int:
+        return self.network.trained_parameters
+
+    @property
     def multiply_adds(self) -> int:
         return self.network.multiply_adds
 
     @property
     def gradient_bytes(self) -> int:
         """The bytes that a rank contributes to the allreduce of a step."""
-        return self.parameters * self.spec.weight_bytes
+        return self.trained_parameters * self.spec.weight_bytes
 
     @property
     def averaging_bytes(self) -> int:
@@ -101,7 +106,7 @@ class Plan:
         side = spec.evaluate.short_side
         pixels = side * (side * 16 // 9 if spec.evaluate.crops == "full" else side)
         elements = 2 * network.largest_block_elements * views_at_once(spec, pixels) * pixels // spec.data.crop**2
-        return copies * network.parameters * spec.weight_bytes + max(training, elements * bytes_each)
+        return _elements(spec, network, copies) * spec.weight_bytes + max(training, elements * bytes_each)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -206,14 +211,20 @@ def averages_per_epoch(spec: Spec, steps_per_epoch: int) -> int:
 def averaged_elements(spec: Spec, network: Count) -> int:
     """Return the elements of an average of the learners: weights, and the solver's state where it is averaged."""
     states = spec.optimizer.states if spec.parallel.optimizer_state == "average" else 0
-    return (1 + states) * network.parameters
+    return (1 + states) * network.trained_parameters
 
 
 def checkpoint_bytes(spec: Spec, network: Count, virtual_gpus: int) -> int:
     parallel, states = spec.parallel, 1 + spec.optimizer.states  # tensors of each weight's shape
     learners = virtual_gpus if "local" in (parallel.optimizer_state, parallel.bn) else 0
     copies = states + (spec.ema.decay is not None) + learners * states
-    return copies * network.parameters * spec.weight_bytes
+    return _elements(spec, network, copies) * spec.weight_bytes
+
+
+def _elements(spec: Spec, network: Count, copies: int) -> int:
+    """Return the elements of `copies` tensors for each weight; only weights and their average have frozen ones too."""
+    whole = 1 + (spec.ema.decay is not None)
+    return whole * network.parameters + (copies - whole) * network.trained_parameters
 
 
 def plan_schedule(optimizer: OptimizerSpec, course: ScheduleSpec, global_batch: int, num_clips: int) -> Schedule:

@@ -29,7 +29,7 @@ def _tables() -> list[list[Row]]:
     return tables
 
 
-NETWORKS, ON_BACKBONES, NON_LOCAL = _tables()[:3]
+NETWORKS, ON_BACKBONES, NON_LOCAL, _, TRANSFORMERS = _tables()[:5]
 
 
 def _words(cell: str) -> list[str]:
@@ -63,7 +63,7 @@ def test_a_networks_row(row: Row) -> None:
     least = re.search(r"at least (\d+)", row["Frames"])
     assert int(least[1] if least else known.frames_step) == known.minimum_frames
     assert known.frames_step == 1 or f"a multiple of {known.frames_step}" in row["Frames"]
-    backbones = {"all": 8, "all but MobileNetV2": 7, "with bottlenecks": 5, "its own": 0}
+    backbones = {"all": 8, "all but MobileNetV2": 7, "with bottlenecks": 5, "its own": 0, "ViT-S, B, L": 3}
     assert backbones.get(row["Backbones"], 1) == len(known.backbones)
     files = _words(row["Read"])
     assert files
@@ -83,6 +83,14 @@ def test_a_non_local_row(row: Row) -> None:
     arch, form = _words(row["Network"])
     form = form.removeprefix("non_local: ")
     assert _network(arch, "resnet50", _frames(row), form)[1:] == (row["Parameters"], row["G"])
+
+
+@pytest.mark.parametrize("row", TRANSFORMERS, ids=lambda row: f"{row['`model.backbone`']} {row['Adapter']}")
+def test_a_transformers_row(row: Row) -> None:
+    (backbone,), (adapter,) = _words(row["`model.backbone`"]), _words(row["Adapter"])
+    with torch.device("meta"):
+        found = count(build_model("vit", backbone, _frames(row), 400, adapter=adapter), 224)  # type: ignore[arg-type]
+    assert (row["Parameters"], row["G"]) == (f"{found.parameters:,}", f"{found.multiply_adds / 1e9:.2f}")
 
 
 def test_mobilenets_width_is_torchvisions() -> None:

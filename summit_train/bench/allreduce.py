@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> Values | None:
         raise UserError(f"--write must end in .yaml, got {args.write}")
     if launch.size == 1:
         raise UserError("bench allreduce needs two or more ranks; try mpirun -np 2 summit-train bench allreduce SPEC")
-    num_bytes = gradient_element_bytes(spec) * count_network(spec).parameters
+    num_bytes = gradient_element_bytes(spec) * count_network(spec).trained_parameters
     # 4 B, the powers of 4 from 256 B up to the largest message, that message, and all gradients in one
     powers = (4**i for i in range(4, 20) if 4**i < args.max_bytes)
     sizes = sorted({4, *powers, args.max_bytes // 4 * 4, num_bytes})

@@ -236,7 +236,7 @@ def _curves_text(result: dict[str, Any], spec: Spec) -> list[str | TextTable]:
     unread = f"; {result['bad_videos']} could not be read and count as wrong" if result["bad_videos"] else ""
     lines: list[str | TextTable] = [TextTable(rows), f"{result['videos']} videos, step {result['step']}{unread}"]
     model = spec.model
-    if (why := stream_problem(model.arch, model.shift_direction, model.non_local)) is not None:
+    if (why := stream_problem(model.arch, model.shift_direction, model.non_local, model.adapter)) is not None:
         lines.append(f"no stream: {why}")
     undecided = {100 * row["fraction"]: row["undecided"] for row in curves["stream"] or [] if row["undecided"]}
     if undecided:

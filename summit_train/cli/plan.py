@@ -188,13 +188,18 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         ("warm-up", f"{plan.warmup_steps:,} steps = {warmup_epochs}"),
         ("peak LR", f"{plan.peak_lr:.6g} ({spec.optimizer.lr_scaling} scaling of {spec.optimizer.base_lr:g})"),
         ("decay", describe_decay(spec.schedule)),
-        ("parameters", f"{plan.parameters:,}"),
+        ("parameters", f"{plan.parameters:,}{_trained(plan)}"),
         *_communication_rows(spec, plan),
         ("multiply-adds", f"{plan.multiply_adds / 1e9:,.2f} G a clip, forward"),
         ("input", f"{plan.input_bytes_per_step_and_rank / 1e6:,.1f} MB a step and rank, uint8"),
         ("memory", f"about {plan.memory_bytes_per_rank / 2**30:,.1f} GiB a rank (weights and activations)"),
         ("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {spec.checkpoint.keep} kept{beside}"),
     ]
+
+
+def _trained(plan: Plan) -> str:
+    trained = plan.trained_parameters
+    return "" if trained == plan.parameters else f", of which {trained:,} are trained"
 
 
 def _communication_rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:

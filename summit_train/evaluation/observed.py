@@ -83,7 +83,8 @@ def score_observed(
     spec = scorer.spec
     weights, _, step = read_weights(scorer, model, path)
     scorer.world.together(lambda: give_weights(model, path, weights))
-    can_stream = stream_problem(spec.model.arch, spec.model.shift_direction, spec.model.non_local) is None
+    own = spec.model
+    can_stream = stream_problem(own.arch, own.shift_direction, own.non_local, own.adapter) is None
     streamer = Streamer(model, spec, scorer.device) if can_stream else None
     partial = PartialScores()
     videos = scorer.remaining(partial)

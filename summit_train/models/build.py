@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -18,15 +19,19 @@ from summit_train.models.shift import add_shifts
 from summit_train.models.slowfast import SlowFast
 from summit_train.models.trn import TRN
 from summit_train.models.video import VideoNetwork, initialise
+from summit_train.models.vit import build_vit
 from summit_train.models.x3d import X3D, X3DBlock
 from summit_train.spec.catalog import (
     ARCHITECTURES,
+    Adapter,
     Arch,
     NonLocal,
     Pool1,
+    Positions,
     ShiftDirection,
     ShiftPlace,
     network_problems,
+    vit_problems,
 )
 
 
@@ -44,39 +49,40 @@ def build_model(
     shift_direction: ShiftDirection = "both",
     non_local: NonLocal = False,
     pool1: Pool1 = "2x3x3",
+    adapter: Adapter = "none",
+    positions: Positions = "index",
+    drop_path: float = 0.0,
     in_channels: int = 3,
     generator: torch.Generator | None = None,
 ) -> VideoNetwork:
     """Build a video network with fresh weights: float (N, num_frames, in_channels, H, W) -> logits (N, num_classes).
 
-    spec/catalog.py lists the names; "tsn" is the 2D network, "tsm" the same with the temporal shift, which alone reads
-    the shift's settings. Without `backbone` it is the architecture's usual one. `width` multiplies the channels,
-    rounded to multiples of 8. With `zero_init_residual` every residual block begins as its shortcut (Goyal et al.,
-    section 5.1); non-local blocks always begin as the identity. Weights are drawn from `generator`, or from torch's
-    global one. Raises ValueError for a wrong argument, and for clips too short for the network's strides in time.
+    spec/catalog.py lists the names; "tsn" is the 2D network, "tsm" the same with the temporal shift. That, and the
+    adapter "shift" of a vit, read the shift's settings. Without `backbone` it is the architecture's usual one. `width`
+    multiplies the channels, rounded to multiples of 8. With `zero_init_residual` every residual block begins as its
+    shortcut (Goyal et al., section 5.1); non-local blocks always begin as the identity. Weights are drawn from
+    `generator`, or from torch's global one. Raises ValueError for a wrong argument, and for clips too short for the
+    network's strides in time.
     """
-    choices = (
+    _check_choices(
         ("arch", arch, Arch), ("shift_place", shift_place, ShiftPlace), ("non_local", non_local, NonLocal),
-        ("shift_direction", shift_direction, ShiftDirection), ("pool1", pool1, Pool1),
+        ("shift_direction", shift_direction, ShiftDirection), ("pool1", pool1, Pool1), ("adapter", adapter, Adapter),
+        ("positions", positions, Positions),
     )  # fmt: skip
-    for name, value, kind in choices:
-        if value not in (valid := get_args(kind)):
-            raise ValueError(f"{name} must be one of {', '.join(map(str, valid))}, got {value!r}")
-    most = 0.5 if shift_direction == "both" else 1.0
-    limits = (
-        (0 <= shift_fraction <= most, f"shift_fraction must be 0 to {most} ({shift_direction}), got {shift_fraction}"),
-        (num_classes >= 1, f"num_classes must be 1 or more, got {num_classes}"),
-        (in_channels >= 1, f"in_channels must be 1 or more, got {in_channels}"),
-        (0 < width < math.inf, f"width must be a positive number, got {width}"),
-        (0 <= dropout < 1, f"dropout must be 0 or more and below 1, got {dropout}"),
-    )
     backbone = backbone or ARCHITECTURES[arch].usual_backbone
-    problems = [problem for is_kept, problem in limits if not is_kept]
-    problems += [text for _, text in network_problems(arch, backbone, num_frames, non_local, zero_init_residual, pool1)]
-    if problems:
-        raise ValueError(problems[0])
+    numbers = (num_classes, in_channels, width, dropout, drop_path, shift_fraction)
+    usual = (arch, backbone, num_frames, non_local, zero_init_residual, pool1, None, adapter)
+    own = (arch, adapter, drop_path, positions, shift_place)
+    others = (text for _, text in (*network_problems(*usual), *vit_problems(*own)))
+    for problem in (*_number_problems(numbers, shift_direction), *others):
+        raise ValueError(problem)
 
-    model = _built(arch, backbone or "", (num_frames, num_classes, width, dropout, in_channels), pool1)
+    sizes = (num_frames, num_classes, width, dropout, in_channels)
+    model: VideoNetwork
+    if arch == "vit":
+        model = build_vit(backbone or "", sizes, drop_path, adapter, positions, (shift_fraction, shift_direction))
+    else:
+        model = _built(arch, backbone or "", sizes, pool1)
     if arch == "tsm":
         add_shifts(model, shift_fraction, shift_place, shift_direction)
     if non_local:
@@ -87,6 +93,29 @@ def build_model(
             if isinstance(module, ResidualBlock | InvertedResidual | X3DBlock):
                 nn.init.zeros_(module.get_parameter(f"{module.last_norm}.weight"))
     return model
+
+
+def _check_choices(*choices: tuple[str, object, Any]) -> None:
+    """Raise ValueError for the first value that is not one of its kind. choices: name, value, Literal."""
+    for name, value, kind in choices:
+        if value not in (valid := get_args(kind)):
+            raise ValueError(f"{name} must be one of {', '.join(map(str, valid))}, got {value!r}")
+
+
+def _number_problems(
+    numbers: tuple[int, int, float, float, float, float], shift_direction: ShiftDirection
+) -> Iterator[str]:
+    num_classes, in_channels, width, dropout, drop_path, shift_fraction = numbers
+    most = 0.5 if shift_direction == "both" else 1.0
+    limits = (
+        (0 <= shift_fraction <= most, f"shift_fraction must be 0 to {most} ({shift_direction}), got {shift_fraction}"),
+        (num_classes >= 1, f"num_classes must be 1 or more, got {num_classes}"),
+        (in_channels >= 1, f"in_channels must be 1 or more, got {in_channels}"),
+        (0 < width < math.inf, f"width must be a positive number, got {width}"),
+        (0 <= dropout < 1, f"dropout must be 0 or more and below 1, got {dropout}"),
+        (0 <= drop_path < 1, f"drop_path must be 0 or more and below 1, got {drop_path}"),
+    )
+    yield from (problem for is_kept, problem in limits if not is_kept)
 
 
 def _built(arch: str, backbone: str, sizes: tuple[int, int, float, float, int], pool1: Pool1) -> VideoNetwork:

@@ -18,7 +18,7 @@ from summit_train.models.video import VideoNetwork
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution or linear layer, with the parameters of the normalisations that follow it.
+    """A convolution or linear layer, with the parameters of what follows it, such as normalisations.
 
     `product` is the layer as a matrix product: (rows, inner, columns).
     """
@@ -46,6 +46,7 @@ class Count:
 
     clip: tuple[int, int, int]
     parameters: int
+    trained_parameters: int
     multiply_adds: int
     input_bytes: int
     layers: tuple[Layer, ...]
@@ -58,7 +59,7 @@ class Count:
     @property
     def gradient_bytes(self) -> int:
         """What one rank gives to the allreduce of a step, in fp32."""
-        return 4 * self.parameters
+        return 4 * self.trained_parameters
 
     @property
     def compute_io(self) -> float:
@@ -74,6 +75,7 @@ class Count:
         """Return the object that `summit-train model --json` prints."""
         return {
             "parameters": self.parameters,
+            "trained_parameters": self.trained_parameters,
             "multiply_adds": self.multiply_adds,
             "input_bytes": self.input_bytes,
             "frames": self.clip[0],
@@ -105,6 +107,7 @@ def count(model: VideoNetwork, height: int, width: int | None = None) -> Count:
     return Count(
         clip=clip,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
+        trained_parameters=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         multiply_adds=counter.get_total_flops() // 2,
         input_bytes=input_NTCHW.numel(),
         layers=tuple(seen.layers),
@@ -134,7 +137,7 @@ class _Watch:
         self.block = ""
         self.parameters = {_storage(parameter) for parameter in network.parameters()}
         self.titles = network.stages
-        self.sequences = network.blocks
+        self.sequences = network.sequences
         for name, module in network.named_modules():
             module.register_forward_hook(partial(self.leave, name))
             if name.rpartition(".")[0] in self.sequences:
@@ -150,7 +153,7 @@ class _Watch:
         if isinstance(module, nn.Conv2d | nn.Conv3d | nn.Linear):
             product = (output.numel() // len(module.weight), module.weight[0].numel(), len(module.weight))
             self.layers.append(Layer(name, own, product))
-        elif isinstance(module, nn.modules.batchnorm._BatchNorm) and self.layers:
+        elif own and self.layers:
             self.layers[-1] = replace(self.layers[-1], parameters=self.layers[-1].parameters + own)
         if name in self.titles:
             # One clip: frames are the batch of a 2D network, and the third dimension of (N, C, T, H, W).

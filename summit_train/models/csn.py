@@ -28,7 +28,7 @@ class IrCSN(ResNet):
         self.conv1 = inflated(self.conv1, kernel=3)
         self.maxpool = nn.MaxPool3d((1, 3, 3), (1, 2, 2), padding=(0, 1, 1))
         self.avgpool = nn.AdaptiveAvgPool3d(1)
-        for name in self.blocks:
+        for name in self.sequences:
             for block in self.get_submodule(name).children():
                 assert isinstance(block, Bottleneck)
                 channels, stride = block.conv2.out_channels, block.conv2.stride[0]

@@ -20,7 +20,7 @@ class ECOLite(VideoNetwork):
     `resnet.res4.a_1.bn` is res4a_1_bn, `resnet.res4.a_1.conv` is res4a_1.
     """
 
-    blocks = ("inception", "resnet")
+    sequences = ("inception", "resnet")
     stem = ("conv1_7x7_s2.conv",)
 
     def __init__(self, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int) -> None:

@@ -50,7 +50,7 @@ class InvertedResidual(nn.Module):
 class MobileNetV2(VideoNetwork):
     """The stem, 17 inverted residuals, a 1x1 convolution, and the classifier."""
 
-    blocks = ("features",)
+    sequences = ("features",)
     stem = ("features.0.0",)
     head = "classifier"
 

@@ -64,6 +64,24 @@ _MMACTION_RESNET = (
     (r"\.downsample\.bn\.", ".downsample.1."),
 )
 
+# VideoMAE's pre-training (modeling_pretrain.py) has the network as its encoder. V-JEPA and timm's image ViTs use the
+# names of its fine-tuning (modeling_finetune.py), with the biases of queries, keys and values in one tensor.
+_VIT = ((r"^encoder\.(?=patch_embed\.|blocks\.)", ""), (r"^head\.", f"{CLASSIFIER}."))
+
+# transformers' VideoMAEForVideoClassification; its older files name the two biases as VideoMAE does.
+_TRANSFORMERS = (
+    (r"^videomae\.embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^videomae\.encoder\.layer\.", "blocks."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+    (r"\.attention\.attention\.(q|v)(?:uery|alue|)(?:_|\.)bias$", r".attn.\1_bias"),
+    (r"\.attention\.attention\.", ".attn."),
+    (r"\.attention\.output\.dense\.", ".attn.proj."),
+    (r"\.intermediate\.dense\.", ".mlp.fc1."),
+    (r"\.output\.dense\.", ".mlp.fc2."),
+    (r"^classifier\.", f"{CLASSIFIER}."),
+)
+
 # A name in files of one kind -> rules, which replace what matches in a name, one by one. Each sees the names that those
 # before it have made.
 CONVENTIONS = {
@@ -72,6 +90,8 @@ CONVENTIONS = {
     r"^backbone\.": _MMACTION,
     r"^layer\d\.\d+\.conv\.\d\.conv\.": _MMACTION_MOBILENET,
     r"^conv1\.conv\.": _MMACTION_RESNET,
+    r"(^|\.)patch_embed\.proj\.": _VIT,
+    r"^videomae\.": _TRANSFORMERS,
 }
 # Name prefixes that DistributedDataParallel and torch.compile leave behind.
 _PREFIXES = ("module.", "_orig_mod.")

@@ -20,7 +20,7 @@ from summit_train.core.machine import processor_digest
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.count import Count, count
 from summit_train.models.online import cache_shapes
-from summit_train.models.video import freeze_norms, norm_momentum
+from summit_train.models.video import freeze_norms, freeze_trunk, norm_momentum
 from summit_train.spec import ModelSpec, Spec
 from summit_train.spec.catalog import stream_problem
 from summit_train.spec.modality import RGB
@@ -45,9 +45,7 @@ _COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 def build_network(spec: Spec, generator: torch.Generator | None = None) -> VideoNetwork:
     """Build the spec's plain network, with its frozen parts, its weights drawn from `generator`."""
-    network = _built(spec.model, spec.data.num_frames, spec.data.input.channels, generator)
-    freeze_norms(network, spec.model.freeze_bn)
-    return network
+    return _built(spec.model, spec.data.num_frames, spec.data.input.channels, generator)
 
 
 def make_ready(network: VideoNetwork, spec: Spec) -> None:
@@ -88,7 +86,7 @@ class RecomputedBlocks(nn.Sequential):
 
 def recompute_blocks(network: VideoNetwork) -> None:
     """Make the sequences of blocks of `network` keep the blocks' inputs only."""
-    for name in network.blocks:
+    for name in network.sequences:
         stage = network.get_submodule(name)
         network.set_submodule(name, RecomputedBlocks(OrderedDict(stage.named_children())))
 
@@ -133,7 +131,7 @@ def count_model(
 def stream_elements(spec: Spec) -> int | None:
     """Return the elements that a stream of square frames of side data.crop caches; None where it cannot stream."""
     model, data = spec.model, spec.data
-    if stream_problem(model.arch, model.shift_direction, model.non_local) is not None:
+    if stream_problem(model.arch, model.shift_direction, model.non_local, model.adapter) is not None:
         return None
     with torch.device("meta"):
         network = _built(model, data.num_frames, data.input.channels)
@@ -142,6 +140,10 @@ def stream_elements(spec: Spec) -> int | None:
 
 def _built(model: ModelSpec, num_frames: int, channels: int, generator: torch.Generator | None = None) -> VideoNetwork:
     # The other keys of `model` are build_model's options, under their names.
-    options = model.model_dump(exclude={"arch", "backbone", "num_classes", "freeze_bn", "pretrained"})
-    sizes = (num_frames, model.num_classes)
-    return build_model(model.arch, model.backbone, *sizes, in_channels=channels, generator=generator, **options)
+    apart = {"arch", "backbone", "num_classes", "freeze_bn", "freeze_trunk", "pretrained"}
+    options, sizes = model.model_dump(exclude=apart), (num_frames, model.num_classes)
+    network = build_model(model.arch, model.backbone, *sizes, in_channels=channels, generator=generator, **options)
+    freeze_norms(network, model.freeze_bn)
+    if model.freeze_trunk:
+        freeze_trunk(network)
+    return network

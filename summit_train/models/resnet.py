@@ -112,7 +112,7 @@ STAGES = {"conv1": "conv1", "maxpool": "pool1", **{f"layer{i}": f"res{i + 1}" fo
 class ResNet(VideoNetwork):
     """The stem, four stages of residual blocks, and the classifier."""
 
-    blocks = ("layer1", "layer2", "layer3", "layer4")
+    sequences = ("layer1", "layer2", "layer3", "layer4")
 
     def __init__(
         self, backbone: str, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int

@@ -57,7 +57,7 @@ def add_shifts(network: VideoNetwork, fraction: float, place: ShiftPlace, direct
     In front of the branch, ResNets with 23 blocks or more in a stage get a shift in every second one. MobileNetV2 gets
     it in its blocks that expand and have a shortcut.
     """
-    stages = [list(network.get_submodule(name).children()) for name in network.blocks]
+    stages = [list(network.get_submodule(name).children()) for name in network.sequences]
     step = shift_step(map(len, stages), place)
     for stage in stages:
         takers = [

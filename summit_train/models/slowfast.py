@@ -109,7 +109,7 @@ class SlowFast(VideoNetwork):
     """
 
     memory_format = torch.channels_last_3d
-    blocks = tuple(f"{pathway}.layer{i}" for i in (1, 2, 3, 4) for pathway in ("fast", "slow"))
+    sequences = tuple(f"{pathway}.layer{i}" for i in (1, 2, 3, 4) for pathway in ("fast", "slow"))
     stem = ("fast.conv1", "slow.conv1")
 
     def __init__(self, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int) -> None:

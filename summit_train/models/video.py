@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,31 @@ class Dropout(KeyedModule):
         return x * (draw >= self.p).to(x.dtype).div_(1.0 - self.p)
 
 
+class DropPath(KeyedModule):
+    """Zeroes whole clips with probability `p` in [0, 1) in training and scales the others by 1 / (1 - p).
+
+    Huang et al., "Deep networks with stochastic depth", section 3. num_frames: of a clip in the first dimension. Each
+    pass draws the same from the seed: a block that is computed again in the backward pass leaves out the same clips.
+    """
+
+    def __init__(self, p: float, num_frames: int = 1) -> None:
+        super().__init__()
+        self.p = p
+        self.num_frames = num_frames
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.p == 0.0 or not self.training:
+            return x
+        generator = self.generator_on(x.device).manual_seed(self._seed)
+        draw = torch.rand(len(x) // self.num_frames, generator=generator, device=x.device)
+        kept = (draw >= self.p).to(x.dtype).div_(1.0 - self.p).repeat_interleave(self.num_frames)
+        return x * kept.view(-1, *[1] * (x.dim() - 1))
+
+
+class AddedModule(nn.Module):
+    """A module that a network adds to a published trunk. It is trained where the trunk is frozen."""
+
+
 class VideoNetwork(nn.Module):
     """A network on clips: float (N, T, C, H, W), in any memory format, to logits (N, num_classes).
 
@@ -71,14 +96,14 @@ class VideoNetwork(nn.Module):
 
     `memory_format`: channels_last for images, channels_last_3d for volumes: that of frames stored as (N, T, H, W, C).
     `stages`: the modules after which T is reported, with the paper's names for them (Table 2).
-    `blocks`: the sequences whose members can be computed again in the backward pass. `stem`: the names of the
+    `sequences`: the nn.Sequentials whose blocks can be computed again in the backward pass. `stem`: the names of the
     convolutions that see the clip. `head`: the classifier's name.
     `pool1_form`: the pooling after conv1, if public networks with the same parameters differ in it.
     Where the head is a global average and one linear layer, `extract` averages what `feature_maps` returns.
     """
 
     memory_format: torch.memory_format = torch.channels_last
-    blocks: tuple[str, ...] = ()
+    sequences: tuple[str, ...] = ()
     stem: tuple[str, ...] = ("conv1",)
     head = "fc"
     pool1_form: Pool1 | None = None
@@ -133,6 +158,10 @@ class VideoNetwork(nn.Module):
         for number, module in enumerate(m for m in self.modules() if isinstance(m, KeyedModule)):
             module.reseed((seed + number) % 2**63)
 
+    def fitted(self, found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return a file's tensors, under this network's names, in its form. Raises ValueError for another network's."""
+        return dict(found)
+
     def initialise_head(self, generator: torch.Generator | None) -> None:
         """Draw the initial weights that differ from those of `initialise`, which ran before. Here there are none."""
 
@@ -158,7 +187,8 @@ def initialise(model: VideoNetwork, generator: torch.Generator | None = None) ->
                     module.bias.zero_()
             elif isinstance(module, nn.Linear):
                 module.weight.normal_(0.0, 0.001, generator=generator)
-                module.bias.zero_()
+                if module.bias is not None:
+                    module.bias.zero_()
         model.initialise_head(generator)
         for module in model.modules():
             if isinstance(module, NonLocal):
@@ -179,6 +209,16 @@ def freeze_norms(network: nn.Module, which: FreezeBN) -> None:
     for norm in norms[1:] if which == "all_but_first" else norms:
         if norm not in inside_non_local:
             norm.requires_grad_(False).eval()
+
+
+def freeze_trunk(network: VideoNetwork) -> None:
+    """Freeze everything but the classifier (in a TRN the frames' linear layer too), adapters and non-local blocks."""
+    network.requires_grad_(False)
+    classifier = {network.get_submodule(network.head), network.fc}
+    for module in network.modules():
+        if module in classifier or isinstance(module, AddedModule | NonLocal):
+            module.requires_grad_(True)
+    network.train(network.training)  # frozen normalisations are in evaluation mode
 
 
 def is_frozen(module: nn.Module) -> bool:

@@ -22,8 +22,9 @@ Tensors = Mapping[str, torch.Tensor]
 Shift = tuple[float, ShiftDirection]
 # A tensor of a file in the shape that a model needs, and how it was made; "" where the numbers are the file's.
 Fitted = tuple[torch.Tensor, str]
-# Keys that wrap a state dict in the files people have: our checkpoints ("model") and others' ("state_dict").
-_WRAPPERS = ("model", "state_dict")
+# Keys that wrap a state dict in the files people have: our checkpoints ("model"), others' ("state_dict"), VideoMAE's of
+# DeepSpeed ("module"), and V-JEPA's ("target_encoder", the one that its authors evaluate).
+_WRAPPERS = ("model", "state_dict", "module", "target_encoder")
 # BatchNorm's step counter: absent in old files, and read by no norm that has a momentum.
 _COUNTER = "num_batches_tracked"
 
@@ -97,7 +98,11 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
     for name, ours in names.items():
         if theirs.setdefault(ours, name) != name:
             raise UserError(f"{file}: {theirs[ours]} and {name} are both {ours} in this model; remove one of them")
-    found = {ours: content.tensors[name] for ours, name in theirs.items()}
+    named = {ours: content.tensors[name] for ours, name in theirs.items()}
+    try:
+        found = model.fitted(named)
+    except ValueError as error:
+        raise UserError(f"{file}: weights of another network: {error}") from error
     for name in found.keys() & targets.keys():
         if targets[name].is_floating_point() and not found[name].is_floating_point():
             raise UserError(f"{file}: {name} must be {targets[name].dtype}, got {found[name].dtype}")
@@ -108,7 +113,7 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
     fresh = () if same else rows
     fitting = {name: tensor for name, tensor in fitting.items() if name not in fresh}
     known = [name for name in targets if not name.endswith(_COUNTER)]
-    unknown = (name for name, ours in names.items() if ours not in targets)
+    unknown = (name for name, ours in names.items() if ours in found and ours not in targets)
     report = LoadReport(
         path=str(file),
         loaded=tuple(name for name in known if name in fitting),
@@ -180,9 +185,9 @@ def _shifts(content: Content, names: Mapping[str, str], model: VideoNetwork) -> 
     authors: Shift = (0.125, "both")
     shifts = {ours: authors for name, ours in names.items() if name.endswith(".net.weight")}
     spec = content.spec
-    if model.blocks and spec.get("arch") == "tsm" and spec.get("shift_place", "residual") == "residual":
+    if model.sequences and spec.get("arch") == "tsm" and spec.get("shift_place", "residual") == "residual":
         shift = spec.get("shift_fraction", 0.125), spec.get("shift_direction", "both")
-        stages = {name: len(list(model.get_submodule(name).children())) for name in model.blocks}
+        stages = {name: len(list(model.get_submodule(name).children())) for name in model.sequences}
         step = shift_step(stages.values(), "residual")
         for stage, num_blocks in stages.items():
             shifts |= {f"{stage}.{number}.conv1.weight": shift for number in range(0, num_blocks, step)}
@@ -276,15 +281,15 @@ def _other_network(model: VideoNetwork, targets: Tensors, found: Tensors, mismat
 
     Non-local blocks may be on one side only: other networks start theirs from one without.
     """
-    for stage in model.blocks:
+    for stage in model.sequences:
         depth = stage.count(".") + 1
         inside_stage = ([name for name in names if name.startswith(f"{stage}.")] for names in (targets, found))
         ours, theirs = ({name.split(".")[depth] for name in names} for names in inside_stage)
         if theirs and ours != theirs:
             return f"{stage} has {len(theirs)} blocks there and {len(ours)} in this model"
-    inside = tuple(f"{stage}." for stage in model.blocks)
+    inside = tuple(f"{stage}." for stage in model.sequences)
     if inside and not any(name.startswith(inside) for name in found if name in targets):
-        return f"it has nothing of {', '.join(model.blocks)}. {_first_names(found, targets)}"
+        return f"it has nothing of {', '.join(model.sequences)}. {_first_names(found, targets)}"
     for mismatch in mismatched:
         if mismatch.startswith(inside):
             return mismatch

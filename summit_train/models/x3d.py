@@ -74,7 +74,7 @@ class X3D(VideoNetwork):
     """
 
     memory_format = torch.channels_last_3d
-    blocks = ("layer1", "layer2", "layer3", "layer4")
+    sequences = ("layer1", "layer2", "layer3", "layer4")
     stem = ("conv1_xy",)
 
     def __init__(self, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int) -> None:

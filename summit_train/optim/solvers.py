@@ -44,7 +44,7 @@ def build_sgd(groups: list[dict[str, Any]], momentum: float) -> torch.optim.SGD:
     leave them uninitialised if the first update is skipped.
     """
     optimizer = torch.optim.SGD(groups, lr=0.0, momentum=momentum, fused=True)
-    for parameter in (p for group in groups for p in group["params"] if momentum):
+    for parameter in (p for group in groups for p in group["params"] if momentum and p.requires_grad):
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 

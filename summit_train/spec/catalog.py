@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
 
-Arch = Literal["tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1", "i3d_replace", "trn", "eco_lite", "slowfast", "x3d_m", "ir_csn"]
-Backbone = Literal[
+Arch = Literal[
+    "tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1", "i3d_replace", "trn", "eco_lite", "slowfast", "x3d_m", "ir_csn", "vit"
+]
+ConvBackbone = Literal[
     "resnet18",
     "resnet34",
     "resnet50",
@@ -16,14 +18,19 @@ Backbone = Literal[
     "resnext101_32x8d",
     "mobilenet_v2",
 ]
+ViTBackbone = Literal["vit_s", "vit_b", "vit_l"]
+Backbone = Literal[ConvBackbone, ViTBackbone]
 ShiftPlace = Literal["residual", "in_place"]
 ShiftDirection = Literal["both", "past"]
 Pool1 = Literal["2x3x3", "2x3x3_unpadded", "1x3x3"]
 FreezeBN = Literal["none", "all", "all_but_first"]
+Adapter = Literal["none", "shift", "st"]
+Positions = Literal["index", "grid"]
 NonLocalForm = Literal["tsm", "original"]
 NonLocal = Literal[False, NonLocalForm]
 
-BACKBONES: tuple[str, ...] = get_args(Backbone)
+BACKBONES: tuple[str, ...] = get_args(ConvBackbone)
+VIT_BACKBONES: tuple[str, ...] = get_args(ViTBackbone)
 RESNETS = BACKBONES[:-1]
 BOTTLENECK_BACKBONES = RESNETS[2:]
 
@@ -35,9 +42,10 @@ class Architecture(NamedTuple):
     `minimum_frames`: the product of its strides in time. With fewer frames a stage would be down to one frame while
     strides are still to come: they would halve nothing, and the kernels there would see padding alone on both sides.
     `minimum_reason` gives another reason for it. `maximum_frames`: beyond it layers, some for each number of frames,
-    take minutes to build; None for no limit. A clip has a multiple of `frames_step` frames.
+    take minutes to build; None for no limit. A clip has a multiple of `frames_step` frames, for `step_reason`.
     `non_local`: whether it takes non-local blocks, on its backbones that have bottleneck blocks.
-    `frame_by_frame`: whether nothing but the shift and non-local blocks joins its frames, so that it can stream.
+    `frame_by_frame`: whether nothing but the shift and non-local blocks joins its frames, so that it can stream, as can
+    a vit whose adapter is the shift.
     `no_maps`: why it has no class activation maps, None where its head is a global average and one linear layer.
     """
 
@@ -47,6 +55,7 @@ class Architecture(NamedTuple):
     minimum_reason: str = "the product of its strides in time"
     maximum_frames: int | None = None
     frames_step: int = 1
+    step_reason: str = ""
     norm_ends_branch: bool = True  # each residual branch ends in a normalisation
     non_local: bool = False
     frame_by_frame: bool = False
@@ -70,26 +79,32 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "eco_lite": Architecture("ECO-lite", (), minimum_frames=4, norm_ends_branch=False),
     "slowfast": Architecture(
-        "SlowFast", ("resnet50",), minimum_frames=8, frames_step=8,
+        "SlowFast", ("resnet50",), minimum_frames=8, frames_step=8, step_reason="its slow pathway sees every 8th",
         no_maps="its two pathways have different numbers of frames",
     ),
     "x3d_m": Architecture("X3D-M", (), no_maps="its classifier follows a layer that is not linear"),
     "ir_csn": Architecture("ir-CSN", ("resnet152",), minimum_frames=8),
+    "vit": Architecture(
+        "ViT", VIT_BACKBONES, minimum_frames=2, minimum_reason="those of a tubelet", frames_step=2,
+        step_reason="a tubelet has two", norm_ends_branch=False,
+        no_maps="a normalisation stands in front of its classifier",
+    ),
 }  # fmt: skip
 
 
 def network_problems(
     arch: str, backbone: str | None, num_frames: int, non_local: NonLocal, zero_init_residual: bool, pool1: Pool1,
-    crop: int | None = None,
+    crop: int | None = None, adapter: Adapter = "none",
 ) -> Iterator[tuple[str, str]]:  # fmt: skip
     """Yield what `arch` cannot be built of: (key of the spec, what is wrong and what would be right).
 
     crop: the side of the picture, where it is known; res4 leaves a sixteenth of it, which non-local blocks halve.
     """
     known = ARCHITECTURES[arch]
-    step, least, most = known.frames_step, known.minimum_frames, known.maximum_frames
+    least, most = known.minimum_frames, known.maximum_frames
+    step = known.frames_step if adapter == "none" else 1  # a vit with one sees frames, not tubelets
     if num_frames % step:
-        wrong = f"{arch} needs a multiple of {step} frames, its slow pathway sees every {step}th; got {num_frames}"
+        wrong = f"{arch} needs a multiple of {step} frames, {known.step_reason}; got {num_frames}"
         yield "data.num_frames", wrong
     elif num_frames < least:
         yield "data.num_frames", f"{arch} needs at least {least} frames, {known.minimum_reason}, got {num_frames}"
@@ -112,6 +127,28 @@ def network_problems(
         yield "model.pool1", f"{pool1} is for i3d_3x1x1, and {arch} has no choice; leave the key out"
 
 
+def vit_problems(
+    arch: str,
+    adapter: Adapter,
+    drop_path: float,
+    positions: Positions,
+    shift_place: ShiftPlace,
+    crop: int | None = None,
+) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with a vit's own keys, as network_problems does; other networks must leave them out."""
+    given = {"adapter": adapter != "none", "drop_path": drop_path != 0, "positions": positions != "index"}
+    if arch != "vit":
+        for key in (key for key, is_given in given.items() if is_given):
+            yield f"model.{key}", f"it is for vit, and {arch} has none; leave the key out"
+        return
+    if adapter != "none" and given["positions"]:
+        yield "model.positions", f"a vit with adapter {adapter} learns its positions; leave the key out"
+    if adapter == "shift" and shift_place != "residual":
+        yield "model.shift_place", f"a vit shifts in the residual branch alone, got {shift_place}"
+    if crop is not None and crop < 16:
+        yield "data.crop", f"a patch of vit has 16 x 16 pixels; must be 16 or more, got {crop}"
+
+
 def maps_problem(arch: str) -> str | None:
     """Return why `arch` has no class activation maps, and what has; None where a linear layer follows its average."""
     reason = ARCHITECTURES[arch].no_maps
@@ -121,12 +158,15 @@ def maps_problem(arch: str) -> str | None:
     return f"{arch} has no class activation maps: {reason}; {takers} have them"
 
 
-def stream_problem(arch: str, shift_direction: ShiftDirection, non_local: NonLocal) -> str | None:
+def stream_problem(
+    arch: str, shift_direction: ShiftDirection, non_local: NonLocal, adapter: Adapter = "none"
+) -> str | None:
     """Return why a network cannot see a video frame by frame, and what can; None where it can."""
-    if not ARCHITECTURES[arch].frame_by_frame:
+    shifts = arch == "tsm" or adapter == "shift"
+    if not (ARCHITECTURES[arch].frame_by_frame or shifts):
         return f"{arch} cannot stream: it sees whole clips; a tsm with model.shift_direction past can, and a tsn"
     if non_local:
         return "non-local blocks attend to all frames of a clip, so the network cannot stream; it can without them"
-    if arch == "tsm" and shift_direction != "past":
-        return "this tsm cannot stream: its shift needs the next frame; train one with model.shift_direction past"
+    if shifts and shift_direction != "past":
+        return f"this {arch} cannot stream: its shift needs the next frame; train one with model.shift_direction past"
     return None

@@ -17,15 +17,18 @@ from pydantic import AfterValidator, Field, model_validator
 from summit_train.core.errors import UserError
 from summit_train.spec.catalog import (
     ARCHITECTURES,
+    Adapter,
     Arch,
     Backbone,
     FreezeBN,
     NonLocal,
     Pool1,
+    Positions,
     ShiftDirection,
     ShiftPlace,
     network_problems,
     stream_problem,
+    vit_problems,
 )
 from summit_train.spec.modality import RGB, Modality, ModalityName, flow
 from summit_train.spec.optimizer import (
@@ -69,7 +72,8 @@ class ModelSpec(Section):
 
     arch: Arch
     """tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time, trn relates the frames
-    of a 2D ResNet; the others are the networks of their papers. Wrong backbones and too few frames are refused."""
+    of a 2D ResNet, vit is a transformer; the others are the networks of their papers. Wrong backbones and too few
+    frames are refused."""
     backbone: Backbone | None = None
     """The 2D network that the architecture is built on. null: its usual one, or none where it is a network of its
     own."""
@@ -82,22 +86,31 @@ class ModelSpec(Section):
     zero_init_residual: bool = False
     """The last batch normalisation of each residual branch begins at 0 (Goyal et al.)."""
     shift_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.125
-    """tsm: fraction of the channels shifted in each direction."""
+    """tsm, adapter shift: fraction of the channels shifted in each direction."""
     shift_place: ShiftPlace = "residual"
     """tsm: shift the input of the residual branch only, or of the whole block."""
     shift_direction: ShiftDirection = "both"
-    """tsm: exchange features with both neighbouring frames, or read past frames only."""
+    """tsm, adapter shift: exchange features with both neighbouring frames, or read past frames only."""
     non_local: NonLocal = False
     """Non-local blocks after two blocks of res3 and three of res4. tsm: places and form of Lin et al.'s code; original:
     those of Wang et al.'s. Needs bottleneck blocks, and a crop of 17 or more."""
     pool1: Pool1 = "2x3x3"
     """i3d_3x1x1: the pooling after conv1. Weights of mmaction2 need 1x3x3, those of Wang et al. 2x3x3_unpadded."""
+    adapter: Adapter = "none"
+    """vit: none attends to all tubelets of a clip. The others see each frame as an image: shift moves channels of
+    tokens between frames, st puts an ST-Adapter in front of each attention."""
+    positions: Positions = "index"
+    """vit without adapter: index numbers the patches, as VideoMAE; grid tells time, row and column, as V-JEPA."""
+    drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """vit: probability of leaving a clip out of the last block's branches; it grows linearly from 0 in the first."""
+    freeze_trunk: bool = False
+    """Train the classifier, adapters and non-local blocks alone. Needs model.pretrained."""
     freeze_bn: FreezeBN = "none"
     """Batch normalisations that keep their running statistics, weight and bias, for fine-tuning."""
     pretrained: PathText | None = None
-    """Initial weights: a file under torchvision's, the TSM authors' or mmaction2's names, a checkpoint, or a run
-    folder. I3D inflates 2D weights; i3d_replace takes a TSM's shifts over; for clips of other channels the first layer
-    is averaged over its own. null: random weights."""
+    """Initial weights: a file under torchvision's, the TSM authors' or mmaction2's names, for vit VideoMAE's, V-JEPA's,
+    timm's or transformers', a checkpoint, or a run folder. I3D inflates 2D weights; i3d_replace takes a TSM's shifts
+    over; for clips of other channels the first layer is averaged over its own. null: random weights."""
 
     @model_validator(mode="before")
     @classmethod
@@ -336,9 +349,18 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     if grow is not None and grow.max is not None and grow.max < (clips := spec.scale.clips_per_gpu):
         yield "parallel.grow_batch.max", f"{grow.max} clips are fewer than scale.clips_per_gpu, {clips}"
     yield from network_problems(
-        model.arch, model.backbone, data.num_frames, model.non_local, model.zero_init_residual, model.pool1, data.crop
-    )
-    streams = stream_problem(model.arch, model.shift_direction, model.non_local)
+        model.arch, model.backbone, data.num_frames, model.non_local, model.zero_init_residual, model.pool1, data.crop,
+        model.adapter,
+    )  # fmt: skip
+    yield from vit_problems(model.arch, model.adapter, model.drop_path, model.positions, model.shift_place, data.crop)
+    if model.drop_path and spec.execution.compile:
+        yield (
+            "execution.compile",
+            "a compiler cannot take drop_path's own generator; must be false, got true",
+        )
+    if model.freeze_trunk and model.pretrained is None:
+        yield "model.freeze_trunk", "a frozen trunk keeps its random weights; set model.pretrained"
+    streams = stream_problem(model.arch, model.shift_direction, model.non_local, model.adapter)
     if spec.evaluate.mode == "stream" and streams is not None:
         yield "evaluate.mode", streams
     if (last := spec.evaluate.last_checkpoints) > (kept := spec.checkpoint.keep):

@@ -172,12 +172,14 @@ def restore_solver(path: Path, optimizer: torch.optim.Optimizer, saved: Any) -> 
     except (LookupError, TypeError) as error:
         raise CheckpointError(f"{path}: optimizer must hold a solver's state and its groups") from error
     known = set().union(*groups)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if isinstance(state, Mapping) and state.keys() <= known:  # earlier versions kept a state of frozen ones, too
+        state = {number: found for number, found in state.items() if parameters[number].requires_grad}
     # A solver that has already begun, such as SGD with momentum, knows which parameters have a state.
     fits = isinstance(state, Mapping) and state.keys() <= known and (own["state"] or state).keys() == state.keys()
     if not fits or saved_groups != groups:
         raise CheckpointError(f"{path}: does not fit: optimizer has other groups of parameters than this run")
     kept = kept_state(optimizer)
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, found in state.items():
         wanted = {name: parameters[number] if has_shape else torch.zeros(()) for name, has_shape in kept.items()}
         check_fit(path, f"optimizer.state.{number}", found, wanted)

@@ -42,7 +42,7 @@ def test_json_has_the_contracts_keys_and_overrides_reach_the_network(model: Call
     assert printed["parameters"] == convolutions + norms + 128 * 4 + 4
     assert (printed["input_bytes"], printed["frames"], printed["stages"]["res5"]) == (8 * 3 * 64 * 64, 8, 8)
     contract = {"parameters", "multiply_adds", "input_bytes", "frames", "stages"}
-    assert set(printed) == contract | {"compute_io", "gradient_bytes"}
+    assert set(printed) == contract | {"compute_io", "gradient_bytes", "trained_parameters"}
 
 
 def test_the_table_for_people(model: Callable[..., Any]) -> None:

@@ -49,6 +49,8 @@ CASES = {
     "slowfast": Case("slowfast", "resnet50", frames=16, crop=112, width=0.5),
     "x3d_m": Case("x3d_m", None, frames=4),
     "ir_csn": Case("ir_csn", "resnet152", width=0.5),
+    "vit": Case("vit", "vit_s", width=0.5),
+    "vit shift": Case("vit", "vit_s", width=0.5, options={"adapter": "shift"}),
 }
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
 from summit_train.models.shift import TemporalShift, temporal_shift
-from summit_train.spec.catalog import ARCHITECTURES, BACKBONES
+from summit_train.spec.catalog import ARCHITECTURES, BACKBONES, VIT_BACKBONES
 from tests.closeness import assert_near
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -165,7 +165,7 @@ def test_frames_are_not_copied_on_their_way_in(
     assert len(seen) >= 20 and all(seen)
 
 
-@pytest.mark.parametrize(("arch", "backbone", "num_frames"), SMALL)
+@pytest.mark.parametrize(("arch", "backbone", "num_frames"), [*SMALL, ("vit", "vit_s", 4)])
 def test_logits_and_gradients_do_not_depend_on_the_memory_format(
     arch: str, backbone: str | None, num_frames: int
 ) -> None:
@@ -274,7 +274,7 @@ def test_wrong_choices_name_the_right_ones(options: dict, message: str) -> None:
 def test_the_catalog_builds() -> None:
     """Every architecture on every backbone that the catalog gives it, at its fewest frames."""
     for arch, known in ARCHITECTURES.items():
-        assert set(known.backbones) <= set(BACKBONES)
+        assert set(known.backbones) <= {*BACKBONES, *VIT_BACKBONES}
         for backbone in known.backbones or (None,):
             with torch.device("meta"):
                 model = build_model(arch, backbone, known.minimum_frames, 3, width=0.125).eval()

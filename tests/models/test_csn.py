@@ -13,7 +13,7 @@ def test_convolutions_over_time_are_depthwise_and_norms_have_the_authors_epsilon
     """Tran et al., Table 1 and Figure 2 c."""
     with torch.device("meta"):
         model = build_model("ir_csn", None, 32)
-    for stage, channels in zip(model.blocks, (64, 128, 256, 512), strict=True):
+    for stage, channels in zip(model.sequences, (64, 128, 256, 512), strict=True):
         for number, block in enumerate(model.get_submodule(stage)):
             stride = (2, 2, 2) if stage != "layer1" and number == 0 else (1, 1, 1)
             assert block.conv2.groups == block.conv2.out_channels == channels

@@ -98,7 +98,10 @@ def test_what_a_stream_cannot_be_made_of() -> None:
 def test_why_a_network_cannot_stream() -> None:
     assert stream_problem("tsm", "past", False) is None
     assert stream_problem("tsn", "both", False) is None
+    assert stream_problem("vit", "past", False, "shift") is None
     assert "next frame" in (stream_problem("tsm", "both", False) or "")
+    assert "this vit cannot stream: its shift needs the next" in (stream_problem("vit", "both", False, "shift") or "")
+    assert all("whole clips" in (stream_problem("vit", "past", False, adapter) or "") for adapter in ("none", "st"))
     assert "non-local" in (stream_problem("tsm", "past", "tsm") or "")
     assert "whole clips" in (stream_problem("i3d_3x1x1", "past", False) or "")
 

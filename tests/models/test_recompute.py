@@ -23,6 +23,7 @@ NETWORKS = [
     ("slowfast", None, 8),
     ("x3d_m", None, 2),
     ("ir_csn", None, 8),
+    ("vit", "vit_s", 4),
 ]
 
 
@@ -38,7 +39,7 @@ def test_gradients_and_statistics_are_the_same_bits(
     if number % 2:
         accelerate(kept)
         accelerate(recomputed)
-    assert all(isinstance(recomputed.get_submodule(name), RecomputedBlocks) for name in recomputed.blocks)
+    assert all(isinstance(recomputed.get_submodule(name), RecomputedBlocks) for name in recomputed.sequences)
     assert list(recomputed.state_dict()) == list(kept.state_dict())
     clip = torch.randn(2, num_frames, 3, 32, 32)
     for _ in range(2):
@@ -75,7 +76,7 @@ def test_the_blocks_keep_their_inputs_only(arch: str, backbone: str | None, num_
         return tensor
 
     for name, block in model.named_modules():
-        if name.rpartition(".")[0] in model.blocks:
+        if name.rpartition(".")[0] in model.sequences:
             block.register_forward_pre_hook(lambda _, inputs: (note(inputs[0]), None)[1])
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         logits = model(torch.randn(1, num_frames, 3, 64, 64))

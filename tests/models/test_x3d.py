@@ -12,7 +12,7 @@ from tests.closeness import assert_near
 def test_every_second_block_has_squeeze_excitation() -> None:
     with torch.device("meta"):
         model = build_model("x3d_m", None, 16)
-    for name, squeezed in zip(model.blocks, (8, 8, 16, 32), strict=True):
+    for name, squeezed in zip(model.sequences, (8, 8, 16, 32), strict=True):
         for number, block in enumerate(model.get_submodule(name)):
             assert isinstance(block.se, SqueezeExcitation) == (number % 2 == 0)
             assert number % 2 or block.se.fc1.out_channels == squeezed

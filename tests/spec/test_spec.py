@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from summit_train.core.errors import UserError
 from summit_train.spec import Spec, dump_spec, experiment_defaults, experiment_keys, load_spec, spec_from_values
-from summit_train.spec.catalog import ARCHITECTURES, BACKBONES
+from summit_train.spec.catalog import ARCHITECTURES, BACKBONES, VIT_BACKBONES
 from summit_train.spec.modality import RGB
 
 # Four lines: name 1, model 2, data 3, scale 4.
@@ -206,7 +206,7 @@ def test_the_edge_of_the_possible_is_accepted(load: Callable[..., Spec], overrid
 def test_choices_and_limits_are_those_of_the_networks() -> None:
     schema = Spec.model_json_schema()["$defs"]["ModelSpec"]["properties"]
     assert set(schema["arch"]["enum"]) == set(ARCHITECTURES)
-    assert set(schema["backbone"]["anyOf"][0]["enum"]) == set(BACKBONES)
+    assert set(schema["backbone"]["anyOf"][0]["enum"]) == {*BACKBONES, *VIT_BACKBONES}
 
 
 def test_paths_are_expanded(load: Callable[..., Spec], monkeypatch: pytest.MonkeyPatch) -> None:

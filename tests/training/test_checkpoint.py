@@ -183,3 +183,15 @@ def test_a_state_that_does_not_fit_is_named(name: str, change: Callable[[dict[st
     with pytest.raises(UserError, match=rf"^a\.pt: .*{reason}") as caught:
         restore_solver(Path("a.pt"), solver, saved)
     assert "\n" not in str(caught.value)
+
+
+def test_a_frozen_parameter_has_no_state_and_an_earlier_versions_is_left_out(tmp_path: Path) -> None:
+    earlier = _solver("sgd", momentum=0.9).state_dict()
+    assert earlier["state"].keys() == {0, 1}
+    weights = [torch.nn.Parameter(torch.ones(2, 3)), torch.nn.Parameter(torch.ones(3), requires_grad=False)]
+    spec = OptimizerSpec.model_validate({"name": "sgd", "momentum": 0.9})
+    solver = build_solver(spec, [{"params": weights, "weight_decay": 0.0}])
+    assert solver.state_dict()["state"].keys() == {0}
+    restore_solver(tmp_path, solver, earlier)
+    found = solver.state_dict()["state"]
+    assert found.keys() == {0} and torch.equal(found[0]["momentum_buffer"], earlier["state"][0]["momentum_buffer"])

@@ -31,6 +31,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "slowfast": {"arch": "slowfast", "num_frames": 8, "zero_init_residual": True},
     "x3d_m": {"arch": "x3d_m", "num_frames": 2},
     "ir_csn": {"arch": "ir_csn", "num_frames": 8},
+    "vit": {"arch": "vit", "num_frames": 2, "adapter": "st", "drop_path": 0.5},
 }
 
 

@@ -68,7 +68,7 @@ class Export:
         for file in (self.out, self.out.with_suffix(".json")):
             check_output("--out", file, file)
         spec = self.trained.spec
-        problem = stream_problem(spec.model.arch, spec.model.shift_direction, spec.model.non_local)
+        problem = stream_problem(spec.model.arch, spec.model.shift_direction, spec.model.non_local, spec.model.adapter)
         if self.stream and problem is not None:
             raise UserError(f"{self.trained.path}: {problem}; leave --stream out to export the clip network")
         self.crop = self.size or (spec.evaluate.short_side, spec.evaluate.short_side)

@@ -71,8 +71,8 @@ class Stream:
 
 def open_stream(trained: Trained, device: torch.device, window: int | None = None) -> Stream:
     """Return the stream of a trained network. window: None for the frames of a training clip. Raises UserError."""
-    spec = trained.spec
-    trained.check_pictures(stream_problem(spec.model.arch, spec.model.shift_direction, spec.model.non_local))
+    spec, model = trained.spec, trained.spec.model
+    trained.check_pictures(stream_problem(model.arch, model.shift_direction, model.non_local, model.adapter))
     return Stream(trained.network(device, ready=False), device, spec.data.num_frames if window is None else window)
 
 

@@ -9,7 +9,7 @@ from summit_train.inference.export.export import difference
 from summit_train.inference.export.onnx_file import ConcatenatedShift, Runtime, exported, facts
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.shift import TemporalShift
-from summit_train.spec.catalog import ShiftDirection
+from summit_train.spec.catalog import Adapter, ShiftDirection
 
 FRAMES = 3
 
@@ -69,8 +69,9 @@ def test_a_stream_gives_each_frame_the_clip_networks_logits(clips: torch.Tensor)
     assert b"/summit_train/" not in content and b".py" not in content, "paths of this machine"
 
 
-def test_a_clip_network_of_both_directions(clips: torch.Tensor) -> None:
-    network: VideoNetwork = build_model("tsm", "resnet18", FRAMES, 5, width=0.125).eval()
+@pytest.mark.parametrize(("arch", "backbone", "adapter"), [("tsm", "resnet18", "none"), ("vit", "vit_s", "shift")])
+def test_a_clip_network_of_both_directions(clips: torch.Tensor, arch: str, backbone: str, adapter: Adapter) -> None:
+    network: VideoNetwork = build_model(arch, backbone, FRAMES, 5, width=0.125, adapter=adapter).eval()
     torch.nn.init.normal_(network.get_parameter("fc.weight"), generator=torch.Generator().manual_seed(0))
     before = repr(network)
     with torch.inference_mode():
