@@ -1,13 +1,12 @@
 """The experiment spec: YAML -> frozen, typed Spec, or a message a person can act on.
 
-Every key, its type, its default and its limits are here, those of optimizer, schedule and parallel in optimizer.py.
+Every key, its type, its default and its limits are here, those of data in data.py, of optimizer,
+schedule and parallel in optimizer.py.
 The plan checks what depends on the number of ranks or of clips.
 """
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,7 +30,7 @@ from summit_train.spec.catalog import (
     stream_problem,
     vit_problems,
 )
-from summit_train.spec.modality import RGB, Modality, ModalityName, flow
+from summit_train.spec.data import DataSpec, data_problems
 from summit_train.spec.optimizer import (
     OptimizerSpec,
     ParallelSpec,
@@ -41,18 +40,7 @@ from summit_train.spec.optimizer import (
     schedule_problems,
 )
 from summit_train.spec.source import Tree, read_tree, to_yaml
-from summit_train.spec.typed import MOST, Count, Fraction, NonNegative, Seconds, Section, validated
-
-
-def _expand(path: str) -> str:
-    """Expand ~ and $NAME; a variable that is not set would silently name another place."""
-    expanded = os.path.expanduser(os.path.expandvars(path))
-    unset = re.search(r"\$(\w+|\{\w+\})", expanded)
-    if unset:
-        raise ValueError(f"the environment variable {unset.group()} is not set")
-    if not expanded or "\0" in expanded:
-        raise ValueError("the path must not be empty")
-    return expanded
+from summit_train.spec.typed import MOST, Count, Extent, NonNegative, PathText, Seconds, Section, expand, validated
 
 
 def folder_name(name: str) -> str:
@@ -69,7 +57,7 @@ def _read_weights(value: object) -> object:
         return value
     try:
         if isinstance(value, str):
-            path = Path(_expand(value))
+            path = Path(expand(value))
             if path.exists() and not path.is_file():  # a checkpoint of a stranger could name a pipe
                 raise ValueError("it is not a file")
             value = [float(line) for line in path.read_text(encoding="utf-8").split()]
@@ -92,15 +80,13 @@ def _arch(arch: str) -> str:
     if arch not in ARCHITECTURES and not is_callable:
         expected = ", ".join(f"'{choice}'" for choice in (*ARCHITECTURES, *_CALLABLES))
         raise PydanticKnownError("literal_error", {"expected": expected})
-    return f"{_expand(place)}:{name}" if is_file else arch
+    return f"{expand(place)}:{name}" if is_file else arch
 
 
 _ARCH_SCHEMA = {"anyOf": [{"enum": list(ARCHITECTURES)}, {"type": "string", "pattern": r".:\w+$"}]}
 ArchName = Annotated[str, AfterValidator(_arch), WithJsonSchema(_ARCH_SCHEMA)]
-PathText = Annotated[str, AfterValidator(_expand)]
 ClassWeights = tuple[float, ...]
 FolderName = Annotated[str, AfterValidator(folder_name)]
-Extent = Annotated[int, Field(ge=1, le=4096)]  # of a clip; non-local blocks relate every two of its pixels
 
 
 class ModelSpec(Section):
@@ -165,63 +151,6 @@ class ModelSpec(Section):
     def title(self) -> str:
         """Architecture and backbone: "tsm resnet50"."""
         return " ".join(name for name in (self.arch, self.backbone) if name)
-
-
-class DataSpec(Section):
-    """The videos, the frames taken from them, and the crop."""
-
-    train: PathText
-    """Training set: a manifest (CSV, or lines `path label`), a folder of class folders, or the folder of a packed
-    set."""
-    val: PathText
-    """Validation set, in the same forms."""
-    root: PathText | None = None
-    """Folder that relative video paths start at; null: each manifest's own folder. A folder that lacks the first clip
-    is refused if the manifest's own folder has it."""
-    region: Literal["columns"] | None = None
-    """columns: the part of the frame that the manifest's columns left, top, width and height name, in pixels of the
-    upright frame, is each clip's picture; null: the whole frame."""
-    modality: ModalityName = "rgb"
-    """rgb: pictures; flow: optical flow, as `data flow` makes it of the videos."""
-    flow_length: Annotated[int, Field(ge=1, le=64)] = 5
-    """flow: consecutive fields that each frame of a clip stacks; it has twice as many channels."""
-    num_frames: Extent = 8
-    """Frames of a clip (T)."""
-    frame_stride: Count = 8
-    """dense: distance between two frames of a clip."""
-    sampling: Literal["dense", "uniform"] = "dense"
-    """dense: a window of num_frames * frame_stride frames; uniform: one frame from each of T segments."""
-    augment: Literal["scale_jitter", "multi_scale_crop"] = "scale_jitter"
-    """scale_jitter: random short side, then a random crop; multi_scale_crop: crop of a random size."""
-    short_side: tuple[Extent, Extent] = (256, 320)
-    """scale_jitter: the short side is drawn from [low, high], pixels."""
-    crop_scales: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(max_length=100)] | None = None
-    """multi_scale_crop: sides of the crops, as parts of the short side; a crop's two sides are at most one step apart.
-    null: 1, 0.875, 0.75, 0.66; for flow without the last."""
-    crop: Extent = 224
-    """Side of the training crop, pixels."""
-    flip: bool = True
-    """Mirror half of the clips. Use false where labels distinguish left from right."""
-    balance: Literal["none", "classes"] = "none"
-    """Clips of an epoch. none: each once; classes: as many, drawn so that each class has the same share."""
-    quarantine: PathText | None = None
-    """List of clips to leave out, as `data scan` writes it."""
-    on_bad_clip: Literal["fail", "skip"] = "fail"
-    """A clip that cannot be read ends the run (fail), or another clip replaces it (skip). Replacements are counted and
-    named; an unreadable validation video counts as wrong."""
-    max_bad_fraction: Fraction = 0.01
-    """skip: the run ends if more than this fraction of an epoch or of a test is bad."""
-    clip_seconds: Seconds = 120
-    """A clip is bad if reading it takes longer, seconds."""
-    stage: PathText | None = None
-    """Folder on each node to copy packed sets to; auto: a job copies them to the site's node_local."""
-    workers: NonNegative = 4
-    """Loader processes of each rank; 0 loads in the training process."""
-
-    @property
-    def input(self) -> Modality:
-        """What a frame of a clip holds."""
-        return RGB if self.modality == "rgb" else flow(self.flow_length)
 
 
 class ScaleSpec(Section):
@@ -387,19 +316,11 @@ def spec_from_tree(tree: Tree) -> Spec:
 def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     """Yield the keys that are right one by one and impossible together: (key, what is wrong)."""
     data, model = spec.data, spec.model
-    low, high = data.short_side
-    if low > high:
-        yield "data.short_side", f"must be [low, high], got [{low}, {high}]"
-    if data.augment == "scale_jitter" and data.crop > low:
-        yield "data.crop", f"a crop of {data.crop} does not fit a short side of {low} (data.short_side)"
-    if data.crop_scales == ():
-        yield "data.crop_scales", "must be null or have at least one scale, got []"
     weights = spec.loss.class_weights
     if isinstance(weights, tuple) and len(weights) != model.num_classes:
-        yield (
-            "loss.class_weights",
-            f"must be one number for each of the {model.num_classes} classes, got {len(weights)}",
-        )
+        wrong = f"must be one number for each of the {model.num_classes} classes, got {len(weights)}"
+        yield "loss.class_weights", wrong
+    yield from data_problems(data, spec.scale.clips_per_gpu)
     yield from optimizer_problems(spec.optimizer)
     yield from schedule_problems(spec.schedule)
     yield from parallel_problems(spec.parallel, spec.optimizer.compression)
@@ -415,6 +336,8 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "checkpoint.keep_best", "validations decide it; set evaluate.every_epochs to 1 or more"
     if grow is not None and grow.max is not None and grow.max < (clips := spec.scale.clips_per_gpu):
         yield "parallel.grow_batch.max", f"{grow.max} clips are fewer than scale.clips_per_gpu, {clips}"
+    if grow is not None and grow.max is not None and grow.max % data.repeats:
+        yield "parallel.grow_batch.max", f"must be a multiple of data.repeats, {data.repeats}, got {grow.max}"
     yield from network_problems(
         model.arch, model.backbone, data.num_frames, model.non_local, model.zero_init_residual, model.pool1, data.crop,
         model.adapter,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from summit_train.spec.experiment import DataSpec, ModelSpec, Spec
+from summit_train.spec.data import DataSpec
+from summit_train.spec.experiment import ModelSpec, Spec
 
 # Keys of `data` that change what is trained on; the others only tell where the clips are and how fast they are read.
 _TRAINED_DATA = (
     "modality", "flow_length", "num_frames", "frame_stride", "sampling", "augment", "short_side", "crop_scales", "crop",
-    "flip", "balance", "region",
+    "flip", "balance", "region", "rand_augment", "repeats", "erase", "mix",
 )  # fmt: skip
 _RECIPE = ("optimizer", "schedule", "loss", "ema", "scale", "parallel")
 # Each node may read its own copy of the data; the contents of the lists are compared by their fingerprints.

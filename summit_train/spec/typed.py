@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from summit_train.core.errors import UserError
 from summit_train.spec.source import KeyPath, Tree
@@ -21,6 +22,21 @@ Positive = Annotated[float, Field(gt=0, le=1e30)]
 Seconds = Annotated[float, Field(gt=0, le=1e8)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
 NonNegative = Annotated[int, Field(ge=0, le=MOST)]
+Extent = Annotated[int, Field(ge=1, le=4096)]  # of a clip; non-local blocks relate every two of its pixels
+
+
+def expand(path: str) -> str:
+    """Expand ~ and $NAME; a variable that is not set would silently name another place."""
+    expanded = os.path.expanduser(os.path.expandvars(path))
+    unset = re.search(r"\$(\w+|\{\w+\})", expanded)
+    if unset:
+        raise ValueError(f"the environment variable {unset.group()} is not set")
+    if not expanded or "\0" in expanded:
+        raise ValueError("the path must not be empty")
+    return expanded
+
+
+PathText = Annotated[str, AfterValidator(expand)]
 
 
 class Section(BaseModel):

@@ -34,8 +34,8 @@ def test_a_row_by_hand(write_run, tmp_path):
     assert row.pop("node_hours") == pytest.approx(seconds / 3600, rel=1e-12)
     assert row.pop("clips_per_second") == pytest.approx(32, rel=0.1)
     assert row == {
-        "name": "a", "state": "done", "epochs": 4.0, "planned_epochs": 4.0, "measure": "top-1", "last": 97.375, "best": 97.375,
-        "mean": 96.875, "evaluation": "final", "lr": 0.01, "global_batch": 16.0,
+        "name": "a", "state": "done", "epochs": 4.0, "planned_epochs": 4.0, "measure": "top-1",
+        "last": 97.375, "best": 97.375, "mean": 96.875, "evaluation": "final", "lr": 0.01, "global_batch": 16.0,
         "started": "2023-11-14 22:13:20 UTC", "run": str(run), "remarks": "",
     }  # fmt: skip
 

@@ -1,0 +1,109 @@
+"""The keys of `data`: the videos, the frames taken from them, and how training varies them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from summit_train.spec.augment import MixSpec, RandAugmentSpec
+from summit_train.spec.modality import RGB, Modality, ModalityName, flow
+from summit_train.spec.typed import Count, Extent, Fraction, NonNegative, PathText, Seconds, Section
+
+
+class DataSpec(Section):
+    """The videos, the frames taken from them, and the crop."""
+
+    train: PathText
+    """Training set: a manifest (CSV, or lines `path label`), a folder of class folders, or the folder of a packed
+    set."""
+    val: PathText
+    """Validation set, in the same forms."""
+    root: PathText | None = None
+    """Folder that relative video paths start at; null: each manifest's own folder. A folder that lacks the first clip
+    is refused if the manifest's own folder has it."""
+    region: Literal["columns"] | None = None
+    """columns: the part of the frame that the manifest's columns left, top, width and height name, in pixels of the
+    upright frame, is each clip's picture; null: the whole frame."""
+    modality: ModalityName = "rgb"
+    """rgb: pictures; flow: optical flow, as `data flow` makes it of the videos."""
+    flow_length: Annotated[int, Field(ge=1, le=64)] = 5
+    """flow: consecutive fields that each frame of a clip stacks; it has twice as many channels."""
+    num_frames: Extent = 8
+    """Frames of a clip (T)."""
+    frame_stride: Count = 8
+    """dense: distance between two frames of a clip."""
+    sampling: Literal["dense", "uniform"] = "dense"
+    """dense: a window of num_frames * frame_stride frames; uniform: one frame from each of T segments."""
+    augment: Literal["scale_jitter", "multi_scale_crop", "rand_augment"] = "scale_jitter"
+    """scale_jitter: random short side, then a random crop; multi_scale_crop: crop of a random size; rand_augment: crop
+    of a random area and aspect, then RandAugment."""
+    short_side: tuple[Extent, Extent] = (256, 320)
+    """scale_jitter: the short side is drawn from [low, high], pixels."""
+    crop_scales: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(max_length=100)] | None = None
+    """multi_scale_crop: sides of the crops, as parts of the short side; a crop's two sides are at most one step apart.
+    null: 1, 0.875, 0.75, 0.66; for flow without the last."""
+    rand_augment: RandAugmentSpec | None = None
+    """rand_augment: its settings; null: their defaults, those of VideoMAE."""
+    crop: Extent = 224
+    """Side of the training crop, pixels."""
+    flip: bool = True
+    """Mirror half of the clips. Use false where labels distinguish left from right."""
+    balance: Literal["none", "classes"] = "none"
+    """Clips of an epoch. none: each once; classes: as many, drawn so that each class has the same share."""
+    repeats: Count = 1
+    """Each clip is read once and augmented this many times for its batch (repeated augmentation): a batch has
+    clips_per_gpu / repeats different clips, and an epoch this many times the steps."""
+    erase: Fraction = 0.0
+    """Probability that a box of a clip, the same one in all frames, becomes noise (random erasing)."""
+    mix: MixSpec | None = None
+    """Mixup and CutMix; null: neither."""
+    quarantine: PathText | None = None
+    """List of clips to leave out, as `data scan` writes it."""
+    on_bad_clip: Literal["fail", "skip"] = "fail"
+    """A clip that cannot be read ends the run (fail), or another clip replaces it (skip). Replacements are counted and
+    named; an unreadable validation video counts as wrong."""
+    max_bad_fraction: Fraction = 0.01
+    """skip: the run ends if more than this fraction of an epoch or of a test is bad."""
+    clip_seconds: Seconds = 120
+    """A clip is bad if reading it takes longer, seconds."""
+    stage: PathText | None = None
+    """Folder on each node to copy packed sets to; auto: a job copies them to the site's node_local."""
+    workers: NonNegative = 4
+    """Loader processes of each rank; 0 loads in the training process."""
+
+    @property
+    def rand_augment_settings(self) -> RandAugmentSpec:
+        """What augment rand_augment does."""
+        return self.rand_augment or RandAugmentSpec()
+
+    @property
+    def input(self) -> Modality:
+        """What a frame of a clip holds."""
+        return RGB if self.modality == "rgb" else flow(self.flow_length)
+
+
+def data_problems(data: DataSpec, clips_per_gpu: int) -> Iterator[tuple[str, str]]:
+    """Yield the keys of data that are impossible together: (key, what is wrong)."""
+    low, high = data.short_side
+    if low > high:
+        yield "data.short_side", f"must be [low, high], got [{low}, {high}]"
+    if data.augment == "scale_jitter" and data.crop > low:
+        yield "data.crop", f"a crop of {data.crop} does not fit a short side of {low} (data.short_side)"
+    if data.crop_scales == ():
+        yield "data.crop_scales", "must be null or have at least one scale, got []"
+    least, most = data.rand_augment_settings.crop_area
+    if least > most:
+        yield "data.rand_augment.crop_area", f"must be [low, high], got [{least:g}, {most:g}]"
+    if data.augment == "rand_augment" and data.modality == "flow":
+        yield "data.augment", "RandAugment changes colours, and flow has none; take multi_scale_crop or scale_jitter"
+    if data.augment != "rand_augment" and data.rand_augment is not None:
+        yield "data.rand_augment", f"augment {data.augment} does not read it; set data.augment to rand_augment"
+    if clips_per_gpu % data.repeats:
+        yield "data.repeats", f"must divide scale.clips_per_gpu, {clips_per_gpu}, got {data.repeats}"
+    if data.mix is not None and not (data.mix.mixup or data.mix.cutmix):
+        yield "data.mix", "mixes nothing: set mixup or cutmix, such as {mixup: 0.8, cutmix: 1.0}, or null"
+    if data.mix is not None and clips_per_gpu // data.repeats < 2:
+        clips = f"scale.clips_per_gpu {clips_per_gpu} with data.repeats {data.repeats}"
+        yield "data.mix", f"a clip is mixed with another one of its virtual GPU, and {clips} has no other; must be null"
