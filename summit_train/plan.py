@@ -38,6 +38,7 @@ class Plan:
     """The numbers of one run. Bytes are bytes; LR as the optimizer gets it.
 
     ladder: the batches that the run may have, the first one first. All other numbers are those of the first batch.
+    clips: of the list; a batch counts each of a clip's data.repeats views as a clip.
     """
 
     spec: Spec = field(repr=False, compare=False)
@@ -125,7 +126,7 @@ class Plan:
     def order(self, rung: Rung | None = None) -> Order:
         """The order of the training clips with this batch; None: the first one."""
         rung = rung or self.ladder[0]
-        counts = (self.virtual_gpus, rung.clips_per_gpu, rung.steps_per_epoch)
+        counts = (self.virtual_gpus, rung.clips_per_gpu // self.spec.data.repeats, rung.steps_per_epoch)
         return Order(self.clips, self.spec.seed, *counts, numbers_per_epoch=self.steps_per_epoch)
 
     def values(self) -> dict[str, Any]:
@@ -150,14 +151,16 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
             f"virtual GPUs; start {' or '.join(map(str, near))} ranks, or change scale.gpus"
         )
     global_batch = virtual_gpus * spec.scale.clips_per_gpu
-    steps_per_epoch = num_clips // global_batch
-    if num_clips < global_batch:
+    views = num_clips * spec.data.repeats  # of an epoch
+    steps_per_epoch = views // global_batch
+    if views < global_batch:
+        repeated = f" x data.repeats {spec.data.repeats}" if spec.data.repeats > 1 else ""
         raise UserError(
-            f"data.train has {num_clips} clips, less than one global batch of {global_batch} "
+            f"data.train has {num_clips} clips{repeated}, less than one global batch of {global_batch} "
             f"(scale.gpus {virtual_gpus} x scale.clips_per_gpu {spec.scale.clips_per_gpu})"
         )
     accumulation = virtual_gpus // ranks
-    schedule = plan_schedule(spec.optimizer, spec.schedule, global_batch, num_clips)
+    schedule = plan_schedule(spec.optimizer, spec.schedule, global_batch, views)
     clip_bytes = math.prod(spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))  # uint8
     return Plan(
         spec=spec,
@@ -174,8 +177,8 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         warmup_steps=int(schedule.warmup_steps),
         peak_lr=schedule.peak_lr,
         schedule=schedule,
-        ladder=_ladder(spec, virtual_gpus, num_clips),
-        dropped_clips_per_epoch=num_clips - steps_per_epoch * global_batch,
+        ladder=_ladder(spec, virtual_gpus, views),
+        dropped_clips_per_epoch=num_clips - steps_per_epoch * global_batch // spec.data.repeats,
         input_bytes_per_step_and_rank=accumulation * spec.scale.clips_per_gpu * clip_bytes,
     )
 

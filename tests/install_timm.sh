@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs timm, whose LAMB and LARS the solvers are compared with, for the Python given. Alone: timm wants torchvision,
-# which could bring another torch, and the two modules that the tests load need torch only. Where it fails it says so and
-# ends with 0: the tests that need it are skipped then (under CI they fail).
+# Installs timm, which solvers and augmentation are compared with, for the Python given. Alone: timm wants torchvision,
+# which could bring another torch, and the modules that the tests load need torch and Pillow only. Where it fails it says
+# so and ends with 0: the tests that need it are skipped then (under CI they fail).
 set -euo pipefail
 
 "$1" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("timm") is None)' && exit 0

@@ -80,6 +80,19 @@ def test_the_warm_up_of_1536_gpus_step_by_step() -> None:
     assert plan.learning_rate(1900) == 0
 
 
+def test_repeated_clips_by_hand() -> None:
+    """Batches of 96 hold 48 different clips twice: 1,001 clips are 20 steps and 41 left over. LR and bytes stay."""
+    once, twice = (make_plan(_spec(6, 16, data={"repeats": repeats}), 3, 1_001) for repeats in (1, 2))
+    assert (once.steps_per_epoch, once.dropped_clips_per_epoch) == (10, 41)
+    assert (twice.steps_per_epoch, twice.dropped_clips_per_epoch, twice.total_steps) == (20, 41, 2_000)
+    assert (twice.global_batch, twice.clips_per_gpu, twice.peak_lr) == (96, 16, once.peak_lr)
+    assert twice.input_bytes_per_step_and_rank == once.input_bytes_per_step_and_rank
+    assert (twice.order().clips_per_gpu, twice.order().steps_per_epoch) == (8, 20)
+    assert make_plan(_spec(6, 16, data={"repeats": 2}), 3, 48).steps_per_epoch == 1
+    with pytest.raises(UserError, match=r"has 47 clips x data\.repeats 2, less than one global batch of 96 "):
+        make_plan(_spec(6, 16, data={"repeats": 2}), 3, 47)
+
+
 def test_bytes_by_hand() -> None:
     plan = make_plan(_spec(1536), 256, KINETICS)
     assert plan.parameters == TSM_PARAMETERS

@@ -177,10 +177,12 @@ def plan_start(spec: Spec, ranks: int, files: Files, sweep: Path | None = None) 
 
 def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     warmup_epochs = f"{plan.warmup_steps / plan.steps_per_epoch:.4g} epochs, {spec.schedule.warmup}"
+    views = spec.data.repeats
+    repeats = f", {views} views of each of {plan.global_batch // views:,} clips of the list" if views > 1 else ""
     beside = "; written alongside the steps from a copy in rank 0's memory" if spec.checkpoint.background else ""
     return [
         ("virtual GPUs", f"{plan.virtual_gpus:,} = {plan.ranks:,} ranks x {plan.accumulation:,} accumulation"),
-        ("global batch", f"{plan.global_batch:,} clips = {plan.frames_per_batch:,} frames"),
+        ("global batch", f"{plan.global_batch:,} clips = {plan.frames_per_batch:,} frames{repeats}"),
         ("BN batch", f"{plan.clips_per_gpu} clips x {spec.data.num_frames} frames of one virtual GPU"),
         ("steps", f"{plan.total_steps:,} = {plan.epochs} epochs x {plan.steps_per_epoch:,}"),
         ("dropped clips", f"{plan.dropped_clips_per_epoch:,} of {plan.clips:,} per epoch, different ones each time"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -71,8 +72,8 @@ class VideoNetwork(nn.Module):
 
     `memory_format`: channels_last for images, channels_last_3d for volumes: that of frames stored as (N, T, H, W, C).
     `stages`: the modules after which T is reported, with the paper's names for them (Table 2).
-    `blocks`: the sequences whose members can be computed again in the backward pass. `stem`: the names of the
-    convolutions that see the clip. `head`: the classifier's name.
+    `blocks`: the sequences whose members are the layers of a layer decay, and can be computed again in the backward
+    pass. `stem`: the names of the convolutions that see the clip. `head`: the classifier's name.
     `pool1_form`: the pooling after conv1, if public networks with the same parameters differ in it.
     Where the head is a global average and one linear layer, `extract` averages what `feature_maps` returns.
     """
@@ -132,6 +133,29 @@ class VideoNetwork(nn.Module):
         """Make the random draws that follow, of dropout and of others, a function of `seed` alone."""
         for number, module in enumerate(m for m in self.modules() if isinstance(m, KeyedModule)):
             module.reseed((seed + number) % 2**63)
+
+    def layer_numbers(self) -> dict[str, int]:
+        """Return the layer of each parameter, by name: 1, 2, ... for the members of `blocks`, in their order.
+
+        Pathways side by side are numbered side by side. What a module registers in front of its first block is layer 0;
+        everything else belongs to the last layer, the classifier's. Without `blocks` that is all there is.
+        """
+        places: dict[str, int] = {}
+        depths: Counter[str] = Counter()  # blocks of each module
+        for sequence in self.blocks:
+            parent, dot, _ = sequence.rpartition(".")
+            for child, _ in self.get_submodule(sequence).named_children():
+                depths[parent + dot] += 1
+                places[f"{sequence}.{child}."] = depths[parent + dot]
+        last, ahead, numbers = max(depths.values(), default=-1) + 1, set(depths), dict[str, int]()
+        for name, _ in self.named_parameters():
+            block = next((block for block in places if name.startswith(block)), None)
+            if block is not None:
+                ahead -= {parent for parent in ahead if block.startswith(parent)}
+                numbers[name] = places[block]
+            else:
+                numbers[name] = 0 if any(name.startswith(parent) for parent in ahead) else last
+        return numbers
 
     def initialise_head(self, generator: torch.Generator | None) -> None:
         """Draw the initial weights that differ from those of `initialise`, which ran before. Here there are none."""

@@ -18,19 +18,19 @@ Tensors = list[torch.Tensor]
 
 
 def parameter_groups(
-    model: nn.Module, weight_decay: float, lr_factors: Mapping[str, float] | None = None
+    model: nn.Module, weight_decay: float, lr_factors: Mapping[str, float] | None = None, *, decay_norms: bool = False
 ) -> list[dict[str, Any]]:
-    """Return convolution and linear weights, with decay, and biases and BN's scale and shift, without.
+    """Return groups of weights, with decay, and of biases and norms' scale and shift, with decay only if `decay_norms`.
 
-    lr_factors: of the modules with these names, whose LR is that many times the others'; each such LR has two groups of
-    its own. Source: the paper, section 4.1 ("no weight decay on BatchNorm and bias").
+    lr_factors: of the parameters with these names, whose LR is that many times the others'; each such LR has two groups
+    of its own. Source: the paper, section 4.1 ("no weight decay on BatchNorm and bias").
     """
     factors = lr_factors or {}
-    factor_of = {p: factor for name, factor in factors.items() for p in model.get_submodule(name).parameters()}
     groups: list[dict[str, Any]] = []
     for factor in dict.fromkeys((1.0, *factors.values())):
-        own = [p for p in model.parameters() if factor_of.get(p, 1.0) == factor]
-        for decay, params in ((weight_decay, [p for p in own if p.ndim > 1]), (0.0, [p for p in own if p.ndim <= 1])):
+        own = [p for name, p in model.named_parameters() if factors.get(name, 1.0) == factor]
+        large, small = [p for p in own if p.ndim > 1], [p for p in own if p.ndim <= 1]
+        for decay, params in ((weight_decay, large), (weight_decay if decay_norms else 0.0, small)):
             if params:  # a convolution without a bias has one group
                 groups.append({"params": params, "weight_decay": decay, "lr_factor": factor})
     return groups
@@ -60,8 +60,9 @@ def build_solver(spec: OptimizerSpec, groups: list[dict[str, Any]]) -> torch.opt
     momentum, eps = spec.momentum or 0.0, spec.eps or 0.0
     if spec.name == "sgd":
         return build_sgd(groups, momentum)
-    if spec.name == "adam":
-        return torch.optim.Adam(groups, lr=0.0, betas=spec.betas, eps=eps, fused=True)
+    if spec.name in ("adam", "adamw"):  # AdamW: w <- (1 - lr weight_decay) w before Adam's update
+        kind = torch.optim.Adam if spec.name == "adam" else torch.optim.AdamW
+        return kind(groups, lr=0.0, betas=spec.betas, eps=eps, fused=True)
     if spec.name == "rmsprop":
         return RMSprop(groups, alpha=spec.alpha, eps=eps, momentum=momentum)
     if spec.name == "adagrad":

@@ -55,6 +55,11 @@ class Job:
         return 1.0 if self.virtual_gpus is None else self.virtual_gpus / self.gpus
 
     @property
+    def views(self) -> int:
+        """Return the clips of an epoch, each data.repeats times."""
+        return self.clips * self.spec.data.repeats
+
+    @property
     def global_batch(self) -> int:
         return (self.virtual_gpus or self.gpus) * self.spec.scale.clips_per_gpu
 
@@ -107,7 +112,7 @@ def forecast(job: Job) -> Forecast:
             "nodes, or let the batch grow with them (without --fixed-batch)"
         )
     step, one_node = step_time(job), replace(job, nodes=1)
-    per_epoch = steps_per_epoch(job.clips, job.global_batch, job.machine.last_batch)
+    per_epoch = steps_per_epoch(job.views, job.global_batch, job.machine.last_batch)
     total_steps, speed = per_epoch * job.spec.schedule.epochs, job.global_batch / step.step_s
     run_s = total_steps * step.step_s
     return Forecast(
@@ -147,7 +152,7 @@ def _communication(job: Job, backward_s: float) -> tuple[float, float]:
     spec, network = job.spec, job.machine.network
     seconds_of = partial(allreduce_seconds, network, job.nodes, job.machine.gpus_per_node)
     if spec.parallel.method == "averaging":
-        steps = steps_per_epoch(job.clips, job.global_batch, job.machine.last_batch)
+        steps = steps_per_epoch(job.views, job.global_batch, job.machine.last_batch)
         average_s = seconds_of(averaged_elements(spec, count_network(spec)) * spec.weight_bytes)
         return average_s * averages_per_epoch(spec, steps) / steps, 0.0
     gradients = layer_gradients(count_network(spec), backward_s, gradient_element_bytes(spec))

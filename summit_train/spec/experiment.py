@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from summit_train.core.errors import UserError
+from summit_train.spec.augment import MixSpec, RandAugmentSpec
 from summit_train.spec.catalog import (
     ARCHITECTURES,
     Arch,
@@ -134,17 +135,27 @@ class DataSpec(Section):
     """dense: distance between two frames of a clip."""
     sampling: Literal["dense", "uniform"] = "dense"
     """dense: a window of num_frames * frame_stride frames; uniform: one frame from each of T segments."""
-    augment: Literal["scale_jitter", "multi_scale_crop"] = "scale_jitter"
-    """scale_jitter: random short side, then a random crop; multi_scale_crop: crop of a random size."""
+    augment: Literal["scale_jitter", "multi_scale_crop", "rand_augment"] = "scale_jitter"
+    """scale_jitter: random short side, then a random crop; multi_scale_crop: crop of a random size; rand_augment: crop
+    of a random area and aspect, then RandAugment."""
     short_side: tuple[Extent, Extent] = (256, 320)
     """scale_jitter: the short side is drawn from [low, high], pixels."""
     crop_scales: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(max_length=100)] | None = None
     """multi_scale_crop: sides of the crops, as parts of the short side; a crop's two sides are at most one step apart.
     null: 1, 0.875, 0.75, 0.66; for flow without the last."""
+    rand_augment: RandAugmentSpec | None = None
+    """rand_augment: its settings; null: their defaults, those of VideoMAE."""
     crop: Extent = 224
     """Side of the training crop, pixels."""
     flip: bool = True
     """Mirror half of the clips. Use false where labels distinguish left from right."""
+    repeats: Count = 1
+    """Each clip is read once and augmented this many times for its batch (repeated augmentation): a batch has
+    clips_per_gpu / repeats different clips, and an epoch this many times the steps."""
+    erase: Fraction = 0.0
+    """Probability that a box of a clip, the same one in all frames, becomes noise (random erasing)."""
+    mix: MixSpec | None = None
+    """Mixup and CutMix; null: neither."""
     quarantine: PathText | None = None
     """List of clips to leave out, as `data scan` writes it."""
     on_bad_clip: Literal["fail", "skip"] = "fail"
@@ -158,6 +169,11 @@ class DataSpec(Section):
     """Folder on each node to copy packed sets to; auto: a job copies them to the site's node_local."""
     workers: NonNegative = 4
     """Loader processes of each rank; 0 loads in the training process."""
+
+    @property
+    def rand_augment_settings(self) -> RandAugmentSpec:
+        """What augment rand_augment does."""
+        return self.rand_augment or RandAugmentSpec()
 
     @property
     def input(self) -> Modality:
@@ -325,6 +341,7 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "data.crop", f"a crop of {data.crop} does not fit a short side of {low} (data.short_side)"
     if data.crop_scales == ():
         yield "data.crop_scales", "must be null or have at least one scale, got []"
+    yield from _augment_problems(data, spec.scale.clips_per_gpu)
     yield from optimizer_problems(spec.optimizer)
     yield from schedule_problems(spec.schedule)
     yield from parallel_problems(spec.parallel, spec.optimizer.compression)
@@ -335,6 +352,8 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "parallel.grow_batch", "validations decide it; set evaluate.every_epochs to 1 or more"
     if grow is not None and grow.max is not None and grow.max < (clips := spec.scale.clips_per_gpu):
         yield "parallel.grow_batch.max", f"{grow.max} clips are fewer than scale.clips_per_gpu, {clips}"
+    if grow is not None and grow.max is not None and grow.max % data.repeats:
+        yield "parallel.grow_batch.max", f"must be a multiple of data.repeats, {data.repeats}, got {grow.max}"
     yield from network_problems(
         model.arch, model.backbone, data.num_frames, model.non_local, model.zero_init_residual, model.pool1, data.crop
     )
@@ -345,12 +364,29 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "evaluate.last_checkpoints", f"must be at most checkpoint.keep, {kept}, got {last}"
 
 
+def _augment_problems(data: DataSpec, clips_per_gpu: int) -> Iterator[tuple[str, str]]:
+    low, high = data.rand_augment_settings.crop_area
+    if low > high:
+        yield "data.rand_augment.crop_area", f"must be [low, high], got [{low:g}, {high:g}]"
+    if data.augment == "rand_augment" and data.modality == "flow":
+        yield "data.augment", "RandAugment changes colours, and flow has none; take multi_scale_crop or scale_jitter"
+    if data.augment != "rand_augment" and data.rand_augment is not None:
+        yield "data.rand_augment", f"augment {data.augment} does not read it; set data.augment to rand_augment"
+    if clips_per_gpu % data.repeats:
+        yield "data.repeats", f"must divide scale.clips_per_gpu, {clips_per_gpu}, got {data.repeats}"
+    if data.mix is not None and not (data.mix.mixup or data.mix.cutmix):
+        yield "data.mix", "mixes nothing: set mixup or cutmix, such as {mixup: 0.8, cutmix: 1.0}, or null"
+    if data.mix is not None and clips_per_gpu // data.repeats < 2:
+        clips = f"scale.clips_per_gpu {clips_per_gpu} with data.repeats {data.repeats}"
+        yield "data.mix", f"a clip is mixed with another one of its virtual GPU, and {clips} has no other; must be null"
+
+
 # When two specs are the same: for a checkpoint, for the ranks of one run, and for the scores of a checkpoint.
 
 # Keys of `data` that change what is trained on; the others only tell where the clips are and how fast they are read.
 _TRAINED_DATA = (
     "modality", "flow_length", "num_frames", "frame_stride", "sampling", "augment", "short_side", "crop_scales", "crop",
-    "flip",
+    "flip", "rand_augment", "repeats", "erase", "mix",
 )  # fmt: skip
 _RECIPE = ("optimizer", "schedule", "loss", "ema", "scale", "parallel")
 # Each node may read its own copy of the data; the contents of the lists are compared by their fingerprints.

@@ -12,7 +12,8 @@ from summit_train.spec.typed import MOST, Count, Positive, Section
 
 # What null means: the values of torch and, for LAMB, of its paper.
 _MOMENTUM = {"sgd": 0.9, "rmsprop": 0.0}
-_EPS = {"rmsprop": 1e-8, "adagrad": 1e-10, "adam": 1e-8, "lamb": 1e-6}
+_EPS = {"rmsprop": 1e-8, "adagrad": 1e-10, "adam": 1e-8, "adamw": 1e-8, "lamb": 1e-6}
+_WITH_BETAS = ("adam", "adamw", "lamb")
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Rate = Annotated[float, Field(gt=0, le=MOST)]
 
@@ -34,20 +35,23 @@ class TrustRatioSpec(Section):
 class OptimizerSpec(Section):
     """The solver. Peak LR = base_lr * (global_batch / base_batch) under linear scaling."""
 
-    name: Literal["sgd", "rmsprop", "adagrad", "adam", "lamb"] = "sgd"
-    """SGD, RMSprop, AdaGrad, Adam or LAMB. Weight decay is a part of the gradient; in lamb, of the update."""
+    name: Literal["sgd", "rmsprop", "adagrad", "adam", "adamw", "lamb"] = "sgd"
+    """SGD, RMSprop, AdaGrad, Adam, AdamW or LAMB. Weight decay is a part of the gradient; in adamw and lamb, of the
+    update."""
     momentum: Decay | None = None
     """sgd, rmsprop: momentum. null: 0.9 for sgd, 0 for rmsprop."""
     alpha: Decay = 0.99
     """rmsprop: factor of the running average of squared gradients."""
     # Not strict: below a validator of the whole section a YAML list is a list, not a tuple.
     betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
-    """adam, lamb: factors of the running averages of gradients and of their squares."""
+    """adam, adamw, lamb: factors of the running averages of gradients and of their squares."""
     eps: Positive | None = None
-    """rmsprop, adagrad, adam, lamb: added to the denominator. null: 1e-8 for rmsprop and adam, 1e-10 for adagrad, 1e-6
-    for lamb."""
+    """rmsprop, adagrad, adam, adamw, lamb: added to the denominator. null: 1e-8 for rmsprop, adam and adamw, 1e-10 for
+    adagrad, 1e-6 for lamb."""
     weight_decay: Annotated[float, Field(ge=0, le=MOST)] = 1e-4
-    """Weight decay; not applied to biases and batch normalisation."""
+    """Weight decay; not applied to biases and normalisations."""
+    decay_norms: bool = False
+    """Apply weight decay to biases and normalisations, too."""
     base_lr: Annotated[float, Field(gt=0)] = 0.00125
     """LR at a global batch of base_batch clips."""
     base_batch: Count = 8
@@ -58,6 +62,9 @@ class OptimizerSpec(Section):
     """The classifier's LR is this times the others', for fine-tuning."""
     first_lr_factor: Rate = 1.0
     """The LR of the first convolution is this times the others', for a network of flow that starts from one of rgb."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The classifier has the LR, the last block this times the LR, the one before it this squared, and so on to what is
+    in front of the blocks. 1: all the same."""
     clip_norm: Positive | None = None
     """Clip the global norm of the gradient to this; null: no clipping."""
     trust_ratio: TrustRatioSpec | None = None
@@ -77,7 +84,7 @@ class OptimizerSpec(Section):
     @property
     def states(self) -> int:
         """How many tensors of a weight's shape the solver keeps for it."""
-        moments = {"sgd": 0, "rmsprop": 1, "adagrad": 1, "adam": 2, "lamb": 2}[self.name]
+        moments = {"sgd": 0, "rmsprop": 1, "adagrad": 1, "adam": 2, "adamw": 2, "lamb": 2}[self.name]
         return moments + (self.name in _MOMENTUM and bool(self.momentum))
 
 
@@ -182,11 +189,13 @@ def describe_solver(optimizer: OptimizerSpec) -> str:
     constants = {
         "momentum": optimizer.momentum and f"{optimizer.momentum:g}",
         "alpha": optimizer.name == "rmsprop" and f"{optimizer.alpha:g}",
-        "betas": optimizer.name in ("adam", "lamb") and betas,
+        "betas": optimizer.name in _WITH_BETAS and betas,
         "eps": optimizer.name in _EPS and f"{optimizer.eps:g}",
     }
     parts = [optimizer.name, *(f"{name} {value}" for name, value in constants.items() if value)]
     words = [", ".join(parts), f"weight decay {optimizer.weight_decay:g}"]
+    if optimizer.layer_decay != 1:
+        words.append(f"layer decay {optimizer.layer_decay:g}")
     trust = optimizer.trust_ratio
     if trust is not None:
         values = f"{trust.coefficient:g}" if trust.kind == "lars" else f"[{trust.lower:g}, {trust.upper:g}]"

@@ -81,7 +81,7 @@ class Run:
         self.start_step = int(saved.get("step", 0))
         self.growth = GrowingBatch(spec.parallel.grow_batch, plan.ladder)
         self.growth.load_state_dict(_part(path, saved, "growth", self.growth.state_dict()))
-        clips_per_epoch = plan.steps_per_epoch * plan.global_batch
+        clips_per_epoch = plan.clips - plan.dropped_clips_per_epoch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
         self.bad_clips.load_state_dict(_part(path, saved, "bad_clips", self.bad_clips.state_dict()), self.start_step)
         self.writer = Writer(background=spec.checkpoint.background)
@@ -168,11 +168,12 @@ def build_step(
         spec.ema.decay,
         spec.data.input,
         solver.compression,
+        spec.data.mix,
+        spec.data.erase,
     )
 
     def drive(model: VideoNetwork, world: World) -> TrainStep:
-        factors = {model.head: solver.head_lr_factor} | dict.fromkeys(model.stem, solver.first_lr_factor)
-        return drive_solver(solver, settings, world, model, device, factors)
+        return drive_solver(solver, settings, world, model, device, lr_factors(model, solver))
 
     if is_synchronous:
         return drive(model, world)
@@ -182,6 +183,27 @@ def build_step(
         own.load_state_dict(model.state_dict())
         learners[number] = drive(own, alone)
     return AveragingStep(spec.parallel, model, learners, world, device, plan.steps_per_epoch)
+
+
+def lr_factors(model: VideoNetwork, solver: OptimizerSpec) -> dict[str, float]:
+    """Return what the LR of each parameter is multiplied by, by name: its module's factor and its layer's.
+
+    With L the classifier's layer, layer l has layer_decay^(L - l): BEiT's rule (Bao et al. 2022), which VideoMAE and
+    timm have as well. Raises UserError for a network without blocks that is to have a layer decay.
+    """
+    modules = {model.head: solver.head_lr_factor} | dict.fromkeys(model.stem, solver.first_lr_factor)
+    factors = {
+        f"{module}.{name}": factor
+        for module, factor in modules.items()
+        for name, _ in model.get_submodule(module).named_parameters()
+    }
+    if solver.layer_decay == 1:
+        return factors
+    if not model.blocks:
+        raise UserError("optimizer.layer_decay: must be 1, as this network does not say which blocks it has")
+    layers = model.layer_numbers()
+    last = max(layers.values())
+    return {name: factors.get(name, 1.0) * solver.layer_decay ** (last - layer) for name, layer in layers.items()}
 
 
 def drive_solver(
@@ -194,9 +216,9 @@ def drive_solver(
 ) -> TrainStep:
     """Return the step that drives `model` by the solver over all ranks, before its first update.
 
-    factors: of the LR of some modules, such as the head.
+    factors: of the LR of some parameters, by name.
     """
-    groups = parameter_groups(model, solver.weight_decay, factors)
+    groups = parameter_groups(model, solver.weight_decay, factors, decay_norms=solver.decay_norms)
     optimizer = build_solver(solver, groups)
     trust = None if solver.trust_ratio is None else TrustRatio(solver.trust_ratio, model, optimizer)
     return TrainStep(model, optimizer, world, device, settings, trust)

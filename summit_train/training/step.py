@@ -19,9 +19,12 @@ from summit_train.models.precision import Normalise, mixed_precision, parameter_
 from summit_train.models.video import trained_norms
 from summit_train.optim.solvers import set_learning_rate
 from summit_train.optim.trust import Ratios, TrustRatio
+from summit_train.spec.augment import MixSpec
 from summit_train.spec.modality import RGB, Modality
 from summit_train.training.checkpoint import restore_solver
+from summit_train.training.erase import erase
 from summit_train.training.exchange import Exchange
+from summit_train.training.mix import UNMIXED, Mix, draw_mix
 from summit_train.training.noise import PassSquares, Squares
 from summit_train.training.stopwatch import UNTIMED, Mark, Stopwatch
 
@@ -242,7 +245,7 @@ class StepSettings:
     label that is spread over all classes (Szegedy et al., "Rethinking the Inception architecture", section 7);
     noise_every: updates between two measurements of the gradient noise scale, 0: never; ema_decay: of the average of
     the weights, or None; modality: of the clips, or None where the network takes them as they are; compression: fp16
-    sends gradients as halves.
+    sends gradients as halves; mix, erase: what varies the clips on the device.
     """
 
     seed: int
@@ -254,6 +257,8 @@ class StepSettings:
     ema_decay: float | None = None
     modality: Modality | None = RGB
     compression: str = "none"
+    mix: MixSpec | None = None
+    erase: float = 0.0
 
 
 class TrainStep:
@@ -360,21 +365,39 @@ class TrainStep:
         return []
 
     def _forward(self, index: int, batch: MicroBatch, stopwatch: Stopwatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the mean loss of the micro-batch and the number of its clips that are classified right."""
+        """Return the mean loss of the micro-batch and the number of its clips that are classified right.
+
+        A mixed clip is right where the class with the larger share wins.
+        """
         self.statistics.begin_pass(index)
         normalise = self._normalise
         clips = batch.clips.to(self._device, non_blocking=True) if normalise is None else normalise(batch.clips)
         labels = batch.labels.to(self._device, non_blocking=True)
+        mix = self._vary(clips, batch)
         seed = rng.seed_of(self._settings.seed, "dropout", batch.step, batch.virtual_gpu)
         self.model.reseed(seed)  # type: ignore[operator]
         stopwatch.lap("other")
         with mixed_precision(self._settings.precision, self._device):
             logits = self.model(clips)
         logits = logits.to(self._dtype)
-        correct = (logits.detach().argmax(1) == labels).sum()
-        loss = functional.cross_entropy(logits, labels, label_smoothing=self._settings.label_smoothing)
+        targets = mix.targets(labels, logits)
+        winners = targets.argmax(1) if targets.is_floating_point() else targets
+        correct = (logits.detach().argmax(1) == winners).sum()
+        loss = functional.cross_entropy(logits, targets, label_smoothing=self._settings.label_smoothing)
         stopwatch.lap("forward")
         return loss, correct
+
+    def _vary(self, clips: torch.Tensor, batch: MicroBatch) -> Mix:
+        """Erase and mix the normalised clips of a micro-batch in place; return how they were mixed."""
+        settings, place = self._settings, (batch.step, batch.virtual_gpu)
+        if settings.erase:
+            noise = torch.Generator(self._device).manual_seed(rng.seed_of(settings.seed, "erase", *place))
+            erase(clips, settings.erase, rng.key(settings.seed, "erase", *place), noise)
+        if settings.mix is None:
+            return UNMIXED
+        mix = draw_mix(settings.mix, rng.key(settings.seed, "mix", *place), *clips.shape[-2:])
+        mix.apply(clips)
+        return mix
 
     def _own_votes(self, loss: torch.Tensor, norm: torch.Tensor, requests: Requests) -> dict[str, torch.Tensor | float]:
         bad_loss, bad_gradient = ~torch.isfinite(loss), ~torch.isfinite(norm)

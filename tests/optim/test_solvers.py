@@ -9,11 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from summit_train.core.errors import UserError
 from summit_train.models import build_model
 from summit_train.optim.solvers import build_sgd, build_solver, parameter_groups, set_learning_rate
 from summit_train.spec.optimizer import OptimizerSpec
+from summit_train.training.run import lr_factors
 from tests.closeness import assert_all_near
-from tests.optim.shared import give_gradients, needs_timm, network, timm_module
+from tests.optim.shared import give_gradients, network
+from tests.timms import needs_timm, timm_module
 
 SOLVERS: dict[str, dict[str, Any]] = {
     "sgd": {},
@@ -22,6 +25,7 @@ SOLVERS: dict[str, dict[str, Any]] = {
     "rmsprop_momentum": {"name": "rmsprop", "momentum": 0.9},
     "adagrad": {},
     "adam": {},
+    "adamw": {},
     "lamb": {},
 }
 each_solver = pytest.mark.parametrize("solver", SOLVERS)
@@ -74,6 +78,7 @@ def _assert_equal(one: dict[tuple[str, str], torch.Tensor], other: dict[tuple[st
         ({"name": "adagrad", "eps": 1}, (3, 4), (0.925, 0.925 - 0.4 / 6)),
         # m = 1, v = 1: 2 / (2 + 1); m = -0.5, v = 1.75: (-0.5 / 0.75) / (sqrt(1.75 / 0.4375) + 1) = -2 / 9
         ({"name": "adam", "betas": (0.5, 0.75), "eps": 1}, (2, -2), (1 - 0.2 / 3, 1 - 0.2 / 3 + 0.2 / 9)),
+        ({"name": "adamw", "betas": (0.5, 0.75), "eps": 1}, (2, -2), (1 - 0.2 / 3, 1 - 0.2 / 3 + 0.2 / 9)),
         # As Adam: a bias has no ratio.
         ({"name": "lamb", "betas": (0.5, 0.75), "eps": 1}, (2, -2), (1 - 0.2 / 3, 1 - 0.2 / 3 + 0.2 / 9)),
     ],
@@ -101,6 +106,17 @@ def test_lambs_ratio_by_hand() -> None:
         assert weight.tolist() == [pytest.approx(expected, rel=1e-12)]
 
 
+def test_adamws_decay_is_no_part_of_the_gradient() -> None:
+    """With gradients of 0 a weight shrinks by lr * decay: 2 (1 - 0.1 * 0.5)^2; adam's would move by lr, as by any."""
+    weight = nn.Parameter(torch.full((1, 1), 2.0, dtype=torch.float64))
+    optimizer = build_solver(OptimizerSpec(name="adamw"), [{"params": [weight], "weight_decay": 0.5}])
+    set_learning_rate(optimizer, 0.1)
+    for _ in range(2):
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+    assert weight.item() == pytest.approx(2 * 0.95**2, rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("start", "decay", "end"),
     [
@@ -125,6 +141,7 @@ _TORCHS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "rmsprop_momentum": (torch.optim.RMSprop, {"momentum": 0.9}),
     "adagrad": (torch.optim.Adagrad, {}),
     "adam": (torch.optim.Adam, {"fused": False}),
+    "adamw": (torch.optim.AdamW, {"fused": False}),
 }
 
 
@@ -142,10 +159,13 @@ def test_ten_updates_are_those_of_torchs_with_its_defaults(solver: str) -> None:
 
 
 @needs_timm
-def test_ten_updates_of_lamb_are_timms() -> None:
+@pytest.mark.parametrize(
+    ("solver", "kind", "options"), [("lamb", "Lamb", {"max_grad_norm": None}), ("adamw", "AdamWLegacy", {})]
+)
+def test_ten_updates_are_timms(solver: str, kind: str, options: dict[str, Any]) -> None:
     model, twin = network(torch.float64), network(torch.float64)
-    timms = timm_module("lamb").Lamb(parameter_groups(twin, DECAY), lr=0.01, max_grad_norm=None)
-    ours = _started(_spec("lamb"), model)
+    timms = getattr(timm_module(f"optim.{solver}"), kind)(parameter_groups(twin, DECAY), lr=0.01, **options)
+    ours = _started(_spec(solver), model)
     for step in range(10):
         _step(model, ours, step)
         _step(twin, timms, step)
@@ -211,6 +231,7 @@ def test_a_solver_that_is_saved_and_loaded_goes_on_to_the_bit(solver: str) -> No
         ("rmsprop", 0.0, 1e-8),
         ("adagrad", None, 1e-10),
         ("adam", None, 1e-8),
+        ("adamw", None, 1e-8),
         ("lamb", None, 1e-6),
     ],
 )
@@ -236,6 +257,9 @@ def test_weights_decay_and_norms_and_biases_do_not(arch: str) -> None:
         found = [names[parameter] for parameter in group["params"]]  # type: ignore[attr-defined]
         assert len(found) == len(set(found))
         assert set(found) == by_layer[is_weight]
+    both = parameter_groups(model, DECAY, decay_norms=True)
+    assert [group["weight_decay"] for group in both] == [DECAY, DECAY]
+    assert [group["params"] for group in both] == [decayed["params"], plain["params"]]
     # ResNet-18: 20 convolutions and the classifier; 20 norms' scales and shifts and the classifier's bias.
     assert (len(by_layer[True]), len(by_layer[False])) == (21, 41)
 
@@ -243,7 +267,7 @@ def test_weights_decay_and_norms_and_biases_do_not(arch: str) -> None:
 @pytest.mark.parametrize("backbone", ["resnet18", "mobilenet_v2"])
 def test_the_classifier_can_have_a_factor_on_its_lr(backbone: str) -> None:
     model = build_model("tsn", backbone, 4, 5, width=0.125)
-    groups = parameter_groups(model, DECAY, {model.head: 5.0})
+    groups = parameter_groups(model, DECAY, lr_factors(model, OptimizerSpec(head_lr_factor=5.0)))
     keys = [(group["weight_decay"], group["lr_factor"]) for group in groups]
     assert keys == [(DECAY, 1.0), (0.0, 1.0), (DECAY, 5.0), (0.0, 5.0)]
     (linear,) = (module for module in model.modules() if isinstance(module, nn.Linear))
@@ -258,7 +282,7 @@ def test_the_classifier_can_have_a_factor_on_its_lr(backbone: str) -> None:
 @pytest.mark.parametrize(("arch", "backbone"), [("tsn", "resnet18"), ("tsn", "mobilenet_v2"), ("slowfast", None)])
 def test_the_first_convolution_can_have_a_factor_on_its_lr(arch: str, backbone: str | None) -> None:
     model = build_model(arch, backbone, 8, 5, width=0.125, in_channels=10)
-    groups = parameter_groups(model, DECAY, {model.head: 2.0} | dict.fromkeys(model.stem, 5.0))
+    groups = parameter_groups(model, DECAY, lr_factors(model, OptimizerSpec(head_lr_factor=2.0, first_lr_factor=5.0)))
     # It has no bias, so that it is one group; the normalisation after it keeps the others' LR.
     assert [(group["weight_decay"], group["lr_factor"]) for group in groups[4:]] == [(DECAY, 5.0)]
     (first,) = groups[4:]
@@ -266,4 +290,43 @@ def test_the_first_convolution_can_have_a_factor_on_its_lr(arch: str, backbone: 
     assert first["params"] == [conv.weight for conv in seeing]
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
     # Factors of one size share their groups.
-    assert len(parameter_groups(model, DECAY, {model.head: 5.0} | dict.fromkeys(model.stem, 5.0))) == 4
+    factors = lr_factors(model, OptimizerSpec(head_lr_factor=5.0, first_lr_factor=5.0))
+    assert len(parameter_groups(model, DECAY, factors)) == 4
+
+
+def test_the_lr_falls_from_layer_to_layer() -> None:
+    """BEiT's rule: decay^(L + 1 - l) for block l of L, 0 in front of them; norms and classifier behind them 1."""
+    model = build_model("tsm", "resnet18", 4, 5, width=0.125)
+    factors = lr_factors(model, OptimizerSpec(layer_decay=0.5, head_lr_factor=4.0))
+    assert factors.keys() == dict(model.named_parameters()).keys()
+    # Eight blocks.
+    assert factors["conv1.weight"] == factors["bn1.bias"] == 0.5**9
+    blocks = [f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)]
+    for number, block in enumerate(blocks, 1):
+        assert {factors[name] for name in factors if name.startswith(f"{block}.")} == {0.5 ** (9 - number)}
+    assert factors["fc.weight"] == factors["fc.bias"] == 4.0
+    groups = parameter_groups(model, DECAY, factors)
+    assert sum(len(group["params"]) for group in groups) == len(factors)
+    assert len(groups) == 2 * 10
+    optimizer = build_sgd(groups, 0.9)
+    set_learning_rate(optimizer, 0.2)
+    lr_of = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert {name: lr_of[p] for name, p in model.named_parameters()} == {name: 0.2 * f for name, f in factors.items()}
+
+
+def test_pathways_side_by_side_have_layers_side_by_side() -> None:
+    """SlowFast: 16 blocks in each. What joins them is new and learns as the classifier does."""
+    model = build_model("slowfast", None, 8, 5, width=0.125)
+    numbers = model.layer_numbers()
+    for pathway in ("fast", "slow"):
+        assert numbers[f"{pathway}.conv1.weight"] == numbers[f"{pathway}.bn1.weight"] == 0
+        assert numbers[f"{pathway}.layer1.0.conv1.weight"] == 1 and numbers[f"{pathway}.layer4.2.bn3.bias"] == 16
+    assert numbers["lateral1.conv.weight"] == numbers["fc.bias"] == 17
+
+
+def test_a_network_that_names_no_blocks_has_no_layer_decay() -> None:
+    model = build_model("tsm", "resnet18", 4, 5, width=0.125)
+    model.blocks = ()
+    assert lr_factors(model, OptimizerSpec())["fc.weight"] == 1.0
+    with pytest.raises(UserError, match=r"optimizer\.layer_decay: must be 1, as this network does not say"):
+        lr_factors(model, OptimizerSpec(layer_decay=0.75))

@@ -12,7 +12,8 @@ from summit_train.optim.solvers import build_solver, parameter_groups, set_learn
 from summit_train.optim.trust import Ratios, TrustRatio
 from summit_train.spec.optimizer import OptimizerSpec, TrustRatioSpec
 from tests.closeness import assert_all_near, assert_near
-from tests.optim.shared import give_gradients, needs_timm, network, timm_module
+from tests.optim.shared import give_gradients, network
+from tests.timms import needs_timm, timm_module
 
 LARS = TrustRatioSpec(kind="lars", coefficient=0.5)
 BOUNDED = TrustRatioSpec(kind="bounded")
@@ -121,7 +122,7 @@ def test_ten_steps_of_lars_are_timms() -> None:
     """timm's LR is outside the momentum, which is the same while the LR stays."""
     model, twin = network(torch.float64), network(torch.float64)
     solver = _Solver(model, TrustRatioSpec(kind="lars"), decay=0.01, name="sgd")
-    timms = timm_module("lars").Lars(parameter_groups(twin, 0.01), lr=2.0, momentum=0.9, eps=0.0)
+    timms = timm_module("optim.lars").Lars(parameter_groups(twin, 0.01), lr=2.0, momentum=0.9, eps=0.0)
     for step in range(10):
         for each in (model, twin):
             give_gradients(each, step)

@@ -61,7 +61,8 @@ def test_defaults_are_the_papers_recipe(load: Callable[..., Spec]) -> None:
     assert spec.optimizer.model_dump() == {
         "name": "sgd", "momentum": 0.9, "weight_decay": 1e-4, "base_lr": 0.00125, "base_batch": 8,
         "lr_scaling": "linear", "head_lr_factor": 1.0, "first_lr_factor": 1.0, "clip_norm": None, "trust_ratio": None,
-        "compression": "none", "alpha": 0.99, "betas": (0.9, 0.999), "eps": None,
+        "compression": "none", "alpha": 0.99, "betas": (0.9, 0.999), "eps": None, "decay_norms": False,
+        "layer_decay": 1.0,
     }  # fmt: skip
     assert spec.schedule.model_dump() == {
         "epochs": 100, "warmup_epochs": 5, "warmup": "linear", "warmup_scaling": "none",
@@ -80,8 +81,8 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(refused: Cal
     assert sorted(lines) == [
         "override 'model.width=0': model.width: Input should be greater than 0, got 0",
         "spec.yaml:6: optimizer.momentun: unknown key; did you mean momentum? valid: name, momentum, alpha, "
-        "betas, eps, weight_decay, base_lr, base_batch, lr_scaling, head_lr_factor, first_lr_factor, "
-        "clip_norm, trust_ratio, compression",
+        "betas, eps, weight_decay, decay_norms, base_lr, base_batch, lr_scaling, head_lr_factor, first_lr_factor, "
+        "layer_decay, clip_norm, trust_ratio, compression",
         "spec.yaml:7: optimizer.base_lr: Input should be a valid number, got 'fast'",
         "spec.yaml:8: precision: 'fp8' is not a choice; valid: fp32, fp16, bf16, fp64",
         "spec.yaml:9: seed: Input should be greater than or equal to 0, got -1",
@@ -162,6 +163,16 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
         ("model.backbone=mobilenet_v2 model.non_local=tsm", "model.non_local", "takes no non-local blocks; tsm, tsn"),
         ("model.non_local=true", "model.non_local", "True is not a choice; valid: false, tsm, original"),
         ("data.crop=16 model.non_local=tsm", "model.non_local", "a crop of 17 pixels or more, got 16"),
+        ("data.augment=rand_augment data.rand_augment.crop_area=[0.5,0.2]", "data.rand_augment.crop_area",
+         "must be [low, high], got [0.5, 0.2]"),
+        ("data.augment=rand_augment data.modality=flow", "data.augment", "RandAugment changes colours, and flow has"),
+        ("data.rand_augment.layers=2", "data.rand_augment", "augment scale_jitter does not read it; set data.augment"),
+        ("data.repeats=3", "data.repeats", "must divide scale.clips_per_gpu, 16, got 3"),
+        ("data.mix.probability=0.5", "data.mix", "mixes nothing: set mixup or cutmix, such as {mixup: 0.8, cutmix"),
+        ("data.mix.mixup=1 scale.clips_per_gpu=1", "data.mix", "scale.clips_per_gpu 1 with data.repeats 1 has no"),
+        ("data.mix.cutmix=1 data.repeats=16", "data.mix", "clips_per_gpu 16 with data.repeats 16 has no other"),
+        ("data.repeats=2 parallel.method=averaging parallel.grow_batch.max=17", "parallel.grow_batch.max",
+         "must be a multiple of data.repeats, 2, got 17"),
         ("checkpoint.keep=3", "evaluate.last_checkpoints", "must be at most checkpoint.keep, 3, got 5"),
     ],
 )  # fmt: skip
@@ -197,6 +208,9 @@ def test_impossible_combinations_are_refused(
         # Bounds are of the other kind.
         "optimizer.trust_ratio.kind=lars optimizer.trust_ratio.lower=20 optimizer.betas=[0,0.99]",
         "optimizer.trust_ratio=null optimizer.name=lamb",
+        "optimizer.name=adamw optimizer.layer_decay=1 optimizer.decay_norms=true",
+        "data.augment=rand_augment data.crop=300 data.rand_augment.layers=0 data.rand_augment.crop_area=[1,1]",
+        "data.repeats=4 data.mix.mixup=0.8 data.erase=1 data.modality=flow",
     ],
 )
 def test_the_edge_of_the_possible_is_accepted(load: Callable[..., Spec], overrides: str) -> None:
@@ -281,7 +295,7 @@ def specs(draw: st.DrawFn) -> Spec:
     model |= {"width": draw(st.floats(0.01, 8)), "pretrained": draw(st.none() | PATHS)}
     optimizer = {
         "base_lr": draw(st.floats(1e-300, 1e300)),
-        "name": draw(st.sampled_from(["sgd", "rmsprop", "adagrad", "adam", "lamb"])),
+        "name": draw(st.sampled_from(["sgd", "rmsprop", "adagrad", "adam", "adamw", "lamb"])),
         "momentum": draw(st.none() | st.floats(0, 0.99)),
         "trust_ratio": draw(st.none() | st.builds(dict, kind=st.just("bounded"), upper=st.floats(0.1, 1e3))),
         "clip_norm": draw(st.none() | st.floats(1e-9, 1e9)),

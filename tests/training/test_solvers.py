@@ -28,6 +28,7 @@ SOLVERS: dict[str, dict[str, Any]] = {
     "rmsprop": {"name": "rmsprop", "momentum": 0.9, "base_lr": 1e-4},
     "adagrad": {"name": "adagrad", "base_lr": 1e-3, "clip_norm": 1.0},
     "adam": {"name": "adam", "base_lr": 1e-4},
+    "adamw": {"name": "adamw", "base_lr": 1e-4, "layer_decay": 0.75, "decay_norms": True},
     "lamb": {"name": "lamb", "base_lr": 1e-3, "clip_norm": 1.0},
     "lars": {"trust_ratio": {"kind": "lars"}, "base_lr": 1.0},
     "bounded": {"trust_ratio": {**BOUNDED, "upper": 1000}, "clip_norm": 1.0, "base_lr": 1e-5},

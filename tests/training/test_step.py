@@ -12,13 +12,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from summit_train.core import rng
 from summit_train.core.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
 from summit_train.models.precision import Normalise
 from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
+from summit_train.spec.augment import MixSpec
 from summit_train.spec.optimizer import OptimizerSpec, TrustRatioSpec
+from summit_train.training.erase import erase
+from summit_train.training.mix import draw_mix
 from summit_train.training.step import (
     LossScale,
     Requests,
@@ -123,6 +127,25 @@ def test_the_vote_has_the_mean_loss_the_top1_and_the_requests(smoothing: float) 
     assert vote.loss == pytest.approx(sum(losses) / 2, rel=1e-12)
     assert vote.top1 == pytest.approx(100 * right / 4)
     assert (vote.stop, vote.checkpoint, vote.data_wait_s) == (True, False, 0.25)
+
+
+def test_mixed_and_erased_clips_are_keyed_by_step_and_virtual_gpu() -> None:
+    """The loss and top-1 of what `erase` and `draw_mix` make of a micro-batch with their keys, erased first."""
+    settings: dict[str, Any] = {"mix": MixSpec(mixup=0.8, cutmix=1.0), "erase": 0.5, "label_smoothing": 0.1}
+    model, batches, losses, right = _model(), _micro_batches(3, clips=4), [], 0
+    for batch in batches:
+        clips, key = Normalise(torch.float64, CPU)(batch.clips), (0, "erase", 0, batch.virtual_gpu)
+        erase(clips, 0.5, rng.key(*key), torch.Generator().manual_seed(rng.seed_of(*key)))
+        mix = draw_mix(settings["mix"], rng.key(0, "mix", 0, batch.virtual_gpu), 32, 32)
+        mix.apply(clips)
+        logits = copy.deepcopy(model)(clips)
+        shares = mix.targets(batch.labels, logits)
+        losses.append(float(functional.cross_entropy(logits.detach(), shares, label_smoothing=0.1)))
+        larger = batch.labels if mix.share >= 0.5 else batch.labels.flip(0)
+        right += int((logits.argmax(1) == larger).sum())
+    vote = _step(model, 3, **settings)(batches, 0.1).read(12, 3, 1)
+    assert vote.loss == pytest.approx(sum(losses) / 3, rel=1e-12)
+    assert vote.top1 == pytest.approx(100 * right / 12)
 
 
 @pytest.mark.parametrize(

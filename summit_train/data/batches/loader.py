@@ -23,6 +23,7 @@ from summit_train.data.batches.workers import Batches, Reading
 from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video import augment
 from summit_train.data.video.clips import Frames, ViewsOf
+from summit_train.data.video.rand_augment import apply_operations, draw_operations
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import DataSpec, EvaluateSpec
 
@@ -57,7 +58,7 @@ class Pinned:
 
 @dataclass(frozen=True)
 class MicroBatch(Pinned):
-    """The clips of one virtual GPU in one step.
+    """The clips of one virtual GPU in one step; with data.repeats those of one video follow one another.
 
     clips: uint8 (n, T, H, W, C). labels: int64 (n,). ids: int64 (n,), places in the manifest. bad: the unreadable
     clips; `ids` has their substitutes.
@@ -116,9 +117,9 @@ class _TrainingClips:
         step, virtual_gpu, epoch, ids = key
         bad: list[BadClip] = []
         read = [self._clip_or_substitute(epoch, clip, bad, reading) for clip in ids.tolist()]
-        used = np.array([clip for clip, _ in read], np.int64)
+        used = np.repeat(np.array([clip for clip, _ in read], np.int64), self.data.repeats)
         labels = torch.from_numpy(self.store.manifest.labels[used].astype(np.int64))
-        clips = torch.from_numpy(np.stack([frames for _, frames in read]))
+        clips = torch.from_numpy(np.concatenate([views for _, views in read]))
         return MicroBatch(step, virtual_gpu, clips, labels, torch.from_numpy(used), tuple(bad))
 
     def _clip_or_substitute(self, epoch: int, clip: int, bad: list[BadClip], reading: Reading) -> tuple[int, Frames]:
@@ -143,8 +144,13 @@ class _TrainingClips:
         yield from (other for other in self.kept.ids(places).tolist() if other != clip)
 
     def _clip(self, epoch: int, clip: int, drawn_for: int, reading: Reading) -> Frames:
-        """Read a clip with the draws of another one: a substitute may have its own turn in the same epoch."""
+        """Read a clip, `data.repeats` views of its frames, uint8 (repeats, T, H, W, C).
+
+        The draws are those of another clip, as a substitute may have its own turn in the same epoch.
+        """
         data, manifest, draw = self.data, self.store.manifest, partial(rng.key, self.seed)
+        # The first view has the draws of a clip that is not repeated.
+        places = [(epoch, drawn_for, *([repeat] if repeat else [])) for repeat in range(data.repeats)]
 
         def choose(num_frames: int) -> NDArray[np.int64]:
             generator = draw("sampling", epoch, drawn_for)
@@ -152,11 +158,14 @@ class _TrainingClips:
             return (num_frames - 1 - frames if manifest.is_reversed(clip) else frames)[None]
 
         def views_of(width: int, height: int) -> list[augment.View]:
-            return [augment.train_view(data, width, height, draw("augment", epoch, drawn_for))]
+            return [augment.train_view(data, width, height, draw("augment", *place)) for place in places]
 
         with reading(clip, manifest.path(clip)):
-            one: Frames = self.store.read_views(clip, choose, views_of)[0]
-        return one
+            views = self.store.read_views(clip, choose, views_of)
+        if data.augment != "rand_augment":
+            return views
+        operations = [draw_operations(data.rand_augment_settings, draw("rand_augment", *place)) for place in places]
+        return np.stack([apply_operations(own, view) for own, view in zip(operations, views, strict=True)])
 
 
 def test_batches(

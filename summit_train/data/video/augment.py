@@ -20,6 +20,7 @@ from summit_train.spec import DataSpec
 from summit_train.spec.modality import FLOW_ZERO, RGB
 
 SNAP_PIXELS = 3
+ASPECTS = (3 / 4, 4 / 3)
 # The crop's offset in quarters of the free space: corners and centre, the edges' middles, the inner four.
 QUARTER_POSITIONS = (
     (0, 0), (4, 0), (0, 4), (4, 4), (2, 2),
@@ -117,8 +118,8 @@ def train_view(data: DataSpec, width: int, height: int, generator: np.random.Gen
     """Draw the view of one training clip, a square of side data.crop, of a `width` x `height` frame.
 
     scale_jitter (the paper's): the short side is uniform over the integers of data.short_side, both ends included, then
-    the crop is uniform. multi_scale_crop (TSN's and TSM's): one of `crop_sizes` and one of 13 positions; the box
-    becomes the crop. data.flip: mirror half of them.
+    the crop is uniform. multi_scale_crop (TSN's and TSM's): one of `crop_sizes` and one of 13 positions; rand_augment:
+    the box of `draw_box`. The box becomes the crop. data.flip: mirror half of them.
     """
     crop = data.crop
     if data.augment == "scale_jitter":
@@ -126,20 +127,44 @@ def train_view(data: DataSpec, width: int, height: int, generator: np.random.Gen
         scaled = scaled_size(width, height, int(generator.integers(low, high + 1)))
         x, y = (int(generator.integers(0, side - crop + 1)) for side in scaled)
     else:
-        sizes = crop_sizes(crop, width, height, data.crop_scales or data.input.crop_scales)
-        box = sizes[int(generator.integers(len(sizes)))]
-        position = QUARTER_POSITIONS[int(generator.integers(len(QUARTER_POSITIONS)))]
+        if data.augment == "multi_scale_crop":
+            sizes = crop_sizes(crop, width, height, data.crop_scales or data.input.crop_scales)
+            box = sizes[int(generator.integers(len(sizes)))]
+            position = QUARTER_POSITIONS[int(generator.integers(len(QUARTER_POSITIONS)))]
+            free = zip((width, height), box, position, strict=True)
+            left, top = ((length - side) // 4 * quarters for length, side, quarters in free)
+        else:
+            box, (left, top) = draw_box(data.rand_augment_settings.crop_area, width, height, generator)
         # Each axis is scaled so that the box becomes the crop.
-        axes = list(zip((width, height), box, position, strict=True))
+        axes = list(zip((width, height), box, (left, top), strict=True))
         across, down = (max(crop, round(length * crop / side)) for length, side, _ in axes)
         scaled = across, down
         x, y = (
-            min(round((length - side) // 4 * quarters * crop / side), whole - crop)
-            for (length, side, quarters), whole in zip(axes, scaled, strict=True)
+            min(round(start * crop / side), whole - crop) for (_, side, start), whole in zip(axes, scaled, strict=True)
         )
     # Always drawn: switching flips off must not change the crops.
     mirrored = bool(generator.random() < 0.5)
     return View(*scaled, x, y, crop, crop, flip=data.flip and mirrored)
+
+
+def draw_box(
+    areas: tuple[float, float], width: int, height: int, generator: np.random.Generator
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Draw a box of a `width` x `height` frame, in pixels: its (width, height), and its (left, top).
+
+    Its part of the area is uniform in `areas`, the logarithm of its aspect between those of 3/4 and 4/3; after ten that
+    do not fit, it is the centre of the frame with the nearest aspect (Szegedy et al. 2015, as torchvision and timm).
+    """
+    narrowest, widest = ASPECTS
+    for _ in range(10):
+        area = width * height * generator.uniform(*areas)
+        aspect = math.exp(generator.uniform(math.log(narrowest), math.log(widest)))
+        box = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < box[0] <= width and 0 < box[1] <= height:
+            top = int(generator.integers(height - box[1] + 1))
+            return box, (int(generator.integers(width - box[0] + 1)), top)
+    box = min(width, round(height * widest)), min(height, round(width / narrowest))
+    return box, ((width - box[0]) // 2, (height - box[1]) // 2)
 
 
 def test_views(short_side: int, crops: int | str, width: int, height: int) -> list[View]:

@@ -13,7 +13,9 @@ from summit_train.data.batches import loader
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest
 from summit_train.data.video import augment
+from summit_train.data.video.rand_augment import apply_operations, draw_operations
 from summit_train.spec import EvaluateSpec
+from summit_train.spec.augment import RandAugmentSpec
 from tests.data.batches.conftest import NUM_FRAMES, NUM_VIDEOS, data_spec, grey, open_batches, plain
 from tests.data.clips import read_clip
 
@@ -34,6 +36,40 @@ def test_a_micro_batch_holds_the_clips_that_the_keys_say(manifest: Manifest, vid
             view = augment.train_view(data_spec(), 48, 32, rng.key(5, "augment", epoch, video))
             expected = read_clip(videos / f"{video}.mp4", lambda _, frames=frames: frames, lambda *_, view=view: view)
             assert grey(clip) == frames.tolist() and np.array_equal(clip, expected)
+
+
+@pytest.mark.parametrize("kind", ["scale_jitter", "rand_augment"])
+def test_repeats_are_views_of_the_same_frames(manifest: Manifest, kind: str) -> None:
+    """The first view of a clip is that of a run without repeats; each view has draws of its own."""
+    once, thrice = (
+        list(open_batches(manifest, data_spec(augment=kind, repeats=repeats), virtual_gpus=2, clips_per_gpu=2))
+        for repeats in (1, 3)
+    )
+    for single, batch in zip(once, thrice, strict=True):
+        assert batch.ids.tolist() == np.repeat(single.ids.numpy(), 3).tolist()
+        assert batch.labels.tolist() == np.repeat(single.labels.numpy(), 3).tolist()
+        assert batch.clips.shape == (6, 4, 24, 24, 3)
+        assert torch.equal(batch.clips[::3], single.clips)
+        if kind == "scale_jitter":
+            assert [grey(clip) for clip in batch.clips.numpy()] == [
+                grey(one) for one in single.clips.numpy() for _ in "123"
+            ]
+    assert sum(not torch.equal(batch.clips[0], batch.clips[1]) for batch in thrice) > 5
+    assert plain(open_batches(manifest, data_spec(2, augment=kind, repeats=3), virtual_gpus=2, clips_per_gpu=2)) == [
+        (b.step, b.virtual_gpu, b.ids.tolist(), b.labels.tolist(), b.clips.numpy().tobytes()) for b in thrice
+    ]
+
+
+def test_rand_augment_sees_the_crop_and_has_draws_of_its_own(manifest: Manifest) -> None:
+    data = data_spec(augment="rand_augment")
+    crops = data.model_copy(update={"rand_augment": RandAugmentSpec(layers=0)})
+    drawn = 0
+    for batch, bare in zip(open_batches(manifest, data), open_batches(manifest, crops), strict=True):
+        draw = rng.key(5, "rand_augment", batch.step // 2, batch.ids.item())
+        operations = draw_operations(data.rand_augment_settings, draw)
+        assert np.array_equal(batch.clips[0].numpy(), apply_operations(operations, bare.clips[0].numpy()))
+        drawn += len(operations)
+    assert drawn > 20
 
 
 def test_each_epoch_shows_a_clip_differently(manifest: Manifest) -> None:

@@ -17,7 +17,7 @@ from summit_train.data.video.augment import View
 from summit_train.spec import DataSpec
 
 SIDES = st.integers(16, 700)
-each_kind = pytest.mark.parametrize("kind", ["scale_jitter", "multi_scale_crop"])
+each_kind = pytest.mark.parametrize("kind", ["scale_jitter", "multi_scale_crop", "rand_augment"])
 
 
 def _view(kind: Any, width: int, height: int, draw: int, **data: Any) -> View:
@@ -78,6 +78,27 @@ def test_multi_scale_crop_turns_the_drawn_box_into_the_crop() -> None:
         (q0, q0), (q4, q0), (q0, q4), (q4, q4), (q2, q2), (q0, q2), (q4, q2), (q2, q4), (q2, q0),
         (q1, q1), (q3, q1), (q1, q3), (q3, q3),
     }  # fmt: skip
+
+
+def test_a_box_has_the_drawn_area_and_aspect_and_any_place() -> None:
+    boxes = [augment.draw_box((0.08, 1.0), 400, 300, rng.key(0, "augment", draw)) for draw in range(2000)]
+    areas = np.array([width * height / 120_000 for (width, height), _ in boxes])
+    aspects = np.array([width / height for (width, height), _ in boxes])
+    assert 0.079 < areas.min() < 0.09 and 0.9 < areas.max() <= 1
+    assert 0.74 < aspects.min() < 0.76 and 1.32 < aspects.max() < 1.35
+    assert all(left + width <= 400 and top + height <= 300 for (width, height), (left, top) in boxes)
+    corners = {(left == 0, top == 0) for _, (left, top) in boxes}
+    assert len(corners) == 4
+    # With all of the area and no aspect that fits, the centre: 300 x 4/3 of 600 x 300, 3/4 of a frame that is upright.
+    assert augment.draw_box((1.0, 1.0), 600, 300, rng.key(0, "augment")) == ((400, 300), (100, 0))
+    assert augment.draw_box((1.0, 1.0), 300, 600, rng.key(0, "augment")) == ((300, 400), (0, 100))
+
+
+def test_the_drawn_box_becomes_the_crop() -> None:
+    # The whole of 100 x 100 becomes 50 x 50; a box of 600 x 300 is its middle 400 x 300, both sides 50.
+    assert _view("rand_augment", 600, 300, 0, crop=60, rand_augment={"crop_area": (1.0, 1.0)}, flip=False) == View(
+        90, 60, 15, 0, 60, 60
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,70 @@
+"""Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) within the batch of a virtual GPU.
+
+As timm's mode "batch" (timm/data/mixup.py): clip i is mixed with clip n - 1 - i, and all clips of a batch have one
+share and one box. The partner is in the same virtual GPU, so the number of ranks does not matter. In a batch of an odd
+number of clips, which timm refuses, the one in the middle is mixed with itself and stays.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from summit_train.spec.augment import MixSpec
+
+
+@dataclass(frozen=True)
+class Mix:
+    """share: how much of each clip, and of its label, is its own. box: (top, bottom, left, right) of CutMix, pixels."""
+
+    share: float = 1.0
+    box: tuple[int, int, int, int] | None = None
+
+    def apply(self, clips_NTCHW: torch.Tensor) -> None:
+        """Mix the clips in place."""
+        if self.box is not None:
+            top, bottom, left, right = self.box
+            inside = clips_NTCHW[..., top:bottom, left:right]
+            inside.copy_(inside.flip(0))
+        elif self.share < 1:
+            partners = clips_NTCHW.flip(0).mul_(1 - self.share)
+            clips_NTCHW.mul_(self.share).add_(partners)
+
+    def targets(self, labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Return the share of each class, of the shape and type of `logits`, or the labels where nothing is mixed.
+
+        labels: int64 (n,), or shares (n, classes).
+        """
+        if self.share == 1:
+            return labels
+        own = labels if labels.is_floating_point() else functional.one_hot(labels, logits.shape[1])
+        own = own.to(logits.dtype)
+        return own * self.share + own.flip(0) * (1 - self.share)
+
+
+UNMIXED = Mix()
+
+
+def draw_mix(spec: MixSpec, generator: np.random.Generator, height: int, width: int) -> Mix:
+    """Draw the mix of one batch of clips of `height` x `width` pixels.
+
+    A box has the drawn area where it lies inside the frame. One that reaches over the edge is cut, and the share
+    becomes that of the rest.
+    """
+    if generator.random() >= spec.probability:
+        return UNMIXED
+    is_cutmix = not spec.mixup or (spec.cutmix > 0 and generator.random() < spec.switch)
+    alpha = spec.cutmix if is_cutmix else spec.mixup
+    share = float(generator.beta(alpha, alpha))
+    if not is_cutmix or share == 1:
+        return Mix(share)
+    sides = []
+    for extent in (height, width):
+        cut, centre = int(extent * math.sqrt(1 - share)), int(generator.integers(extent))
+        sides.append((max(centre - cut // 2, 0), min(centre + (cut + 1) // 2, extent)))
+    (top, bottom), (left, right) = sides
+    return Mix(1 - (bottom - top) * (right - left) / (height * width), (top, bottom, left, right))

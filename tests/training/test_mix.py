@@ -1,0 +1,105 @@
+"""Mixup and CutMix against timm's on the same draws, by hand, and in a step."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional
+
+from summit_train.core import rng
+from summit_train.spec.augment import MixSpec
+from summit_train.training.mix import Mix, draw_mix
+from tests.closeness import assert_near
+from tests.timms import draw_from, needs_timm, timm_module
+
+CLASSES = 5
+
+
+def _batch(clips: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Clips (N, 3, 3, 12, 20) as Normalise leaves them, channels last; labels; logits."""
+    generator = torch.Generator().manual_seed(clips)
+    pixels = torch.randn(clips, 3, 12, 20, 3, generator=generator, dtype=dtype).permute(0, 1, 4, 2, 3)
+    labels = torch.randint(0, CLASSES, (clips,), generator=generator)
+    return pixels, labels, torch.randn(clips, CLASSES, generator=generator, dtype=dtype)
+
+
+@needs_timm
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        MixSpec(mixup=0.8, cutmix=1.0),
+        MixSpec(mixup=0.2, probability=0.5),
+        MixSpec(cutmix=1.0, probability=0.9),
+        MixSpec(mixup=1.0, cutmix=0.5, switch=0.2),
+    ],
+)
+def test_batches_and_losses_are_timms_on_the_same_draws(spec: MixSpec, smoothing: float) -> None:
+    timms, kinds = timm_module("data.mixup"), set()
+    options = {"prob": spec.probability, "switch_prob": spec.switch, "label_smoothing": smoothing}
+    theirs = timms.Mixup(spec.mixup, spec.cutmix, num_classes=CLASSES, **options)
+    for number in range(30):
+        clips, labels, logits = _batch(4)
+        draw_from(timms, rng.key(number, "mix"))
+        # A picture of timm's has any number of channels.
+        expected, shares = theirs(clips.clone().flatten(1, 2), labels)
+        mix = draw_mix(spec, rng.key(number, "mix"), 12, 20)
+        mix.apply(clips)
+        assert torch.equal(clips, expected.view_as(clips))
+        ours = functional.cross_entropy(logits, mix.targets(labels, logits), label_smoothing=smoothing)
+        loss = -(shares.double() * functional.log_softmax(logits, 1)).sum(1).mean()
+        assert float(ours) == pytest.approx(float(loss), rel=1e-6)  # timm's targets are in single precision
+        kinds.add("cutmix" if mix.box else "mixup" if mix.share < 1 else "none")
+    expected_kinds = {"mixup": spec.mixup > 0, "cutmix": spec.cutmix > 0, "none": spec.probability < 1}
+    assert kinds == {kind for kind, is_there in expected_kinds.items() if is_there}
+
+
+def test_mixup_by_hand() -> None:
+    clips = torch.tensor([1.0, 2.0, 5.0]).view(3, 1, 1, 1, 1).expand(3, 2, 3, 4, 4).clone()
+    mix = Mix(0.75)
+    mix.apply(clips)
+    # An odd batch: the one in the middle stays.
+    assert [float(clip.unique()) for clip in clips] == [2.0, 2.0, 4.0]
+    targets = mix.targets(torch.tensor([0, 1, 2]), torch.zeros(3, 4))
+    assert targets.tolist() == [[0.75, 0, 0.25, 0], [0, 1, 0, 0], [0.25, 0, 0.75, 0]]
+    # Labels that are shares already.
+    shares = torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    assert mix.targets(shares, torch.zeros(2, 2)).tolist() == [[0.75, 1.0], [0.25, 1.0]]
+
+
+def test_cutmix_by_hand_has_one_box_for_all_frames() -> None:
+    clips, _, _ = _batch(2)
+    before = clips.clone()
+    mix = Mix(1 - 6 / 240, (1, 3, 4, 7))
+    mix.apply(clips)
+    inside = torch.zeros(12, 20, dtype=torch.bool)
+    inside[1:3, 4:7] = True
+    assert torch.equal(clips[..., inside], before.flip(0)[..., inside])
+    assert torch.equal(clips[..., ~inside], before[..., ~inside])
+    assert clips.stride() == before.stride()
+
+
+def test_a_box_has_the_drawn_area_and_the_share_what_is_left_of_the_frame() -> None:
+    for number in range(200):
+        mix = draw_mix(MixSpec(cutmix=1.0), rng.key(number, "mix"), 32, 48)
+        assert mix.box is not None
+        top, bottom, left, right = mix.box
+        assert 0 <= top <= bottom <= 32 and 0 <= left <= right <= 48
+        assert mix.share == pytest.approx(1 - (bottom - top) * (right - left) / (32 * 48))
+
+
+def test_an_unmixed_batch_keeps_its_labels() -> None:
+    clips, labels, logits = _batch(2)
+    before = copy.deepcopy(clips)
+    mix = draw_mix(MixSpec(mixup=1.0, probability=0.0), rng.key(0, "mix"), 12, 20)
+    mix.apply(clips)
+    assert torch.equal(clips, before) and mix.targets(labels, logits) is labels
+
+
+def test_shares_are_those_of_a_beta_distribution() -> None:
+    shares = torch.tensor([draw_mix(MixSpec(mixup=0.8), rng.key(i, "mix"), 8, 8).share for i in range(2000)])
+    # Beta(a, a): mean 1/2, variance 1 / (4 (2 a + 1)).
+    assert_near(shares.mean(), torch.tensor(0.5), 0.05)
+    assert_near(shares.var(), torch.tensor(1 / (4 * 2.6)), 0.1)
