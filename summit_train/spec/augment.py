@@ -13,26 +13,26 @@ Area = Annotated[float, Field(gt=0, le=1)]
 
 
 class RandAugmentSpec(Section):
-    """augment: rand_augment: operations on the crop, drawn at random, the same ones for all frames of a clip."""
+    """Settings of augment: rand_augment, random operations on the crop, the same for all frames of a clip."""
 
     magnitude: Annotated[float, Field(ge=0, le=10)] = 7.0
     """Mean strength of an operation, 0 to 10."""
     std: Annotated[float, Field(ge=0, le=10)] = 0.5
     """Standard deviation of the strength."""
     layers: Annotated[int, Field(ge=0, le=100)] = 4
-    """Operations that are drawn one after the other; each is applied with probability 1/2. 0: the crop alone."""
+    """Number of operations drawn in sequence; each is applied with probability 1/2. 0: only the crop."""
     crop_area: tuple[Area, Area] = (0.08, 1.0)
-    """The crop's part of the frame's area is drawn from [low, high], its aspect from 3/4 to 4/3."""
+    """The crop's share of the frame's area is drawn from [low, high], its aspect ratio from 3/4 to 4/3."""
 
 
 class MixSpec(Section):
     """Mixes each clip, and its label, with the clip at its place in the reversed batch of its virtual GPU."""
 
     mixup: Alpha = 0.0
-    """Blend the two clips; the share is drawn from Beta(mixup, mixup). 0: never."""
+    """Mixup: blend the two clips; the share is drawn from Beta(mixup, mixup). 0: never."""
     cutmix: Alpha = 0.0
-    """Replace a box, the same one in all frames; its area is drawn from Beta(cutmix, cutmix). 0: never."""
+    """CutMix: replace a box, the same in all frames; its area is drawn from Beta(cutmix, cutmix). 0: never."""
     probability: Fraction = 1.0
-    """Part of the batches of a virtual GPU that are mixed."""
+    """Fraction of the batches of a virtual GPU that are mixed."""
     switch: Fraction = 0.5
-    """Part of them that get CutMix where mixup and cutmix are both above 0."""
+    """If mixup and cutmix are both above 0: fraction of the mixed batches that get CutMix."""

@@ -87,13 +87,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "vit": Architecture(
         "ViT", VIT_BACKBONES, minimum_frames=2, minimum_reason="those of a tubelet", frames_step=2,
         step_reason="a tubelet has two", norm_ends_branch=False,
-        no_maps="a normalisation stands in front of its classifier",
+        no_maps="its classifier follows a normalisation",
     ),
 }  # fmt: skip
 
 
-# What a foreign network is asked: one that the user wrote, whose arch names the callable that builds it.
-_FOREIGN = Architecture("a network of one's own", (), norm_ends_branch=False)
+# The limits of a foreign network: one of the user's own, whose arch names the callable that builds it.
+_FOREIGN = Architecture("a network of your own", (), norm_ends_branch=False)
 
 
 def is_foreign(arch: str) -> bool:
@@ -116,7 +116,7 @@ def network_problems(
     """
     known = architecture(arch)
     least, most = known.minimum_frames, known.maximum_frames
-    step = known.frames_step if adapter == "none" else 1  # a vit with one sees frames, not tubelets
+    step = known.frames_step if adapter == "none" else 1  # with an adapter, a vit sees frames, not tubelets
     if num_frames % step:
         wrong = f"{arch} needs a multiple of {step} frames, {known.step_reason}; got {num_frames}"
         yield "data.num_frames", wrong
@@ -149,18 +149,18 @@ def vit_problems(
     shift_place: ShiftPlace,
     crop: int | None = None,
 ) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with a vit's own keys, as network_problems does; other networks must leave them out."""
+    """Yield what is wrong with the keys that only vit has, as network_problems does; others must leave them out."""
     given = {"adapter": adapter != "none", "drop_path": drop_path != 0, "positions": positions != "index"}
     if arch != "vit":
         for key in (key for key, is_given in given.items() if is_given):
-            yield f"model.{key}", f"it is for vit, and {arch} has none; leave the key out"
+            yield f"model.{key}", f"only vit has this key; leave it out with {arch}"
         return
     if adapter != "none" and given["positions"]:
-        yield "model.positions", f"a vit with adapter {adapter} learns its positions; leave the key out"
+        yield "model.positions", f"must be index with adapter {adapter}, which learns its positions; leave the key out"
     if adapter == "shift" and shift_place != "residual":
-        yield "model.shift_place", f"a vit shifts in the residual branch alone, got {shift_place}"
+        yield "model.shift_place", f"must be residual for vit, got {shift_place}"
     if crop is not None and crop < 16:
-        yield "data.crop", f"a patch of vit has 16 x 16 pixels; must be 16 or more, got {crop}"
+        yield "data.crop", f"must be 16 or more for vit, whose patches have 16 x 16 pixels, got {crop}"
 
 
 def maps_problem(arch: str) -> str | None:

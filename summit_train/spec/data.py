@@ -24,8 +24,8 @@ class DataSpec(Section):
     """Folder that relative video paths start at; null: each manifest's own folder. A folder that lacks the first clip
     is refused if the manifest's own folder has it."""
     region: Literal["columns"] | None = None
-    """columns: the part of the frame that the manifest's columns left, top, width and height name, in pixels of the
-    upright frame, is each clip's picture; null: the whole frame."""
+    """columns: use only the region given by the manifest's columns left, top, width and height, in pixels of the
+    upright frame; null: the whole frame."""
     modality: ModalityName = "rgb"
     """rgb: pictures; flow: optical flow, as `data flow` makes it of the videos."""
     flow_length: Annotated[int, Field(ge=1, le=64)] = 5
@@ -45,18 +45,18 @@ class DataSpec(Section):
     """multi_scale_crop: sides of the crops, as parts of the short side; a crop's two sides are at most one step apart.
     null: 1, 0.875, 0.75, 0.66; for flow without the last."""
     rand_augment: RandAugmentSpec | None = None
-    """rand_augment: its settings; null: their defaults, those of VideoMAE."""
+    """rand_augment: its settings; null: the defaults, VideoMAE's."""
     crop: Extent = 224
     """Side of the training crop, pixels."""
     flip: bool = True
     """Mirror half of the clips. Use false where labels distinguish left from right."""
     balance: Literal["none", "classes"] = "none"
-    """Clips of an epoch. none: each once; classes: as many, drawn so that each class has the same share."""
+    """Clips of an epoch. none: each clip once; classes: the same total number, with an equal share from each class."""
     repeats: Count = 1
     """Each clip is read once and augmented this many times for its batch (repeated augmentation): a batch has
     clips_per_gpu / repeats different clips, and an epoch this many times the steps."""
     erase: Fraction = 0.0
-    """Probability that a box of a clip, the same one in all frames, becomes noise (random erasing)."""
+    """Random erasing: probability that a box of a clip, the same in all frames, is replaced by noise."""
     mix: MixSpec | None = None
     """Mixup and CutMix; null: neither."""
     quarantine: PathText | None = None
@@ -97,13 +97,13 @@ def data_problems(data: DataSpec, clips_per_gpu: int) -> Iterator[tuple[str, str
     if least > most:
         yield "data.rand_augment.crop_area", f"must be [low, high], got [{least:g}, {most:g}]"
     if data.augment == "rand_augment" and data.modality == "flow":
-        yield "data.augment", "RandAugment changes colours, and flow has none; take multi_scale_crop or scale_jitter"
+        yield "data.augment", "rand_augment changes colours, and flow has none; use multi_scale_crop or scale_jitter"
     if data.augment != "rand_augment" and data.rand_augment is not None:
         yield "data.rand_augment", f"augment {data.augment} does not read it; set data.augment to rand_augment"
     if clips_per_gpu % data.repeats:
         yield "data.repeats", f"must divide scale.clips_per_gpu, {clips_per_gpu}, got {data.repeats}"
     if data.mix is not None and not (data.mix.mixup or data.mix.cutmix):
-        yield "data.mix", "mixes nothing: set mixup or cutmix, such as {mixup: 0.8, cutmix: 1.0}, or null"
+        yield "data.mix", "must have mixup or cutmix above 0; try {mixup: 0.8, cutmix: 1.0}, or null"
     if data.mix is not None and clips_per_gpu // data.repeats < 2:
         clips = f"scale.clips_per_gpu {clips_per_gpu} with data.repeats {data.repeats}"
-        yield "data.mix", f"a clip is mixed with another one of its virtual GPU, and {clips} has no other; must be null"
+        yield "data.mix", f"must be null: clips are mixed within a virtual GPU, and {clips} has only one"

@@ -58,14 +58,14 @@ def _read_weights(value: object) -> object:
     try:
         if isinstance(value, str):
             path = Path(expand(value))
-            if path.exists() and not path.is_file():  # a checkpoint of a stranger could name a pipe
+            if path.exists() and not path.is_file():  # an untrusted checkpoint could name a pipe
                 raise ValueError("it is not a file")
             value = [float(line) for line in path.read_text(encoding="utf-8").split()]
         if not isinstance(value, list) or not all(type(one) in (int, float) and 0 < one <= MOST for one in value):
             raise ValueError(f"each weight must be a number above 0 and at most {MOST:,}")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"must be balanced, a list, or a file with one number a line: {why}") from error
+        raise ValueError(f"must be balanced, a list, or a file with one number per line: {why}") from error
     return tuple(map(float, value))
 
 
@@ -95,9 +95,9 @@ class ModelSpec(Section):
     arch: ArchName
     """tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time, trn relates the frames
     of a 2D ResNet, vit is a transformer; the others are the networks of their papers. Wrong backbones and too few
-    frames are refused. package.module:callable or FILE.py:callable is a network of one's own, whose code runs."""
+    frames are refused. package.module:callable or FILE.py:callable is a network of your own; its code runs."""
     options: dict[str, Any] = Field(default={})
-    """A network of one's own: the keyword arguments of its callable, besides num_classes and num_frames."""
+    """A network of your own: keyword arguments of its callable, in addition to num_classes and num_frames."""
     backbone: Backbone | None = None
     """The 2D network that the architecture is built on. null: its usual one, or none where it is a network of its
     own."""
@@ -121,20 +121,21 @@ class ModelSpec(Section):
     pool1: Pool1 = "2x3x3"
     """i3d_3x1x1: the pooling after conv1. Weights of mmaction2 need 1x3x3, those of Wang et al. 2x3x3_unpadded."""
     adapter: Adapter = "none"
-    """vit: none attends to all tubelets of a clip. The others see each frame as an image: shift moves channels of
-    tokens between frames, st puts an ST-Adapter in front of each attention."""
+    """vit: with none, attention joins all tubelets of a clip. The others treat each frame as an image: shift moves
+    channels of tokens between frames, st puts an ST-Adapter before each attention."""
     positions: Positions = "index"
-    """vit without adapter: index numbers the patches, as VideoMAE; grid tells time, row and column, as V-JEPA."""
+    """vit without adapter: positions from the index of the patch (VideoMAE), or from time, row and column (V-JEPA)."""
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """vit: probability of leaving a clip out of the last block's branches; it grows linearly from 0 in the first."""
+    """vit: probability of skipping the last block's branches for a clip; it grows linearly from 0 in the first
+    block."""
     freeze_trunk: bool = False
-    """Train the classifier, adapters and non-local blocks alone. Needs model.pretrained."""
+    """Train only the classifier, adapters and non-local blocks. Needs model.pretrained."""
     freeze_bn: FreezeBN = "none"
     """Batch normalisations that keep their running statistics, weight and bias, for fine-tuning."""
     pretrained: PathText | None = None
-    """Initial weights: a file under torchvision's, the TSM authors' or mmaction2's names, for vit VideoMAE's, V-JEPA's,
-    timm's or transformers', a checkpoint, or a run folder. I3D inflates 2D weights; i3d_replace takes a TSM's shifts
-    over; for clips of other channels the first layer is averaged over its own. null: random weights."""
+    """Initial weights: a run folder, a checkpoint, or a file with the names of torchvision, the TSM authors or
+    mmaction2; for vit, of VideoMAE, V-JEPA, timm or transformers. I3D inflates 2D weights; i3d_replace converts a TSM's
+    shifts; for clips with other channels the first layer is averaged over its own. null: random weights."""
 
     @model_validator(mode="before")
     @classmethod
@@ -167,14 +168,14 @@ class LossSpec(Section):
     """The training loss."""
 
     kind: Literal["softmax", "binary"] = "softmax"
-    """softmax: cross-entropy, for clips of one class. binary: one yes or no for each class, the mean of their
-    cross-entropies, for clips of several classes or none; validation measures mean average precision."""
+    """softmax: cross-entropy, for clips of one class. binary: binary cross-entropy, the mean over all classes, for
+    clips of several classes or none; validation measures mean average precision."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Part of each label that is spread evenly over all classes, with binary over yes and no; evaluation has none."""
+    """Share of each label that is spread evenly over all classes, with binary over yes and no; evaluation has none."""
     class_weights: Annotated[Literal["balanced"] | ClassWeights | None, BeforeValidator(_read_weights)] = None
-    """Factor on the loss of each class's clips: a list of numbers in the order of the classes, or a file of them, one a
-    line, which is read with the spec. balanced: N / (K n), where n of the N labels of the training clips are of the
-    class and K classes have any."""
+    """Factor on the loss of each class's clips: a list of numbers in the order of the classes, or a file with one
+    number per line, read together with the spec. balanced: N / (M n), for N labels of all training clips, n labels of
+    the class and M classes with any label."""
 
 
 class EvaluateSpec(Section):
@@ -211,8 +212,8 @@ class CheckpointSpec(Section):
     keep: Count = 5
     """Checkpoints of whole epochs to keep; the newest checkpoint always stays."""
     keep_best: Literal["top1", "map"] | None = None
-    """Also keep the checkpoint whose validation during training is the best by this measure; each validation then
-    follows a checkpoint. Only those of every_epochs count in the final accuracy."""
+    """Also keep the checkpoint with the best validation during training by this measure. A checkpoint is then written
+    before each validation; only those of every_epochs count in the final accuracy."""
     background: bool = False
     """Write from a copy in rank 0's memory, alongside the steps that follow. The files of single learners are written
     within the step."""
@@ -328,12 +329,12 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     if spec.parallel.method == "averaging" and spec.ema.decay is not None:
         yield "ema.decay", "it averages the weights of one network, and each learner has its own; must be null"
     if grow is not None and not spec.evaluate.every_epochs:
-        yield "parallel.grow_batch", "validations decide it; set evaluate.every_epochs to 1 or more"
+        yield "parallel.grow_batch", "needs validations during training; set evaluate.every_epochs to 1 or more"
     best, measured = spec.checkpoint.keep_best, {"softmax": "top1", "binary": "map"}[spec.loss.kind]
     if best is not None and best != measured:
-        yield "checkpoint.keep_best", f"loss.kind {spec.loss.kind} is measured by {measured}, got {best}"
+        yield "checkpoint.keep_best", f"must be {measured} or null with loss.kind {spec.loss.kind}, got {best}"
     if spec.checkpoint.keep_best is not None and not spec.evaluate.every_epochs:
-        yield "checkpoint.keep_best", "validations decide it; set evaluate.every_epochs to 1 or more"
+        yield "checkpoint.keep_best", "needs validations during training; set evaluate.every_epochs to 1 or more"
     if grow is not None and grow.max is not None and grow.max < (clips := spec.scale.clips_per_gpu):
         yield "parallel.grow_batch.max", f"{grow.max} clips are fewer than scale.clips_per_gpu, {clips}"
     if grow is not None and grow.max is not None and grow.max % data.repeats:
@@ -345,9 +346,9 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     yield from vit_problems(model.arch, model.adapter, model.drop_path, model.positions, model.shift_place, data.crop)
     yield from _foreign_problems(spec)
     if model.drop_path and spec.execution.compile:
-        yield "execution.compile", "must be false, got true: a compiler cannot take drop_path's own generator"
+        yield "execution.compile", "must be false, got true: torch.compile cannot use the generator of drop_path"
     if model.freeze_trunk and model.pretrained is None:
-        yield "model.freeze_trunk", "a frozen trunk keeps its random weights; set model.pretrained"
+        yield "model.freeze_trunk", "needs trained weights; set model.pretrained, or false"
     streams = stream_problem(model.arch, model.shift_direction, model.non_local, model.adapter)
     if spec.evaluate.mode == "stream" and streams is not None:
         yield "evaluate.mode", streams
@@ -356,16 +357,16 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 def _foreign_problems(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Yield the keys that the network does not read: those of ours in a foreign one, `options` in ours."""
+    """Yield the keys that the network does not read: built-in keys for a foreign one, `options` for a built-in one."""
     model = spec.model
     if not is_foreign(model.arch):
         if model.options:
-            yield "model.options", f"they are a foreign network's; the options of {model.arch} are keys of model"
+            yield "model.options", f"must be empty: {model.arch} is built in, and its options are keys of model"
         return
     for key in ("width", "dropout", "shift_fraction", "shift_place", "shift_direction", "freeze_trunk"):
         if getattr(model, key) != (default := ModelSpec.model_fields[key].default):
-            right = "give the network what it needs in model.options"
-            yield f"model.{key}", f"only the networks of summit_train read it, so it must be {default}; {right}"
+            right = "use model.options instead"
+            yield f"model.{key}", f"must be {default}: only built-in networks read it; {right}"
     if spec.execution.recompute:
         right = "use torch.utils.checkpoint in the network"
-        yield "execution.recompute", f"the blocks of {model.arch} are not known, so it must be false; {right}"
+        yield "execution.recompute", f"must be false: the blocks of {model.arch} are not known; {right}"

@@ -36,7 +36,7 @@ class OptimizerSpec(Section):
     """The solver. Peak LR = base_lr * (global_batch / base_batch) under linear scaling."""
 
     name: Literal["sgd", "rmsprop", "adagrad", "adam", "adamw", "lamb"] = "sgd"
-    """SGD, RMSprop, AdaGrad, Adam, AdamW or LAMB. Weight decay is a part of the gradient; in adamw and lamb, of the
+    """SGD, RMSprop, AdaGrad, Adam, AdamW or LAMB. Weight decay is part of the gradient; in adamw and lamb, of the
     update."""
     momentum: Decay | None = None
     """sgd, rmsprop: momentum. null: 0.9 for sgd, 0 for rmsprop."""
@@ -49,9 +49,9 @@ class OptimizerSpec(Section):
     """rmsprop, adagrad, adam, adamw, lamb: added to the denominator. null: 1e-8 for rmsprop, adam and adamw, 1e-10 for
     adagrad, 1e-6 for lamb."""
     weight_decay: Annotated[float, Field(ge=0, le=MOST)] = 1e-4
-    """Weight decay; not applied to biases and normalisations."""
+    """Weight decay; not applied to biases and normalisations unless decay_norms is true."""
     decay_norms: bool = False
-    """Apply weight decay to biases and normalisations, too."""
+    """Also apply weight decay to biases and normalisations."""
     base_lr: Annotated[float, Field(gt=0)] = 0.00125
     """LR at a global batch of base_batch clips."""
     base_batch: Count = 8
@@ -63,8 +63,8 @@ class OptimizerSpec(Section):
     first_lr_factor: Rate = 1.0
     """The LR of the first convolution is this times the others', for a network of flow that starts from one of rgb."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """The classifier has the LR, the last block this times the LR, the one before it this squared, and so on to what is
-    in front of the blocks. 1: all the same."""
+    """The last block's LR is this times the classifier's LR; each block's is this times that of the next block, down
+    to the layers before the blocks. 1: the same LR everywhere."""
     clip_norm: Positive | None = None
     """Clip the global norm of the gradient to this; null: no clipping."""
     trust_ratio: TrustRatioSpec | None = None

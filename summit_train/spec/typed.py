@@ -26,7 +26,7 @@ Extent = Annotated[int, Field(ge=1, le=4096)]  # of a clip; non-local blocks rel
 
 
 def expand(path: str) -> str:
-    """Expand ~ and $NAME; a variable that is not set would silently name another place."""
+    """Expand ~ and $NAME. Raises ValueError for a variable that is not set, which would silently name another place."""
     expanded = os.path.expanduser(os.path.expandvars(path))
     unset = re.search(r"\$(\w+|\{\w+\})", expanded)
     if unset:

@@ -205,7 +205,7 @@ def test_memory_has_every_learner_of_a_rank(write_spec: WriteSpec, plan: Plan) -
         ),
         ("parallel.grow_batch.max=1", "parallel.grow_batch.max: 1 clips are fewer than scale.clips_per_gpu, 2"),
         ("parallel.grow_batch.factor=1", "parallel.grow_batch.factor: Input should be greater than or equal to 2"),
-        ("evaluate.every_epochs=0", "parallel.grow_batch: validations decide it; set evaluate.every_epochs"),
+        ("evaluate.every_epochs=0", "parallel.grow_batch: needs validations during training; set"),
         ("parallel.period=0", "parallel.period: must be epoch or a number of steps from 1 to 1,000,000, got 0"),
         (
             "parallel.period=epochs",

@@ -191,7 +191,7 @@ def test_the_code_is_part_of_the_network_identity(write: Callable[[str], Path]) 
 def test_modules_are_left_as_they_are(write: Callable[[str], Path]) -> None:
     """models/fast knows nothing of what a network's code does with its modules."""
     network = small(write(SMALL))
-    assert accelerate(network) == "plain: a network of one's own"
+    assert accelerate(network) == "plain: a network of your own"
     assert isinstance(network.get_submodule("norm"), nn.BatchNorm3d)
 
 

@@ -96,7 +96,7 @@ def test_a_bad_file_of_weights_is_refused(write_spec: WriteSpec, tmp_path: Path,
         load_spec(spec, [f"loss.class_weights={tmp_path / 'weights.txt'}"])
     assert len(str(raised.value).splitlines()) == 1
     for words in ("/nowhere", "/dev/null", "3", "[true, 1, 1, 1]"):
-        with pytest.raises(UserError, match="must be balanced, a list, or a file with one number a line"):
+        with pytest.raises(UserError, match="must be balanced, a list, or a file with one number per line"):
             load_spec(spec, [f"loss.class_weights={words}"])
 
 

@@ -54,7 +54,7 @@ def accelerate(model: nn.Module, parts: Collection[str] = PARTS) -> str:
     Networks without any of these run plain, and so do foreign ones, whose code may rely on the modules it has.
     """
     if not getattr(model, "replaceable", True):
-        return "plain: a network of one's own"
+        return "plain: a network of your own"
     if "shift" in parts:
         for block in model.modules():
             if isinstance(block, ResidualBlock | InvertedResidual) and isinstance(block.shift, TemporalShift):
