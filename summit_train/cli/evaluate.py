@@ -85,6 +85,8 @@ def run(args: argparse.Namespace) -> Result:
     datasets = {"val": Dataset.open(spec, "val")} if inputs is None else inputs.datasets
     paths, left_out = _paths(spec, chosen)
     changed = _changed_keys(spec, chosen, spec.evaluate.last_checkpoints)
+    if "loss.kind" in changed:
+        raise UserError("loss.kind must be the run's own: it decides by what the run is measured; train another run")
     folder = _result_folder(spec, args.name, changed, RESULT_FILE)
     with _scoring(spec, datasets, command="eval", checkpoints=list(map(str, paths))) as (scorer, watchdog):
         training = None if inputs is None else (inputs.plan, inputs.train)

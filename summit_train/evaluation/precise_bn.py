@@ -101,18 +101,23 @@ def recompute_statistics(
             buffer.copy_(value)
 
 
-def _elements_per_clip(spec: Spec) -> dict[str, int]:
+def _elements_per_clip(spec: Spec, device: str = "meta") -> dict[str, int]:
     """Return each normalisation's elements of a channel that one training clip has, by the normalisation's name."""
     found: dict[str, int] = {}
 
     def note(name: str, norm: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         found[name] = inputs[0].numel() // inputs[0].shape[1]
 
-    with torch.device("meta"), torch.no_grad():
+    with torch.device(device), torch.no_grad():
         network = build_network(spec)
         for name, norm in network.named_modules():
             if isinstance(norm, _BatchNorm):
                 norm.register_forward_pre_hook(partial(note, name))
         side = spec.data.crop
-        network.eval()(torch.zeros(1, spec.data.num_frames, network.in_channels, side, side))
+        try:
+            network.eval()(torch.zeros(1, spec.data.num_frames, network.in_channels, side, side))
+        except (RuntimeError, TypeError):
+            if network.replaceable or device != "meta":
+                raise
+            return _elements_per_clip(spec, "cpu")  # some foreign networks read numbers, which meta tensors lack
     return found

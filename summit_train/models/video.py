@@ -102,6 +102,7 @@ class VideoNetwork(nn.Module):
     `stages`: the modules after which T is reported, with the paper's names for them (Table 2).
     `sequences`: the nn.Sequentials whose members are the layers of a layer decay, and can be computed again in the
     backward pass. `stem`: the names of the convolutions that see the clip. `head`: the classifier's name.
+    `undecayed`: names of weights that, like biases, have no weight decay.
     `pool1_form`: the pooling after conv1, if public networks with the same parameters differ in it.
     Where the head is a global average and one linear layer, `extract` averages what `feature_maps` returns.
     `sources`: SHA-256 of the files that build it, where they are not this package's, as keys of an experiment.
@@ -114,6 +115,7 @@ class VideoNetwork(nn.Module):
     head = "fc"
     pool1_form: Pool1 | None = None
     sources: Mapping[str, str] = MappingProxyType({})
+    undecayed: tuple[str, ...] = ()
     replaceable = True
     note = ""
     avgpool: nn.Module

@@ -195,6 +195,8 @@ class FrameViT(ViT):
     adapter: what joins the frames, "none" for nothing. shift: the fraction of the channels, and the direction.
     """
 
+    undecayed = ("cls_token", "pos_embed")  # as in timm and BEiT
+
     def __init__(
         self, backbone: str, sizes: tuple[int, int, float, float, int], drop_path: float, adapter: Adapter,
         shift: tuple[float, ShiftDirection],

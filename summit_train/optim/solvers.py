@@ -22,14 +22,17 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return groups of weights, with decay, and of biases and norms' scale and shift, with decay only if `decay_norms`.
 
+    What the model names in `undecayed` is among the second.
+
     lr_factors: of the parameters with these names, whose LR is that many times the others'; each such LR has two groups
     of its own. Source: the paper, section 4.1 ("no weight decay on BatchNorm and bias").
     """
-    factors = lr_factors or {}
+    factors, undecayed = lr_factors or {}, getattr(model, "undecayed", ())
     groups: list[dict[str, Any]] = []
     for factor in dict.fromkeys((1.0, *factors.values())):
-        own = [p for name, p in model.named_parameters() if factors.get(name, 1.0) == factor]
-        large, small = [p for p in own if p.ndim > 1], [p for p in own if p.ndim <= 1]
+        own = {name: p for name, p in model.named_parameters() if factors.get(name, 1.0) == factor}
+        large = [p for name, p in own.items() if p.ndim > 1 and name not in undecayed]
+        small = [p for name, p in own.items() if p.ndim <= 1 or name in undecayed]
         for decay, params in ((weight_decay, large), (weight_decay if decay_norms else 0.0, small)):
             if params:  # a convolution without a bias has one group
                 groups.append({"params": params, "weight_decay": decay, "lr_factor": factor})

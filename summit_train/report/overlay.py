@@ -26,7 +26,7 @@ def overlay(runs: Sequence[Run]) -> Picture | None:
     runs = [run for run in runs if run.steps or run.evals]
     if not runs:
         return None
-    named = sorted(runs, key=_accuracy, reverse=True)[:MOST_NAMED]
+    named = sorted(runs, key=lambda run: (run.measures.main.key, _accuracy(run)), reverse=True)[:MOST_NAMED]
     others = [run for run in runs if run not in named]
     axis = "step" if any(run.steps_per_epoch is None for run in runs) else "epoch"
     with figures.house_style():

@@ -367,6 +367,8 @@ def _foreign_problems(spec: Spec) -> Iterator[tuple[str, str]]:
         if getattr(model, key) != (default := ModelSpec.model_fields[key].default):
             right = "use model.options instead"
             yield f"model.{key}", f"must be {default}: only built-in networks read it; {right}"
+    if spec.optimizer.layer_decay != 1:
+        yield "optimizer.layer_decay", f"the blocks of {model.arch} are not known, so it must be 1"
     if spec.execution.recompute:
         right = "use torch.utils.checkpoint in the network"
         yield "execution.recompute", f"must be false: the blocks of {model.arch} are not known; {right}"

@@ -119,7 +119,7 @@ class Sweep:
 
     @property
     def measures(self) -> Measures:
-        """The measures of the sweep's table and figure: those of its first run's loss."""
+        """The measures of the sweep's table and figure."""
         return measures_of(self.runs[0].spec.loss.kind)
 
 
@@ -160,6 +160,8 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = (), defaults: Tree |
             raise UserError(f"override {override!r}: the runs of this sweep differ in {clash}; change the sweep file")
         apply_override(base, override)
     specs = _specs(drafts, base, sweep.name)
+    if len({spec.loss.kind for spec in specs}) > 1:
+        raise UserError(f"{tree.place(())}: loss.kind must be the same in all runs, which one figure compares")
     runs = [
         SweepRun(
             name=name,

@@ -41,7 +41,7 @@ class Best:
     def takes(self, step: int, measures: Mapping[str, Any]) -> bool:
         """Return whether the validation after `step` is the best so far, and remember it if so."""
         value = measures.get(str(self._measure))
-        if value is None or value <= self._value:
+        if value is None or not value > self._value:  # nor NaN
             return False
         self._step, self._value = step, value
         return True

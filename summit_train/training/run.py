@@ -224,18 +224,17 @@ def lr_factors(model: VideoNetwork, solver: OptimizerSpec) -> dict[str, float]:
     """Return what the LR of each parameter is multiplied by, by name: its module's factor and its layer's.
 
     With L the classifier's layer, layer l has layer_decay^(L - l): BEiT's rule (Bao et al. 2022), which VideoMAE and
-    timm have as well. Raises UserError for a network without blocks that is to have a layer decay.
+    timm have as well.
     """
     modules = {model.head: solver.head_lr_factor} | dict.fromkeys(model.stem, solver.first_lr_factor)
     factors = {
         f"{module}.{name}": factor
         for module, factor in modules.items()
+        if module  # a foreign network may not name them
         for name, _ in model.get_submodule(module).named_parameters()
     }
     if solver.layer_decay == 1:
         return factors
-    if not model.sequences:
-        raise UserError("optimizer.layer_decay: must be 1, as this network does not say which blocks it has")
     layers = model.layer_numbers()
     last = max(layers.values())
     return {name: factors.get(name, 1.0) * solver.layer_decay ** (last - layer) for name, layer in layers.items()}

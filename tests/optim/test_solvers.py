@@ -322,11 +322,3 @@ def test_pathways_side_by_side_have_layers_side_by_side() -> None:
         assert numbers[f"{pathway}.conv1.weight"] == numbers[f"{pathway}.bn1.weight"] == 0
         assert numbers[f"{pathway}.layer1.0.conv1.weight"] == 1 and numbers[f"{pathway}.layer4.2.bn3.bias"] == 16
     assert numbers["lateral1.conv.weight"] == numbers["fc.bias"] == 17
-
-
-def test_a_network_that_names_no_blocks_has_no_layer_decay() -> None:
-    model = build_model("tsm", "resnet18", 4, 5, width=0.125)
-    model.sequences = ()
-    assert lr_factors(model, OptimizerSpec())["fc.weight"] == 1.0
-    with pytest.raises(UserError, match=r"optimizer\.layer_decay: must be 1, as this network does not say"):
-        lr_factors(model, OptimizerSpec(layer_decay=0.75))

@@ -104,6 +104,9 @@ def training_batches(
     return Batches(_TrainingClips(data, store, order.seed, kept), clips, data.workers, data.clip_seconds)
 
 
+Draw = tuple[int, ...]  # (epoch, clip), with data.balance: classes (epoch, clip, step, virtual GPU, place)
+
+
 @dataclass(frozen=True)
 class _TrainingClips:
     """Reads the micro-batch of a key."""
@@ -116,18 +119,21 @@ class _TrainingClips:
     def __call__(self, key: MicroBatchKey, reading: Reading) -> MicroBatch:
         step, virtual_gpu, epoch, ids = key
         bad: list[BadClip] = []
-        read = [self._clip_or_substitute(epoch, clip, bad, reading) for clip in ids.tolist()]
+        # A clip that is drawn more than once in an epoch has other draws each time.
+        turns = [(step, virtual_gpu, i) if self.data.balance == "classes" else () for i in range(len(ids))]
+        draws = [(epoch, clip, *turn) for clip, turn in zip(ids.tolist(), turns, strict=True)]
+        read = [self._clip_or_substitute(draw, bad, reading) for draw in draws]
         used = np.repeat(np.array([clip for clip, _ in read], np.int64), self.data.repeats)
         labels = torch.from_numpy(self.store.manifest.label_rows(used))
         clips = torch.from_numpy(np.concatenate([views for _, views in read]))
         return MicroBatch(step, virtual_gpu, clips, labels, torch.from_numpy(used), tuple(bad))
 
-    def _clip_or_substitute(self, epoch: int, clip: int, bad: list[BadClip], reading: Reading) -> tuple[int, Frames]:
+    def _clip_or_substitute(self, draw: Draw, bad: list[BadClip], reading: Reading) -> tuple[int, Frames]:
         """Read a clip, or where it is bad a substitute, and add those that are bad to `bad`."""
         failed: list[BadClip] = []
-        for tried in chain([clip], self._substitutes(epoch, clip)):
+        for tried in chain([draw[1]], self._substitutes(draw)):
             try:
-                frames = self._clip(epoch, tried, clip, reading)
+                frames = self._clip(tried, draw, reading)
             except DecodeError as error:
                 if self.data.on_bad_clip == "fail":
                     raise
@@ -138,22 +144,22 @@ class _TrainingClips:
         reason = f"{failed[0].reason}; nor can {_MAX_SUBSTITUTES} others be read in its place"
         raise DecodeError(failed[0].path, reason)
 
-    def _substitutes(self, epoch: int, clip: int) -> Iterator[int]:
-        """Yield what is tried in place of a clip, a function of (seed, epoch, clip)."""
-        places = rng.key(self.seed, "substitute", epoch, clip).integers(len(self.kept), size=_MAX_SUBSTITUTES)
-        yield from (other for other in self.kept.ids(places).tolist() if other != clip)
+    def _substitutes(self, draw: Draw) -> Iterator[int]:
+        """Yield what is tried in place of a clip, a function of (seed, draw)."""
+        places = rng.key(self.seed, "substitute", *draw).integers(len(self.kept), size=_MAX_SUBSTITUTES)
+        yield from (other for other in self.kept.ids(places).tolist() if other != draw[1])
 
-    def _clip(self, epoch: int, clip: int, drawn_for: int, reading: Reading) -> Frames:
+    def _clip(self, clip: int, drawn: Draw, reading: Reading) -> Frames:
         """Read a clip, `data.repeats` views of its frames, uint8 (repeats, T, H, W, C).
 
-        The draws are those of another clip, as a substitute may have its own turn in the same epoch.
+        drawn: whose draws it has: those of another clip where it is a substitute, which may have its own turn.
         """
         data, manifest, draw = self.data, self.store.manifest, partial(rng.key, self.seed)
         # The first view has the draws of a clip that is not repeated.
-        places = [(epoch, drawn_for, *([repeat] if repeat else [])) for repeat in range(data.repeats)]
+        places = [(*drawn, *([repeat] if repeat else [])) for repeat in range(data.repeats)]
 
         def choose(num_frames: int) -> NDArray[np.int64]:
-            generator = draw("sampling", epoch, drawn_for)
+            generator = draw("sampling", *drawn)
             frames = augment.train_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, generator)
             return (num_frames - 1 - frames if manifest.is_reversed(clip) else frames)[None]
 

@@ -21,7 +21,7 @@ def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None])
     """Return (clip of the first list, clip of the second) -> "path" or "sha256": one file, in spans that overlap.
 
     roots: data.root of each list. A packed set stores paths without a root, so its paths are compared as they are
-    stored, together with the numbers of frames.
+    stored, together with the numbers of frames where both lists have them.
     """
     pairs, lists = Pairs(), (first, second)
     as_stored = first.is_packed or second.is_packed
@@ -35,6 +35,9 @@ def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None])
                 clips_of[key].append(clip)
         for other, key in enumerate(theirs):
             for clip in clips_of.get(key, ()):
+                counts = {int(first.frame_counts[clip]), int(second.frame_counts[other])} - {-1, 0}
+                if how == "path" and as_stored and len(counts) > 1:
+                    continue  # two videos of one name
                 if _overlap(first, clip, second, other):
                     pairs.setdefault((clip, other), how)
     return pairs
@@ -53,11 +56,10 @@ def overlap_warning(pairs: Pairs, val: Manifest) -> list[str]:
 
 
 def _paths(manifest: Manifest, root: str | None) -> list[bytes]:
-    """Return every clip's absolute path; without a root its path and number of frames, as they are stored."""
+    """Return every clip's absolute path; without a root as it is stored."""
     paths, ends = manifest.paths.tobytes(), pairwise(manifest.offsets.tolist())
     if root is None:
-        counts = manifest.frame_counts.tolist()
-        return [b"%s %d" % (paths[start:end], count) for (start, end), count in zip(ends, counts, strict=True)]
+        return [paths[start:end] for start, end in ends]
     above = os.fsencode(os.path.join(os.path.abspath(root), manifest.folder, ""))
     # Not os.path.join, which takes as long again as all else for a million clips.
     return [one if one.startswith(b"/") else above + one for start, end in ends for one in [paths[start:end]]]
