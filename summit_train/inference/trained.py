@@ -132,5 +132,5 @@ def _check_named(file: Path, spec: Spec, run_path: Path | None, overrides: Seque
     own = None if run_path is None else run_path / "spec.yaml"
     named = load_spec(own, overrides).model if own is not None and own.is_file() else None
     if named is None or (named.arch, named.options) != (spec.model.arch, spec.model.options):
-        right = f"give its run folder, or name the callable, if you trust it: model.arch={spec.model.arch}"
-        raise UserError(f"{file}: its network is code that a checkpoint alone does not start; {right}")
+        right = f"give the run folder, or if you trust the code, add model.arch={spec.model.arch}"
+        raise UserError(f"{file}: a checkpoint alone does not run its network's code; {right}")

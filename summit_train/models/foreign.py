@@ -53,8 +53,8 @@ class ForeignNetwork(VideoNetwork):
         expected = (len(x), self.num_classes)
         if not isinstance(logits, torch.Tensor) or logits.shape != expected:
             found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-            wrong = f"of {tuple(x.shape)} ({self.layout}) {self.arch} must make logits {expected}, got {found}"
-            raise UserError(f"model.arch: {wrong}")
+            clip = f"{tuple(x.shape)} ({self.layout})"
+            raise UserError(f"model.arch: {self.arch} must return logits {expected} for a clip {clip}, got {found}")
         return logits
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:
@@ -159,7 +159,7 @@ def _imported(place: str) -> tuple[ModuleType, str]:
         return _executed(path, digest), digest
     module = importlib.import_module(place)
     if (file := getattr(module, "__file__", None)) is None:
-        raise UserError(f"model.arch: {place} has no source file, whose SHA-256 is part of the experiment")
+        raise UserError(f"model.arch: {place} must have a source file, because its SHA-256 is part of the experiment")
     return module, file_sha256(file)
 
 

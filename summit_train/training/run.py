@@ -235,7 +235,7 @@ def lr_factors(model: VideoNetwork, solver: OptimizerSpec) -> dict[str, float]:
     if solver.layer_decay == 1:
         return factors
     if not model.sequences:
-        raise UserError("optimizer.layer_decay: must be 1, as this network does not say which blocks it has")
+        raise UserError("optimizer.layer_decay: must be 1, because the blocks of this network are not known")
     layers = model.layer_numbers()
     last = max(layers.values())
     return {name: factors.get(name, 1.0) * solver.layer_decay ** (last - layer) for name, layer in layers.items()}

@@ -328,5 +328,5 @@ def test_a_network_that_names_no_blocks_has_no_layer_decay() -> None:
     model = build_model("tsm", "resnet18", 4, 5, width=0.125)
     model.sequences = ()
     assert lr_factors(model, OptimizerSpec())["fc.weight"] == 1.0
-    with pytest.raises(UserError, match=r"optimizer\.layer_decay: must be 1, as this network does not say"):
+    with pytest.raises(UserError, match=r"optimizer\.layer_decay: must be 1, because the blocks of this network"):
         lr_factors(model, OptimizerSpec(layer_decay=0.75))

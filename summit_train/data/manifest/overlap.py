@@ -48,7 +48,7 @@ def overlap_warning(pairs: Pairs, val: Manifest) -> list[str]:
     name, count = Clip(val.path(clip), val.span(clip)), counted(len({other for _, other in pairs}), "clip")
     return [
         f"{count} of data.val also in data.train, such as {name} (same {how}): the accuracy will be too high; "
-        "`summit-train data compare` names them all"
+        "`summit-train data compare` lists them all"
     ]
 
 

@@ -35,7 +35,7 @@ def write_card(trained: Trained, out: Path) -> dict[str, Any]:
     try:
         from safetensors.torch import save
     except ModuleNotFoundError as error:
-        raise UserError("--card needs a package that is not installed: pip install safetensors") from error
+        raise UserError("--card needs the package safetensors: pip install safetensors") from error
     for name in (WEIGHTS, CARD):
         check_output("--out", out, out / name)
     spec = public_spec(trained.spec)
