@@ -27,7 +27,7 @@ from summit_train.data.video.source import DecodeError
 
 Examined = Callable[[str, Item], Answer | DecodeError]
 _SHOWN = 20  # pairs on the screen; --json has them all
-_MOST_BITS = 16.0  # of 64; strangers differ by 32 on average
+_MOST_BITS = 16.0  # of 64; unrelated clips differ by 32 on average
 _HOW = {"path": "by path", "sha256": "by SHA-256", "near": "by what they show"}
 
 
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class _Side:
-    """One of the lists. bad: what cannot be read of it."""
+    """One of the lists. bad: the clips that cannot be read."""
 
     manifest: Manifest
     root: str
@@ -79,7 +79,7 @@ class _Side:
 
 
 def run(args: argparse.Namespace) -> Result:
-    """Compare. What is found is a result: the status is 0."""
+    """Compare the lists. The status is 0 even if pairs are found."""
     check_single("data compare")
     roots: list[str | None] = [None] if args.root is None else args.root
     if len(roots) > 2:

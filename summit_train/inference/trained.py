@@ -123,7 +123,7 @@ def _checkpoint_of(run: Path, name: str) -> Path:
 
 
 def _check_named(file: Path, spec: Spec, run_path: Path | None, overrides: Sequence[str]) -> None:
-    """Raise UserError for a checkpoint whose network is the user's code, if the checkpoint alone names it.
+    """Raise UserError for a checkpoint whose network is the user's code, if only the checkpoint names it.
 
     The spec.yaml of its run folder or an override must name it: a file of numbers starts no code.
     """

@@ -1,4 +1,4 @@
-"""A foreign network: the module that a callable of the user's returns, as a VideoNetwork (docs/own_network.md)."""
+"""A foreign network: wraps the module that the user's callable returns as a VideoNetwork (docs/own_network.md)."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def _executed(path: Path, digest: str) -> ModuleType:
 
 
 class _Source(SourceFileLoader):
-    """Reads the source alone: bytecode may be that of an older file, if it has changed within a second."""
+    """Reads only the source: bytecode may be that of an older file that changed within the same second."""
 
     def path_stats(self, path: Any) -> Any:
         raise OSError("no bytecode")

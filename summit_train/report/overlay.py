@@ -1,4 +1,4 @@
-"""The curves of many runs over each other: loss and accuracy, with one legend."""
+"""The loss and accuracy curves of many runs in one figure, with one legend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clips of one list that show frames of another list's clips, by the columns of the lists alone: nothing is decoded."""
+"""Find the clips of one list that share frames with clips of another, by the lists' columns: nothing is decoded."""
 
 from __future__ import annotations
 
