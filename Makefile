@@ -4,7 +4,7 @@ VENV ?= $(CURDIR)/.venv
 RANKS ?= 2
 PYTEST ?=
 SOAK ?=
-TESTERS ?= 3
+TESTERS ?= 4
 export VENV
 
 .DEFAULT_GOAL := help
@@ -16,7 +16,7 @@ help: ## this list
 setup: ## make .venv: Python packages, MPI, Horovod (HOROVOD=no: without these two; PYTHON=, TORCH=, CXX= choose others)
 	@jobs/setup.sh
 
-test: setup ## run the tests, three at a time (PYTEST="-k shift" narrows them, TESTERS=1 takes one at a time)
+test: setup ## run the tests, four at a time (PYTEST="-k shift" narrows them, TESTERS=1 takes one at a time)
 	@tests/install_slurm.sh
 	@tests/install_pbs.sh
 	@tests/install_oracles.sh $(VENV)/bin/python

@@ -61,12 +61,24 @@ def test_the_comparators_recipes(
     assert data.sampling == "uniform" if window is None else frames * data.frame_stride == window
 
 
+def test_videomaes_recipe() -> None:
+    """Its script: 64 GPUs of 6 clips twice, LR 5e-4 x 384 / 256, 75 epochs of 625 steps of 384 clips."""
+    spec = load_spec(FOLDER / "tsm_r50_16f_recipe.yaml")
+    plan = make_plan(spec, 64, CLIPS)
+    assert (plan.global_batch, plan.order().clips_per_gpu, plan.steps_per_epoch, plan.total_steps) == (
+        768, 6, 625, 46_875,
+    )  # fmt: skip
+    assert plan.peak_lr == pytest.approx(7.5e-4)
+    assert (spec.optimizer.name, spec.optimizer.weight_decay, spec.optimizer.layer_decay) == ("adamw", 0.05, 0.75)
+    assert (spec.data.augment, spec.data.erase, spec.loss.label_smoothing) == ("rand_augment", 0.25, 0.1)
+
+
 def test_all_shipped_specs_are_looked_at() -> None:
     names = {path.stem for path in FOLDER.glob("*.yaml")} - {"base"}
     archs = {load_spec(FOLDER / f"{name}.yaml").model.arch for name in names}
     # Of the other two the papers have figures on Something-Something alone.
     assert archs == set(ARCHITECTURES) - {"i3d_replace", "trn"}
-    assert len(names) == 21
+    assert len(names) == 22
 
 
 @pytest.mark.parametrize("backbone", ["r50", "mobilenet_v2", "resnext101", "nl_r50"])

@@ -51,6 +51,7 @@ class Subject:
         """Return the seconds of the next `count` clips of a training, in this process or by workers that are warm."""
         num_clips, warm_up = len(self.store.manifest), _WARM_UP * workers
         data = self.data.model_copy(update={"workers": workers, "on_bad_clip": "fail"})
+        count = -(-count // data.repeats)  # of the list; a batch has data.repeats views of one
         order = Order(num_clips, self.seed, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=num_clips)
         steps = range(self.step, self.step + warm_up + count)
         self.step = steps.stop

@@ -81,6 +81,9 @@ class ForeignNetwork(VideoNetwork):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         return self.network.load_state_dict(state_dict, strict, assign)
 
+    def named_parameters(self, *args: Any, **options: Any) -> Any:
+        return self.network.named_parameters(*args, **options)
+
     def get_submodule(self, target: str) -> nn.Module:
         return self.network.get_submodule(target)
 

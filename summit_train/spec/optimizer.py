@@ -187,7 +187,7 @@ def describe_solver(optimizer: OptimizerSpec) -> str:
     """Return the solver with its constants and its trust ratio: "sgd, momentum 0.9; weight decay 0.0001"."""
     betas = ", ".join(f"{beta:g}" for beta in optimizer.betas)
     constants = {
-        "momentum": optimizer.momentum and f"{optimizer.momentum:g}",
+        "momentum": optimizer.name in _MOMENTUM and optimizer.momentum and f"{optimizer.momentum:g}",
         "alpha": optimizer.name == "rmsprop" and f"{optimizer.alpha:g}",
         "betas": optimizer.name in _WITH_BETAS and betas,
         "eps": optimizer.name in _EPS and f"{optimizer.eps:g}",

@@ -18,6 +18,8 @@ from summit_train.models.network import build_network, count_model, count_networ
 from summit_train.models.weights import load_pretrained
 from summit_train.optim.solvers import parameter_groups
 from summit_train.spec import ModelSpec, Spec, spec_from_values
+from summit_train.spec.optimizer import OptimizerSpec
+from summit_train.training.run import lr_factors
 
 # 3 x 8 x 27 weights and 8 norms' pairs; 4 classes of 8 features and their biases.
 SMALL = """
@@ -136,7 +138,8 @@ def test_names_are_those_of_the_network(write: Callable[[str], Path]) -> None:
     network = small(write(SMALL))
     assert list(network.state_dict())[:2] == ["stem.weight", "norm.weight"]
     assert (network.head, network.stem) == ("head", ("stem",))
-    groups = parameter_groups(network, 0.1, {network.head: 10.0, "stem": 0.5})
+    factors = lr_factors(network, OptimizerSpec(head_lr_factor=10.0, first_lr_factor=0.5))
+    groups = parameter_groups(network, 0.1, factors)
     sizes = {(group["lr_factor"], group["weight_decay"]): sum(p.numel() for p in group["params"]) for group in groups}
     assert sizes == {(1.0, 0.0): 16, (10.0, 0.1): 32, (10.0, 0.0): 4, (0.5, 0.1): 648}
     twin = copy.deepcopy(network)

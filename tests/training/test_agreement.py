@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from summit_train.__main__ import main
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
+from summit_train.models import build_model
 from summit_train.spec import load_spec
 from summit_train.training.start import Inputs, check_agreement, code_digest, identity, read_inputs
 from tests.conftest import WriteSpec
@@ -51,7 +51,11 @@ def inputs(write_spec: WriteSpec) -> Inputs:
         ("summit_train.__version__", "0.0.9", "summit_train (version)"),
         ("torch.__version__", "1.0", "torch (version)"),
         (f"{START}.code_digest", lambda package: "abc", "summit_train (digest of the code)"),
-        (f"{START}.build_network", lambda spec: torch.nn.Linear(3, 4), "network (digest of names and shapes)"),
+        (
+            f"{START}.build_network",
+            lambda spec: build_model("tsn", "resnet18", 2, 4),
+            "network (digest of names and shapes)",
+        ),
     ],
 )
 def test_other_code_or_another_network_is_named(

@@ -17,6 +17,8 @@ import torch
 from summit_train.core.errors import UserError
 from summit_train.inference.cam.maps import Mapper
 from summit_train.inference.trained import open_trained
+from summit_train.spec import load_spec
+from summit_train.training.start import identity
 from tests.conftest import spec_writer
 from tests.models import foreign
 from tests.models.test_foreign import SMALL
@@ -87,6 +89,11 @@ def test_a_trained_one_is_used_as_any_other(
     pytest.importorskip("onnxruntime", reason="needs the extra `export`")
     status, out, err = main_said(capsys, "export", run, "--out", tmp_path / "own.onnx")
     assert status == 0 and (tmp_path / "own.onnx").is_file(), err
+
+
+def test_ranks_compare_the_code(trained: Trained) -> None:
+    same = identity(load_spec(trained.specs[1]), {})
+    assert same["model.arch (SHA-256)"] == _state(trained, 1)["experiment"]["model.arch (SHA-256)"]
 
 
 def test_changed_code_is_another_experiment(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
