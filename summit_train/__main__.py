@@ -33,7 +33,7 @@ _COMMANDS = {
         "cli.sweep",
         "many runs from one file: plan, submit as a job array or run here, follow",
     ),
-    "report": ("cli.report", "one HTML page of one or more runs, or of all runs of a folder; files for other programs"),
+    "report": ("cli.report", "one HTML page of one run, several, or all below a folder; export to other programs"),
     "doctor": ("cli.doctor", "what works on this machine, and how to fix what does not"),
     "schema": ("cli.schema", "the spec's JSON schema, for editors"),
 }

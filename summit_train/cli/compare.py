@@ -27,23 +27,23 @@ from summit_train.data.video.source import DecodeError
 
 Examined = Callable[[str, Item], Answer | DecodeError]
 _SHOWN = 20  # pairs on the screen; --json has them all
-_MOST_BITS = 16.0  # of 64; strangers differ by 32 on average
+_MOST_BITS = 16.0  # of 64; unrelated clips differ by 32 on average
 _HOW = {"path": "by path", "sha256": "by SHA-256", "near": "by what they show"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("lists", metavar="LIST", nargs=2, help="A and B: manifests, or folders of class folders")
-    near = f"also compare what clips show: name pairs that differ by up to N of 64 bits [{NEAR:g}]"
+    near = f"also compare what clips show: list pairs that differ by up to N of 64 bits [{NEAR:g}]"
     add("--near", type=float, nargs="?", const=NEAR, metavar="N", help=near)
-    add("--root", nargs="+", metavar="DIR", help="where the paths of both, or of A and of B, start [each one's folder]")
-    add("--workers", type=int, metavar="N", help="processes that read [one a CPU]")
+    add("--root", nargs="+", metavar="DIR", help="folder of the videos: one, or one for A and one for B [each list's]")
+    add("--workers", type=int, metavar="N", help="processes that read [one per CPU]")
     add("--json", action="store_true", help="print JSON instead of text")
 
 
 @dataclass
 class _Side:
-    """One of the lists. bad: what cannot be read of it."""
+    """One of the lists. bad: the clips that cannot be read."""
 
     manifest: Manifest
     root: str
@@ -79,11 +79,11 @@ class _Side:
 
 
 def run(args: argparse.Namespace) -> Result:
-    """Compare. What is found is a result: the status is 0."""
+    """Compare the lists. The status is 0 even if pairs are found."""
     check_single("data compare")
     roots: list[str | None] = [None] if args.root is None else args.root
     if len(roots) > 2:
-        raise UserError(f"--root must be one folder, or that of A and that of B, got {len(roots)}")
+        raise UserError(f"--root must be one folder, or one for A and one for B, got {len(roots)}")
     if args.near is not None and not 0 <= args.near <= _MOST_BITS:
         raise UserError(f"--near must be 0 to {_MOST_BITS:g} bits, got {args.near:g}")
     workers = num_cpus() if args.workers is None else max(0, args.workers)
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> Result:
     for path, root in zip(args.lists, roots * (2 // len(roots)), strict=True):
         manifest = read_manifest(path)
         if manifest.is_packed:
-            raise UserError(f"{path}: is a packed set; compare the list that it was packed from")
+            raise UserError(f"{path}: must be a list, got a packed set; try the list that it was packed from")
         sides.append(_Side(manifest, located_root(root, manifest), workers))
     first, second = (side.hashed() for side in sides)
     shared, near, others = shared_clips(first, second, [side.root for side in sides]), list[Near](), None
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> Result:
     for name, other, path, side in zip("ab", "BA", args.lists, sides, strict=True):
         count = len({str(pair[name]) for pair in pairs})
         text.append(f"{path}: {count:,} of {counted(len(side.clips), 'clip')} also in {other}")
-    text += [f"{counted(others, 'other pair')} of one scene with other motion: one camera or studio?"] if others else []
+    text += [f"{counted(others, 'other pair')} with the same scene, other motion: same camera?"] if others else []
     return Result([*text, *(f"not compared: {error}" for error in bad)], values=values)
 
 

@@ -217,7 +217,7 @@ def _scan_arguments(parser: argparse.ArgumentParser) -> None:
     add("manifest", metavar="MANIFEST", type=Path, help="manifest, or folder of class folders")
     add("--root", metavar="DIR", help="where the manifest's paths start [its own folder]")
     add("--out", metavar="BAD.csv", type=Path, required=True, help="list for data.quarantine")
-    add("--region", choices=("columns",), help="also check the regions that these columns name: see data.region")
+    add("--region", choices=("columns",), help="also check the regions in these columns; see data.region")
     add("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
 
 
@@ -313,7 +313,7 @@ def _packing_arguments(parser: argparse.ArgumentParser, shard_size: str) -> None
     add("--root", metavar="DIR", help="where the manifest's paths start [its own folder]")
     add("--shard-size", type=parse_size, default=shard_size, metavar="SIZE", help="of a shard, about [%(default)s]")
     add("--workers", type=int, metavar="N", help="processes of each rank [one a CPU]")
-    add("--region", choices=("columns",), help="pack the part of the frame that these columns name: see data.region")
+    add("--region", choices=("columns",), help="pack only the region in these columns; see data.region")
 
 
 def _pack_arguments(parser: argparse.ArgumentParser) -> None:
@@ -444,7 +444,7 @@ PARTS = {
     "index": (_index_arguments, _index, "decode every video and write a manifest of the intact ones"),
     "scan": (_scan_arguments, _scan, "decode every clip of a manifest and list the bad ones for data.quarantine"),
     "split": (_split_arguments, _split, "split a manifest into training and validation folds by groups"),
-    "compare": (compare.add_arguments, compare.run, "find the clips that two lists share, copies of other bytes too"),
+    "compare": (compare.add_arguments, compare.run, "find the clips that two lists share, including re-encoded copies"),
     "pack": (_pack_arguments, _pack, "pack clips into shards: tar files with an index and checksums"),
     "flow": (_flow_arguments, _flow, "compute the optical flow of clips and pack it into shards"),
     "verify": (_verify_arguments, _verify, "check every byte of a packed set"),

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoints",
         nargs="+",
         metavar="last:N|best|PATH",
-        help="the run's N newest checkpoints of whole epochs, its best, or files [last:evaluate.last_checkpoints]",
+        help="the N newest checkpoints of whole epochs, the best, or files [last:evaluate.last_checkpoints]",
     )
     parser.add_argument(
         "--observed",
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="early recognition: accuracy when these fractions of each video are seen (0.1,0.2,...,1); one checkpoint, "
         "by default the newest of a whole epoch",
     )
-    parser.add_argument("--name", help="write to evals/NAME in the run folder [made from the keys that differ]")
+    parser.add_argument("--name", help="write to evals/NAME in the run folder [a name made from the changed keys]")
     parser.add_argument("--out", metavar="FILE", help="with --observed: draw the curves")
     parser.add_argument("--beside", nargs="+", metavar="RUN", help="with --out: and those of other run folders")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
@@ -170,7 +170,7 @@ def _result_folder(spec: Spec, name: str | None, changed: Mapping[str, Any], fil
         theirs = telling(json.loads((folder / file).read_bytes())["overrides"])
         if theirs != mine:
             keys = ", ".join(f"{key}={value}" for key, value in theirs.items()) or "the run's own"
-            raise UserError(f"{folder / file}: is a result by other keys ({keys}); choose another --name")
+            raise UserError(f"{folder / file}: is a result with other keys ({keys}); try another --name")
     return folder
 
 
@@ -232,7 +232,7 @@ def _run_observed(
             "more than the observed part; take an rgb run"
         )
     if spec.loss.kind == "binary":
-        raise UserError("--observed: early recognition is of clips of one class; take a run with loss.kind softmax")
+        raise UserError("--observed: must be used with loss.kind softmax, got binary")
     datasets = {"val": Dataset.open(spec, "val")}
     paths, _ = _paths(spec, chosen or ["last:1"])
     changed = _changed_keys(spec, chosen, 1)

@@ -18,21 +18,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", nargs="*", type=Path, metavar="RUN_DIR", help="run folder")
     parser.add_argument(
         "--out", type=Path, metavar="PATH",
-        help="the page [report.html in the first RUN_DIR, or index.html in FOLDER]; with --to a folder",
+        help="the page [report.html in the first RUN_DIR, or index.html in FOLDER]; with --to, a folder",
     )  # fmt: skip
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--index", type=Path, metavar="FOLDER", help="one page and one CSV of all runs below FOLDER")
-    what.add_argument("--to", choices=SINKS, help="write the runs' curves and specs for another program, to --out")
+    what.add_argument("--to", choices=SINKS, help="export the runs' curves and specs to another program, into --out")
 
 
 def run(args: argparse.Namespace) -> Result:
     """Write what was asked for. Raises UserError for what is not a run or cannot be written."""
     if args.index and args.run_dir:
-        raise UserError(f"--index takes one folder, got {args.run_dir[0]} too; leave out either")
+        raise UserError(f"--index must be used without RUN_DIR, got {args.run_dir[0]}")
     if not args.index and not args.run_dir:
-        raise UserError("no RUN_DIR; give run folders, or --index FOLDER for all runs below a folder")
+        raise UserError("RUN_DIR is missing; give run folders, or --index FOLDER for all runs below a folder")
     if args.to and not args.out:
-        raise UserError(f"--to {args.to} needs --out DIR, the folder to write to")
+        raise UserError(f"--to {args.to} must be used with --out DIR, the folder to write to")
     out = args.out or (args.index / "index.html" if args.index else args.run_dir[0] / "report.html")
     try:
         if args.index:

@@ -71,10 +71,10 @@ def best_checkpoint(run_path: Path) -> Path:
         step = json.loads(file.read_bytes())["step"]
         return run_path / "checkpoints" / f"step_{step:08d}.pt"
     except FileNotFoundError as error:
-        why = "no best checkpoint is kept; train with checkpoint.keep_best, or take last or a file"
+        why = "has no best checkpoint; train with checkpoint.keep_best, or use last or a file"
         raise CheckpointError(f"{run_path}: {why}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{file}: must name the step of a checkpoint ({error}); take last or a file") from error
+        raise CheckpointError(f"{file}: must name the step of a checkpoint ({error}); use last or a file") from error
 
 
 def load_newest(run_path: Path, bound: Bound) -> tuple[Path | None, dict[str, Any], list[str]]:

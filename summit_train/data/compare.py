@@ -3,7 +3,7 @@
 A clip has a hash of its scene, the mean of its frames, and hashes of its motion, the differences of frames that lie
 _STEP * _APART frames apart, every _STEP frames. A hash has a bit for each of the 64 lowest frequencies of the DCT of a
 small grey picture, except the mean: whether its coefficient is positive. A mirrored picture has the opposite bits for
-the odd frequencies across. The motion tells clips of one scene apart, such as a studio's or a fixed camera's.
+the odd frequencies across. Motion distinguishes clips with the same scene, as of a studio or a fixed camera.
 """
 
 from __future__ import annotations

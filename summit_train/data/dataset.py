@@ -40,7 +40,7 @@ class Dataset:
         manifest = read_manifest(path, spec.data.region)
         manifest.check_labels(spec.model.num_classes)
         if spec.loss.kind == "softmax" and (several := manifest.not_single()) is not None:
-            raise UserError(f"{several}, and loss.kind softmax takes one a clip; set loss.kind to binary")
+            raise UserError(f"{several}, but loss.kind softmax takes one per clip; set loss.kind to binary")
         store = open_store(spec.data, manifest)
         return cls(spec.data, manifest, kept_clips(spec.data, manifest), store)
 

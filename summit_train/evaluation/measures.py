@@ -1,4 +1,4 @@
-"""What a run is measured by: the one place that knows which figures a kind of loss has and how each is computed.
+"""The measures of a run: which ones each kind of loss has, and how each is computed.
 
 Whoever shows a figure takes its name and key from here: validation, evaluation, report, fuse, predict, sweep.
 Needs no torch.

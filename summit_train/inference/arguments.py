@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 def add_network(parser: argparse.ArgumentParser, *, videos: bool = False) -> None:
     """Add the network, the names of its classes and, for commands that take any number of them, the videos."""
     parser.add_argument("run", metavar="RUN|CHECKPOINT", help="run folder, or a checkpoint")
-    which = "of a run folder: its newest checkpoint, the one that checkpoint.keep_best keeps, or this file [last]"
+    which = "which checkpoint of a run folder: the newest, that of checkpoint.keep_best, or a file [last]"
     parser.add_argument("--checkpoint", default="last", metavar="last|best|PATH", help=which)
     parser.add_argument("--classes", metavar="FILE", help="names of the classes, one a line, label 0 first")
     if videos:

@@ -123,7 +123,7 @@ def _checkpoint_of(run: Path, name: str) -> Path:
 
 
 def _check_named(file: Path, spec: Spec, run_path: Path | None, overrides: Sequence[str]) -> None:
-    """Raise UserError for a checkpoint whose network is the user's code, if the checkpoint alone names it.
+    """Raise UserError for a checkpoint whose network is the user's code, if only the checkpoint names it.
 
     The spec.yaml of its run folder or an override must name it: a file of numbers starts no code.
     """
@@ -132,5 +132,5 @@ def _check_named(file: Path, spec: Spec, run_path: Path | None, overrides: Seque
     own = None if run_path is None else run_path / "spec.yaml"
     named = load_spec(own, overrides).model if own is not None and own.is_file() else None
     if named is None or (named.arch, named.options) != (spec.model.arch, spec.model.options):
-        right = f"give its run folder, or name the callable, if you trust it: model.arch={spec.model.arch}"
-        raise UserError(f"{file}: its network is code that a checkpoint alone does not start; {right}")
+        right = f"give the run folder, or if you trust the code, add model.arch={spec.model.arch}"
+        raise UserError(f"{file}: a checkpoint alone does not run its network's code; {right}")

@@ -1,4 +1,4 @@
-"""A foreign network: the module that a callable of the user's returns, as a VideoNetwork (docs/own_network.md)."""
+"""A foreign network: wraps the module that the user's callable returns as a VideoNetwork (docs/own_network.md)."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class ForeignNetwork(VideoNetwork):
         expected = (len(x), self.num_classes)
         if not isinstance(logits, torch.Tensor) or logits.shape != expected:
             found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-            wrong = f"of {tuple(x.shape)} ({self.layout}) {self.arch} must make logits {expected}, got {found}"
-            raise UserError(f"model.arch: {wrong}")
+            clip = f"{tuple(x.shape)} ({self.layout})"
+            raise UserError(f"model.arch: {self.arch} must return logits {expected} for a clip {clip}, got {found}")
         return logits
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:
@@ -162,7 +162,7 @@ def _imported(place: str) -> tuple[ModuleType, str]:
         return _executed(path, digest), digest
     module = importlib.import_module(place)
     if (file := getattr(module, "__file__", None)) is None:
-        raise UserError(f"model.arch: {place} has no source file, whose SHA-256 is part of the experiment")
+        raise UserError(f"model.arch: {place} must have a source file, because its SHA-256 is part of the experiment")
     return module, file_sha256(file)
 
 
@@ -179,7 +179,7 @@ def _executed(path: Path, digest: str) -> ModuleType:
 
 
 class _Source(SourceFileLoader):
-    """Reads the source alone: bytecode may be that of an older file, if it has changed within a second."""
+    """Reads only the source: bytecode may be that of an older file that changed within the same second."""
 
     def path_stats(self, path: Any) -> Any:
         raise OSError("no bytecode")

@@ -51,7 +51,7 @@ def build_network(spec: Spec, generator: torch.Generator | None = None) -> Video
     for key, names in (("head_lr_factor", [network.head]), ("first_lr_factor", network.stem)):
         if getattr(spec.optimizer, key) != 1 and not any(names):
             attribute = "head" if names else "stem"
-            raise UserError(f"optimizer.{key}: must be 1, as {spec.model.arch} does not name its {attribute}")
+            raise UserError(f"optimizer.{key}: must be 1, because {spec.model.arch} has no attribute {attribute}")
     return network
 
 
@@ -129,7 +129,7 @@ def count_network(spec: Spec) -> Count:
         try:
             count_at(side, data.input.channels)
         except Exception as error:
-            takes = f"{model.arch} takes {data.crop} x {data.crop} pixels (data.crop) and not {side} x {side}"
+            takes = f"{model.arch} takes {data.crop} x {data.crop} pixels (data.crop) but not {side} x {side}"
             raise UserError(f"evaluate.short_side: {takes}: {error}") from error
     return counted
 

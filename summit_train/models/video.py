@@ -178,7 +178,7 @@ class VideoNetwork(nn.Module):
         for key, digest in self.sources.items():
             if (before := state.get("experiment", {}).get(key)) != digest:
                 changed = f"its network's code has changed: {key} was {before}, is {digest}"
-                raise UserError(f"{path}: {changed}; restore that file, or set model.arch to a copy of it as it was")
+                raise UserError(f"{path}: {changed}; restore the file, or set model.arch to a copy of the old one")
 
     def layer_numbers(self) -> dict[str, int]:
         """Return the layer of each parameter, by name: 1, 2, ... for the members of `sequences`, in their order.

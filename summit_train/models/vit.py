@@ -150,7 +150,7 @@ class ViT(VideoNetwork):
                 parts = [tensors.pop(f"{prefix}.attn.{part}.weight") for part in ("query", "key", "value")]
                 tensors[f"{prefix}.attn.qkv.weight"] = torch.cat(parts)
         if "norm_pre.weight" in found:
-            raise ValueError("it has a normalisation in front of its blocks (CLIP's), which vit does not have")
+            raise ValueError("it has a normalisation before its blocks, as CLIP's ViTs, which vit does not have")
         return tensors
 
 

@@ -181,7 +181,7 @@ class Lamb(ForeachSolver):
         m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  m^ = m / (1 - b1^t);  v^ = v / (1 - b2^t)
         u = m^ / (sqrt(v^) + eps) + weight_decay w;  w <- w - lr |w| / |u| u
 
-    The ratio |w| / |u| is 1 where one of them is 0, and for biases and batch normalisation, which have no decay either.
+    The ratio |w| / |u| is 1 where one of them is 0, and for biases and batch normalisation.
     phi, which may clip |w|, is the identity. t counts the updates that were not skipped. Options: betas, eps.
     """
 

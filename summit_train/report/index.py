@@ -94,7 +94,7 @@ def read_index(folder: Path) -> Index:
 
 
 def write_index(folder: Path, out: Path) -> Index:
-    """Write the page to `out`, and the CSV beside it."""
+    """Write the page to `out`, and the CSV next to it."""
     index = read_index(folder)
     script = resources.files(__package__).joinpath("index.js").read_text(encoding="utf-8")
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""The curves of many runs over each other: loss and accuracy, with one legend."""
+"""The loss and accuracy curves of many runs in one figure, with one legend."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def overlay(runs: Sequence[Run]) -> Picture | None:
         figures.add_legend(figure, entries, "outside lower left", columns)
         figure.set_size_inches(_WIDTH, _HEIGHT + figures.LEGEND_LINE * -(-len(entries) // columns))
         alt = f"Loss and accuracy by {axis} of {len(runs):,} runs"
-        caption = "Star: the final evaluation. The best runs first, by that or by the last validation (in brackets)."
+        caption = "Star: final evaluation. Best runs first, by it or the last validation (in brackets)."
         return Picture("Loss and accuracy", caption, alt, figures.image(figure), third=False)
 
 

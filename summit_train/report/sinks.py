@@ -1,4 +1,4 @@
-"""Recorded runs for other programs: a CSV, MLflow's database, W&B's offline runs. Reads run folders alone."""
+"""Export recorded runs to a CSV, MLflow's database or W&B's offline runs. Only reads the run folders."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write_csv(runs: Sequence[Run], out: Path) -> list[str]:
 
 
 def _digest(run: Run) -> str:
-    """Return what tells a run from all others, also from one that is started in the same folder later."""
+    """Return an id of a run that also differs from that of a run started later in the same folder."""
     began = run.starts[0].time if run.starts else None
     return hashlib.sha256(f"{run.path.resolve()} {began}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
 

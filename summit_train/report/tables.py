@@ -85,7 +85,7 @@ def notes_of(run: Run) -> list[str]:
         )
     for start in run.starts:
         if start.forced:
-            since = f"Since step {start.step:,} another experiment, by --force-resume"
+            since = f"Another experiment since step {start.step:,} (--force-resume)"
             notes.append(f"{since}; only its checkpoints are in the mean: {'; '.join(start.forced)}")
     if shared := number(run.plan.get("shared_clips")):
         notes.append(f"{counted(int(shared), 'validation clip')} also trained on: the accuracy is too high")
@@ -158,7 +158,7 @@ def remarks_of(run: Run) -> list[str]:
         remarks.append(f"Validation during training: last {last}, best {first}")
     if run.best is not None:
         measured = f"{run.best.measure} {percent(run.best.value)} in the validation during training"
-        remarks.append(f"Kept as the best: the checkpoint of step {run.best.step:,}, {measured}")
+        remarks.append(f"Best checkpoint: step {run.best.step:,}, {measured}")
     return remarks
 
 
@@ -176,7 +176,7 @@ def _line(run: Run) -> int:
 def _earlier(run: Run, result: FinalEval) -> list[str]:
     """Return a note on an evaluation of checkpoints from before the line."""
     is_earlier = any(0 < (score.step or 0) <= _line(run) for score in result.checkpoints)
-    return [f"of the experiment before step {_line(run):,}"] if is_earlier else []
+    return [f"from the experiment before step {_line(run):,}"] if is_earlier else []
 
 
 def machine_of(environment: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""When two specs are the same: for a checkpoint, for the ranks of one run, and for the scores of a checkpoint."""
+"""Which keys must be equal: for a checkpoint, for the ranks of one run, and for the scores of a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from summit_train.spec.data import DataSpec
 from summit_train.spec.experiment import ModelSpec, Spec
 
-# Keys of `data` that change what is trained on; the others only tell where the clips are and how fast they are read.
+# Keys of `data` that change what is trained on; the others only say where the clips are and how fast they are read.
 _TRAINED_DATA = (
     "modality", "flow_length", "num_frames", "frame_stride", "sampling", "augment", "short_side", "crop_scales", "crop",
     "flip", "balance", "region", "rand_augment", "repeats", "erase", "mix",

@@ -16,7 +16,7 @@ from summit_train.training.checkpoint import checkpoint_path
 class Best:
     """The step and the value of the best validation by the spec's measure; of equal ones the first.
 
-    It is part of each checkpoint, so that a run that resumes from one knows what it knew then. best.json tells others.
+    It is part of each checkpoint, so a resumed run knows the best until then. best.json is for other commands.
     """
 
     def __init__(self, spec: Spec) -> None:

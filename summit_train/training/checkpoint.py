@@ -130,7 +130,7 @@ def steps_per_epoch(run_path: Path) -> int:
 
 
 def is_due(spec: Spec, epoch: int) -> bool:
-    """Return whether the end of an epoch has a checkpoint whatever happens, one that may count in the final accuracy.
+    """Return whether the end of an epoch always has a checkpoint, one that may count in the final accuracy.
 
     Those that requests to stop and validations leave at the ends of other epochs would change it.
     """

@@ -71,7 +71,7 @@ def build_loss(spec: Spec, clips_of_class: Sequence[int], device: torch.device) 
     if weights == "balanced":
         total, known = sum(clips_of_class), sum(count > 0 for count in clips_of_class)
         counts = [*clips_of_class, *[0] * (spec.model.num_classes - len(clips_of_class))]
-        # The weight of a class without a clip matters to smoothed labels alone.
+        # The weight of a class without a clip matters only to smoothed labels.
         weights = tuple(total / (known * count) if count else 1.0 for count in counts)
     tensor = None if weights is None else torch.tensor(weights, dtype=parameter_type(spec.precision), device=device)
     return Loss(spec.loss.kind, spec.loss.label_smoothing, tensor)

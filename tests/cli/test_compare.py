@@ -65,7 +65,7 @@ def test_without_near_nothing_is_decoded(lists: tuple[Path, Path], say: Say) -> 
     [
         (("--near", "17"), "--near must be 0 to 16 bits, got 17"),
         (("--near", "-1"), "--near must be 0 to 16 bits, got -1"),
-        (("--root", "x", "y", "z"), "--root must be one folder, or that of A and that of B, got 3"),
+        (("--root", "x", "y", "z"), "--root must be one folder, or one for A and one for B, got 3"),
     ],
 )
 def test_mistakes_exit_2(lists: tuple[Path, Path], say: Say, words: tuple[str, ...], message: str) -> None:

@@ -148,7 +148,7 @@ def test_a_name_belongs_to_one_set_of_keys(run: Path, say: Say) -> None:
     for words in (("--checkpoints", "last:1", "evaluate.clips=2"), (), ("--checkpoints", checkpoint_path(run, 20))):
         status, out, err = say("eval", run, "--name", "a", *words)
         assert (status, out) == (2, "") and err.count("\n") == 1
-        assert f"evals/a/eval.json: is a result by other keys (checkpoints=['{older}']); choose another --name" in err
+        assert f"evals/a/eval.json: is a result with other keys (checkpoints=['{older}']); try another --name" in err
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,8 @@ def test_a_name_belongs_to_one_set_of_keys(run: Path, say: Say) -> None:
         (("--name", "a/b"), "--name: the name becomes a folder: must be 1 to 200 bytes without '/'"),
         (("--name", ".."), "and not '.' or '..', got '..'"),
         (("model.width=0.25",), "step_00000020.pt: does not fit: model.conv1.weight must be float32 (16, 3, 7, 7)"),
-        (("--checkpoints", "best"), "no best checkpoint is kept; train with checkpoint.keep_best, or take last"),
+        (("loss.kind=binary",), "loss.kind must be the run's own: it decides by what the run is measured"),
+        (("--checkpoints", "best"), "has no best checkpoint; train with checkpoint.keep_best, or use last"),
         (("--checkpoints", "first"), "checkpoint first not found; must be a file, best or last:N"),
     ],
 )

@@ -53,8 +53,8 @@ def test_runs_go_to_another_program_and_options_that_exclude_each_other_are_refu
     out = run_dir / "csv"
     assert say("report", run_dir, "--to", "csv", "--out", out) == (0, f"{out}/tiny.csv\n", "")
     for words, reason in (
-        (("--index", run_dir.parent, run_dir), "--index takes one folder"),
-        ((run_dir, "--to", "csv"), "--to csv needs --out DIR"),
+        (("--index", run_dir.parent, run_dir), "--index must be used without RUN_DIR"),
+        ((run_dir, "--to", "csv"), "--to csv must be used with --out DIR"),
         ((run_dir, "--to", "csv", "--out", run_dir / "spec.yaml"), "try another place with --out DIR"),
     ):
         status, text, err = say("report", *words)

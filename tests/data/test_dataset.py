@@ -43,7 +43,7 @@ def test_several_labels_need_the_binary_loss(write_spec: WriteSpec, motion_set: 
     path = _several(write_spec, motion_set, tmp_path)
     with pytest.raises(UserError) as raised:
         Dataset.open(load_spec(path), "train")
-    what = f"{tmp_path}/list.csv:4: has no labels, and loss.kind softmax takes one a clip; set loss.kind to binary"
+    what = f"{tmp_path}/list.csv:4: has no labels, but loss.kind softmax takes one per clip; set loss.kind to binary"
     assert str(raised.value) == what
     assert len(Dataset.open(load_spec(path, ["loss.kind=binary"]), "train")) == 6
     single = load_spec(write_spec(loss={"kind": "binary"}))  # one label each is fine

@@ -77,7 +77,7 @@ def test_a_run_gives_the_checkpoint_that_is_asked_for(trained_run: Path, tmp_pat
         (run, "first", f"--checkpoint must be last, best or a file in {run}/checkpoints, got first"),
         (run, str(tmp_path / "copied.pt"), f"best or a file in {run}/checkpoints, got {tmp_path}/copied.pt"),
         (first, "best", f"--checkpoint must be used with a run folder, got {first}"),
-        (trained_run, "best", f"{trained_run}: no best checkpoint is kept; train with checkpoint.keep_best"),
+        (trained_run, "best", f"{trained_run}: has no best checkpoint; train with checkpoint.keep_best"),
     ):
         with pytest.raises(UserError) as caught:
             open_trained(path, (), name)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from summit_train.core.errors import UserError
+from summit_train.evaluation.precise_bn import _elements_per_clip
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
 from summit_train.models.network import build_network, count_model, count_network
@@ -228,10 +229,10 @@ def test_a_state_dict_of_its_own_names_is_loaded(write: Callable[[str], Path], t
         ("none.py:Small", {}, r"none\.py not found; a relative path starts at the current directory"),
         ("no_such.package:net", {}, r"cannot be imported: No module named 'no_such'; install what is missing"),
         ("needs.py:net", {}, r"cannot be imported: No module named 'no_such'; install what is missing"),
-        ("sys:exit", {}, r"sys has no source file"),
+        ("sys:exit", {}, r"sys must have a source file"),
         ("frames.py:constant", {}, r"constant must return a torch\.nn\.Module, got int"),
-        ("frames.py:wrong", {}, r"\(1, 2, 3, 16, 16\) \(NTCHW\) .*wrong must make logits \(1, 4\), got \(1, 5\)"),
-        ("frames.py:parts", {}, r"must make logits \(1, 4\), got list"),
+        ("frames.py:wrong", {}, r"wrong must return logits \(1, 4\) for a clip \(1, 2, 3, 16, 16\) .*, got \(1, 5\)"),
+        ("frames.py:parts", {}, r"must return logits \(1, 4\) .* got list"),
         ("frames.py:layout", {}, r"layout of .* must be NTCHW or NCTHW, got 'THWC'"),
     ],
 )
@@ -254,13 +255,29 @@ def test_an_error_in_the_network_keeps_its_traceback(write: Callable[[str], Path
 def test_one_that_cannot_see_the_pictures_of_the_evaluation_is_refused(write: Callable[[str], Path]) -> None:
     text = SMALL.replace("nn.Linear(width,", "nn.Linear(width * 256,").replace("mean((2, 3, 4))", "mean(2).flatten(1)")
     count_network(_spec(f"{write(text)}:Small"))
-    with pytest.raises(UserError, match=r"evaluate\.short_side: .* takes 16 x 16 pixels \(data.crop\) and not 20 x 20"):
+    with pytest.raises(UserError, match=r"evaluate\.short_side: .* takes 16 x 16 pixels \(data.crop\) but not 20 x 20"):
         count_network(_spec(f"{write(text)}:Small", evaluate={"short_side": 20}))
+
+
+def test_one_that_reads_numbers_has_its_bn_recomputed(write: Callable[[str], Path]) -> None:
+    text = SMALL.replace("return torch.relu(", "assert x.sum().item() < 1e9\n        return torch.relu(")
+    values = {"name": "any", "model": {"arch": f"{write(text)}:Small", "num_classes": 4}}
+    values |= {"data": {"train": "t.csv", "val": "v.csv", "num_frames": 2, "crop": 6, "short_side": [6, 6]}}
+    assert _elements_per_clip(spec_from_values(values | {"evaluate": {"short_side": 6}}, "spec")) == {
+        "network.norm": 72
+    }
+
+
+def test_a_layer_decay_is_refused_by_the_spec(write: Callable[[str], Path]) -> None:
+    values = {"name": "any", "model": {"arch": f"{write(SMALL)}:Small", "num_classes": 4}}
+    values |= {"data": {"train": "t.csv", "val": "v.csv"}, "optimizer": {"layer_decay": 0.75}}
+    with pytest.raises(UserError, match=r"optimizer\.layer_decay: the blocks of .*:Small are not known"):
+        spec_from_values(values, "spec")
 
 
 def test_a_factor_needs_the_name_of_its_layers(write: Callable[[str], Path]) -> None:
     arch = f"{write(PER_FRAME)}:Frames"
     for key, attribute in (("head_lr_factor", "head"), ("first_lr_factor", "stem")):
-        with pytest.raises(UserError, match=rf"optimizer\.{key}: must be 1, as .* does not name its {attribute}"):
+        with pytest.raises(UserError, match=rf"optimizer\.{key}: must be 1, because .* has no attribute {attribute}"):
             build_network(_spec(arch, optimizer={"base_lr": 0.1, key: 10.0}))
         build_network(_spec(f"{write(PER_FRAME + SMALL)}:Small", optimizer={"base_lr": 0.1, key: 10.0}))

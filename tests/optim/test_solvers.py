@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from summit_train.core.errors import UserError
 from summit_train.models import build_model
 from summit_train.optim.solvers import build_sgd, build_solver, parameter_groups, set_learning_rate
 from summit_train.spec.optimizer import OptimizerSpec
@@ -322,3 +321,11 @@ def test_pathways_side_by_side_have_layers_side_by_side() -> None:
         assert numbers[f"{pathway}.conv1.weight"] == numbers[f"{pathway}.bn1.weight"] == 0
         assert numbers[f"{pathway}.layer1.0.conv1.weight"] == 1 and numbers[f"{pathway}.layer4.2.bn3.bias"] == 16
     assert numbers["lateral1.conv.weight"] == numbers["fc.bias"] == 17
+
+
+def test_tokens_and_positions_have_no_weight_decay() -> None:
+    model = build_model("vit", "vit_s", 2, 5, width=0.125, adapter="st")
+    decayed, plain = parameter_groups(model, DECAY)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    assert {names[one] for one in plain["params"] if one.ndim > 1} == {"cls_token", "pos_embed"}
+    assert all(one.ndim > 1 for one in decayed["params"]) and plain["weight_decay"] == 0

@@ -91,7 +91,7 @@ def test_without_the_videos_the_mistakes_are_listed_with_the_reason(run: Path, t
     found = read_mistakes(Run(run))
     assert found is not None and "val.csv not found" in found.reason
     page = Page(render(read_runs([run])))
-    assert "as the videos cannot be read here: data.val:" in page.text and "98.2 %" in page.text
+    assert "because the videos cannot be read here: data.val:" in page.text and "98.2 %" in page.text
 
 
 def test_another_list_than_that_of_the_evaluation_shows_no_wrong_video(run: Path, tmp_path: Path) -> None:

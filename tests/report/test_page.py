@@ -77,7 +77,7 @@ def test_one_run_says_everything_about_it(write_run):
 def test_further_evaluations_are_listed_apart_from_the_runs_own(write_run):
     run = write_run("tsm_demo")
     before = page_of(run).text
-    assert "96.88 ± 0.50 %" in before and "Further evaluations" not in before
+    assert "96.88 ± 0.50 %" in before and "Other evaluations" not in before
     final = {"top1_mean": 12.5, "top1_std": 0.25, "top5_mean": 50.0, "clips": 3, "crops": 1}
     for name, overrides in (("clips-3", {"evaluate.clips": 3}), ("<b>", {"data.val": "<i>.csv"})):
         (run / "evals" / name).mkdir(parents=True)
@@ -85,11 +85,11 @@ def test_further_evaluations_are_listed_apart_from_the_runs_own(write_run):
     (run / "evals/torn").mkdir()
     (run / "evals/torn/eval.json").write_text('{"top1_mean"')
     page = page_of(run)
-    rows = "".join(page.text.split("Further evaluations")[1].split("Validation in training")[0].split())
+    rows = "".join(page.text.split("Other evaluations")[1].split("Validation in training")[0].split())
     assert "<b>12.50±0.25%50.00%0data.val=<i>.csvclips-312.50±0.25%50.00%0evaluate.clips=3" in rows
     assert "torn" not in rows
     assert "evals/torn/eval.json: unreadable, left out" in page.text
-    assert "96.88 ± 0.50 %" in page.text.split("Further evaluations")[0]
+    assert "96.88 ± 0.50 %" in page.text.split("Other evaluations")[0]
 
 
 def test_top5_is_a_column_where_a_run_has_more_than_five_classes(write_run):

@@ -61,17 +61,17 @@ def test_a_mean_over_too_few_checkpoints_and_the_best_are_remarked(write_run):
     assert remarks_of(Run(path)) == [
         "The mean is over 2 checkpoints, fewer than evaluate.last_checkpoints, 3",
         validated,
-        "Kept as the best: the checkpoint of step 2,000, top1 71.26 % in the validation during training",
+        "Best checkpoint: step 2,000, top1 71.26 % in the validation during training",
     ]
 
 
 def test_where_a_line_of_checkpoints_began_is_noted(write_run, run_records):
     """The run's own result has checkpoints 30 and 40: forced at 30, one of them is of the experiment before."""
-    for step, earlier in ((20, []), (30, ["of the experiment before step 30"])):
+    for step, earlier in ((20, []), (30, ["from the experiment before step 30"])):
         lines = [line for line in run_records() if line["step"] <= step]
         lines.append({"kind": "start", "step": step, "ranks": 2, "forced": ["seed: the checkpoint has 0, this run 1"]})
         run = Run(write_run(f"forced_{step}", lines=lines))
-        since = f"Since step {step} another experiment, by --force-resume; only its checkpoints are in the mean"
+        since = f"Another experiment since step {step} (--force-resume); only its checkpoints are in the mean"
         assert f"{since}: seed: the checkpoint has 0, this run 1" in notes_of(run)
         assert run.final is not None and run.evals and remarks_of(run) == earlier  # no validation is of the new line
         assert differences_of(run.final, run) == (earlier[0] if earlier else "—")

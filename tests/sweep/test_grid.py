@@ -303,3 +303,11 @@ def test_a_long_name_is_cut_and_ends_in_a_digest_of_all(write: Write) -> None:
     first, second = _names(load_sweep(write(f"grid: {{model.pretrained: [{'x' * 90}, {'x' * 91}]}}\n")))
     assert first != second and len(first) == len(second) == 80
     assert re.fullmatch("pretrained-x{60}-[0-9a-f]{8}", first)
+
+
+def test_runs_of_one_sweep_have_one_kind_of_loss(tmp_path: Path) -> None:
+    base = "name: any\nmodel: {arch: tsn, num_classes: 4}\ndata: {train: t.csv, val: v.csv}\n"
+    (tmp_path / "base.yaml").write_text(base)
+    (tmp_path / "kinds.yaml").write_text("name: kinds\nbase: base.yaml\ngrid: {loss.kind: [softmax, binary]}\n")
+    with pytest.raises(UserError, match=r"kinds\.yaml:1: loss\.kind must be the same in all runs"):
+        load_sweep(tmp_path / "kinds.yaml")

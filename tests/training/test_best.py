@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -29,7 +30,7 @@ def test_the_first_of_the_highest_is_the_best(tmp_path: Path) -> None:
     assert best.checkpoint is None
     validations = [(10, 0.0), (20, 50.0), (30, 50.0), (40, 49.9), (50, 50.1)]
     assert [best.takes(step, {"top1": value}) for step, value in validations] == [True, True, False, False, True]
-    assert not best.takes(60, {"top5": 99.0})
+    assert not best.takes(60, {"top5": 99.0}) and not best.takes(60, {"top1": math.nan})
     assert best.checkpoint == tmp_path / "checkpoints/step_00000050.pt"
 
 

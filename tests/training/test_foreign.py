@@ -121,14 +121,14 @@ def test_a_checkpoint_alone_starts_no_code(
     torch.save(state | {"spec": {**state["spec"], "model": {**state["spec"]["model"], "arch": f"{trap}:Small"}}},
                tmp_path / "alone.pt")  # fmt: skip
     status, _, err = main_said(capsys, "predict", tmp_path / "alone.pt", video)
-    assert status == 2 and f"{tmp_path}/alone.pt: its network is code that a checkpoint alone does not start" in err
+    assert status == 2 and f"{tmp_path}/alone.pt: a checkpoint alone does not run its network's code" in err
     status, _, err = main_said(capsys, "predict", tmp_path / "alone.pt", video, f"model.arch={arch}")
     assert status == 0, err
     # In a run folder whose spec.yaml names another callable.
     shutil.copytree(trained.runs / "on_1", tmp_path / "run")
     (tmp_path / "alone.pt").rename(tmp_path / "run/checkpoints/step_00000009.pt")
     status, _, err = main_said(capsys, "predict", tmp_path / "run/checkpoints/step_00000009.pt", video)
-    assert status == 2 and "a checkpoint alone does not start" in err
+    assert status == 2 and "a checkpoint alone does not run" in err
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_checkpoint_alone_starts_no_code(
             "self.last = ",
             r"they need a method feature_maps, and its last linear layer as",
         ),
-        ("self.drop(self.feature_maps(x)", "torch.exp(self.feature_maps(x)", r"its logits are not its last linear lay"),
+        ("self.drop(self.feature_maps(x)", "torch.exp(self.feature_maps(x)", r"its logits are not its head applied"),
     ],
 )
 def test_maps_that_are_not_those_of_the_logits_are_refused(

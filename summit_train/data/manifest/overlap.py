@@ -1,4 +1,4 @@
-"""Clips of one list that show frames of another list's clips, by the columns of the lists alone: nothing is decoded."""
+"""Find the clips of one list that share frames with clips of another, by the lists' columns: nothing is decoded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def overlap_warning(pairs: Pairs, val: Manifest) -> list[str]:
     name, count = Clip(val.path(clip), val.span(clip)), counted(len({other for _, other in pairs}), "clip")
     return [
         f"{count} of data.val also in data.train, such as {name} (same {how}): the accuracy will be too high; "
-        "`summit-train data compare` names them all"
+        "`summit-train data compare` lists them all"
     ]
 
 

@@ -335,7 +335,7 @@ def _read_packed_manifest(source: Path) -> Manifest:
             columns.setdefault(name, np.zeros(0, DTYPES[name]))
         clips, labels = (columns["more_labels"][name] for name in ("clip", "label"))
         if np.any(np.diff(clips) < 0) or np.any((clips < 0) | (clips >= len(columns["labels"])) | (labels < 0)):
-            raise ValueError(f"{folder}: some of its labels belong to no clip")
+            raise ValueError(f"{folder}: some of its labels do not belong to a clip")
         columns |= {"is_packed": True, "stored_fingerprint": about["fingerprint"], "pixels": about["pixels"]}
         return Manifest(str(source), "", None if about["classes"] is None else tuple(about["classes"]), **columns)
     except (OSError, ValueError, KeyError, TypeError) as error:

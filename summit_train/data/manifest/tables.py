@@ -201,7 +201,7 @@ def parse_regions(source: Path, table: Table) -> NDArray[np.void]:
     lines, cells = table
     if lacking := [name for name in REGION_COLUMNS if name not in cells]:
         columns = ",".join(REGION_COLUMNS)
-        raise UserError(f"{source}: data.region is columns, so it must have {columns}; lacks {', '.join(lacking)}")
+        raise UserError(f"{source}: must have {columns} with data.region columns; lacks {', '.join(lacking)}")
     regions = []
     for line, *texts in zip(lines, *(cells[name] for name in REGION_COLUMNS), strict=True):
         words = [text.strip() for text in texts]
@@ -242,7 +242,7 @@ def _labels(numbers: dict[str, int], text: str) -> tuple[int, ...]:
         return (_label(numbers, text),)
     found = sorted(_label(numbers, word) for word in words.split(";")) if words != ";" else []
     if len(set(found)) < len(found):
-        raise ValueError(f"the label {words!r} names a class twice")
+        raise ValueError(f"a label must name each class once, got {words!r}")
     return tuple(found)
 
 

@@ -152,7 +152,7 @@ class Packing:
         if self.kind not in valid:
             raise UserError(f"kind must be {' or '.join(valid)}, got {self.kind!r}")
         if self.region not in ((None, "columns") if self.kind == "jpeg" else (None,)):
-            raise UserError(f"region must be columns, with --kind jpeg, which cuts the pictures, got {self.region!r}")
+            raise UserError(f"region must be columns, and only with --kind jpeg, got {self.region!r}")
         if self.modality == "flow" and not 0 < (self.bound or 0) <= _MAX_BOUND:
             raise UserError(f"bound must be more than 0 and at most {_MAX_BOUND} pixels, got {self.bound}")
         if self.colour not in ("full", "half"):

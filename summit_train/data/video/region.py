@@ -26,7 +26,7 @@ class Region(NamedTuple):
         if self.left + self.width > width or self.top + self.height > height:
             return f"its region, {self}, exceeds the frame of {width} x {height}"
         if max(self.width, self.height) > MAX_SIDE_RATIO * min(self.width, self.height):
-            return f"its region, {self}, is too narrow: at most {MAX_SIDE_RATIO} to 1 is read"
+            return f"its region, {self}, is too narrow: its sides must be at most {MAX_SIDE_RATIO} to 1"
         return None
 
     def seen_by(self, views_of: ViewsOf, video: str, place: str) -> ViewsOf:

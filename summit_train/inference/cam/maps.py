@@ -132,7 +132,7 @@ class Mapper:
         with mixed_precision(self.trained.spec.precision, self._device):
             own = self._network(clips)
         if float((self._maps(clips)[1] - own).norm()) > _ROUNDING * float(own.norm()):
-            wrong = "its logits are not its last linear layer on the average of its feature_maps"
+            wrong = "its logits are not its head applied to the average of its feature_maps"
             raise UserError(f"{self.trained.path}: no class activation maps: {wrong}")
 
     @torch.inference_mode()

@@ -35,7 +35,7 @@ def write_card(trained: Trained, out: Path) -> dict[str, Any]:
     try:
         from safetensors.torch import save
     except ModuleNotFoundError as error:
-        raise UserError("--card needs a package that is not installed: pip install safetensors") from error
+        raise UserError("--card needs the package safetensors: pip install safetensors") from error
     for name in (WEIGHTS, CARD):
         check_output("--out", out, out / name)
     spec = public_spec(trained.spec)
@@ -56,7 +56,7 @@ def write_card(trained: Trained, out: Path) -> dict[str, Any]:
 
 
 def public_spec(spec: Spec) -> Spec:
-    """Return a spec without the folders of the machine: files keep their names alone."""
+    """Return a spec without the folders of the machine: of each path only the file's name."""
     weights = spec.model.pretrained
     places = {"root": None, "quarantine": None, "stage": None}
     data = spec.data.model_copy(update=places | {"train": _name(spec.data.train), "val": _name(spec.data.val)})

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_network(parser)
     out = "MODEL.json is written, too; with --card a folder"
     parser.add_argument("--out", required=True, type=Path, metavar="MODEL.onnx|FOLDER", help=out)
-    parser.add_argument("--card", action="store_true", help="instead: weights as safetensors, and a model card")
+    parser.add_argument("--card", action="store_true", help="write safetensors weights and a model card instead")
     parser.add_argument("--stream", action="store_true", help="the frame-by-frame form of a past-only TSM")
     parser.add_argument("--size", type=size, metavar="HxW|N", help="pixels of a picture [the square that eval scores]")
     parser.add_argument(
@@ -60,9 +60,9 @@ def _card(args: argparse.Namespace) -> Result:
     from summit_train.inference.export.card import write_card  # needs no package of ONNX
 
     if args.stream or args.size is not None or args.batch != 1:
-        raise UserError("--card must be used without --stream, --size and --batch, which are of ONNX files")
+        raise UserError("--card must be used without --stream, --size and --batch, which are for ONNX files")
     facts = write_card(open_named(args, args.overrides), args.out)
-    accuracy = "from eval.json" if facts["has_accuracy"] else "not known: `summit-train eval RUN` makes it; then repeat"
+    accuracy = "from eval.json" if facts["has_accuracy"] else "not known: run `summit-train eval RUN`, then repeat"
     rows = [
         ("weights", f"{facts['weights']} ({with_unit(facts['bytes'], 'B')}), step {facts['step']:,}"),
         ("SHA-256", facts["sha256"]),

@@ -72,7 +72,7 @@ class Stream:
 def open_stream(trained: Trained, device: torch.device, window: int | None = None) -> Stream:
     """Return the stream of a trained network. window: None for the frames of a training clip. Raises UserError."""
     spec, model = trained.spec, trained.spec.model
-    regions = "its network was trained on regions of frames; set data.region=null if the stream shows such a region"
+    regions = "trained on regions of frames (data.region); set data.region=null if the stream shows one"
     problem = stream_problem(model.arch, model.shift_direction, model.non_local, model.adapter)
     trained.check_pictures(problem or (regions if spec.data.region else None))
     return Stream(trained.network(device, ready=False), device, spec.data.num_frames if window is None else window)

@@ -10,6 +10,7 @@ import torch
 
 from summit_train.core import rng
 from summit_train.data.batches import loader
+from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest
 from summit_train.data.video import augment
@@ -58,6 +59,15 @@ def test_repeats_are_views_of_the_same_frames(manifest: Manifest, kind: str) -> 
     assert plain(open_batches(manifest, data_spec(2, augment=kind, repeats=3), virtual_gpus=2, clips_per_gpu=2)) == [
         (b.step, b.virtual_gpu, b.ids.tolist(), b.labels.tolist(), b.clips.numpy().tobytes()) for b in thrice
     ]
+
+
+def test_a_clip_that_balance_draws_again_is_seen_differently(manifest: Manifest) -> None:
+    """Each draw of a rare clip has pixels of its own; RandAugment and repeats go on from there."""
+    data = data_spec(balance="classes", augment="rand_augment", repeats=2)
+    order = Order(len(manifest), 5, 4, 2, 1, classes=(np.array([3], np.int32), np.array([0, 1], np.int32)))
+    with loader.training_batches(data, open_store(data, manifest), order, 0, 1, range(1)) as batches:
+        seen = [clip.numpy().tobytes() for b in batches for clip, at in zip(b.clips, b.ids, strict=True) if at == 3]
+    assert len(seen) == 8 and len(set(seen)) > 4
 
 
 def test_rand_augment_sees_the_crop_and_has_draws_of_its_own(manifest: Manifest) -> None:

@@ -64,6 +64,12 @@ def test_packed_sets_are_compared_by_the_paths_that_they_store(tmp_path: Path) -
     assert shared_clips(*lists, ("x", "y")) == {}
 
 
+def test_a_packed_set_is_compared_with_a_list_of_unknown_lengths(tmp_path: Path) -> None:
+    packed = replace(_read(tmp_path / "p.csv", ManifestRow("a.mp4", 0, 20)), is_packed=True)
+    listed = _read(tmp_path / "l.csv", ManifestRow("b.mp4", 0), ManifestRow("a.mp4", 0))
+    assert shared_clips(packed, listed, (None, None)) == {(0, 1): "path"}
+
+
 def test_the_warning_names_the_first_clip_and_counts_each_once(tmp_path: Path) -> None:
     val = _read(tmp_path / "val.csv", _clip("a.mp4", None, 3, 9), _clip("b.mp4"))
     pairs = {(0, 0): "path", (4, 0): "sha256"}

@@ -308,7 +308,7 @@ PAIRS = (("3", "0"), ("3;4", "0"), ("3", "0;4"), ("3;5", "0"), (";", "0"), ("3;4
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        ("3;3", r"list\.csv:3: the label '3;3' names a class twice"),
+        ("3;3", r"list\.csv:3: a label must name each class once, got '3;3'"),
         ("3;", r"list\.csv:3: the label is empty"),
         ("3;x", r"list\.csv:3: label 'x' is a name, but classes\.txt is missing"),
         ("3;-1", r"list\.csv:3: label -1 is out of range"),

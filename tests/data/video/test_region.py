@@ -88,7 +88,7 @@ def test_a_cell_that_is_no_pixel_is_refused_with_its_line(tmp_path: Path, cells:
 
 def test_a_list_without_the_columns_is_refused(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,label,left,top\na.mp4,0,1,2\n")
-    with pytest.raises(UserError, match="must have left,top,width,height; lacks width, height"):
+    with pytest.raises(UserError, match=r"must have left,top,width,height with data\.region columns; lacks width, h"):
         read_manifest(tmp_path / "list.csv", "columns")
 
 

@@ -77,7 +77,7 @@ def test_the_card_says_what_is_known(run: Path, tmp_path: Path) -> None:
     assert front["tags"][-2:] == ["tsm", "resnet18"]
     (index,) = front["model-index"]
     assert [one["value"] for one in index["results"][0]["metrics"]] == [61.75]  # of these weights
-    assert "| mean and deviation of the last 2 checkpoints | 61.25 ± 0.50 % |" in text
+    assert "| mean and standard deviation of the last 2 checkpoints | 61.25 ± 0.50 % |" in text
     assert "| these weights, step 20 | 61.75 % |" in text
     assert "41 videos of val.csv; of each 10 clips × 3 crops" in text
     experiment = open_trained(run).experiment["data.train (fingerprint)"]
@@ -96,7 +96,7 @@ def test_a_checkpoint_alone_has_a_card_that_says_what_is_missing(run: Path, tmp_
     assert not write_card(open_trained(alone), tmp_path / "out")["has_accuracy"]
     front, text = _front((tmp_path / "out/README.md").read_text())
     assert "model-index" not in front and "metrics" not in front
-    assert "Not known: there was no final evaluation" in text and "there is no environment.json" in text
+    assert "Not known: the run folder has no eval.json" in text and "there is no environment.json" in text
     assert "| training | train.csv | not known | not known |" in text
     assert "# a\\|b &lt;script&gt; \\[x\\](y) \\# c\n" in text  # a name is text
 
