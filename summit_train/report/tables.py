@@ -136,7 +136,7 @@ def moment(time: float | str | None) -> str:
 
 def views_of(final: FinalEval) -> str:
     """Return `10 clips x 3 crops` or `all frames x 3 crops`, as far as it is known."""
-    clips = "" if final.clips is None else f"{final.clips} clips"
+    clips = "" if final.clips is None else counted(final.clips, "clip")
     if final.mode == "stream":
         clips = "all frames, streamed"
     crops = {None: "", "full": "the full frame", 1: "1 crop"}.get(final.crops, f"{final.crops} crops")
