@@ -22,6 +22,7 @@ from summit_train.models.vit import SIDE, Attention, STAdapter, fixed_positions,
 from summit_train.models.weights import load_pretrained
 from summit_train.training.exchange import split_buckets
 from tests.closeness import assert_near
+from tests.models.test_build import SMALL
 from tests.models.test_online import frame_logits, streamed
 
 Tensors = dict[str, torch.Tensor]
@@ -362,6 +363,17 @@ def test_a_frozen_trunk_trains_adapters_and_classifier_alone() -> None:
     )
     model(clips()).square().sum().backward()
     assert {name for name, parameter in model.named_parameters() if parameter.grad is not None} == trained
+
+
+@pytest.mark.parametrize(("arch", "backbone", "frames"), [*SMALL, ("vit", "vit_s", 4)])
+def test_every_architecture_has_a_trunk_that_freezes(arch: str, backbone: str | None, frames: int) -> None:
+    with torch.device("meta"):
+        model = build_model(arch, backbone, frames, 3, width=0.125)
+    freeze_trunk(model)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert {name.partition(".")[0] for name in trained} == {
+        "tsm mobilenet_v2": {"classifier"}, "trn resnet18": {"fc", "consensus"},
+    }.get(f"{arch} {backbone}", {"fc"})  # fmt: skip
 
 
 def test_a_frozen_trunk_with_batch_normalisations_keeps_their_statistics() -> None:
