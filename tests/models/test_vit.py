@@ -229,6 +229,22 @@ def test_files_with_other_positions_or_norms_are_refused(tmp_path: Path) -> None
     )
 
 
+def test_parts_of_an_attention_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    model = random_vit()
+    state = model.state_dict()
+    matrix = state.pop("blocks.3.attn.qkv.weight")[:48]
+    query, key, value = (f"blocks.3.attn.{part}.weight" for part in ("query", "key", "value"))
+    assert f"it has {query}, {value} and no {key}" in refused(tmp_path, model, state | {query: matrix, value: matrix})
+    assert f"and no {value}" in refused(tmp_path, model, state | {query: matrix, key: matrix})
+    for other, shape in ((matrix[:, 1:], "(48, 47)"), (matrix[0, 0], "()")):
+        wrong = refused(tmp_path, model, state | {query: matrix, key: other, value: matrix})
+        assert f"matrices of one shape: {query} (48, 48), {key} {shape}" in wrong
+    for bias, shape in ((torch.ones(2), "(2,)"), (torch.tensor(1.0), "()")):
+        wrong = refused(tmp_path, model, state | {"blocks.3.attn.qkv.bias": bias})
+        assert f"blocks.3.attn.qkv.bias must be of queries, keys and values, got shape {shape}" in wrong
+    assert "pos_embed" in refused(tmp_path, model, model.state_dict() | {"pos_embed": torch.ones(0, 1568, 48)})
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("direction", ["both", "past"])
 def test_the_shift_is_in_front_of_the_attention_alone(direction: str) -> None:
