@@ -108,6 +108,7 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, run: Path) -> No
         (safetensors.save({"w": torch.ones(3)}), "not a checkpoint of a run"),
         (safetensors.save({"w": torch.ones(3)}, {SAFETENSORS_KEY: "[1]"}), "must hold values by name, got list"),
         (safetensors.save({"w": torch.ones(3)}, {SAFETENSORS_KEY: "{"}), "cannot be read as a safetensors file"),
+        (safetensors.save({"w": torch.ones(3)}, {SAFETENSORS_KEY: "[" * 200_000}), "are nested too deeply"),
     ):
         path.write_bytes(content)
         with pytest.raises(UserError, match=message):
