@@ -6,7 +6,6 @@ the directory of its zip, and its shapes are known, before any of its numbers is
 
 from __future__ import annotations
 
-import json
 import shlex
 import zipfile
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from torch import nn
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256
+from summit_train.core.text import from_json
 
 # Weights, two states of a solver, and the average of the weights; each in double at most.
 _BYTES_PER_ELEMENT = 4 * 8
@@ -68,7 +68,7 @@ def best_checkpoint(run_path: Path) -> Path:
     """Return the checkpoint that checkpoint.keep_best keeps. Raises CheckpointError if there is none."""
     file = best_path(run_path)
     try:
-        step = json.loads(file.read_bytes())["step"]
+        step = from_json(file.read_bytes())["step"]
         return run_path / "checkpoints" / f"step_{step:08d}.pt"
     except FileNotFoundError as error:
         why = "has no best checkpoint; train with checkpoint.keep_best, or use last or a file"
@@ -144,7 +144,7 @@ def _load_safetensors(path: Path, bound: Bound) -> dict[str, Any]:
         raise UserError(f"{path}: reading it needs the package safetensors: pip install safetensors") from error
     try:
         with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {}).get(SAFETENSORS_KEY, "{}"))
+            about = from_json((file.metadata() or {}).get(SAFETENSORS_KEY, "{}"))
             if not isinstance(about, dict):
                 raise ValueError(f"its {SAFETENSORS_KEY} must hold values by name, got {_kind(about)}")
             size, most = path.stat().st_size, bound(path, about | {"model": {}})

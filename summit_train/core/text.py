@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 NONE = "\N{EM DASH}"
 MOST_ITEMS = 20
@@ -31,6 +33,14 @@ def listed(values: Sequence[object], most: int = MOST_ITEMS) -> str:
     """Return the first `most` values, and the number of all values if there are more."""
     shown = ", ".join(show(value) for value in values[:most])
     return f"{shown}, \N{HORIZONTAL ELLIPSIS} ({len(values):,} in all)" if len(values) > most else shown
+
+
+def from_json(text: str | bytes) -> Any:
+    """Return the value of a JSON text. Raises ValueError, also where it is nested too deeply for Python."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its values are nested too deeply") from error
 
 
 def percent(value: float | None) -> str:

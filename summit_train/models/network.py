@@ -84,7 +84,8 @@ class RecomputedBlocks(nn.Sequential):
         for block in self:
             if torch.is_grad_enabled() and self.training:
                 contexts = partial(_contexts, block)
-                # No block draws random numbers, so the state of the generators need not be kept.
+                # Blocks draw from no generator of torch's, and DropPath restarts its own from its seed in each pass,
+                # so the state of the generators need not be kept.
                 x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
             else:
                 x = block(x)

@@ -255,7 +255,8 @@ def freeze_norms(network: nn.Module, which: FreezeBN) -> None:
 def freeze_trunk(network: VideoNetwork) -> None:
     """Freeze everything but the classifier (in a TRN the frames' linear layer too), adapters and non-local blocks."""
     network.requires_grad_(False)
-    classifier = {network.get_submodule(network.head), network.fc}
+    # MobileNetV2 has no fc: all of its classifier is its head.
+    classifier = {network.get_submodule(network.head), getattr(network, "fc", None)}
     for module in network.modules():
         if module in classifier or isinstance(module, AddedModule | NonLocal):
             module.requires_grad_(True)

@@ -137,18 +137,21 @@ class ViT(VideoNetwork):
     def fitted(self, found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return a file's tensors with biases and weights of the attention as they are here, and without positions.
 
-        A bias of the keys is left out, which changes nothing (see Attention). Raises ValueError for another network's
-        positions, which no name shows.
+        A bias of the keys is left out, which changes nothing (see Attention). Raises ValueError for parts of an
+        attention that do not belong together, and for another network's positions, which no name shows.
         """
         tensors = dict(found)
         for name in found:
             prefix, _, last = name.rpartition(".attn.")
             if last == "qkv.bias":  # V-JEPA's and timm's
-                q, _, v = tensors.pop(name).chunk(3)
+                bias = tensors.pop(name)
+                if bias.dim() != 1 or len(bias) % 3:
+                    raise ValueError(f"{name} must be of queries, keys and values, got shape {tuple(bias.shape)}")
+                q, _, v = bias.chunk(3)
                 tensors |= {f"{prefix}.attn.q_bias": q, f"{prefix}.attn.v_bias": v}
             elif last == "query.weight":  # transformers'
-                parts = [tensors.pop(f"{prefix}.attn.{part}.weight") for part in ("query", "key", "value")]
-                tensors[f"{prefix}.attn.qkv.weight"] = torch.cat(parts)
+                names = [f"{prefix}.attn.{part}.weight" for part in ("query", "key", "value")]
+                tensors[f"{prefix}.attn.qkv.weight"] = _joined({name: tensors.pop(name, None) for name in names})
         if "norm_pre.weight" in found:
             raise ValueError("it has a normalisation before its blocks, as CLIP's ViTs, which vit does not have")
         return tensors
@@ -180,7 +183,7 @@ class VideoViT(ViT):
         theirs = tensors.pop("pos_embed", None)
         ours = fixed_positions(self.positions, (8, SIDE, SIDE), self.channels, torch.device("cpu"))
         if theirs is not None and not (
-            theirs.shape[1:] == ours.shape and torch.allclose(theirs[0].double(), ours, atol=1e-2)
+            theirs.shape == (1, *ours.shape) and torch.allclose(theirs[0].double(), ours, atol=1e-2)
         ):
             raise ValueError(
                 "its pos_embed is not this network's: V-JEPA's files for 16 frames of 224 pixels need "
@@ -223,6 +226,18 @@ class FrameViT(ViT):
         super().initialise_head(generator)
         for embedding in (self.cls_token, self.pos_embed):
             nn.init.trunc_normal_(embedding, std=0.02, generator=generator)
+
+
+def _joined(parts: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
+    """Return matrices one below the other. Raises ValueError where one is missing or of another shape."""
+    found = {name: part for name, part in parts.items() if part is not None}
+    if missing := [name for name in parts if name not in found]:
+        raise ValueError(f"it has {', '.join(found)} and no {', '.join(missing)}")
+    shapes = {tuple(part.shape) for part in found.values()}
+    if len(shapes) > 1 or any(len(shape) != 2 for shape in shapes):
+        shown = ", ".join(f"{name} {tuple(part.shape)}" for name, part in found.items())
+        raise ValueError(f"these must be matrices of one shape: {shown}")
+    return torch.cat(list(found.values()))
 
 
 def build_vit(

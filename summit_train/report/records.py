@@ -6,7 +6,6 @@ clips per second over all ranks. `step_s` is the whole step, including the wait 
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections import Counter
@@ -18,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from summit_train.core.errors import UserError
-from summit_train.core.text import mean_std
+from summit_train.core.text import from_json, mean_std
 from summit_train.evaluation.measures import Measure, measures_of
 from summit_train.spec.source import parse_mapping
 
@@ -419,7 +418,7 @@ def read_observed(run_path: Path) -> Observed:
     """Read a run's curves. Raises UserError where there are none."""
     path = run_path / OBSERVED_FILE
     try:
-        return Observed.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return Observed.model_validate(from_json(path.read_text(encoding="utf-8")))
     except OSError as error:
         why = f"{path}: {error.strerror}; `summit-train eval SPEC --observed` writes it into its run folder"
         raise UserError(why) from error
@@ -444,7 +443,7 @@ def _sorted(records: dict[int, RecordType]) -> list[RecordType]:
 
 
 def _object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
+    value = from_json(text)
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     return value

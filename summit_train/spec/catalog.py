@@ -147,9 +147,13 @@ def vit_problems(
     drop_path: float,
     positions: Positions,
     shift_place: ShiftPlace,
-    crop: int | None = None,
+    sides: tuple[int | None, int | None] = (None, None),
 ) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with the keys that only vit has, as network_problems does; others must leave them out."""
+    """Yield what is wrong with the keys that only vit has, as network_problems does; others must leave them out.
+
+    sides: of the squares in pixels, in training and in the evaluation; None in the evaluation for whole frames, and in
+    training where they are not known.
+    """
     given = {"adapter": adapter != "none", "drop_path": drop_path != 0, "positions": positions != "index"}
     if arch != "vit":
         for key in (key for key, is_given in given.items() if is_given):
@@ -159,8 +163,15 @@ def vit_problems(
         yield "model.positions", f"must be index with adapter {adapter}, which learns its positions; leave the key out"
     if adapter == "shift" and shift_place != "residual":
         yield "model.shift_place", f"must be residual for vit, got {shift_place}"
-    if crop is not None and crop < 16:
-        yield "data.crop", f"must be 16 or more for vit, whose patches have 16 x 16 pixels, got {crop}"
+    for key, side in zip(("data.crop", "evaluate.short_side"), sides, strict=True):
+        if side is not None and side % 16:
+            yield key, f"must be a multiple of 16 for vit, as a patch has 16 x 16 pixels, got {side}"
+    crop, tested = sides
+    if crop is not None and adapter == "none" and positions == "index" and tested != crop:
+        # The number of a patch in a grid of another width is that of another place.
+        key, found = ("evaluate.crops", "full") if tested is None else ("evaluate.short_side", tested)
+        right = "must be 1 or 3" if tested is None else f"must be data.crop, {crop},"
+        yield key, f"{right} for a vit that numbers the patches of its grid (model.positions index), got {found}"
 
 
 def maps_problem(arch: str) -> str | None:

@@ -343,7 +343,8 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         model.arch, model.backbone, data.num_frames, model.non_local, model.zero_init_residual, model.pool1, data.crop,
         model.adapter,
     )  # fmt: skip
-    yield from vit_problems(model.arch, model.adapter, model.drop_path, model.positions, model.shift_place, data.crop)
+    sides = data.crop, None if spec.evaluate.crops == "full" else spec.evaluate.short_side
+    yield from vit_problems(model.arch, model.adapter, model.drop_path, model.positions, model.shift_place, sides)
     yield from _foreign_problems(spec)
     if model.drop_path and spec.execution.compile:
         yield "execution.compile", "must be false, got true: torch.compile cannot use the generator of drop_path"

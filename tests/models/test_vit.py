@@ -22,6 +22,7 @@ from summit_train.models.vit import SIDE, Attention, STAdapter, fixed_positions,
 from summit_train.models.weights import load_pretrained
 from summit_train.training.exchange import split_buckets
 from tests.closeness import assert_near
+from tests.models.test_build import SMALL
 from tests.models.test_online import frame_logits, streamed
 
 Tensors = dict[str, torch.Tensor]
@@ -228,6 +229,22 @@ def test_files_with_other_positions_or_norms_are_refused(tmp_path: Path) -> None
     )
 
 
+def test_parts_of_an_attention_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    model = random_vit()
+    state = model.state_dict()
+    matrix = state.pop("blocks.3.attn.qkv.weight")[:48]
+    query, key, value = (f"blocks.3.attn.{part}.weight" for part in ("query", "key", "value"))
+    assert f"it has {query}, {value} and no {key}" in refused(tmp_path, model, state | {query: matrix, value: matrix})
+    assert f"and no {value}" in refused(tmp_path, model, state | {query: matrix, key: matrix})
+    for other, shape in ((matrix[:, 1:], "(48, 47)"), (matrix[0, 0], "()")):
+        wrong = refused(tmp_path, model, state | {query: matrix, key: other, value: matrix})
+        assert f"matrices of one shape: {query} (48, 48), {key} {shape}" in wrong
+    for bias, shape in ((torch.ones(2), "(2,)"), (torch.tensor(1.0), "()")):
+        wrong = refused(tmp_path, model, state | {"blocks.3.attn.qkv.bias": bias})
+        assert f"blocks.3.attn.qkv.bias must be of queries, keys and values, got shape {shape}" in wrong
+    assert "pos_embed" in refused(tmp_path, model, model.state_dict() | {"pos_embed": torch.ones(0, 1568, 48)})
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("direction", ["both", "past"])
 def test_the_shift_is_in_front_of_the_attention_alone(direction: str) -> None:
@@ -362,6 +379,17 @@ def test_a_frozen_trunk_trains_adapters_and_classifier_alone() -> None:
     )
     model(clips()).square().sum().backward()
     assert {name for name, parameter in model.named_parameters() if parameter.grad is not None} == trained
+
+
+@pytest.mark.parametrize(("arch", "backbone", "frames"), [*SMALL, ("vit", "vit_s", 4)])
+def test_every_architecture_has_a_trunk_that_freezes(arch: str, backbone: str | None, frames: int) -> None:
+    with torch.device("meta"):
+        model = build_model(arch, backbone, frames, 3, width=0.125)
+    freeze_trunk(model)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert {name.partition(".")[0] for name in trained} == {
+        "tsm mobilenet_v2": {"classifier"}, "trn resnet18": {"fc", "consensus"},
+    }.get(f"{arch} {backbone}", {"fc"})  # fmt: skip
 
 
 def test_a_frozen_trunk_with_batch_normalisations_keeps_their_statistics() -> None:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from summit_train.core.errors import UserError
-from summit_train.report.records import Run, read_runs
+from summit_train.report.records import Run, read_observed, read_runs
 
 
 def test_a_whole_run_is_read(write_run):
@@ -74,13 +74,20 @@ def test_lines_that_are_no_records_are_named_and_the_rest_is_read(tmp_path):
         b'{"kind": "step", "step": 1}\n',
         b'{"step": 1}\n',
         b'{"kind": "checkpoint", "step": 1e999, "seconds": 1}\n',
+        b"[" * 200_000 + b"}\n",
         b"\n",
     ]
+    (tmp_path / "eval.json").write_text("[" * 200_000)
     log.write_bytes(good + b"".join(bad) + good)
     read = Run(tmp_path)
     assert len(read.checkpoints) == 2
-    assert [note.split(" is left out")[0] for note in read.notes] == [f"metrics.jsonl, line {i}" for i in range(2, 7)]
-    assert "unreadable, no 'epoch'" in read.notes[2]
+    first, *notes = read.notes
+    assert first == "eval.json: unreadable, left out (its values are nested too deeply)"
+    assert [note.split(" is left out")[0] for note in notes] == [f"metrics.jsonl, line {i}" for i in range(2, 8)]
+    assert "unreadable, no 'epoch'" in notes[2] and "unreadable, its values are nested too deeply" in notes[5]
+    (tmp_path / "observed.json").write_text("[" * 200_000)
+    with pytest.raises(UserError, match="is not what `summit-train eval SPEC --observed` writes"):
+        read_observed(tmp_path)
 
 
 def test_a_repeated_step_keeps_its_last_record(write_run, run_records):

@@ -172,6 +172,14 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
         ("model.arch=i3d_3x3x3 data.num_frames=16 model.pool1=1x3x3", "model.pool1",
          "1x3x3 is for i3d_3x1x1, and i3d_3x3x3 has no choice; leave the key out"),
         ("model.backbone=mobilenet_v2 model.non_local=tsm", "model.non_local", "takes no non-local blocks; tsm, tsn"),
+        ("model.arch=vit model.backbone=vit_s", "evaluate.short_side",
+         "must be data.crop, 224, for a vit that numbers the patches of its grid (model.positions index), got 256"),
+        ("model.arch=vit model.backbone=vit_s evaluate.short_side=224 evaluate.crops=full", "evaluate.crops",
+         "must be 1 or 3 for a vit that numbers the patches of its grid (model.positions index), got full"),
+        ("model.arch=vit model.backbone=vit_s model.adapter=st data.crop=216", "data.crop",
+         "must be a multiple of 16 for vit, as a patch has 16 x 16 pixels, got 216"),
+        ("model.arch=vit model.backbone=vit_s model.adapter=st evaluate.short_side=8", "evaluate.short_side",
+         "must be a multiple of 16 for vit, as a patch has 16 x 16 pixels, got 8"),
         ("model.non_local=true", "model.non_local", "True is not a choice; valid: false, tsm, original"),
         ("data.crop=16 model.non_local=tsm", "model.non_local", "a crop of 17 pixels or more, got 16"),
         ("checkpoint.keep_best=top1 evaluate.every_epochs=0", "checkpoint.keep_best", "needs validations during tr"),
@@ -211,6 +219,9 @@ def test_impossible_combinations_are_refused(
         "model.arch=a.b:c model.options.depth=2 model.options.parts=[1,x] model.width=1.0 model.dropout=0.0",
         "model.arch=slowfast data.num_frames=8",
         "model.arch=x3d_m data.num_frames=1 model.backbone=null",
+        "model.arch=vit model.backbone=vit_s data.crop=16 evaluate.short_side=16",
+        "model.arch=vit model.backbone=vit_s model.positions=grid evaluate.crops=full evaluate.short_side=250",
+        "model.arch=vit model.backbone=vit_s model.adapter=shift data.num_frames=7",
         "model.non_local=tsm data.crop=17",
         "model.non_local=original model.arch=i3d_3x1x1 data.num_frames=8",
         "model.non_local=false model.backbone=mobilenet_v2",
@@ -322,7 +333,7 @@ def specs(draw: st.DrawFn) -> Spec:
             "warmup_epochs": draw(st.floats(0, 100)),
             "milestones": draw(st.lists(st.floats(0, 300), max_size=3)),
         },
-        "evaluate": {"crops": draw(st.sampled_from([1, 3, "full"]))},
+        "evaluate": {"crops": draw(st.sampled_from([1, 3] if arch == "vit" else [1, 3, "full"])), "short_side": 224},
     }
     return spec_from_values(_values(name=draw(NAMES), seed=draw(st.integers(0, 2**63 - 1)), **sections), "drawn")
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,17 @@ import pytest
 import torch
 import yaml
 
-from summit_train.core.errors import UserError
+from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.saved import SAFETENSORS_KEY
+from summit_train.inference.export import card
 from summit_train.inference.export.card import write_card
 from summit_train.inference.trained import open_trained
 from summit_train.models import build_model
+from summit_train.models.network import build_network
 from summit_train.models.weights import load_pretrained
+from summit_train.spec import dump_spec, spec_from_values
+from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
+from tests.models.test_foreign import SMALL
 from tests.runs import changed_copy
 from tests.worlds import main_said
 
@@ -101,6 +107,58 @@ def test_a_checkpoint_alone_has_a_card_that_says_what_is_missing(run: Path, tmp_
     assert "# a\\|b &lt;script&gt; \\[x\\](y) \\# c\n" in text  # a name is text
 
 
+def test_eval_scores_the_file_as_its_checkpoint(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = write_card(open_trained(run), tmp_path)["weights"]
+    subprocess.run(["sha256sum", "--check", "model.safetensors.sha256"], cwd=tmp_path, check=True, capture_output=True)
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    pair = [open_trained(copy).path, own]
+    status, text, _ = main_said(capsys, "eval", copy, "--checkpoints", *pair, "--name", "both", "--json")
+    first, second = json.loads(text)["checkpoints"]
+    assert status == 0 and second["path"] == own and first | {"path": own} == second
+
+
+def test_the_card_of_a_network_of_ones_own_names_its_file_and_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/nets.py").write_text(SMALL)
+    data = {"train": "a", "val": "b", "num_frames": 2, "crop": 16, "short_side": [16, 20]}
+    model = {"arch": f"{tmp_path}/code/nets.py:Small", "num_classes": 4}
+    values = {"name": "own", "run_dir": str(tmp_path), "model": model, "data": data, "evaluate": {"short_side": 16}}
+    spec = spec_from_values(values, "here")
+    network = build_network(spec)
+    weights = network.state_dict()
+    weights["head.bias"][0] = torch.nan
+    state = {"model": weights, "optimizer": {}, "step": 1, "spec": spec.model_dump(mode="json")}
+    state["experiment"] = {**network.sources, "model.arch": spec.model.arch}
+    save_checkpoint(checkpoint_path(spec.run_path, 1), state)
+    (spec.run_path / "spec.yaml").write_text(dump_spec(spec))
+    out = tmp_path / "out"
+    file = Path(write_card(open_trained(spec.run_path), out)["weights"])
+    text = (out / "README.md").read_text()
+    assert "VIDEO ... model.arch=nets.py:Small\n" in text and 'safetensors", ["model.arch=nets.py:Small"])' in text
+    assert network.sources["model.arch (SHA-256)"] in text
+    assert str(tmp_path) not in text and str(tmp_path).encode() not in file.read_bytes()
+    with pytest.raises(UserError, match="a checkpoint alone does not start"):
+        open_trained(file)
+    monkeypatch.chdir(tmp_path / "code")
+    again = open_trained(file, ["model.arch=nets.py:Small"])
+    assert all(torch.equal(value.nan_to_num(7), weights[name].nan_to_num(7)) for name, value in again.weights.items())
+
+
+def test_a_file_that_gives_other_weights_back_is_not_kept(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, out = open_trained(run), tmp_path / "out"
+    for change in (lambda x: x + 1, lambda x: x.double(), lambda x: x[None]):
+        wrong = trained.weights | {"fc.bias": change(trained.weights["fc.bias"])}
+        monkeypatch.setattr(card, "load_checkpoint", lambda path, bound, wrong=wrong: {"model": wrong})
+        with pytest.raises(RunFailed, match="the file has other weights"):
+            write_card(trained, out)
+        assert list(out.iterdir()) == []
+
+
 def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, run: Path) -> None:
     path = tmp_path / "a.safetensors"
     for content, message in (
@@ -108,6 +166,7 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, run: Path) -> No
         (safetensors.save({"w": torch.ones(3)}), "not a checkpoint of a run"),
         (safetensors.save({"w": torch.ones(3)}, {SAFETENSORS_KEY: "[1]"}), "must hold values by name, got list"),
         (safetensors.save({"w": torch.ones(3)}, {SAFETENSORS_KEY: "{"}), "cannot be read as a safetensors file"),
+        (safetensors.save({"w": torch.ones(3)}, {SAFETENSORS_KEY: "[" * 200_000}), "are nested too deeply"),
     ):
         path.write_bytes(content)
         with pytest.raises(UserError, match=message):
