@@ -140,7 +140,7 @@ def test_the_card_of_a_network_of_ones_own_names_its_file_and_no_folder(
     assert "VIDEO ... model.arch=nets.py:Small\n" in text and 'safetensors", ["model.arch=nets.py:Small"])' in text
     assert network.sources["model.arch (SHA-256)"] in text
     assert str(tmp_path) not in text and str(tmp_path).encode() not in file.read_bytes()
-    with pytest.raises(UserError, match="a checkpoint alone does not run its network.s code"):
+    with pytest.raises(UserError, match="a checkpoint alone does not run its network's code"):
         open_trained(file)
     monkeypatch.chdir(tmp_path / "code")
     again = open_trained(file, ["model.arch=nets.py:Small"])
