@@ -29,7 +29,7 @@ class Layer:
 
     @property
     def multiply_adds(self) -> int:
-        """Of the forward pass."""
+        """Return those of the forward pass."""
         return math.prod(self.product)
 
 
@@ -59,7 +59,7 @@ class Count:
 
     @property
     def gradient_bytes(self) -> int:
-        """What one rank gives to the allreduce of a step, in fp32."""
+        """Return what one rank gives to the allreduce of a step, in fp32."""
         return 4 * self.trained_parameters
 
     @property

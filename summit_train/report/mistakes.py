@@ -17,7 +17,8 @@ from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.augment import test_frames, test_views
 from summit_train.data.video.encode import jpeg
 from summit_train.evaluation.fuse import RunScores, read_run
-from summit_train.evaluation.scores import Scores
+from summit_train.evaluation.scores import Scores, probabilities
+from summit_train.report.confusion import all_names
 from summit_train.report.records import Run
 from summit_train.spec import spec_from_values
 
@@ -57,23 +58,22 @@ def read_mistakes(run: Run) -> Mistakes | None:
         return None  # read_confusion notes scores that cannot be read
     if found.scores.labels.ndim > 1:
         return None
-    powers = np.exp(found.scores.scores.astype(np.float64) - found.scores.scores.max(1, keepdims=True))
-    probabilities = powers / powers.sum(1, keepdims=True)
+    shares = probabilities(found.scores.scores.astype(np.float64), found.scores.kind)
     store, reason = None, ""
     try:
         store = _store(run)
     except (UserError, OSError) as error:
         reason = str(error)
-    rows = [_mistake(found, probabilities, place, store) for place in most_confident(found.scores, probabilities)]
+    rows = [_mistake(found, shares, place, store) for place in most_confident(found.scores, shares)]
     if rows and not reason and not any(row.strip for row in rows):
         reason = rows[0].reason
     return Mistakes(rows, reason)
 
 
-def most_confident(scores: Scores, probabilities: NDArray[np.float64]) -> list[int]:
-    """Return the rows of up to 12 wrong videos, those with the highest probability (V, classes) of a class first."""
+def most_confident(scores: Scores, shares: NDArray[np.float64]) -> list[int]:
+    """Return the rows of up to 12 wrong videos, those with the highest of the probabilities (V, classes) first."""
     wrong = np.flatnonzero(scores.is_read & ~scores.right(1))
-    highest = probabilities[wrong].max(1)
+    highest = shares[wrong].max(1)
     order: list[int] = wrong[np.argsort(-highest, kind="stable")[:MOST_MISTAKES]].tolist()
     return order
 
@@ -88,10 +88,10 @@ def _store(run: Run) -> Store:
     return open_store(spec.data, read_manifest(spec.data.val, spec.data.region))
 
 
-def _mistake(found: RunScores, probabilities: NDArray[np.float64], place: int, store: Store | None) -> Mistake:
-    scores, clip = probabilities[place], found.clips[place]
+def _mistake(found: RunScores, shares: NDArray[np.float64], place: int, store: Store | None) -> Mistake:
+    scores, clip = shares[place], found.clips[place]
     predicted, own = int(scores.argmax()), int(found.scores.labels[place])
-    names = (*found.class_names, *map(str, range(len(found.class_names), len(scores))))
+    names = all_names(found.class_names, len(scores))
     strip, reason = "", ""
     try:
         if store is not None:

@@ -41,7 +41,7 @@ class Record(BaseModel):
 RecordType = TypeVar("RecordType", bound=Record)
 
 
-class Measured(Record):
+class WithMeasures(Record):
     """A record with measures (evaluation.measures) under their keys, in percent."""
 
     model_config = ConfigDict(extra="allow")
@@ -78,7 +78,7 @@ class StepRecord(LogRecord):
     gradient_square: Known = None
 
 
-class EvalRecord(Measured, LogRecord):
+class EvalRecord(WithMeasures, LogRecord):
     """One validation during training, after `epoch` finished epochs."""
 
     epoch: float
@@ -133,14 +133,14 @@ class CheckpointRecord(LogRecord):
     seconds: float
 
 
-class CheckpointScore(Measured):
+class CheckpointScore(WithMeasures):
     """The measures of one checkpoint in the final evaluation."""
 
     path: str
     step: int | None = None
 
 
-class CheckpointScores(Measured):
+class CheckpointScores(WithMeasures):
     """The measures of the last checkpoints, with mean and standard deviation, KEY_mean and KEY_std."""
 
     checkpoints: tuple[CheckpointScore, ...] = ()
@@ -174,7 +174,7 @@ class BestCheckpoint(Record):
     value: float
 
 
-class ObservedPoint(Measured):
+class ObservedPoint(WithMeasures):
     """Accuracies when this fraction of each video is seen."""
 
     fraction: float

@@ -75,12 +75,12 @@ class DataSpec(Section):
 
     @property
     def rand_augment_settings(self) -> RandAugmentSpec:
-        """What augment rand_augment does."""
+        """Return what augment rand_augment does."""
         return self.rand_augment or RandAugmentSpec()
 
     @property
     def input(self) -> Modality:
-        """What a frame of a clip holds."""
+        """Return what a frame of a clip holds."""
         return RGB if self.modality == "rgb" else flow(self.flow_length)
 
 

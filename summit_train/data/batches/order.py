@@ -1,9 +1,8 @@
 """Which clips each virtual GPU trains on in each step: pure numpy, the same on every rank.
 
 Each epoch is one permutation of all clips, or as many drawn with equal shares of the classes, a function of (seed,
-epoch) alone. Each step takes the next
-virtual_gpus * clips_per_gpu of them, virtual GPU v the v-th share. The number of ranks only decides which rank runs
-which virtual GPU, so it can change between runs, and any step can be the first.
+epoch) alone. Each step takes the next virtual_gpus * clips_per_gpu of them, virtual GPU v the v-th share. The number of
+ranks only decides which rank runs which virtual GPU, so it can change between runs, and any step can be the first.
 """
 
 from __future__ import annotations
