@@ -6,18 +6,21 @@ import importlib
 import importlib.util
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
@@ -79,17 +82,16 @@ def start(
     ranks: int,
     *words: str,
     env: Mapping[str, str] | None = None,
-    last: Sequence[str] = (),
     errors: int = subprocess.STDOUT,
+    output: int | IO[str] = subprocess.PIPE,
 ) -> subprocess.Popen[str]:
     """Start `python ...` in a process group of its own, on `ranks` ranks under mpirun; 0: without a launcher.
 
-    last: what one more rank, the last one, is started with instead. errors: where its stderr goes.
+    output, errors: where its stdout and stderr go.
     """
     python, more = [sys.executable, *words], dict(env or {})
     if ranks:
         python = [find_mpirun() or "mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *python]
-        python += [":", "-np", "1", sys.executable, *last] if last else []
         more |= ROOT_ALLOWED if os.geteuid() == 0 else {}
     return subprocess.Popen(
         python,
@@ -97,15 +99,15 @@ def start(
         cwd=ROOT,
         text=True,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=errors,
         start_new_session=True,
     )
 
 
-def run(ranks: int, *words: str, env: Mapping[str, str] | None = None, last: Sequence[str] = ()) -> tuple[int, str]:
+def run(ranks: int, *words: str, env: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Run `python ...` on `ranks` ranks to its end: (exit status, output)."""
-    process = start(ranks, *words, env=env, last=last)
+    process = start(ranks, *words, env=env)
     try:
         output, _ = process.communicate(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
@@ -116,47 +118,33 @@ def run(ranks: int, *words: str, env: Mapping[str, str] | None = None, last: Seq
 
 
 def command(ranks: int, *words: str, comm: str = "torch") -> tuple[int, str]:
-    """Run `summit-train ...` on `ranks` ranks to its end: over Horovod under mpirun, over torch in forked processes.
+    """Run `summit-train ...` on `ranks` ranks to its end: (exit status, output). See `joined`."""
+    return joined(ranks, partial(main, words), comm)
 
-    0: without a launcher. (Exit status, output.)
-    """
+
+def joined(ranks: int, work: Callable[[], int], comm: str, *, grace_s: float = 60) -> tuple[int, str]:
+    """Do `work` on forked ranks: over Horovod under mpirun, over torch as torchrun joins them; 0: in one child."""
     if comm == "horovod":
-        return run(ranks, "-m", "summit_train", *words, env={"SUMMIT_TRAIN_COMM": comm})
-    return forked(ranks, partial(main, words))
-
-
-# Without the reports, which take longer to draw than so few steps to train. One process a rank for all, as importing
-# torch takes longer still.
-_TRAIN = """
-import json, sys
-from tests.worlds import main_without_reports
-sys.exit(max(main_without_reports(["train", *words]) for words in json.loads(sys.argv[1])))
-"""
+        return under_mpirun(ranks, work, {"SUMMIT_TRAIN_COMM": comm})
+    return forked(ranks, work, grace_s=grace_s)
 
 
 def train(ranks: int, spec: Path | str, *words: str, comm: str = "torch") -> str:
-    """Run `summit-train train SPEC ...`, which must exit 0, without its report; the output. See `command`."""
-    return _trained(ranks, [[str(spec), *words]], comm)
+    """Run `summit-train train SPEC ...`, which must exit 0, without its report; the output. See `joined`."""
+    status, output = joined(ranks, partial(main_without_reports, ["train", str(spec), *words]), comm)
+    assert status == 0, output
+    return output
 
 
-def train_each(ranks: int, specs: Iterable[Path], comm: str = "torch") -> None:
-    """Train one spec after the other, without their reports."""
-    _trained(ranks, [[str(spec)] for spec in specs], comm)
-
-
-def _trained(ranks: int, runs: Sequence[Sequence[str]], comm: str) -> str:
-    if comm == "horovod":
-        # As many threads as a forked rank has: the last bits of a sum depend on it.
-        env = {"SUMMIT_TRAIN_COMM": comm, "OMP_NUM_THREADS": "1"}
-        status, output = run(ranks, "-c", _TRAIN, json.dumps(runs), env=env)
-        assert status == 0, output
-        return output
-    outputs = []
-    for words in runs:
-        status, output = forked(ranks, partial(main_without_reports, ["train", *words]))
-        assert status == 0, output
-        outputs.append(output)
-    return "".join(outputs)
+def train_each(ranks: int, specs: Sequence[Path], comm: str = "torch") -> None:
+    """Train one spec after the other, without their reports; over Horovod the same ranks train all."""
+    if comm == "torch":
+        for spec in specs:
+            train(ranks, spec)
+        return
+    work = lambda: max(main_without_reports(["train", str(spec)]) for spec in specs)  # noqa: E731
+    status, output = joined(ranks, work, comm)
+    assert status == 0, output
 
 
 def main_without_reports(words: Sequence[str]) -> int:
@@ -188,8 +176,7 @@ def forked(ranks: int, work: Callable[[], int], *, grace_s: float = 60) -> tuple
 
     The exit status is that of the first rank that failed; the others then have `grace_s` to end by themselves.
     """
-    for module in ("summit_train.cli.pipeline", "torch._dynamo", "torch.distributed.nn.functional"):
-        importlib.import_module(module)  # what every training run imports
+    _import_what_training_needs()
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False) if ranks else None
     status = 0
     # No rank begins before all are forked: the store's thread, which answers them, takes locks that a fork would copy.
@@ -204,7 +191,7 @@ def forked(ranks: int, work: Callable[[], int], *, grace_s: float = 60) -> tuple
                 # What torchrun tells a rank of one node, whose store this process keeps.
                 launcher = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
                 joined = {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"} if store else {}
-                _work_and_leave(output.fileno(), work, launcher | joined if store else {})
+                _work_and_leave([output.fileno()] * 2, work, environment(**(launcher | joined if store else {})))
             children.add(child)
         os.close(opener)
         os.close(gate)
@@ -226,19 +213,89 @@ def forked(ranks: int, work: Callable[[], int], *, grace_s: float = 60) -> tuple
         return status, output.read()
 
 
-def _work_and_leave(output: int, work: Callable[[], int], launcher: Mapping[str, str]) -> None:
-    """Work as a program that was started by hand, with one stream for all output; never return."""
+def _import_what_training_needs() -> None:
+    """Import before a fork what takes longer than so few steps: every training run does."""
+    for module in ("summit_train.cli.pipeline", "torch._dynamo", "torch.distributed.nn.functional"):
+        importlib.import_module(module)
+
+
+# What mpirun starts in a rank's place: hands its environment and streams to the test, which forks the rank; passes
+# signals on to the rank, and ends as it ends. Killed, it takes the rank with it.
+_PLACE = """
+import json, os, signal, socket, sys
+door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+door.connect(sys.argv[1])
+socket.send_fds(door, [json.dumps(dict(os.environ)).encode()], [1, 2])
+rank = int(door.recv(99))
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+    signal.signal(number, lambda number, frame: os.kill(rank, number))
+status = int(door.recv(99))
+if status < 0:
+    signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+sys.exit(status)
+"""
+
+
+def under_mpirun(ranks: int, work: Callable[[], int], env: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Do `work` on forked ranks in the places of processes that mpirun starts: (its exit status, its output)."""
+
+    def work_and_finalize() -> int:
+        try:
+            return work()
+        finally:
+            if "mpi4py.MPI" in sys.modules:
+                sys.modules["mpi4py.MPI"].Finalize()  # as at the end of Python, which a forked process does not reach
+
+    _import_what_training_needs()
+    places: dict[int, socket.socket] = {}
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as output,
+        tempfile.TemporaryDirectory() as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door,
+    ):
+        door.bind(f"{folder}/door")
+        door.listen(ranks)
+        door.setblocking(False)
+        mpirun = start(ranks, "-ISc", _PLACE, f"{folder}/door", env=env, output=output)
+        deadline = time.monotonic() + PATIENCE_S
+        while mpirun.poll() is None or places:
+            with suppress(BlockingIOError):
+                place, _ = door.accept()
+                environ, streams, _, _ = socket.recv_fds(place, 1 << 20, 2)
+                if (rank := os.fork()) == 0:
+                    _work_and_leave(streams, work_and_finalize, json.loads(environ))
+                places[rank] = place
+                place.send(str(rank).encode())
+                for stream in streams:
+                    os.close(stream)
+            for rank, place in list(places.items()):
+                if mpirun.returncode is not None or select.select([place], [], [], 0)[0]:  # its place has ended
+                    os.kill(rank, signal.SIGKILL)
+                ended, how = os.waitpid(rank, os.WNOHANG)
+                if ended:
+                    with suppress(BrokenPipeError):
+                        place.send(str(os.waitstatus_to_exitcode(how)).encode())
+                    places.pop(rank).close()
+            if time.monotonic() > deadline:
+                os.killpg(mpirun.pid, signal.SIGKILL)
+            time.sleep(0.005)
+        output.seek(0)
+        return mpirun.returncode, output.read()
+
+
+def _work_and_leave(outputs: Sequence[int], work: Callable[[], int], environ: Mapping[str, str]) -> None:
+    """Work as a program that was started by hand, with these for stdout and stderr; never return."""
     status = 1
     try:
         os.setsid()
         torch.set_num_threads(1)  # OpenMP's other threads are not copied by a fork
         forkserver._forkserver.__init__()  # type: ignore[attr-defined]  # the parent's is no child of this process
-        for stream in (1, 2):
+        for stream, output in enumerate(outputs, 1):
             os.dup2(output, stream)
         sys.stdin, sys.stdout, sys.stderr = open(os.devnull), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
-        fresh = environment(**launcher)
         os.environ.clear()
-        os.environ.update(fresh)
+        os.environ.update(environ)
         os.chdir(ROOT)
         status = work()
     except SystemExit as leaving:  # argparse

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -13,12 +12,13 @@ import pytest
 
 from summit_train.__main__ import main
 from summit_train.core.comm import World
+from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
 from summit_train.models import build_model
 from summit_train.spec import load_spec
 from summit_train.training.start import Inputs, check_agreement, code_digest, identity, read_inputs
 from tests.conftest import WriteSpec
-from tests.worlds import forked, lines, main_said, needs_ranks, run
+from tests.worlds import joined, lines, main_said, needs_ranks
 
 HOST = socket.gethostname()
 START = "summit_train.training.start"
@@ -101,10 +101,7 @@ def test_a_rank_that_hangs_while_it_is_compared_is_watched(
 
 def _last_rank_has(ranks: int, words: Sequence[str], more: Sequence[str], comm: str = "torch") -> tuple[int, str]:
     """Run `summit-train ...` on ranks of which the last one is started with more words."""
-    if comm == "horovod":
-        program = ("-m", "summit_train", *words)
-        return run(ranks - 1, *program, last=(*program, *more), env={"SUMMIT_TRAIN_COMM": comm})
-    return forked(ranks, lambda: main([*words, *(more if os.environ["RANK"] == str(ranks - 1) else [])]))
+    return joined(ranks, lambda: main([*words, *(more if this_launch().rank == ranks - 1 else [])]), comm)
 
 
 @needs_ranks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from summit_train.__main__ import main
+from summit_train.core.comm.launch import this_launch
 from tests.conftest import WriteSpec
 from tests.runs import difference, final_state, records, rewound
-from tests.worlds import BACKENDS, command, forked, lines, needs_ranks, run, train
+from tests.worlds import BACKENDS, command, joined, lines, needs_ranks, run, train, under_mpirun
 
 pytestmark = needs_ranks
 HOST = socket.gethostname()
@@ -119,7 +122,7 @@ def test_a_known_error_of_rank_0_ends_all_ranks_in_order(write_spec: WriteSpec, 
     assert len(said) == 1 and "is of another experiment: optimizer.momentum: the checkpoint has 0.9" in said[0]
 
 
-# What each rank does before it trains, as text for ranks under mpirun; forked ranks run the same text.
+# What each rank does before it trains.
 _NAN_ON_RANK_1 = """
 from summit_train.models import VideoNetwork
 honest, calls = VideoNetwork.forward, 0
@@ -158,21 +161,16 @@ Watchdog._fault = lambda self, seconds, before: fault(self, patience[0] if patie
 
 
 def _train_with(ranks: int, fault: str, comm: str, *words: str, grace_s: float = 1, **names: object) -> tuple[int, str]:
-    """Train on ranks that run `fault` first, which knows RANK and the other names; see `worlds.command`.
+    """Train on ranks that run `fault` first, which knows RANK and the other names; see `worlds.joined`.
 
     A rank that fails ends the others after `grace_s`, as a launcher does; a rank that failed too says so after 3 s.
     """
-    code = "import os\nfrom summit_train.__main__ import main\nfrom summit_train.core.comm.launch import this_launch\n"
-    code += "RANK = this_launch().rank\n" + "".join(f"{name} = {value!r}\n" for name, value in names.items())
-    code += f"{fault}\nraise SystemExit(main({['train', *words]!r}))\n"
-    if comm == "horovod":
-        return run(ranks, "-c", code, env={"SUMMIT_TRAIN_COMM": comm})
 
     def work() -> int:
-        exec(code, {"__name__": "__main__"})
-        raise AssertionError
+        exec(fault, {"os": os, "RANK": this_launch().rank, **names})
+        return main(["train", *words])
 
-    return forked(ranks, work, grace_s=grace_s)
+    return joined(ranks, work, comm, grace_s=grace_s)
 
 
 @pytest.mark.parametrize("comm", BACKENDS)
@@ -191,13 +189,8 @@ def test_two_steps_that_are_not_finite_end_the_run_and_name_the_rank(
 
 def test_a_mistake_that_one_rank_sees_is_not_silent(write_spec: WriteSpec, tmp_path: Path) -> None:
     """As on a cluster where one node lacks the manifest."""
-    program = """
-import os, sys
-from summit_train.__main__ import main
-rank = os.environ["OMPI_COMM_WORLD_RANK"]
-sys.exit(main(["train", sys.argv[1], *(["data.train=gone.csv"] if rank == "1" else [])]))
-"""
-    status, output = run(2, "-c", program, str(write_spec()))
+    spec = str(write_spec())
+    status, output = under_mpirun(2, lambda: main(["train", spec, *["data.train=gone.csv"] * this_launch().rank]))
     assert status != 0
     assert "rank 1 on" in output and "data.train: gone.csv not found" in output
 

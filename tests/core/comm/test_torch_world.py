@@ -16,7 +16,7 @@ from summit_train.core.comm import torch_world as module
 from summit_train.core.comm.launch import HYDRA, Launch, this_launch
 from summit_train.core.comm.torch_world import meet, use_interface_towards
 from summit_train.core.errors import RunFailed, UserError
-from tests.worlds import forked, needs_ranks, run
+from tests.worlds import forked, needs_ranks, run, under_mpirun
 
 LAUNCH = Launch("srun", 1, 4)
 At = Callable[[str, object], None]
@@ -86,47 +86,37 @@ def test_gloo_uses_the_interface_that_leads_to_rank_0(monkeypatch: pytest.Monkey
     assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
 
 
-_OPEN = """
-import os
-from summit_train.core.comm import open_world
-from summit_train.core.comm.launch import this_launch
-from summit_train.core.errors import UserError
-if this_launch().rank == 1:
-    os.environ["SUMMIT_TRAIN_COMM"] = "torch"
-try:
-    open_world()
-except UserError as error:
-    print(error)
-"""
+def _refused() -> str:
+    with pytest.raises(UserError) as caught:
+        open_world()
+    return f"{caught.value}\n"
 
 
 @needs_ranks
 def test_ranks_of_different_back_ends_are_refused_before_they_meet() -> None:
-    status, output = run(2, "-c", _OPEN, env={"SUMMIT_TRAIN_COMM": "horovod"})
+    def work() -> int:
+        os.environ["SUMMIT_TRAIN_COMM"] = ("horovod", "torch")[this_launch().rank]
+        print(_refused(), end="")
+        return 0
+
+    status, output = under_mpirun(2, work)
     host = socket.gethostname()
     line = f"rank 1 on {host} uses torch, but rank 0 on {host} uses horovod; set SUMMIT_TRAIN_COMM to the same value"
     assert status == 0 and output.count(line) == 2, output
 
 
-_UNKNOWN_HOST = """
-import os, socket
-socket.gethostname = lambda: "no-such-host.invalid"
-from summit_train.core.comm import open_world
-from summit_train.core.errors import UserError
-try:
-    open_world()
-except UserError as error:
-    print(error)
-os.environ["MASTER_ADDR"] = "127.0.0.1"
-world = open_world()
-print(f"{world.size} ranks\\n", end="")
-world.close()
-"""
-
-
 @needs_ranks
 def test_under_mpirun_a_host_without_an_address_can_be_named() -> None:
-    status, output = run(2, "-c", _UNKNOWN_HOST, env={"SUMMIT_TRAIN_COMM": "torch"})
+    def work() -> int:
+        socket.gethostname = lambda: "no-such-host.invalid"
+        print(_refused(), end="")
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+        world = open_world()
+        print(f"{world.size} ranks\n", end="")
+        world.close()
+        return 0
+
+    status, output = under_mpirun(2, work, {"SUMMIT_TRAIN_COMM": "torch"})
     assert status == 0 and output.count("set MASTER_ADDR to one that every rank") == output.count("2 ranks\n") == 2, (
         output
     )

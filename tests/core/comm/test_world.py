@@ -12,10 +12,10 @@ import torch
 
 from summit_train.core.comm import World, choose_backend, open_world
 from summit_train.core.comm.horovod_world import HorovodWorld
-from summit_train.core.comm.launch import Launch
+from summit_train.core.comm.launch import Launch, this_launch
 from summit_train.core.comm.torch_world import TorchWorld
 from summit_train.core.errors import UserError
-from tests.worlds import forked, lines, needs_ranks, run
+from tests.worlds import joined, lines, needs_ranks, run
 
 
 @pytest.mark.parametrize("kind", [HorovodWorld, TorchWorld])
@@ -143,23 +143,21 @@ world.close()
 """
 
 
-def _work() -> int:
-    exec(_WORLD, {})
-    return 0
-
-
 @pytest.mark.parametrize("backend", [pytest.param("horovod", marks=needs_ranks), "torch"])
 def test_sums_means_objects_and_errors_over_3_ranks(backend: str) -> None:
     """The lowest failed rank is named on all, with its status.
 
     Horovod fuses nothing, whatever it is told. Waiting ranks yield, but for the last one, whose user says otherwise.
     """
-    if backend == "horovod":
-        fused = {"HOROVOD_FUSION_THRESHOLD": "1000000", "SUMMIT_TRAIN_COMM": "horovod"}
-        wish = f"import os\nos.environ['OMPI_MCA_mpi_yield_when_idle'] = '0'\n{_WORLD}"
-        status, output = run(2, "-c", _WORLD, env=fused, last=("-c", wish))
-    else:
-        status, output = forked(3, _work)
+
+    def work() -> int:
+        if backend == "horovod":
+            os.environ["HOROVOD_FUSION_THRESHOLD"] = "1000000"
+            os.environ |= {"OMPI_MCA_mpi_yield_when_idle": "0"} if this_launch().rank == 2 else {}
+        exec(_WORLD, {})
+        return 0
+
+    status, output = joined(3, work, backend)
     assert status == 0, output
     result = json.loads(next(line for line in lines(output) if line.startswith("{")))
     assert result["ranks"] == [[rank, "from 0", [2.0, 2.0, 2.0], [3.0, 3.0]] for rank in range(3)]
