@@ -21,7 +21,7 @@ test: setup ## run the tests, four at a time (PYTEST="-k shift" narrows them, TE
 	@tests/install_pbs.sh
 	@tests/install_oracles.sh $(VENV)/bin/python
 	@tests/install_flux.sh $(VENV)/bin/python
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(VENV)/bin/python -m pytest -n $(TESTERS) $(PYTEST)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(VENV)/bin/python -m pytest -n $(TESTERS) $(PYTEST)
 
 demo: setup ## generate videos, train TSM and its 2D twin on RANKS=2 ranks, evaluate, draw the report
 	@jobs/demo.sh $(RANKS)
