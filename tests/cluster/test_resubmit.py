@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from summit_train.__main__ import main
-from tests.conftest import WriteSpec
+from tests.conftest import WriteSpec, made_once, spec_writer
 from tests.runs import assert_bit_equal, final_state, steps_of
 from tests.standins import Standins, start_flux_job, start_pbs_job, warn
 from tests.worlds import PATIENCE_S, ROOT, forked, train
@@ -33,10 +33,20 @@ def _standins(folder: Path, scheduler: str, launcher: str) -> Standins:
     return standins
 
 
+@pytest.fixture(scope="module")
+def whole(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing interrupted."""
+
+    def make(folder: Path) -> None:
+        train(2, spec_writer(motion_set, folder)("whole", schedule={"epochs": 6}))
+
+    return made_once(tmp_path_factory, "resubmitted", make) / "runs/whole"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("scheduler", "launcher"), [("pbs", "pals"), ("pbs", "mpiexec"), ("flux", "flux")])
 def test_a_job_that_the_walltime_ends_goes_on_as_a_new_one(
-    write_spec: WriteSpec, tmp_path: Path, scheduler: str, launcher: str
+    write_spec: WriteSpec, tmp_path: Path, whole: Path, scheduler: str, launcher: str
 ) -> None:
     standins = _standins(tmp_path / "standins", scheduler, launcher)
     spec, run = write_spec(NAME, schedule={"epochs": 6}), tmp_path / "runs" / NAME
@@ -88,6 +98,4 @@ def test_a_job_that_the_walltime_ends_goes_on_as_a_new_one(
     text = (run / f"job/{second}.out").read_text()
     assert f"from step {stopped} on 1 nodes, 2 ranks" in text and text.endswith(f"job {second}: done, {run}\n")
     assert steps_of(run) == list(range(1, 61))  # none twice, none left out
-    whole = write_spec("whole", schedule={"epochs": 6})
-    train(2, whole)
-    assert_bit_equal(final_state(run), final_state(tmp_path / "runs/whole"))
+    assert_bit_equal(final_state(run), final_state(whole))

@@ -112,13 +112,13 @@ def _spec(write_spec: WriteSpec) -> str:
 def test_every_starter_on_one_host_gives_the_bits_of_mpirun(write_spec: WriteSpec, tmp_path: Path) -> None:
     spec, torch_ranks = _spec(write_spec), {"SUMMIT_TRAIN_COMM": "torch"}
     said = {}
-    for name, ranks, words, env in (
-        ("mpirun", 2, (*TRAIN, spec), {}),
-        ("horovod", 0, (*TRAIN, spec, "--ranks", "2"), {}),
-        ("torch", 0, (*TRAIN, "--ranks=2", spec), torch_ranks),
-        ("torchrun", 0, (*TORCHRUN, "--nproc-per-node", "2", *TRAIN, spec), {}),
+    train(2, spec, "name=mpirun", comm="horovod")
+    for name, words, env in (
+        ("horovod", (*TRAIN, spec, "--ranks", "2"), {}),
+        ("torch", (*TRAIN, "--ranks=2", spec), torch_ranks),
+        ("torchrun", (*TORCHRUN, "--nproc-per-node", "2", *TRAIN, spec), {}),
     ):
-        status, said[name] = run(ranks, *words, f"name={name}", env=env)
+        status, said[name] = run(0, *words, f"name={name}", env=env)
         assert status == 0, said[name]
     assert "2 ranks joined by horovod, started by mpirun" in said["horovod"]
     assert "2 ranks joined by torch\n" in said["torch"]

@@ -72,6 +72,8 @@ def test_a_stream_gives_each_frame_the_clip_networks_logits(clips: torch.Tensor)
 @pytest.mark.parametrize(("arch", "backbone", "adapter"), [("tsm", "resnet18", "none"), ("vit", "vit_s", "shift")])
 def test_a_clip_network_of_both_directions(clips: torch.Tensor, arch: str, backbone: str, adapter: Adapter) -> None:
     network: VideoNetwork = build_model(arch, backbone, FRAMES, 5, width=0.125, adapter=adapter).eval()
+    if arch == "vit":
+        del network.get_submodule("blocks")[2:]  # the others are like these, and each takes seconds to export
     torch.nn.init.normal_(network.get_parameter("fc.weight"), generator=torch.Generator().manual_seed(0))
     before = repr(network)
     with torch.inference_mode():
