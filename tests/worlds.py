@@ -260,21 +260,22 @@ def under_mpirun(ranks: int, work: Callable[[], int], env: Mapping[str, str] | N
         mpirun = start(ranks, "-ISc", _PLACE, f"{folder}/door", env=env, output=output)
         deadline = time.monotonic() + PATIENCE_S
         while mpirun.poll() is None or places:
-            with suppress(BlockingIOError):
+            with suppress(BlockingIOError, ConnectionError):  # mpirun may end a process at any moment
                 place, _ = door.accept()
                 environ, streams, _, _ = socket.recv_fds(place, 1 << 20, 2)
-                if (rank := os.fork()) == 0:
-                    _work_and_leave(streams, work_and_finalize, json.loads(environ))
-                places[rank] = place
-                place.send(str(rank).encode())
-                for stream in streams:
-                    os.close(stream)
+                if environ:
+                    if (rank := os.fork()) == 0:
+                        _work_and_leave(streams, work_and_finalize, json.loads(environ))
+                    places[rank] = place
+                    for stream in streams:
+                        os.close(stream)
+                    place.send(str(rank).encode())
             for rank, place in list(places.items()):
                 if mpirun.returncode is not None or select.select([place], [], [], 0)[0]:  # its place has ended
                     os.kill(rank, signal.SIGKILL)
                 ended, how = os.waitpid(rank, os.WNOHANG)
                 if ended:
-                    with suppress(BrokenPipeError):
+                    with suppress(ConnectionError):
                         place.send(str(os.waitstatus_to_exitcode(how)).encode())
                     places.pop(rank).close()
             if time.monotonic() > deadline:
