@@ -39,4 +39,4 @@ check: docs ## lint, format, types and the pages
 
 clean: ## remove .venv, the demo's output and what tools left; runs/ and the cached wheels stay
 	rm -rf $(VENV) build demo *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find summit_train tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find summit_train tests bench papers -name __pycache__ -type d -prune -exec rm -rf {} +
