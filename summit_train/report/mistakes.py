@@ -104,7 +104,7 @@ def _mistake(found: RunScores, shares: NDArray[np.float64], place: int, store: S
 def _strip(store: Store, place: int, clip: Clip) -> str:
     """Return frames of the video at this place of the set, side by side, as a data URI of a JPEG."""
     listed = store.manifest
-    if place >= len(listed) or clip != Clip(listed.stored_path(place), listed.span(place), listed.is_reversed(place)):
+    if place >= len(listed) or clip != listed.clip(place):
         raise UserError(f"{listed.source}: has changed since the evaluation; {clip} is in another place")
     (frames,) = store.read_views(
         place,
