@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from summit_train.core.text import listed
 from summit_train.evaluation.scores import Scores
+from summit_train.spec import MAIN_MEASURES
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,10 @@ def _precisions(scores: Scores) -> NDArray[np.float64]:
     return 100 * average_precisions(scores.labels, readable)
 
 
+def _mean_precision(scores: Scores) -> float:
+    return float(np.nanmean(_precisions(scores)))
+
+
 def _accuracies(scores: Scores) -> NDArray[np.float64]:
     videos = scores.hot.sum(0)
     right = scores.hot[scores.right(1)].sum(0)
@@ -99,10 +104,10 @@ def _accuracies(scores: Scores) -> NDArray[np.float64]:
 
 _OF_KIND = {
     "softmax": (
-        Measure("top1", "top-1", lambda scores: scores.top(1), _accuracies, "top1"),
+        Measure(MAIN_MEASURES["softmax"], "top-1", lambda scores: scores.top(1), _accuracies, "top1"),
         Measure("top5", "top-5", lambda scores: scores.top(5), _accuracies, "top1", above=5),
     ),
-    "binary": (Measure("map", "mAP", lambda scores: float(np.nanmean(_precisions(scores))), _precisions, "ap"),),
+    "binary": (Measure(MAIN_MEASURES["binary"], "mAP", _mean_precision, _precisions, "ap"),),
 }
 EVERY = tuple(measure for kind in _OF_KIND.values() for measure in kind)
 

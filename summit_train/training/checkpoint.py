@@ -97,19 +97,19 @@ class Writer:
         return self._writing is not None and self._writing.done() and self._writing.exception() is not None
 
 
-def prune_checkpoints(spec: Spec, steps_per_epoch: int, best: Path | None = None) -> None:
-    """Keep the newest checkpoint, `best`, and the newest of whole epochs, which the final accuracy is the mean over.
+def prune_checkpoints(spec: Spec, steps_per_epoch: int, newest: Path, best: Path | None = None) -> None:
+    """Keep `newest`, `best`, and the newest of whole epochs, which the final accuracy is the mean over.
 
-    The files of their learners stay with them. What a killed run left half written is deleted too.
+    Checkpoints after `newest` are left alone and do not count: the run passed over them as damaged, and will write
+    them again. The files of learners stay with theirs. What a killed run left half written is deleted too.
     """
     run_path = spec.run_path
-    paths = find_checkpoints(run_path)
-    kept = {*paths[-1:], *epoch_checkpoints(spec, steps_per_epoch)[-spec.checkpoint.keep :], *([best] if best else [])}
-    for path in paths:
-        if path not in kept:
+    due = [path for path in epoch_checkpoints(spec, steps_per_epoch) if path <= newest]
+    for path in find_checkpoints(run_path):
+        if path < newest and path != best and path not in due[-spec.checkpoint.keep :]:
             path.unlink(missing_ok=True)
             digest_path(path).unlink(missing_ok=True)  # after its file
-    stems = {path.stem for path in kept}
+    stems = {path.stem for path in find_checkpoints(run_path)}
     for path in (run_path / "checkpoints").glob("step_*.learner_*"):
         if path.name.partition(".")[0] not in stems:
             path.unlink(missing_ok=True)
