@@ -7,7 +7,6 @@ are multiplied by its weight and added, after a softmax or as they are; the sum 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import zipfile
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from summit_train.core.errors import UserError
+from summit_train.core.text import from_json
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.region import Region
 from summit_train.data.video.span import Span
@@ -104,7 +104,7 @@ def _newest(run: Path) -> Path:
     if not any((run / name).is_file() for name in ("spec.yaml", "eval.json")):
         raise UserError(f"{run}: is not a run folder: no spec.yaml found in it")
     try:
-        rows = json.loads((run / "eval.json").read_text(encoding="utf-8"))["checkpoints"]
+        rows = from_json((run / "eval.json").read_bytes())["checkpoints"]
         path = run / PREDICTIONS / f"{prediction_names([Path(row['path']) for row in rows])[-1]}.npz"
         problem = "" if path.is_file() else f"has no {PREDICTIONS}/{path.name}"
     except FileNotFoundError:

@@ -74,6 +74,8 @@ _CALLABLES = ("package.module:callable", "FILE.py:callable")
 
 def _arch(arch: str) -> str:
     """Return a name of the list, or the place of a callable; `~` and $NAME in the path of a file are expanded."""
+    if not arch.isprintable():
+        raise ValueError("must be without control characters")
     place, _, name = arch.rpartition(":")
     is_file = place.endswith(".py")
     is_callable = name.isidentifier() and (is_file or all(part.isidentifier() for part in place.split(".")))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ import torch
 from summit_train.core.errors import RunFailed
 from summit_train.core.files import replacing, write_text
 from summit_train.core.saved import CheckpointError, check_fit, digest_path, find_checkpoints, peek
+from summit_train.core.text import from_json
 from summit_train.optim.solvers import kept_state
 from summit_train.spec import Spec, experiment_defaults
 
@@ -120,7 +120,7 @@ def prune_checkpoints(spec: Spec, steps_per_epoch: int, newest: Path, best: Path
 def steps_per_epoch(run_path: Path) -> int:
     """Return the steps of an epoch from the run's plan.json. Raises CheckpointError if it cannot be read."""
     try:
-        steps = json.loads((run_path / "plan.json").read_text(encoding="utf-8"))["steps_per_epoch"]
+        steps = from_json((run_path / "plan.json").read_bytes())["steps_per_epoch"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         steps = error
     if type(steps) is not int or steps < 1:

@@ -7,7 +7,6 @@ lists: a million rows take about 3 s.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import replacing, write_json, write_text
-from summit_train.core.text import csv_text
+from summit_train.core.text import csv_text, from_json
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.tables import (
     CLASSES_FILE,
@@ -326,7 +325,7 @@ def _read_packed_manifest(source: Path) -> Manifest:
     """Map the manifest of a packed set, which `write_packed_manifest` wrote."""
     folder = source / PACKED_MANIFEST
     try:
-        about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+        about = from_json((folder / _ABOUT).read_bytes())
         names = [name for name in DTYPES if name not in OPTIONAL or about.get(name)]
         columns: dict[str, Any] = {name: load_column(folder / f"{name}.npy", DTYPES[name]) for name in names}
         of_clips = {name: column for name, column in columns.items() if name != "more_labels"}
