@@ -7,7 +7,6 @@ ranks must divide the virtual GPUs.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -23,7 +22,7 @@ from summit_train.core.progress import watched
 from summit_train.core.result import Result, TextTable
 from summit_train.core.saved import CheckpointError, best_checkpoint
 from summit_train.core.session import session
-from summit_train.core.text import counted
+from summit_train.core.text import counted, from_json
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation
@@ -114,15 +113,16 @@ def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Re
         return Result()
     spec = evaluation.scorer.spec
     known = measures_of(spec.loss.kind, spec.model.num_classes)
-    text = [_sentence(values, known)]
+    text = _scores(values, known)
     if "ema" in values:
-        text.append(f"average of the weights: {_sentence(values['ema'], known)}")
+        text += [f"average of the weights: {line}" for line in _scores(values["ema"], known)]
+    text += _scored(values)
     file, last = evaluation.folder / RESULT_FILE, spec.evaluate.last_checkpoints
     if evaluation.folder != spec.run_path:
         changed = ", ".join(f"{key}={value}" for key, value in evaluation.overrides.items())
         text.append(f"not the run's own result ({changed or 'the same keys'}): written to {file}")
     elif (found := len(values["checkpoints"])) < last:
-        text.append(f"mean over {counted(found, 'checkpoint')}, fewer than evaluate.last_checkpoints, {last}")
+        text.append(f"{counted(found, 'checkpoint')}, fewer than evaluate.last_checkpoints, {last}")
     return Result(text, values=values | {"written": str(file)})
 
 
@@ -167,28 +167,36 @@ def _result_folder(spec: Spec, name: str | None, changed: Mapping[str, Any], fil
     except ValueError as error:
         raise UserError(f"--name: {error}, got {name!r}") from error
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # nothing is there, or half of it
-        theirs = telling(json.loads((folder / file).read_bytes())["overrides"])
+        theirs = telling(from_json((folder / file).read_bytes())["overrides"])
         if theirs != mine:
             keys = ", ".join(f"{key}={value}" for key, value in theirs.items()) or "the run's own"
             raise UserError(f"{folder / file}: is a result with other keys ({keys}); try another --name")
     return folder
 
 
-def _sentence(result: dict[str, Any], known: Measures) -> str:
-    clips = "all frames streamed" if result["mode"] == "stream" else f"{result['clips']} clips"
-    views = f"{clips} x {result['crops']} crops"
-    if "precise_bn" in result:
-        views += f", BN's statistics of {counted(result['precise_bn'], 'training step')}"
-    bad = max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0)
-    wrong = f", {bad} of them could not be read and count as wrong" if bad else ""
-    rows, key = result["checkpoints"], known.main.key
-    about = f"{known.text(result)}  ({result['videos']} videos{wrong}, {views}, {len(rows)} checkpoints)"
-    about += say_left_out(result.get("classes_left_out", ()))
+def _scores(result: dict[str, Any], known: Measures) -> list[str]:
+    """Return the mean over the checkpoints, and of several the last and the best, a line each."""
+    rows, main = result["checkpoints"], known.main
     if len(rows) == 1:
-        return about
-    best = max(rows, key=lambda row: row[key])
-    one = f"last {result[f'{key}_last']:.2f} %, best {best[key]:.2f} % at step {best['step']}"
-    return f"{about}; the mean is the paper's figure; {one}"
+        return [f"{known.text(result)}: 1 checkpoint"]
+    best = max(rows, key=lambda row: row[main.key])
+    return [
+        f"{known.text(result)}: mean over {len(rows)} checkpoints, the paper's figure",
+        f"{main.name} {result[f'{main.key}_last']:.2f} %: last checkpoint",
+        f"{main.name} {best[main.key]:.2f} %: best checkpoint, step {best['step']}",
+    ]
+
+
+def _scored(result: dict[str, Any]) -> list[str]:
+    """Return which videos the scores are of, in which views, and what they leave out, a line each."""
+    clips = "all frames streamed" if result["mode"] == "stream" else counted(result["clips"], "clip")
+    crops = "the full frame" if result["crops"] == "full" else counted(result["crops"], "crop")
+    lines = [f"{counted(result['videos'], 'video')}, {clips} x {crops}"]
+    if bad := max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0):
+        lines.append(f"{counted(bad, 'video')} could not be read and count as wrong")
+    if "precise_bn" in result:
+        lines.append(f"BN's statistics of {counted(result['precise_bn'], 'training step')}")
+    return [*lines, *filter(None, [say_left_out(result.get("classes_left_out", ()))])]
 
 
 def _paths(spec: Spec, chosen: Sequence[str]) -> tuple[list[Path], list[str]]:

@@ -184,10 +184,11 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     views = spec.data.repeats
     repeats = f", {views} views of each of {plan.global_batch // views:,} clips of the list" if views > 1 else ""
     beside = "; written alongside the steps from a copy in rank 0's memory" if spec.checkpoint.background else ""
+    bn_batch = f"{counted(plan.clips_per_gpu, 'clip')} x {spec.data.num_frames} frames of one virtual GPU"
     return [
         ("virtual GPUs", f"{plan.virtual_gpus:,} = {plan.ranks:,} ranks x {plan.accumulation:,} accumulation"),
         ("global batch", f"{plan.global_batch:,} clips = {plan.frames_per_batch:,} frames{repeats}"),
-        ("BN batch", f"{plan.clips_per_gpu} clips x {spec.data.num_frames} frames of one virtual GPU"),
+        *([("BN batch", bn_batch)] if plan.network.has_bn else []),
         ("steps", f"{plan.total_steps:,} = {plan.epochs} epochs x {plan.steps_per_epoch:,}"),
         ("dropped clips", f"{plan.dropped_clips_per_epoch:,} of {plan.clips:,} per epoch, different ones each time"),
         ("solver", describe_solver(spec.optimizer)),
@@ -199,7 +200,7 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         ("multiply-adds", f"{plan.multiply_adds / 1e9:,.2f} G a clip, forward"),
         ("input", f"{plan.input_bytes_per_step_and_rank / 1e6:,.1f} MB a step and rank, uint8"),
         ("memory", f"about {plan.memory_bytes_per_rank / 2**30:,.1f} GiB a rank (weights and activations)"),
-        *([("network", plan.network.note)] if plan.network.note else []),
+        *([("network built", plan.network.note)] if plan.network.note else []),
         ("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {kept}{beside}"),
     ]
 

@@ -226,9 +226,9 @@ def bad_regions(manifest: Manifest, found: Mapping[str, Found]) -> list[DecodeEr
     for clip in range(len(manifest.regions)):
         path, region = manifest.path(clip), manifest.region(clip)
         facts = found[path]
-        problem = region.problem(facts.width, facts.height) if region and isinstance(facts, FileFacts) else None
+        problem = region.problem(facts.width, facts.height) if isinstance(facts, FileFacts) else None
         if problem is not None:
-            errors.append(DecodeError(path, f"{problem} ({manifest.place(clip)})", manifest.span(clip)))
+            errors.append(DecodeError(path, f"{problem} ({manifest.place(clip)})", manifest.span(clip), region))
     return errors
 
 

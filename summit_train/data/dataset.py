@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.data.batches.loader import MicroBatch, training_batches
 from summit_train.data.batches.order import Classes, Order
 from summit_train.data.batches.stores import Store, open_store
-from summit_train.data.batches.workers import Batches
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.overlap import Pairs, shared_clips
 from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.spec import DataSpec, Spec
+
+if TYPE_CHECKING:
+    from summit_train.data.batches.loader import MicroBatch
+    from summit_train.data.batches.workers import Batches
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +61,8 @@ class Dataset:
 
     def training_batches(self, order: Order, rank: int, ranks: int, steps: range) -> Batches[MicroBatch]:
         """Return a rank's micro-batches of `steps`; see `loader.training_batches`. Close them after use."""
+        from summit_train.data.batches.loader import training_batches  # needs torch, which a report does without
+
         if self.data.balance == "classes":
             order = replace(order, classes=self._classes())
         return training_batches(self.data, self.store, order, rank, ranks, steps, self.kept)

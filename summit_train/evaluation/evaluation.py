@@ -15,7 +15,6 @@ from summit_train.core.files import write_json
 from summit_train.core.saved import CheckpointError, bound_of, digest_path, give_weights, load_checkpoint
 from summit_train.core.watch import Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
-from summit_train.data.manifest.clip import Clip
 from summit_train.evaluation.measures import left_out, measures_of
 from summit_train.evaluation.precise_bn import recompute_from_training
 from summit_train.evaluation.scores import PREDICTIONS, Scores, prediction_names
@@ -98,11 +97,7 @@ class Evaluation:
 
         scores = scorer.score(model, progress, source=str(path), partial=known)
         if scores is not None:
-            names = dataset.manifest
-            clips = [
-                Clip(names.stored_path(video), names.span(video), names.is_reversed(video))
-                for video in scores.videos.tolist()
-            ]
+            clips = [dataset.manifest.clip(video) for video in scores.videos.tolist()]
             scores.save(folder / f"{name}.npz", clips, dataset.manifest.classes or ())
         return scores
 

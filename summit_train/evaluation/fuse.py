@@ -7,7 +7,6 @@ are multiplied by its weight and added, after a softmax or as they are; the sum 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import zipfile
@@ -21,7 +20,9 @@ from typing import Any
 import numpy as np
 
 from summit_train.core.errors import UserError
+from summit_train.core.text import from_json
 from summit_train.data.manifest.clip import Clip
+from summit_train.data.video.region import Region
 from summit_train.data.video.span import Span
 from summit_train.evaluation.measures import measures_of
 from summit_train.evaluation.scores import PREDICTIONS, Scores, prediction_names, probabilities
@@ -30,6 +31,7 @@ from summit_train.spec import load_spec
 # The columns of a file of scores that have an entry for each video, and their numpy kinds.
 _COLUMNS = {
     "video": "iu", "label": "iub", "is_read": "b", "path": "U", "start_frame": "iu", "end_frame": "iu", "reversed": "b",
+    **dict.fromkeys(Region._fields, "iu"),
 }  # fmt: skip
 
 
@@ -76,8 +78,11 @@ def read_run(word: str) -> RunScores:
         raise UserError(f"{word}: is a spec; its run folder must be given, {load_spec(word).run_path}")
     path = _newest(given) if given.is_dir() else given
     columns = _columns(path)
-    cells = (columns[name].tolist() for name in ("path", "start_frame", "end_frame", "reversed"))
-    clips = [Clip(video, Span(start, end), is_reversed) for video, start, end, is_reversed in zip(*cells, strict=True)]
+    cells = (columns[name].tolist() for name in ("path", "start_frame", "end_frame", "reversed", *Region._fields))
+    clips = [
+        Clip(video, Span(start, end), is_reversed, Region(*region))
+        for video, start, end, is_reversed, *region in zip(*cells, strict=True)
+    ]
     order = sorted(range(len(clips)), key=clips.__getitem__)
     for place, following in pairwise(order):
         if clips[place] == clips[following]:
@@ -99,7 +104,7 @@ def _newest(run: Path) -> Path:
     if not any((run / name).is_file() for name in ("spec.yaml", "eval.json")):
         raise UserError(f"{run}: is not a run folder: no spec.yaml found in it")
     try:
-        rows = json.loads((run / "eval.json").read_text(encoding="utf-8"))["checkpoints"]
+        rows = from_json((run / "eval.json").read_bytes())["checkpoints"]
         path = run / PREDICTIONS / f"{prediction_names([Path(row['path']) for row in rows])[-1]}.npz"
         problem = "" if path.is_file() else f"has no {PREDICTIONS}/{path.name}"
     except FileNotFoundError:
@@ -118,6 +123,7 @@ def _columns(path: Path) -> dict[str, np.ndarray]:
             raise ValueError("not an npz")
         with np.load(path, allow_pickle=False) as file:
             columns = dict(file)
+        columns = dict.fromkeys(Region._fields, np.zeros_like(columns["video"])) | columns  # older files lack regions
         scores, label, names = columns["scores"], columns["label"], columns["class_names"]
         if scores.ndim != 2 or scores.dtype.kind != "f" or 0 in scores.shape:
             raise ValueError(f"scores of shape {scores.shape} and type {scores.dtype}")
@@ -151,8 +157,8 @@ def _check_match(one: RunScores, other: RunScores) -> None:
         has, lacks = (one, other) if len(one.clips) > len(both) else (other, one)
         missing = next(clip for clip in has.clips if clip not in both)
         raise UserError(
-            f"{one.path} and {other.path} are not of the same videos, by path, span and direction in their manifests: "
-            f"of {len(one.clips):,} and {len(other.clips):,} videos {len(both):,} match; "
+            f"{one.path} and {other.path} are not of the same videos, by path, span, direction and region in their "
+            f"manifests: of {len(one.clips):,} and {len(other.clips):,} videos {len(both):,} match; "
             f"{lacks.name} lacks {missing}, and has {lacks.clips[0]}"
         )
     if one.scores.kind != other.scores.kind:
@@ -210,7 +216,7 @@ def fused_values(runs: Sequence[RunScores], weights: Sequence[float], fused: Sco
     return known.values(fused) | {
         "videos": len(fused.videos),
         "bad_videos": fused.num_bad,
-        "matched_by": "path, span and direction",
+        "matched_by": "path, span, direction and region",
         "best": best.name,
         "gain": main.of(fused) - main.of(best.scores),
         "runs": [

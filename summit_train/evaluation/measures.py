@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from summit_train.core.text import listed
 from summit_train.evaluation.scores import Scores
+from summit_train.spec import MAIN_MEASURES
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def average_precisions(is_positive: NDArray[np.bool_], scores: NDArray[Any]) -> 
     return found
 
 
-def _precisions(scores: Scores) -> NDArray[np.float64]:
+def _precision(scores: Scores) -> NDArray[np.float64]:
     readable = np.where(scores.is_read[:, None], scores.scores, np.nan)
     return 100 * average_precisions(scores.labels, readable)
 
@@ -99,10 +100,10 @@ def _accuracies(scores: Scores) -> NDArray[np.float64]:
 
 _OF_KIND = {
     "softmax": (
-        Measure("top1", "top-1", lambda scores: scores.top(1), _accuracies, "top1"),
+        Measure(MAIN_MEASURES["softmax"], "top-1", lambda scores: scores.top(1), _accuracies, "top1"),
         Measure("top5", "top-5", lambda scores: scores.top(5), _accuracies, "top1", above=5),
     ),
-    "binary": (Measure("map", "mAP", lambda scores: float(np.nanmean(_precisions(scores))), _precisions, "ap"),),
+    "binary": (Measure(MAIN_MEASURES["binary"], "mAP", lambda s: float(np.nanmean(_precision(s))), _precision, "ap"),),
 }
 EVERY = tuple(measure for kind in _OF_KIND.values() for measure in kind)
 
@@ -115,4 +116,4 @@ def left_out(scores: Scores, names: Sequence[str]) -> list[str]:
 
 def say_left_out(classes: Sequence[str]) -> str:
     """Return a clause about `left_out` for people."""
-    return f"; mAP leaves out {len(classes):,} without a video: {listed(classes, 5)}" if classes else ""
+    return f"mAP leaves out {len(classes):,} without a video: {listed(classes, 5)}" if classes else ""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from summit_train.core.files import replacing
 from summit_train.data.manifest.clip import Clip
+from summit_train.data.video.region import Region
 
 PREDICTIONS = "predictions"  # folder of a run
 
@@ -62,8 +63,9 @@ class Scores:
         """Write the scores as npz, whole or not at all. `np.load` reads it without pickle.
 
         clips: which videos they are of, as their manifest lists them. class_names: label 0 first, empty without names.
-        An end_frame of -1 is the end of the video.
+        An end_frame of -1 is the end of the video; a width of 0 stands for the whole frame.
         """
+        regions = np.array([clip.region for clip in clips], np.int64).reshape(-1, len(Region._fields))
         with replacing(path) as file:
             np.savez_compressed(
                 file,
@@ -75,6 +77,7 @@ class Scores:
                 start_frame=np.array([clip.span.start for clip in clips], np.int64),
                 end_frame=np.array([clip.span.end for clip in clips], np.int64),
                 reversed=np.array([clip.is_reversed for clip in clips], np.bool_),
+                **dict(zip(Region._fields, regions.T, strict=True)),
                 class_names=np.array(class_names, np.str_),
             )
 

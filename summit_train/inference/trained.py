@@ -60,7 +60,7 @@ class Trained:
     def check_pictures(self, problem: str | None) -> None:
         """Raise UserError for this problem of the network, and for a network that sees optical flow."""
         if problem is None and self.spec.data.modality != "rgb":
-            problem = "its network sees optical flow, not pictures; try a run with data.modality rgb, or `predict`"
+            problem = "its network sees optical flow, not RGB frames; try a run with data.modality rgb, or `predict`"
         if problem is not None:
             raise UserError(f"{self.path}: {problem}")
 

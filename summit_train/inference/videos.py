@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -37,9 +37,8 @@ class Listing(Dataset):
     has_labels: bool
 
     def clip(self, number: int) -> Clip:
-        """Return the clip at this place of the manifest."""
-        manifest = self.manifest
-        return Clip(manifest.path(number), manifest.span(number), manifest.is_reversed(number))
+        """Return the clip at this place of the manifest, with the path where it is."""
+        return replace(self.manifest.clip(number), path=self.manifest.path(number))
 
     def reason(self, bad: BadClip) -> str:
         """Return why a clip cannot be read, with the name of the bad picture if it is a folder of them."""

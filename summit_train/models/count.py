@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
 from summit_train.models.video import VideoNetwork
@@ -41,7 +42,7 @@ class Count:
     are the floats that a forward pass keeps for the backward pass, each tensor once, without statistics per channel and
     dropout; `index_elements` are 64-bit positions, which max pools keep. With recomputed blocks only
     `outside_elements`, those outside the blocks and the blocks' inputs, stay all the time, and `largest_block_elements`
-    while that block is computed again. note: on how the network was counted, for people.
+    while that block is computed again. has_bn: whether a layer normalises batches. note: on the count, for people.
     """
 
     clip: tuple[int, int, int]
@@ -55,6 +56,7 @@ class Count:
     index_elements: int
     outside_elements: int
     largest_block_elements: int
+    has_bn: bool
     note: str = ""
 
     @property
@@ -117,6 +119,7 @@ def count(model: VideoNetwork, height: int, width: int | None = None, device: st
         index_elements=sum(seen.indices.values()),
         outside_elements=sum(outside.values()),
         largest_block_elements=max(by_block.values(), default=0),
+        has_bn=any(isinstance(module, _BatchNorm) for module in model.modules()),
         note=model.note,
     )
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.text import share
-from summit_train.data.batches.stores import Store, open_store
-from summit_train.data.manifest import read_manifest
+from summit_train.data.batches.stores import Store
+from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.augment import test_frames, test_views
 from summit_train.data.video.encode import jpeg
@@ -79,13 +78,11 @@ def most_confident(scores: Scores, shares: NDArray[np.float64]) -> list[int]:
 
 
 def _store(run: Run) -> Store:
-    """Open the validation set of the run's spec. Raises UserError where it is not here or has no pictures."""
+    """Open the validation set of the run's spec. Raises UserError where it is not here or is optical flow."""
     spec = spec_from_values(dict(run.spec), str(run.path / "spec.yaml"))
     if spec.data.modality != "rgb":
         raise UserError("the network sees optical flow")
-    if not Path(spec.data.val).exists():
-        raise UserError(f"data.val: {spec.data.val} not found (relative paths start at {Path.cwd()})")
-    return open_store(spec.data, read_manifest(spec.data.val, spec.data.region))
+    return Dataset.open(spec, "val").store
 
 
 def _mistake(found: RunScores, shares: NDArray[np.float64], place: int, store: Store | None) -> Mistake:
@@ -104,7 +101,7 @@ def _mistake(found: RunScores, shares: NDArray[np.float64], place: int, store: S
 def _strip(store: Store, place: int, clip: Clip) -> str:
     """Return frames of the video at this place of the set, side by side, as a data URI of a JPEG."""
     listed = store.manifest
-    if place >= len(listed) or clip != Clip(listed.stored_path(place), listed.span(place), listed.is_reversed(place)):
+    if place >= len(listed) or clip != listed.clip(place):
         raise UserError(f"{listed.source}: has changed since the evaluation; {clip} is in another place")
     (frames,) = store.read_views(
         place,

@@ -19,7 +19,7 @@ _WIDTH, _HEIGHT = 13.0, 4.6  # inches
 
 
 def overlay(runs: Sequence[Run]) -> Picture | None:
-    """Draw loss and accuracy of the runs side by side. None where no run has a step or a validation.
+    """Draw loss and accuracy of the runs side by side, a row for each measure. None without a step or a validation.
 
     Of more than 21 runs those of the highest accuracy have a colour and a name, and the others are grey.
     """
@@ -29,35 +29,34 @@ def overlay(runs: Sequence[Run]) -> Picture | None:
     named = sorted(runs, key=lambda run: (run.measures.main.key, _accuracy(run)), reverse=True)[:MOST_NAMED]
     others = [run for run in runs if run not in named]
     axis = "step" if any(run.steps_per_epoch is None for run in runs) else "epoch"
+    measures = list(dict.fromkeys(run.measures.main for run in [*named, *others]))
     with figures.house_style():
-        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
-        losses, accuracies = figure.subplots(1, 2, sharex=True)
+        figure = Figure(figsize=(_WIDTH, _HEIGHT * len(measures)), layout="constrained")
+        rows = dict(zip(measures, figure.subplots(len(measures), 2, sharex=True, squeeze=False), strict=True))
         entries: list[tuple[Line2D, str]] = []
         for i, run in [*((None, run) for run in others), *enumerate(named)]:
-            style = _style(i)
+            style, main = _style(i), run.measures.main
+            losses, accuracies = rows[main]
             per_epoch = (run.steps_per_epoch if axis == "epoch" else None) or 1.0
             steps, validated = (np.array([one.step for one in of]) / per_epoch for of in (run.steps, run.evals))
             losses.plot(*smoothed(steps, finite(step.loss for step in run.steps)), **style)
-            key = run.measures.main.key
-            accuracies.plot(validated, finite(one.of(key) for one in run.evals), marker="o", markersize=3, **style)
+            accuracies.plot(validated, finite(one.of(main.key) for one in run.evals), marker="o", markersize=3, **style)
             if run.final:
-                end = run.last_step / per_epoch
-                accuracies.plot(end, run.final.of(f"{key}_mean"), "*", markersize=9, **style | {"linestyle": "none"})
+                end, mean = run.last_step / per_epoch, run.final.of(f"{main.key}_mean")
+                accuracies.plot(end, mean, "*", markersize=9, **style | {"linestyle": "none"})
             if i is not None:
-                entries.append(
-                    (Line2D([], [], **style | {"linewidth": 2.5}), f"{drawable(run.label, 40)}{_result(run)}")
-                )
+                line = Line2D([], [], **style | {"linewidth": 2.5})
+                entries.append((line, f"{drawable(run.label, 34)}{_result(run)}"))
         if others:
             entries.append((Line2D([], [], **_style(None)), f"{len(others):,} others"))
-        measures = ", ".join(dict.fromkeys(run.measures.main.name for run in runs))
-        for axes, label in ((losses, "training loss (nats), moving mean"), (accuracies, f"validation {measures} (%)")):
-            axes.set_xlabel(axis)
-            axes.set_ylabel(label)
-            axes.set_xlim(left=0)
-        accuracies.set_ylim(0, min(103.0, 1.05 * accuracies.get_ylim()[1]))
+        for main, panels in rows.items():
+            losses, accuracies = panels
+            losses.set(xlabel=axis, ylabel="training loss (nats), moving mean", xlim=(0, None))
+            highest = min(103.0, 1.05 * accuracies.get_ylim()[1])
+            accuracies.set(xlabel=axis, ylabel=f"validation {main.name} (%)", xlim=(0, None), ylim=(0, highest))
         columns = 3 if max(len(label) for _, label in entries) <= 45 else 2
         figures.add_legend(figure, entries, "outside lower left", columns)
-        figure.set_size_inches(_WIDTH, _HEIGHT + figures.LEGEND_LINE * -(-len(entries) // columns))
+        figure.set_size_inches(_WIDTH, _HEIGHT * len(rows) + figures.LEGEND_LINE * -(-len(entries) // columns))
         alt = f"Loss and accuracy by {axis} of {len(runs):,} runs"
         caption = "Star: final evaluation. Best runs first, by it or the last validation (in brackets)."
         return Picture("Loss and accuracy", caption, alt, figures.image(figure), third=False)
@@ -77,6 +76,7 @@ def _accuracy(run: Run) -> float:
 
 
 def _result(run: Run) -> str:
+    main = run.measures.main
     if run.final:
-        return f": {run.final.text(run.measures.main)}"
-    return f": ({percent(run.evals[-1].of(run.measures.main.key))})" if run.evals else ""
+        return f": {main.name} {run.final.text(main)}"
+    return f": {main.name} ({percent(run.evals[-1].of(main.key))})" if run.evals else ""

@@ -1,6 +1,7 @@
 """A run's keys: their types and defaults, YAML with places, overrides."""
 
 from summit_train.spec.data import DataSpec as DataSpec
+from summit_train.spec.experiment import MAIN_MEASURES as MAIN_MEASURES
 from summit_train.spec.experiment import ArchName as ArchName
 from summit_train.spec.experiment import CheckpointSpec as CheckpointSpec
 from summit_train.spec.experiment import EvaluateSpec as EvaluateSpec

@@ -27,7 +27,7 @@ class DataSpec(Section):
     """columns: use only the region given by the manifest's columns left, top, width and height, in pixels of the
     upright frame; null: the whole frame."""
     modality: ModalityName = "rgb"
-    """rgb: pictures; flow: optical flow, as `data flow` makes it of the videos."""
+    """rgb: frames; flow: optical flow, as `data flow` makes it of the videos."""
     flow_length: Annotated[int, Field(ge=1, le=64)] = 5
     """flow: consecutive fields that each frame of a clip stacks; it has twice as many channels."""
     num_frames: Extent = 8

@@ -74,6 +74,8 @@ _CALLABLES = ("package.module:callable", "FILE.py:callable")
 
 def _arch(arch: str) -> str:
     """Return a name of the list, or the place of a callable; `~` and $NAME in the path of a file are expanded."""
+    if not arch.isprintable():
+        raise ValueError("must be without control characters")
     place, _, name = arch.rpartition(":")
     is_file = place.endswith(".py")
     is_callable = name.isidentifier() and (is_file or all(part.isidentifier() for part in place.split(".")))
@@ -162,6 +164,10 @@ class ScaleSpec(Section):
     the experiment."""
     clips_per_gpu: Count = 8
     """Clips of one virtual GPU in a step; the batch of batch normalisation."""
+
+
+# The measure that decides, by loss.kind; evaluation.measures has how it is computed.
+MAIN_MEASURES = {"softmax": "top1", "binary": "map"}
 
 
 class LossSpec(Section):
@@ -330,7 +336,7 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "ema.decay", "it averages the weights of one network, and each learner has its own; must be null"
     if grow is not None and not spec.evaluate.every_epochs:
         yield "parallel.grow_batch", "needs validations during training; set evaluate.every_epochs to 1 or more"
-    best, measured = spec.checkpoint.keep_best, {"softmax": "top1", "binary": "map"}[spec.loss.kind]
+    best, measured = spec.checkpoint.keep_best, MAIN_MEASURES[spec.loss.kind]
     if best is not None and best != measured:
         yield "checkpoint.keep_best", f"must be {measured} or null with loss.kind {spec.loss.kind}, got {best}"
     if spec.checkpoint.keep_best is not None and not spec.evaluate.every_epochs:

@@ -36,7 +36,9 @@ class Best:
         return {"step": self._step, "value": self._value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._step, self._value = int(state["step"]), float(state["value"])
+        """Take over the best of a checkpoint, unless it was deleted for a better one, which then must be damaged."""
+        if checkpoint_path(self._run_path, int(state["step"])).exists():
+            self._step, self._value = int(state["step"]), float(state["value"])
 
     def takes(self, step: int, measures: Mapping[str, Any]) -> bool:
         """Return whether the validation after `step` is the best so far, and remember it if so."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ import torch
 from summit_train.core.errors import RunFailed
 from summit_train.core.files import replacing, write_text
 from summit_train.core.saved import CheckpointError, check_fit, digest_path, find_checkpoints, peek
+from summit_train.core.text import from_json
 from summit_train.optim.solvers import kept_state
 from summit_train.spec import Spec, experiment_defaults
 
@@ -97,19 +97,19 @@ class Writer:
         return self._writing is not None and self._writing.done() and self._writing.exception() is not None
 
 
-def prune_checkpoints(spec: Spec, steps_per_epoch: int, best: Path | None = None) -> None:
-    """Keep the newest checkpoint, `best`, and the newest of whole epochs, which the final accuracy is the mean over.
+def prune_checkpoints(spec: Spec, steps_per_epoch: int, newest: Path, best: Path | None = None) -> None:
+    """Keep `newest`, `best`, and the newest of whole epochs, which the final accuracy is the mean over.
 
-    The files of their learners stay with them. What a killed run left half written is deleted too.
+    Checkpoints after `newest` are left alone and do not count: the run passed over them as damaged, and will write
+    them again. The files of learners stay with theirs. What a killed run left half written is deleted too.
     """
     run_path = spec.run_path
-    paths = find_checkpoints(run_path)
-    kept = {*paths[-1:], *epoch_checkpoints(spec, steps_per_epoch)[-spec.checkpoint.keep :], *([best] if best else [])}
-    for path in paths:
-        if path not in kept:
+    due = [path for path in epoch_checkpoints(spec, steps_per_epoch) if path <= newest]
+    for path in find_checkpoints(run_path):
+        if path < newest and path != best and path not in due[-spec.checkpoint.keep :]:
             path.unlink(missing_ok=True)
             digest_path(path).unlink(missing_ok=True)  # after its file
-    stems = {path.stem for path in kept}
+    stems = {path.stem for path in find_checkpoints(run_path)}
     for path in (run_path / "checkpoints").glob("step_*.learner_*"):
         if path.name.partition(".")[0] not in stems:
             path.unlink(missing_ok=True)
@@ -120,7 +120,7 @@ def prune_checkpoints(spec: Spec, steps_per_epoch: int, best: Path | None = None
 def steps_per_epoch(run_path: Path) -> int:
     """Return the steps of an epoch from the run's plan.json. Raises CheckpointError if it cannot be read."""
     try:
-        steps = json.loads((run_path / "plan.json").read_text(encoding="utf-8"))["steps_per_epoch"]
+        steps = from_json((run_path / "plan.json").read_bytes())["steps_per_epoch"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         steps = error
     if type(steps) is not int or steps < 1:

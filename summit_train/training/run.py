@@ -126,7 +126,7 @@ class Run:
 
         def write() -> None:
             write_checkpoint(path, content)
-            prune_checkpoints(self.spec, self.plan.steps_per_epoch, best)
+            prune_checkpoints(self.spec, self.plan.steps_per_epoch, path, best)
 
         self.writer.start(write)
 
@@ -141,7 +141,8 @@ class Run:
             if mine is not None and self.best.takes(step, mine):
                 self.writer.wait()  # best.json names no file that is half written
                 self.best.write()
-                prune_checkpoints(self.spec, self.plan.steps_per_epoch, self.best.checkpoint)
+                newest = checkpoint_path(self.spec.run_path, step)
+                prune_checkpoints(self.spec, self.plan.steps_per_epoch, newest, self.best.checkpoint)
 
         if self.spec.checkpoint.keep_best is not None:
             self.world.together(compare)

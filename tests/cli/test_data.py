@@ -143,13 +143,14 @@ def test_index_keeps_regions_and_scan_names_those_outside_their_frame(tmp_path: 
     out, bad = tmp_path / "indexed.csv", tmp_path / "bad.csv"
     assert say("data", "index", tmp_path / "list.csv", "--out", out, "--workers", 0)[0] == 0
     indexed = read_manifest(out, "columns")
-    assert [indexed.region(clip) for clip in range(3)] == [Region(2, 3, 30, 13), Region(2, 3, 30, 14), None]
+    assert [indexed.region(clip) for clip in range(3)] == [Region(2, 3, 30, 13), Region(2, 3, 30, 14), Region()]
     assert indexed.num_frames(0) == 3 and indexed.sha256(2)
     status, printed, _ = say("data", "scan", out, "--out", bad, "--workers", 0)
     assert status == 0 and "0 bad" in printed  # without the option the columns are not read
     status, printed, _ = say("data", "scan", out, "--out", bad, "--workers", 0, "--region", "columns")
     reason = f"its region, 30 x 14 pixels at 2, 3, exceeds the frame of 32 x 16 ({out}:3)"
     assert status == 0 and [str(error) for error in read_quarantine(bad)] == [f"b.mp4: {reason}"]
+    assert read_quarantine(bad)[0].region == Region(2, 3, 30, 14)
 
 
 # Killed, and on several ranks.

@@ -179,7 +179,7 @@ def test_a_mean_over_fewer_checkpoints_says_so(run: Path, say: Say) -> None:
         (run / "spec.yaml").read_text().replace("last_checkpoints: 1", "last_checkpoints: 5")
     )
     out = say("eval", run)[1]
-    assert out.endswith("\nmean over 2 checkpoints, fewer than evaluate.last_checkpoints, 5\n")
+    assert out.endswith("\n2 checkpoints, fewer than evaluate.last_checkpoints, 5\n")
 
 
 def test_the_mean_the_last_and_the_best_are_told_apart(run: Path, say: Say) -> None:
@@ -188,8 +188,13 @@ def test_the_mean_the_last_and_the_best_are_told_apart(run: Path, say: Say) -> N
     one, last = (row["top1"] for row in found["checkpoints"])
     assert found["top1_mean"] == pytest.approx((one + last) / 2, rel=1e-12)
     assert (found["top1_last"], found["top1_best"]) == (last, max(one, last))
-    text = f"; the mean is the paper's figure; last {last:.2f} %, best {max(one, last):.2f} % at step "
-    assert text in say("eval", *words)[1]
+    mean, deviation, step = (one + last) / 2, abs(one - last) / 2, 10 if one >= last else 20
+    assert say("eval", *words)[1].splitlines()[:4] == [
+        f"top-1 {mean:.2f} +- {deviation:.2f} %: mean over 2 checkpoints, the paper's figure",
+        f"top-1 {last:.2f} %: last checkpoint",
+        f"top-1 {max(one, last):.2f} %: best checkpoint, step {step}",
+        "41 videos, 1 clip x 1 crop",
+    ]
 
 
 def test_checkpoints_of_another_experiment_are_left_out_of_the_mean(run: Path, say: Say) -> None:

@@ -33,7 +33,7 @@ run    predictions    weight     top-1    gain
 rgb    step_00000020       3   66.67 %
 flow   step_00000020       1   33.33 %
 fused                         100.00 %  +33.33
-3 videos, matched by path, span and direction; fused: weighted mean of softmax probabilities
+3 videos, matched by path, span, direction and region; fused: weighted mean of softmax probabilities
 
 class  videos     rgb     fused     gain
 run         1  0.00 %  100.00 %  +100.00
@@ -98,6 +98,31 @@ def test_8_and_4_frames_from_files_and_from_a_packed_set(
     powers = [np.exp(part) / np.exp(part).sum(1, keepdims=True) for part in scores]
     label = np.load(values["runs"][0]["predictions"])["label"]
     assert values["top1"] == pytest.approx(100 * np.mean((powers[0] + powers[1]).argmax(1) == label))
+
+
+def test_two_regions_of_a_video_are_two_clips_in_files_and_packed(
+    trained_run: Path, motion_set: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole frame is a third one. A region in quarantine leaves the two others."""
+    video = "videos/val_000000.mp4"
+    rows = f"{video},0,0,0,20,20\n{video},1,8,12,24,20\n{video},2,,,,\n"
+    Path("list.csv").write_text(f"path,label,left,top,width,height\n{rows}")
+    Path("bad.csv").write_text(f"path,reason,left,top,width,height\n{video},blurred,8,12,24,20\n")
+    root, kind = ("--root", motion_set), ("--kind", "jpeg", "--region", "columns")
+    assert main_said(capsys, "data", "pack", "list.csv", "packed", *root, *kind)[0] == 0
+    runs = {"files": "list.csv", "packed": "packed", "left": "list.csv"}
+    for name, val in runs.items():
+        words = [f"name={name}", "data.region=columns", f"data.val={val}", f"data.root={motion_set}", "run_dir=."]
+        words += ["data.quarantine=bad.csv"] if name == "left" else []
+        checkpoint = trained_run / "checkpoints/step_00000020.pt"
+        assert main_said(capsys, "eval", trained_run / "spec.yaml", "--checkpoints", checkpoint, *words)[0] == 0
+    values = json.loads(main_said(capsys, "fuse", "files", "packed", "--json")[1])
+    assert values["videos"] == 3 and values["matched_by"] == "path, span, direction and region"
+    with np.load("files/predictions/step_00000020.npz") as scores:
+        assert len({tuple(row) for row in scores["scores"].tolist()}) == 3
+        assert [scores[name].tolist() for name in ("left", "width")] == [[0, 8, 0], [20, 24, 0]]
+    status, _, err = main_said(capsys, "fuse", "files", "left")
+    assert status == 2 and f"of 3 and 2 videos 2 match; left lacks {video} (24 x 20 pixels at 8, 12), and has" in err
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,13 @@ def test_plan_says_what_of_the_weights_fits(write_spec: WriteSpec, plan: Plan, t
     assert note.startswith(f"pretrained: {tmp_path}/w.pth: 102 of the model's 102 tensors loaded")
 
 
+def test_a_network_without_bn_has_no_bn_batch(plan: Plan) -> None:
+    tsm, vit = (
+        plan(f"configs/kinetics/{name}.yaml", "--clips", 48_000, "scale.gpus=1") for name in ("tsm_r50_8f", "vit_b_16f")
+    )
+    assert "\n  BN batch       16 clips x 8 frames of one virtual GPU\n" in tsm and "BN batch" not in vit
+
+
 def test_with_clips_plan_says_what_it_has_not_checked(write_spec: WriteSpec, plan: Plan) -> None:
     words = (write_spec(), "--clips", 80, "data.val=no.csv", "model.num_classes=3")
     assert "  not checked    data.train, data.val\n" in plan(*words)

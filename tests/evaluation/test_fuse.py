@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from summit_train.__main__ import main
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.clip import Clip
+from summit_train.data.video.region import Region
 from summit_train.data.video.span import Span
 from summit_train.evaluation.fuse import RunScores, fuse, fused_values, parse_weights, read_run, read_runs
 from summit_train.evaluation.scores import Scores
@@ -135,6 +136,7 @@ FOUR = [[0.25] * 4] * 3
         ((FLOW[:2], LABELS[:2], CLIPS[:2]), "of 3 and 2 videos 2 match; flow lacks c.mp4"),
         ((FLOW, LABELS, [Clip("a.mp4", Span(1)), *CLIPS[1:]]), "2 match; flow lacks a.mp4, and has a.mp4 1:"),
         ((FLOW, LABELS, [Clip("a.mp4", is_reversed=True), *CLIPS[1:]]), "and has a.mp4 backwards"),
+        ((FLOW, LABELS, [Clip("a.mp4", region=Region(1, 2, 8, 9)), *CLIPS[1:]]), r"has a.mp4 \(8 x 9 pixels at 1, 2\)"),
     ],
 )
 def test_runs_that_do_not_match(tmp_path: Path, other: tuple[Any, ...], part: str) -> None:
@@ -142,6 +144,13 @@ def test_runs_that_do_not_match(tmp_path: Path, other: tuple[Any, ...], part: st
     with pytest.raises(UserError, match=part) as caught:
         read_runs(list(map(str, paths)))
     assert "\n" not in str(caught.value)
+
+
+def test_scores_from_before_regions_are_of_whole_frames(tmp_path: Path) -> None:
+    path, other = (write_scores(tmp_path / f"{name}.npz", rows) for name, rows in (("rgb", RGB), ("flow", FLOW)))
+    with np.load(path) as file:
+        np.savez(path, **{name: column for name, column in file.items() if name not in Region._fields})
+    assert [run.clips for run in read_runs([str(path), str(other)])] == [tuple(CLIPS)] * 2
 
 
 def test_fewer_than_two_runs_are_refused(tmp_path: Path) -> None:

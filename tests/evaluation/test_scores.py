@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from summit_train.data.manifest.clip import Clip
+from summit_train.data.video.region import Region
 from summit_train.data.video.span import Span
 from summit_train.evaluation.scores import Scores, prediction_names
 
@@ -37,7 +38,7 @@ def test_a_video_that_was_not_read_is_wrong_whatever_its_scores() -> None:
 
 
 def test_saved_scores_open_without_pickle(tmp_path: Path) -> None:
-    clips = [Clip(os.fsdecode(b"\xff, b.mp4")), Clip("a.mp4", Span(3, 7), is_reversed=True)]
+    clips = [Clip(os.fsdecode(b"\xff, b.mp4")), Clip("a.mp4", Span(3, 7), True, Region(1, 2, 30, 4))]
     _scores([[1, 2], [4, 3]], [1, 1]).save(tmp_path / "predictions" / "a.npz", clips, ("x", "y z"))
     with np.load(tmp_path / "predictions" / "a.npz", allow_pickle=False) as saved:
         found = {name: column.tolist() for name, column in saved.items()}
@@ -50,6 +51,10 @@ def test_saved_scores_open_without_pickle(tmp_path: Path) -> None:
         "start_frame": [0, 3],
         "end_frame": [-1, 7],
         "reversed": [False, True],
+        "left": [0, 1],
+        "top": [0, 2],
+        "width": [0, 30],
+        "height": [0, 4],
         "class_names": ["x", "y z"],
     }
 

@@ -40,7 +40,7 @@ def test_runs_are_named_by_their_accuracy_and_without_a_result_come_last(write_r
     ]
     picture = overlay(runs)
     assert picture is not None and picture.alt == "Loss and accuracy by epoch of 3 runs"
-    assert legend(drawn[0]) == ["final: 98.00 ± 0.50 %", "training: (97.00 %)", "_unmeasured$"]
+    assert legend(drawn[0]) == ["final: top-1 98.00 ± 0.50 %", "training: top-1 (97.00 %)", "_unmeasured$"]
     losses, accuracies = drawn[0].axes
     assert len(losses.lines) == 3 and losses.lines[0].get_xdata()[-1] == 4.0
     assert [len(line.get_xdata()) for line in accuracies.lines] == [4, 1, 4, 0]  # validations, a star, ...
@@ -63,11 +63,24 @@ def test_of_many_runs_the_best_have_names_and_all_lie_on_the_page(write_run, run
     overlay(runs)
     names = legend(drawn[0])
     assert len(names) == MOST_NAMED + 1 == 22 and names[-1] == "3 others"
-    assert names[0] == "run 23 with a name of some length and m…: 73.00 ± 0.50 %"
+    assert names[0] == "run 23 with a name of some length…: top-1 73.00 ± 0.50 %"
     styles = {(line.get_color(), line.get_linestyle()) for line in drawn[0].legends[0].get_lines()}
     assert len(styles) == 22
     box, page = drawn[0].legends[0].get_window_extent(), drawn[0].bbox
     assert page.x0 <= box.x0 and box.x1 <= page.x1 and page.y0 <= box.y0 and box.y1 < 0.5 * page.y1
+
+
+def test_each_measure_has_axes_of_its_own(write_run, run_records, drawn):
+    lines = [line | {"map": line["top1"] / 4} if line["kind"] == "eval" else line for line in run_records()]
+    binary = write_run("labels", lines=lines, leave_out=("eval.json",))
+    with (binary / "spec.yaml").open("a") as spec:
+        spec.write("loss: {kind: binary}\n")
+    overlay([Run(binary), Run(write_run("softmax", leave_out=("eval.json",)))])
+    _, top1, _, precision = drawn[0].axes
+    assert [axes.get_ylabel() for axes in (top1, precision)] == ["validation top-1 (%)", "validation mAP (%)"]
+    assert [len(axes.lines) for axes in drawn[0].axes] == [1, 1, 1, 1]
+    assert precision.lines[0].get_ydata()[-1] == top1.lines[0].get_ydata()[-1] / 4 and precision.get_ylim()[1] < 30
+    assert legend(drawn[0]) == ["softmax: top-1 (97.00 %)", "labels: mAP (24.25 %)"]
 
 
 def test_the_figure_is_valid_svg(write_run):

@@ -101,6 +101,7 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(refused: Cal
         ("", ("model.arch=nets.py:1",), "override 'model.arch=nets.py:1': model.arch: 'nets.py:1' is not a choice",
          ("package.module:callable, FILE.py:callable",)),
         ("", ("model.arch=a-b:c",), "override 'model.arch=a-b:c': model.arch: 'a-b:c' is not a choice", ()),
+        ("", ('model.arch="a\\nb.py:c"',), "override 'model.arch=", (r"must be without control", r"got 'a\nb.py:c'")),
         ("", ("model={arch: tsm}",), "override 'model={arch: tsm}': model.num_classes: is missing", ("no default",)),
         ("schedule: 100\n", (), "spec.yaml:5: schedule: must be a section of keys, got 100", ()),
         ("schedule: {epochs: '100'}\n", (), "spec.yaml:5: schedule.epochs: ", ("integer", "got '100'")),

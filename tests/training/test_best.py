@@ -10,13 +10,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from summit_train.core.comm import World
 from summit_train.core.saved import best_checkpoint, best_path, find_checkpoints
-from summit_train.spec import CheckpointSpec, Spec, smallest_spec
+from summit_train.spec import CheckpointSpec, Spec, load_spec, smallest_spec
 from summit_train.training.best import Best
-from summit_train.training.checkpoint import step_of
+from summit_train.training.checkpoint import checkpoint_path, step_of
+from summit_train.training.run import Run
+from summit_train.training.start import read_inputs
 from tests.conftest import WriteSpec, spec_writer
-from tests.runs import assert_bit_equal, final_state, load_any, records
+from tests.runs import assert_bit_equal, final_state, load_any, records, small_checkpoints
 from tests.worlds import forked, main_without_reports, train
 
 
@@ -37,12 +41,42 @@ def test_the_first_of_the_highest_is_the_best(tmp_path: Path) -> None:
 def test_what_is_the_best_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     one, other = Best(_spec(tmp_path)), Best(_spec(tmp_path))
     one.takes(20, {"top1": 50.0})
+    small_checkpoints(tmp_path, 20)
     other.load_state_dict(one.state_dict())
     other.write()
     assert json.loads(best_path(tmp_path).read_text()) == {"step": 20, "measure": "top1", "value": 50.0}
     assert best_checkpoint(tmp_path) == other.checkpoint and not other.takes(30, {"top1": 50.0})
     Best(_spec(tmp_path)).write()
     assert not best_path(tmp_path).exists()
+
+
+def test_a_damaged_newest_checkpoint_leaves_a_best_that_is_there(write_spec: WriteSpec) -> None:
+    """The checkpoint of step 20, from which the run resumes, names that of step 10, which was deleted for step 30's."""
+    checkpoint = {"keep": 2, "keep_best": "top1"}
+    inputs = read_inputs(load_spec(write_spec("run", evaluate={"every_epochs": 1}, checkpoint=checkpoint)), 1)
+    folder = inputs.spec.run_path
+
+    def steps() -> list[int]:
+        return [step_of(path) for path in find_checkpoints(folder)]
+
+    run = Run(inputs, World(), torch.device("cpu"))
+    for step, top1 in ((10, 50.0), (20, 40.0), (30, 60.0)):
+        run.save(step)
+        run.compare_with_best(step, {"top1": top1})
+    assert steps() == [20, 30] and best_checkpoint(folder) == checkpoint_path(folder, 30)
+    checkpoint_path(folder, 30).write_bytes(b"damaged")
+
+    run = Run(inputs, World(), torch.device("cpu"))
+    assert (run.start_step, run.best.checkpoint) == (20, None)
+    run.compare_with_best(20, {"top1": 40.0})  # as a run does that starts at a validation
+    assert best_checkpoint(folder) == checkpoint_path(folder, 20)
+    for step in (25, 28):
+        run.save(step)
+    assert steps() == [20, 28, 30]
+    run.save(30)
+    run.compare_with_best(30, {"top1": 30.0})
+    run.save(40)
+    assert steps() == [20, 30, 40] and best_checkpoint(folder) == checkpoint_path(folder, 20)
 
 
 _KEYS = {

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.saved import digest_path, find_checkpoints, load_newest
+from summit_train.core.saved import digest_path, find_checkpoints, learner_path, load_newest
 from summit_train.optim.solvers import build_solver
 from summit_train.spec import CheckpointSpec, Spec, smallest_spec
 from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec
@@ -80,7 +80,7 @@ def test_a_kill_at_any_operation_leaves_the_old_or_the_new_checkpoint(tmp_path: 
 
         def write(run: Path = run) -> None:
             small_checkpoints(run, 20)
-            prune_checkpoints(_keeping(run, keep=1), 10)
+            prune_checkpoints(_keeping(run, keep=1), 10, checkpoint_path(run, 20))
 
         def save(write: Callable[[], None] = write) -> None:
             writer = Writer(background=background)
@@ -125,7 +125,7 @@ def test_whole_epochs_are_kept_and_the_newest(tmp_path: Path) -> None:
     small_checkpoints(tmp_path, 10, 13, 20, 30, 34)
     (tmp_path / "checkpoints" / ".step_00000035.pt.writing").write_bytes(b"half")
     spec = _keeping(tmp_path, keep=2)
-    prune_checkpoints(spec, 10)
+    prune_checkpoints(spec, 10, checkpoint_path(tmp_path, 34))
     assert [step_of(path) for path in find_checkpoints(tmp_path)] == [20, 30, 34]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 6
     assert [step_of(path) for path in epoch_checkpoints(spec, 10)] == [20, 30]
@@ -136,11 +136,22 @@ def test_the_best_stays_and_epochs_that_are_not_due_count_for_nothing(tmp_path: 
     small_checkpoints(tmp_path, 10, 20, 30, 40, 50)
     spec = _keeping(tmp_path, keep=2, every_epochs=2)
     assert [step_of(path) for path in epoch_checkpoints(spec, 10)] == [20, 40, 50]
-    prune_checkpoints(spec, 10, checkpoint_path(tmp_path, 10))
+    prune_checkpoints(spec, 10, *(checkpoint_path(tmp_path, step) for step in (50, 10)))
     assert [step_of(path) for path in find_checkpoints(tmp_path)] == [10, 40, 50]
     small_checkpoints(tmp_path, 53)
-    prune_checkpoints(spec, 10, checkpoint_path(tmp_path, 50))
+    prune_checkpoints(spec, 10, *(checkpoint_path(tmp_path, step) for step in (53, 50)))
     assert [step_of(path) for path in find_checkpoints(tmp_path)] == [40, 50, 53]
+
+
+def test_a_damaged_newer_checkpoint_takes_the_place_of_no_other(tmp_path: Path) -> None:
+    """The run passed over the one of step 40 and has come to step 25 again. The learner's file of step 10 is left."""
+    *_, damaged = small_checkpoints(tmp_path, 10, 20, 25, 40)
+    for step in (10, 40):
+        learner_path(checkpoint_path(tmp_path, step), 0).touch()
+    damaged.write_bytes(b"damaged")
+    prune_checkpoints(_keeping(tmp_path, keep=1), 10, checkpoint_path(tmp_path, 25))
+    assert [step_of(path) for path in find_checkpoints(tmp_path)] == [20, 25, 40] and damaged.read_bytes() == b"damaged"
+    assert [path.name for path in damaged.parent.glob("*.learner_*")] == ["step_00000040.learner_0000.pt"]
 
 
 def test_differences_are_named_key_by_key() -> None:

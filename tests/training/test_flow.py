@@ -85,9 +85,9 @@ def test_commands_that_need_pictures_say_so(flow_run: Path, said: Say, motion_se
     video = next((motion_set / "videos").iterdir())
     right = "try a run with data.modality rgb, or `predict`"
     line = _refused(said("stream", flow_run, video))
-    assert "its network sees optical flow, not pictures" in line and right in line
+    assert "its network sees optical flow, not RGB frames" in line and right in line
     line = _refused(said("cam", flow_run, video, "--out", tmp_path / "maps"))
-    assert "its network sees optical flow, not pictures" in line and right in line
+    assert "its network sees optical flow, not RGB frames" in line and right in line
     assert "more than the observed part" in _refused(said("eval", flow_run / "spec.yaml", "--observed", "0.5,1"))
 
 

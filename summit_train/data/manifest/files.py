@@ -14,6 +14,7 @@ from summit_train.core.errors import UserError
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.manifest.tables import parse_table
 from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_folder_views, read_views
+from summit_train.data.video.render import views_of_region
 from summit_train.data.video.source import LIMITS, Limits, load_video
 
 
@@ -35,8 +36,7 @@ class FileStore:
 
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
         path, num_frames = self.path(clip), self.manifest.num_frames(clip)
-        if (region := self.manifest.region(clip)) is not None:
-            views_of = region.seen_by(views_of, path, self.manifest.place(clip))
+        views_of = views_of_region(self.manifest.region(clip), views_of, path, self.manifest.place(clip))
         if self.is_flow:
             return read_folder_views(path, choose, views_of, num_frames, self.limits, is_flow=True)
         choose = self.manifest.span(clip).chosen_in(path, choose)

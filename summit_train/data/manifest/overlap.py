@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from summit_train.core.text import counted
-from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.files import located_root
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.video.span import TO_THE_END
@@ -48,7 +47,7 @@ def overlap_warning(pairs: Pairs, val: Manifest) -> list[str]:
     if not pairs:
         return []
     (_, clip), how = next(iter(pairs.items()))
-    name, count = Clip(val.path(clip), val.span(clip)), counted(len({other for _, other in pairs}), "clip")
+    name, count = val.clip(clip), counted(len({other for _, other in pairs}), "clip")
     return [
         f"{count} of data.val also in data.train, such as {name} (same {how}): the accuracy will be too high; "
         "`summit-train data compare` lists them all"

@@ -7,7 +7,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 from summit_train.core.errors import UserError
 from summit_train.core.files import write_text
 from summit_train.core.text import csv_text
+from summit_train.data.manifest.clip import Clip, clip_columns
 from summit_train.data.manifest.reading import Manifest
-from summit_train.data.manifest.tables import parse_span, read_table
+from summit_train.data.manifest.tables import parse_regions, parse_spans, read_table
+from summit_train.data.video.region import WHOLE_FRAME, Region
 from summit_train.data.video.source import DecodeError
 from summit_train.data.video.span import WHOLE, Span
 from summit_train.spec import DataSpec
 
 COLUMNS = ("path", "reason")
-SPAN_COLUMNS = ("start_frame", "end_frame")  # written where a span is bad and its file may be good
 _NAMED = 5
 
 
@@ -57,15 +58,18 @@ def kept_clips(data: DataSpec, manifest: Manifest) -> Kept:
     """
     excluded: list[int] = []
     if data.quarantine is not None:
-        # A manifest may have a path more than once: in each direction, with several spans.
+        # A manifest may have a path more than once: in each direction, with several spans and regions.
         prefix = os.path.join(manifest.folder, "")
-        bad = defaultdict[bytes, set[Span]](set)
+        bad = defaultdict[bytes, set[tuple[Span, Region]]](set)
         for error in read_quarantine(data.quarantine):
-            bad[error.path.removeprefix(prefix).encode("utf-8", "surrogateescape")].add(error.span)
+            path = error.path.removeprefix(prefix).encode("utf-8", "surrogateescape")
+            bad[path].add((error.span, error.region))
         # One conversion for all: a call for each of millions of clips takes long.
         paths, ends = manifest.paths.tobytes(), manifest.offsets.tolist()
         named = ((clip, bad[paths[a:b]]) for clip, (a, b) in enumerate(pairwise(ends)) if paths[a:b] in bad)
-        excluded = [clip for clip, spans in named if WHOLE in spans or manifest.span(clip) in spans]
+        for clip, parts in named:
+            own = product((WHOLE, manifest.span(clip)), (WHOLE_FRAME, manifest.region(clip)))
+            excluded += [] if parts.isdisjoint(own) else [clip]
     if len(excluded) == len(manifest):
         raise UserError(f"{data.quarantine}: names every clip of {manifest.source}")
     return Kept(len(manifest), np.array(excluded, np.int64))
@@ -76,25 +80,18 @@ def read_quarantine(path: str | Path) -> list[DecodeError]:
     lines, cells = read_table(Path(path), COLUMNS, "the quarantine list ")
     if "reason" not in cells:
         raise UserError(f"{path}:1: the header must be {','.join(COLUMNS)}, as `data scan` writes it")
-    starts, ends = (cells.get(name, [""] * len(lines)) for name in SPAN_COLUMNS)
-    errors = list[DecodeError]()
-    for line, name, reason, start, end in zip(lines, cells["path"], cells["reason"], starts, ends, strict=True):
-        try:
-            errors.append(DecodeError(name, reason, parse_span(start, end)))
-        except ValueError as error:
-            raise UserError(f"{path}:{line}: {error}") from None
-    return errors
+    cells = dict.fromkeys(Region._fields, [""] * len(lines)) | cells
+    spans = parse_spans(Path(path), (lines, cells), [-1] * len(lines))
+    regions = map(Region._make, parse_regions(Path(path), (lines, cells)).tolist())
+    return [DecodeError(*row) for row in zip(cells["path"], cells["reason"], spans, regions, strict=True)]
 
 
 def write_quarantine(path: str | Path, bad: Iterable[DecodeError]) -> None:
-    """Write the list, with the errors' paths, whole or not at all. A bad span is written with its frames."""
+    """Write the list, with the errors' paths, whole or not at all. A bad part of a file is written with its numbers."""
     bad = list(bad)
-    rows: list[tuple[str, ...]] = [(error.path, error.reason) for error in bad]
-    header: tuple[str, ...] = COLUMNS
-    if any(error.span != WHOLE for error in bad):
-        header += SPAN_COLUMNS
-        rows = [row + error.span.cells for row, error in zip(rows, bad, strict=True)]
-    write_text(path, csv_text([header, *rows]))
+    clips = clip_columns([Clip(error.path, error.span, region=error.region) for error in bad])
+    reasons = ["reason", *(error.reason for error in bad)]
+    write_text(path, csv_text([(name, why, *part) for (name, *part), why in zip(clips, reasons, strict=True)]))
 
 
 def clips_per_class(manifest: Manifest, kept: Kept | None = None) -> dict[str, int]:

@@ -7,7 +7,6 @@ lists: a million rows take about 3 s.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,12 +21,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import replacing, write_json, write_text
-from summit_train.core.text import csv_text
+from summit_train.core.text import csv_text, from_json
+from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.tables import (
     CLASSES_FILE,
     DTYPES,
     OPTIONAL,
-    REGIONS,
     class_folders,
     folder_table,
     label_text,
@@ -36,7 +35,7 @@ from summit_train.data.manifest.tables import (
     parse_table,
     read_table,
 )
-from summit_train.data.video.region import Region
+from summit_train.data.video.region import WHOLE_FRAME, Region
 from summit_train.data.video.span import TO_THE_END, WHOLE, Span
 
 # A packed set: its record, the columns of its manifest, and the folder that exists until it is finished.
@@ -110,7 +109,7 @@ class Manifest:
     unknown, or (0,) where none is known.
     spans: (N,), each clip's `start` and `end` in its video, see Span, or (0,) where all are whole videos. is_packed:
     the clips are in shards, in the folder `source`. stored_fingerprint: a packed set's. pixels: what packing did to the
-    pixels ("": nothing). regions: (N,), each clip's part of the frame, see REGIONS, or (0,) where it is not read.
+    pixels ("": nothing). regions: (N,), each clip's part of the frame, see Region, or (0,) where it is not read.
     """
 
     source: str
@@ -128,7 +127,7 @@ class Manifest:
     is_packed: bool = False
     stored_fingerprint: str = ""
     pixels: str = ""
-    regions: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, REGIONS))
+    regions: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, DTYPES["regions"]))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -158,9 +157,13 @@ class Manifest:
     def span(self, index: int) -> Span:
         return Span(*self.spans[index].item()) if len(self.spans) else WHOLE
 
-    def region(self, index: int) -> Region | None:
-        """Return the part of the frame that is the clip's picture, None for the whole."""
-        return Region(*self.regions[index].item()) if len(self.regions) and self.regions[index]["width"] else None
+    def region(self, index: int) -> Region:
+        """Return the part of the frame that is the clip's picture."""
+        return Region(*self.regions[index].item()) if len(self.regions) else WHOLE_FRAME
+
+    def clip(self, index: int) -> Clip:
+        """Return what tells a clip from all others, with its stored path."""
+        return Clip(self.stored_path(index), self.span(index), self.is_reversed(index), self.region(index))
 
     @property
     def has_spans(self) -> bool:
@@ -271,7 +274,7 @@ class Manifest:
         if len(self.more_labels):
             digest.update(b"several labels")
             columns += [(self.more_labels, DTYPES["more_labels"])]
-        columns += [(self.regions, REGIONS)] if len(self.regions) else []
+        columns += [(self.regions, DTYPES["regions"])] if len(self.regions) else []
         for column, dtype in columns:
             digest.update(np.ascontiguousarray(column, dtype).data)
         digest.update(self.pixels.encode())
@@ -322,7 +325,7 @@ def _read_packed_manifest(source: Path) -> Manifest:
     """Map the manifest of a packed set, which `write_packed_manifest` wrote."""
     folder = source / PACKED_MANIFEST
     try:
-        about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
+        about = from_json((folder / _ABOUT).read_bytes())
         names = [name for name in DTYPES if name not in OPTIONAL or about.get(name)]
         columns: dict[str, Any] = {name: load_column(folder / f"{name}.npy", DTYPES[name]) for name in names}
         of_clips = {name: column for name, column in columns.items() if name != "more_labels"}

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.errors import UserError
+from summit_train.data.video.region import Region
 from summit_train.data.video.span import TO_THE_END, DecodeError, Span
 
 VIDEO_EXTENSIONS = (
@@ -35,11 +36,10 @@ _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 DTYPES: dict[str, DTypeLike] = {
     "labels": np.int32, "frame_counts": np.int32, "reversed_flags": np.bool_, "lines": np.int32, "digests": "V32",
     "spans": [("start", "<i4"), ("end", "<i4")], "more_labels": [("clip", "<i4"), ("label", "<i4")],
+    "regions": [(name, "<i4") for name in Region._fields],
 }  # fmt: skip
-OPTIONAL = ("spans", "more_labels")  # empty where no clip needs them; more_labels has rows for some clips only
-# The columns of data.region, and the regions of clips: all numbers are 0 where the whole frame is the clip's picture.
-REGION_COLUMNS = ("left", "top", "width", "height")
-REGIONS = np.dtype([(name, "<i4") for name in REGION_COLUMNS])
+# Empty where no clip needs them; more_labels has rows for some clips only.
+OPTIONAL = ("spans", "more_labels", "regions")
 # The rows of a list: their line numbers (0 in class folders), and their cells, column by column.
 Table = tuple[Sequence[int], dict[str, Sequence[str]]]
 
@@ -169,18 +169,7 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
 
     labels: list[tuple[int, ...]] = parsed("label")
     frame_counts = np.array(parsed("num_frames"), np.int32)
-    spans: list[Span] = []
-    if cells.keys() & {"start_frame", "end_frame"}:
-        starts, ends = (cells.get(name, empty) for name in ("start_frame", "end_frame"))
-        for line, num_frames, start, end in zip(lines, frame_counts.tolist(), starts, ends, strict=True):
-            try:
-                spans.append(parse_span(start, end))
-                if num_frames > 0:
-                    spans[-1].frames("a video", num_frames)
-            except DecodeError as error:
-                raise UserError(f"{source}:{line}: {error.path} {error.reason}") from None
-            except ValueError as error:
-                raise UserError(f"{source}:{line}: {error}") from None
+    spans = parse_spans(source, table, frame_counts.tolist()) if cells.keys() & {"start_frame", "end_frame"} else []
     return {
         "paths": np.frombuffer(b"".join(paths), np.uint8),
         "offsets": np.cumsum([0, *map(len, paths)]),
@@ -196,14 +185,31 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
     }
 
 
-def parse_regions(source: Path, table: Table) -> NDArray[np.void]:
-    """Return each clip's region by the columns of REGION_COLUMNS. Raises UserError at the first bad one."""
+def parse_spans(source: Path, table: Table, frame_counts: Sequence[int]) -> list[Span]:
+    """Return each clip's span, which must be within its video's frames if above 0. Raises UserError at a bad one."""
     lines, cells = table
-    if lacking := [name for name in REGION_COLUMNS if name not in cells]:
-        columns = ",".join(REGION_COLUMNS)
+    starts, ends = (cells.get(name, [""] * len(lines)) for name in ("start_frame", "end_frame"))
+    spans = []
+    for line, num_frames, start, end in zip(lines, frame_counts, starts, ends, strict=True):
+        try:
+            spans.append(parse_span(start, end))
+            if num_frames > 0:
+                spans[-1].frames("a video", num_frames)
+        except DecodeError as error:
+            raise UserError(f"{source}:{line}: {error.path} {error.reason}") from None
+        except ValueError as error:
+            raise UserError(f"{source}:{line}: {error}") from None
+    return spans
+
+
+def parse_regions(source: Path, table: Table) -> NDArray[np.void]:
+    """Return each clip's region by the columns of data.region. Raises UserError at the first bad one."""
+    lines, cells = table
+    if lacking := [name for name in Region._fields if name not in cells]:
+        columns = ",".join(Region._fields)
         raise UserError(f"{source}: must have {columns} with data.region columns; lacks {', '.join(lacking)}")
     regions = []
-    for line, *texts in zip(lines, *(cells[name] for name in REGION_COLUMNS), strict=True):
+    for line, *texts in zip(lines, *(cells[name] for name in Region._fields), strict=True):
         words = [text.strip() for text in texts]
         numbers = [int(word) if _INTEGER.fullmatch(word) else -1 for word in words]
         left, top, width, height = numbers
@@ -211,9 +217,9 @@ def parse_regions(source: Path, table: Table) -> NDArray[np.void]:
             numbers = [0] * len(words)
         elif min(numbers) < 0 or not width or not height or max(left + width, top + height) > _INT32_MAX:
             right = "whole pixels of the frame, width and height 1 or more, or all four cells empty"
-            raise UserError(f"{source}:{line}: {','.join(REGION_COLUMNS)} must be {right}, got {','.join(texts)}")
+            raise UserError(f"{source}:{line}: {','.join(Region._fields)} must be {right}, got {','.join(texts)}")
         regions.append(tuple(numbers))
-    return np.array(regions, REGIONS)
+    return np.array(regions, DTYPES["regions"])
 
 
 def parse_span(start: str = "", end: str = "") -> Span:

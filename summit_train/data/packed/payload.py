@@ -29,8 +29,8 @@ from summit_train.data.video.augment import View, scaled_size
 from summit_train.data.video.clips import decode_picture, list_pictures
 from summit_train.data.video.decode import count_packets, read_from_start
 from summit_train.data.video.flow import encode, flow_method, grey
-from summit_train.data.video.region import Region
-from summit_train.data.video.render import Renderer, turn_in
+from summit_train.data.video.region import WHOLE_FRAME, Region
+from summit_train.data.video.render import Renderer, turn_in, views_of_region
 from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, load_video, read_bytes
 
 # From a clip's facts to those that are packed, and to the bytes of its file or pictures. Raises DecodeError.
@@ -58,7 +58,7 @@ def make_samples(
     facts: Sequence[Facts],
     packing: Packing,
     sha256: bytes | None,
-    region: Region | None,
+    region: Region,
 ) -> list[Sample | DecodeError]:
     """Read a file once and convert it to what is packed of each clip that is a span of it, or return the clips' errors.
 
@@ -157,7 +157,7 @@ class _Converter:
     takes. budget: that of one video, without a limit of time for flow. region: of the frame, which is packed alone.
     """
 
-    def __init__(self, path: str, packing: Packing, region: Region | None) -> None:
+    def __init__(self, path: str, packing: Packing, region: Region) -> None:
         self.path, self.packing, self.region = path, packing, region
         self.budget, self._compute = Budget(path, NO_HURRY), None
         if packing.method is not None:
@@ -172,7 +172,7 @@ class _Converter:
             scaled = scaled_size(width, height, min(packing.short_side, width, height))
             return [View(*scaled, 0, 0, *scaled)]
 
-        self._renderer = Renderer(whole_frame if region is None else region.seen_by(whole_frame, path, "data.region"))
+        self._renderer = Renderer(views_of_region(region, whole_frame, path, "data.region"))
 
     def __call__(self, frame: Any) -> list[NDArray[np.uint8]]:
         (picture,) = self._renderer(frame)
@@ -182,7 +182,7 @@ class _Converter:
         """Return what is packed of the next frame, a picture file: its own bytes if they are a JPEG that is small."""
         content = read_bytes(path)
         codec, frame = decode_picture(path, content, self.budget)
-        if self._compute is None and self.region is None:
+        if self._compute is None and self.region == WHOLE_FRAME:
             width, height = turn_in(frame).size(frame.width, frame.height)
             self._size = self._size or (width, height)
             if codec == "mjpeg" and min(width, height) <= self.packing.short_side:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
-from summit_train.data.video.augment import View
-from summit_train.data.video.render import ViewsOf
-from summit_train.data.video.source import MAX_SIDE_RATIO, DecodeError
+# Scaled to a short side of 256, a longer frame would have more than 16,384 pixels a side.
+MAX_SIDE_RATIO = 64
 
 
 class Region(NamedTuple):
-    """left, top, width, height in pixels of the upright frame."""
+    """left, top, width, height in pixels of the upright frame. All are 0 for WHOLE_FRAME, whatever its size."""
 
-    left: int
-    top: int
-    width: int
-    height: int
+    left: int = 0
+    top: int = 0
+    width: int = 0
+    height: int = 0
 
     def __str__(self) -> str:
         return f"{self.width} x {self.height} pixels at {self.left}, {self.top}"
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The numbers as a list has them: nothing for the whole frame."""
+        return tuple(str(number) if self != WHOLE_FRAME else "" for number in self)
 
     def problem(self, width: int, height: int) -> str | None:
         """Return why it is no region of a frame of this size, or None."""
@@ -29,15 +32,5 @@ class Region(NamedTuple):
             return f"its region, {self}, is too narrow: its sides must be at most {MAX_SIDE_RATIO} to 1"
         return None
 
-    def seen_by(self, views_of: ViewsOf, video: str, place: str) -> ViewsOf:
-        """Return the views that `views_of` gives of a frame of the region's size, as views of the region.
 
-        They raise DecodeError, which names the video and the `place` of its line, for a frame that lacks the region.
-        """
-
-        def views(width: int, height: int) -> list[View]:
-            if (problem := self.problem(width, height)) is not None:
-                raise DecodeError(video, f"{problem} ({place})")
-            return [replace(view, region=self) for view in views_of(self.width, self.height)]
-
-        return views
+WHOLE_FRAME = Region()

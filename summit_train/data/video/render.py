@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -15,6 +15,8 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
 from summit_train.data.video.augment import View, cut
+from summit_train.data.video.region import WHOLE_FRAME, Region
+from summit_train.data.video.span import DecodeError
 
 Frames: TypeAlias = NDArray[np.uint8]
 ViewsOf = Callable[[int, int], Sequence[View]]
@@ -68,6 +70,20 @@ def turn_in(frame: VideoFrame) -> Turn:
         return _QUARTER_TURNS[round(frame.rotation / 90) % 4]
     matrix = side_data.get("DISPLAYMATRIX")
     return Turn() if matrix is None else turn_of(bytes(matrix))
+
+
+def views_of_region(region: Region, views_of: ViewsOf, video: str, place: str) -> ViewsOf:
+    """Return the views that `views_of` gives of a frame of the region's size, as views of the region.
+
+    They raise DecodeError, which names the video and the `place` of its line, for a frame that lacks the region.
+    """
+
+    def views(width: int, height: int) -> list[View]:
+        if (problem := region.problem(width, height)) is not None:
+            raise DecodeError(video, f"{problem} ({place})")
+        return [replace(view, region=region) for view in views_of(region.width, region.height)]
+
+    return views_of if region == WHOLE_FRAME else views
 
 
 class Renderer:

@@ -26,14 +26,13 @@ from typing import Any, cast
 
 from summit_train.core.files import file_sha256
 from summit_train.core.machine import keep_freed_frames
+from summit_train.data.video.region import MAX_SIDE_RATIO
 from summit_train.data.video.span import DecodeError as DecodeError
 
 # The bytes of a larger video are not held in memory: it is decoded from its start, packet by packet.
 MAX_HELD_BYTES = 64 << 20
 # The reason of the error for a file that does not exist.
 MISSING = os.strerror(errno.ENOENT)
-# Scaled to a short side of 256, a longer frame would have more than 16,384 pixels a side.
-MAX_SIDE_RATIO = 64
 # The memory of a worker process besides what it starts with: several frames of the largest size.
 _WORKER_BYTES = 4 << 30
 

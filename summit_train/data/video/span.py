@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
+from summit_train.data.video.region import WHOLE_FRAME, Region
 
 Choose = Callable[[int], NDArray[np.int64]]
 
@@ -46,12 +47,17 @@ WHOLE = Span()
 
 
 class DecodeError(UserError):
-    """A video that cannot be read: its path and why. span: the bad part; WHOLE is the file, with all of its parts."""
+    """A video that cannot be read: its path and why.
 
-    def __init__(self, path: str | os.PathLike[str], reason: str, span: Span = WHOLE) -> None:
+    span, region: the bad part; WHOLE and WHOLE_FRAME stand for all spans and all regions of the file.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], reason: str, span: Span = WHOLE, region: Region = WHOLE_FRAME
+    ) -> None:
         super().__init__(f"{os.fspath(path)}: {reason}")
-        self.path, self.reason, self.span = os.fspath(path), reason, span
+        self.path, self.reason, self.span, self.region = os.fspath(path), reason, span, region
 
-    def __reduce__(self) -> tuple[type[DecodeError], tuple[str, str, Span]]:
+    def __reduce__(self) -> tuple[type[DecodeError], tuple[str, str, Span, Region]]:
         # The default would call DecodeError(message) when a worker process sends the error home.
-        return type(self), (self.path, self.reason, self.span)
+        return type(self), (self.path, self.reason, self.span, self.region)

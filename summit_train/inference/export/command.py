@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, type=Path, metavar="MODEL.onnx|FOLDER", help=out)
     parser.add_argument("--card", action="store_true", help="write safetensors weights and a model card instead")
     parser.add_argument("--stream", action="store_true", help="the frame-by-frame form of a past-only TSM")
-    parser.add_argument("--size", type=size, metavar="HxW|N", help="pixels of a picture [the square that eval scores]")
+    parser.add_argument("--size", type=size, metavar="HxW|N", help="pixels of a frame [the square that eval scores]")
     parser.add_argument(
         "--batch", type=any_or, default=1, metavar="N|any", help="clips or streams in a call; any: not fixed [1]"
     )
@@ -86,7 +86,7 @@ def _summary(description: dict[str, Any], out: Path) -> TextTable:
         "graph": graph,
         "operators": ", ".join(f"{name} {number}" for name, number in description["operators"].items()),
         "opset": f"{description['versions']['opset']}, torch {description['versions']['torch']}",
-        "pictures": f"{usage['crop'][0]} x {usage['crop'][1]}, shorter side {usage['short_side']}",
+        "frames": f"{usage['crop'][0]} x {usage['crop'][1]}, shorter side {usage['short_side']}",
         "check": f"{_difference(checks['random'])}, random pixels",
         "": f"{_difference(checks['video'])}, {checks['video']['path']}"
         if checks["video"]

@@ -24,7 +24,7 @@ from summit_train.inference.export.onnx_file import Runtime, exported, facts, st
 from summit_train.inference.trained import Trained
 from summit_train.models import VideoNetwork
 from summit_train.models.precision import Normalise
-from summit_train.spec.catalog import stream_problem
+from summit_train.spec.catalog import stream_problem, vit_problems
 from summit_train.spec.modality import RGB
 
 # Of the largest logit. Deep networks in fp32 differ by 1e-6 to 1e-5 between two runtimes, a wrong graph by far more.
@@ -71,6 +71,11 @@ class Export:
         problem = stream_problem(spec.model.arch, spec.model.shift_direction, spec.model.non_local, spec.model.adapter)
         if self.stream and problem is not None:
             raise UserError(f"{self.trained.path}: {problem}; leave --stream out to export the clip network")
+        model = spec.model
+        vit = (model.arch, model.adapter, model.drop_path, model.positions, model.shift_place)
+        wrong = [why for side in self.size or () for _, why in vit_problems(*vit, (spec.data.crop, side))]
+        if wrong:
+            raise UserError(f"--size: each side {wrong[0]}")
         self.crop = self.size or (spec.evaluate.short_side, spec.evaluate.short_side)
         self.short_side = max(spec.evaluate.short_side, min(self.crop))
         self.num_frames = _STREAM_FRAMES if self.stream else spec.data.num_frames  # of a clip of the check

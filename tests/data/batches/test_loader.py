@@ -12,7 +12,10 @@ from summit_train.core import rng
 from summit_train.data.batches import loader
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import open_store
-from summit_train.data.manifest import Manifest
+from summit_train.data.manifest import Manifest, read_manifest
+from summit_train.data.manifest.files import FileStore
+from summit_train.data.packed.format import Packing
+from summit_train.data.packed.pack import pack_set
 from summit_train.data.video import augment
 from summit_train.data.video.rand_augment import apply_operations, draw_operations
 from summit_train.spec import EvaluateSpec
@@ -59,6 +62,23 @@ def test_repeats_are_views_of_the_same_frames(manifest: Manifest, kind: str) -> 
     assert plain(open_batches(manifest, data_spec(2, augment=kind, repeats=3), virtual_gpus=2, clips_per_gpu=2)) == [
         (b.step, b.virtual_gpu, b.ids.tolist(), b.labels.tolist(), b.clips.numpy().tobytes()) for b in thrice
     ]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "jpeg"])
+def test_repeats_of_a_packed_set_are_those_of_its_files(
+    manifest: Manifest, videos: Path, tmp_path: Path, kind: str
+) -> None:
+    """To the bit from bytes; of JPEG pictures, which have other pixels, the same views of the same frames."""
+    pack_set(FileStore(manifest, str(videos)), tmp_path / "packed", Packing(kind), shard_bytes=2_000)
+    data = data_spec(repeats=3, augment="rand_augment" if kind == "bytes" else "scale_jitter")
+    files, packed = (
+        list(open_batches(one, data, virtual_gpus=2, clips_per_gpu=2))
+        for one in (manifest, read_manifest(tmp_path / "packed"))
+    )
+    for theirs, ours in zip(files, packed, strict=True):
+        assert ours.ids.tolist() == theirs.ids.tolist() and ours.clips.shape == (6, 4, 24, 24, 3)
+        difference = (ours.clips.float() - theirs.clips.float()).abs().mean()
+        assert difference == 0 if kind == "bytes" else 0 < difference < 3  # another frame or crop: 20 and more
 
 
 def test_a_clip_that_balance_draws_again_is_seen_differently(manifest: Manifest) -> None:

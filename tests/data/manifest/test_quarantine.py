@@ -18,6 +18,7 @@ from summit_train.data.manifest.quarantine import (
     write_quarantine,
 )
 from summit_train.data.manifest.reading import check_beside, write_classes
+from summit_train.data.video.region import WHOLE_FRAME, Region
 from summit_train.data.video.source import DecodeError
 from summit_train.data.video.span import WHOLE, Span
 from summit_train.spec import DataSpec
@@ -79,6 +80,27 @@ def test_a_bad_span_leaves_the_others_of_its_file_and_a_bad_file_none(tmp_path: 
         assert kept.excluded.tolist() == excluded
 
 
+def test_a_bad_region_leaves_the_others_of_its_file(tmp_path: Path) -> None:
+    """An empty cell stands for all spans, or for all regions."""
+    rows = ["a,0,,,0,0,8,8", "a,1,,,8,0,8,8", "a,1,2,4,8,0,8,8", "a,0,2,4,,,,", "b,0,,,,,,"]
+    (tmp_path / "list.csv").write_text("path,label,start_frame,end_frame,left,top,width,height\n" + "\n".join(rows))
+    bad, manifest = tmp_path / "bad.csv", read_manifest(tmp_path / "list.csv", "columns")
+    for part, line, excluded in (
+        ((WHOLE, Region(8, 0, 8, 8)), "a,why,8,0,8,8", [1, 2]),
+        ((Span(2, 4), Region(8, 0, 8, 8)), "a,why,2,4,8,0,8,8", [2]),
+        ((Span(2, 4), WHOLE_FRAME), "a,why,2,4", [2, 3]),
+        ((WHOLE, WHOLE_FRAME), "a,why", [0, 1, 2, 3]),
+        ((WHOLE, Region(8, 0, 8, 9)), "a,why,8,0,8,9", []),
+    ):
+        write_quarantine(bad, [DecodeError("a", "why", *part)])
+        assert bad.read_text().splitlines()[1] == line
+        assert [(error.span, error.region) for error in read_quarantine(bad)] == [part]
+        assert kept_clips(_data(quarantine=str(bad)), manifest).excluded.tolist() == excluded
+    write_quarantine(bad, [DecodeError("a", "why", region=Region(8, 0, 8, 8))])
+    # Without data.region each clip is the whole frame, of which the region is no clip.
+    assert len(kept_clips(_data(quarantine=str(bad)), read_manifest(tmp_path / "list.csv"))) == len(rows)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -87,6 +109,7 @@ def test_a_bad_span_leaves_the_others_of_its_file_and_a_bad_file_none(tmp_path: 
         ("path,label\na,0\n", "bad.csv:1: the header must have one column 'reason', got path, label"),
         ("path,reason\na,b,c\n", "bad.csv:2: 3 fields where the header has 2"),
         (f"{SPANS}\na,b,4,2\n", "bad.csv:2: end_frame must be after start_frame, got 4 to 2"),
+        ("path,reason,left,top,width,height\na,b,1,1,0,2\n", "bad.csv:2: left,top,width,height must be whole pixels"),
         (f"{SPANS}\na,b\n", "bad.csv:2: 2 fields where the header has 4"),
         ("path,reason\n" + "".join(f'"{name}",x\n' for name in NAMES), "names every clip"),
     ],

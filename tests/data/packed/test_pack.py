@@ -231,6 +231,7 @@ def test_a_region_is_cut_when_it_is_packed(videos: Path, tmp_path: Path) -> None
         part, cut = (stored_clip(one, clip, lambda n: np.arange(0, n, 5), all_of) for one in (store, packed))
         assert part.shape == cut.shape == (3, *((21, 30), (20, 20), (40, 52))[clip], 3)
         assert np.abs(part.astype(int) - cut).mean() < 10  # JPEG of blocks of noise; other pixels differ by 80
+    assert [packed.manifest.clip(n) for n in range(3)] == [store.manifest.clip(n) for n in range(3)]
     assert packed.pack.packing == packing and packed.manifest.pixels.endswith("full colour, regions")
     others = [replace(store, manifest=read_manifest(tmp_path / "list.csv")), store]
     with pytest.raises(UserError, match="contains a different set"):

@@ -15,7 +15,8 @@ from summit_train.data.manifest.files import FileStore
 from summit_train.data.video.augment import View
 from summit_train.data.video.augment import test_views as evaluation_views
 from summit_train.data.video.encode import write_video
-from summit_train.data.video.region import Region
+from summit_train.data.video.region import WHOLE_FRAME, Region
+from summit_train.data.video.render import views_of_region
 from summit_train.data.video.source import DecodeError
 from tests.data.clips import all_of, stored_clip
 
@@ -62,7 +63,7 @@ def test_a_region_is_of_the_upright_frame(tmp_path: Path, rotation: int) -> None
 def test_without_the_key_the_columns_are_not_read(tmp_path: Path) -> None:
     write_video(tmp_path / "a.mp4", PIXELS)
     plain, cut = (_listed(tmp_path, "a.mp4,0,11,3,20,-1", region=None), _listed(tmp_path, "a.mp4,0,11,3,20,30"))
-    assert plain.region(0) is None and cut.region(0) == Region(11, 3, 20, 30)
+    assert plain.region(0) == WHOLE_FRAME and cut.region(0) == Region(11, 3, 20, 30)
     assert stored_clip(FileStore(plain, str(tmp_path)), 0, _all, all_of).shape == (3, 48, 64, 3)
     others = [_listed(tmp_path, row) for row in ("a.mp4,0,11,3,20,31", "a.mp4,0,,,,")]
     prints = {one.fingerprint() for one in (plain, cut, *others)}
@@ -93,7 +94,7 @@ def test_a_list_without_the_columns_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_view_of_a_region_is_a_view() -> None:
-    views_of = Region(5, 7, 41, 27).seen_by(all_of_list, "a.mp4", "list.csv:2")
+    views_of = views_of_region(Region(5, 7, 41, 27), all_of_list, "a.mp4", "list.csv:2")
     assert views_of(64, 48) == [View(41, 27, 0, 0, 41, 27, region=(5, 7, 41, 27))]
 
 

@@ -21,7 +21,7 @@ def test_the_summary(trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     lines = dict(line.split(maxsplit=1) for line in text.splitlines() if not line.startswith(" "))
     assert lines["network"] == "tsm resnet18, 4 classes"
     assert lines["graph"] == "stream, frame 1 x 3 x 32 x 32, 8 caches of 296 elements, 1,184 bytes"
-    assert lines["pictures"] == "32 x 32, shorter side 32"
+    assert lines["frames"] == "32 x 32, shorter side 32"
     assert lines["check"].startswith("1 clip of 32 frames: logits up to") and "random pixels" in lines["check"]
     assert "videos/val_000000.mp4" in text
     assert lines["written"].startswith(f"{out} (") and out.with_suffix(".json").is_file()

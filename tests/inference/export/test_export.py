@@ -21,6 +21,7 @@ from summit_train.data.video.augment import View
 from summit_train.inference.export import export as module
 from summit_train.inference.export.export import RULES, SCALING, Export, centre_view, difference
 from summit_train.inference.trained import open_trained
+from summit_train.spec import ModelSpec
 from tests.inference.export.conftest import run_export
 
 
@@ -177,6 +178,27 @@ def test_a_wrong_request_is_refused_before_the_work(
     with pytest.raises(UserError, match=reason) as refused:
         run_export(trained_run, Path(out))
     assert "\n" not in str(refused.value)
+
+
+def test_a_vit_of_fixed_positions_keeps_the_size_it_was_trained_on(trained_run: Path, tmp_path: Path) -> None:
+    trained, out = open_trained(trained_run), tmp_path / "model.onnx"
+    number = "must be data.crop, 32, for a vit that numbers the patches"
+    for adapter, positions, size, reason in (
+        ("none", "index", (32, 48), f"{number} of its grid (model.positions index), got 48"),
+        ("none", "index", (16, 32), f"{number} of its grid (model.positions index), got 16"),
+        ("none", "grid", (32, 40), "must be a multiple of 16 for vit, as a patch has 16 x 16 pixels, got 40"),
+        ("none", "index", (32, 32), None),
+        ("none", "grid", (32, 48), None),
+        ("shift", "index", (48, 48), None),
+    ):
+        model = ModelSpec(arch="vit", backbone="vit_s", num_classes=4, adapter=adapter, positions=positions)
+        vit = replace(trained, spec=trained.spec.model_copy(update={"model": model}))
+        if reason is None:
+            assert Export(vit, out, size=size).crop == size
+        else:
+            with pytest.raises(UserError) as refused:
+                Export(vit, out, size=size)
+            assert str(refused.value) == f"--size: each side {reason}"
 
 
 def test_the_centre_of_a_frame_is_by_default_the_square_of_eval() -> None:
