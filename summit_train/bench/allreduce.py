@@ -193,9 +193,8 @@ def as_text(values: Values) -> str:
         bandwidth = f"{row['bus_bandwidth'] / 1e9:.3f}"
         num_bytes = row["num_bytes"]  # powers of 1024, as messages are sized
         size, unit = (2**20, "MB") if num_bytes >= 2**20 else (2**10, "KB") if num_bytes >= 2**10 else (1, "B")
-        rows.append(
-            (f"{num_bytes / size:.4g} {unit}", row["library"], median, low, high, str(row["repeats"]), bandwidth)
-        )
+        what = (f"{num_bytes / size:.4g} {unit}", row["library"])
+        rows.append((*what, median, low, high, str(row["repeats"]), bandwidth))
     lines = [setting_text(values), str(TextTable(rows, left=0))]
     for library, fit in values["fits"].items():
         text = "no latency and bandwidth: the times do not grow with the size"

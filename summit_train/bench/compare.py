@@ -35,12 +35,8 @@ from summit_train.training.stopwatch import Mark
 
 PAPERS = ("i3d_3x3x3_r50_16f", "i3d_3x1x1_r50_32f", "tsm_r50_8f")  # configs/kinetics, in the order of Table 1
 _ABOVE: dict[str, Any] = {
-    "xytext": (0, 4),
-    "textcoords": "offset points",
-    "ha": "center",
-    "va": "bottom",
-    "fontsize": 9,
-}
+    "xytext": (0, 4), "textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 9
+}  # fmt: skip
 
 
 def add_networks(parser: argparse.ArgumentParser, batch: int = 4, batch_help: str = "clips of a training step") -> None:

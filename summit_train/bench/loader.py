@@ -151,8 +151,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=num_cpus(), metavar="N", help="processes [one a CPU]")
     demand = parser.add_mutually_exclusive_group()
     demand.add_argument("--measure", action="store_true", help="measure the spec's network here, on one rank")
-    rate_help = "a rank trains at X clips/s [the site's figure]"
-    demand.add_argument("--rate", type=float, metavar="X", help=rate_help)
+    demand.add_argument("--rate", type=float, metavar="X", help="a rank trains at X clips/s [the site's figure]")
     parser.add_argument("--site", metavar="NAME", help="site (name or YAML file): its cores, its GPUs' speed")
 
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from summit_train.bench import measure
-from summit_train.bench.compare import overrides_of
+from summit_train.bench.compare import add_networks, overrides_of
 from summit_train.bench.measure import Values
 from summit_train.bench.steps import experiment_of
 from summit_train.core.errors import RunFailed, UserError
@@ -33,13 +33,18 @@ _BOUNDS = " and ".join(f"{'TSM' if arch == 'tsm' else 'I3D 3x3x3'} {bound}" for 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+    """Add the arguments of `scaling`."""
     measure.add_spec(parser)
-    add_ranks(parser)
+    _add_ranks(parser)
 
 
-def add_ranks(parser: argparse.ArgumentParser) -> None:
-    """Add the options of weak scaling."""
+def add_figure_c(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `fig3 c`."""
+    add_networks(parser)
+    _add_ranks(parser)
+
+
+def _add_ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", default="1,2", metavar="N,...", help="numbers of ranks [1,2]")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each rank [1]")
     parser.add_argument("--synthetic", action="store_true", help="random clips, no loader")

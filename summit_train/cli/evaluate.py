@@ -42,25 +42,16 @@ _CHOOSE = ("checkpoints", "checkpoint.every_epochs", "schedule.epochs")  # keys 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("spec", metavar="SPEC|RUN", help="experiment spec (YAML), or a run folder")
-    parser.add_argument(
-        "--checkpoints",
-        nargs="+",
-        metavar="last:N|best|PATH",
-        help="the N newest checkpoints of whole epochs, the best, or files [last:evaluate.last_checkpoints]",
-    )
-    parser.add_argument(
-        "--observed",
-        nargs="?",
-        const="",
-        metavar="R,R,...",
-        help="early recognition: accuracy when these fractions of each video are seen (0.1,0.2,...,1); one checkpoint, "
-        "by default the newest of a whole epoch",
-    )
-    parser.add_argument("--name", help="write to evals/NAME in the run folder [a name made from the changed keys]")
-    parser.add_argument("--out", metavar="FILE", help="with --observed: draw the curves")
-    parser.add_argument("--beside", nargs="+", metavar="RUN", help="with --out: and those of other run folders")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
+    add = parser.add_argument
+    add("spec", metavar="SPEC|RUN", help="experiment spec (YAML), or a run folder")
+    which = "the N newest checkpoints of whole epochs, the best, or files [last:evaluate.last_checkpoints]"
+    add("--checkpoints", nargs="+", metavar="last:N|best|PATH", help=which)
+    early = "early recognition: accuracy when these fractions of each video are seen (0.1,0.2,...,1); one checkpoint"
+    add("--observed", nargs="?", const="", metavar="R,R,...", help=f"{early}, by default the newest of a whole epoch")
+    add("--name", help="write to evals/NAME in the run folder [a name made from the changed keys]")
+    add("--out", metavar="FILE", help="with --observed: draw the curves")
+    add("--beside", nargs="+", metavar="RUN", help="with --out: and those of other run folders")
+    add("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -100,10 +91,7 @@ def run(args: argparse.Namespace) -> Result:
 @contextmanager
 def _scoring(spec: Spec, datasets: Mapping[str, Dataset], **arguments: object) -> Iterator[tuple[Scorer, Watchdog]]:
     """Open the ranks, compare what they were started with, and yield what scores the validation set."""
-    with (
-        session(this_launch()) as world,
-        Watchdog(world, world.broadcast(spec.watch.stall_seconds)) as watchdog,
-    ):
+    with session(this_launch()) as world, Watchdog(world, world.broadcast(spec.watch.stall_seconds)) as watchdog:
         check_agreement(world, spec, datasets, **arguments)
         yield Scorer(spec, datasets["val"], world, choose_device(world)), watchdog
 

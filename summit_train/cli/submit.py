@@ -20,9 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
     parser.add_argument("--speed", type=float, metavar="CLIPS_PER_S", help="clips a second of one rank, for the cost")
     parser.add_argument("--price", type=float, metavar="P", help="price of a node-hour, in any currency")
-    parser.add_argument(
-        "--max-requeues", type=int, default=Job.max_requeues, metavar="N", help="requeues that a job may make (20)"
-    )
+    requeues = "requeues that a job may make (20)"
+    parser.add_argument("--max-requeues", type=int, default=Job.max_requeues, metavar="N", help=requeues)
     parser.add_argument("--dry-run", action="store_true", help="print the script, and the cost on stderr; no more")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 

@@ -102,9 +102,8 @@ class Confusion:
             axes.set_yticks(range(len(labels)), labels, parse_math=False)
             for row, column in np.argwhere(counts).tolist():
                 colour = "white" if share[row, column] > 0.5 else "black"
-                axes.text(
-                    column, row, str(counts[row, column]), ha="center", va="center", color=colour, fontsize=22 * cell
-                )
+                middle: dict[str, Any] = {"ha": "center", "va": "center"}
+                axes.text(column, row, str(counts[row, column]), **middle, color=colour, fontsize=22 * cell)
             svg = image(figure)
         unread = f" Left out, as they could not be read: {counted(self.unread, 'video')}." if self.unread else ""
         some = f" The {len(shown)} most confused of {len(self.names):,} classes."

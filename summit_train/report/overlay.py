@@ -44,9 +44,8 @@ def overlay(runs: Sequence[Run]) -> Picture | None:
                 end = run.last_step / per_epoch
                 accuracies.plot(end, run.final.of(f"{key}_mean"), "*", markersize=9, **style | {"linestyle": "none"})
             if i is not None:
-                entries.append(
-                    (Line2D([], [], **style | {"linewidth": 2.5}), f"{drawable(run.label, 40)}{_result(run)}")
-                )
+                line = Line2D([], [], **style | {"linewidth": 2.5})
+                entries.append((line, f"{drawable(run.label, 40)}{_result(run)}"))
         if others:
             entries.append((Line2D([], [], **_style(None)), f"{len(others):,} others"))
         measures = ", ".join(dict.fromkeys(run.measures.main.name for run in runs))
