@@ -18,11 +18,8 @@ from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec
 _MOST_VIEWS = 16  # of a test at once; more make it no faster
 _LARGEST_LR = 1e30  # fits float32 even times a factor of the head's LR
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
-# Properties of Plan that need the counts of the network.
-_OF_THE_NETWORK = (
-    "parameters", "trained_parameters", "gradient_bytes", "averaging_bytes", "multiply_adds", "memory_bytes_per_rank",
-    "checkpoint_bytes",
-)  # fmt: skip
+_COUNTS = ("parameters", "trained_parameters", "multiply_adds")  # of the network
+_BY_COUNTS = ("gradient_bytes", "averaging_bytes", "memory_bytes_per_rank", "checkpoint_bytes")  # properties of Plan
 
 
 @dataclass(frozen=True)
@@ -66,21 +63,9 @@ class Plan:
         return count_network(self.spec)
 
     @property
-    def parameters(self) -> int:
-        return self.network.parameters
-
-    @property
-    def trained_parameters(self) -> int:
-        return self.network.trained_parameters
-
-    @property
-    def multiply_adds(self) -> int:
-        return self.network.multiply_adds
-
-    @property
     def gradient_bytes(self) -> int:
         """The bytes that a rank contributes to the allreduce of a step."""
-        return self.trained_parameters * self.spec.weight_bytes
+        return self.network.trained_parameters * self.spec.weight_bytes
 
     @property
     def averaging_bytes(self) -> int:
@@ -136,7 +121,8 @@ class Plan:
 
     def values(self) -> dict[str, Any]:
         names = [own.name for own in fields(self) if own.name not in ("spec", "schedule")]
-        values: dict[str, Any] = {name: getattr(self, name) for name in (*names, *_OF_THE_NETWORK)}
+        values: dict[str, Any] = {name: getattr(self, name) for name in (*names, *_BY_COUNTS)}
+        values |= {name: getattr(self.network, name) for name in _COUNTS}
         values["ladder"] = [asdict(rung) for rung in self.ladder]
         return values | asdict(self.schedule) | {"milestones": list(self.schedule.milestones)}
 
@@ -220,8 +206,7 @@ def averaged_elements(spec: Spec, network: Count) -> int:
 def checkpoint_bytes(spec: Spec, network: Count, virtual_gpus: int) -> int:
     parallel, states = spec.parallel, 1 + spec.optimizer.states  # tensors of each weight's shape
     learners = virtual_gpus if "local" in (parallel.optimizer_state, parallel.bn) else 0
-    copies = states + (spec.ema.decay is not None) + learners * states
-    return _elements(spec, network, copies) * spec.weight_bytes
+    return _elements(spec, network, states + (spec.ema.decay is not None) + learners * states) * spec.weight_bytes
 
 
 def _elements(spec: Spec, network: Count, copies: int) -> int:

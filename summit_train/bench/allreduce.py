@@ -40,7 +40,6 @@ _MACHINE_HEADER = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     add_spec(parser)
     parser.add_argument("--seconds", type=float, default=30.0, metavar="S", help="about how long (default 30)")
     parser.add_argument("--max-bytes", type=int, default=2**26, metavar="N", help="largest message (default 64 MB)")
@@ -118,8 +117,7 @@ def slowest(world: World, once: Callable[[], object]) -> float:
     world.barrier()
     start = time.perf_counter()
     once()
-    ranks = world.gather(time.perf_counter() - start)
-    return world.broadcast(max(ranks or [0.0]))
+    return world.broadcast(max(world.gather(time.perf_counter() - start) or [0.0]))
 
 
 def _operation(world: World, device: torch.device, library: str, num_bytes: int) -> Callable[[], None]:
@@ -186,7 +184,6 @@ def write_machine(path: str, values: Values) -> None:
 
 
 def as_text(values: Values) -> str:
-    """Return what was measured, for people."""
     rows = [("size", "by", "median ms", "least", "most", "repeats", "bus GB/s")]
     for row in values["rows"]:
         median, low, high = (f"{1e3 * row[name]:.3f}" for name in ("median_s", "low_s", "high_s"))

@@ -49,7 +49,6 @@ FIGURE_3 = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the benches, each with its arguments."""
     commands = parser.add_subparsers(metavar="WHAT", required=True)
     _add(commands, BENCHES, "")
     text = "the paper's Figure 3: a computation, b data loading, c networking"

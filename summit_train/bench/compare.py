@@ -240,7 +240,6 @@ def run_waits(args: argparse.Namespace) -> Values:
 
 
 def waits_text(values: Values) -> str:
-    """Return the rows of Figure 3b for people."""
     head = ("", "clips a step", "frames", "step s", "computing s", "data wait s", "of the step", "clips/s")
     rows: list[Sequence[str]] = [head]
     for row in values["rows"]:

@@ -150,7 +150,6 @@ def measure_latency(entries: Sequence[Entry], settings: Passes, place: Place, *,
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("specs", nargs="*", metavar="SPEC", help="experiment specs (YAML), measured in turn")
     table_help = f"a table of the TSM paper in place of SPECs: {', '.join(map(str, TABLES))}"
     parser.add_argument("--table", type=int, choices=TABLES, help=table_help)

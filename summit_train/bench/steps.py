@@ -234,7 +234,6 @@ def measure_steps(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     measure.add_spec(parser)
     parser.add_argument("--compare", metavar="SPEC2", help="measure both in turn and print SPEC over SPEC2")
     parser.add_argument("--synthetic", action="store_true", help="random clips, no loader")
@@ -252,7 +251,6 @@ def run(args: argparse.Namespace) -> Values | None:
 
 
 def as_text(values: Values) -> str:
-    """Return what was measured, for people."""
     lines = [f"machine: {machine_text(values['environment'])}"]
     for spec in values["specs"]:
         network = " ".join(filter(None, (spec["arch"], spec["backbone"])))

@@ -20,7 +20,7 @@ from summit_train.bench.measure import Values
 from summit_train.bench.steps import experiment_of
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.processes import Facts, answer, find_mpirun, mpi_environment, mpirun_command
-from summit_train.core.result import TextTable
+from summit_train.core.result import TextTable, tell
 from summit_train.core.session import check_single
 from summit_train.core.text import share
 from summit_train.report.figures import GREY, drawable, drawn, series, wrapped
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> Values:
         for count, facts in measure.in_turn(measurements, args.repeats):
             found[count].append(facts["specs"][0])
             name, speed = (found[count][-1][key] for key in ("name", "clips_per_second"))
-            measure.tell(f"{name}: round {len(found[count])}, {count} ranks: {speed['median']:.3f} clips/s")
+            tell(f"{name}: round {len(found[count])}, {count} ranks: {speed['median']:.3f} clips/s")
         spec = load_spec(path, overrides)
         network = {"label": label_of(spec) if is_figure else spec.name, "rows": scaling_rows(found)}
         networks.append(network | {"spec": found[ranks[-1]][-1] | {"repeats_s": None}})
@@ -135,7 +135,6 @@ def scaling_rows(found: Mapping[int, Sequence[Values]]) -> list[Values]:
 
 
 def as_text(values: Values) -> str:
-    """Return what was measured, for people."""
     settings = values["settings"]
     batch = f"{settings['clips_per_rank']} clips a rank and step, {settings['clips']}"
     lines = [f"machine: {machine_text(values['environment'])}", f"{batch}; median (min .. max) of the rounds"]

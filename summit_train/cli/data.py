@@ -6,7 +6,6 @@ import argparse
 import errno
 import re
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -21,7 +20,7 @@ from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import check_output
 from summit_train.core.machine import num_cpus
 from summit_train.core.progress import followed, shown
-from summit_train.core.result import Result, TextTable, show
+from summit_train.core.result import Result, TextTable, show, tell, warn
 from summit_train.core.session import session
 from summit_train.core.text import counted, with_unit
 from summit_train.data import check
@@ -191,9 +190,8 @@ def _survey(world: World, root: str, paths: Iterable[str], out: Path, workers: i
     journal = check.Journal(_journal_folder(out), root)
     known = journal.read(paths) if world.rank == 0 else {}
     if known:
-        print(f"resumes: {len(known):,} of {len(paths):,} are decoded already", file=sys.stderr)
-    left = world.broadcast([path for path in paths if path not in known])
-    share = left[world.rank :: world.size]
+        tell(f"resumes: {len(known):,} of {len(paths):,} are decoded already")
+    share = world.broadcast([path for path in paths if path not in known])[world.rank :: world.size]
     seen = check.spread(check.examine, root, share, min(_num_workers(workers, world), len(share)))
     for path, what in zip(share, followed(seen, len(share), "videos", world, in_logs=True), strict=True):
         journal.add(world.rank, path, what)
@@ -418,7 +416,7 @@ def _stage(args: argparse.Namespace) -> Result:
     with shown("files", in_logs=True) as progress:
         done = stage(args.packed, args.dest, progress)
     if done.warning:
-        print(f"warning: {done.warning}", file=sys.stderr)
+        warn(done.warning)
     what = f"{folder}: {with_unit(done.copied, 'B')} copied and checked, {with_unit(done.present, 'B')} were there"
     return Result([what, f"read it with data.stage={args.dest}, and {args.packed} as data.train or data.val"])
 

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +19,7 @@ from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
 from summit_train.core.files import figure_path, write_json
 from summit_train.core.progress import watched
-from summit_train.core.result import Result, TextTable
+from summit_train.core.result import Result, TextTable, tell
 from summit_train.core.saved import CheckpointError, best_checkpoint
 from summit_train.core.session import session
 from summit_train.core.text import counted
@@ -117,7 +116,7 @@ def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Re
 def warn_left_out(lines: Sequence[str]) -> None:
     """Name the checkpoints that the mean leaves out, and why."""
     for line in lines:
-        print(f"left out of the mean: {line}", file=sys.stderr)
+        tell(f"left out of the mean: {line}")
 
 
 def _changed_keys(spec: Spec, chosen: Sequence[str], usual: int) -> dict[str, Any]:

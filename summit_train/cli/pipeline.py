@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import AgreedError, RunFailed, UserError
 from summit_train.core.files import write_json, write_text
 from summit_train.core.processes import seconds_alive
-from summit_train.core.result import Result, show
+from summit_train.core.result import Result, show, warn
 from summit_train.core.saved import find_checkpoints
 from summit_train.core.session import leave_reason, session
 from summit_train.core.text import duration
@@ -154,7 +153,7 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range) -> No
     leaked = leaked_clips(run.train_set, run.val_set)
     lines = class_warnings(run.train_set.manifest, run.val_set.manifest)
     for line in [*lines, *overlap_warning(leaked, run.val_set.manifest)]:
-        print(f"warning: {line}", file=sys.stderr)
+        warn(line)
     datasets = {"train": run.train_set, "val": run.val_set}
     counts = {name: clips_per_class(dataset.manifest, dataset.kept) for name, dataset in datasets.items()}
     about = {"clips_per_class": counts, "shared_clips": len({clip for _, clip in leaked})}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from summit_train.cluster.estimate import check_ranks, estimate
 from summit_train.cluster.site import Site, load_site, load_spec_on, parse_walltime
 from summit_train.core.errors import UserError
-from summit_train.core.result import Result, TextTable
+from summit_train.core.result import Result, TextTable, warn
 from summit_train.core.saved import find_checkpoints
 from summit_train.core.text import counted
 from summit_train.plan import Plan, averages_per_epoch, make_plan, sample_learning_rates
@@ -85,11 +84,6 @@ def start_rows(start: Sequence[str], files: Files) -> list[tuple[str, str]]:
     """Return what the run starts from, by `plan_start`, and the keys whose files were not read."""
     rows = [("start", note) for note in start]
     return [*rows, ("not checked", ", ".join(files.not_checked))] if files.not_checked else rows
-
-
-def warn(line: str) -> None:
-    """Print a warning."""
-    print(f"warning: {line}", file=sys.stderr)
 
 
 def _nodes_and_ranks(args: argparse.Namespace, site: Site | None, spec: Spec) -> tuple[int, int]:
@@ -181,8 +175,8 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     kept = f"{spec.checkpoint.keep} kept" + ("" if spec.checkpoint.keep_best is None else " and the best")
     views = spec.data.repeats
     repeats = f", {views} views of each of {plan.global_batch // views:,} clips of the list" if views > 1 else ""
-    trained = plan.trained_parameters
-    part = "" if trained == plan.parameters else f", of which {trained:,} are trained"
+    network, trained = plan.network, plan.network.trained_parameters
+    part = "" if trained == network.parameters else f", of which {trained:,} are trained"
     beside = "; written alongside the steps from a copy in rank 0's memory" if spec.checkpoint.background else ""
     return [
         ("virtual GPUs", f"{plan.virtual_gpus:,} = {plan.ranks:,} ranks x {plan.accumulation:,} accumulation"),
@@ -194,12 +188,12 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         ("warm-up", f"{plan.warmup_steps:,} steps = {warmup_epochs}"),
         ("peak LR", f"{plan.peak_lr:.6g} ({spec.optimizer.lr_scaling} scaling of {spec.optimizer.base_lr:g})"),
         ("decay", describe_decay(spec.schedule)),
-        ("parameters", f"{plan.parameters:,}{part}"),
+        ("parameters", f"{network.parameters:,}{part}"),
         *_communication_rows(spec, plan),
-        ("multiply-adds", f"{plan.multiply_adds / 1e9:,.2f} G a clip, forward"),
+        ("multiply-adds", f"{network.multiply_adds / 1e9:,.2f} G a clip, forward"),
         ("input", f"{plan.input_bytes_per_step_and_rank / 1e6:,.1f} MB a step and rank, uint8"),
         ("memory", f"about {plan.memory_bytes_per_rank / 2**30:,.1f} GiB a rank (weights and activations)"),
-        *([("network", plan.network.note)] if plan.network.note else []),
+        *([("network", network.note)] if network.note else []),
         ("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {kept}{beside}"),
     ]
 

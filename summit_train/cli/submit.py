@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from summit_train.cli.plan import add_site_arguments, plan_start, read_files, start_rows, taken_rows, warn
+from summit_train.cli.plan import add_site_arguments, plan_start, read_files, start_rows, taken_rows
 from summit_train.cluster.estimate import check_ranks, estimate
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site, load_spec_on
 from summit_train.cluster.submit import chain, folders_to_stage, prepare_job, staging_row
-from summit_train.core.result import Result, TextTable
+from summit_train.core.result import Result, TextTable, tell, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    """Submit the job, or with --dry-run show its script."""
     site = load_site(args.site, args.set)
     spec, taken = load_spec_on(site, args.spec, args.overrides)
     files = read_files(spec, args.clips)
@@ -45,9 +43,9 @@ def run(args: argparse.Namespace) -> Result:
     text = render(site, job)
     for line in [*site.notes, *files.warnings]:
         warn(line)
-    print(f"{spec.name}: {args.nodes} nodes of {site.name}, {plan.ranks} ranks", file=sys.stderr)
+    tell(f"{spec.name}: {args.nodes} nodes of {site.name}, {plan.ranks} ranks")
     rows = [*taken_rows(site, taken), *cost.rows(), *staging_row(site, spec, job.stage), *start_rows(start, files)]
-    print(TextTable(rows, left=2, indent="  "), file=sys.stderr)
+    tell(str(TextTable(rows, left=2, indent="  ")))
     if args.dry_run:
         return Result([text.removesuffix("\n")])
     script = prepare_job(site, job, spec)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from summit_train.cli.plan import Files, add_site_arguments, plan_start, read_files, warn
+from summit_train.cli.plan import Files, add_site_arguments, plan_start, read_files
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import UserError
-from summit_train.core.result import Result, TextTable, show
+from summit_train.core.result import Result, TextTable, show, warn
 from summit_train.plan import Plan
 from summit_train.spec import DataSpec, ModelSpec, Spec
 from summit_train.sweep.figure import write_sweep, written

@@ -15,6 +15,7 @@ from summit_train.core.comm import World, open_world
 from summit_train.core.comm.launch import Launch, this_launch
 from summit_train.core.errors import AgreedError, UserError, describe, exit_status, is_bug
 from summit_train.core.files import write_json
+from summit_train.core.result import warn
 
 _SECONDS_FOR_RANK_0 = 3.0
 _SECONDS_BETWEEN_FIRST_AND_LAST = 3.0
@@ -37,7 +38,7 @@ def session(launch: Launch) -> Iterator[World]:
     world = open_world(launch)
     if world.rank == 0:
         for warning in world.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+            warn(warning)
     try:
         yield world
     except AgreedError:

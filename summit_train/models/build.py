@@ -69,7 +69,6 @@ def build_model(
     problems += [text for _, text in catalog.vit_problems(arch, adapter, drop_path, positions, shift_place)]
     for problem in (*_number_problems(numbers, shift_direction), *problems):
         raise ValueError(problem)
-
     sizes = (num_frames, num_classes, width, dropout, in_channels)
     if arch == "vit":
         shift = (shift_fraction, shift_direction)

@@ -98,14 +98,13 @@ def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Row], key: str) 
     """Draw the measure `key` of curve i and its noise scale; return the batch at which this was measured."""
     curve = sorted((point for point in points if point["curve"] == name), key=lambda point: point["global_batch"])
     batches, measured = finite(point["global_batch"] for point in curve), finite(point[key] for point in curve)
-    seeds = has_seeds(points)
-    bars = [(point[f"{key}_std"] if seeds else point["checkpoints_std"]) or 0.0 for point in curve]
+    error_of = f"{key}_std" if has_seeds(points) else "checkpoints_std"
+    bars = [point[error_of] or 0.0 for point in curve]
     title = f", {drawable(name)}" if name else ""
     style = series(i) | {"capsize": 3}
     axes.errorbar(batches, measured, bars, label=f"validation{title}", zorder=3, **style)
-    if (
-        len(curve) == len(points) and key == "top1"
-    ):  # as the paper's Figure 4; the training of several curves would hide their validation
+    # As the paper's Figure 4; the training of several curves would hide their validation.
+    if len(curve) == len(points) and key == "top1":
         training = finite(point["training_top1"] for point in curve)
         style |= {"markerfacecolor": "white", "linestyle": "--", "color": PALETTE[1]}
         axes.errorbar(batches, training, label="training, last epoch", **style)

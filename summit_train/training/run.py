@@ -181,12 +181,7 @@ def fresh_model(spec: Spec, device: torch.device) -> VideoNetwork:
 
 
 def build_step(
-    spec: Spec,
-    plan: Plan,
-    world: World,
-    model: VideoNetwork,
-    device: torch.device,
-    clips_of_class: Sequence[int] = (),
+    spec: Spec, plan: Plan, world: World, model: VideoNetwork, device: torch.device, clips_of_class: Sequence[int] = ()
 ) -> TrainStep | AveragingStep:
     """Return the step of the spec's method of parallel training, before its first update of `model`.
 

@@ -25,9 +25,8 @@ def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None])
     """
     pairs, lists = Pairs(), (first, second)
     as_stored = first.is_packed or second.is_packed
-    paths = [
-        _paths(one, None if as_stored else located_root(root, one)) for one, root in zip(lists, roots, strict=True)
-    ]
+    places = [None if as_stored else located_root(root, one) for one, root in zip(lists, roots, strict=True)]
+    paths = [_paths(one, place) for one, place in zip(lists, places, strict=True)]
     for how, (ours, theirs) in (("path", paths), ("sha256", [_digests(one) for one in lists])):
         clips_of, both = defaultdict[bytes, list[int]](list), set(theirs) - {_UNKNOWN}
         for clip, key in enumerate(ours):
@@ -38,7 +37,8 @@ def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None])
                 counts = {int(first.frame_counts[clip]), int(second.frame_counts[other])} - {-1, 0}
                 if how == "path" and as_stored and len(counts) > 1:
                     continue  # two videos of one name
-                if _overlap(first, clip, second, other):
+                (start, end), (begin, stop) = first.span(clip), second.span(other)
+                if (end == TO_THE_END or begin < end) and (stop == TO_THE_END or start < stop):
                     pairs.setdefault((clip, other), how)
     return pairs
 
@@ -68,8 +68,3 @@ def _paths(manifest: Manifest, root: str | None) -> list[bytes]:
 def _digests(manifest: Manifest) -> list[bytes]:
     content = manifest.digests.tobytes()
     return [content[start : start + 32] for start in range(0, len(content), 32)]
-
-
-def _overlap(first: Manifest, clip: int, second: Manifest, other: int) -> bool:
-    (start, end), (begin, stop) = first.span(clip), second.span(other)
-    return (end == TO_THE_END or begin < end) and (stop == TO_THE_END or start < stop)

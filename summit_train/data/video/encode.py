@@ -114,7 +114,6 @@ def with_caption(picture: Frames, text: str) -> Frames:
     if text:
         draw = ImageDraw.Draw(image)
         draw.rectangle((0, 0, width, size * 3 // 2), fill=(0, 0, 0))
-        draw.text(
-            (size // 2, size * 3 // 4), text, fill=(255, 255, 255), font=ImageFont.load_default(size), anchor="lm"
-        )
+        font, place = ImageFont.load_default(size), (size // 2, size * 3 // 4)
+        draw.text(place, text, fill=(255, 255, 255), font=font, anchor="lm")
     return np.array(image)

@@ -130,8 +130,7 @@ class Follower:
             result = None
 
     def _label(self, frame: StreamFrame, dropped: int) -> dict[str, Any]:
-        logits = self.stream.see(self.render(frame.decoded)[0])
-        (best,) = most_probable(logits, self.names, 1, self.kind)
+        (best,) = most_probable(self.stream.see(self.render(frame.decoded)[0]), self.names, 1, self.kind)
         latency_s = time.monotonic() - frame.arrived  # with the wait in the queue of a live source
         self.latencies.append(latency_s)
         self.num_seen += 1
