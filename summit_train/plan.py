@@ -137,19 +137,16 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
     if virtual_gpus % ranks:
         divisors = [n for n in range(1, virtual_gpus + 1) if virtual_gpus % n == 0]
         near = [*[n for n in divisors if n < ranks][-1:], *[n for n in divisors if n > ranks][:1]]
-        raise UserError(
-            f"scale.gpus is {virtual_gpus}, which {ranks} ranks do not divide: every rank needs an equal share of the "
-            f"virtual GPUs; start {' or '.join(map(str, near))} ranks, or change scale.gpus"
-        )
+        wrong = f"scale.gpus is {virtual_gpus}, which {ranks} ranks do not divide"
+        right = f"start {' or '.join(map(str, near))} ranks, or change scale.gpus"
+        raise UserError(f"{wrong}: every rank needs an equal share of the virtual GPUs; {right}")
     global_batch = virtual_gpus * spec.scale.clips_per_gpu
     views = num_clips * spec.data.repeats  # of an epoch
     steps_per_epoch = views // global_batch
     if views < global_batch:
         repeated = f" x data.repeats {spec.data.repeats}" if spec.data.repeats > 1 else ""
-        raise UserError(
-            f"data.train has {num_clips} clips{repeated}, less than one global batch of {global_batch} "
-            f"(scale.gpus {virtual_gpus} x scale.clips_per_gpu {spec.scale.clips_per_gpu})"
-        )
+        batch = f"{global_batch} (scale.gpus {virtual_gpus} x scale.clips_per_gpu {spec.scale.clips_per_gpu})"
+        raise UserError(f"data.train has {num_clips} clips{repeated}, less than one global batch of {batch}")
     accumulation = virtual_gpus // ranks
     schedule = plan_schedule(spec.optimizer, spec.schedule, global_batch, views)
     clip_bytes = math.prod(spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))  # uint8
@@ -233,10 +230,9 @@ def plan_schedule(optimizer: OptimizerSpec, course: ScheduleSpec, global_batch: 
             unit = 10.0 ** (math.floor(math.log10(fits)) - 2)
             fits = math.floor(fits / unit) * unit
         factor = f" x {global_batch:,} / {optimizer.base_batch:,} (schedule.warmup_scaling)" if is_scaled else ""
-        raise UserError(
-            f"schedule.warmup_epochs: a warm-up of {course.warmup_epochs:g}{factor} epochs = {warmup_steps:,} steps "
-            f"leaves nothing of the run, {course.epochs:,} epochs = {total_steps:,} steps; at most {fits:g} fits"
-        )
+        warmup = f"a warm-up of {course.warmup_epochs:g}{factor} epochs = {warmup_steps:,} steps"
+        run = f"leaves nothing of the run, {course.epochs:,} epochs = {total_steps:,} steps; at most {fits:g} fits"
+        raise UserError(f"schedule.warmup_epochs: {warmup} {run}")
     peak_lr = peak_learning_rate(optimizer.base_lr, optimizer.base_batch, global_batch, optimizer.lr_scaling)
     if peak_lr > _LARGEST_LR:
         largest = f"{_LARGEST_LR:g} at most"

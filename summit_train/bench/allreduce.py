@@ -156,10 +156,8 @@ def write_machine(path: str, values: Values) -> None:
     ranks, per_host, fits = values["ranks"], values["ranks_per_host"], values["fits"]
     carrier, mpi = next(iter(fits.values())), fits.get("mpi4py")
     if carrier is None or ("mpi4py" in fits and mpi is None):
-        raise NoFit(
-            f"{path}: no machine can be written, as the times do not grow with the message size; measure longer "
-            "(--seconds), with larger messages (--max-bytes), or while nothing else runs"
-        )
+        right = "measure longer (--seconds), with larger messages (--max-bytes), or while nothing else runs"
+        raise NoFit(f"{path}: no machine can be written, as the times do not grow with the message size; {right}")
     latency_s = min(carrier["latency_s"], math.inf if mpi is None else mpi["latency_s"])
     source = f"bench allreduce, {ranks} ranks, {per_host} a host"
     link = link_of(AlphaBeta(latency_s, carrier["bytes_per_second"], 0.0), ranks, source)

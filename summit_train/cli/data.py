@@ -367,10 +367,8 @@ def _finish(job: Job, failed: list[str]) -> list[str]:
     """Finish the set; return how to use it. Raises UserError where a clip could not be packed."""
     if failed:
         more = [f"and {len(failed) - _SHOWN:,} more"] if len(failed) > _SHOWN else []
-        raise UserError(
-            f"{len(failed):,} clips cannot be packed; leave them out of the manifest (`data index` does) and pack "
-            "again into another folder:\n  " + "\n  ".join([*failed[:_SHOWN], *more])
-        )
+        right = "leave them out of the manifest (`data index` does) and pack again into another folder"
+        raise UserError("\n  ".join([f"{len(failed):,} clips cannot be packed; {right}:", *failed[:_SHOWN], *more]))
     pack = finish(job)
     size = with_unit(sum(shard.size for shard in pack.shards), "B")
     how = ", with data.modality=flow" if pack.packing.modality == "flow" else ""

@@ -214,10 +214,8 @@ def _run_observed(
     beside = [read_observed(Path(run)) for run in others]
     spec = run_spec(args.spec, overrides)
     if spec.data.modality == "flow":
-        raise UserError(
-            "--observed: a frame of flow (data.modality) stacks the fields after it, so that the network would see "
-            "more than the observed part; take an rgb run"
-        )
+        why = "a frame of flow (data.modality) stacks the fields after it, so that the network would see more"
+        raise UserError(f"--observed: {why} than the observed part; take an rgb run")
     if spec.loss.kind == "binary":
         raise UserError("--observed: must be used with loss.kind softmax, got binary")
     datasets = {"val": Dataset.open(spec, "val")}

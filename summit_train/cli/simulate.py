@@ -221,9 +221,8 @@ def _draw_losses(axes: Sequence[Axes], jobs: Sequence[Job]) -> None:
         goodputs.plot(nodes, [100 * loss.goodput for loss in found], "-", markersize=5, label=label, **series(i))
         if hours == own:
             label = f"{name}, with the spec's interval"
-            goodputs.plot(
-                nodes, [100 * loss.own_goodput for loss in found], "--", label=label, color=series(i)["color"]
-            )
+            shares = [100 * loss.own_goodput for loss in found]
+            goodputs.plot(nodes, shares, "--", label=label, color=series(i)["color"])
     intervals.set_ylabel("best interval between checkpoints (min)")
     intervals.set_yscale("log")
     goodputs.set_ylabel("goodput (%)")

@@ -24,9 +24,8 @@ _SECONDS_BETWEEN_FIRST_AND_LAST = 3.0
 def check_single(command: str) -> None:
     """Raise UserError where a launcher started several ranks of a command that has work for one."""
     if this_launch().size > 1:
-        raise UserError(
-            f"{command} is one process and shares no work among ranks; start it without mpirun, srun, jsrun or torchrun"
-        )
+        right = "start it without mpirun, srun, jsrun or torchrun"
+        raise UserError(f"{command} is one process and shares no work among ranks; {right}")
 
 
 @contextmanager

@@ -56,10 +56,8 @@ def parse_fractions(text: str) -> tuple[Fraction, ...]:
 def _fraction(text: str, word: str) -> Fraction:
     value = Fraction(word) if _DECIMAL.fullmatch(word) else None
     if value is None or not 0 < value <= 1:
-        raise UserError(
-            f"--observed {text}: {word!r} is not a fraction of a video: must be above 0 and up to 1, such as "
-            "0.1,0.5,1 or 0.1,0.2,...,1"
-        )
+        right = "must be above 0 and up to 1, such as 0.1,0.5,1 or 0.1,0.2,...,1"
+        raise UserError(f"--observed {text}: {word!r} is not a fraction of a video: {right}")
     return value
 
 

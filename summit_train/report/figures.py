@@ -389,10 +389,8 @@ def _observed_caption(runs: Sequence[Observed]) -> str:
     count = f" {videos.pop():,} videos." if len(videos) == 1 and None not in videos else ""
     streams = any(run.anytime for run in runs)
     stream = " Dashed: the average of a stream's logits over the frames of the part." if streams else ""
-    return (
-        "Early recognition, as in Figures 7 and 8 of the TSM paper (journal version). Solid: "
-        f"{of} frames, taken uniformly from the observed part.{stream}{count}"
-    )
+    what = "Early recognition, as in Figures 7 and 8 of the TSM paper (journal version)."
+    return f"{what} Solid: {of} frames, taken uniformly from the observed part.{stream}{count}"
 
 
 # A curve is prepared for drawing: gaps, thinning, moving mean.

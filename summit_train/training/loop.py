@@ -280,6 +280,5 @@ class UnreadStep:
             steps = "; ".join(text for _, text in self._broken)
             everyone = run.world.gather((at_fault, f"{run.world.who}: {steps}")) or []
             named = [text for fault, text in everyone if fault] or [text for _, text in everyone]
-            raise AgreedError(
-                f"{len(self._broken)} steps in a row had a loss or gradient that is not finite. " + " | ".join(named)
-            )
+            wrong = "steps in a row had a loss or gradient that is not finite"
+            raise AgreedError(f"{len(self._broken)} {wrong}. {' | '.join(named)}")

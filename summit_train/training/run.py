@@ -276,10 +276,9 @@ class RunLock:
         try:
             if os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
                 return
-            raise RunFailed(
-                f"{self._path} was deleted or replaced while this run was using the directory, and another run has "
-                f"taken it ({self._path.read_text(encoding='utf-8').strip()}); this one stops here"
-            )
+            wrong = f"{self._path} was deleted or replaced while this run was using the directory"
+            other = f"another run has taken it ({self._path.read_text(encoding='utf-8').strip()})"
+            raise RunFailed(f"{wrong}, and {other}; this one stops here")
         except FileNotFoundError:
             self._file.close()
         try:
@@ -295,10 +294,8 @@ class RunLock:
             file.seek(0)
             holder = file.read().strip() or "unknown"
             file.close()
-            raise UserError(
-                f"{self._path.parent}: another run is using this directory ({holder}); wait for it, or give this one "
-                "another name (name=...)"
-            ) from error
+            wrong = f"{self._path.parent}: another run is using this directory ({holder})"
+            raise UserError(f"{wrong}; wait for it, or give this one another name (name=...)") from error
         file.truncate(0)
         with naming(self._path):
             os.write(file.fileno(), f"{os.uname().nodename}, process {os.getpid()}\n".encode())

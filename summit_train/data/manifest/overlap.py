@@ -49,10 +49,8 @@ def overlap_warning(pairs: Pairs, val: Manifest) -> list[str]:
         return []
     (_, clip), how = next(iter(pairs.items()))
     name, count = Clip(val.path(clip), val.span(clip)), counted(len({other for _, other in pairs}), "clip")
-    return [
-        f"{count} of data.val also in data.train, such as {name} (same {how}): the accuracy will be too high; "
-        "`summit-train data compare` lists them all"
-    ]
+    found = f"{count} of data.val also in data.train, such as {name} (same {how})"
+    return [f"{found}: the accuracy will be too high; `summit-train data compare` lists them all"]
 
 
 def _paths(manifest: Manifest, root: str | None) -> list[bytes]:

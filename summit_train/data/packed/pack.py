@@ -209,10 +209,8 @@ def _samples(job: Job, clips: Iterable[int], workers: int) -> Generator[Sample |
                 waiting.extend(islice(futures, 1))
         except BrokenProcessPool as error:
             paths = ", ".join(manifest.path(run[0]) for run, _ in waiting)
-            raise UserError(
-                f"a worker died while it packed one of {paths}: is one of them damaged (see `data scan`), or is there "
-                "too little memory (--workers)?"
-            ) from error
+            why = "is one of them damaged (see `data scan`), or is there too little memory (--workers)?"
+            raise UserError(f"a worker died while it packed one of {paths}: {why}") from error
 
 
 def finish(job: Job) -> packed.Pack:

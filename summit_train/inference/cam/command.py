@@ -139,10 +139,9 @@ def _seen(trained: Trained, measured: Mapping[str, Any]) -> str:
     spec, threshold = trained.spec, f"{measured['threshold']:.6g}"
     stride = f", every {spec.data.frame_stride}" if spec.data.sampling == "dense" else ""
     crop = "whole frame" if spec.evaluate.crops == "full" else "centre square"
-    text = (
-        f"{spec.model.title} ({spec.name}): sees {spec.data.num_frames} frames ({spec.data.sampling}{stride}), the "
-        f"{crop} at {spec.evaluate.short_side}; threshold {threshold}"
-    )
+    frames = f"{spec.data.num_frames} frames ({spec.data.sampling}{stride})"
+    pixels = f"the {crop} at {spec.evaluate.short_side}"
+    text = f"{spec.model.title} ({spec.name}): sees {frames}, {pixels}; threshold {threshold}"
     if "kept" not in measured:
         return f"{text} as given"
     left_out = f" ({len(measured['bad_videos'])} bad ones left out)" if measured["bad_videos"] else ""

@@ -92,7 +92,6 @@ def _summary(description: dict[str, Any], out: Path) -> TextTable:
 
 
 def _difference(found: dict[str, Any]) -> str:
-    return (
-        f"{counted(found['clips'], 'clip')} of {counted(found['frames'], 'frame')}: logits up to "
-        f"{found['largest_logit']:.3g} differ from the network's by up to {found['largest_difference']:.2g}"
-    )
+    clips = f"{counted(found['clips'], 'clip')} of {counted(found['frames'], 'frame')}"
+    differ = f"differ from the network's by up to {found['largest_difference']:.2g}"
+    return f"{clips}: logits up to {found['largest_logit']:.3g} {differ}"

@@ -62,10 +62,8 @@ def run(args: argparse.Namespace) -> Result:
     spec = trained.spec
     stream = open_stream(trained, choose_device(World()), args.window)
     if args.stride is None and spec.data.sampling == "uniform":
-        raise UserError(
-            "the network was trained on frames spread over each video (data.sampling uniform), without a fixed "
-            "distance between frames: give one with --stride N"
-        )
+        why = "the network was trained on frames spread over each video (data.sampling uniform)"
+        raise UserError(f"{why}, without a fixed distance between frames: give one with --stride N")
     stride = args.stride or spec.data.frame_stride
     follower = Follower(stream, renderer(spec.evaluate), trained.classes, reading, stride, spec.loss.kind)
     is_interrupted = False
