@@ -179,7 +179,5 @@ def draw(path: Path, values: Values) -> None:
             highest = max(highest, *(value["max"] for value in percent))
         axes.axhline(100, linestyle="--", color=GREY, label="ideal")
         axes.set_xticks(ranks, [str(count) for count in ranks])
-        axes.set_xlabel("ranks")
-        axes.set_ylabel("scalability (% of ideal speed)")
-        axes.set_ylim(0, max(110.0, 1.05 * highest))
+        axes.set(xlabel="ranks", ylabel="scalability (% of ideal speed)", ylim=(0, max(110.0, 1.05 * highest)))
         axes.legend(loc="lower left")

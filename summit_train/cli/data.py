@@ -222,8 +222,8 @@ def _scan(args: argparse.Namespace) -> Result:
         shutil.rmtree(_journal_folder(args.out), ignore_errors=True)
     of = "" if len(found) == len(rows) else f" for {len(rows):,} clips"
     text = [f"{len(found):,} videos decoded{of}, {len(bad):,} bad"]
-    for reason, count in Counter(error.reason for error in bad).most_common(_SHOWN):
-        text.append(f"  {count:>6,}  {reason}")
+    reasons = Counter(error.reason for error in bad).most_common(_SHOWN)
+    text += [f"  {count:>6,}  {reason}" for reason, count in reasons]
     return Result([*text, f"wrote {args.out}" + (f"; train without them: data.quarantine={args.out}" if bad else "")])
 
 

@@ -223,8 +223,7 @@ def _draw_losses(axes: Sequence[Axes], jobs: Sequence[Job]) -> None:
             label = f"{name}, with the spec's interval"
             shares = [100 * loss.own_goodput for loss in found]
             goodputs.plot(nodes, shares, "--", label=label, color=series(i)["color"])
-    intervals.set_ylabel("best interval between checkpoints (min)")
-    intervals.set_yscale("log")
+    intervals.set(ylabel="best interval between checkpoints (min)", yscale="log")
     goodputs.set_ylabel("goodput (%)")
 
 

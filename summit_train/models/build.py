@@ -124,6 +124,4 @@ def _built(arch: str, backbone: str, sizes: tuple[int, int, float, float, int], 
         return X3D(*sizes)
     if arch == "ir_csn":
         return IrCSN(backbone, *sizes)
-    if backbone == "mobilenet_v2":
-        return MobileNetV2(*sizes)
-    return ResNet(backbone, *sizes)
+    return MobileNetV2(*sizes) if backbone == "mobilenet_v2" else ResNet(backbone, *sizes)

@@ -50,9 +50,7 @@ def overlay(runs: Sequence[Run]) -> Picture | None:
             entries.append((Line2D([], [], **_style(None)), f"{len(others):,} others"))
         measures = ", ".join(dict.fromkeys(run.measures.main.name for run in runs))
         for axes, label in ((losses, "training loss (nats), moving mean"), (accuracies, f"validation {measures} (%)")):
-            axes.set_xlabel(axis)
-            axes.set_ylabel(label)
-            axes.set_xlim(left=0)
+            axes.set(xlabel=axis, ylabel=label, xlim=(0, None))
         accuracies.set_ylim(0, min(103.0, 1.05 * accuracies.get_ylim()[1]))
         columns = 3 if max(len(label) for _, label in entries) <= 45 else 2
         figures.add_legend(figure, entries, "outside lower left", columns)

@@ -68,8 +68,7 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
         axes.set_xticks(sorted(batches), [f"{batch:,}" for batch in sorted(batches)])
         axes.minorticks_off()
         axes.tick_params(axis="x", labelsize=9 if len(batches) > 8 else 10)
-        axes.set_xlabel("global batch (clips)")
-        axes.set_ylabel(f"{main.name} (%)")
+        axes.set(xlabel="global batch (clips)", ylabel=f"{main.name} (%)")
         low, high = axes.get_ylim()
         axes.set_ylim(max(0.0, low), min(high, 102.0))
         for text in figure.legend(loc="outside lower left", ncols=2).get_texts():

@@ -94,10 +94,10 @@ def write_video(
             write(picture, time)
 
 
-def jpeg(picture: Frames) -> bytes:
-    """Return an RGB picture (H, W, 3) as the bytes of a JPEG."""
+def jpeg(picture: Frames, quality: int = 80) -> bytes:
+    """Return an RGB picture (H, W, 3), or a grey one (H, W), as the bytes of a JPEG."""
     content = io.BytesIO()
-    Image.fromarray(picture).save(content, "JPEG", quality=80)
+    Image.fromarray(picture).save(content, "JPEG", quality=quality)
     return content.getvalue()
 
 
