@@ -127,12 +127,8 @@ def measure_inference(specs: Sequence[Spec], turns: measure.Turns, peaks: Peaks,
             "relative_utilisation": measure.spread([network.multiply_adds / base_work * ratio for ratio in faster]),
         }
         rows.append({"label": label_of(spec)} | network_values(spec) | counts | measured)
-    return {
-        "environment": environment(place.world, place.device, [place.world.host]),
-        "settings": {"batch": batch} | asdict(turns),
-        "peaks": list(peaks.values()),
-        "rows": rows,
-    }
+    about = {"environment": environment(place.world, place.device, [place.world.host])}
+    return about | {"settings": {"batch": batch} | asdict(turns), "peaks": list(peaks.values()), "rows": rows}
 
 
 def table_1_text(values: Values) -> str:

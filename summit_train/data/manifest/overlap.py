@@ -27,7 +27,7 @@ def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None])
     as_stored = first.is_packed or second.is_packed
     places = [None if as_stored else located_root(root, one) for one, root in zip(lists, roots, strict=True)]
     paths = [_paths(one, place) for one, place in zip(lists, places, strict=True)]
-    for how, (ours, theirs) in (("path", paths), ("sha256", [_digests(one) for one in lists])):
+    for how, (ours, theirs) in (("path", paths), ("sha256", [one.digests.tolist() for one in lists])):
         clips_of, both = defaultdict[bytes, list[int]](list), set(theirs) - {_UNKNOWN}
         for clip, key in enumerate(ours):
             if key in both:
@@ -61,8 +61,3 @@ def _paths(manifest: Manifest, root: str | None) -> list[bytes]:
     above = os.fsencode(os.path.join(os.path.abspath(root), manifest.folder, ""))
     # Not os.path.join, which takes as long again as all else for a million clips.
     return [one if one.startswith(b"/") else above + one for start, end in ends for one in [paths[start:end]]]
-
-
-def _digests(manifest: Manifest) -> list[bytes]:
-    content = manifest.digests.tobytes()
-    return [content[start : start + 32] for start in range(0, len(content), 32)]
