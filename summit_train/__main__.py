@@ -29,10 +29,7 @@ _COMMANDS = {
     "submit": ("cli.submit", "submit a spec's job to the batch system, after printing its cost"),
     "bench": ("bench.command", "measure on this machine what limits a step"),
     "simulate": ("cli.simulate", "step time, run time and cost of a spec on N nodes of a machine"),
-    "sweep": (
-        "cli.sweep",
-        "many runs from one file: plan, submit as a job array or run here, follow",
-    ),
+    "sweep": ("cli.sweep", "many runs from one file: plan, submit as a job array or run here, follow"),
     "report": ("cli.report", "one HTML page of one run, several, or all below a folder; export to other programs"),
     "doctor": ("cli.doctor", "what works on this machine, and how to fix what does not"),
     "schema": ("cli.schema", "the spec's JSON schema, for editors"),

@@ -18,11 +18,8 @@ from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec
 _MOST_VIEWS = 16  # of a test at once; more make it no faster
 _LARGEST_LR = 1e30  # fits float32 even times a factor of the head's LR
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
-# Properties of Plan that need the counts of the network.
-_OF_THE_NETWORK = (
-    "parameters", "trained_parameters", "gradient_bytes", "averaging_bytes", "multiply_adds", "memory_bytes_per_rank",
-    "checkpoint_bytes",
-)  # fmt: skip
+_COUNTS = ("parameters", "trained_parameters", "multiply_adds")  # of the network
+_BY_COUNTS = ("gradient_bytes", "averaging_bytes", "memory_bytes_per_rank", "checkpoint_bytes")  # properties of Plan
 
 
 @dataclass(frozen=True)
@@ -66,21 +63,9 @@ class Plan:
         return count_network(self.spec)
 
     @property
-    def parameters(self) -> int:
-        return self.network.parameters
-
-    @property
-    def trained_parameters(self) -> int:
-        return self.network.trained_parameters
-
-    @property
-    def multiply_adds(self) -> int:
-        return self.network.multiply_adds
-
-    @property
     def gradient_bytes(self) -> int:
         """The bytes that a rank contributes to the allreduce of a step."""
-        return self.trained_parameters * self.spec.weight_bytes
+        return self.network.trained_parameters * self.spec.weight_bytes
 
     @property
     def averaging_bytes(self) -> int:
@@ -136,7 +121,8 @@ class Plan:
 
     def values(self) -> dict[str, Any]:
         names = [own.name for own in fields(self) if own.name not in ("spec", "schedule")]
-        values: dict[str, Any] = {name: getattr(self, name) for name in (*names, *_OF_THE_NETWORK)}
+        values: dict[str, Any] = {name: getattr(self, name) for name in (*names, *_BY_COUNTS)}
+        values |= {name: getattr(self.network, name) for name in _COUNTS}
         values["ladder"] = [asdict(rung) for rung in self.ladder]
         return values | asdict(self.schedule) | {"milestones": list(self.schedule.milestones)}
 
@@ -151,19 +137,16 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
     if virtual_gpus % ranks:
         divisors = [n for n in range(1, virtual_gpus + 1) if virtual_gpus % n == 0]
         near = [*[n for n in divisors if n < ranks][-1:], *[n for n in divisors if n > ranks][:1]]
-        raise UserError(
-            f"scale.gpus is {virtual_gpus}, which {ranks} ranks do not divide: every rank needs an equal share of the "
-            f"virtual GPUs; start {' or '.join(map(str, near))} ranks, or change scale.gpus"
-        )
+        wrong = f"scale.gpus is {virtual_gpus}, which {ranks} ranks do not divide"
+        right = f"start {' or '.join(map(str, near))} ranks, or change scale.gpus"
+        raise UserError(f"{wrong}: every rank needs an equal share of the virtual GPUs; {right}")
     global_batch = virtual_gpus * spec.scale.clips_per_gpu
     views = num_clips * spec.data.repeats  # of an epoch
     steps_per_epoch = views // global_batch
     if views < global_batch:
         repeated = f" x data.repeats {spec.data.repeats}" if spec.data.repeats > 1 else ""
-        raise UserError(
-            f"data.train has {num_clips} clips{repeated}, less than one global batch of {global_batch} "
-            f"(scale.gpus {virtual_gpus} x scale.clips_per_gpu {spec.scale.clips_per_gpu})"
-        )
+        batch = f"{global_batch} (scale.gpus {virtual_gpus} x scale.clips_per_gpu {spec.scale.clips_per_gpu})"
+        raise UserError(f"data.train has {num_clips} clips{repeated}, less than one global batch of {batch}")
     accumulation = virtual_gpus // ranks
     schedule = plan_schedule(spec.optimizer, spec.schedule, global_batch, views)
     clip_bytes = math.prod(spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))  # uint8
@@ -220,8 +203,7 @@ def averaged_elements(spec: Spec, network: Count) -> int:
 def checkpoint_bytes(spec: Spec, network: Count, virtual_gpus: int) -> int:
     parallel, states = spec.parallel, 1 + spec.optimizer.states  # tensors of each weight's shape
     learners = virtual_gpus if "local" in (parallel.optimizer_state, parallel.bn) else 0
-    copies = states + (spec.ema.decay is not None) + learners * states
-    return _elements(spec, network, copies) * spec.weight_bytes
+    return _elements(spec, network, states + (spec.ema.decay is not None) + learners * states) * spec.weight_bytes
 
 
 def _elements(spec: Spec, network: Count, copies: int) -> int:
@@ -248,10 +230,9 @@ def plan_schedule(optimizer: OptimizerSpec, course: ScheduleSpec, global_batch: 
             unit = 10.0 ** (math.floor(math.log10(fits)) - 2)
             fits = math.floor(fits / unit) * unit
         factor = f" x {global_batch:,} / {optimizer.base_batch:,} (schedule.warmup_scaling)" if is_scaled else ""
-        raise UserError(
-            f"schedule.warmup_epochs: a warm-up of {course.warmup_epochs:g}{factor} epochs = {warmup_steps:,} steps "
-            f"leaves nothing of the run, {course.epochs:,} epochs = {total_steps:,} steps; at most {fits:g} fits"
-        )
+        warmup = f"a warm-up of {course.warmup_epochs:g}{factor} epochs = {warmup_steps:,} steps"
+        run = f"leaves nothing of the run, {course.epochs:,} epochs = {total_steps:,} steps; at most {fits:g} fits"
+        raise UserError(f"schedule.warmup_epochs: {warmup} {run}")
     peak_lr = peak_learning_rate(optimizer.base_lr, optimizer.base_batch, global_batch, optimizer.lr_scaling)
     if peak_lr > _LARGEST_LR:
         largest = f"{_LARGEST_LR:g} at most"

@@ -32,7 +32,7 @@ OWNERS = {
     "torch.distributed": {"core.comm.torch_world"},
     "av": {"data.video"},
     "cv2": {"data.video.flow"},
-    "PIL": {"data.packed.payload", "data.video.clips", "data.video.encode", "data.video.rand_augment"},
+    "PIL": {"data.video.clips", "data.video.encode", "data.video.rand_augment"},
     "mlflow": {"report.sinks"},
     "onnx": {"inference.export.onnx_file"},
     "onnxruntime": {"inference.export.onnx_file"},

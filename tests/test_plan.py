@@ -95,7 +95,7 @@ def test_repeated_clips_by_hand() -> None:
 
 def test_bytes_by_hand() -> None:
     plan = make_plan(_spec(1536), 256, KINETICS)
-    assert plan.parameters == TSM_PARAMETERS
+    assert plan.network.parameters == TSM_PARAMETERS
     assert plan.gradient_bytes == 4 * TSM_PARAMETERS == 97_310_528
     assert plan.averaging_bytes == 0
     assert plan.checkpoint_bytes == 8 * TSM_PARAMETERS  # weights and momentum
@@ -288,9 +288,9 @@ def test_a_plan_of_flow_by_hand() -> None:
     """TSM, ResNet-50, 8 frames of five fields: only the first convolution and the clips' bytes differ from RGB's."""
     plan = make_plan(_spec(6, 16, data={"modality": "flow"}), 6, 10_000)
     rgb = make_plan(_spec(6, 16), 6, 10_000)
-    assert plan.parameters == 24_349_584 == rgb.parameters + 7 * 7 * 7 * 64
+    assert plan.network.parameters == 24_349_584 == rgb.network.parameters + 7 * 7 * 7 * 64
     assert plan.gradient_bytes == 4 * 24_349_584
-    assert plan.multiply_adds - rgb.multiply_adds == 8 * 112**2 * 64 * 7 * 49
+    assert plan.network.multiply_adds - rgb.network.multiply_adds == 8 * 112**2 * 64 * 7 * 49
     assert plan.input_bytes_per_step_and_rank == 16 * 8 * 224**2 * 10
     assert rgb.input_bytes_per_step_and_rank == 16 * 8 * 224**2 * 3
     # The input is kept for the first convolution's gradient, and there are more weights, gradients and momenta.

@@ -40,7 +40,6 @@ _MACHINE_HEADER = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     add_spec(parser)
     parser.add_argument("--seconds", type=float, default=30.0, metavar="S", help="about how long (default 30)")
     parser.add_argument("--max-bytes", type=int, default=2**26, metavar="N", help="largest message (default 64 MB)")
@@ -118,8 +117,7 @@ def slowest(world: World, once: Callable[[], object]) -> float:
     world.barrier()
     start = time.perf_counter()
     once()
-    ranks = world.gather(time.perf_counter() - start)
-    return world.broadcast(max(ranks or [0.0]))
+    return world.broadcast(max(world.gather(time.perf_counter() - start) or [0.0]))
 
 
 def _operation(world: World, device: torch.device, library: str, num_bytes: int) -> Callable[[], None]:
@@ -158,10 +156,8 @@ def write_machine(path: str, values: Values) -> None:
     ranks, per_host, fits = values["ranks"], values["ranks_per_host"], values["fits"]
     carrier, mpi = next(iter(fits.values())), fits.get("mpi4py")
     if carrier is None or ("mpi4py" in fits and mpi is None):
-        raise NoFit(
-            f"{path}: no machine can be written, as the times do not grow with the message size; measure longer "
-            "(--seconds), with larger messages (--max-bytes), or while nothing else runs"
-        )
+        right = "measure longer (--seconds), with larger messages (--max-bytes), or while nothing else runs"
+        raise NoFit(f"{path}: no machine can be written, as the times do not grow with the message size; {right}")
     latency_s = min(carrier["latency_s"], math.inf if mpi is None else mpi["latency_s"])
     source = f"bench allreduce, {ranks} ranks, {per_host} a host"
     link = link_of(AlphaBeta(latency_s, carrier["bytes_per_second"], 0.0), ranks, source)
@@ -186,16 +182,14 @@ def write_machine(path: str, values: Values) -> None:
 
 
 def as_text(values: Values) -> str:
-    """Return what was measured, for people."""
     rows = [("size", "by", "median ms", "least", "most", "repeats", "bus GB/s")]
     for row in values["rows"]:
         median, low, high = (f"{1e3 * row[name]:.3f}" for name in ("median_s", "low_s", "high_s"))
         bandwidth = f"{row['bus_bandwidth'] / 1e9:.3f}"
         num_bytes = row["num_bytes"]  # powers of 1024, as messages are sized
         size, unit = (2**20, "MB") if num_bytes >= 2**20 else (2**10, "KB") if num_bytes >= 2**10 else (1, "B")
-        rows.append(
-            (f"{num_bytes / size:.4g} {unit}", row["library"], median, low, high, str(row["repeats"]), bandwidth)
-        )
+        what = (f"{num_bytes / size:.4g} {unit}", row["library"])
+        rows.append((*what, median, low, high, str(row["repeats"]), bandwidth))
     lines = [setting_text(values), str(TextTable(rows, left=0))]
     for library, fit in values["fits"].items():
         text = "no latency and bandwidth: the times do not grow with the size"

@@ -26,22 +26,16 @@ class Bench:
     draw: Callable[[Path, Values], None] | None = None
 
 
-def _add_figure_c(parser: argparse.ArgumentParser) -> None:
-    compare.add_networks(parser)
-    weak.add_ranks(parser)
-
-
 _STEP = (steps.add_arguments, steps.run, steps.as_text)
 _LOADER = (loader.add_arguments, loader.run, loader.as_text)
 _ALLREDUCE = (allreduce.add_arguments, allreduce.run, allreduce.as_text)
 _LATENCY = (latency.add_arguments, latency.run, latency.as_text, latency.draw)
 _TABLE_1 = (compare.add_table_1, compare.run_table_1, compare.table_1_text, compare.draw_table_1)
+_SCALING = (weak.run, weak.as_text, weak.draw)
 _WAITS = (compare.add_waits, compare.run_waits, compare.waits_text, compare.draw_waits)
 BENCHES = {
     "step": Bench("a training step by part, clips/s, utilisation, memory; one spec or two", *_STEP),
-    "scaling": Bench(
-        "weak scaling here: percent of ideal, exposed allreduce", weak.add_arguments, weak.run, weak.as_text, weak.draw
-    ),
+    "scaling": Bench("weak scaling here: percent of ideal, exposed allreduce", weak.add_arguments, *_SCALING),
     "loader": Bench("the loader: clips/s raw and packed; cores a rank needs", *_LOADER),
     "allreduce": Bench("an allreduce by size; a machine's file for simulate", *_ALLREDUCE),
     "latency": Bench("latency and throughput of networks; tables of the TSM paper", *_LATENCY),
@@ -50,12 +44,11 @@ BENCHES = {
 FIGURE_3 = {
     "a": Bench("computation: throughput and utilisation of a forward pass", *_TABLE_1),
     "b": Bench("data loading: the wait for data in a training step", *_WAITS),
-    "c": Bench("networking: scalability against ranks", _add_figure_c, weak.run, weak.as_text, weak.draw),
+    "c": Bench("networking: scalability against ranks", weak.add_figure_c, *_SCALING),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the benches, each with its arguments."""
     commands = parser.add_subparsers(metavar="WHAT", required=True)
     _add(commands, BENCHES, "")
     text = "the paper's Figure 3: a computation, b data loading, c networking"

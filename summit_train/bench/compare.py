@@ -35,12 +35,8 @@ from summit_train.training.stopwatch import Mark
 
 PAPERS = ("i3d_3x3x3_r50_16f", "i3d_3x1x1_r50_32f", "tsm_r50_8f")  # configs/kinetics, in the order of Table 1
 _ABOVE: dict[str, Any] = {
-    "xytext": (0, 4),
-    "textcoords": "offset points",
-    "ha": "center",
-    "va": "bottom",
-    "fontsize": 9,
-}
+    "xytext": (0, 4), "textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 9
+}  # fmt: skip
 
 
 def add_networks(parser: argparse.ArgumentParser, batch: int = 4, batch_help: str = "clips of a training step") -> None:
@@ -131,12 +127,8 @@ def measure_inference(specs: Sequence[Spec], turns: measure.Turns, peaks: Peaks,
             "relative_utilisation": measure.spread([network.multiply_adds / base_work * ratio for ratio in faster]),
         }
         rows.append({"label": label_of(spec)} | network_values(spec) | counts | measured)
-    return {
-        "environment": environment(place.world, place.device, [place.world.host]),
-        "settings": {"batch": batch} | asdict(turns),
-        "peaks": list(peaks.values()),
-        "rows": rows,
-    }
+    about = {"environment": environment(place.world, place.device, [place.world.host])}
+    return about | {"settings": {"batch": batch} | asdict(turns), "peaks": list(peaks.values()), "rows": rows}
 
 
 def table_1_text(values: Values) -> str:
@@ -244,7 +236,6 @@ def run_waits(args: argparse.Namespace) -> Values:
 
 
 def waits_text(values: Values) -> str:
-    """Return the rows of Figure 3b for people."""
     head = ("", "clips a step", "frames", "step s", "computing s", "data wait s", "of the step", "clips/s")
     rows: list[Sequence[str]] = [head]
     for row in values["rows"]:

@@ -150,7 +150,6 @@ def measure_latency(entries: Sequence[Entry], settings: Passes, place: Place, *,
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     parser.add_argument("specs", nargs="*", metavar="SPEC", help="experiment specs (YAML), measured in turn")
     table_help = f"a table of the TSM paper in place of SPECs: {', '.join(map(str, TABLES))}"
     parser.add_argument("--table", type=int, choices=TABLES, help=table_help)
@@ -311,10 +310,8 @@ def _draw_bubbles(axes: Axes, points: Sequence[Point], numbers: dict[str, str]) 
         at, right_of_it = (point.cost, point.top1), (area**0.5 / 2 + 2, 0)
         axes.annotate(numbers[point.label], at, right_of_it, textcoords="offset points", fontsize=9, va="center")
     costs = [point.cost for point in points]
-    axes.set_xscale("log")
-    axes.set_xlim(min(costs) / 1.8, max(costs) * 1.8)
+    axes.set(xlabel="multiply-adds of a video (G)", xscale="log", xlim=(min(costs) / 1.8, max(costs) * 1.8))
     axes.margins(y=0.12)
     axes.xaxis.set_major_locator(FixedLocator([step * 10**power for power in range(-1, 5) for step in (1, 2, 5)]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda cost, _: f"{cost:g}"))
-    axes.set_xlabel("multiply-adds of a video (G)")

@@ -144,15 +144,13 @@ def gpu_speed(spec: Spec, site: Site | None, args: argparse.Namespace) -> tuple[
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     add_spec(parser)
     parser.add_argument("--clips", type=int, default=16, metavar="N", help="clips of a turn [16]")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="measured turns [5]")
     parser.add_argument("--workers", type=int, default=num_cpus(), metavar="N", help="processes [one a CPU]")
     demand = parser.add_mutually_exclusive_group()
     demand.add_argument("--measure", action="store_true", help="measure the spec's network here, on one rank")
-    rate_help = "a rank trains at X clips/s [the site's figure]"
-    demand.add_argument("--rate", type=float, metavar="X", help=rate_help)
+    demand.add_argument("--rate", type=float, metavar="X", help="a rank trains at X clips/s [the site's figure]")
     parser.add_argument("--site", metavar="NAME", help="site (name or YAML file): its cores, its GPUs' speed")
 
 
@@ -184,7 +182,6 @@ def run(args: argparse.Namespace) -> Values:
 
 
 def as_text(values: Values) -> str:
-    """Return what was measured, for people."""
     settings, kinds, gpu = values["settings"], values["kinds"], values["gpu"]
     rows = [("clips/s", "one core", f"{settings['workers']} workers")]
     rows += [(k["kind"], *(spread_text(k[f"clips_per_second_{of}"], ".1f") for of in ("core", "all"))) for k in kinds]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import torch
 
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
+from summit_train.core.result import tell
 from summit_train.core.session import session
 from summit_train.models.count import Count
 from summit_train.training.start import choose_device
@@ -46,11 +46,6 @@ def open_place() -> Iterator[Place]:
     """Open the world of this launch for the block."""
     with session(this_launch()) as world:
         yield Place(world, choose_device(world), tell if world.rank == 0 else lambda text: None)
-
-
-def tell(text: str) -> None:
-    """Report progress on stderr."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -95,13 +90,11 @@ def training_multiply_adds(network: Count) -> int:
 
 
 def add_spec(parser: argparse.ArgumentParser) -> None:
-    """Add the spec and its overrides."""
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
 def add_turns(parser: argparse.ArgumentParser, steps: int = 2) -> None:
-    """Add the options of Turns."""
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="measured turns [5]")
     parser.add_argument("--steps", type=int, default=steps, metavar="N", help=f"steps of a turn, their mean [{steps}]")
     parser.add_argument("--warm-up", type=int, default=2, metavar="N", help="steps not counted [2]")

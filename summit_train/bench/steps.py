@@ -80,8 +80,7 @@ class StepBench:
     def __init__(self, experiment: Experiment, world: World, device: torch.device, watchdog: Watchdog) -> None:
         self._experiment, self._world, self._device, self._watchdog = experiment, world, device, watchdog
         self._spec, self._plan = experiment.spec, experiment.plan
-        model = fresh_model(self._spec, device)
-        self._step = build_step(self._spec, self._plan, world, model, device)
+        self._step = build_step(self._spec, self._plan, world, fresh_model(self._spec, device), device)
         self._recorder = Recorder(device)
         self._last: StepResult | None = None
         self._next_step = 0
@@ -235,7 +234,6 @@ def measure_steps(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
     measure.add_spec(parser)
     parser.add_argument("--compare", metavar="SPEC2", help="measure both in turn and print SPEC over SPEC2")
     parser.add_argument("--synthetic", action="store_true", help="random clips, no loader")
@@ -253,7 +251,6 @@ def run(args: argparse.Namespace) -> Values | None:
 
 
 def as_text(values: Values) -> str:
-    """Return what was measured, for people."""
     lines = [f"machine: {machine_text(values['environment'])}"]
     for spec in values["specs"]:
         network = " ".join(filter(None, (spec["arch"], spec["backbone"])))
@@ -261,9 +258,8 @@ def as_text(values: Values) -> str:
         clips = "RANDOM CLIPS, no loader" if spec["synthetic"] else f"{spec['clips']}, {spec['workers']} workers"
         parts = [("step", measure.spread_text(spec["step_s"]) + " s", "")]
         for name, seconds in spec["phases_s"].items():
-            parts.append(
-                (f"  {_NAMES.get(name, name)}", measure.spread_text(seconds) + " s", share(spec["shares"][name]))
-            )
+            part = share(spec["shares"][name])
+            parts.append((f"  {_NAMES.get(name, name)}", measure.spread_text(seconds) + " s", part))
         rates = [("clips/s", measure.spread_text(spec["clips_per_second"]))]
         rates += [("multiply-adds/s", measure.spread_text(spec["multiply_adds_per_second"], ".4g"))]
         if spec["mfu"] is not None:
@@ -275,8 +271,6 @@ def as_text(values: Values) -> str:
     if values["ratios"] is not None:
         first, second = (spec["name"] for spec in values["specs"])
         rows = [(_NAMES.get(name, name), measure.spread_text(ratio)) for name, ratio in values["ratios"].items()]
-        pairs = values["settings"]["repeats"]
-        lines.append(
-            f"\nseconds of {first} over {second}, median (min .. max) of {pairs} pairs:\n{TextTable(rows, indent='  ')}"
-        )
+        over = f"{first} over {second}, median (min .. max) of {values['settings']['repeats']} pairs"
+        lines.append(f"\nseconds of {over}:\n{TextTable(rows, indent='  ')}")
     return "\n".join(lines)

@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 
 from summit_train.bench import measure
-from summit_train.bench.compare import overrides_of
+from summit_train.bench.compare import add_networks, overrides_of
 from summit_train.bench.measure import Values
 from summit_train.bench.steps import experiment_of
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.processes import Facts, answer, find_mpirun, mpi_environment, mpirun_command
-from summit_train.core.result import TextTable
+from summit_train.core.result import TextTable, tell
 from summit_train.core.session import check_single
 from summit_train.core.text import share
 from summit_train.report.figures import GREY, drawable, drawn, series, wrapped
@@ -33,13 +33,18 @@ _BOUNDS = " and ".join(f"{'TSM' if arch == 'tsm' else 'I3D 3x3x3'} {bound}" for 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
+    """Add the arguments of `scaling`."""
     measure.add_spec(parser)
-    add_ranks(parser)
+    _add_ranks(parser)
 
 
-def add_ranks(parser: argparse.ArgumentParser) -> None:
-    """Add the options of weak scaling."""
+def add_figure_c(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `fig3 c`."""
+    add_networks(parser)
+    _add_ranks(parser)
+
+
+def _add_ranks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", default="1,2", metavar="N,...", help="numbers of ranks [1,2]")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each rank [1]")
     parser.add_argument("--synthetic", action="store_true", help="random clips, no loader")
@@ -67,7 +72,7 @@ def run(args: argparse.Namespace) -> Values:
         for count, facts in measure.in_turn(measurements, args.repeats):
             found[count].append(facts["specs"][0])
             name, speed = (found[count][-1][key] for key in ("name", "clips_per_second"))
-            measure.tell(f"{name}: round {len(found[count])}, {count} ranks: {speed['median']:.3f} clips/s")
+            tell(f"{name}: round {len(found[count])}, {count} ranks: {speed['median']:.3f} clips/s")
         spec = load_spec(path, overrides)
         network = {"label": label_of(spec) if is_figure else spec.name, "rows": scaling_rows(found)}
         networks.append(network | {"spec": found[ranks[-1]][-1] | {"repeats_s": None}})
@@ -130,7 +135,6 @@ def scaling_rows(found: Mapping[int, Sequence[Values]]) -> list[Values]:
 
 
 def as_text(values: Values) -> str:
-    """Return what was measured, for people."""
     settings = values["settings"]
     batch = f"{settings['clips_per_rank']} clips a rank and step, {settings['clips']}"
     lines = [f"machine: {machine_text(values['environment'])}", f"{batch}; median (min .. max) of the rounds"]
@@ -175,7 +179,5 @@ def draw(path: Path, values: Values) -> None:
             highest = max(highest, *(value["max"] for value in percent))
         axes.axhline(100, linestyle="--", color=GREY, label="ideal")
         axes.set_xticks(ranks, [str(count) for count in ranks])
-        axes.set_xlabel("ranks")
-        axes.set_ylabel("scalability (% of ideal speed)")
-        axes.set_ylim(0, max(110.0, 1.05 * highest))
+        axes.set(xlabel="ranks", ylabel="scalability (% of ideal speed)", ylim=(0, max(110.0, 1.05 * highest)))
         axes.legend(loc="lower left")

@@ -6,7 +6,6 @@ import argparse
 import errno
 import re
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -21,20 +20,10 @@ from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import check_output
 from summit_train.core.machine import num_cpus
 from summit_train.core.progress import followed, shown
-from summit_train.core.result import Result, TextTable, show
+from summit_train.core.result import Result, TextTable, show, tell, warn
 from summit_train.core.session import session
 from summit_train.core.text import counted, with_unit
-from summit_train.data.check import (
-    Found,
-    Journal,
-    Listing,
-    bad_regions,
-    copies,
-    examine,
-    list_videos,
-    sort_clips,
-    spread,
-)
+from summit_train.data import check
 from summit_train.data.manifest import ManifestRow, read_classes, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, Request, locate
@@ -125,8 +114,7 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _import(args: argparse.Namespace) -> Result:
     check_output("--out", args.out, args.out)
-    known = read_classes(args.out.parent / CLASSES_FILE)
-    request = Request(args.source, args.labels, known, args.split, args.part)
+    request = Request(args.source, args.labels, read_classes(args.out.parent / CLASSES_FILE), args.split, args.part)
     root = args.root or (args.source if args.source.is_dir() else args.source.parent)
     if not root.is_dir():
         raise UserError(f"{root}: no such folder")
@@ -154,12 +142,12 @@ def _index(args: argparse.Namespace) -> Result:
     if args.root is not None and args.source.is_dir():
         raise UserError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
     with session(this_launch()) as world:
-        listing = world.from_first(lambda: list_videos(args.source, args.root))
+        listing = world.from_first(lambda: check.list_videos(args.source, args.root))
         world.from_first(lambda: check_beside(args.out, listing.classes, listing.root))
         found = _survey(world, str(listing.root), (row.path for row in listing.rows), args.out, args.workers)
         if world.rank:
             return Result()
-        rows, left_out = sort_clips(listing.rows, found, compare=False)
+        rows, left_out = check.sort_clips(listing.rows, found, compare=False)
         text = _index_text(listing, rows)
         nothing = f"{args.source}: contains no video that can be used"
         text += _write(args.out, rows, listing.classes, listing.root, left_out, text, nothing)
@@ -167,7 +155,7 @@ def _index(args: argparse.Namespace) -> Result:
         return Result(text)
 
 
-def _index_text(listing: Listing, rows: Sequence[ManifestRow]) -> list[str | TextTable]:
+def _index_text(listing: check.Listing, rows: Sequence[ManifestRow]) -> list[str | TextTable]:
     counts = Counter(label for row in rows for label in row.labels)
     names = listing.classes or tuple(map(str, range(max(counts, default=-1) + 1)))
     table = [(f"{label:>4}", name, f"{counts[label]:,}") for label, name in enumerate(names)]
@@ -178,7 +166,7 @@ def _index_text(listing: Listing, rows: Sequence[ManifestRow]) -> list[str | Tex
     if listing.skipped:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(listing.skipped.items()))
         text.append(f"no videos by their names: {kinds}")
-    return text + _first_lines("the same bytes as another", [f"{path} = {first}" for path, first in copies(rows)])
+    return text + _first_lines("the same bytes as another", [f"{path} = {first}" for path, first in check.copies(rows)])
 
 
 def _first_lines(title: str, lines: Sequence[object]) -> list[str]:
@@ -191,7 +179,7 @@ def _journal_folder(out: Path) -> Path:
     return out.with_name(f".{out.name}.journal")
 
 
-def _survey(world: World, root: str, paths: Iterable[str], out: Path, workers: int | None) -> dict[str, Found]:
+def _survey(world: World, root: str, paths: Iterable[str], out: Path, workers: int | None) -> dict[str, check.Found]:
     """Decode all files by all ranks; return the findings on rank 0, elsewhere nothing. Collective.
 
     An interrupted survey for the same `out` is continued: files that have not changed since are not decoded again.
@@ -199,13 +187,12 @@ def _survey(world: World, root: str, paths: Iterable[str], out: Path, workers: i
     """
     world.from_first(lambda: check_output("--out", out, out))  # before the work, not after it
     paths = list(dict.fromkeys(paths))
-    journal = Journal(_journal_folder(out), root)
+    journal = check.Journal(_journal_folder(out), root)
     known = journal.read(paths) if world.rank == 0 else {}
     if known:
-        print(f"resumes: {len(known):,} of {len(paths):,} are decoded already", file=sys.stderr)
-    left = world.broadcast([path for path in paths if path not in known])
-    share = left[world.rank :: world.size]
-    seen = spread(examine, root, share, min(_num_workers(workers, world), len(share)))
+        tell(f"resumes: {len(known):,} of {len(paths):,} are decoded already")
+    share = world.broadcast([path for path in paths if path not in known])[world.rank :: world.size]
+    seen = check.spread(check.examine, root, share, min(_num_workers(workers, world), len(share)))
     for path, what in zip(share, followed(seen, len(share), "videos", world, in_logs=True), strict=True):
         journal.add(world.rank, path, what)
     world.barrier()
@@ -229,14 +216,14 @@ def _scan(args: argparse.Namespace) -> Result:
         found = _survey(world, root, (row.path for row in rows), args.out, args.workers)
         if world.rank:
             return Result()
-        _, bad = sort_clips(rows, found, compare=True)
-        bad += bad_regions(manifest, found)
+        _, bad = check.sort_clips(rows, found, compare=True)
+        bad += check.bad_regions(manifest, found)
         write_quarantine(args.out, bad)
         shutil.rmtree(_journal_folder(args.out), ignore_errors=True)
     of = "" if len(found) == len(rows) else f" for {len(rows):,} clips"
     text = [f"{len(found):,} videos decoded{of}, {len(bad):,} bad"]
-    for reason, count in Counter(error.reason for error in bad).most_common(_SHOWN):
-        text.append(f"  {count:>6,}  {reason}")
+    reasons = Counter(error.reason for error in bad).most_common(_SHOWN)
+    text += [f"  {count:>6,}  {reason}" for reason, count in reasons]
     return Result([*text, f"wrote {args.out}" + (f"; train without them: data.quarantine={args.out}" if bad else "")])
 
 
@@ -319,8 +306,7 @@ def _packing_arguments(parser: argparse.ArgumentParser, shard_size: str) -> None
 def _pack_arguments(parser: argparse.ArgumentParser) -> None:
     _packing_arguments(parser, "1G")
     add, usual = parser.add_argument, Packing("jpeg")
-    kind = "the files as they are, or their frames as JPEG"
-    add("--kind", choices=("bytes", "jpeg"), required=True, help=kind)
+    add("--kind", choices=("bytes", "jpeg"), required=True, help="the files as they are, or their frames as JPEG")
     add("--short-side", type=int, metavar="PIXELS", help=f"jpeg: of a picture [{usual.short_side}]")
     add("--every", type=int, metavar="N", help=f"jpeg: pack every N-th frame [{usual.every}]")
     add("--quality", type=int, metavar="Q", help=f"jpeg: 1 to 95 [{usual.quality}]")
@@ -335,9 +321,8 @@ def _pack(args: argparse.Namespace) -> Result:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise UserError(f"{names} must be used with --kind jpeg, got --kind bytes, which keeps the files as they are")
     if args.bound is not None and args.kind == "jpeg":
-        raise UserError(
-            "--bound must be used with --kind bytes, got --kind jpeg; pictures of flow are packed as they are"
-        )
+        right = "pictures of flow are packed as they are"
+        raise UserError(f"--bound must be used with --kind bytes, got --kind jpeg; {right}")
     flow = {} if args.bound is None else {"modality": "flow", "bound": args.bound}
     return _work(args, Packing(args.kind, **given, **flow))
 
@@ -382,10 +367,8 @@ def _finish(job: Job, failed: list[str]) -> list[str]:
     """Finish the set; return how to use it. Raises UserError where a clip could not be packed."""
     if failed:
         more = [f"and {len(failed) - _SHOWN:,} more"] if len(failed) > _SHOWN else []
-        raise UserError(
-            f"{len(failed):,} clips cannot be packed; leave them out of the manifest (`data index` does) and pack "
-            "again into another folder:\n  " + "\n  ".join([*failed[:_SHOWN], *more])
-        )
+        right = "leave them out of the manifest (`data index` does) and pack again into another folder"
+        raise UserError("\n  ".join([f"{len(failed):,} clips cannot be packed; {right}:", *failed[:_SHOWN], *more]))
     pack = finish(job)
     size = with_unit(sum(shard.size for shard in pack.shards), "B")
     how = ", with data.modality=flow" if pack.packing.modality == "flow" else ""
@@ -414,10 +397,8 @@ def _verify(args: argparse.Namespace) -> Result:
         if everyone is None:
             return Result()
         if found := [*chain.from_iterable(everyone), *stray_files(args.out, pack)]:
-            named = "\n".join(found)
-            raise RunFailed(
-                f"{args.out}: {len(found)} files are damaged, missing or do not belong to the set:\n{named}"
-            )
+            what = f"{len(found)} files are damaged, missing or do not belong to the set"
+            raise RunFailed("\n".join([f"{args.out}: {what}:", *found]))
     size = with_unit(sum(file.size for file in files), "B")
     return Result([f"{args.out}: {pack.clips:,} clips in {len(files):,} files, {size}: all checksums match"])
 
@@ -433,7 +414,7 @@ def _stage(args: argparse.Namespace) -> Result:
     with shown("files", in_logs=True) as progress:
         done = stage(args.packed, args.dest, progress)
     if done.warning:
-        print(f"warning: {done.warning}", file=sys.stderr)
+        warn(done.warning)
     what = f"{folder}: {with_unit(done.copied, 'B')} copied and checked, {with_unit(done.present, 'B')} were there"
     return Result([what, f"read it with data.stage={args.dest}, and {args.packed} as data.train or data.val"])
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
 from summit_train.core.files import figure_path, write_json
 from summit_train.core.progress import watched
-from summit_train.core.result import Result, TextTable
+from summit_train.core.result import Result, TextTable, tell
 from summit_train.core.saved import CheckpointError, best_checkpoint
 from summit_train.core.session import session
 from summit_train.core.text import counted, from_json
@@ -41,25 +40,16 @@ _CHOOSE = ("checkpoints", "checkpoint.every_epochs", "schedule.epochs")  # keys 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("spec", metavar="SPEC|RUN", help="experiment spec (YAML), or a run folder")
-    parser.add_argument(
-        "--checkpoints",
-        nargs="+",
-        metavar="last:N|best|PATH",
-        help="the N newest checkpoints of whole epochs, the best, or files [last:evaluate.last_checkpoints]",
-    )
-    parser.add_argument(
-        "--observed",
-        nargs="?",
-        const="",
-        metavar="R,R,...",
-        help="early recognition: accuracy when these fractions of each video are seen (0.1,0.2,...,1); one checkpoint, "
-        "by default the newest of a whole epoch",
-    )
-    parser.add_argument("--name", help="write to evals/NAME in the run folder [a name made from the changed keys]")
-    parser.add_argument("--out", metavar="FILE", help="with --observed: draw the curves")
-    parser.add_argument("--beside", nargs="+", metavar="RUN", help="with --out: and those of other run folders")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
+    add = parser.add_argument
+    add("spec", metavar="SPEC|RUN", help="experiment spec (YAML), or a run folder")
+    which = "the N newest checkpoints of whole epochs, the best, or files [last:evaluate.last_checkpoints]"
+    add("--checkpoints", nargs="+", metavar="last:N|best|PATH", help=which)
+    early = "early recognition: accuracy when these fractions of each video are seen (0.1,0.2,...,1); one checkpoint"
+    add("--observed", nargs="?", const="", metavar="R,R,...", help=f"{early}, by default the newest of a whole epoch")
+    add("--name", help="write to evals/NAME in the run folder [a name made from the changed keys]")
+    add("--out", metavar="FILE", help="with --observed: draw the curves")
+    add("--beside", nargs="+", metavar="RUN", help="with --out: and those of other run folders")
+    add("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -99,10 +89,7 @@ def run(args: argparse.Namespace) -> Result:
 @contextmanager
 def _scoring(spec: Spec, datasets: Mapping[str, Dataset], **arguments: object) -> Iterator[tuple[Scorer, Watchdog]]:
     """Open the ranks, compare what they were started with, and yield what scores the validation set."""
-    with (
-        session(this_launch()) as world,
-        Watchdog(world, world.broadcast(spec.watch.stall_seconds)) as watchdog,
-    ):
+    with session(this_launch()) as world, Watchdog(world, world.broadcast(spec.watch.stall_seconds)) as watchdog:
         check_agreement(world, spec, datasets, **arguments)
         yield Scorer(spec, datasets["val"], world, choose_device(world)), watchdog
 
@@ -129,7 +116,7 @@ def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Re
 def warn_left_out(lines: Sequence[str]) -> None:
     """Name the checkpoints that the mean leaves out, and why."""
     for line in lines:
-        print(f"left out of the mean: {line}", file=sys.stderr)
+        tell(f"left out of the mean: {line}")
 
 
 def _changed_keys(spec: Spec, chosen: Sequence[str], usual: int) -> dict[str, Any]:
@@ -235,10 +222,8 @@ def _run_observed(
     beside = [read_observed(Path(run)) for run in others]
     spec = run_spec(args.spec, overrides)
     if spec.data.modality == "flow":
-        raise UserError(
-            "--observed: a frame of flow (data.modality) stacks the fields after it, so that the network would see "
-            "more than the observed part; take an rgb run"
-        )
+        why = "a frame of flow (data.modality) stacks the fields after it, so that the network would see more"
+        raise UserError(f"--observed: {why} than the observed part; take an rgb run")
     if spec.loss.kind == "binary":
         raise UserError("--observed: must be used with loss.kind softmax, got binary")
     datasets = {"val": Dataset.open(spec, "val")}

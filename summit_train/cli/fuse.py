@@ -23,9 +23,8 @@ _NPZ, _JSON = "fused.npz", "fuse.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="run folder: its newest checkpoint's scores; or an npz of scores"
-    )
+    what = "run folder: its newest checkpoint's scores; or an npz of scores"
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=what)
     parser.add_argument("--weights", metavar="W,W,...", help="one for each run [equal]")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--softmax", action="store_true", default=True, help="add probabilities [the default]")
@@ -52,8 +51,7 @@ def run(args: argparse.Namespace) -> Result:
     if out is not None:
         if args.softmax:  # as logits, of which these are the probabilities
             with np.errstate(divide="ignore"):
-                logits = np.log(fused.scores) - (np.log1p(-fused.scores) if binary else 0)
-                fused = replace(fused, scores=logits)
+                fused = replace(fused, scores=np.log(fused.scores) - (np.log1p(-fused.scores) if binary else 0))
         fused.save(out / _NPZ, runs[0].clips, names)
         write_json(out / _JSON, values)
         text.append(f"in {out}: {_NPZ}, {_JSON}")
@@ -90,5 +88,4 @@ def _changes(values: Mapping[str, Any], key: str) -> list[str | TextTable]:
     for row in shown:
         before, after = (f"{row[name]:.2f} %" for name in (f"best_{key}", key))
         rows.append([row["name"], f"{row['videos']:,}", before, after, f"{row['gain']:+.2f}"])
-    count = f"classes that gain: {len(ups):,}, that lose: {len(downs):,}, of {len(gains):,}"
-    return ["", TextTable(rows), count]
+    return ["", TextTable(rows), f"classes that gain: {len(ups):,}, that lose: {len(downs):,}, of {len(gains):,}"]

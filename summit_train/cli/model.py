@@ -15,7 +15,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    """Count the spec's network on one training clip."""
     spec = load_spec(args.spec, args.overrides)
     count, cached = count_network(spec), stream_elements(spec)
     frames, height, width = count.clip

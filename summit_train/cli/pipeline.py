@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import AgreedError, RunFailed, UserError
 from summit_train.core.files import write_json, write_text
 from summit_train.core.processes import seconds_alive
-from summit_train.core.result import Result, show
+from summit_train.core.result import Result, show, warn
 from summit_train.core.saved import find_checkpoints
 from summit_train.core.session import leave_reason, session
 from summit_train.core.text import duration
@@ -28,57 +27,44 @@ from summit_train.evaluation.scores import PREDICTIONS
 from summit_train.evaluation.scoring import Scorer
 from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, dump_spec, load_spec
+from summit_train.training import start
 from summit_train.training.checkpoint import current_line, epoch_checkpoints
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run, RunLock
-from summit_train.training.start import (
-    Inputs,
-    check_agreement,
-    choose_device,
-    environment,
-    identity,
-    read_inputs,
-    stage_sets,
-)
 from summit_train.training.trace import traced_steps
 
 
 def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, force: bool, trace: str | None) -> Result:
     """Train, evaluate and report a spec. The status is 85 if it was stopped on request. trace: FROM:TO."""
     launch = this_launch()
-    inputs = read_inputs(load_spec(path, overrides), launch.size)
+    inputs = start.read_inputs(load_spec(path, overrides), launch.size)
     traced = traced_steps(trace, inputs.plan.total_steps)
     with (
         session(launch) as world,
         Watchdog(world, world.broadcast(inputs.spec.watch.stall_seconds)) as watchdog,
         ExitStack() as held,
     ):
-        check_agreement(world, inputs.spec, inputs.datasets, command="train", force_resume=force, trace=trace)
+        start.check_agreement(world, inputs.spec, inputs.datasets, command="train", force_resume=force, trace=trace)
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
-        run = Run(inputs, world, choose_device(world), force_resume=force, lock=lock)
-        run.notes += stage_sets(inputs, world, watchdog)
+        run = Run(inputs, world, start.choose_device(world), force_resume=force, lock=lock)
+        run.notes += start.stage_sets(inputs, world, watchdog)
         try:
             return _run(inputs, run, watchdog, stop, traced)
         except Stopped:
             return _stopped(run, stop)
         except AgreedError as error:
-            raise AgreedError(_after_last_write(run, str(error))) from error
+            try:
+                run.writer.wait()  # for a checkpoint that is being written: the others wait for this rank
+            except RunFailed as failure:
+                raise AgreedError(f"{error}; {failure}") from error
+            raise
         except UserError as error:
             # The input was checked before training: a file that has disappeared since is not a mistake in it.
             raise RunFailed(str(error)) from error
 
 
-def _after_last_write(run: Run, reason: str) -> str:
-    """Wait for a checkpoint that is being written: the others wait for this rank. Return why the run ends."""
-    try:
-        run.writer.wait()
-    except RunFailed as error:
-        return f"{reason}; {error}"
-    return reason
-
-
-def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, traced: range) -> Result:
+def _run(inputs: start.Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, traced: range) -> Result:
     began = time.monotonic()
     spec, world = run.spec, run.world
     _train(run, watchdog, stop, traced)
@@ -94,7 +80,7 @@ def _run(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, traced
     return Result([f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}"])
 
 
-def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
+def _evaluate(inputs: start.Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
     """Evaluate the last checkpoints; reuse the scores of an evaluation that was stopped."""
     spec, world = run.spec, run.world
 
@@ -106,7 +92,7 @@ def _evaluate(inputs: Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -
 
     paths, left_out, goodput = world.from_first(last)
     # What scores depend on: another walltime, number of workers or place of the data loses none of them.
-    same = identity(spec, inputs.datasets)
+    same = start.identity(spec, inputs.datasets)
     known = {key: value for key, value in same.items() if "(" in key or changes_scores(spec, key)}
     key = hashlib.sha256(repr(known).encode()).hexdigest()
     if world.rank == 0:
@@ -167,15 +153,14 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range) -> No
     leaked = leaked_clips(run.train_set, run.val_set)
     lines = class_warnings(run.train_set.manifest, run.val_set.manifest)
     for line in [*lines, *overlap_warning(leaked, run.val_set.manifest)]:
-        print(f"warning: {line}", file=sys.stderr)
+        warn(line)
     datasets = {"train": run.train_set, "val": run.val_set}
     counts = {name: clips_per_class(dataset.manifest, dataset.kept) for name, dataset in datasets.items()}
     about = {"clips_per_class": counts, "shared_clips": len({clip for _, clip in leaked})}
     about["val_fingerprint"] = run.val_set.manifest.fingerprint()
     write_json(spec.run_path / "plan.json", plan.values() | about)
-    write_json(
-        spec.run_path / "environment.json", environment(world, run.device, hosts) | {"network": run.model.execution}
-    )
+    machine = start.environment(world, run.device, hosts)
+    write_json(spec.run_path / "environment.json", machine | {"network": run.model.execution})
     with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps) as log:
         forced = {"forced": run.forced} if run.forced else {}
         log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive(), **forced)

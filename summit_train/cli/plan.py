@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from summit_train.cluster.estimate import check_ranks, estimate
 from summit_train.cluster.site import Site, load_site, load_spec_on, parse_walltime
 from summit_train.core.errors import UserError
-from summit_train.core.result import Result, TextTable
+from summit_train.core.result import Result, TextTable, warn
 from summit_train.core.saved import find_checkpoints
 from summit_train.core.text import counted
 from summit_train.plan import Plan, averages_per_epoch, make_plan, sample_learning_rates
@@ -24,25 +23,23 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
-    parser.add_argument("--ranks", type=int, metavar="N", help="number of ranks (default: one a virtual GPU)")
-    parser.add_argument("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
-    parser.add_argument(
-        "--speed", type=float, metavar="CLIPS_PER_S", help="clips a second of one rank, for the cost on the site"
-    )
-    parser.add_argument("--price", type=float, metavar="P", help="price of a node-hour on the site, in any currency")
+    add = parser.add_argument
+    add("spec", metavar="SPEC", help="experiment spec (YAML)")
+    add("--ranks", type=int, metavar="N", help="number of ranks (default: one a virtual GPU)")
+    add("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
+    add("--speed", type=float, metavar="CLIPS_PER_S", help="clips a second of one rank, for the cost on the site")
+    add("--price", type=float, metavar="P", help="price of a node-hour on the site, in any currency")
     add_site_arguments(parser, required=False)
-    parser.add_argument("--nodes", type=int, metavar="N", help="nodes of the site (default: one GPU a virtual GPU)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
+    add("--nodes", type=int, metavar="N", help="nodes of the site (default: one GPU a virtual GPU)")
+    add("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
 def add_site_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """Add --site, --set and --walltime."""
-    parser.add_argument("--site", required=required, metavar="NAME", help="a shipped site profile, or the path of one")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="key of the site to override: account=abc123"
-    )
-    parser.add_argument("--walltime", type=_walltime, metavar="H:MM", help="walltime (default: what the run needs)")
+    add = parser.add_argument
+    add("--site", required=required, metavar="NAME", help="a shipped site profile, or the path of one")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="key of the site to override: account=abc123")
+    add("--walltime", type=_walltime, metavar="H:MM", help="walltime (default: what the run needs)")
 
 
 def _walltime(text: str) -> int:
@@ -87,11 +84,6 @@ def start_rows(start: Sequence[str], files: Files) -> list[tuple[str, str]]:
     """Return what the run starts from, by `plan_start`, and the keys whose files were not read."""
     rows = [("start", note) for note in start]
     return [*rows, ("not checked", ", ".join(files.not_checked))] if files.not_checked else rows
-
-
-def warn(line: str) -> None:
-    """Print a warning."""
-    print(f"warning: {line}", file=sys.stderr)
 
 
 def _nodes_and_ranks(args: argparse.Namespace, site: Site | None, spec: Spec) -> tuple[int, int]:
@@ -183,6 +175,8 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     kept = f"{spec.checkpoint.keep} kept" + ("" if spec.checkpoint.keep_best is None else " and the best")
     views = spec.data.repeats
     repeats = f", {views} views of each of {plan.global_batch // views:,} clips of the list" if views > 1 else ""
+    network, trained = plan.network, plan.network.trained_parameters
+    part = "" if trained == network.parameters else f", of which {trained:,} are trained"
     beside = "; written alongside the steps from a copy in rank 0's memory" if spec.checkpoint.background else ""
     bn_batch = f"{counted(plan.clips_per_gpu, 'clip')} x {spec.data.num_frames} frames of one virtual GPU"
     return [
@@ -195,19 +189,14 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         ("warm-up", f"{plan.warmup_steps:,} steps = {warmup_epochs}"),
         ("peak LR", f"{plan.peak_lr:.6g} ({spec.optimizer.lr_scaling} scaling of {spec.optimizer.base_lr:g})"),
         ("decay", describe_decay(spec.schedule)),
-        ("parameters", f"{plan.parameters:,}{_trained(plan)}"),
+        ("parameters", f"{network.parameters:,}{part}"),
         *_communication_rows(spec, plan),
-        ("multiply-adds", f"{plan.multiply_adds / 1e9:,.2f} G a clip, forward"),
+        ("multiply-adds", f"{network.multiply_adds / 1e9:,.2f} G a clip, forward"),
         ("input", f"{plan.input_bytes_per_step_and_rank / 1e6:,.1f} MB a step and rank, uint8"),
         ("memory", f"about {plan.memory_bytes_per_rank / 2**30:,.1f} GiB a rank (weights and activations)"),
-        *([("network built", plan.network.note)] if plan.network.note else []),
+        *([("network built", network.note)] if network.note else []),
         ("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {kept}{beside}"),
     ]
-
-
-def _trained(plan: Plan) -> str:
-    trained = plan.trained_parameters
-    return "" if trained == plan.parameters else f", of which {trained:,} are trained"
 
 
 def _communication_rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:

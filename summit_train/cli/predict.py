@@ -8,12 +8,12 @@ from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import check_output, write_text
 from summit_train.core.progress import watched
-from summit_train.core.result import Result, TextTable, show
+from summit_train.core.result import Result, TextTable, show, tell
 from summit_train.core.session import session
 from summit_train.core.text import counted, share
 from summit_train.core.watch import Watchdog
 from summit_train.evaluation.measures import measures_of
-from summit_train.inference.arguments import add_network, open_named, report_bad, tell
+from summit_train.inference.arguments import add_network, open_named, report_bad
 from summit_train.inference.predict import Predictions, predict_videos
 from summit_train.inference.trained import Trained
 from summit_train.inference.videos import Listing, list_videos

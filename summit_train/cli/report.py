@@ -16,10 +16,8 @@ from summit_train.report.sinks import SINKS
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", nargs="*", type=Path, metavar="RUN_DIR", help="run folder")
-    parser.add_argument(
-        "--out", type=Path, metavar="PATH",
-        help="the page [report.html in the first RUN_DIR, or index.html in FOLDER]; with --to, a folder",
-    )  # fmt: skip
+    page = "the page [report.html in the first RUN_DIR, or index.html in FOLDER]; with --to, a folder"
+    parser.add_argument("--out", type=Path, metavar="PATH", help=page)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--index", type=Path, metavar="FOLDER", help="one page and one CSV of all runs below FOLDER")
     what.add_argument("--to", choices=SINKS, help="export the runs' curves and specs to another program, into --out")

@@ -80,16 +80,12 @@ def _value(schema: dict[str, Any]) -> str:
         return "a section of keys"
     if "items" in schema:
         return f"list of {_value(schema['items'])}"
-    words = [
-        {"string": "text", "boolean": "`true`, `false`", "null": "`null`", "object": "keys and values"}.get(
-            schema["type"], schema["type"]
-        )
-    ]
+    types = {"string": "text", "boolean": "`true`, `false`", "null": "`null`", "object": "keys and values"}
+    words = [types.get(schema["type"], schema["type"])]
     bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     for keyword, word in bounds.items():
         if keyword in schema:
             limit = schema[keyword]
-            words.append(
-                f"{word} " + ("2^63" if limit == 2**63 else f"{limit:,}" if isinstance(limit, int) else f"{limit:g}")
-            )
+            shown = "2^63" if limit == 2**63 else f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
+            words.append(f"{word} {shown}")
     return ", ".join(words)

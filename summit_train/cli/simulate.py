@@ -134,7 +134,11 @@ def _text(values: Mapping[str, Any], epochs: int) -> list[str | TextTable]:
         top1 = f"{accuracy['top1']:.2f} \N{PLUS-MINUS SIGN} {accuracy['std']:.2f}" if accuracy else NONE
         speeds = (f"{row['nodes']:,}", f"{row['clips_per_second']:,.0f}", f"{100 * row['efficiency']:.1f} %")
         run = (duration(row["run_s"]), f"{row['node_hours']:,.1f}", duration(row["evaluation_s"]))
-        failures.append((f"{row['nodes']:,}", *_loss_cells(row["losses"])))
+        lost = row["losses"]
+        mtbf, young, daly, own = (duration(lost[key]) for key in ("mtbf_s", "young_s", "daly_s", "own_interval_s"))
+        best, spec = (f"{100 * lost[key]:.2f} %" for key in ("goodput", "own_goodput"))
+        counted = (f"{row['nodes']:,}", mtbf, f"{lost['failures']:.3g}", f"{lost['stall_s']:.2f}")
+        failures.append((*counted, young, daly, best, own, spec))
         runs.append((*speeds, *run, NONE if row["projection"] else duration(row["published_run_s"]), top1))
     return [
         f"{values['spec']} on {values['site']}: {values['about']}",
@@ -152,12 +156,6 @@ def _text(values: Mapping[str, Any], epochs: int) -> list[str | TextTable]:
         "between checkpoints. Goodput: time of the steps that count / all time since the first start.",
         *([f"drawn: {values['figure']}"] if values["figure"] else []),
     ]
-
-
-def _loss_cells(found: Mapping[str, float]) -> list[str]:
-    mtbf, young, daly, own = (duration(found[key]) for key in ("mtbf_s", "young_s", "daly_s", "own_interval_s"))
-    best, spec = (f"{100 * found[key]:.2f} %" for key in ("goodput", "own_goodput"))
-    return [mtbf, f"{found['failures']:.3g}", f"{found['stall_s']:.2f}", young, daly, best, own, spec]
 
 
 def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> None:
@@ -223,11 +221,9 @@ def _draw_losses(axes: Sequence[Axes], jobs: Sequence[Job]) -> None:
         goodputs.plot(nodes, [100 * loss.goodput for loss in found], "-", markersize=5, label=label, **series(i))
         if hours == own:
             label = f"{name}, with the spec's interval"
-            goodputs.plot(
-                nodes, [100 * loss.own_goodput for loss in found], "--", label=label, color=series(i)["color"]
-            )
-    intervals.set_ylabel("best interval between checkpoints (min)")
-    intervals.set_yscale("log")
+            shares = [100 * loss.own_goodput for loss in found]
+            goodputs.plot(nodes, shares, "--", label=label, color=series(i)["color"])
+    intervals.set(ylabel="best interval between checkpoints (min)", yscale="log")
     goodputs.set_ylabel("goodput (%)")
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from summit_train.cli.plan import add_site_arguments, plan_start, read_files, start_rows, taken_rows, warn
+from summit_train.cli.plan import add_site_arguments, plan_start, read_files, start_rows, taken_rows
 from summit_train.cluster.estimate import check_ranks, estimate
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site, load_spec_on
 from summit_train.cluster.submit import chain, folders_to_stage, prepare_job, staging_row
-from summit_train.core.result import Result, TextTable
+from summit_train.core.result import Result, TextTable, tell, warn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,15 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
     parser.add_argument("--speed", type=float, metavar="CLIPS_PER_S", help="clips a second of one rank, for the cost")
     parser.add_argument("--price", type=float, metavar="P", help="price of a node-hour, in any currency")
-    parser.add_argument(
-        "--max-requeues", type=int, default=Job.max_requeues, metavar="N", help="requeues that a job may make (20)"
-    )
+    requeues = "requeues that a job may make (20)"
+    parser.add_argument("--max-requeues", type=int, default=Job.max_requeues, metavar="N", help=requeues)
     parser.add_argument("--dry-run", action="store_true", help="print the script, and the cost on stderr; no more")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
 def run(args: argparse.Namespace) -> Result:
-    """Submit the job, or with --dry-run show its script."""
     site = load_site(args.site, args.set)
     spec, taken = load_spec_on(site, args.spec, args.overrides)
     files = read_files(spec, args.clips)
@@ -46,9 +43,9 @@ def run(args: argparse.Namespace) -> Result:
     text = render(site, job)
     for line in [*site.notes, *files.warnings]:
         warn(line)
-    print(f"{spec.name}: {args.nodes} nodes of {site.name}, {plan.ranks} ranks", file=sys.stderr)
+    tell(f"{spec.name}: {args.nodes} nodes of {site.name}, {plan.ranks} ranks")
     rows = [*taken_rows(site, taken), *cost.rows(), *staging_row(site, spec, job.stage), *start_rows(start, files)]
-    print(TextTable(rows, left=2, indent="  "), file=sys.stderr)
+    tell(str(TextTable(rows, left=2, indent="  ")))
     if args.dry_run:
         return Result([text.removesuffix("\n")])
     script = prepare_job(site, job, spec)

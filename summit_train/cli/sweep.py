@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from summit_train.cli.plan import Files, add_site_arguments, plan_start, read_files, warn
+from summit_train.cli.plan import Files, add_site_arguments, plan_start, read_files
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import UserError
-from summit_train.core.result import Result, TextTable, show
+from summit_train.core.result import Result, TextTable, show, warn
 from summit_train.plan import Plan
 from summit_train.spec import DataSpec, ModelSpec, Spec
 from summit_train.sweep.figure import write_sweep, written
@@ -22,9 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--dry-run", action="store_true", help="print the runs and their plans; start nothing")
     what.add_argument("--local", action="store_true", help="run them here, one after another (--site local)")
-    what.add_argument(
-        "--status", action="store_true", help="state of the runs; writes table and, over batch sizes, figure"
-    )
+    status = "state of the runs; writes table and, over batch sizes, figure"
+    what.add_argument("--status", action="store_true", help=status)
     parser.add_argument("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override in every run")
 

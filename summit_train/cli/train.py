@@ -9,7 +9,7 @@ import sys
 
 from summit_train.core.errors import UserError
 from summit_train.core.ranks import PASSED_ON, run_ranks
-from summit_train.core.result import Result
+from summit_train.core.result import Result, tell
 from summit_train.core.watch import StopRequest
 from summit_train.spec import load_spec
 
@@ -46,6 +46,6 @@ def _start_ranks(args: argparse.Namespace) -> Result:
     try:
         load_spec(args.spec, args.overrides)  # a mistake in it is said once, by no rank
         words = ["train", args.spec, *args.overrides, *options]
-        return Result(status=run_ranks(words, args.ranks, hosts, lambda line: print(line, file=sys.stderr)))
+        return Result(status=run_ranks(words, args.ranks, hosts, tell))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)

@@ -17,20 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from summit_train.core import processes
 from summit_train.core.comm import World, choose_backend
 from summit_train.core.comm.launch import Launch, node_name
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.processes import (
-    ROOT_NEEDS,
-    Facts,
-    find_mpirun,
-    mpi_environment,
-    mpirun_command,
-    output,
-    probe,
-    refuses_root,
-    torchrun_command,
-)
 from summit_train.core.text import counted
 
 Status = Literal["ok", "warn", "fail"]
@@ -83,7 +73,7 @@ class Probe(NamedTuple):
     """A program in Python that prints facts as JSON, what they mean, and how to fix a program that fails."""
 
     program: str
-    judge: Callable[[Facts], Finding] = lambda facts: (facts["status"], facts["found"], facts["fix"])
+    judge: Callable[[processes.Facts], Finding] = lambda facts: (facts["status"], facts["found"], facts["fix"])
     fix: str = SET_UP
 
 
@@ -94,9 +84,9 @@ def check(
 
     timeout: in seconds. more: environment variables for the ranks.
     """
-    environment = mpi_environment({**os.environ, **(more or {})}) if launcher else None
+    environment = processes.mpi_environment({**os.environ, **(more or {})}) if launcher else None
     try:
-        facts = probe(PROBES[name].program, timeout, launcher, environment)
+        facts = processes.probe(PROBES[name].program, timeout, launcher, environment)
     except RunFailed as error:
         return Check(name, "fail", str(error), PROBES[name].fix)
     return Check(name, *PROBES[name].judge(facts))
@@ -124,28 +114,28 @@ def _is_left_out(package: str) -> bool:
 
 def check_mpi() -> Check:
     """Check the mpirun that multi-rank commands use: its path, its version, and whether this user may start ranks."""
-    mpirun = find_mpirun()
+    mpirun = processes.find_mpirun()
     if mpirun is None and _is_left_out("horovod"):
         return Check("mpi", "ok", NOT_INSTALLED)
     if mpirun is None:
         return Check("mpi", "fail", "no mpirun", f"load your cluster's MPI module, or {SET_UP}")
-    found = f"{output([mpirun, '--version']).partition(chr(10))[0]} at {mpirun}"
-    if refuses_root(os.environ):
-        return Check("mpi", "warn", found, f"{ROOT_NEEDS}: export both, or use another user")
+    found = f"{processes.output([mpirun, '--version']).partition(chr(10))[0]} at {mpirun}"
+    if processes.refuses_root(os.environ):
+        return Check("mpi", "warn", found, f"{processes.ROOT_NEEDS}: export both, or use another user")
     return Check("mpi", "ok", found)
 
 
 def check_allreduce(timeout: float = 120.0) -> Check:
     """Start two ranks with mpirun, which sum 1 and 2 through Horovod and gather through mpi4py."""
-    mpirun = find_mpirun()
+    mpirun = processes.find_mpirun()
     if mpirun is None:
         return Check(_RANKS, "fail", "not tried: no mpirun", SET_UP)
-    return check(_RANKS, timeout, mpirun_command(mpirun, 2))
+    return check(_RANKS, timeout, processes.mpirun_command(mpirun, 2))
 
 
 def check_torch_allreduce(timeout: float = 120.0) -> Check:
     """Start two ranks with torchrun, which sum 1 and 2 on the CPU. A failure is a warning where Horovod joins ranks."""
-    done = check(_TORCH_RANKS, timeout, torchrun_command(2), {"SUMMIT_TRAIN_COMM": "torch"})
+    done = check(_TORCH_RANKS, timeout, processes.torchrun_command(2), {"SUMMIT_TRAIN_COMM": "torch"})
     needed = os.environ.get("SUMMIT_TRAIN_COMM") == "torch" or _is_left_out("horovod")
     return replace(done, status="warn") if done.status == "fail" and not needed else done
 
@@ -186,7 +176,7 @@ def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
 
 def listed_gpus() -> list[str]:
     """Return the driver's own list of GPUs, a line each; empty without a driver."""
-    return [line for line in output(["nvidia-smi", "--list-gpus"]).splitlines() if line.startswith("GPU ")]
+    return [line for line in processes.output(["nvidia-smi", "--list-gpus"]).splitlines() if line.startswith("GPU ")]
 
 
 def check_shared_memory(folder: Path = Path("/dev/shm")) -> Check:
@@ -210,7 +200,7 @@ def check_disk(name: str, folder: Path) -> Check:
     return Check(name, "warn" if free < 5 else "ok", found, "little for a long run" if free < 5 else "")
 
 
-def _judge_horovod(facts: Facts) -> Finding:
+def _judge_horovod(facts: processes.Facts) -> Finding:
     parts = ", ".join(name for name in ("mpi", "nccl") if facts[name]).upper() or "neither MPI nor NCCL"
     found = f"{facts['version']}, built with {parts} for torch {facts['built_for']}"
     if facts["built_for"] != facts["torch"]:
@@ -224,7 +214,7 @@ def _judge_horovod(facts: Facts) -> Finding:
     return "ok", found, ""
 
 
-def _judge_mpi4py(facts: Facts) -> Finding:
+def _judge_mpi4py(facts: processes.Facts) -> Finding:
     library = facts["library"].split(",")[0].strip().rstrip("\0")
     found = f"{facts['version']} on {library}" + (f" at {facts['own'][0]}" if facts["own"] else "")
     if len(facts["both"]) <= 1:
@@ -233,7 +223,7 @@ def _judge_mpi4py(facts: Facts) -> Finding:
     return "fail", found, f"remove .venv with that MPI loaded and {SET_UP}"
 
 
-def _judge_gpus(facts: Facts) -> Finding:
+def _judge_gpus(facts: processes.Facts) -> Finding:
     devices = facts["devices"]
     if not devices and not (listed := listed_gpus()):
         return "ok", "none; training runs on the CPU", ""
@@ -257,7 +247,7 @@ def _judge_gpus(facts: Facts) -> Finding:
     return "ok", found, ""
 
 
-def _judge_allreduce(facts: Facts) -> Finding:
+def _judge_allreduce(facts: processes.Facts) -> Finding:
     by = facts.pop("by")
     right = {"size": 2, "total": 3.0, "gathered": [0, 1]}
     if facts == right:

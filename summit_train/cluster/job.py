@@ -88,20 +88,11 @@ def render(site: Site, job: Job) -> str:
         raise UserError(f"{site.name}: has no job arrays; start the runs one after another")
     if job.stage and site.node_local is None:
         raise UserError(f"{site.name} has no disk to stage to; set node_local in the profile, or data.stage=null")
-    templates = Environment(
-        loader=FileSystemLoader(shipped("jobs")),
-        undefined=StrictUndefined,
-        finalize=_quote,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    loader = FileSystemLoader(shipped("jobs"))
+    templates = Environment(loader=loader, undefined=StrictUndefined, finalize=_quote, keep_trailing_newline=True)
+    templates.trim_blocks = templates.lstrip_blocks = True
     templates.filters |= {"expand": _with_variables, "verbatim": _Verbatim}
     templates.filters["comment"] = lambda text: _Verbatim(" ".join(str(text).split()))
-    return templates.get_template(f"{site.scheduler}_{site.launcher}.sh.j2").render(
-        site=site,
-        job=job,
-        name=job_name(job.name),
-        ranks=job.nodes * site.ranks,
-        walltime=walltime_text(job.walltime_minutes),
-    )
+    numbers = {"ranks": job.nodes * site.ranks, "walltime": walltime_text(job.walltime_minutes)}
+    template = templates.get_template(f"{site.scheduler}_{site.launcher}.sh.j2")
+    return template.render(site=site, job=job, name=job_name(job.name), **numbers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -33,23 +33,21 @@ def walltime_text(minutes: int) -> str:
     return f"{minutes // 60}:{minutes % 60:02}"
 
 
-def _one_line(text: str) -> str:
-    if not text.isprintable() or not text.strip():
-        raise ValueError("must be one line of text")
-    return text
-
-
-def _matching(pattern: str, form: str) -> AfterValidator:
+def _check(is_right: Callable[[str], object], form: str) -> AfterValidator:
     def check(text: str) -> str:
-        if not re.fullmatch(pattern, text):
+        if not is_right(text):
             raise ValueError(f"must be {form}")
         return text
 
     return AfterValidator(check)
 
 
+def _matching(pattern: str, form: str) -> AfterValidator:
+    return _check(re.compile(pattern).fullmatch, form)
+
+
 Minutes = Annotated[int, BeforeValidator(parse_walltime), Field(ge=1)]
-Line = Annotated[str, AfterValidator(_one_line)]
+Line = Annotated[str, _check(lambda text: text.isprintable() and text.strip(), "one line of text")]
 # The scheduler, not a shell, reads directives. These patterns allow no character that is special to either.
 Word = Annotated[str, _matching(r"[\w.@:+,=][\w.@:+,=/-]*", "one word of letters, digits and .@:+,=/_-")]
 Program = Annotated[str, _matching(r"/?[\w.@:+,=][\w.@:+,=/-]*", "a name or an absolute path without spaces")]
@@ -58,12 +56,6 @@ Flag = Annotated[str, _matching(r"-[\w-][\w .:,=+/@%-]*", "an option without quo
 NodePath = Annotated[str, _matching(r"[/$][\w./${}:@+-]*", "an absolute path without spaces; $NAMES are the node's")]
 GpusFlag = Annotated[str, _matching(r"-[\w:,=-]+\{gpus\}[\w:,=-]*", "an option such as --gres=gpu:{gpus}")]
 VariableName = Annotated[str, _matching(r"[A-Za-z_]\w*", "a variable's name")]
-
-
-def _known_scheduler(name: str) -> str:
-    if name not in SCHEDULERS:
-        raise ValueError(f"must be one of {', '.join(SCHEDULERS)}")
-    return name
 
 
 class DirectiveLine(Section):
@@ -96,16 +88,12 @@ class Container(Section):
     def check(self, site: str, launcher: str) -> None:
         """Raise UserError where the launcher cannot enter the image, or nobody reads the binds."""
         if self.runtime in ("pyxis", "edf") and launcher != "srun":
-            raise UserError(
-                f"{site}: container.runtime: {self.runtime} must be used with launcher srun, got {launcher}"
-            )
+            wrong = f"{self.runtime} must be used with launcher srun, got {launcher}"
+            raise UserError(f"{site}: container.runtime: {wrong}")
         if bool(self.binds) == (self.runtime == "edf"):
-            form = (
-                "empty with edf; mount the folders in the environment's file"
-                if self.binds
-                else "the folders of runs and data, got none; try binds: [/path/to/project]"
-            )
-            raise UserError(f"{site}: container.binds: must be {form}")
+            empty = "empty with edf; mount the folders in the environment's file"
+            some = "the folders of runs and data, got none; try binds: [/path/to/project]"
+            raise UserError(f"{site}: container.binds: must be {empty if self.binds else some}")
 
 
 class Variable(Section):
@@ -139,7 +127,7 @@ class Site(Section):
     """One cluster, or a part of it."""
 
     name: Word
-    scheduler: Annotated[str, AfterValidator(_known_scheduler)]
+    scheduler: Annotated[str, _check(SCHEDULERS.__contains__, f"one of {', '.join(SCHEDULERS)}")]
     launcher: str = Field(description="One of the scheduler's.")
     comm: Literal["horovod", "torch", "auto"] = Field(default="auto", description="What carries the gradients.")
     gpus_per_node: Annotated[int, Field(ge=0)]

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 from summit_train.core.errors import RunFailed, UserError
@@ -34,9 +35,7 @@ def probe(
 def answer(command: Sequence[str], timeout: float, environment: Mapping[str, str] | None = None) -> Facts:
     """Return the JSON object that a command prints last; timeout and errors as in `probe`."""
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, env=environment
-        )
+        done = subprocess.run(command, stdin=DEVNULL, capture_output=True, text=True, timeout=timeout, env=environment)
     except subprocess.TimeoutExpired:
         raise RunFailed(f"no answer within {timeout:g} s") from None
     except OSError as error:
@@ -100,8 +99,7 @@ def torchrun_command(ranks: int) -> list[str]:
 
 def refuses_root(environment: Mapping[str, str]) -> bool:
     """Return whether Open MPI's mpirun would refuse to start ranks in this environment because the user is root."""
-    allowed = all(environment.get(name) == value for name, value in ROOT_ALLOWED.items())
-    if os.geteuid() != 0 or allowed:
+    if os.geteuid() != 0 or all(environment.get(name) == value for name, value in ROOT_ALLOWED.items()):
         return False
     mpirun = find_mpirun()
     return mpirun is not None and "Open MPI" in output([mpirun, "--version"])

@@ -47,9 +47,8 @@ def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Calla
     """
     launch, mpirun = this_launch(), find_mpirun()
     if launch.size > 1:
-        raise UserError(
-            f"--ranks must be used without a launcher, but {launch.launcher} started {launch.size} ranks; leave out one"
-        )
+        found = f"{launch.launcher} started {launch.size} ranks"
+        raise UserError(f"--ranks must be used without a launcher, but {found}; leave out one")
     if ranks < 1 or ranks % max(1, len(hosts)):
         form = f"a multiple of the {len(hosts)} hosts" if hosts else "1 or more"
         raise UserError(f"--ranks must be {form}, got {ranks}")

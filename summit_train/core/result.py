@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +58,15 @@ class Result:
     text: Iterable[str | TextTable] = ()
     values: Mapping[str, Any] | None = field(default=None, kw_only=True)
     status: int = field(default=0, kw_only=True)
+
+
+def tell(line: str) -> None:
+    """Print a line on stderr, at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def warn(line: str) -> None:
+    tell(f"warning: {line}")
 
 
 def show(result: Result, *, as_json: bool = False) -> None:

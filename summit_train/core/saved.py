@@ -199,10 +199,8 @@ def _why_unreadable(path: Path, reason: str) -> str:
         "x = x.get('state_dict', x) if isinstance(x, dict) else x.state_dict(); "
         f"torch.save(x, {str(path) + '.converted'!r})"
     )
-    return (
-        f"{path} {problem}, which cannot be read without running code from it. If you trust where it comes from, "
-        f"convert it once: python -c {shlex.quote(program)}"
-    )
+    right = f"If you trust where it comes from, convert it once: python -c {shlex.quote(program)}"
+    return f"{path} {problem}, which cannot be read without running code from it. {right}"
 
 
 def _checked(path: Path, state: Any) -> dict[str, Any]:

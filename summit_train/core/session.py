@@ -15,6 +15,7 @@ from summit_train.core.comm import World, open_world
 from summit_train.core.comm.launch import Launch, this_launch
 from summit_train.core.errors import AgreedError, UserError, describe, exit_status, is_bug
 from summit_train.core.files import write_json
+from summit_train.core.result import warn
 
 _SECONDS_FOR_RANK_0 = 3.0
 _SECONDS_BETWEEN_FIRST_AND_LAST = 3.0
@@ -23,9 +24,8 @@ _SECONDS_BETWEEN_FIRST_AND_LAST = 3.0
 def check_single(command: str) -> None:
     """Raise UserError where a launcher started several ranks of a command that has work for one."""
     if this_launch().size > 1:
-        raise UserError(
-            f"{command} is one process and shares no work among ranks; start it without mpirun, srun, jsrun or torchrun"
-        )
+        right = "start it without mpirun, srun, jsrun or torchrun"
+        raise UserError(f"{command} is one process and shares no work among ranks; {right}")
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def session(launch: Launch) -> Iterator[World]:
     world = open_world(launch)
     if world.rank == 0:
         for warning in world.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+            warn(warning)
     try:
         yield world
     except AgreedError:

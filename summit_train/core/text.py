@@ -29,6 +29,14 @@ def show(value: object) -> str:
     return listed(value) if isinstance(value, (list, tuple)) else str(value)
 
 
+def numbered(names: Sequence[str], form: str) -> list[str]:
+    """Return names, those that are there several times by `form`, such as "{} ({})", with their number from 1."""
+    return [
+        name if names.count(name) == 1 else form.format(name, names[: place + 1].count(name))
+        for place, name in enumerate(names)
+    ]
+
+
 def listed(values: Sequence[object], most: int = MOST_ITEMS) -> str:
     """Return the first `most` values, and the number of all values if there are more."""
     shown = ", ".join(show(value) for value in values[:most])
@@ -50,9 +58,7 @@ def percent(value: float | None) -> str:
 
 def mean_std(mean: float | None, std: float | None) -> str:
     """Return `73.81 ± 0.05 %`."""
-    if mean is None or std is None:
-        return percent(mean)
-    return f"{mean:.2f} \N{PLUS-MINUS SIGN} {std:.2f} %"
+    return percent(mean) if mean is None or std is None else f"{mean:.2f} \N{PLUS-MINUS SIGN} {std:.2f} %"
 
 
 def noise_text(clips: float | None) -> str:

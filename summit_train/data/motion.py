@@ -69,8 +69,7 @@ class MotionSet:
     def classes(self) -> tuple[str, ...]:
         """The classes' names, label by label."""
         if self.kind == "order":
-            colours = list(_COLOURS)[: 2 if self.num_classes == 2 else 3]
-            return tuple(map("-".join, permutations(colours)))
+            return tuple(map("-".join, permutations(list(_COLOURS)[: 2 if self.num_classes == 2 else 3])))
         angles = [360 * label / self.num_classes for label in range(self.num_classes)]
         return tuple(_COMPASS.get(angle, f"{angle:.0f} degrees") for angle in angles)
 

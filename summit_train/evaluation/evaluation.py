@@ -115,10 +115,9 @@ def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tenso
         names, ours = state.get("classes"), manifest.classes
         if isinstance(names, list) and ours is not None and ours != tuple(names):
             differing = sorted(set(ours) ^ set(map(str, names))) or ["only in their order"]
-            raise CheckpointError(
-                f"{path} and {manifest.source} do not have the same classes, so their labels mean different things: "
-                f"they differ in {', '.join(map(repr, differing[:5]))}"
-            )
+            wrong = "do not have the same classes, so their labels mean different things"
+            named = ", ".join(map(repr, differing[:5]))
+            raise CheckpointError(f"{path} and {manifest.source} {wrong}: they differ in {named}")
         # The optimizer's state, which is as large as the weights, is not used here.
         return state["model"], state.get("ema", {}).get("model"), state["step"]
 

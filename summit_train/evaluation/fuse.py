@@ -63,10 +63,8 @@ def read_runs(words: Sequence[str]) -> list[RunScores]:
     for run in runs[1:]:
         _check_match(runs[0], run)
     names, classes = [run.name for run in runs], next((run.class_names for run in runs if run.class_names), ())
-    return [
-        replace(run, name=word if names.count(run.name) > 1 else run.name, class_names=classes)
-        for run, word in zip(runs, words, strict=True)
-    ]
+    own = [word if names.count(name) > 1 else name for name, word in zip(names, words, strict=True)]
+    return [replace(run, name=name, class_names=classes) for run, name in zip(runs, own, strict=True)]
 
 
 def read_run(word: str) -> RunScores:
@@ -156,21 +154,19 @@ def _check_match(one: RunScores, other: RunScores) -> None:
         both = set(one.clips) & set(other.clips)
         has, lacks = (one, other) if len(one.clips) > len(both) else (other, one)
         missing = next(clip for clip in has.clips if clip not in both)
-        raise UserError(
-            f"{one.path} and {other.path} are not of the same videos, by path, span, direction and region in their "
-            f"manifests: of {len(one.clips):,} and {len(other.clips):,} videos {len(both):,} match; "
-            f"{lacks.name} lacks {missing}, and has {lacks.clips[0]}"
-        )
+        wrong = "are not of the same videos, by path, span, direction and region in their manifests"
+        counts = f"of {len(one.clips):,} and {len(other.clips):,} videos {len(both):,} match"
+        example = f"{lacks.name} lacks {missing}, and has {lacks.clips[0]}"
+        raise UserError(f"{one.path} and {other.path} {wrong}: {counts}; {example}")
     if one.scores.kind != other.scores.kind:
         raise UserError(f"{one.path} is of loss.kind {one.scores.kind} and {other.path} of {other.scores.kind}")
     differs = np.flatnonzero((one.scores.hot != other.scores.hot).any(1))
     if len(differs):
         own = (np.flatnonzero(run.scores.hot[differs[0]]).tolist() for run in (one, other))
         labels = [", ".join(map(str, classes)) or "none" for classes in own]
-        raise UserError(
-            f"{one.clips[int(differs[0])]}: is class {labels[0]} in {one.path} and {labels[1]} in {other.path}"
-            f" ({len(differs):,} of {len(one.clips):,} videos differ); must be runs of one manifest"
-        )
+        wrong = f"is class {labels[0]} in {one.path} and {labels[1]} in {other.path}"
+        many = f"{len(differs):,} of {len(one.clips):,} videos differ"
+        raise UserError(f"{one.clips[int(differs[0])]}: {wrong} ({many}); must be runs of one manifest")
 
 
 def parse_weights(text: str | None, num_runs: int) -> tuple[float, ...]:

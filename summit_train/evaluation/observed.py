@@ -19,20 +19,10 @@ from summit_train.core.saved import give_weights
 from summit_train.data.batches.loader import whole_videos
 from summit_train.data.video.augment import num_observed, observed_frames, stream_frames
 from summit_train.data.video.source import DecodeError
+from summit_train.evaluation import scoring
 from summit_train.evaluation.evaluation import read_weights
 from summit_train.evaluation.measures import measures_of
 from summit_train.evaluation.scores import Scores
-from summit_train.evaluation.scoring import (
-    PartialScores,
-    Progress,
-    Results,
-    Scorer,
-    StreamAverage,
-    Streamer,
-    check_finite,
-    unreadable,
-    view_logits,
-)
 from summit_train.models import VideoNetwork
 from summit_train.models.precision import Normalise, parameter_type
 from summit_train.spec import DataSpec
@@ -66,15 +56,13 @@ def parse_fractions(text: str) -> tuple[Fraction, ...]:
 def _fraction(text: str, word: str) -> Fraction:
     value = Fraction(word) if _DECIMAL.fullmatch(word) else None
     if value is None or not 0 < value <= 1:
-        raise UserError(
-            f"--observed {text}: {word!r} is not a fraction of a video: must be above 0 and up to 1, such as "
-            "0.1,0.5,1 or 0.1,0.2,...,1"
-        )
+        right = "must be above 0 and up to 1, such as 0.1,0.5,1 or 0.1,0.2,...,1"
+        raise UserError(f"--observed {text}: {word!r} is not a fraction of a video: {right}")
     return value
 
 
 def score_observed(
-    scorer: Scorer, model: VideoNetwork, path: Path, fractions: Sequence[Fraction], progress: Progress
+    scorer: scoring.Scorer, model: VideoNetwork, path: Path, fractions: Sequence[Fraction], progress: scoring.Progress
 ) -> dict[str, Any] | None:
     """Score a checkpoint after each fraction of every video. Collective; return the content of observed.json on rank 0.
 
@@ -87,8 +75,8 @@ def score_observed(
     scorer.world.together(lambda: give_weights(model, path, weights))
     own = spec.model
     can_stream = stream_problem(own.arch, own.shift_direction, own.non_local, own.adapter) is None
-    streamer = Streamer(model, spec, scorer.device) if can_stream else None
-    partial = PartialScores()
+    streamer = scoring.Streamer(model, spec, scorer.device) if can_stream else None
+    partial = scoring.PartialScores()
     videos = scorer.remaining(partial)
     results = _observed_scores(scorer, model, streamer, tuple(fractions), videos, str(path))
     shape = (1 if streamer is None else 2, len(fractions), spec.model.num_classes)
@@ -101,13 +89,13 @@ def score_observed(
 
 
 def _observed_scores(
-    scorer: Scorer,
+    scorer: scoring.Scorer,
     model: nn.Module,
-    streamer: Streamer | None,
+    streamer: scoring.Streamer | None,
     fractions: tuple[Fraction, ...],
     videos: Sequence[int],
     source: str,
-) -> Results:
+) -> scoring.Results:
     """Yield each video's logits after each part, or why it cannot be read.
 
     fp64 (1, fractions, classes) by a clip of the part, or (2, ...) with those of the stream so far below. A part of
@@ -117,13 +105,13 @@ def _observed_scores(
     normalise = Normalise(parameter_type(spec.precision), scorer.device, spec.data.input)
     frames = partial(_frames, spec.data, fractions, streamer is not None)
     for video in whole_videos(spec.data, spec.evaluate, dataset.store, videos, frames):
-        average: StreamAverage | None = None
+        average: scoring.StreamAverage | None = None
         try:
             number, kept = video.first.num_frames, dict[int, torch.Tensor]()
             clips = observed_frames(number, fractions, spec.data.num_frames)
             if streamer is not None:
                 edges = [num_observed(number, fraction) for fraction in fractions]
-                average = StreamAverage(streamer, stream_frames(spec.data, number).tolist(), edges)
+                average = scoring.StreamAverage(streamer, stream_frames(spec.data, number).tolist(), edges)
             of_clips = set(clips.ravel().tolist())
             for block in video.blocks():
                 for place, frame in enumerate(block.numbers.tolist()):
@@ -132,14 +120,14 @@ def _observed_scores(
                 if average is not None:
                     average.add(block)
         except DecodeError as error:
-            yield unreadable(video, error, spec.data)
+            yield scoring.unreadable(video, error, spec.data)
             continue
         views = [torch.stack([kept[frame] for frame in clip], 1) for clip in clips.tolist()]  # (crops, T, h, w, C)
-        logits = view_logits(model, normalise, torch.cat(views), spec)
+        logits = scoring.view_logits(model, normalise, torch.cat(views), spec)
         curves = [logits.view(len(clips), -1, logits.shape[1]).mean(1).cpu().numpy()]
-        check_finite(curves[0], dataset.manifest.path(video.video), source)
+        scoring.check_finite(curves[0], dataset.manifest.path(video.video), source)
         if average is not None:
-            check_finite(average.at_edges(0.0), dataset.manifest.path(video.video), source)
+            scoring.check_finite(average.at_edges(0.0), dataset.manifest.path(video.video), source)
             curves.append(average.at_edges())
         yield np.stack(curves)
 

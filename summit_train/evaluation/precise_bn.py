@@ -68,12 +68,8 @@ def recompute_statistics(
     elements = _elements_per_clip(spec)
     means, variances = ([norm.get_buffer(name) for norm in norms.values()] for name in ("running_mean", "running_var"))
     # The elements of a channel in one batch, n, for each entry.
-    n = torch.cat(
-        [
-            torch.full_like(mean, spec.scale.clips_per_gpu * elements[name], dtype=torch.float64)
-            for name, mean in zip(norms, means, strict=True)
-        ]
-    )
+    counts = [spec.scale.clips_per_gpu * elements[name] for name in norms]
+    n = torch.cat([torch.full_like(mean, k, dtype=torch.float64) for mean, k in zip(means, counts, strict=True)])
     # A batch's variance arrives as torch estimates that of the population, n / (n - 1) times its own.
     biased = ((n - 1) / n).to(means[0].dtype)
     sums = torch.zeros(1 + 3 * len(n), dtype=torch.float64, device=device)

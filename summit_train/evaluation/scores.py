@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.files import replacing
+from summit_train.core.text import numbered
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.region import Region
 
@@ -97,8 +98,4 @@ def probabilities(logits: NDArray[Any], kind: str) -> NDArray[np.float64]:
 
 def prediction_names(checkpoints: Sequence[Path]) -> list[str]:
     """Return a name for each checkpoint's scores. Checkpoints of one name, from several folders, are numbered."""
-    stems = [path.stem for path in checkpoints]
-    return [
-        stem if stems.count(stem) == 1 else f"{stem}_{stems[: place + 1].count(stem)}"
-        for place, stem in enumerate(stems)
-    ]
+    return numbered([path.stem for path in checkpoints], "{}_{}")

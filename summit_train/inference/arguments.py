@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
 from summit_train.core.errors import UserError
+from summit_train.core.result import tell
 from summit_train.data.manifest import read_classes
 from summit_train.data.manifest.clip import Clip
 from summit_train.inference.trained import Trained, open_trained
@@ -41,11 +41,6 @@ def checked(parse: Callable[[str], Value], is_right: Callable[[Value], bool], ex
         raise argparse.ArgumentTypeError(f"must be {expected}, got {text!r}")
 
     return convert
-
-
-def tell(line: str) -> None:
-    """Print a note to stderr."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def open_named(args: argparse.Namespace, overrides: Sequence[str]) -> Trained:

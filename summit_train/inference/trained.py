@@ -9,15 +9,8 @@ from typing import Any
 
 import torch
 
+from summit_train.core import saved
 from summit_train.core.errors import UserError
-from summit_train.core.saved import (
-    CheckpointError,
-    best_checkpoint,
-    bytes_for,
-    give_weights,
-    load_checkpoint,
-    load_newest,
-)
 from summit_train.models import VideoNetwork
 from summit_train.models.network import build_network, make_ready
 from summit_train.models.precision import parameter_type
@@ -54,7 +47,7 @@ class Trained:
         network = build_network(self.spec).to(device=device, dtype=parameter_type(self.spec.precision))
         if ready:
             make_ready(network, self.spec)
-        give_weights(network, self.path, self.weights)
+        saved.give_weights(network, self.path, self.weights)
         return network.eval()
 
     def check_pictures(self, problem: str | None) -> None:
@@ -75,7 +68,7 @@ def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: st
 
     def spec_in(file: Path, state: dict[str, Any]) -> Spec:
         if not isinstance(state.get("spec"), dict):
-            raise CheckpointError(f"{file}: lacks its spec, so its network is not known")
+            raise saved.CheckpointError(f"{file}: lacks its spec, so its network is not known")
         tree = Tree(state["spec"], {(): str(file)})
         for override in overrides:
             apply_override(tree, override)
@@ -87,23 +80,23 @@ def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: st
         with torch.device("meta"):
             network = build_network(spec_in(file, state))
         network.check_sources(file, state)
-        return bytes_for(network)
+        return saved.bytes_for(network)
 
     path, run_path, complaints = Path(path), None, list[str]()
     if checkpoint != "last":
         path = _checkpoint_of(path, checkpoint)
     if path.is_dir():
         run_path = path
-        file, state, complaints = load_newest(path, most_bytes)
+        file, state, complaints = saved.load_newest(path, most_bytes)
         if file is None:
-            raise CheckpointError(f"{path}: no checkpoint in this folder; give the folder of a run that trained")
+            raise saved.CheckpointError(f"{path}: no checkpoint in this folder; give the folder of a run that trained")
     elif not path.is_file():
-        raise CheckpointError(f"{path}: no such run folder or checkpoint")
+        raise saved.CheckpointError(f"{path}: no such run folder or checkpoint")
     elif path.suffix in (".yaml", ".yml"):
-        raise CheckpointError(f"{path}: is a spec; its run folder must be given, {load_spec(path).run_path}")
+        raise saved.CheckpointError(f"{path}: is a spec; its run folder must be given, {load_spec(path).run_path}")
     else:
         run_path = path.parent.parent if path.parent.name == "checkpoints" else None
-        file, state = path, load_checkpoint(path, most_bytes, may_be_alone=True)
+        file, state = path, saved.load_checkpoint(path, most_bytes, may_be_alone=True)
     spec = spec_in(file, state)
     names: Any = state.get("classes")
     has_names = isinstance(names, list) and len(names) == spec.model.num_classes
@@ -115,10 +108,10 @@ def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: st
 def _checkpoint_of(run: Path, name: str) -> Path:
     """Return the best checkpoint of a run folder, or the file `name` in it. Raises CheckpointError."""
     if not run.is_dir():
-        raise CheckpointError(f"--checkpoint must be used with a run folder, got {run}")
-    path = best_checkpoint(run) if name == "best" else Path(name)
+        raise saved.CheckpointError(f"--checkpoint must be used with a run folder, got {run}")
+    path = saved.best_checkpoint(run) if name == "best" else Path(name)
     if not path.is_file() or path.resolve().parent != (run / "checkpoints").resolve():
-        raise CheckpointError(f"--checkpoint must be last, best or a file in {run}/checkpoints, got {path}")
+        raise saved.CheckpointError(f"--checkpoint must be last, best or a file in {run}/checkpoints, got {path}")
     return path
 
 

@@ -122,9 +122,8 @@ def _files(word: str, tell: Tell) -> list[str]:
         videos = [name for name in seen if is_video(name)]
         pictures = [] if videos else [name for name in seen if is_picture(name)]
         paths += [os.path.join(folder, name) for name in videos] or [folder] * bool(pictures)
-        others.update(
-            os.path.splitext(n)[1].lower() or "without an extension" for n in seen if n not in videos + pictures
-        )
+        left_out = (os.path.splitext(name)[1].lower() for name in seen if name not in videos + pictures)
+        others.update(ending or "without an extension" for ending in left_out)
     if not paths:
         raise UserError(f"{word}: no video in this folder: no {', '.join(VIDEO_EXTENSIONS)}, and no numbered pictures")
     if others:

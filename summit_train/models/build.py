@@ -22,19 +22,7 @@ from summit_train.models.trn import TRN
 from summit_train.models.video import VideoNetwork, initialise
 from summit_train.models.vit import build_vit
 from summit_train.models.x3d import X3D, X3DBlock
-from summit_train.spec.catalog import (
-    ARCHITECTURES,
-    Adapter,
-    Arch,
-    NonLocal,
-    Pool1,
-    Positions,
-    ShiftDirection,
-    ShiftPlace,
-    is_foreign,
-    network_problems,
-    vit_problems,
-)
+from summit_train.spec import catalog
 
 
 def build_model(
@@ -47,12 +35,12 @@ def build_model(
     dropout: float = 0.0,
     zero_init_residual: bool = False,
     shift_fraction: float = 0.125,
-    shift_place: ShiftPlace = "residual",
-    shift_direction: ShiftDirection = "both",
-    non_local: NonLocal = False,
-    pool1: Pool1 = "2x3x3",
-    adapter: Adapter = "none",
-    positions: Positions = "index",
+    shift_place: catalog.ShiftPlace = "residual",
+    shift_direction: catalog.ShiftDirection = "both",
+    non_local: catalog.NonLocal = False,
+    pool1: catalog.Pool1 = "2x3x3",
+    adapter: catalog.Adapter = "none",
+    positions: catalog.Positions = "index",
     drop_path: float = 0.0,
     in_channels: int = 3,
     generator: torch.Generator | None = None,
@@ -67,20 +55,20 @@ def build_model(
     `generator`, or from torch's global one. FILE.py:callable as `arch` alone reads `options`. Raises ValueError for a
     wrong argument, and for clips too short for the network's strides in time.
     """
-    if is_foreign(arch):
+    if catalog.is_foreign(arch):
         return build_foreign(arch, num_frames, num_classes, in_channels, options or {}, generator)
     _check_choices(
-        ("arch", arch, Arch), ("shift_place", shift_place, ShiftPlace), ("non_local", non_local, NonLocal),
-        ("shift_direction", shift_direction, ShiftDirection), ("pool1", pool1, Pool1), ("adapter", adapter, Adapter),
-        ("positions", positions, Positions),
+        ("arch", arch, catalog.Arch), ("shift_place", shift_place, catalog.ShiftPlace), ("pool1", pool1, catalog.Pool1),
+        ("shift_direction", shift_direction, catalog.ShiftDirection), ("non_local", non_local, catalog.NonLocal),
+        ("adapter", adapter, catalog.Adapter), ("positions", positions, catalog.Positions),
     )  # fmt: skip
-    backbone = backbone or ARCHITECTURES[arch].usual_backbone
+    backbone = backbone or catalog.ARCHITECTURES[arch].usual_backbone
     numbers = (num_classes, in_channels, width, dropout, drop_path, shift_fraction)
     usual = (arch, backbone, num_frames, non_local, zero_init_residual, pool1, None, adapter)
-    others = (*network_problems(*usual), *vit_problems(arch, adapter, drop_path, positions, shift_place))
-    for problem in (*_number_problems(numbers, shift_direction), *(text for _, text in others)):
+    problems = [text for _, text in catalog.network_problems(*usual)]
+    problems += [text for _, text in catalog.vit_problems(arch, adapter, drop_path, positions, shift_place)]
+    for problem in (*_number_problems(numbers, shift_direction), *problems):
         raise ValueError(problem)
-
     sizes = (num_frames, num_classes, width, dropout, in_channels)
     if arch == "vit":
         shift = (shift_fraction, shift_direction)
@@ -107,7 +95,7 @@ def _check_choices(*choices: tuple[str, object, Any]) -> None:
 
 
 def _number_problems(
-    numbers: tuple[int, int, float, float, float, float], shift_direction: ShiftDirection
+    numbers: tuple[int, int, float, float, float, float], shift_direction: catalog.ShiftDirection
 ) -> Iterator[str]:
     num_classes, in_channels, width, dropout, drop_path, shift_fraction = numbers
     most = 0.5 if shift_direction == "both" else 1.0
@@ -122,7 +110,7 @@ def _number_problems(
     yield from (problem for is_kept, problem in limits if not is_kept)
 
 
-def _built(arch: str, backbone: str, sizes: tuple[int, int, float, float, int], pool1: Pool1) -> VideoNetwork:
+def _built(arch: str, backbone: str, sizes: tuple[int, int, float, float, int], pool1: catalog.Pool1) -> VideoNetwork:
     """Return the network. sizes: number of frames and of classes, width, dropout, and the clip's channels."""
     if arch in ("i3d_3x3x3", "i3d_3x1x1", "i3d_replace"):
         return I3D(arch, backbone, *sizes, pool1)
@@ -136,6 +124,4 @@ def _built(arch: str, backbone: str, sizes: tuple[int, int, float, float, int], 
         return X3D(*sizes)
     if arch == "ir_csn":
         return IrCSN(backbone, *sizes)
-    if backbone == "mobilenet_v2":
-        return MobileNetV2(*sizes)
-    return ResNet(backbone, *sizes)
+    return MobileNetV2(*sizes) if backbone == "mobilenet_v2" else ResNet(backbone, *sizes)

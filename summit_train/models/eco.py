@@ -27,9 +27,8 @@ class ECOLite(VideoNetwork):
         stages = {"conv1_7x7_s2": "conv1", "pool1": "pool1", "conv2_3x3": "conv2", "pool2": "pool2"}
         stages |= {"inception": "inception3"} | {f"resnet.{name}": name for name in ("res3", "res4", "res5")}
         super().__init__(num_frames, stages, in_channels)
-        c32, c64, c96, c128, c192, c256, c512 = (
-            scaled_channels(channels, width) for channels in (32, 64, 96, 128, 192, 256, 512)
-        )
+        sizes = (32, 64, 96, 128, 192, 256, 512)
+        c32, c64, c96, c128, c192, c256, c512 = (scaled_channels(channels, width) for channels in sizes)
         self.conv1_7x7_s2 = _convolution(in_channels, c64, 7, 2)
         self.pool1 = nn.MaxPool2d(3, 2, ceil_mode=True)
         self.conv2_3x3_reduce = _convolution(c64, c64, 1)
@@ -51,8 +50,7 @@ class ECOLite(VideoNetwork):
         """Return res5 of clips of frames (N*T, C, H, W): volumes (N, F, T / 4, h, w)."""
         x = self.pool1(self.conv1_7x7_s2(x))
         x = self.pool2(self.conv2_3x3(self.conv2_3x3_reduce(x)))
-        frames = self.inception(x)
-        volume_NCTHW = frames.unflatten(0, (-1, self.num_frames)).transpose(1, 2)
+        volume_NCTHW = self.inception(x).unflatten(0, (-1, self.num_frames)).transpose(1, 2)
         return self.resnet(volume_NCTHW)
 
 

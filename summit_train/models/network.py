@@ -95,8 +95,7 @@ class RecomputedBlocks(nn.Sequential):
 def recompute_blocks(network: VideoNetwork) -> None:
     """Make the sequences of blocks of `network` keep the blocks' inputs only."""
     for name in network.sequences:
-        stage = network.get_submodule(name)
-        network.set_submodule(name, RecomputedBlocks(OrderedDict(stage.named_children())))
+        network.set_submodule(name, RecomputedBlocks(OrderedDict(network.get_submodule(name).named_children())))
 
 
 def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -26,8 +26,7 @@ class CachedShift(nn.Module):
 
     def __init__(self, fraction: float, caches: Caches) -> None:
         super().__init__()
-        self.fraction = fraction
-        self._caches = caches
+        self.fraction, self._caches = fraction, caches
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shift frames (N, C, H, W), each of another stream."""

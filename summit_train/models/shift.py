@@ -42,9 +42,7 @@ class TemporalShift(nn.Module):
 
     def __init__(self, num_frames: int, fraction: float = 0.125, direction: ShiftDirection = "both") -> None:
         super().__init__()
-        self.num_frames = num_frames
-        self.fraction = fraction
-        self.direction = direction
+        self.num_frames, self.fraction, self.direction = num_frames, fraction, direction
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return temporal_shift(x, self.num_frames, self.fraction, self.direction)

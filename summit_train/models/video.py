@@ -75,8 +75,7 @@ class DropPath(KeyedModule):
 
     def __init__(self, p: float, num_frames: int = 1) -> None:
         super().__init__()
-        self.p = p
-        self.num_frames = num_frames
+        self.p, self.num_frames = p, num_frames
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.p == 0.0 or not self.training:
@@ -124,9 +123,7 @@ class VideoNetwork(nn.Module):
 
     def __init__(self, num_frames: int, stages: dict[str, str], in_channels: int) -> None:
         super().__init__()
-        self.num_frames = num_frames
-        self.in_channels = in_channels
-        self.stages = stages
+        self.num_frames, self.in_channels, self.stages = num_frames, in_channels, stages
         self.execution = "plain"  # how it runs, for people
 
     def forward(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:

@@ -182,14 +182,11 @@ class VideoViT(ViT):
         tensors = super().fitted(found)
         theirs = tensors.pop("pos_embed", None)
         ours = fixed_positions(self.positions, (8, SIDE, SIDE), self.channels, torch.device("cpu"))
-        if theirs is not None and not (
-            theirs.shape == (1, *ours.shape) and torch.allclose(theirs[0].double(), ours, atol=1e-2)
-        ):
-            raise ValueError(
-                "its pos_embed is not this network's: V-JEPA's files for 16 frames of 224 pixels need "
-                "model.positions=grid, and the rotary positions of V-JEPA 2 do not fit at all"
-            )
-        return tensors
+        if theirs is None or (theirs.shape == (1, *ours.shape) and torch.allclose(theirs[0].double(), ours, atol=1e-2)):
+            return tensors
+        right = "V-JEPA's files for 16 frames of 224 pixels need model.positions=grid"
+        other = "the rotary positions of V-JEPA 2 do not fit at all"
+        raise ValueError(f"its pos_embed is not this network's: {right}, and {other}")
 
 
 class FrameViT(ViT):
@@ -279,8 +276,7 @@ def resized(grid_1PC: torch.Tensor, height: int, width: int) -> torch.Tensor:
     if (height, width) == (SIDE, SIDE):
         return grid_1PC
     identity = torch.eye(SIDE, dtype=grid_1PC.dtype, device=grid_1PC.device).view(1, SIDE, SIDE, 1)
-    rows, columns = (
-        functional.interpolate(identity, (length, 1), mode="bicubic")[0, :, :, 0].T for length in (height, width)
-    )
+    sizes = ((height, 1), (width, 1))
+    rows, columns = (functional.interpolate(identity, size, mode="bicubic")[0, :, :, 0].T for size in sizes)
     grid_HWC = grid_1PC.view(SIDE, SIDE, -1)
     return torch.einsum("hi,wj,ijc->hwc", rows, columns, grid_HWC).flatten(0, 1)[None].to(grid_1PC.dtype)

@@ -112,8 +112,7 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
     fitting, mismatched = _fitting(found, targets, model, _shifts(content, names, model))
     # The tensors of a fitting classifier that have a row for each class.
     rows = tuple(n for n in head if n in fitting and last in fitting and len(targets[n]) == len(targets[last]))
-    same = classes is None or content.classes is None or tuple(classes) == content.classes
-    fresh = () if same else rows
+    fresh = () if classes is None or content.classes is None or tuple(classes) == content.classes else rows
     fitting = {name: tensor for name, tensor in fitting.items() if name not in fresh}
     known = [name for name in targets if not name.endswith(_COUNTER)]
     unknown = (name for name, ours in names.items() if ours in found and ours not in targets)

@@ -64,10 +64,7 @@ class Confusion:
             figure = Figure(figsize=(5.6, 2.4), layout="constrained")
             axes = figure.subplots()
             axes.stairs(np.sort(100 * np.diag(self.counts)[known] / videos[known]), fill=True)
-            axes.set_xlim(0, len(known))
-            axes.set_ylim(0, 100)
-            axes.set_xlabel("classes, by their accuracy")
-            axes.set_ylabel("top-1 (%)")
+            axes.set(xlim=(0, len(known)), ylim=(0, 100), xlabel="classes, by their accuracy", ylabel="top-1 (%)")
             svg = image(figure)
         caption = f"The accuracies of all {len(known):,} classes with videos."
         return Picture("Accuracy per class", caption, caption, svg, third=False)
@@ -94,17 +91,15 @@ class Confusion:
             figure = Figure(figsize=(2.2 + side, 1.8 + side), layout="constrained")
             axes = figure.subplots()
             axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
-            axes.set_xlabel("predicted")
-            axes.set_ylabel("true")
+            axes.set(xlabel="predicted", ylabel="true")
             axes.grid(visible=False)
             turned: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
             axes.set_xticks(range(len(labels)), labels, parse_math=False, **turned)
             axes.set_yticks(range(len(labels)), labels, parse_math=False)
             for row, column in np.argwhere(counts).tolist():
                 colour = "white" if share[row, column] > 0.5 else "black"
-                axes.text(
-                    column, row, str(counts[row, column]), ha="center", va="center", color=colour, fontsize=22 * cell
-                )
+                middle: dict[str, Any] = {"ha": "center", "va": "center"}
+                axes.text(column, row, str(counts[row, column]), **middle, color=colour, fontsize=22 * cell)
             svg = image(figure)
         unread = f" Left out, as they could not be read: {counted(self.unread, 'video')}." if self.unread else ""
         some = f" The {len(shown)} most confused of {len(self.names):,} classes."

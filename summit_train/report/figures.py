@@ -25,6 +25,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from summit_train.core.files import replacing
+from summit_train.core.text import numbered
 from summit_train.report.records import Observed, Run, StepRecord, number
 from summit_train.report.tables import machine_of, views_of
 
@@ -131,8 +132,7 @@ class Canvas:
         ]
         self.figure = Figure(figsize=(self.width, HEIGHT), layout="constrained")
         self.axes: Axes = self.figure.subplots()
-        self.axes.set_xlabel(self.axis)
-        self.axes.set_ylabel(y_label)
+        self.axes.set(xlabel=self.axis, ylabel=y_label)
         for i, run in enumerate(runs):
             for x in self.positions(run, (start.step for start in run.starts[1:])):
                 self.axes.axvline(x, color=self.colour(i), linewidth=0.9, linestyle=(0, (2, 3)))
@@ -349,11 +349,7 @@ def _observed(runs: Sequence[Run]) -> Picture | None:
 
 def labels(runs: Sequence[Observed]) -> list[str]:
     """Return the runs' names, numbered where several have one."""
-    names = [run.name for run in runs]
-    return [
-        name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
-        for place, name in enumerate(names)
-    ]
+    return numbered([run.name for run in runs], "{} ({})")
 
 
 def _draw_observed(figure: Figure, runs: Mapping[str, Observed | None]) -> list[tuple[Line2D, str]]:
@@ -366,9 +362,7 @@ def _draw_observed(figure: Figure, runs: Mapping[str, Observed | None]) -> list[
         for curve, style in ((run.observed, CLIP), (run.anytime, STREAM)):
             percents = [100 * point.fraction for point in curve]
             axes.plot(percents, finite(point.of("top1") for point in curve), **style, **series(i))
-    axes.set_xlabel(_X)
-    axes.set_ylabel(_Y)
-    axes.set_xlim(0, 103)
+    axes.set(xlabel=_X, ylabel=_Y, xlim=(0, 103))
     low, high = axes.get_ylim()
     axes.set_ylim(max(0.0, low), min(103.0, high))
     return names
@@ -389,10 +383,8 @@ def _observed_caption(runs: Sequence[Observed]) -> str:
     count = f" {videos.pop():,} videos." if len(videos) == 1 and None not in videos else ""
     streams = any(run.anytime for run in runs)
     stream = " Dashed: the average of a stream's logits over the frames of the part." if streams else ""
-    return (
-        "Early recognition, as in Figures 7 and 8 of the TSM paper (journal version). Solid: "
-        f"{of} frames, taken uniformly from the observed part.{stream}{count}"
-    )
+    what = "Early recognition, as in Figures 7 and 8 of the TSM paper (journal version)."
+    return f"{what} Solid: {of} frames, taken uniformly from the observed part.{stream}{count}"
 
 
 # A curve is prepared for drawing: gaps, thinning, moving mean.

@@ -14,22 +14,13 @@ import jinja2
 from summit_train.core.errors import UserError
 from summit_train.core.files import replacing
 from summit_train.core.text import duration, percent, show
+from summit_train.report import tables
 from summit_train.report.confusion import read_confusion, read_precisions
 from summit_train.report.figures import pictures
 from summit_train.report.goodput import goodput_rows, time_spent
 from summit_train.report.mistakes import read_mistakes
 from summit_train.report.noise import noise_section
 from summit_train.report.records import Run, read_runs
-from summit_train.report.tables import (
-    class_rows,
-    differences_of,
-    notes_of,
-    remarks_of,
-    rows,
-    start_rows,
-    summary_row,
-    views_of,
-)
 
 
 def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
@@ -51,14 +42,12 @@ def write_page(path: Path, page: str) -> None:
 
 def environment() -> jinja2.Environment:
     """Return what renders the templates of this package. Every text is escaped."""
-    loader = jinja2.PackageLoader("summit_train", "report")
-    pages = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    pages.filters.update(percent=percent, show=show, duration=duration, views=views_of, notes=notes_of, rows=rows)
+    loader, strict = jinja2.PackageLoader("summit_train", "report"), jinja2.StrictUndefined
+    pages = jinja2.Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
+    pages.filters.update(percent=percent, show=show, duration=duration, views=tables.views_of, rows=tables.rows)
+    pages.filters.update(notes=tables.notes_of, remarks=tables.remarks_of, differences=tables.differences_of)
+    pages.filters.update(class_rows=tables.class_rows, start_rows=tables.start_rows, noise=noise_section)
     pages.filters.update(time_spent=time_spent, goodput_rows=goodput_rows)
-    pages.filters.update(class_rows=class_rows, start_rows=start_rows, noise=noise_section)
-    pages.filters.update(remarks=remarks_of, differences=differences_of)
     pages.globals.update(pictures=pictures, read_mistakes=read_mistakes)
     pages.globals.update(read_confusion=read_confusion, read_precisions=read_precisions)
     return pages
@@ -66,14 +55,10 @@ def environment() -> jinja2.Environment:
 
 def render(runs: Sequence[Run]) -> str:
     """Return the page as HTML; the same text for the same runs."""
-    return (
-        environment()
-        .get_template("page.html.j2")
-        .render(
-            title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",
-            summary=[summary_row(run) for run in runs],
-            columns={measure.key: measure.name for run in runs for measure in run.measures.shown},
-            overlay=pictures(runs) if len(runs) > 1 else [],
-            runs=runs,
-        )
-    )
+    return environment().get_template("page.html.j2").render(
+        title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",
+        summary=[tables.summary_row(run) for run in runs],
+        columns={measure.key: measure.name for run in runs for measure in run.measures.shown},
+        overlay=pictures(runs) if len(runs) > 1 else [],
+        runs=runs,
+    )  # fmt: skip

@@ -204,6 +204,7 @@ class ClipsPerClass(Record):
         return {side: {name: counts.get(name, 0) for name in names} for side, counts in sides.items()}
 
 
+ByStep = TypeVar("ByStep", StepRecord, EvalRecord, TrustRatioRecord, AverageRecord)
 RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environment.json")
 OBSERVED_FILE = "observed.json"  # of `eval --observed`; optional
 RUN_MARKS = ("spec.yaml", "metrics.jsonl")  # of a run folder
@@ -295,39 +296,33 @@ class Run:
 
     def _replay_log(self) -> None:
         """Replay metrics.jsonl: a later record of a step replaces the earlier, a resume takes back what follows it."""
-        steps: dict[int, StepRecord] = {}
-        evals: dict[int, EvalRecord] = {}
-        ratios: dict[int, TrustRatioRecord] = {}
-        averages: dict[int, AverageRecord] = {}
-        batches: dict[int, BatchRecord] = {}
-        self.starts, self.checkpoints, self.seconds = list[StartRecord](), list[CheckpointRecord](), 0.0
         self.log = list(self._log())
+        self.steps, self.evals = self._last(StepRecord), self._last(EvalRecord)
+        self.trust_ratios, self.averages = self._last(TrustRatioRecord), self._last(AverageRecord)
+        self.batches = _sorted({record.epoch: record for record in self.log if isinstance(record, BatchRecord)})
+        self.checkpoints = [record for record in self.log if isinstance(record, CheckpointRecord)]
+        self.starts, self.seconds, done = list[StartRecord](), 0.0, set[int]()
         for record in self.log:
             match record:
                 case StepRecord():
-                    steps[record.step] = record
+                    done.add(record.step)
                     self.seconds += number(record.step_s) or 0.0
-                case EvalRecord():
-                    evals[record.step] = record
-                    self.seconds += record.seconds or 0.0
-                case TrustRatioRecord():
-                    ratios[record.step] = record
-                case AverageRecord():
-                    averages[record.step] = record
-                case BatchRecord():
-                    batches[record.epoch] = record
-                case CheckpointRecord():
-                    self.checkpoints.append(record)
+                case EvalRecord() | CheckpointRecord():
                     self.seconds += number(record.seconds) or 0.0
                 case StartRecord():
-                    # Updates of the process before that lie beyond this checkpoint are not in the weights.
-                    again = sum(step > record.step for step in steps)
-                    self.starts.append(record.model_copy(update={"steps_again": again}))
-                    for kept in (steps, evals, ratios, averages):
-                        for step in [step for step in kept if step > record.step]:
-                            del kept[step]
-        self.steps, self.evals, self.trust_ratios = _sorted(steps), _sorted(evals), _sorted(ratios)
-        self.averages, self.batches = _sorted(averages), _sorted(batches)
+                    again = {step for step in done if step > record.step}
+                    done -= again
+                    self.starts.append(record.model_copy(update={"steps_again": len(again)}))
+
+    def _last(self, kind: type[ByStep]) -> list[ByStep]:
+        """Return the last record of each step. What follows a checkpoint that was resumed is not in the weights."""
+        found: dict[int, ByStep] = {}
+        for record in self.log:
+            if isinstance(record, kind):
+                found[record.step] = record
+            elif isinstance(record, StartRecord):
+                found = {step: one for step, one in found.items() if step <= record.step}
+        return _sorted(found)
 
     def _log(self) -> Iterator[LogRecord]:
         """Yield the records of metrics.jsonl; note each line that cannot be read. A missing file is in `missing`."""

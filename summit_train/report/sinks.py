@@ -118,8 +118,5 @@ def write_wandb(runs: Sequence[Run], out: Path) -> list[str]:
     return folders
 
 
-SINKS: dict[str, Callable[[Sequence[Run], Path], list[str]]] = {
-    "csv": write_csv,
-    "mlflow": write_mlflow,
-    "wandb": write_wandb,
-}
+Sink = Callable[[Sequence[Run], Path], list[str]]
+SINKS: dict[str, Sink] = {"csv": write_csv, "mlflow": write_mlflow, "wandb": write_wandb}

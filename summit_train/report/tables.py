@@ -79,10 +79,8 @@ def notes_of(run: Run) -> list[str]:
         again = sum(start.steps_again for start in run.starts)
         times = "once" if len(run.starts) == 2 else f"{len(run.starts) - 1:,} times"
         notes.append(f"Resumed {times}; {counted(again, 'step')} done again")
-    if run.final is not None and run.final.classes_left_out:
-        notes.append(
-            f"{run.measures.main.name} leaves out classes without a video: {listed(run.final.classes_left_out)}"
-        )
+    if run.final is not None and (lacking := run.final.classes_left_out):
+        notes.append(f"{run.measures.main.name} leaves out classes without a video: {listed(lacking)}")
     for start in run.starts:
         if start.forced:
             since = f"Another experiment since step {start.step:,} (--force-resume)"
@@ -90,8 +88,8 @@ def notes_of(run: Run) -> list[str]:
     if shared := number(run.plan.get("shared_clips")):
         notes.append(f"{counted(int(shared), 'validation clip')} also trained on: the accuracy is too high")
     for side, counts in run.clips_per_class.sides().items() if run.clips_per_class else ():
-        if lacking := [name for name, count in counts.items() if count == 0]:
-            notes.append(f"Classes without {side} clips: {listed(lacking)}")
+        if empty := [name for name, count in counts.items() if count == 0]:
+            notes.append(f"Classes without {side} clips: {listed(empty)}")
     return notes
 
 

@@ -107,10 +107,8 @@ def forecast(job: Job) -> Forecast:
     Raises UserError where the machine's file lacks a figure, and where ranks, batch and clips do not fit.
     """
     if job.virtual_gpus is not None and job.virtual_gpus % job.gpus:
-        raise UserError(
-            f"scale.gpus is {job.virtual_gpus}, which {job.gpus} ranks ({job.nodes} nodes) do not divide; choose other "
-            "nodes, or let the batch grow with them (without --fixed-batch)"
-        )
+        wrong = f"scale.gpus is {job.virtual_gpus}, which {job.gpus} ranks ({job.nodes} nodes) do not divide"
+        raise UserError(f"{wrong}; choose other nodes, or let the batch grow with them (without --fixed-batch)")
     step, one_node = step_time(job), replace(job, nodes=1)
     per_epoch = steps_per_epoch(job.views, job.global_batch, job.machine.last_batch)
     total_steps, speed = per_epoch * job.spec.schedule.epochs, job.global_batch / step.step_s

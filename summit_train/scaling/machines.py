@@ -123,10 +123,8 @@ def find_rate(machine: Machine, arch: str, precision: str) -> Rate:
         if (rate.arch, rate.precision) == (arch, precision):
             return rate
     known = ", ".join(f"{rate.arch} {rate.precision}" for rate in machine.compute.rates) or "none"
-    raise UserError(
-        f"{machine.name}: no rate for {arch} in {precision} (compute.rates has: {known}); measure the clips a second "
-        "of one rank and give them with --clips-per-second X"
-    )
+    right = "measure the clips a second of one rank and give them with --clips-per-second X"
+    raise UserError(f"{machine.name}: no rate for {arch} in {precision} (compute.rates has: {known}); {right}")
 
 
 def with_rate(machine: Machine, spec: Spec, clips_per_second: float) -> Machine:

@@ -9,14 +9,7 @@ Arch = Literal[
     "tsm", "tsn", "i3d_3x3x3", "i3d_3x1x1", "i3d_replace", "trn", "eco_lite", "slowfast", "x3d_m", "ir_csn", "vit"
 ]
 ConvBackbone = Literal[
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet101",
-    "resnet152",
-    "resnext101_32x4d",
-    "resnext101_32x8d",
-    "mobilenet_v2",
+    "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnext101_32x4d", "resnext101_32x8d", "mobilenet_v2"
 ]
 ViTBackbone = Literal["vit_s", "vit_b", "vit_l"]
 Backbone = Literal[ConvBackbone, ViTBackbone]
@@ -118,8 +111,7 @@ def network_problems(
     least, most = known.minimum_frames, known.maximum_frames
     step = known.frames_step if adapter == "none" else 1  # with an adapter, a vit sees frames, not tubelets
     if num_frames % step:
-        wrong = f"{arch} needs a multiple of {step} frames, {known.step_reason}; got {num_frames}"
-        yield "data.num_frames", wrong
+        yield "data.num_frames", f"{arch} needs a multiple of {step} frames, {known.step_reason}; got {num_frames}"
     elif num_frames < least:
         yield "data.num_frames", f"{arch} needs at least {least} frames, {known.minimum_reason}, got {num_frames}"
     elif most is not None and num_frames > most:
@@ -142,13 +134,9 @@ def network_problems(
 
 
 def vit_problems(
-    arch: str,
-    adapter: Adapter,
-    drop_path: float,
-    positions: Positions,
-    shift_place: ShiftPlace,
+    arch: str, adapter: Adapter, drop_path: float, positions: Positions, shift_place: ShiftPlace,
     sides: tuple[int | None, int | None] = (None, None),
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[str, str]]:  # fmt: skip
     """Yield what is wrong with the keys that only vit has, as network_problems does; others must leave them out.
 
     sides: of the squares in pixels, in training and in the evaluation; None in the evaluation for whole frames, and in

@@ -15,30 +15,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 from pydantic_core import PydanticKnownError
 
 from summit_train.core.errors import UserError
-from summit_train.spec.catalog import (
-    ARCHITECTURES,
-    Adapter,
-    Backbone,
-    FreezeBN,
-    NonLocal,
-    Pool1,
-    Positions,
-    ShiftDirection,
-    ShiftPlace,
-    is_foreign,
-    network_problems,
-    stream_problem,
-    vit_problems,
-)
+from summit_train.spec import catalog
 from summit_train.spec.data import DataSpec, data_problems
-from summit_train.spec.optimizer import (
-    OptimizerSpec,
-    ParallelSpec,
-    ScheduleSpec,
-    optimizer_problems,
-    parallel_problems,
-    schedule_problems,
-)
+from summit_train.spec.optimizer import OptimizerSpec, ParallelSpec, ScheduleSpec, solver_problems
 from summit_train.spec.source import Tree, read_tree, to_yaml
 from summit_train.spec.typed import MOST, Count, Extent, NonNegative, PathText, Seconds, Section, expand, validated
 
@@ -79,13 +58,13 @@ def _arch(arch: str) -> str:
     place, _, name = arch.rpartition(":")
     is_file = place.endswith(".py")
     is_callable = name.isidentifier() and (is_file or all(part.isidentifier() for part in place.split(".")))
-    if arch not in ARCHITECTURES and not is_callable:
-        expected = ", ".join(f"'{choice}'" for choice in (*ARCHITECTURES, *_CALLABLES))
+    if arch not in catalog.ARCHITECTURES and not is_callable:
+        expected = ", ".join(f"'{choice}'" for choice in (*catalog.ARCHITECTURES, *_CALLABLES))
         raise PydanticKnownError("literal_error", {"expected": expected})
     return f"{expand(place)}:{name}" if is_file else arch
 
 
-_ARCH_SCHEMA = {"anyOf": [{"enum": list(ARCHITECTURES)}, {"type": "string", "pattern": r".:\w+$"}]}
+_ARCH_SCHEMA = {"anyOf": [{"enum": list(catalog.ARCHITECTURES)}, {"type": "string", "pattern": r".:\w+$"}]}
 ArchName = Annotated[str, AfterValidator(_arch), WithJsonSchema(_ARCH_SCHEMA)]
 ClassWeights = tuple[float, ...]
 FolderName = Annotated[str, AfterValidator(folder_name)]
@@ -100,7 +79,7 @@ class ModelSpec(Section):
     frames are refused. package.module:callable or FILE.py:callable is a network of your own; its code runs."""
     options: dict[str, Any] = Field(default={})
     """A network of your own: keyword arguments of its callable, in addition to num_classes and num_frames."""
-    backbone: Backbone | None = None
+    backbone: catalog.Backbone | None = None
     """The 2D network that the architecture is built on. null: its usual one, or none where it is a network of its
     own."""
     width: Annotated[float, Field(gt=0, le=8)] = 1.0
@@ -113,26 +92,26 @@ class ModelSpec(Section):
     """The last batch normalisation of each residual branch begins at 0 (Goyal et al.)."""
     shift_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.125
     """tsm, adapter shift: fraction of the channels shifted in each direction."""
-    shift_place: ShiftPlace = "residual"
+    shift_place: catalog.ShiftPlace = "residual"
     """tsm: shift the input of the residual branch only, or of the whole block."""
-    shift_direction: ShiftDirection = "both"
+    shift_direction: catalog.ShiftDirection = "both"
     """tsm, adapter shift: exchange features with both neighbouring frames, or read past frames only."""
-    non_local: NonLocal = False
+    non_local: catalog.NonLocal = False
     """Non-local blocks after two blocks of res3 and three of res4. tsm: places and form of Lin et al.'s code; original:
     those of Wang et al.'s. Needs bottleneck blocks, and a crop of 17 or more."""
-    pool1: Pool1 = "2x3x3"
+    pool1: catalog.Pool1 = "2x3x3"
     """i3d_3x1x1: the pooling after conv1. Weights of mmaction2 need 1x3x3, those of Wang et al. 2x3x3_unpadded."""
-    adapter: Adapter = "none"
+    adapter: catalog.Adapter = "none"
     """vit: with none, attention joins all tubelets of a clip. The others treat each frame as an image: shift moves
     channels of tokens between frames, st puts an ST-Adapter before each attention."""
-    positions: Positions = "index"
+    positions: catalog.Positions = "index"
     """vit without adapter: positions from the index of the patch (VideoMAE), or from time, row and column (V-JEPA)."""
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """vit: probability of skipping the last block's branches for a clip; it grows linearly from 0 in the first
     block."""
     freeze_trunk: bool = False
     """Train only the classifier, adapters and non-local blocks. Needs model.pretrained."""
-    freeze_bn: FreezeBN = "none"
+    freeze_bn: catalog.FreezeBN = "none"
     """Batch normalisations that keep their running statistics, weight and bias, for fine-tuning."""
     pretrained: PathText | None = None
     """Initial weights: a run folder, a checkpoint, or a file with the names of torchvision, the TSM authors or
@@ -142,7 +121,7 @@ class ModelSpec(Section):
     @model_validator(mode="before")
     @classmethod
     def _name_backbone(cls, values: Any) -> Any:
-        known = ARCHITECTURES.get(str(values.get("arch"))) if isinstance(values, dict) else None
+        known = catalog.ARCHITECTURES.get(str(values.get("arch"))) if isinstance(values, dict) else None
         if known is None or values.get("backbone") is not None:
             return values
         return {**values, "backbone": known.usual_backbone}
@@ -328,9 +307,7 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         wrong = f"must be one number for each of the {model.num_classes} classes, got {len(weights)}"
         yield "loss.class_weights", wrong
     yield from data_problems(data, spec.scale.clips_per_gpu)
-    yield from optimizer_problems(spec.optimizer)
-    yield from schedule_problems(spec.schedule)
-    yield from parallel_problems(spec.parallel, spec.optimizer.compression)
+    yield from solver_problems(spec.optimizer, spec.schedule, spec.parallel)
     grow = spec.parallel.grow_batch
     if spec.parallel.method == "averaging" and spec.ema.decay is not None:
         yield "ema.decay", "it averages the weights of one network, and each learner has its own; must be null"
@@ -339,24 +316,25 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     best, measured = spec.checkpoint.keep_best, MAIN_MEASURES[spec.loss.kind]
     if best is not None and best != measured:
         yield "checkpoint.keep_best", f"must be {measured} or null with loss.kind {spec.loss.kind}, got {best}"
-    if spec.checkpoint.keep_best is not None and not spec.evaluate.every_epochs:
+    if best is not None and not spec.evaluate.every_epochs:
         yield "checkpoint.keep_best", "needs validations during training; set evaluate.every_epochs to 1 or more"
     if grow is not None and grow.max is not None and grow.max < (clips := spec.scale.clips_per_gpu):
         yield "parallel.grow_batch.max", f"{grow.max} clips are fewer than scale.clips_per_gpu, {clips}"
     if grow is not None and grow.max is not None and grow.max % data.repeats:
         yield "parallel.grow_batch.max", f"must be a multiple of data.repeats, {data.repeats}, got {grow.max}"
-    yield from network_problems(
+    yield from catalog.network_problems(
         model.arch, model.backbone, data.num_frames, model.non_local, model.zero_init_residual, model.pool1, data.crop,
         model.adapter,
     )  # fmt: skip
     sides = data.crop, None if spec.evaluate.crops == "full" else spec.evaluate.short_side
-    yield from vit_problems(model.arch, model.adapter, model.drop_path, model.positions, model.shift_place, sides)
+    own = (model.adapter, model.drop_path, model.positions, model.shift_place)
+    yield from catalog.vit_problems(model.arch, *own, sides)
     yield from _foreign_problems(spec)
     if model.drop_path and spec.execution.compile:
         yield "execution.compile", "must be false, got true: torch.compile cannot use the generator of drop_path"
     if model.freeze_trunk and model.pretrained is None:
         yield "model.freeze_trunk", "needs trained weights; set model.pretrained, or false"
-    streams = stream_problem(model.arch, model.shift_direction, model.non_local, model.adapter)
+    streams = catalog.stream_problem(model.arch, model.shift_direction, model.non_local, model.adapter)
     if spec.evaluate.mode == "stream" and streams is not None:
         yield "evaluate.mode", streams
     if (last := spec.evaluate.last_checkpoints) > (kept := spec.checkpoint.keep):
@@ -366,14 +344,13 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
 def _foreign_problems(spec: Spec) -> Iterator[tuple[str, str]]:
     """Yield the keys that the network does not read: built-in keys for a foreign one, `options` for a built-in one."""
     model = spec.model
-    if not is_foreign(model.arch):
+    if not catalog.is_foreign(model.arch):
         if model.options:
             yield "model.options", f"must be empty: {model.arch} is built in, and its options are keys of model"
         return
     for key in ("width", "dropout", "shift_fraction", "shift_place", "shift_direction", "freeze_trunk"):
         if getattr(model, key) != (default := ModelSpec.model_fields[key].default):
-            right = "use model.options instead"
-            yield f"model.{key}", f"must be {default}: only built-in networks read it; {right}"
+            yield f"model.{key}", f"must be {default}: only built-in networks read it; use model.options instead"
     if spec.optimizer.layer_decay != 1:
         yield "optimizer.layer_decay", f"the blocks of {model.arch} are not known, so it must be 1"
     if spec.execution.recompute:

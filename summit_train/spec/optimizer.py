@@ -147,20 +147,19 @@ class ParallelSpec(Section):
     """Grow the batch at the end of an epoch; null: it stays."""
 
 
-def optimizer_problems(optimizer: OptimizerSpec) -> Iterator[tuple[str, str]]:
-    """Yield the keys that are impossible together: (key, what is wrong and what would be right)."""
+def solver_problems(
+    optimizer: OptimizerSpec, schedule: ScheduleSpec, parallel: ParallelSpec
+) -> Iterator[tuple[str, str]]:
+    """Yield the keys that are impossible together: (key, what is wrong and what would be right).
+
+    The plan, which knows the batch, checks a scaled warm-up.
+    """
     trust = optimizer.trust_ratio
-    if trust is None:
-        return
-    if trust.kind == "bounded" and trust.lower > trust.upper:
+    if trust is not None and trust.kind == "bounded" and trust.lower > trust.upper:
         bounds = f"lower is {trust.lower:g} and upper {trust.upper:g}"
         yield "optimizer.trust_ratio.lower", f"must be at most upper: {bounds}"
-    if trust.kind == "lars" and optimizer.name == "lamb":
+    if trust is not None and trust.kind == "lars" and optimizer.name == "lamb":
         yield "optimizer.trust_ratio", "lamb includes a trust ratio; take lars over another solver, or null"
-
-
-def schedule_problems(schedule: ScheduleSpec) -> Iterator[tuple[str, str]]:
-    """Yield the keys that are impossible together. The plan, which knows the batch, checks a scaled warm-up."""
     if schedule.warmup_scaling == "none" and schedule.warmup_epochs > schedule.epochs:
         right = f"must be at most the run's {schedule.epochs} epochs, got {schedule.warmup_epochs:g}"
         yield "schedule.warmup_epochs", right
@@ -170,16 +169,10 @@ def schedule_problems(schedule: ScheduleSpec) -> Iterator[tuple[str, str]]:
         given = ", ".join(f"{epoch:g}" for epoch in schedule.milestones)
         rising = f"steps needs rising epochs between 0 and {schedule.epochs}, such as [30, 60, 80]"
         yield "schedule.milestones", f"{rising}; got [{given}]"
-
-
-def parallel_problems(parallel: ParallelSpec, compression: str) -> Iterator[tuple[str, str]]:
-    """Yield the keys that are impossible together."""
-    if parallel.method == "averaging":
-        if compression != "none":
-            yield "optimizer.compression", "averaging sends weights, which it does not round; must be none"
-        return
+    if parallel.method == "averaging" and optimizer.compression != "none":
+        yield "optimizer.compression", "averaging sends weights, which it does not round; must be none"
     for name, field in ParallelSpec.model_fields.items():
-        if name != "method" and getattr(parallel, name) != field.default:
+        if parallel.method == "synchronous" and name != "method" and getattr(parallel, name) != field.default:
             yield f"parallel.{name}", "method synchronous does not read it; set parallel.method to averaging"
 
 

@@ -55,9 +55,8 @@ class Tree:
             at, both = f"{top.place(path)}: {'.'.join(path)}", isinstance(former, list) and isinstance(value, list)
             if path[-1].startswith("+"):
                 if not both and not (isinstance(value, list) and former is None):
-                    raise UserError(
-                        f"{at}: + must be a list that is added to a list, got {value!r:.60} added to {former!r:.60}"
-                    )
+                    got = f"{value!r:.60} added to {former!r:.60}"
+                    raise UserError(f"{at}: + must be a list that is added to a list, got {got}")
             elif both and (lost := [item for item in former if item not in value]):
                 names = (next(iter(item.values()), item) if isinstance(item, dict) else item for item in lost)
                 over = f"replaces the list of {self.place(path)}, and leaves out {', '.join(map(str, names))}"
@@ -185,8 +184,7 @@ def _read_file(path: Path, above: tuple[Path, ...], read: dict[Path, Tree]) -> T
     """
     resolved = path.resolve()
     if resolved in above:
-        circle = " -> ".join(str(p) for p in (*above, resolved))
-        raise UserError(f"{path}: extends runs in a circle: {circle}")
+        raise UserError(f"{path}: extends runs in a circle: {' -> '.join(map(str, (*above, resolved)))}")
     if resolved in read:
         return read[resolved]
     own = parse_mapping(_read_text(path), str(path))
@@ -228,8 +226,7 @@ def parse_mapping(text: str, name: str) -> Tree:
     node, values = _load(text, lambda line: f"{name}:{line}: not valid YAML")
     if node is None or not isinstance(values, dict):
         raise UserError(f"{name}:1: must be a mapping of keys to values, got {type(values).__name__}")
-    places = {key: f"{name}:{line}" for key, line in _lines(node, ())}
-    return Tree(values, {(): f"{name}:1", **places})
+    return Tree(values, {(): f"{name}:1", **{key: f"{name}:{line}" for key, line in _lines(node, ())}})
 
 
 def _load(text: str, complaint: Callable[[int], str]) -> tuple[yaml.Node | None, Any]:

@@ -68,8 +68,7 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
         axes.set_xticks(sorted(batches), [f"{batch:,}" for batch in sorted(batches)])
         axes.minorticks_off()
         axes.tick_params(axis="x", labelsize=9 if len(batches) > 8 else 10)
-        axes.set_xlabel("global batch (clips)")
-        axes.set_ylabel(f"{main.name} (%)")
+        axes.set(xlabel="global batch (clips)", ylabel=f"{main.name} (%)")
         low, high = axes.get_ylim()
         axes.set_ylim(max(0.0, low), min(high, 102.0))
         for text in figure.legend(loc="outside lower left", ncols=2).get_texts():
@@ -98,14 +97,13 @@ def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Row], key: str) 
     """Draw the measure `key` of curve i and its noise scale; return the batch at which this was measured."""
     curve = sorted((point for point in points if point["curve"] == name), key=lambda point: point["global_batch"])
     batches, measured = finite(point["global_batch"] for point in curve), finite(point[key] for point in curve)
-    seeds = has_seeds(points)
-    bars = [(point[f"{key}_std"] if seeds else point["checkpoints_std"]) or 0.0 for point in curve]
+    error_of = f"{key}_std" if has_seeds(points) else "checkpoints_std"
+    bars = [point[error_of] or 0.0 for point in curve]
     title = f", {drawable(name)}" if name else ""
     style = series(i) | {"capsize": 3}
     axes.errorbar(batches, measured, bars, label=f"validation{title}", zorder=3, **style)
-    if (
-        len(curve) == len(points) and key == "top1"
-    ):  # as the paper's Figure 4; the training of several curves would hide their validation
+    # As the paper's Figure 4; the training of several curves would hide their validation.
+    if len(curve) == len(points) and key == "top1":
         training = finite(point["training_top1"] for point in curve)
         style |= {"markerfacecolor": "white", "linestyle": "--", "color": PALETTE[1]}
         axes.errorbar(batches, training, label="training, last epoch", **style)

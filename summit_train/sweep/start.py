@@ -45,10 +45,7 @@ class PlannedRun:
 
 
 def plan_runs(
-    sweep: Sweep,
-    site: Site | None,
-    plan_run: Callable[[Spec, int], tuple[Plan, int | None]],
-    walltime: int | None,
+    sweep: Sweep, site: Site | None, plan_run: Callable[[Spec, int], tuple[Plan, int | None]], walltime: int | None
 ) -> list[PlannedRun]:
     """Return the plan of every run on the site's nodes; without a site, with one rank for each virtual GPU.
 

@@ -170,8 +170,7 @@ def current_line(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
 
 def experiment_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Return what two experiments differ in, key by key. A key that an older checkpoint lacks has its default."""
-    older = {key: value for key, value in experiment_defaults().items() if key in wanted}
-    saved = {**older, **saved}
+    saved = {**{key: value for key, value in experiment_defaults().items() if key in wanted}, **saved}
     return [
         f"{key}: the checkpoint has {saved.get(key)!r}, this run {wanted.get(key)!r}"
         for key in sorted(saved.keys() | wanted.keys())

@@ -65,8 +65,7 @@ def split_buckets(parameters: Iterable[nn.Parameter]) -> list[Bucket]:
             members = list(itertools.islice(run, count))
             sizes = [parameter.numel() for parameter in members]
             flat = members[0].new_zeros(sum(sizes)).detach()
-            parts = zip(torch.split(flat, sizes), members, strict=True)
-            views = [part.view_as(weight) for part, weight in parts]
+            views = [part.view_as(weight) for part, weight in zip(torch.split(flat, sizes), members, strict=True)]
             buckets.append(Bucket(f"gradients.{len(buckets)}", flat, members, views))
     return buckets
 

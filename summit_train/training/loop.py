@@ -46,14 +46,9 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, t
             lr = plan.learning_rate(step, rung)
             # a checkpoint that could not be written ends all ranks in the next one
             save_due = world.rank == 0 and (run.writer.has_failed or time.monotonic() - saved_at >= seconds_between)
+            requests = Requests(bool(stop), save_due, data_wait_s)
             note_wait = partial(watchdog.at, f"waiting for the other ranks in step {step + 1}", waits=True)
-            result = run.step(
-                micro_batches,
-                lr,
-                Requests(bool(stop), save_due, data_wait_s),
-                stopwatch,
-                on_wait=note_wait if world.size > 1 else lambda: None,
-            )
+            result = run.step(micro_batches, lr, requests, stopwatch, note_wait if world.size > 1 else lambda: None)
             launched = LaunchedStep(step + 1, lr, rung.global_batch, micro_batches, result, start, Mark(run.device))
 
             # --- the previous step's vote: the device has finished that step, so reading it waits for nothing
@@ -281,6 +276,5 @@ class UnreadStep:
             steps = "; ".join(text for _, text in self._broken)
             everyone = run.world.gather((at_fault, f"{run.world.who}: {steps}")) or []
             named = [text for fault, text in everyone if fault] or [text for _, text in everyone]
-            raise AgreedError(
-                f"{len(self._broken)} steps in a row had a loss or gradient that is not finite. " + " | ".join(named)
-            )
+            wrong = "steps in a row had a loss or gradient that is not finite"
+            raise AgreedError(f"{len(self._broken)} {wrong}. {' | '.join(named)}")

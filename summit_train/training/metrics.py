@@ -56,10 +56,8 @@ class RunLog:
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one record; a number that is not finite becomes null, as JSON has no NaN."""
-        record = {"kind": kind, "time": time.time(), **values}
-        record |= {
-            name: None for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)
-        }
+        broken = [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
+        record = {"kind": kind, "time": time.time(), **values, **dict.fromkeys(broken)}
         self._append(json.dumps(record) + "\n")
         shown = {f"{kind}/{name}": record.get(name) for name in _SCALARS} if kind in ("step", "eval") else {}
         shown |= {f"{kind}/{name}": ratio for name, ratio in values.get("ratios", {}).items()}

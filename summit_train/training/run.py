@@ -182,12 +182,7 @@ def fresh_model(spec: Spec, device: torch.device) -> VideoNetwork:
 
 
 def build_step(
-    spec: Spec,
-    plan: Plan,
-    world: World,
-    model: VideoNetwork,
-    device: torch.device,
-    clips_of_class: Sequence[int] = (),
+    spec: Spec, plan: Plan, world: World, model: VideoNetwork, device: torch.device, clips_of_class: Sequence[int] = ()
 ) -> TrainStep | AveragingStep:
     """Return the step of the spec's method of parallel training, before its first update of `model`.
 
@@ -282,10 +277,9 @@ class RunLock:
         try:
             if os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
                 return
-            raise RunFailed(
-                f"{self._path} was deleted or replaced while this run was using the directory, and another run has "
-                f"taken it ({self._path.read_text(encoding='utf-8').strip()}); this one stops here"
-            )
+            wrong = f"{self._path} was deleted or replaced while this run was using the directory"
+            other = f"another run has taken it ({self._path.read_text(encoding='utf-8').strip()})"
+            raise RunFailed(f"{wrong}, and {other}; this one stops here")
         except FileNotFoundError:
             self._file.close()
         try:
@@ -301,10 +295,8 @@ class RunLock:
             file.seek(0)
             holder = file.read().strip() or "unknown"
             file.close()
-            raise UserError(
-                f"{self._path.parent}: another run is using this directory ({holder}); wait for it, or give this one "
-                "another name (name=...)"
-            ) from error
+            wrong = f"{self._path.parent}: another run is using this directory ({holder})"
+            raise UserError(f"{wrong}; wait for it, or give this one another name (name=...)") from error
         file.truncate(0)
         with naming(self._path):
             os.write(file.fileno(), f"{os.uname().nodename}, process {os.getpid()}\n".encode())

@@ -107,10 +107,8 @@ def first_state(
         saved = {key: value for key, value in saved.items() if not key.endswith("(fingerprint)")}
     differing = experiment_differences(saved, experiment_of(spec, plan, train, model))
     if differing and not force_resume:
-        raise CheckpointError(
-            f"{path} is of another experiment: {'; '.join(differing)}. Give this run another name, or take it "
-            "over all the same with --force-resume"
-        )
+        right = "Give this run another name, or take it over all the same with --force-resume"
+        raise CheckpointError(f"{path} is of another experiment: {'; '.join(differing)}. {right}")
     if any(difference.startswith("optimizer.name:") for difference in differing):
         raise CheckpointError(f"{path} has another solver's state, which {spec.optimizer.name} cannot use")
     notes += [f"forced: {difference}" for difference in differing]
@@ -147,10 +145,8 @@ def check_agreement(world: World, spec: Spec, datasets: Mapping[str, Dataset], *
     def compare() -> None:
         for key in expected | mine:
             if (first := expected.get(key)) != (own := mine.get(key)):
-                raise UserError(
-                    f"{world.who} differs from {who}: {key} must be {first!r}, got {own!r}; start all ranks with the "
-                    "same spec, lists and code"
-                )
+                right = "start all ranks with the same spec, lists and code"
+                raise UserError(f"{world.who} differs from {who}: {key} must be {first!r}, got {own!r}; {right}")
 
     world.together(compare)
 
@@ -205,10 +201,9 @@ def check_arithmetic(spec: Spec, device: torch.device) -> None:
     if device.type != "cpu" or spec.precision != "bf16" or 2 not in count_network(spec).stages.values():
         return
     if error_of_two_frames() > _WRONG:
-        raise UserError(
-            f"precision bf16: this CPU's library computes wrong gradients of 3D convolutions over two frames, and a "
-            f"stage of {spec.model.title} has two with data.num_frames {spec.data.num_frames}; take precision=fp32"
-        )
+        wrong = "this CPU's library computes wrong gradients of 3D convolutions over two frames"
+        has = f"a stage of {spec.model.title} has two with data.num_frames {spec.data.num_frames}"
+        raise UserError(f"precision bf16: {wrong}, and {has}; take precision=fp32")
 
 
 def error_of_two_frames() -> float:

@@ -43,8 +43,7 @@ class LossScale:
     """
 
     def __init__(self, enabled: bool, device: torch.device, interval: int = 2000) -> None:
-        self.enabled = enabled
-        self._interval = interval
+        self.enabled, self._interval = enabled, interval
         self.scale = torch.full((), 2.0**16 if enabled else 1.0, device=device)
         self._good_steps = torch.zeros((), device=device)
 
@@ -83,8 +82,7 @@ class RunningStatistics:
     def __init__(self, model: nn.Module, accumulation: int, world: World) -> None:
         self._norms = trained_norms(model)
         self._momenta = [norm.momentum for norm in self._norms]
-        self._accumulation = accumulation
-        self._world = world
+        self._accumulation, self._world = accumulation, world
         self._before = self._mean = torch.empty(0)
         self._wait: Callable[[], None] = lambda: None
 
@@ -133,8 +131,7 @@ class WeightAverage:
         self._model, self._decay = model, decay
         self._sources = {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
         self._averages = {name: value.clone() for name, value in self._sources.items()}
-        device = next(iter(self._sources.values())).device
-        self._updates = torch.zeros((), dtype=torch.float64, device=device)
+        self._updates = torch.zeros((), dtype=torch.float64, device=next(iter(self._sources.values())).device)
 
     @torch.no_grad()
     def update(self, skipped: torch.Tensor) -> None:
@@ -275,8 +272,7 @@ class TrainStep:
         trust: TrustRatio | None = None,
     ) -> None:
         self.model, self.optimizer, self._world, self._device = model, optimizer, world, device
-        self._trust = trust
-        self._settings = settings
+        self._trust, self._settings = trust, settings
         self._dtype = parameter_type(settings.precision)
         self._normalise = None if settings.modality is None else Normalise(self._dtype, device, settings.modality)
         self.statistics = RunningStatistics(model, settings.accumulation, world)

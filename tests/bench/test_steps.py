@@ -52,10 +52,10 @@ def test_ratios_are_of_the_step_and_of_phases_that_matter(write_spec: WriteSpec)
 def test_utilisation_is_work_over_seconds_over_peak(write_spec: WriteSpec) -> None:
     plan = make_plan(load_spec(write_spec()), 2, 80)
     ranks = [[_phases(1.0, 1.0, 2.0)]] * 2
-    values = step_values(ranks, plan, 5 * plan.multiply_adds, peak=1e9)
-    assert values["multiply_adds_per_step"] == 8 * 5 * plan.multiply_adds
+    values = step_values(ranks, plan, 5 * plan.network.multiply_adds, peak=1e9)
+    assert values["multiply_adds_per_step"] == 8 * 5 * plan.network.multiply_adds
     assert values["clips_per_second"]["median"] == 8 / 4
-    assert values["mfu"]["median"] == pytest.approx(8 * 5 * plan.multiply_adds / 4 / 1e9)
+    assert values["mfu"]["median"] == pytest.approx(8 * 5 * plan.network.multiply_adds / 4 / 1e9)
     assert step_values(ranks, plan, 1, None)["mfu"] is None
 
 

@@ -143,7 +143,7 @@ def test_an_mpirun_of_another_mpi_or_one_that_hangs_fails(
     script: str, found: str, fix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     mpirun = program(tmp_path, "mpirun", script)
-    monkeypatch.setattr(doctor, "find_mpirun", lambda: mpirun)
+    monkeypatch.setattr(processes, "find_mpirun", lambda: mpirun)
     check = doctor.check_allreduce(timeout=0.5)
     assert check.status == "fail" and found in check.found and fix in check.mend
 
@@ -157,7 +157,7 @@ def test_parts_of_one_mpi_are_not_taken_for_another() -> None:
 def test_an_mpirun_that_refuses_root_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mpirun = program(tmp_path, "mpirun", "echo 'mpirun (Open MPI) 4.1.8'")
     monkeypatch.setattr(processes, "find_mpirun", lambda: mpirun)
-    monkeypatch.setattr(doctor, "find_mpirun", lambda: mpirun)
+    monkeypatch.setattr(processes, "find_mpirun", lambda: mpirun)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     for name in ROOT_ALLOWED:
         monkeypatch.delenv(name, raising=False)
@@ -203,8 +203,8 @@ def test_what_ranks_need_depends_on_what_is_installed_and_asked_for(
         raise RunFailed("it breaks")
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name in installed or None)
-    monkeypatch.setattr(doctor, "find_mpirun", lambda: "/bin/true" if "mpirun" in installed else None)
-    monkeypatch.setattr(doctor, "probe", broken)
+    monkeypatch.setattr(processes, "find_mpirun", lambda: "/bin/true" if "mpirun" in installed else None)
+    monkeypatch.setattr(processes, "probe", broken)
     for name, value in (ROOT_ALLOWED | {"SUMMIT_TRAIN_COMM": asked}).items():
         monkeypatch.setenv(name, value)  # the same finding for root as for others
     found = {check.name: check for check in doctor.examine(tmp_path)}

@@ -47,7 +47,7 @@ def test_a_steps_memory_is_estimated(name: str, device: torch.device) -> None:
     # Of a step alone: the plan's estimate is that of the final evaluation where its views need more.
     spec = load_spec(path, [*words, "evaluate.short_side=32"])
     plan = make_plan(spec, 1, spec.scale.clips_per_gpu)
-    state = (2 + spec.optimizer.states) * plan.parameters * spec.weight_bytes
+    state = (2 + spec.optimizer.states) * plan.network.parameters * spec.weight_bytes
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     model = fresh_model(spec, device)
     step, batches = build_step(spec, plan, World(), model, device), batches_of(spec, 0, [0])
@@ -64,5 +64,5 @@ def test_a_steps_memory_is_estimated(name: str, device: torch.device) -> None:
             step(batches, 0.0).read(plan.global_batch, 1, 1)
         kept = max(held)
         # Autocast's copies of the weights, which autograd keeps too. At full size they are 2 % of a step's memory.
-        kept -= 2 * plan.parameters if spec.precision in AUTOCAST else 0
+        kept -= 2 * plan.network.parameters if spec.precision in AUTOCAST else 0
         assert_estimated("what autograd keeps", kept, plan.memory_bytes_per_rank - state)

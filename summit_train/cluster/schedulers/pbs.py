@@ -26,5 +26,4 @@ class Pbs(Scheduler):
     def states(self) -> dict[str, str]:
         # qselect names what has not finished, by its whole id, which qstat cuts off.
         own = ["qselect", "-T", "-u", getpass.getuser()]
-        running = ask([*own, "-s", "RE"]).split()
-        return dict.fromkeys(ask(own).split(), "queued") | dict.fromkeys(running, "running")
+        return dict.fromkeys(ask(own).split(), "queued") | dict.fromkeys(ask([*own, "-s", "RE"]).split(), "running")

@@ -39,8 +39,7 @@ class Slurm(Scheduler):
 
     def queue_limits(self, queue: str | None) -> tuple[int | None, int | None]:
         answer = ask(["scontrol", "--oneliner", "show", "partition", *([queue] if queue else [])])
-        shown = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in answer.splitlines()]
-        for one in shown:
+        for one in (dict(re.findall(r"(\w+)=(\S*)", line)) for line in answer.splitlines()):
             if queue or one.get("Default") == "YES":
                 counts = [int(one[key]) for key in ("MaxNodes", "TotalNodes") if one.get(key, "").isdigit()]
                 return minutes_of(one["MaxTime"]), min(counts, default=None)

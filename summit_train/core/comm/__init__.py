@@ -55,15 +55,12 @@ def open_world(launch: Launch | None = None) -> World:
     if choose_backend(launch, os.environ) == "torch":
         return TorchWorld(launch)
     started = f"{launch.size} processes were started"
+    right = "see `summit-train doctor`, or use SUMMIT_TRAIN_COMM=torch"
     try:
         world = HorovodWorld()
     except (ImportError, RuntimeError) as error:
-        raise UserError(
-            f"{started}, but Horovod does not start: {error}; see `summit-train doctor`, or use SUMMIT_TRAIN_COMM=torch"
-        ) from error
+        raise UserError(f"{started}, but Horovod does not start: {error}; {right}") from error
     if world.size != launch.size:
-        raise UserError(
-            f"{started}, but Horovod joined {world.size}: the launcher and Horovod belong to different MPIs; "
-            "see `summit-train doctor`, or use SUMMIT_TRAIN_COMM=torch"
-        )
+        why = f"Horovod joined {world.size}: the launcher and Horovod belong to different MPIs"
+        raise UserError(f"{started}, but {why}; {right}")
     return world

@@ -50,10 +50,8 @@ class HorovodWorld(World):
         self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
         super().__init__()
         if (self.rank, self.size) != (self._mpi.Get_rank(), self._mpi.Get_size()):
-            raise UserError(
-                f"Horovod counts {self.size} ranks and mpi4py {self._mpi.Get_size()}: they were built for different "
-                "MPIs; see `summit-train doctor`"
-            )
+            counts = f"Horovod counts {self.size} ranks and mpi4py {self._mpi.Get_size()}"
+            raise UserError(f"{counts}: they were built for different MPIs; see `summit-train doctor`")
         if overruled:
             self.warnings.append(f"{' '.join(overruled)}: ignored, as it would make equal runs differ in the last bits")
 

@@ -79,10 +79,8 @@ def job_address(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
     found = environ.get("MASTER_ADDR") or first_host(environ, in_step=in_step)
     job = next((environ[name] for name in _JOBS if name in environ), None)
     if found is None or job is None:
-        raise UserError(
-            f"{launch.size} processes were started by {launch.launcher}, and nothing says where rank 0 is: set "
-            "MASTER_ADDR and MASTER_PORT, start them with torchrun, or install mpi4py"
-        )
+        started = f"{launch.size} processes were started by {launch.launcher}, and nothing says where rank 0 is"
+        raise UserError(f"{started}: set MASTER_ADDR and MASTER_PORT, start them with torchrun, or install mpi4py")
     # Two steps of one Slurm job do not meet each other.
     step = f"{job}.{environ.get('SLURM_STEP_ID', '') if in_step else ''}"
     return found, PORTS[zlib.crc32(step.encode()) % len(PORTS)]

@@ -199,9 +199,8 @@ def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
         socket.getaddrinfo(address, None)
     except socket.gaierror as error:  # TCPStore would ask for it again and again
         if error.errno == socket.EAI_NONAME:
-            raise UserError(
-                f"{who}: rank 0's host {address} has no address here; set MASTER_ADDR to one that every rank can reach"
-            ) from error
+            right = "set MASTER_ADDR to one that every rank can reach"
+            raise UserError(f"{who}: rank 0's host {address} has no address here; {right}") from error
     try:
         return TCPStore(address, port, None, keeps, patience, wait_for_workers=False)
     except RuntimeError as error:

@@ -114,7 +114,5 @@ def refuse_mixed(backends: Sequence[tuple[str, str]]) -> None:
     for rank, (backend, host) in enumerate(backends):
         first, first_host = backends[0]
         if backend != first:
-            raise UserError(
-                f"rank {rank} on {host} uses {backend}, but rank 0 on {first_host} uses {first}; set "
-                "SUMMIT_TRAIN_COMM to the same value on all ranks"
-            )
+            mixed = f"rank {rank} on {host} uses {backend}, but rank 0 on {first_host} uses {first}"
+            raise UserError(f"{mixed}; set SUMMIT_TRAIN_COMM to the same value on all ranks")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -131,7 +130,9 @@ class _TrainingClips:
     def _clip_or_substitute(self, draw: Draw, bad: list[BadClip], reading: Reading) -> tuple[int, Frames]:
         """Read a clip, or where it is bad a substitute, and add those that are bad to `bad`."""
         failed: list[BadClip] = []
-        for tried in chain([draw[1]], self._substitutes(draw)):
+        # The substitutes are a function of (seed, draw).
+        places = rng.key(self.seed, "substitute", *draw).integers(len(self.kept), size=_MAX_SUBSTITUTES)
+        for tried in (draw[1], *(other for other in self.kept.ids(places).tolist() if other != draw[1])):
             try:
                 frames = self._clip(tried, draw, reading)
             except DecodeError as error:
@@ -143,11 +144,6 @@ class _TrainingClips:
                 return tried, frames
         reason = f"{failed[0].reason}; nor can {_MAX_SUBSTITUTES} others be read in its place"
         raise DecodeError(failed[0].path, reason)
-
-    def _substitutes(self, draw: Draw) -> Iterator[int]:
-        """Yield what is tried in place of a clip, a function of (seed, draw)."""
-        places = rng.key(self.seed, "substitute", *draw).integers(len(self.kept), size=_MAX_SUBSTITUTES)
-        yield from (other for other in self.kept.ids(places).tolist() if other != draw[1])
 
     def _clip(self, clip: int, drawn: Draw, reading: Reading) -> Frames:
         """Read a clip, `data.repeats` views of its frames, uint8 (repeats, T, H, W, C).
@@ -276,12 +272,7 @@ def whole_videos(
 
 
 def _read_block(
-    evaluate: EvaluateSpec,
-    store: Store,
-    choose_frames: ChooseFrames,
-    size: int,
-    key: tuple[int, int],
-    reading: Reading,
+    evaluate: EvaluateSpec, store: Store, choose_frames: ChooseFrames, size: int, key: tuple[int, int], reading: Reading
 ) -> FrameBlock:
     """Read at most `size` frames of a video. key: the video, and the place among its chosen frames of the first."""
     (video, start), manifest = key, store.manifest

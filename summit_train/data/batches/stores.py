@@ -88,10 +88,8 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
             has = "regions of frames" if cut else "whole frames"
             raise UserError(f"{place} holds {has}, and data.region is {data.region or 'null'}: {right}")
         if data.sampling == "dense" and data.frame_stride % every:
-            raise UserError(
-                f"{place} has one frame in {every}, and data.frame_stride is {data.frame_stride}: must be a multiple "
-                f"of {every}"
-            )
+            wrong = f"has one frame in {every}, and data.frame_stride is {data.frame_stride}"
+            raise UserError(f"{place} {wrong}: must be a multiple of {every}")
         store: Store = FlowStore(shards, data.flow_length, data.sampling) if is_flow else shards
     else:
         root = located_root(data.root, manifest)

@@ -24,10 +24,9 @@ def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None])
     """
     pairs, lists = Pairs(), (first, second)
     as_stored = first.is_packed or second.is_packed
-    paths = [
-        _paths(one, None if as_stored else located_root(root, one)) for one, root in zip(lists, roots, strict=True)
-    ]
-    for how, (ours, theirs) in (("path", paths), ("sha256", [_digests(one) for one in lists])):
+    places = [None if as_stored else located_root(root, one) for one, root in zip(lists, roots, strict=True)]
+    paths = [_paths(one, place) for one, place in zip(lists, places, strict=True)]
+    for how, (ours, theirs) in (("path", paths), ("sha256", [one.digests.tolist() for one in lists])):
         clips_of, both = defaultdict[bytes, list[int]](list), set(theirs) - {_UNKNOWN}
         for clip, key in enumerate(ours):
             if key in both:
@@ -37,7 +36,8 @@ def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None])
                 counts = {int(first.frame_counts[clip]), int(second.frame_counts[other])} - {-1, 0}
                 if how == "path" and as_stored and len(counts) > 1:
                     continue  # two videos of one name
-                if _overlap(first, clip, second, other):
+                (start, end), (begin, stop) = first.span(clip), second.span(other)
+                if (end == TO_THE_END or begin < end) and (stop == TO_THE_END or start < stop):
                     pairs.setdefault((clip, other), how)
     return pairs
 
@@ -48,10 +48,8 @@ def overlap_warning(pairs: Pairs, val: Manifest) -> list[str]:
         return []
     (_, clip), how = next(iter(pairs.items()))
     name, count = val.clip(clip), counted(len({other for _, other in pairs}), "clip")
-    return [
-        f"{count} of data.val also in data.train, such as {name} (same {how}): the accuracy will be too high; "
-        "`summit-train data compare` lists them all"
-    ]
+    found = f"{count} of data.val also in data.train, such as {name} (same {how})"
+    return [f"{found}: the accuracy will be too high; `summit-train data compare` lists them all"]
 
 
 def _paths(manifest: Manifest, root: str | None) -> list[bytes]:
@@ -62,13 +60,3 @@ def _paths(manifest: Manifest, root: str | None) -> list[bytes]:
     above = os.fsencode(os.path.join(os.path.abspath(root), manifest.folder, ""))
     # Not os.path.join, which takes as long again as all else for a million clips.
     return [one if one.startswith(b"/") else above + one for start, end in ends for one in [paths[start:end]]]
-
-
-def _digests(manifest: Manifest) -> list[bytes]:
-    content = manifest.digests.tobytes()
-    return [content[start : start + 32] for start in range(0, len(content), 32)]
-
-
-def _overlap(first: Manifest, clip: int, second: Manifest, other: int) -> bool:
-    (start, end), (begin, stop) = first.span(clip), second.span(other)
-    return (end == TO_THE_END or begin < end) and (stop == TO_THE_END or start < stop)

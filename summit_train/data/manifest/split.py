@@ -103,20 +103,18 @@ def _parts(groups: Mapping[str, Counter[str]], folds: int, seed: int) -> dict[st
     for name, number in sorted(num_groups.items()):
         if number < folds:
             fewer = f"--folds {number}, " if number > 1 else ""
-            raise UserError(
-                f"the class {name!r} has clips in {number} of {len(groups)} groups, so it cannot be on both sides of "
-                f"each of {folds} folds; try {fewer}more groups (another --group), or other classes (--only)"
-            )
+            right = f"try {fewer}more groups (another --group), or other classes (--only)"
+            has = f"the class {name!r} has clips in {number} of {len(groups)} groups"
+            raise UserError(f"{has}, so it cannot be on both sides of each of {folds} folds; {right}")
     for attempt in range(_ATTEMPTS):
         parts = _balanced(groups, folds, seed, attempt)
         covered = {(part, name) for group, part in parts.items() for name in groups[group]}
         lacking = [name for name in num_groups if any((part, name) not in covered for part in range(folds))]
         if not lacking:
             return parts
-    raise UserError(
-        f"no split into {folds} folds was found with the class {min(lacking)!r} on both sides of each: "
-        "its groups belong to other classes too; try fewer --folds, or another --group or --seed"
-    )
+    wrong = f"no split into {folds} folds was found with the class {min(lacking)!r} on both sides of each"
+    right = "its groups belong to other classes too; try fewer --folds, or another --group or --seed"
+    raise UserError(f"{wrong}: {right}")
 
 
 def _balanced(groups: Mapping[str, Counter[str]], folds: int, seed: int, attempt: int) -> dict[str, int]:

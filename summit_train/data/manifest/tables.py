@@ -133,10 +133,8 @@ def _list_row(place: str, text: str) -> tuple[str, str, str]:
     """Return path, num_frames or "", and label of a header-less line; the path may contain blanks."""
     path, *label = text.strip().rsplit(None, 1)
     if not label:
-        raise UserError(
-            f"{place}: {path[:80]!r} is neither `path label` nor below a header: begin the file with the "
-            "line path,label or separate path and label by a blank"
-        )
+        right = "begin the file with the line path,label or separate path and label by a blank"
+        raise UserError(f"{place}: {path[:80]!r} is neither `path label` nor below a header: {right}")
     shorter, *frames = path.rsplit(None, 1)
     # A path without a video's extension is a folder of pictures, and lists of those give the number of frames.
     if path.lower().endswith(VIDEO_EXTENSIONS) or not frames or not frames[0].isdecimal():
@@ -265,10 +263,8 @@ def _label(numbers: dict[str, int], text: str) -> int:
     if not name:
         raise ValueError("the label is empty")
     if not numbers:
-        raise ValueError(
-            f"label {name!r} is a name, but {CLASSES_FILE} is missing next to the manifest: "
-            "write the class names into it, one a line, or use integers"
-        )
+        right = "write the class names into it, one a line, or use integers"
+        raise ValueError(f"label {name!r} is a name, but {CLASSES_FILE} is missing next to the manifest: {right}")
     near = difflib.get_close_matches(name, numbers, n=1)
     hint = f": did you mean {near[0]!r}?" if near else f" with its {len(numbers)} classes"
     raise ValueError(f"the class {name!r} is not in {CLASSES_FILE}{hint}")

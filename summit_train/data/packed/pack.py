@@ -24,28 +24,9 @@ from numpy.typing import NDArray
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, locked, replacing, write_json, write_text
 from summit_train.data.manifest.files import FileStore
-from summit_train.data.manifest.reading import (
-    PACK_FILE,
-    PACKED_MANIFEST,
-    PACKING_FOLDER,
-    write_packed_manifest,
-)
+from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER, write_packed_manifest
 from summit_train.data.manifest.tables import DTYPES
-from summit_train.data.packed.format import (
-    CLIP_ROW,
-    CLIPS,
-    CONTENT_AT,
-    INDEX_FOLDER,
-    PICTURE_ROW,
-    PICTURES,
-    SHARD_END,
-    Pack,
-    Packing,
-    StoredFile,
-    facts_of,
-    read_pack,
-    shard_name,
-)
+from summit_train.data.packed import format as packed
 from summit_train.data.packed.payload import Sample, make_samples
 from summit_train.data.video.flow import PRESETS
 from summit_train.data.video.source import DecodeError, worker_pool
@@ -61,7 +42,7 @@ class Job:
 
     store: FileStore
     folder: Path
-    packing: Packing
+    packing: packed.Packing
     clips_per_shard: int
 
     def clips(self, shard: int) -> range:
@@ -96,7 +77,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def begin(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, workers: int) -> Job | None:
+def begin(store: FileStore, folder: Path, packing: packed.Packing, shard_bytes: int, workers: int) -> Job | None:
     """Make the folder, or continue the packing in it; None if it has the same set, finished.
 
     workers: processes for the sample that gives the clips a shard. Raises UserError if the folder contains something
@@ -108,7 +89,7 @@ def begin(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, wo
     if packing.modality == "flow" and (reason := manifest.no_flow()) is not None:
         raise UserError(reason)
     if (folder / PACK_FILE).exists():
-        pack = read_pack(folder)
+        pack = packed.read_pack(folder)
         if (pack.packing, pack.fingerprint) != (packing, replace(manifest, pixels=packing.pixels).fingerprint()):
             raise UserError(f"{folder}: contains a different set; delete it, or pack elsewhere")
         shutil.rmtree(folder / PACKING_FOLDER, ignore_errors=True)  # where it was killed just before
@@ -124,8 +105,7 @@ def begin(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, wo
     else:
         if folder.is_dir() and {path.name for path in folder.iterdir()} - {PACKING_FOLDER}:
             raise UserError(f"{folder}: must be an empty or a new folder, but has files")
-        mean = _mean_bytes(Job(store, folder, packing, 1), workers)
-        plan["clips_per_shard"] = max(1, round(shard_bytes / mean))
+        plan["clips_per_shard"] = max(1, round(shard_bytes / _mean_bytes(Job(store, folder, packing, 1), workers)))
         write_json(plan_path, plan)
     for left in folder.rglob(".*.writing"):  # by a process that was killed
         left.unlink()
@@ -157,7 +137,7 @@ def _mean_bytes(job: Job, workers: int) -> float:
 
 def missing_shards(job: Job) -> list[int]:
     names = {path.name for path in job.folder.iterdir()}
-    return [n for n, part in enumerate(job.parts()) if shard_name(n) not in names or not part.exists()]
+    return [n for n, part in enumerate(job.parts()) if packed.shard_name(n) not in names or not part.exists()]
 
 
 def pack_shards(job: Job, shards: Iterable[int], workers: int) -> Iterator[DecodeError | None]:
@@ -180,15 +160,14 @@ def _pack_shard(job: Job, shard: int, samples: Iterable[Sample | DecodeError]) -
     """Write a shard, and with it its part: the rows of the index and the record's facts."""
     clips, pictures, frame_counts = list[tuple[int, ...]](), list[tuple[int, int]](), list[int]()
     digest, is_whole, start = hashlib.sha256(), True, 0
-    with suppress(_NotWholeError), replacing(job.folder / shard_name(shard)) as file:
+    with suppress(_NotWholeError), replacing(job.folder / packed.shard_name(shard)) as file:
         for sample in samples:
             if isinstance(sample, DecodeError):
                 is_whole = False
                 yield sample
                 continue
-            facts, start = sample.facts, start if sample.is_shared else file.tell() + CONTENT_AT
-            row = (shard, sample.checksum, start, sample.length, len(pictures), facts.width, facts.height)
-            clips.append(row)
+            facts, start = sample.facts, start if sample.is_shared else file.tell() + packed.CONTENT_AT
+            clips.append((shard, sample.checksum, start, sample.length, len(pictures), facts.width, facts.height))
             pictures += sample.pictures
             frame_counts.append(facts.num_frames)
             digest.update(sample.encoded)
@@ -196,13 +175,13 @@ def _pack_shard(job: Job, shard: int, samples: Iterable[Sample | DecodeError]) -
             yield None
         if not is_whole:
             raise _NotWholeError
-        digest.update(SHARD_END)
-        file.write(SHARD_END)
+        digest.update(packed.SHARD_END)
+        file.write(packed.SHARD_END)
         with replacing(job.parts()[shard]) as part:
             np.savez(
                 part,
-                clips=np.array(clips, CLIP_ROW),
-                pictures=np.array(pictures, PICTURE_ROW),
+                clips=np.array(clips, packed.CLIP_ROW),
+                pictures=np.array(pictures, packed.PICTURE_ROW),
                 frame_counts=np.array(frame_counts, np.int32),
                 about=np.array([str(shard), str(file.tell()), digest.hexdigest()]),
             )
@@ -213,7 +192,7 @@ def _samples(job: Job, clips: Iterable[int], workers: int) -> Generator[Sample |
     manifest = job.store.manifest
     runs = (list(run) for _, run in groupby(clips, lambda n: (n // job.clips_per_shard, job.source(n))))
     asked = (
-        (run, job.store.path(n), [facts_of(manifest, one) for one in run], job.packing, *about)
+        (run, job.store.path(n), [packed.facts_of(manifest, one) for one in run], job.packing, *about)
         for run in runs
         for n, about in [(run[0], (manifest.sha256(run[0]), manifest.region(run[0])))]
     )
@@ -230,13 +209,11 @@ def _samples(job: Job, clips: Iterable[int], workers: int) -> Generator[Sample |
                 waiting.extend(islice(futures, 1))
         except BrokenProcessPool as error:
             paths = ", ".join(manifest.path(run[0]) for run, _ in waiting)
-            raise UserError(
-                f"a worker died while it packed one of {paths}: is one of them damaged (see `data scan`), or is there "
-                "too little memory (--workers)?"
-            ) from error
+            why = "is one of them damaged (see `data scan`), or is there too little memory (--workers)?"
+            raise UserError(f"a worker died while it packed one of {paths}: {why}") from error
 
 
-def finish(job: Job) -> Pack:
+def finish(job: Job) -> packed.Pack:
     """Write the manifest, the index and the record of a set whose shards are complete."""
     source = job.store.manifest
     manifest = replace(
@@ -249,17 +226,18 @@ def finish(job: Job) -> Pack:
     fingerprint = write_packed_manifest(job.folder, manifest)
     # The rows of one shard at a time are in memory: a large set has a thousand million pictures.
     counts = [len(pictures) for pictures in _saved(job, "pictures")]
-    _save_rows(job.folder / INDEX_FOLDER / CLIPS, CLIP_ROW, len(source), _clip_rows(job, counts))
-    _save_rows(job.folder / INDEX_FOLDER / PICTURES, PICTURE_ROW, sum(counts), _saved(job, "pictures"))
+    folder, index = job.folder, job.folder / packed.INDEX_FOLDER
+    _save_rows(index / packed.CLIPS, packed.CLIP_ROW, len(source), _clip_rows(job, counts))
+    _save_rows(index / packed.PICTURES, packed.PICTURE_ROW, sum(counts), _saved(job, "pictures"))
     about = (part.tolist() for part in _saved(job, "about"))
-    shards = tuple(StoredFile(shard_name(int(shard)), int(size), digest) for shard, size, digest in about)
-    paths = sorted(path for name in (PACKED_MANIFEST, INDEX_FOLDER) for path in (job.folder / name).iterdir())
+    shards = tuple(packed.StoredFile(packed.shard_name(int(shard)), int(size), digest) for shard, size, digest in about)
+    paths = sorted(path for one in (folder / PACKED_MANIFEST, index) for path in one.iterdir())
     files = tuple(
-        StoredFile(str(path.relative_to(job.folder)), path.stat().st_size, file_sha256(path)) for path in paths
+        packed.StoredFile(str(path.relative_to(folder)), path.stat().st_size, file_sha256(path)) for path in paths
     )
-    pack = Pack(job.packing, len(source), job.clips_per_shard, fingerprint, shards, files)
-    write_text(job.folder / PACK_FILE, pack.text())
-    shutil.rmtree(job.folder / PACKING_FOLDER)
+    pack = packed.Pack(job.packing, len(source), job.clips_per_shard, fingerprint, shards, files)
+    write_text(folder / PACK_FILE, pack.text())
+    shutil.rmtree(folder / PACKING_FOLDER)
     return pack
 
 
@@ -286,7 +264,7 @@ def _save_rows(path: Path, row: np.dtype[Any], length: int, parts: Iterable[NDAr
             file.write(part.astype(row, copy=False).tobytes())
 
 
-def pack_set(store: FileStore, folder: Path, packing: Packing, shard_bytes: int, workers: int = 0) -> None:
+def pack_set(store: FileStore, folder: Path, packing: packed.Packing, shard_bytes: int, workers: int = 0) -> None:
     """Pack a whole set on one rank. Raises DecodeError for a clip that cannot be packed."""
     job = begin(store, folder, packing, shard_bytes, workers)
     if job is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import zlib
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from summit_train.core.errors import UserError
 from summit_train.data.packed.format import (
@@ -28,6 +26,7 @@ from summit_train.data.packed.format import (
 from summit_train.data.video.augment import View, scaled_size
 from summit_train.data.video.clips import decode_picture, list_pictures
 from summit_train.data.video.decode import count_packets, read_from_start
+from summit_train.data.video.encode import jpeg
 from summit_train.data.video.flow import encode, flow_method, grey
 from summit_train.data.video.region import WHOLE_FRAME, Region
 from summit_train.data.video.render import Renderer, turn_in, views_of_region
@@ -202,12 +201,7 @@ class _Converter:
             except UserError as error:
                 raise DecodeError(self.path, str(error)) from error
             pictures = [code[..., 0], code[..., 1]]
-        encoded = []
-        for one in pictures:
-            stream = io.BytesIO()
-            Image.fromarray(one).save(stream, "JPEG", quality=self.packing.quality)
-            encoded.append(stream.getvalue())
-        return encoded
+        return [jpeg(one, self.packing.quality) for one in pictures]
 
     def sized(self, facts: Facts, num_frames: int) -> Facts:
         """Return the facts with the size of the frames, and the number of frames or of fields."""

@@ -149,9 +149,8 @@ class ShardStore:
             content = self._read(entry, 0, entry.length)
             if zlib.crc32(content, facts.checksum()) != entry.checksum:
                 raise _DamagedError(name, _CHANGED)
-            return read_views(
-                Encoded(name, content), facts.span.chosen_in(name, choose), views_of, count, limits=self._limits
-            )
+            chosen = facts.span.chosen_in(name, choose)
+            return read_views(Encoded(name, content), chosen, views_of, count, limits=self._limits)
 
         # A span counts frames; the facts of flow count fields, one less, of two pictures each.
         every, is_flow = self.pack.packing.every, self.pack.packing.modality == "flow"
@@ -163,14 +162,8 @@ class ShardStore:
 
         # The size before packing scaled the frame down gives the same view as the video itself.
         render = Renderer(lambda w, h: views_of(facts.width or w, facts.height or h), is_grey=is_flow)
-        return read_picture_views(
-            name,
-            lambda number: (f"{name}, picture {number}", pictures[number]),
-            lambda _: packed,
-            render,
-            len(entry.pictures),
-            self._limits,
-        )
+        fetch = lambda number: (f"{name}, picture {number}", pictures[number])  # noqa: E731
+        return read_picture_views(name, fetch, lambda _: packed, render, len(entry.pictures), self._limits)
 
     def _pictures(self, entry: _Entry, numbers: Sequence[int]) -> dict[int, bytes]:
         """Return the bytes of the pictures `numbers`, which rise; those that are close are read together."""

@@ -141,9 +141,8 @@ def train_view(data: DataSpec, width: int, height: int, generator: np.random.Gen
         axes = list(zip((width, height), box, (left, top), strict=True))
         across, down = (max(crop, round(length * crop / side)) for length, side, _ in axes)
         scaled = across, down
-        x, y = (
-            min(round(start * crop / side), whole - crop) for (_, side, start), whole in zip(axes, scaled, strict=True)
-        )
+        places = zip(axes, scaled, strict=True)
+        x, y = (min(round(start * crop / side), whole - crop) for (_, side, start), whole in places)
     # Always drawn: switching flips off must not change the crops.
     mirrored = bool(generator.random() < 0.5)
     return View(*scaled, x, y, crop, crop, flip=data.flip and mirrored)

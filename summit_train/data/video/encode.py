@@ -94,10 +94,10 @@ def write_video(
             write(picture, time)
 
 
-def jpeg(picture: Frames) -> bytes:
-    """Return an RGB picture (H, W, 3) as the bytes of a JPEG."""
+def jpeg(picture: Frames, quality: int = 80) -> bytes:
+    """Return an RGB picture (H, W, 3), or a grey one (H, W), as the bytes of a JPEG."""
     content = io.BytesIO()
-    Image.fromarray(picture).save(content, "JPEG", quality=80)
+    Image.fromarray(picture).save(content, "JPEG", quality=quality)
     return content.getvalue()
 
 
@@ -114,7 +114,6 @@ def with_caption(picture: Frames, text: str) -> Frames:
     if text:
         draw = ImageDraw.Draw(image)
         draw.rectangle((0, 0, width, size * 3 // 2), fill=(0, 0, 0))
-        draw.text(
-            (size // 2, size * 3 // 4), text, fill=(255, 255, 255), font=ImageFont.load_default(size), anchor="lm"
-        )
+        font, place = ImageFont.load_default(size), (size // 2, size * 3 // 4)
+        draw.text(place, text, fill=(255, 255, 255), font=font, anchor="lm")
     return np.array(image)

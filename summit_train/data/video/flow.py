@@ -51,9 +51,8 @@ def flow_method(name: str, preset: str = PRESET) -> Method:
     def compute(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> NDArray[np.float32]:
         height, width = before.shape
         if min(height, width) < MIN_SIDE:
-            raise UserError(
-                f"a picture of {width} x {height} pixels is too small for flow: a side must have {MIN_SIDE}"
-            )
+            right = f"a side must have {MIN_SIDE}"
+            raise UserError(f"a picture of {width} x {height} pixels is too small for flow: {right}")
         return np.asarray(solver.calc(before, after, None), np.float32)
 
     return compute

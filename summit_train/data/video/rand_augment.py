@@ -50,7 +50,9 @@ KINDS = {
     "rotate": Kind(lambda img, by: img.rotate(by, resample=_BICUBIC, fillcolor=_GREY), 30, True),  # degrees
     "posterize": Kind(lambda img, by: ImageOps.posterize(img, max(1, 4 - int(by))), 4),  # bits are kept
     "solarize": Kind(lambda img, by: ImageOps.solarize(img, 256 - int(by)), 256),
-    "solarize_add": Kind(_solarize_add, 110),
+    "solarize_add": Kind(
+        lambda img, by: img.point([min(255, v + int(by)) if v < 128 else v for v in range(256)] * 3), 110
+    ),
     "color": _enhance(ImageEnhance.Color),
     "contrast": _enhance(ImageEnhance.Contrast),
     "brightness": _enhance(ImageEnhance.Brightness),

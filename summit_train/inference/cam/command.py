@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from summit_train.core.comm import World
 from summit_train.core.files import check_output, replacing, write_text
 from summit_train.core.progress import followed
-from summit_train.core.result import Result, TextTable
+from summit_train.core.result import Result, TextTable, tell
 from summit_train.core.session import check_single
 from summit_train.core.text import csv_text, share
 from summit_train.data.batches.loader import BadClip
 from summit_train.data.manifest.clip import Clip, clip_columns
-from summit_train.inference.arguments import add_network, checked, open_named, report_bad, tell
+from summit_train.inference.arguments import add_network, checked, open_named, report_bad
 from summit_train.inference.cam.maps import Heatmap, Mapper, measure_threshold
 from summit_train.inference.trained import Trained
 from summit_train.inference.videos import list_videos
@@ -43,17 +43,12 @@ _LETTERS_PER_INCH, _MOST_LETTERS = 12, 120
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     threshold = checked(float, math.isfinite, "a finite number")
     add_network(parser, videos=True)
-    parser.add_argument(
-        "--out", metavar="DIR", type=Path, required=True, help="folder for the strips, maps and cam.csv"
-    )
-    parser.add_argument(
-        "--class", dest="wanted", metavar="NAME|NUMBER", help="the class to map [of each video the predicted one]"
-    )
-    parser.add_argument(
-        "--threshold", type=threshold, metavar="VALUE",
-        help="of the foreground [measured: what keeps 20 %% of the pixels of the validation set]",
-    )  # fmt: skip
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
+    add = parser.add_argument
+    add("--out", metavar="DIR", type=Path, required=True, help="folder for the strips, maps and cam.csv")
+    add("--class", dest="wanted", metavar="NAME|NUMBER", help="the class to map [of each video the predicted one]")
+    measured = "of the foreground [measured: what keeps 20 %% of the pixels of the validation set]"
+    add("--threshold", type=threshold, metavar="VALUE", help=measured)
+    add("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -88,9 +83,8 @@ def run(args: argparse.Namespace) -> Result:
         "bad": [clip.values() | {"reason": reason} for clip, reason in bad],
     }
     report_bad(bad, len(clips), "--json names all")
-    return Result(
-        [*_strips(done), _seen(trained, measured), f"all of it: {table}"], values=values, status=int(bool(bad))
-    )
+    text: list[str | TextTable] = [*_strips(done), _seen(trained, measured), f"all of it: {table}"]
+    return Result(text, values=values, status=int(bool(bad)))
 
 
 def _write(clip: Clip, stem: Path, trained: Trained, found: Heatmap, threshold: float) -> dict[str, Any]:
@@ -145,10 +139,9 @@ def _seen(trained: Trained, measured: Mapping[str, Any]) -> str:
     spec, threshold = trained.spec, f"{measured['threshold']:.6g}"
     stride = f", every {spec.data.frame_stride}" if spec.data.sampling == "dense" else ""
     crop = "whole frame" if spec.evaluate.crops == "full" else "centre square"
-    text = (
-        f"{spec.model.title} ({spec.name}): sees {spec.data.num_frames} frames ({spec.data.sampling}{stride}), the "
-        f"{crop} at {spec.evaluate.short_side}; threshold {threshold}"
-    )
+    frames = f"{spec.data.num_frames} frames ({spec.data.sampling}{stride})"
+    pixels = f"the {crop} at {spec.evaluate.short_side}"
+    text = f"{spec.model.title} ({spec.name}): sees {frames}, {pixels}; threshold {threshold}"
     if "kept" not in measured:
         return f"{text} as given"
     left_out = f" ({len(measured['bad_videos'])} bad ones left out)" if measured["bad_videos"] else ""

@@ -175,10 +175,9 @@ def measure_threshold(mapper: Mapper) -> dict[str, Any]:
     """
     spec, data = mapper.trained.spec, mapper.trained.spec.data
     if not Path(data.val).exists():
-        raise UserError(
-            f"{mapper.trained.path}: its threshold is measured on the validation set, and {data.val} does not exist "
-            f"(relative paths start at {Path.cwd()}); add data.val=MANIFEST data.root=DIR, or --threshold VALUE"
-        )
+        wrong = f"its threshold is measured on the validation set, and {data.val} does not exist"
+        right = f"(relative paths start at {Path.cwd()}); add data.val=MANIFEST data.root=DIR, or --threshold VALUE"
+        raise UserError(f"{mapper.trained.path}: {wrong} {right}")
     dataset = Dataset.open(spec, "val")
     maps, bad = list[NDArray[Any]](), list[BadClip]()
     for found in followed(mapper.heatmaps(dataset, data.on_bad_clip), len(dataset), "validation videos"):
@@ -187,10 +186,9 @@ def measure_threshold(mapper: Mapper) -> dict[str, Any]:
         else:
             bad.append(found)
     if len(bad) > data.max_bad_fraction * len(dataset) or not maps:
-        raise RunFailed(
-            f"{data.val}: {len(bad)} of {len(dataset)} videos could not be read, more than data.max_bad_fraction "
-            f"({data.max_bad_fraction:g}): {bad[0].path}: {bad[0].reason}, ..."
-        )
+        many = f"{len(bad)} of {len(dataset)} videos could not be read"
+        most = f"more than data.max_bad_fraction ({data.max_bad_fraction:g})"
+        raise RunFailed(f"{data.val}: {many}, {most}: {bad[0].path}: {bad[0].reason}, ...")
     pixels = np.concatenate(maps)
     threshold = float(np.quantile(pixels, 1 - FRACTION))
     return {

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from summit_train.core.errors import UserError
-from summit_train.core.result import Result, TextTable
+from summit_train.core.result import Result, TextTable, tell
 from summit_train.core.session import check_single
 from summit_train.core.text import counted, with_unit
-from summit_train.inference.arguments import add_network, checked, open_named, tell
+from summit_train.inference.arguments import add_network, checked, open_named
 
 _SIDES = range(32, 4097)  # of a picture, in pixels
 _COUNTS = range(1, 10**9)
@@ -28,16 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_network(parser)
     out = "MODEL.json is written, too; with --card a folder"
-    parser.add_argument("--out", required=True, type=Path, metavar="MODEL.onnx|FOLDER", help=out)
-    parser.add_argument("--card", action="store_true", help="write safetensors weights and a model card instead")
-    parser.add_argument("--stream", action="store_true", help="the frame-by-frame form of a past-only TSM")
-    parser.add_argument("--size", type=size, metavar="HxW|N", help="pixels of a frame [the square that eval scores]")
-    parser.add_argument(
-        "--batch", type=any_or, default=1, metavar="N|any", help="clips or streams in a call; any: not fixed [1]"
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="e.g. data.val=videos.csv: checked on its first"
-    )
+    add = parser.add_argument
+    add("--out", required=True, type=Path, metavar="MODEL.onnx|FOLDER", help=out)
+    add("--card", action="store_true", help="write safetensors weights and a model card instead")
+    add("--stream", action="store_true", help="the frame-by-frame form of a past-only TSM")
+    add("--size", type=size, metavar="HxW|N", help="pixels of a frame [the square that eval scores]")
+    add("--batch", type=any_or, default=1, metavar="N|any", help="clips or streams in a call; any: not fixed [1]")
+    add("overrides", nargs="*", metavar="key=value", help="e.g. data.val=videos.csv: checked on its first")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -51,8 +48,7 @@ def run(args: argparse.Namespace) -> Result:
             raise
         packages = "pip install onnx onnxruntime onnxscript"
         raise UserError(f"export needs the package {error.name}, which is not installed: {packages}") from error
-    trained = open_named(args, args.overrides)
-    description = Export(trained, args.out, args.stream, args.size, args.batch, tell).run()
+    description = Export(open_named(args, args.overrides), args.out, args.stream, args.size, args.batch, tell).run()
     return Result([_summary(description, args.out)], values=description)
 
 
@@ -80,6 +76,7 @@ def _summary(description: dict[str, Any], out: Path) -> TextTable:
         elements = sum(math.prod(length for length in cache["shape"] if length != "batch") for cache in caches)
         graph += f", {counted(len(caches), 'cache')} of {elements:,} elements, {4 * elements:,} bytes"
     checks = description["verification"]
+    video, none = checks["video"], f"no video: {checks['note']}"
     rows = {
         "network": f"{description['network']}, {len(description['classes']):,} classes",
         "from": f"{description['checkpoint']}, step {description['step']:,}",
@@ -88,16 +85,13 @@ def _summary(description: dict[str, Any], out: Path) -> TextTable:
         "opset": f"{description['versions']['opset']}, torch {description['versions']['torch']}",
         "frames": f"{usage['crop'][0]} x {usage['crop'][1]}, shorter side {usage['short_side']}",
         "check": f"{_difference(checks['random'])}, random pixels",
-        "": f"{_difference(checks['video'])}, {checks['video']['path']}"
-        if checks["video"]
-        else f"no video: {checks['note']}",
+        "": f"{_difference(video)}, {video['path']}" if video else none,
         "written": f"{out} ({with_unit(description['bytes'], 'B')}), {out.with_suffix('.json')}",
     }
     return TextTable(list(rows.items()), left=2)
 
 
 def _difference(found: dict[str, Any]) -> str:
-    return (
-        f"{counted(found['clips'], 'clip')} of {counted(found['frames'], 'frame')}: logits up to "
-        f"{found['largest_logit']:.3g} differ from the network's by up to {found['largest_difference']:.2g}"
-    )
+    clips = f"{counted(found['clips'], 'clip')} of {counted(found['frames'], 'frame')}"
+    differ = f"differ from the network's by up to {found['largest_difference']:.2g}"
+    return f"{clips}: logits up to {found['largest_logit']:.3g} {differ}"

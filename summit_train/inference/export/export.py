@@ -134,8 +134,7 @@ class Export:
     def _video(self) -> tuple[str, torch.Tensor | None, str | None]:
         """Return path and clips of the first readable validation video, or no clips and why there are none."""
         spec = self.trained.spec
-        changes = {"workers": 0, "num_frames": self.num_frames, "on_bad_clip": "skip"}
-        data = spec.data.model_copy(update=changes)
+        data = spec.data.model_copy(update={"workers": 0, "num_frames": self.num_frames, "on_bad_clip": "skip"})
         evaluate = spec.evaluate.model_copy(update={"clips": 1 if self.stream else spec.evaluate.clips})
         try:
             dataset = Dataset.open(spec, "val")

@@ -130,9 +130,8 @@ def state_of(inputs: Iterable[str]) -> dict[str, str]:
 def facts(model: bytes) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the versions that made a file, and the number of its nodes by operator."""
     loaded = onnx.load_from_string(model)
-    versions: dict[str, Any] = {
-        library.__name__: library.__version__ for library in (torch, onnx, onnxscript, onnxruntime)
-    }
+    libraries = (torch, onnx, onnxscript, onnxruntime)
+    versions: dict[str, Any] = {library.__name__: library.__version__ for library in libraries}
     versions["opset"] = next(entry.version for entry in loaded.opset_import if entry.domain == "")
     versions["ir"] = loaded.ir_version
     return versions, dict(Counter(node.op_type for node in loaded.graph.node).most_common())

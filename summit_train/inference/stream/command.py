@@ -16,7 +16,7 @@ from typing import Any
 from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import check_output
-from summit_train.core.result import Result, show
+from summit_train.core.result import Result, show, tell
 from summit_train.core.session import check_single
 from summit_train.data.video.augment import View
 from summit_train.data.video.encode import Write, open_writer, with_caption
@@ -62,10 +62,8 @@ def run(args: argparse.Namespace) -> Result:
     spec = trained.spec
     stream = open_stream(trained, choose_device(World()), args.window)
     if args.stride is None and spec.data.sampling == "uniform":
-        raise UserError(
-            "the network was trained on frames spread over each video (data.sampling uniform), without a fixed "
-            "distance between frames: give one with --stride N"
-        )
+        why = "the network was trained on frames spread over each video (data.sampling uniform)"
+        raise UserError(f"{why}, without a fixed distance between frames: give one with --stride N")
     stride = args.stride or spec.data.frame_stride
     follower = Follower(stream, renderer(spec.evaluate), trained.classes, reading, stride, spec.loss.kind)
     is_interrupted = False
@@ -78,7 +76,7 @@ def run(args: argparse.Namespace) -> Result:
                 is_interrupted = True
     finally:
         signal.signal(signal.SIGTERM, before)
-    print(follower.summary(), file=sys.stderr)
+    tell(follower.summary())
     if reading.damage is not None and not is_interrupted:
         name, whole = PIPE if args.video == "-" else args.video, reading.num_frames - reading.num_damaged
         raise RunFailed(f"{name}: {reading.damage}; {whole:,} whole frames were read")
@@ -110,9 +108,9 @@ def _print(results: Iterator[dict[str, Any]], args: argparse.Namespace, trained:
             window = trained.spec.data.num_frames if args.window is None else args.window
             spans = f"the average of the last {window}" if window else "the average of all since the start"
             which = "every frame" if stride == 1 else f"1 frame in {stride}"
-            print(f"{trained.path}: {trained.spec.model.title}, {which}, {spans}", file=sys.stderr)
+            tell(f"{trained.path}: {trained.spec.model.title}, {which}, {spans}")
             if trained.spec.evaluate.crops == 3:
-                print("evaluate.crops is 3: a stream sees the centre crop alone", file=sys.stderr)
+                tell("evaluate.crops is 3: a stream sees the centre crop alone")
         dropped += result.get("dropped", 0)
         text = []
         if result["label"] != last:

@@ -130,8 +130,7 @@ class Follower:
             result = None
 
     def _label(self, frame: StreamFrame, dropped: int) -> dict[str, Any]:
-        logits = self.stream.see(self.render(frame.decoded)[0])
-        (best,) = most_probable(logits, self.names, 1, self.kind)
+        (best,) = most_probable(self.stream.see(self.render(frame.decoded)[0]), self.names, 1, self.kind)
         latency_s = time.monotonic() - frame.arrived  # with the wait in the queue of a live source
         self.latencies.append(latency_s)
         self.num_seen += 1
@@ -141,10 +140,8 @@ class Follower:
 
     def summary(self) -> str:
         """Return the counts and the latencies in one line."""
-        parts = (
-            f"{self.num_seen:,} seen, {self.num_skipped:,} skipped by the stride, {self.num_dropped:,} dropped, "
-            f"{self.reading.num_damaged:,} damaged"
-        )
+        parts = f"{self.num_seen:,} seen, {self.num_skipped:,} skipped by the stride, {self.num_dropped:,} dropped"
+        parts += f", {self.reading.num_damaged:,} damaged"
         median, late, most = 1000 * np.percentile(self.latencies or [0.0], (50, 99, 100))
         times = f"median {median:.1f} ms, 99th percentile {late:.1f} ms, max {most:.1f} ms"
         speed = self.reading.num_frames / max(1e-9, time.monotonic() - self.began)

@@ -97,12 +97,7 @@ def compiled(target: str) -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder, path.name)
             done = subprocess.run(
-                [*command, str(made)],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_PATIENCE_S,
-                check=False,
+                [*command, str(made)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE_S
             )
             if done.returncode == 0:
                 made.replace(path)
