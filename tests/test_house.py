@@ -16,8 +16,8 @@ PACKAGE = "summit_train"
 
 # The floors, from the ground up: a module may import its own floor and those below it.
 FLOORS = (
-    "core", "spec", "optim", "models", "data", "plan", "evaluation", "training", "scaling", "report", "inference",
-    "cluster", "bench", "sweep", "cli", "__main__",
+    "core", "spec", "optim", "models", "data", "plan", "evaluation", "detection", "training", "scaling", "report",
+    "inference", "cluster", "bench", "sweep", "cli", "__main__",
 )  # fmt: skip
 # The rooms of data/, likewise; data.motion stands beside them.
 DATA_ROOMS = ("video", "manifest", "check", "compare", "packed", "batches", "dataset", "bad_clips")

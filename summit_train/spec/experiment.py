@@ -8,6 +8,7 @@ The plan checks what depends on the number of ranks or of clips.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,6 +32,7 @@ from summit_train.spec.catalog import (
     vit_problems,
 )
 from summit_train.spec.data import DataSpec, data_problems
+from summit_train.spec.detection import DetectorSpec
 from summit_train.spec.optimizer import (
     OptimizerSpec,
     ParallelSpec,
@@ -132,6 +134,8 @@ class ModelSpec(Section):
     """Train only the classifier, adapters and non-local blocks. Needs model.pretrained."""
     freeze_bn: FreezeBN = "none"
     """Batch normalisations that keep their running statistics, weight and bias, for fine-tuning."""
+    detector: DetectorSpec | None = None
+    """task detection: what finds boxes on the network's maps; null with other tasks."""
     pretrained: PathText | None = None
     """Initial weights: a run folder, a checkpoint, or a file with the names of torchvision, the TSM authors or
     mmaction2; for vit, of VideoMAE, V-JEPA, timm or transformers. I3D inflates 2D weights; i3d_replace converts a TSM's
@@ -167,9 +171,9 @@ class ScaleSpec(Section):
 class LossSpec(Section):
     """The training loss."""
 
-    kind: Literal["softmax", "binary"] = "softmax"
+    kind: Literal["softmax", "binary", "detection"] = "softmax"
     """softmax: cross-entropy, for clips of one class. binary: binary cross-entropy, the mean over all classes, for
-    clips of several classes or none; validation measures mean average precision."""
+    clips of several classes or none; validation measures mean average precision. detection: that of task detection."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each label that is spread evenly over all classes, with binary over yes and no; evaluation has none."""
     class_weights: Annotated[Literal["balanced"] | ClassWeights | None, BeforeValidator(_read_weights)] = None
@@ -256,6 +260,8 @@ class Spec(Section):
 
     name: FolderName
     """Name of the run; its folder is run_dir/name."""
+    task: Literal["classification", "detection"] = "classification"
+    """classification: the class of a clip; detection: the boxes and classes of objects in each frame."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Decides everything random."""
     model: ModelSpec
@@ -307,11 +313,20 @@ def dump_spec(spec: Spec) -> str:
 
 def spec_from_tree(tree: Tree) -> Spec:
     """Return the spec of values that know their places. Raises UserError as load_spec does."""
-    spec = validated(Spec, tree)
+    spec = validated(Spec, replace(tree, values=_with_task(tree.values)))
     conflicts = [f"{tree.place(tuple(key.split('.')))}: {key}: {message}" for key, message in _conflicts(spec)]
     if conflicts:
         raise UserError("\n".join(conflicts))
     return spec
+
+
+def _with_task(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with the keys that task detection stands for, where they are not given."""
+    model, loss = values.get("model"), values.get("loss", {})
+    if values.get("task") != "detection" or not isinstance(model, dict) or not isinstance(loss, dict):
+        return values
+    model = {**model, "detector": {} if model.get("detector") is None else model["detector"]}
+    return {**values, "model": model, "loss": {"kind": "detection", **loss}}
 
 
 def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
@@ -322,6 +337,7 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         wrong = f"must be one number for each of the {model.num_classes} classes, got {len(weights)}"
         yield "loss.class_weights", wrong
     yield from data_problems(data, spec.scale.clips_per_gpu)
+    yield from _detection_problems(spec)
     yield from optimizer_problems(spec.optimizer)
     yield from schedule_problems(spec.schedule)
     yield from parallel_problems(spec.parallel, spec.optimizer.compression)
@@ -330,7 +346,7 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "ema.decay", "it averages the weights of one network, and each learner has its own; must be null"
     if grow is not None and not spec.evaluate.every_epochs:
         yield "parallel.grow_batch", "needs validations during training; set evaluate.every_epochs to 1 or more"
-    best, measured = spec.checkpoint.keep_best, {"softmax": "top1", "binary": "map"}[spec.loss.kind]
+    best, measured = spec.checkpoint.keep_best, {"softmax": "top1"}.get(spec.loss.kind, "map")
     if best is not None and best != measured:
         yield "checkpoint.keep_best", f"must be {measured} or null with loss.kind {spec.loss.kind}, got {best}"
     if spec.checkpoint.keep_best is not None and not spec.evaluate.every_epochs:
@@ -355,6 +371,34 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "evaluate.mode", streams
     if (last := spec.evaluate.last_checkpoints) > (kept := spec.checkpoint.keep):
         yield "evaluate.last_checkpoints", f"must be at most checkpoint.keep, {kept}, got {last}"
+
+
+def _detection_problems(spec: Spec) -> Iterator[tuple[str, str]]:
+    """Yield the keys that do not fit the task."""
+    model, data = spec.model, spec.data
+    if (spec.loss.kind == "detection") != (spec.task == "detection"):
+        yield "loss.kind", f"must be detection with task detection and with no other, got {spec.loss.kind}"
+    if spec.task != "detection":
+        if model.detector is not None:
+            yield "model.detector", f"must be null with task {spec.task}"
+        if data.augment == "whole":
+            yield "data.augment", f"whole must be used with task detection, got task {spec.task}"
+        return
+    if model.arch not in ("tsn", "tsm"):
+        yield "model.arch", f"must be tsn or tsm with task detection, got {model.arch}"
+    if model.arch == "tsm" and model.shift_direction != "past":
+        yield "model.shift_direction", "must be past with task detection: each frame is seen without later ones"
+    needed: tuple[tuple[str, object, object], ...] = (
+        ("data.modality", data.modality, "rgb"), ("data.region", data.region, None), ("data.mix", data.mix, None),
+        ("data.erase", data.erase, 0.0), ("data.repeats", data.repeats, 1), ("data.sampling", data.sampling, "dense"),
+        ("evaluate.mode", spec.evaluate.mode, "stream"), ("evaluate.crops", spec.evaluate.crops, "full"),
+        ("evaluate.precise_bn", spec.evaluate.precise_bn, 0), ("loss.class_weights", spec.loss.class_weights, None),
+        ("loss.label_smoothing", spec.loss.label_smoothing, 0.0), ("model.dropout", model.dropout, 0.0),
+        ("model.non_local", model.non_local, False),
+    )  # fmt: skip
+    for key, value, right in needed:
+        if value != right:
+            yield key, f"must be {'null' if right is None else right} with task detection, got {value}"
 
 
 def _foreign_problems(spec: Spec) -> Iterator[tuple[str, str]]:
