@@ -6,12 +6,11 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from fractions import Fraction
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed, UserError
@@ -19,11 +18,12 @@ from summit_train.core.files import check_output
 from summit_train.core.result import Result, show
 from summit_train.core.session import check_single
 from summit_train.data.video.augment import View
-from summit_train.data.video.encode import Write, open_writer, with_caption
-from summit_train.data.video.render import Renderer
+from summit_train.data.video.encode import Write, open_writer
+from summit_train.data.video.render import Frames, Renderer
 from summit_train.data.video.stream import PIPE, USUAL_FPS, Reading, StreamFrame, file_frames, pipe_frames, raw_frames
 from summit_train.inference.arguments import add_network, checked, open_named
-from summit_train.inference.stream.stream import Follower, Show, open_stream, renderer
+from summit_train.inference.stream.labels import open_labels
+from summit_train.inference.stream.stream import Follower, Show, Values
 from summit_train.inference.trained import Trained
 from summit_train.training.start import choose_device
 
@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stride", type=stride, metavar="N", help="see every Nth frame [data.frame_stride]")
     parser.add_argument("--window", type=window, metavar="N", help="average N frames; 0: all [data.num_frames]")
     parser.add_argument("--live", action="store_true", help="never wait: drop the oldest frames that come too fast")
-    parser.add_argument("--show", metavar="OUT.mp4", help="write the video with the label drawn on it")
+    drawn = "write the video with the label drawn on it"
+    parser.add_argument("--draw", "--show", metavar="OUT.mp4", help=drawn)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
@@ -60,20 +61,20 @@ def run(args: argparse.Namespace) -> Result:
     frames = _frames(args, reading)
     trained = open_named(args, args.overrides)
     spec = trained.spec
-    stream = open_stream(trained, choose_device(World()), args.window)
+    watcher = open_labels(trained, choose_device(World()), args.window)
     if args.stride is None and spec.data.sampling == "uniform":
         raise UserError(
             "the network was trained on frames spread over each video (data.sampling uniform), without a fixed "
             "distance between frames: give one with --stride N"
         )
     stride = args.stride or spec.data.frame_stride
-    follower = Follower(stream, renderer(spec.evaluate), trained.classes, reading, stride, spec.loss.kind)
+    follower = Follower(watcher, reading, stride)
     is_interrupted = False
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop ends the stream as Ctrl-C does
     try:
-        with shown_in(args.show, args.video, reading) if args.show else nullcontext() as writer:
+        with drawn_in(args.draw, args.video, reading, watcher.draw) if args.draw else nullcontext() as writer:
             try:
-                _print(follower.follow(frames, live=args.live, show=writer), args, trained, stride)
+                _print(follower.follow(frames, live=args.live, show=writer), args, trained, follower)
             except KeyboardInterrupt:
                 is_interrupted = True
     finally:
@@ -102,51 +103,49 @@ def _frames(args: argparse.Namespace, reading: Reading) -> Iterator[StreamFrame]
     return raw_frames(pipe, args.raw, args.fps or USUAL_FPS, reading)
 
 
-def _print(results: Iterator[dict[str, Any]], args: argparse.Namespace, trained: Trained, stride: int) -> None:
-    """Show the label of each frame, as text only where it changes; first, on stderr, what is followed."""
-    last, dropped = None, 0
+def _print(results: Iterator[Values], args: argparse.Namespace, trained: Trained, follower: Follower) -> None:
+    """Show what was seen in each frame, as text only where it changes; first, on stderr, what is followed."""
+    last, dropped, is_first, watcher, stride = None, 0, True, follower.watcher, follower.stride
     for result in results:
-        if last is None:
-            window = trained.spec.data.num_frames if args.window is None else args.window
-            spans = f"the average of the last {window}" if window else "the average of all since the start"
+        if is_first:
             which = "every frame" if stride == 1 else f"1 frame in {stride}"
-            print(f"{trained.path}: {trained.spec.model.title}, {which}, {spans}", file=sys.stderr)
+            print(f"{trained.path}: {trained.spec.model.title}, {which}, {watcher.about}", file=sys.stderr)
             if trained.spec.evaluate.crops == 3:
                 print("evaluate.crops is 3: a stream sees the centre crop alone", file=sys.stderr)
         dropped += result.get("dropped", 0)
         text = []
-        if result["label"] != last:
+        if is_first or watcher.key(result) != last:
             more = f"  ({dropped:,} frames dropped before it)" if dropped else ""
-            text.append(f"{result['seconds']:9.2f} s  {result['score']:4.2f}  {result['name']}{more}")
+            text.append(f"{result['seconds']:9.2f} s  {watcher.text(result)}{more}")
             dropped = 0
         show(Result(text, values=result), as_json=args.json)
-        last = result["label"]
+        last, is_first = watcher.key(result), False
 
 
 @contextmanager
-def shown_in(path: str, source: str, reading: Reading) -> Iterator[Show]:
-    """Yield a function that adds a frame with a caption to a copy of the video: upright, at its time.
+def drawn_in(path: str, source: str, reading: Reading, draw: Callable[[Frames, Values], Frames]) -> Iterator[Show]:
+    """Yield a function that adds a frame with its values, if any, drawn to a copy of the video: upright, at its time.
 
     All frames get the size of the first. The file appears when the block ends; after an error nothing is left of it.
     Raises UserError at once if no video can be written to `path`, or it is the source.
     """
     if Path(path).suffix.lower() not in _ENDINGS:
-        raise UserError(f"--show must be a name that ends in {', '.join(_ENDINGS)}, got {path}")
+        raise UserError(f"--draw must be a name that ends in {', '.join(_ENDINGS)}, got {path}")
     if os.path.exists(path) and os.path.exists(source) and os.path.samefile(path, source):
-        raise UserError(f"--show {path}: is the video that is streamed; write to another file")
-    check_output("--show", path, path)
+        raise UserError(f"--draw {path}: is the video that is streamed; write to another file")
+    check_output("--draw", path, path)
     render = Renderer(lambda width, height: [View(width, height, 0, 0, width, height)])
     write: Write | None = None
     last = -1
 
-    def add(frame: StreamFrame, caption: str) -> None:
+    def add(frame: StreamFrame, values: Values | None) -> None:
         nonlocal write, last
         picture = render(frame.decoded)[0]
         if write is None:
             size = (picture.shape[1], picture.shape[0])
             write = stack.enter_context(open_writer(path, size, reading.fps, tick=_TICK))
         last = max(round(frame.seconds / _TICK), last + 1)  # a container may give two frames one time
-        write(with_caption(picture, caption), last)
+        write(picture if values is None else draw(picture, values), last)
 
     with ExitStack() as stack:
         yield add
