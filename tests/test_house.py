@@ -16,7 +16,7 @@ PACKAGE = "summit_train"
 
 # The floors, from the ground up: a module may import its own floor and those below it.
 FLOORS = (
-    "core", "spec", "optim", "models", "data", "plan", "evaluation", "detection", "training", "scaling",
+    "core", "spec", "optim", "models", "data", "plan", "evaluation", "detection", "tasks", "training", "scaling",
     "report", "inference", "cluster", "bench", "sweep", "cli", "__main__",
 )  # fmt: skip
 # The rooms of data/, likewise; data.motion stands beside them.
@@ -45,7 +45,7 @@ OWNERS = {
 NEEDS_TORCH = re.compile(
     r"core\.(comm|saved|session|watch).*|models.*|plan|evaluation\.(?!fuse|measures|scores).*|training\..*|"
     r"detection\.(anchors|boxes|detect|loss|pooling|proposals)|"
-    r"inference\..*|optim\.(?!schedule).*|data\.(bad_clips|dataset|batches\.(loader|workers))|bench\..*|"
+    r"inference\..*|optim\.(?!schedule).*|tasks|data\.(bad_clips|dataset|batches\.(loader|workers))|bench\..*|"
     r"scaling\..*|cluster\.(estimate|doctor.*)|sweep\.start|"
     r"cli\.(pipeline|train|evaluate|predict|plan|model|simulate|submit|sweep|data.*)"
 )
