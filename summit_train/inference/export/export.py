@@ -71,6 +71,8 @@ class Export:
         problem = stream_problem(spec.model.arch, spec.model.shift_direction, spec.model.non_local, spec.model.adapter)
         if self.stream and problem is not None:
             raise UserError(f"{self.trained.path}: {problem}; leave --stream out to export the clip network")
+        if self.size is None and spec.model.detector is not None:
+            raise UserError(f"{self.trained.path}: a detector sees whole frames: give their scaled size, --size HxW")
         self.crop = self.size or (spec.evaluate.short_side, spec.evaluate.short_side)
         self.short_side = max(spec.evaluate.short_side, min(self.crop))
         self.num_frames = _STREAM_FRAMES if self.stream else spec.data.num_frames  # of a clip of the check

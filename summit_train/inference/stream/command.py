@@ -22,8 +22,9 @@ from summit_train.data.video.encode import Write, open_writer
 from summit_train.data.video.render import Frames, Renderer
 from summit_train.data.video.stream import PIPE, USUAL_FPS, Reading, StreamFrame, file_frames, pipe_frames, raw_frames
 from summit_train.inference.arguments import add_network, checked, open_named
+from summit_train.inference.stream.boxes import LEAST_SCORE, open_boxes
 from summit_train.inference.stream.labels import open_labels
-from summit_train.inference.stream.stream import Follower, Show, Values
+from summit_train.inference.stream.stream import Follower, Show, Values, Watcher
 from summit_train.inference.trained import Trained
 from summit_train.training.start import choose_device
 
@@ -42,14 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rate = checked(Fraction, lambda rate: rate > 0, "frames a second, such as 25 or 30000/1001")
     stride = checked(int, range(1, 10**9).__contains__, "1 or more")
     window = checked(int, range(10**9).__contains__, "0 or more")
+    score = checked(float, lambda score: 0 <= score <= 1, "0 to 1")
     add_network(parser)
     parser.add_argument("video", metavar="VIDEO|-", help="video file, or - for a container on standard input")
     parser.add_argument("--raw", type=size, metavar="WxH", help="standard input has raw RGB frames of this size")
     parser.add_argument("--fps", type=rate, metavar="F", help=f"frames a second of --raw [{USUAL_FPS}]")
     parser.add_argument("--stride", type=stride, metavar="N", help="see every Nth frame [data.frame_stride]")
     parser.add_argument("--window", type=window, metavar="N", help="average N frames; 0: all [data.num_frames]")
+    parser.add_argument("--score", type=score, metavar="S", help=f"of a detector: least score of a box [{LEAST_SCORE}]")
     parser.add_argument("--live", action="store_true", help="never wait: drop the oldest frames that come too fast")
-    drawn = "write the video with the label drawn on it"
+    drawn = "write the video with the label or the boxes drawn on it"
     parser.add_argument("--draw", "--show", metavar="OUT.mp4", help=drawn)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
@@ -61,7 +64,7 @@ def run(args: argparse.Namespace) -> Result:
     frames = _frames(args, reading)
     trained = open_named(args, args.overrides)
     spec = trained.spec
-    watcher = open_labels(trained, choose_device(World()), args.window)
+    watcher = _watcher(args, trained)
     if args.stride is None and spec.data.sampling == "uniform":
         raise UserError(
             "the network was trained on frames spread over each video (data.sampling uniform), without a fixed "
@@ -101,6 +104,17 @@ def _frames(args: argparse.Namespace, reading: Reading) -> Iterator[StreamFrame]
     if args.raw is None:
         return pipe_frames(pipe, reading)
     return raw_frames(pipe, args.raw, args.fps or USUAL_FPS, reading)
+
+
+def _watcher(args: argparse.Namespace, trained: Trained) -> Watcher:
+    """Return what watches the frames, by the task of the network. Raises UserError for another task's options."""
+    if trained.spec.model.detector is None:
+        if args.score is not None:
+            raise UserError("--score is for the boxes of a detector, and this network labels videos; leave it out")
+        return open_labels(trained, choose_device(World()), args.window)
+    if args.window is not None:
+        raise UserError("--window is for the label of a video, and this network finds boxes; leave it out")
+    return open_boxes(trained, choose_device(World()), LEAST_SCORE if args.score is None else args.score)
 
 
 def _print(results: Iterator[Values], args: argparse.Namespace, trained: Trained, follower: Follower) -> None:

@@ -64,4 +64,4 @@ def open_labels(trained: Trained, device: torch.device, window: int | None = Non
     trained.check_pictures(problem or (regions if spec.data.region else None))
     stream = Stream(trained.network(device, ready=False), device)
     window = spec.data.num_frames if window is None else window
-    return Labels(stream, renderer(spec.evaluate), trained.classes, window, spec.loss.kind)
+    return Labels(stream, renderer(spec), trained.classes, window, spec.loss.kind)

@@ -26,7 +26,7 @@ from summit_train.data.video.stream import Reading, StreamFrame
 from summit_train.models import VideoNetwork
 from summit_train.models.online import StreamNetwork
 from summit_train.models.precision import Normalise
-from summit_train.spec import EvaluateSpec
+from summit_train.spec import Spec
 
 # Frames that may wait. More would make the labels late; fewer would drop frames at every hiccup.
 MAX_WAITING = 4
@@ -79,10 +79,10 @@ class Watcher(Protocol):
         """Return a copy of the upright frame, in its own size, that shows the values."""
 
 
-def renderer(evaluate: EvaluateSpec) -> Renderer:
+def renderer(spec: Spec) -> Renderer:
     """Return what renders a frame as in evaluation: the centre square, or the whole frame."""
-    crops = "full" if evaluate.crops == "full" else 1
-    return Renderer(lambda width, height: test_views(evaluate.short_side, crops, width, height))
+    short_side, crops = spec.evaluate.short_side, "full" if spec.evaluate.crops == "full" else 1
+    return Renderer(lambda width, height: test_views(short_side, crops, width, height))
 
 
 @dataclass

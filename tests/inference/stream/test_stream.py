@@ -37,14 +37,14 @@ def trained(trained_run: Path) -> Trained:
 @pytest.fixture(scope="module")
 def pictures(trained: Trained, motion_set: Path) -> list[Frames]:
     """All 8 frames of a video, as the stream sees them."""
-    render = renderer(trained.spec.evaluate)
+    render = renderer(trained.spec)
     path = str(motion_set / "videos/val_000002.mp4")
     return [render(frame.decoded)[0] for frame in file_frames(path, Reading())]
 
 
 def clip_logits(trained: Trained, video: Path, frames: Sequence[int]) -> NDArray[np.float64]:
     """What the clip network, run as evaluation runs it, gives these frames of a file."""
-    views_of = lambda width, height: renderer(trained.spec.evaluate)._views_of(width, height)  # noqa: E731
+    views_of = lambda width, height: renderer(trained.spec)._views_of(width, height)  # noqa: E731
     views = read_views(Encoded(str(video)), lambda n: np.array([frames]), views_of)
     normalise = Normalise(parameter_type(trained.spec.precision), CPU)
     with torch.inference_mode():
@@ -115,7 +115,7 @@ def test_the_2d_twin_streams_and_an_accelerated_network_does_not(
 @pytest.mark.parametrize(("crops", "size"), [("1", (20, 20)), ("3", (20, 20)), ("full", (40, 20))])
 def test_the_picture_is_the_centre_or_the_whole(trained_run: Path, crops: str, size: tuple[int, int]) -> None:
     spec = open_trained(trained_run, ["evaluate.short_side=20", f"evaluate.crops={crops}"]).spec
-    (view,) = renderer(spec.evaluate)._views_of(80, 40)
+    (view,) = renderer(spec)._views_of(80, 40)
     assert (view.crop_width, view.crop_height) == size and view.x == (40 - size[0]) // 2
 
 
