@@ -118,6 +118,8 @@ def _columns(path: Path) -> dict[str, np.ndarray]:
             raise ValueError("not an npz")
         with np.load(path, allow_pickle=False) as file:
             columns = dict(file)
+        if "detections" in columns:
+            raise UserError(f"{path}: has a detector's boxes; fuse adds the scores of networks that label videos")
         scores, label, names = columns["scores"], columns["label"], columns["class_names"]
         if scores.ndim != 2 or scores.dtype.kind != "f" or 0 in scores.shape:
             raise ValueError(f"scores of shape {scores.shape} and type {scores.dtype}")

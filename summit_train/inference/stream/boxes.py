@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from summit_train.core.text import listed
 from summit_train.data.video.encode import with_boxes
 from summit_train.data.video.render import Frames, Renderer, turn_in
 from summit_train.data.video.stream import StreamFrame
@@ -15,6 +16,7 @@ from summit_train.inference.trained import Trained
 from summit_train.spec.detection import DetectorSpec
 
 LEAST_SCORE = 0.5
+_NAMED = 10  # boxes in a line of text
 
 
 class Boxes:
@@ -53,7 +55,7 @@ class Boxes:
         return sorted(box["label"] for box in values["boxes"])
 
     def text(self, values: Values) -> str:
-        return ", ".join(f"{box['name']} {box['score']:.2f}" for box in values["boxes"]) or "no box"
+        return listed([f"{box['name']} {box['score']:.2f}" for box in values["boxes"]], _NAMED) or "no box"
 
     def draw(self, picture: Frames, values: Values) -> Frames:
         boxes = []

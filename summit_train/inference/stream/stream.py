@@ -82,7 +82,7 @@ class Watcher(Protocol):
 def renderer(spec: Spec) -> Renderer:
     """Return what renders a frame as in evaluation: the centre square, or the whole frame."""
     short_side, crops = spec.evaluate.short_side, "full" if spec.evaluate.crops == "full" else 1
-    return Renderer(lambda width, height: test_views(short_side, crops, width, height))
+    return Renderer(lambda width, height: test_views(short_side, crops, width, height, long_side=spec.data.long_side))
 
 
 @dataclass

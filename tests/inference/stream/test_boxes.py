@@ -28,7 +28,7 @@ from tests.inference.stream.test_command import lines, read
 from tests.worlds import main_said
 
 CPU, NAMES = torch.device("cpu"), ("cat", "dog")
-SCALED: dict[str, Any] = {"data": {"frame_stride": 1}, "evaluate": {"short_side": 40}}
+SCALED: dict[str, Any] = {"data": {"long_side": 80, "frame_stride": 1}, "evaluate": {"short_side": 64}}
 PAST = {"arch": "tsm", "shift_direction": "past"}
 
 
@@ -50,7 +50,7 @@ def checkpoint(spec: Spec, path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def detector(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An online detector that sees frames with a short side of 40 pixels."""
+    """An online detector that sees frames with a short side of 64 pixels and a long one of 80 at most."""
     return checkpoint(detector_spec(model=PAST, precision="fp32", **SCALED), tmp_path_factory.mktemp("a") / "online.pt")
 
 
@@ -85,7 +85,7 @@ def test_every_frame_has_the_boxes_of_the_clip_network(tmp_path: Path, video: Pa
     # In fp64: in fp32, where two scores are nearly equal, rounding decides which box is suppressed.
     trained = open_trained(checkpoint(detector_spec(model=model, **SCALED), tmp_path / "a.pt"))
     pictures = pictures_of(trained, video)
-    assert pictures[0].shape == (80, 40, 3)
+    assert pictures[0].shape == (80, 40, 3), "the long side limits the frame"
     head = trained.spec.model.detector
     assert head is not None
     expected = detect(clip_maps(trained, pictures), (80, 40), head, 2)
