@@ -166,7 +166,7 @@ def stream_elements(spec: Spec) -> int | None:
 
 def _built(model: ModelSpec, num_frames: int, channels: int, generator: torch.Generator | None = None) -> VideoNetwork:
     # The other keys of `model` are build_model's options, under their names.
-    apart = {"arch", "backbone", "num_classes", "freeze_bn", "freeze_trunk", "pretrained"}
+    apart = {"arch", "backbone", "num_classes", "freeze_bn", "freeze_trunk", "pretrained", "detector"}
     options, sizes = model.model_dump(exclude=apart), (num_frames, model.num_classes)
     network = build_model(model.arch, model.backbone, *sizes, in_channels=channels, generator=generator, **options)
     freeze_norms(network, model.freeze_bn)

@@ -177,7 +177,7 @@ def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
 
 def validate(
     run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, epoch: int
-) -> dict[str, float] | None:
+) -> dict[str, float | None] | None:
     """Score one clip and one crop of every video, as for the curve in the paper's Figure 5; return rank 0's measures.
 
     With evaluate.mode "stream", stream all frames in one crop. Raises Stopped on request.
