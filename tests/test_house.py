@@ -16,8 +16,8 @@ PACKAGE = "summit_train"
 
 # The floors, from the ground up: a module may import its own floor and those below it.
 FLOORS = (
-    "core", "spec", "optim", "models", "data", "plan", "evaluation", "detection", "training", "scaling", "report",
-    "inference", "cluster", "bench", "sweep", "cli", "__main__",
+    "core", "spec", "optim", "models", "data", "plan", "evaluation", "detection", "tasks", "training", "scaling",
+    "report", "inference", "cluster", "bench", "sweep", "cli", "__main__",
 )  # fmt: skip
 # The rooms of data/, likewise; data.motion stands beside them.
 DATA_ROOMS = ("video", "manifest", "check", "compare", "packed", "batches", "dataset", "bad_clips")
@@ -44,7 +44,8 @@ OWNERS = {
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
     r"core\.(comm|saved|session|watch).*|models.*|plan|evaluation\.(?!fuse|measures|scores).*|training\..*|"
-    r"inference\..*|optim\.(?!schedule).*|data\.(bad_clips|dataset|batches\.(loader|workers))|bench\..*|"
+    r"detection\.(anchors|boxes|detect|loss|pooling|proposals)|"
+    r"inference\..*|optim\.(?!schedule).*|tasks|data\.(bad_clips|dataset|batches\.(loader|workers))|bench\..*|"
     r"scaling\..*|cluster\.(estimate|doctor.*)|sweep\.start|"
     r"cli\.(pipeline|train|evaluate|predict|plan|model|simulate|submit|sweep|data.*)"
 )

@@ -20,6 +20,8 @@ class DetectorSpec(Section):
     channels: Count = 1024
     """Channels of the 3x3 convolution behind the trunk: half are for the proposals, half for the boxes. Times
     model.width."""
+    freeze_stem: bool = False
+    """Keep the weights of conv1 and res2, of mobilenet_v2 those in front of a stride of 8. Needs model.pretrained."""
     anchor_sides: Sides = (128.0, 256.0, 512.0)
     """Sides of the square anchors, pixels of the scaled frame."""
     anchor_ratios: Ratios = (0.5, 1.0, 2.0)

@@ -384,6 +384,8 @@ def _detection_problems(spec: Spec) -> Iterator[tuple[str, str]]:
         if data.augment == "whole":
             yield "data.augment", f"whole must be used with task detection, got task {spec.task}"
         return
+    if model.detector is not None and model.detector.freeze_stem and model.pretrained is None:
+        yield "model.detector.freeze_stem", "needs trained weights; set model.pretrained, or false"
     if model.arch not in ("tsn", "tsm"):
         yield "model.arch", f"must be tsn or tsm with task detection, got {model.arch}"
     if model.arch == "tsm" and model.shift_direction != "past":

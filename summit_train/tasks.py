@@ -1,0 +1,12 @@
+"""What each task has of its own: the one place above detection/ that knows which spec is a detector's."""
+
+from __future__ import annotations
+
+from summit_train.detection.loss import DetectionLoss
+from summit_train.spec import Spec
+
+
+def loss_of(spec: Spec) -> DetectionLoss | None:
+    """Return the loss of a task that has its own; None for classification, whose loss is that of training/loss.py."""
+    detector = spec.model.detector
+    return None if detector is None else DetectionLoss(detector, spec.model.num_classes)
