@@ -54,8 +54,8 @@ class DataSpec(Section):
     flip: bool = True
     """Mirror half of the clips. Use false where labels distinguish left from right."""
     span_frames: Count | None = None
-    """detection: training sees every video as spans of this many frames, each of them a clip of its epoch; null: one
-    clip of each video."""
+    """detection: training sees every video as spans of this many frames or a few more, each a clip of its epoch; null:
+    one clip of each video."""
     balance: Literal["none", "classes"] = "none"
     """Clips of an epoch. none: each clip once; classes: the same total number, with an equal share from each class."""
     repeats: Count = 1

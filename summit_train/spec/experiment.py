@@ -398,6 +398,8 @@ def _detection_problems(spec: Spec) -> Iterator[tuple[str, str]]:
         ("loss.label_smoothing", spec.loss.label_smoothing, 0.0), ("model.dropout", model.dropout, 0.0),
         ("model.non_local", model.non_local, False),
     )  # fmt: skip
+    if data.augment == "rand_augment":
+        yield "data.augment", "rand_augment turns and shears pictures, and boxes stay upright; use whole"
     for key, value, right in needed:
         if value != right:
             yield key, f"must be {'null' if right is None else right} with task detection, got {value}"

@@ -20,6 +20,7 @@ from summit_train.core import rng
 from summit_train.data.batches.order import MicroBatchKey, Order
 from summit_train.data.batches.stores import Store
 from summit_train.data.batches.workers import Batches, Reading
+from summit_train.data.manifest.boxes import stacked_targets
 from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video import augment
 from summit_train.data.video.clips import Frames, ViewsOf
@@ -60,8 +61,10 @@ class Pinned:
 class MicroBatch(Pinned):
     """The clips of one virtual GPU in one step; with data.repeats those of one video follow one another.
 
-    clips: uint8 (n, T, H, W, C). labels: int64 (n,), or (n, most), see Manifest.label_rows. ids: int64 (n,), places in
-    the manifest. bad: the unreadable clips; `ids` has their substitutes.
+    clips: uint8 (n, T, H, W, C); smaller ones are padded with 0 at the right and at the bottom. labels: int64 (n,), or
+    (n, most), see Manifest.label_rows. Of a list with boxes float32 (n, T, most, 5): left, top, right, bottom in pixels
+    of the clip and the label, -2 if the box is ignored; a row without a box is -1. ids: int64 (n,), places in the
+    manifest. bad: the unreadable clips; `ids` has their substitutes.
     """
 
     step: int
@@ -104,6 +107,7 @@ def training_batches(
     return Batches(_TrainingClips(data, store, order.seed, kept), clips, data.workers, data.clip_seconds)
 
 
+Targets = list[list[NDArray[np.float32]]]  # of each view, of each frame, see Boxes.targets; none without boxes
 Draw = tuple[int, ...]  # (epoch, clip), with data.balance: classes (epoch, clip, step, virtual GPU, place)
 
 
@@ -123,24 +127,25 @@ class _TrainingClips:
         turns = [(step, virtual_gpu, i) if self.data.balance == "classes" else () for i in range(len(ids))]
         draws = [(epoch, clip, *turn) for clip, turn in zip(ids.tolist(), turns, strict=True)]
         read = [self._clip_or_substitute(draw, bad, reading) for draw in draws]
-        used = np.repeat(np.array([clip for clip, _ in read], np.int64), self.data.repeats)
-        labels = torch.from_numpy(self.store.manifest.label_rows(used))
-        clips = torch.from_numpy(np.concatenate([views for _, views in read]))
+        used = np.repeat(np.array([clip for clip, _, _ in read], np.int64), self.data.repeats)
+        manifest, targets = self.store.manifest, [target for _, _, targets in read for target in targets]
+        labels = torch.from_numpy(manifest.label_rows(used) if manifest.boxes is None else stacked_targets(targets))
+        clips = torch.from_numpy(_padded([views for _, views, _ in read]))
         return MicroBatch(step, virtual_gpu, clips, labels, torch.from_numpy(used), tuple(bad))
 
-    def _clip_or_substitute(self, draw: Draw, bad: list[BadClip], reading: Reading) -> tuple[int, Frames]:
+    def _clip_or_substitute(self, draw: Draw, bad: list[BadClip], reading: Reading) -> tuple[int, Frames, Targets]:
         """Read a clip, or where it is bad a substitute, and add those that are bad to `bad`."""
         failed: list[BadClip] = []
         for tried in chain([draw[1]], self._substitutes(draw)):
             try:
-                frames = self._clip(tried, draw, reading)
+                found = self._clip(tried, draw, reading)
             except DecodeError as error:
                 if self.data.on_bad_clip == "fail":
                     raise
                 failed.append(BadClip(tried, error.path, error.reason, None))
             else:
                 bad += [replace(one, substitute=tried) for one in failed[:1]] + failed[1:]
-                return tried, frames
+                return tried, *found
         reason = f"{failed[0].reason}; nor can {_MAX_SUBSTITUTES} others be read in its place"
         raise DecodeError(failed[0].path, reason)
 
@@ -149,8 +154,8 @@ class _TrainingClips:
         places = rng.key(self.seed, "substitute", *draw).integers(len(self.kept), size=_MAX_SUBSTITUTES)
         yield from (other for other in self.kept.ids(places).tolist() if other != draw[1])
 
-    def _clip(self, clip: int, drawn: Draw, reading: Reading) -> Frames:
-        """Read a clip, `data.repeats` views of its frames, uint8 (repeats, T, H, W, C).
+    def _clip(self, clip: int, drawn: Draw, reading: Reading) -> tuple[Frames, Targets]:
+        """Read `data.repeats` views of a clip, uint8 (repeats, T, H, W, C), and what they show of its boxes.
 
         drawn: whose draws it has: those of another clip where it is a substitute, which may have its own turn.
         """
@@ -158,20 +163,48 @@ class _TrainingClips:
         # The first view has the draws of a clip that is not repeated.
         places = [(*drawn, *([repeat] if repeat else [])) for repeat in range(data.repeats)]
 
-        def choose(num_frames: int) -> NDArray[np.int64]:
+        # The last choices, which are those that are read.
+        num_frames, frames, size, views = 0, np.zeros(0, np.int64), (0, 0), list[augment.View]()
+
+        def choose(number: int) -> NDArray[np.int64]:
+            nonlocal num_frames, frames
             generator = draw("sampling", *drawn)
-            frames = augment.train_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, generator)
-            return (num_frames - 1 - frames if manifest.is_reversed(clip) else frames)[None]
+            frames = augment.train_frames(data.sampling, number, data.num_frames, data.frame_stride, generator)
+            num_frames, frames = number, number - 1 - frames if manifest.is_reversed(clip) else frames
+            return frames[None]
 
         def views_of(width: int, height: int) -> list[augment.View]:
-            return [augment.train_view(data, width, height, draw("augment", *place)) for place in places]
+            nonlocal size, views
+            size = width, height
+            views = [augment.train_view(data, width, height, draw("augment", *place)) for place in places]
+            return views
 
         with reading(clip, manifest.path(clip)):
-            views = self.store.read_views(clip, choose, views_of)
+            pixels = self.store.read_views(clip, choose, views_of)
+        targets: Targets = []
+        if manifest.boxes is not None:
+            start = manifest.span(clip).start
+            if (problem := manifest.boxes.problem(clip, start + num_frames, *size)) is not None:
+                raise DecodeError(manifest.path(clip), problem)
+            targets = [manifest.boxes.targets(clip, start + frames, view, size) for view in views]
         if data.augment != "rand_augment":
-            return views
+            return pixels, targets
         operations = [draw_operations(data.rand_augment_settings, draw("rand_augment", *place)) for place in places]
-        return np.stack([apply_operations(own, view) for own, view in zip(operations, views, strict=True)])
+        return np.stack([apply_operations(own, view) for own, view in zip(operations, pixels, strict=True)]), targets
+
+
+def _padded(clips: Sequence[Frames]) -> Frames:
+    """Return clips (n, T, H, W, C) as one array, of the largest height and width."""
+    height, width = (max(clip.shape[axis] for clip in clips) for axis in (2, 3))
+    if all(clip.shape[2:4] == (height, width) for clip in clips):
+        return np.concatenate(clips)
+    first = clips[0]
+    padded = np.zeros((sum(map(len, clips)), first.shape[1], height, width, first.shape[4]), np.uint8)
+    start = 0
+    for clip in clips:
+        padded[start : start + len(clip), :, : clip.shape[2], : clip.shape[3]] = clip
+        start += len(clip)
+    return padded
 
 
 def test_batches(
@@ -182,7 +215,7 @@ def test_batches(
     Nothing is random. views_of: other views than the crops of `evaluate`; workers pickle it. A bad video raises
     DecodeError, or with data.on_bad_clip "skip" has no views, and no substitute.
     """
-    views_of = views_of or partial(augment.test_views, evaluate.short_side, evaluate.crops)
+    views_of = views_of or partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
     make = partial(_test_batch, data, store, evaluate.clips, views_of)
     return Batches(make, [int(video) for video in videos], min(data.workers, len(videos)), data.clip_seconds)
 
@@ -265,7 +298,7 @@ def whole_videos(
     The blocks have the chosen frames in order, each once. Those of a video that cannot be read raise DecodeError.
     """
     size = max(1, PICTURES_AT_ONCE // (evaluate.crops if isinstance(evaluate.crops, int) else 1))
-    read = partial(_read_block, evaluate, store, choose_frames, size)
+    read = partial(_read_block, evaluate, data.long_side, store, choose_frames, size)
 
     def blocks_at(keys: Sequence[tuple[int, int]]) -> Batches[FrameBlock]:
         return Batches(read, keys, min(data.workers, len(keys)), data.clip_seconds)
@@ -277,6 +310,7 @@ def whole_videos(
 
 def _read_block(
     evaluate: EvaluateSpec,
+    long_side: int | None,
     store: Store,
     choose_frames: ChooseFrames,
     size: int,
@@ -299,7 +333,7 @@ def _read_block(
         num_anchors = len(anchors)
         return np.concatenate([anchors, here])[None]
 
-    views_of = partial(augment.test_views, evaluate.short_side, evaluate.crops)
+    views_of = partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=long_side)
     try:
         with reading(video, manifest.path(video)):
             views = store.read_views(video, choose, views_of)
