@@ -20,12 +20,13 @@ from summit_train.data.manifest.clip import Clip
 from summit_train.detection.measures import (
     FAST,
     FGFA,
+    LABEL,
     MEGA,
+    SCORE,
     SLOW,
     Curve,
     Form,
     Judged,
-    classes_in_order,
     curve,
     judge,
     motion_ious,
@@ -70,9 +71,12 @@ class Detections:
         """Return the average precision of each class, in percent, NaN for one without a box. key: of a measure."""
         return self._percents[key]
 
-    def curves(self, key: str = "map") -> list[Curve]:
-        """Return the curve of each class, over all its boxes."""
-        return self._curves(FORMS[key], self.judged(FORMS[key]), 0)
+    def curves(self, judged: Judged, number: int = 0) -> list[Curve]:
+        """Return the curve of each class in one of RANGES. judged: of a form."""
+        right = np.zeros(len(judged.found), np.bool_)
+        right[judged.found >= 0] = self.counted[number][judged.found[judged.found >= 0]]
+        wrong, positives, scores = judged.wrong[number], self._positives[number].tolist(), self.rows[:, SCORE]
+        return [curve(scores[own], right[own], wrong[own], n) for own, n in zip(self._order, positives, strict=True)]
 
     def videos_rows(self) -> Iterator[tuple[NDArray[np.float32], NDArray[np.void], slice]]:
         """Yield each video's detections, true boxes, and the place of these among all."""
@@ -105,7 +109,7 @@ class Detections:
         for key, form in FORMS.items():
             judged = self.judged(form)
             for number, name in enumerate(RANGES):
-                averages = [one.average_precision for one in self._curves(form, judged, number)]
+                averages = [one.average_precision for one in self.curves(judged, number)]
                 percents[key if name == "all" else f"{key}_{name}"] = 100 * np.array(averages)
         return percents
 
@@ -117,13 +121,9 @@ class Detections:
 
     @cached_property
     def _order(self) -> list[NDArray[np.int64]]:
-        return classes_in_order(self.rows, self.num_classes)
-
-    def _curves(self, form: Form, judged: Judged, number: int) -> list[Curve]:
-        right = np.zeros(len(judged.found), np.bool_)
-        right[judged.found >= 0] = self.counted[number][judged.found[judged.found >= 0]]
-        wrong, positives = judged.wrong[number], self._positives[number].tolist()
-        return [curve(right[own], wrong[own], n) for own, n in zip(self._order, positives, strict=True)]
+        """The places of each class's detections, from the highest score down."""
+        chosen = [np.flatnonzero(self.rows[:, LABEL] == label) for label in range(self.num_classes)]
+        return [places[np.argsort(-self.rows[places, SCORE], kind="stable")] for places in chosen]
 
     def save(self, path: Path, clips: Sequence[Clip], class_names: Sequence[str]) -> None:
         """Write the detections and the true boxes as npz, whole or not at all. `np.load` reads it without pickle."""

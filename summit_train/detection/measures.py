@@ -138,30 +138,31 @@ def judge(
 class Curve:
     """Recall and precision at each box found, from the highest score down, of one class in one range.
 
-    positives: its boxes. precision: the highest at this recall or more.
+    positives: its boxes. precision: the highest at this recall or more. scores: of the detections that find the boxes.
     """
 
     positives: int
     recall: Floats
     precision: Floats
+    scores: NDArray[np.float32]
 
     @property
     def average_precision(self) -> float:
         """The area below all points, 0 to 1; NaN without a box."""
         return float(self.precision.sum() / self.positives) if self.positives else np.nan
 
+    @property
+    def best_score(self) -> float:
+        """The score from which on the detections have the highest F1; infinite if none is right."""
+        # The mean of both reciprocals is lowest where precision is its own highest, not a later one's.
+        return float(self.scores[np.argmin(1 / self.precision + 1 / self.recall)]) if len(self.scores) else np.inf
 
-def curve(right: Bools, wrong: NDArray[np.float32], positives: int) -> Curve:
-    """Return the curve of detections, in order of their scores: whether each is right, and how much of it is wrong."""
+
+def curve(scores: NDArray[np.float32], right: Bools, wrong: NDArray[np.float32], positives: int) -> Curve:
+    """Return the curve of detections, from the highest score down: whether each is right, how much of it is wrong."""
     places = np.flatnonzero(right)
     true = np.arange(1, len(places) + 1)
     precision = true / (true + np.cumsum(wrong, dtype=np.float64)[places])
     # Between two right detections precision only falls, so the highest of the later ones is at a right one.
     highest = np.maximum.accumulate(precision[::-1])[::-1]
-    return Curve(positives, true / max(1, positives), highest)
-
-
-def classes_in_order(detections: NDArray[np.float32], num_classes: int) -> list[Places]:
-    """Return for each class the places of its detections (N, 7), from the highest score down."""
-    chosen = [np.flatnonzero(detections[:, LABEL] == label) for label in range(num_classes)]
-    return [places[np.argsort(-detections[places, SCORE], kind="stable")] for places in chosen]
+    return Curve(positives, true / max(1, positives), highest, scores[places])

@@ -32,13 +32,17 @@ class DetectionScorer(VideoScorer[Detections]):
         return (0, COLUMNS)
 
     def _results(self, model: nn.Module, videos: Sequence[int]) -> Results:
-        spec, manifest = self.spec, self.dataset.manifest
+        spec, manifest, boxes = self.spec, self.dataset.manifest, self.dataset.manifest.boxes
+        assert boxes is not None
         streamer = Streamer(model, spec, self.device)
         for video in whole_videos(spec.data, spec.evaluate, self.dataset.store, videos, np.arange):
             caches: list[torch.Tensor] = []
             found = [np.zeros((0, COLUMNS), np.float32)]
             try:
-                self._check(video.first)
+                if (first := video.first).error is None:
+                    count = manifest.span(video.video).start + first.num_frames
+                    if (problem := boxes.problem(video.video, count, *first.size)) is not None:
+                        raise DecodeError(manifest.path(video.video), problem)
                 for block in video.blocks():
                     caches = self._add(found, streamer, block, caches)
             except DecodeError as error:
@@ -47,15 +51,6 @@ class DetectionScorer(VideoScorer[Detections]):
                 rows = np.concatenate(found)
                 rows[:, 0] += manifest.span(video.video).start
                 yield rows
-
-    def _check(self, block: FrameBlock) -> None:
-        """Raise DecodeError if a true box does not lie in the frames of its video, of which this is the first block."""
-        manifest = self.dataset.manifest
-        assert manifest.boxes is not None
-        num_frames = manifest.span(block.video).start + block.num_frames
-        problem = None if block.error else manifest.boxes.problem(block.video, num_frames, *block.size)
-        if problem is not None:
-            raise DecodeError(manifest.path(block.video), problem)
 
     def _add(
         self, found: list[NDArray[np.float32]], streamer: Streamer, block: FrameBlock, caches: list[torch.Tensor]

@@ -17,7 +17,7 @@ from summit_train.data.manifest import read_manifest
 from summit_train.data.video.augment import View, test_views
 from summit_train.data.video.encode import jpeg
 from summit_train.detection.detections import RANGES, Detections, read_detections
-from summit_train.detection.measures import BOX, LABEL, MEGA, SCORE, Curve
+from summit_train.detection.measures import BOX, LABEL, MEGA, SCORE, Curve, Floats, Judged
 from summit_train.spec import spec_from_values
 
 MOST_FRAMES, SHORT_SIDE = 12, 240  # pixels of a picture
@@ -64,7 +64,7 @@ class Section:
     motion: list[tuple[str, int, float, float]]
     classes: list[tuple[str, int, list[float]]]
     curves: dict[str, Curve]
-    precision: NDArray[np.float64]
+    precision: Floats
     bad: list[BadFrame]
 
 
@@ -80,40 +80,33 @@ def read_section(run: Path, spec: Mapping[str, Any], checkpoint: str) -> Section
         for name, key, count in zip(RANGES, keys, boxes, strict=True)
         if count
     ]
-    curves = {name: one for name, one in zip(names, found.curves(), strict=True) if one.positives}
+    judged = found.judged(MEGA)
+    every = found.curves(judged)
+    curves = {name: one for name, one in zip(names, every, strict=True) if one.positives}
     table = np.stack([found.of_class(f"map{key}") for key in keys], 1)
     order = [label for label in np.argsort(table[:, 0], kind="stable").tolist() if names[label] in curves]
     classes = [(names[label], curves[names[label]].positives, table[label].tolist()) for label in order]
     means = [at_recalls(one) for one in curves.values()]
     precision = np.mean(means, 0) if means else np.zeros(len(RECALLS))
-    return Section(checkpoint, motion, classes, curves, precision, _bad_frames(found, videos, names, spec))
+    scores = np.array([one.best_score for one in every])
+    bad = _bad_frames(found, judged, scores, videos, names, _Pictures(spec))
+    return Section(checkpoint, motion, classes, curves, precision, bad)
 
 
-def at_recalls(one: Curve) -> NDArray[np.float64]:
+def at_recalls(one: Curve) -> Floats:
     """Return the precision of a curve at RECALLS, 0 where it does not reach them."""
     places = np.searchsorted(one.recall, RECALLS - 1e-9)
     return np.concatenate([one.precision, [0.0]])[places]
 
 
-def best_scores(found: Detections, right: NDArray[np.bool_], wrong: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the score from which on the detections of each class have the highest F1; infinite without a right one."""
-    scores = np.full(found.num_classes, np.inf)
-    for label in range(found.num_classes):
-        own = np.flatnonzero(found.rows[:, LABEL] == label)
-        own = own[np.argsort(-found.rows[own, SCORE], kind="stable")]
-        true, false = np.cumsum(right[own]), np.cumsum(wrong[own])
-        if len(own) and true[-1]:
-            # 2 TP / (2 TP + FP + FN), and TP + FN is the same for all.
-            positives = np.sum(found.counted[0] & (found.truth.rows["label"] == label))
-            scores[label] = found.rows[own[np.argmax(2 * true / (true + false + positives))], SCORE]
-    return scores
+def _bad_frames(
+    found: Detections, judged: Judged, scores: Floats, videos: list[str], names: list[str], pictures: _Pictures
+) -> list[BadFrame]:
+    """Return the frame of each video with most missed and false boxes, of up to 12 videos, the worst first.
 
-
-def _bad_frames(found: Detections, videos: list[str], names: list[str], spec: Mapping[str, Any]) -> list[BadFrame]:
-    """Return the frame of each video with most missed and false boxes, of up to 12 videos, the worst first."""
-    judged = found.judged(MEGA)
-    right = judged.found >= 0
-    shown = found.rows[:, SCORE] >= best_scores(found, right, judged.wrong[0])[found.rows[:, LABEL].astype(int)]
+    scores: of each class, from which on a detection is looked at.
+    """
+    right, shown = judged.found >= 0, found.rows[:, SCORE] >= scores[found.rows[:, LABEL].astype(int)]
     is_found = np.zeros(len(found.truth.rows), bool)
     is_found[judged.found[right & shown]] = True
     worst = []
@@ -125,7 +118,6 @@ def _bad_frames(found: Detections, videos: list[str], names: list[str], spec: Ma
         if len(numbers):
             score, frame = float(false[:, SCORE].max(initial=0)), int(numbers[counts.argmax()])
             worst.append((int(counts.max()), score, video, frame))
-    pictures = _Pictures(spec)
     bad = []
     for _, _, video, frame in sorted(worst, key=lambda one: (-one[0], -one[1], one[2]))[:MOST_FRAMES]:
         own, boxes = (slice(*ends[video : video + 2].tolist()) for ends in (found.ends, found.truth.ends))

@@ -66,7 +66,8 @@ def test_average_precision_by_hand() -> None:
     found = found_of([(rows, truth)])
     np.testing.assert_allclose(found.of_class("map"), [100 * (1 + 2 / 3) / 2, 0])
     assert found.mean("map") == pytest.approx(100 * (5 / 6) / 2)
-    first, second = found.curves()
+    first, second = found.curves(found.judged(MEGA))
+    assert (first.best_score, second.best_score) == (pytest.approx(0.7), math.inf)
     assert (first.recall.tolist(), second.recall.tolist()) == ([0.5, 1], [])
     # From an IoU of exactly 0.5; the class must be the same.
     half = found_of([([(0, 0, 0.9, 0, 0, 10, 5), (1, 1, 0.9, *SQUARE)], truth)])
