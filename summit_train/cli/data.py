@@ -37,7 +37,7 @@ from summit_train.data.check import (
 )
 from summit_train.data.manifest import ManifestRow, read_classes, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore, located_root
-from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, Request, locate
+from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, Request
 from summit_train.data.manifest.quarantine import write_quarantine
 from summit_train.data.manifest.reading import check_beside, write_classes
 from summit_train.data.manifest.split import split_manifest
@@ -140,7 +140,7 @@ def _import(args: argparse.Namespace) -> Result:
         raise UserError(f"{root}: no such folder")
     annotations = KINDS[args.kind][0](request)
     check_beside(args.out, annotations.classes, args.source)
-    found = list(followed(locate(annotations, str(root)), len(annotations.clips), "clips", in_logs=True))
+    found = list(followed(annotations.located(str(root)), len(annotations.clips), "clips", in_logs=True))
     rows = [row for row in found if isinstance(row, ManifestRow)]
     left_out = [error for error in found if isinstance(error, DecodeError)]
     text = [f"{len(found):,} clips listed, {len(annotations.classes):,} classes: {len(rows):,} found"]

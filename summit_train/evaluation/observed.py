@@ -26,9 +26,9 @@ from summit_train.evaluation.scoring import (
     PartialScores,
     Progress,
     Results,
-    Scorer,
     StreamAverage,
     Streamer,
+    VideoScorer,
     check_finite,
     unreadable,
     view_logits,
@@ -74,7 +74,7 @@ def _fraction(text: str, word: str) -> Fraction:
 
 
 def score_observed(
-    scorer: Scorer, model: VideoNetwork, path: Path, fractions: Sequence[Fraction], progress: Progress
+    scorer: VideoScorer[Scores], model: VideoNetwork, path: Path, fractions: Sequence[Fraction], progress: Progress
 ) -> dict[str, Any] | None:
     """Score a checkpoint after each fraction of every video. Collective; return the content of observed.json on rank 0.
 
@@ -101,7 +101,7 @@ def score_observed(
 
 
 def _observed_scores(
-    scorer: Scorer,
+    scorer: VideoScorer[Scores],
     model: nn.Module,
     streamer: Streamer | None,
     fractions: tuple[Fraction, ...],

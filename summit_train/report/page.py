@@ -15,6 +15,7 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import replacing
 from summit_train.core.text import duration, percent, show
 from summit_train.report.confusion import read_confusion, read_precisions
+from summit_train.report.detections import read_found
 from summit_train.report.figures import pictures
 from summit_train.report.goodput import goodput_rows, time_spent
 from summit_train.report.mistakes import read_mistakes
@@ -59,7 +60,7 @@ def environment() -> jinja2.Environment:
     pages.filters.update(time_spent=time_spent, goodput_rows=goodput_rows)
     pages.filters.update(class_rows=class_rows, start_rows=start_rows, noise=noise_section)
     pages.filters.update(remarks=remarks_of, differences=differences_of)
-    pages.globals.update(pictures=pictures, read_mistakes=read_mistakes)
+    pages.globals.update(pictures=pictures, read_mistakes=read_mistakes, read_found=read_found)
     pages.globals.update(read_confusion=read_confusion, read_precisions=read_precisions)
     return pages
 

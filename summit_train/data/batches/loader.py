@@ -30,7 +30,7 @@ from summit_train.spec import DataSpec, EvaluateSpec
 
 # The number of clips that are tried in place of an unreadable one.
 _MAX_SUBSTITUTES = 16
-PICTURES_AT_ONCE = 384  # frames times crops of a block of a whole video: 75 MB at 256 x 256 pixels
+PICTURES_AT_ONCE = 384  # frames times crops of a block of a whole video: 75 MB at 256 x 256 pixels, fewer larger ones
 AnyBatch = TypeVar("AnyBatch", bound="Pinned")
 # From the number of a video's frames to the wanted ones, in any order and with repeats. Pure, and can be pickled.
 ChooseFrames = Callable[[int], NDArray[np.int64]]
@@ -256,13 +256,15 @@ class FrameBlock(Pinned):
     """Some frames of one video.
 
     num_frames: of the video, 0 with an error. num_chosen: how many of them are chosen in all. numbers: of the frames
-    here, in order of playing. views: uint8 (crops, len(numbers), height, width, C). error: why it has no views.
+    here, in order of playing. size: width and height of the upright frame as it is stored. views: uint8 (crops,
+    len(numbers), height, width, C). error: why it has no views.
     """
 
     video: int
     num_frames: int
     num_chosen: int
     numbers: NDArray[np.int64]
+    size: tuple[int, int]
     views: torch.Tensor
     error: DecodeError | None = None
 
@@ -297,7 +299,8 @@ def whole_videos(
 
     The blocks have the chosen frames in order, each once. Those of a video that cannot be read raise DecodeError.
     """
-    size = max(1, PICTURES_AT_ONCE // (evaluate.crops if isinstance(evaluate.crops, int) else 1))
+    crops, pixels = evaluate.crops if isinstance(evaluate.crops, int) else 1, max(256, evaluate.short_side) ** 2
+    size = max(1, PICTURES_AT_ONCE * 256**2 // pixels // crops)
     read = partial(_read_block, evaluate, data.long_side, store, choose_frames, size)
 
     def blocks_at(keys: Sequence[tuple[int, int]]) -> Batches[FrameBlock]:
@@ -320,7 +323,7 @@ def _read_block(
     """Read at most `size` frames of a video. key: the video, and the place among its chosen frames of the first."""
     (video, start), manifest = key, store.manifest
     # As the last choice had it, which is the one that counts: the first may begin with a wrong number of frames.
-    num_frames, frames, num_anchors = 0, np.zeros(0, np.int64), 0
+    num_frames, frames, num_anchors, size_stored = 0, np.zeros(0, np.int64), 0, (0, 0)
 
     def choose(number: int) -> NDArray[np.int64]:
         nonlocal num_frames, frames, num_anchors
@@ -333,11 +336,15 @@ def _read_block(
         num_anchors = len(anchors)
         return np.concatenate([anchors, here])[None]
 
-    views_of = partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=long_side)
+    def views_of(width: int, height: int) -> list[augment.View]:
+        nonlocal size_stored
+        size_stored = width, height
+        return augment.test_views(evaluate.short_side, evaluate.crops, width, height, long_side=long_side)
+
     try:
         with reading(video, manifest.path(video)):
             views = store.read_views(video, choose, views_of)
     except DecodeError as error:
-        return FrameBlock(video, 0, 0, frames[:0], torch.zeros(0, dtype=torch.uint8), error)
+        return FrameBlock(video, 0, 0, frames[:0], size_stored, torch.zeros(0, dtype=torch.uint8), error)
     here = frames[start : start + size]
-    return FrameBlock(video, num_frames, len(frames), here, torch.from_numpy(views[:, num_anchors:]))
+    return FrameBlock(video, num_frames, len(frames), here, size_stored, torch.from_numpy(views[:, num_anchors:]))

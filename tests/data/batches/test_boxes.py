@@ -51,7 +51,7 @@ def _spec(folder: Path, **changes: Any) -> DataSpec:
     return DataSpec(train=str(folder / "list.csv"), val=str(folder / "list.csv"), **settings)
 
 
-def _batches(data: DataSpec, store: Store, clips: int, epochs: int, seed: int = 3) -> list[MicroBatch]:
+def box_batches(data: DataSpec, store: Store, clips: int, epochs: int, seed: int = 3) -> list[MicroBatch]:
     order = Order(len(store.manifest), seed, virtual_gpus=1, clips_per_gpu=clips, steps_per_epoch=1)
     with training_batches(data, store, order, 0, 1, range(epochs)) as batches:
         return list(batches)
@@ -70,7 +70,7 @@ def test_a_white_box_is_where_its_target_says(
     _write(tmp_path, {"a.mkv": (72, 50), "b.mkv": (48, 90)}, seed)
     data = _spec(tmp_path, augment=augment, frame_stride=stride, long_side=long_side)
     found = 0
-    for batch in _batches(data, open_store(data, read_manifest(data.train)), 2, 3, seed):
+    for batch in box_batches(data, open_store(data, read_manifest(data.train)), 2, 3, seed):
         assert batch.labels.shape == (2, 6, 1, 5) and batch.labels.dtype.is_floating_point
         for clip, targets in zip(batch.clips.numpy(), batch.labels.numpy()[:, :, 0], strict=True):
             for picture, (left, top, right, bottom, label) in zip(clip, targets, strict=True):
@@ -117,7 +117,7 @@ def test_clips_of_two_sizes_are_padded_at_the_right_and_bottom(tmp_path: Path) -
     rows = "a.mkv,0,0,1,0,0,64,48,\na.mkv,0,1,0,8,8,8,8,1\na.mkv,0,2,0,63.5,0,9,9,\nb.mkv,1,0,2,-5,-6,15,16,\n"
     (tmp_path / "list.csv").write_text(HEADER + rows)
     data = _spec(tmp_path, augment="whole", short_side=(48, 48), num_frames=2, frame_stride=4, flip=False)
-    (batch,) = _batches(data, open_store(data, read_manifest(data.train)), 2, 1)
+    (batch,) = box_batches(data, open_store(data, read_manifest(data.train)), 2, 1)
     assert batch.clips.shape == (2, 2, 64, 64, 3) and batch.labels.shape == (2, 2, 2, 5)
     a, b = np.argsort(batch.ids.numpy())
     assert batch.clips[a, :, :48].min() == 255 and batch.clips[a, :, 48:].max() == 0
@@ -149,7 +149,7 @@ def test_a_box_that_is_not_in_its_video_ends_training_with_its_line(tmp_path: Pa
         file.write(row)
     data = _spec(tmp_path, augment="whole")
     with pytest.raises(DecodeError) as raised:
-        _batches(data, open_store(data, read_manifest(data.train)), 1, 1)
+        box_batches(data, open_store(data, read_manifest(data.train)), 1, 1)
     assert str(raised.value).endswith(f"a.mkv: its box of track 1 {wrong.format(tmp_path / 'list.csv')}")
 
 
@@ -191,7 +191,7 @@ def test_a_span_shows_its_own_frames_and_their_boxes(tmp_path: Path) -> None:
     store = SpanStore(open_store(data, manifest), 3)
     assert manifest.boxes is not None and len(store.manifest) == 8
     whole = [all_frames(store.whole, video) for video in (0, 1)]
-    for batch in _batches(data, store, 8, 2):
+    for batch in box_batches(data, store, 8, 2):
         for clip, pixels, targets in zip(batch.ids.tolist(), batch.clips.numpy(), batch.labels.numpy(), strict=True):
             video, start = divmod(clip, 4)
             np.testing.assert_array_equal(pixels, whole[video][3 * start : 3 * start + 3])
