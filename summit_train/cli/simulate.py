@@ -99,8 +99,12 @@ def _count(option: str, spec: Spec, which: str, kinetics: int) -> int:
     if Path(path).exists():
         # Imported here: with the numbers given the command needs no manifest, and so no numpy.
         from summit_train.data.dataset import Dataset
+        from summit_train.data.manifest import read_manifest
+        from summit_train.data.manifest.quarantine import kept_clips
 
-        return len(Dataset.open(spec, which))
+        manifest = read_manifest(path)
+        # Training may cut a list with boxes into spans.
+        return len(Dataset.open(spec, which) if manifest.boxes is not None else kept_clips(spec.data, manifest))
     if spec.model.num_classes == 400:
         return kinetics
     raise UserError(f"{path} not found; give the number of its clips with {option} N")

@@ -48,9 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("video", metavar="VIDEO|-", help="video file, or - for a container on standard input")
     parser.add_argument("--raw", type=size, metavar="WxH", help="standard input has raw RGB frames of this size")
     parser.add_argument("--fps", type=rate, metavar="F", help=f"frames a second of --raw [{USUAL_FPS}]")
-    parser.add_argument("--stride", type=stride, metavar="N", help="see every Nth frame [data.frame_stride]")
+    parser.add_argument(
+        "--stride", type=stride, metavar="N", help="see every Nth frame [data.frame_stride; detectors: 1]"
+    )
     parser.add_argument("--window", type=window, metavar="N", help="average N frames; 0: all [data.num_frames]")
-    parser.add_argument("--score", type=score, metavar="S", help=f"of a detector: least score of a box [{LEAST_SCORE}]")
+    parser.add_argument("--score", type=score, metavar="S", help=f"least score of a detector's boxes [{LEAST_SCORE}]")
     parser.add_argument("--live", action="store_true", help="never wait: drop the oldest frames that come too fast")
     drawn = "write the video with the label or the boxes drawn on it"
     parser.add_argument("--draw", "--show", metavar="OUT.mp4", help=drawn)
@@ -70,7 +72,8 @@ def run(args: argparse.Namespace) -> Result:
             "the network was trained on frames spread over each video (data.sampling uniform), without a fixed "
             "distance between frames: give one with --stride N"
         )
-    stride = args.stride or spec.data.frame_stride
+    # A detector's evaluation sees every frame.
+    stride = args.stride or (spec.data.frame_stride if spec.model.detector is None else 1)
     follower = Follower(watcher, reading, stride)
     is_interrupted = False
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop ends the stream as Ctrl-C does

@@ -28,7 +28,7 @@ from tests.inference.stream.test_command import lines, read
 from tests.worlds import main_said
 
 CPU, NAMES = torch.device("cpu"), ("cat", "dog")
-SCALED: dict[str, Any] = {"data": {"long_side": 80, "frame_stride": 1}, "evaluate": {"short_side": 64}}
+SCALED: dict[str, Any] = {"data": {"long_side": 80}, "evaluate": {"short_side": 64}}
 PAST = {"arch": "tsm", "shift_direction": "past"}
 
 
