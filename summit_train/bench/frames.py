@@ -40,12 +40,8 @@ class Detector:
 
     def __init__(self, spec: Spec, device: torch.device) -> None:
         assert spec.model.detector is not None
-        kind, self._spec, self._detector, self._device = (
-            parameter_type(spec.precision),
-            spec,
-            spec.model.detector,
-            device,
-        )
+        kind = parameter_type(spec.precision)
+        self._spec, self._detector, self._device = spec, spec.model.detector, device
         self._network = StreamNetwork(build_network(spec).to(device=device, dtype=kind))
         pixels = torch.randn(1, spec.data.crop, spec.data.crop, spec.data.input.channels, device=device, dtype=kind)
         self._frame = pixels.permute(0, 3, 1, 2)  # channels last in memory, as a stream's

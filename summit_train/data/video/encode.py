@@ -21,6 +21,7 @@ from summit_train.data.video.render import Frames
 _SMALLEST = 8  # letters, pixels
 # Encodes a uint8 RGB picture (H, W, 3) to be shown at a time in ticks.
 Write = Callable[[Frames, int], None]
+Drawn = tuple[int, str, tuple[float, float, float, float]]  # a box: its class, text and edges
 
 
 @contextmanager
@@ -120,7 +121,7 @@ def with_caption(picture: Frames, text: str) -> Frames:
     return np.array(image)
 
 
-def with_boxes(picture: Frames, boxes: Sequence[tuple[int, str, tuple[float, float, float, float]]]) -> Frames:
+def with_boxes(picture: Frames, boxes: Sequence[Drawn]) -> Frames:
     """Return a copy of an RGB picture (H, W, 3) with boxes, the first one on top: (class, text, edges) each.
 
     The edges are left, top, right and bottom in pixels, continuous: 0, 0, 1, 1 is the first pixel. A class has a colour

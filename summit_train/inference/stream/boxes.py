@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from summit_train.core.text import listed
-from summit_train.data.video.encode import with_boxes
+from summit_train.data.video.encode import Drawn, with_boxes
 from summit_train.data.video.render import Frames, Renderer, turn_in
 from summit_train.data.video.stream import StreamFrame
 from summit_train.detection.detect import detect
@@ -19,8 +19,8 @@ LEAST_SCORE = 0.5
 _NAMED = 10  # boxes in a line of text
 
 
-class Boxes:
-    """Finds boxes frame by frame. names: of the classes. least_score: of the boxes that are told."""
+class BoxFinder:
+    """Finds boxes frame by frame. names: of the classes. least_score: of the boxes that are shown."""
 
     about = "boxes"
 
@@ -58,17 +58,15 @@ class Boxes:
         return listed([f"{box['name']} {box['score']:.2f}" for box in values["boxes"]], _NAMED) or "no box"
 
     def draw(self, picture: Frames, values: Values) -> Frames:
-        boxes = []
-        for box in values["boxes"]:
-            right, bottom = box["left"] + box["width"], box["top"] + box["height"]
-            text = f"{box['name']} {box['score']:.2f}"
-            boxes.append((box["label"], text, (box["left"], box["top"], right, bottom)))
-        return with_boxes(picture, boxes)
+        def drawn(label: int, name: str, score: float, left: float, top: float, width: float, height: float) -> Drawn:
+            return label, f"{name} {score:.2f}", (left, top, left + width, top + height)
+
+        return with_boxes(picture, [drawn(**box) for box in values["boxes"]])
 
 
-def open_boxes(trained: Trained, device: torch.device, least_score: float) -> Boxes:
+def open_boxes(trained: Trained, device: torch.device, least_score: float) -> BoxFinder:
     """Return what finds boxes with a trained detector."""
     detector = trained.spec.model.detector
     assert detector is not None
     stream = Stream(trained.network(device, ready=False), device)
-    return Boxes(stream, renderer(trained.spec), trained.classes, detector, least_score)
+    return BoxFinder(stream, renderer(trained.spec), trained.classes, detector, least_score)

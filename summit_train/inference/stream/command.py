@@ -122,21 +122,21 @@ def _watcher(args: argparse.Namespace, trained: Trained) -> Watcher:
 
 def _print(results: Iterator[Values], args: argparse.Namespace, trained: Trained, follower: Follower) -> None:
     """Show what was seen in each frame, as text only where it changes; first, on stderr, what is followed."""
-    last, dropped, is_first, watcher, stride = None, 0, True, follower.watcher, follower.stride
+    last, dropped, watcher = None, 0, follower.watcher
     for result in results:
-        if is_first:
-            which = "every frame" if stride == 1 else f"1 frame in {stride}"
+        if last is None:
+            which = "every frame" if follower.stride == 1 else f"1 frame in {follower.stride}"
             print(f"{trained.path}: {trained.spec.model.title}, {which}, {watcher.about}", file=sys.stderr)
             if trained.spec.evaluate.crops == 3:
                 print("evaluate.crops is 3: a stream sees the centre crop alone", file=sys.stderr)
         dropped += result.get("dropped", 0)
         text = []
-        if is_first or watcher.key(result) != last:
+        if watcher.key(result) != last:
             more = f"  ({dropped:,} frames dropped before it)" if dropped else ""
             text.append(f"{result['seconds']:9.2f} s  {watcher.text(result)}{more}")
             dropped = 0
         show(Result(text, values=result), as_json=args.json)
-        last, is_first = watcher.key(result), False
+        last = watcher.key(result)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from summit_train.inference.trained import Trained
 from summit_train.spec.catalog import stream_problem
 
 
-class Labels:
+class Labeller:
     """Labels a video frame by frame. names: of the classes. kind: the network's loss.kind.
 
     window: frames that the average spans; 0: all since the start.
@@ -56,7 +56,7 @@ class Labels:
         return with_caption(picture, f"{values['name']} {values['score']:.2f}")
 
 
-def open_labels(trained: Trained, device: torch.device, window: int | None = None) -> Labels:
+def open_labels(trained: Trained, device: torch.device, window: int | None = None) -> Labeller:
     """Return what labels with a trained network. window: None for the frames of a training clip. Raises UserError."""
     spec, model = trained.spec, trained.spec.model
     regions = "trained on regions of frames (data.region); set data.region=null if the stream shows one"
@@ -64,4 +64,4 @@ def open_labels(trained: Trained, device: torch.device, window: int | None = Non
     trained.check_pictures(problem or (regions if spec.data.region else None))
     stream = Stream(trained.network(device, ready=False), device)
     window = spec.data.num_frames if window is None else window
-    return Labels(stream, renderer(spec), trained.classes, window, spec.loss.kind)
+    return Labeller(stream, renderer(spec), trained.classes, window, spec.loss.kind)

@@ -70,7 +70,7 @@ class Watcher(Protocol):
         """Take the next frame; return its values for --json."""
 
     def key(self, values: Values) -> object:
-        """Return what must differ from the frame before for a line of text."""
+        """Return what must differ from the frame before for a line of text; never None."""
 
     def text(self, values: Values) -> str:
         """Return what that line says."""

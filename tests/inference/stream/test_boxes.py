@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.stream import Reading, file_frames
 from summit_train.detection.detect import detect
-from summit_train.inference.stream.boxes import Boxes, open_boxes
+from summit_train.inference.stream.boxes import BoxFinder, open_boxes
 from summit_train.inference.stream.command import drawn_in
 from summit_train.inference.stream.stream import Stream, renderer
 from summit_train.inference.trained import Trained, open_trained
@@ -160,7 +160,7 @@ def test_the_drawn_video_has_the_colours_of_the_classes_at_the_edges(tmp_path: P
         {"label": 0, "name": "cat", "score": 0.9, "left": 20.2, "top": 30, "width": 60, "height": 49.9},
         {"label": 1, "name": "dog", "score": 0.8, "left": 100, "top": 60, "width": 40, "height": 40},
     ]
-    draw = lambda picture, values: Boxes.draw(cast(Any, None), picture, values)  # noqa: E731
+    draw = lambda picture, values: BoxFinder.draw(cast(Any, None), picture, values)  # noqa: E731
     with drawn_in(str(tmp_path / "a.mp4"), str(tmp_path / "grey.mp4"), Reading(), draw) as add:
         for frame in file_frames(str(tmp_path / "grey.mp4"), Reading()):
             add(frame, {"boxes": boxes if frame.number else []})

@@ -19,7 +19,7 @@ from summit_train.core.errors import RunFailed, UserError
 from summit_train.data.video.clips import read_views
 from summit_train.data.video.source import DecodeError, Encoded
 from summit_train.data.video.stream import Reading, StreamFrame, file_frames
-from summit_train.inference.stream.labels import Labels, open_labels
+from summit_train.inference.stream.labels import Labeller, open_labels
 from summit_train.inference.stream.stream import Follower, Show, Stream, newest, renderer
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.models.precision import Normalise, parameter_type
@@ -136,7 +136,7 @@ class Network:
 
 
 def follower(stride: int) -> Follower:
-    watcher = Labels(cast(Any, Network()), cast(Any, lambda decoded: decoded), ("up", "down"), 4, "softmax")
+    watcher = Labeller(cast(Any, Network()), cast(Any, lambda decoded: decoded), ("up", "down"), 4, "softmax")
     return Follower(watcher, Reading(), stride)
 
 
