@@ -16,10 +16,10 @@ PACKAGE = "summit_train"
 
 # The floors, from the ground up: a module may import its own floor and those below it.
 FLOORS = (
-    "core", "spec", "optim", "models", "data", "plan", "evaluation", "training", "scaling", "report", "inference",
-    "cluster", "bench", "sweep", "cli", "__main__",
+    "core", "spec", "optim", "models", "data", "plan", "evaluation", "detection", "tasks", "training", "scaling",
+    "report", "inference", "cluster", "bench", "sweep", "cli", "__main__",
 )  # fmt: skip
-# The rooms of data/, likewise; data.motion stands beside them.
+# The rooms of data/, likewise; data.motion and data.motion_boxes stand beside them.
 DATA_ROOMS = ("video", "manifest", "check", "compare", "packed", "batches", "dataset", "bad_clips")
 # A feature is a folder that no other module imports.
 FEATURES = ("inference.cam", "inference.export", "inference.stream")
@@ -44,7 +44,8 @@ OWNERS = {
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
     r"core\.(comm|saved|session|watch).*|models.*|plan|evaluation\.(?!fuse|measures|scores).*|training\..*|"
-    r"inference\..*|optim\.(?!schedule).*|data\.(bad_clips|batches\.(loader|workers))|bench\..*|"
+    r"detection\.(anchors|boxes|detect|loss|pooling|proposals|scoring)|"
+    r"inference\..*|optim\.(?!schedule).*|tasks|data\.(bad_clips|batches\.(loader|workers))|bench\..*|"
     r"scaling\..*|cluster\.(estimate|doctor.*)|sweep\.start|"
     r"cli\.(pipeline|train|evaluate|predict|plan|model|simulate|submit|sweep|data.*)"
 )
@@ -132,7 +133,7 @@ def test_arrows_run_downward_only() -> None:
 
 def test_arrows_within_data_run_downward_only() -> None:
     rooms = {module.name.split(".")[1] for module in MODULES.values() if module.name.startswith("data.")}
-    assert rooms == {*DATA_ROOMS, "motion"}
+    assert rooms == {*DATA_ROOMS, "motion", "motion_boxes"}
     assert _upward(DATA_ROOMS, "data.") == []
 
 

@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from summit_train.bench.compare import ForwardBench
+from summit_train.bench.frames import Detector, Repeated
 from summit_train.bench.measure import Place, Values, in_turn, open_place, pair_ratios, spread
 from summit_train.core.errors import UserError
 from summit_train.core.result import TextTable
@@ -94,7 +95,7 @@ def entries_of_table(table: Table, words: Sequence[str]) -> list[Entry]:
     return entries
 
 
-def measure_rounds(benches: Sequence[ForwardBench], clips: int, settings: Passes) -> list[Rounds]:
+def measure_rounds(benches: Sequence[ForwardBench | Repeated], clips: int, settings: Passes) -> list[Rounds]:
     """Measure all benches in turn; return the seconds of each pass by bench and turn.
 
     A turn begins with a pass that is not counted, as the caches contain another network's weights.
@@ -104,7 +105,7 @@ def measure_rounds(benches: Sequence[ForwardBench], clips: int, settings: Passes
     rounds = min(ROUNDS, settings.repeats)
     passes = -(-settings.repeats // rounds)
 
-    def turn(bench: ForwardBench) -> list[float]:
+    def turn(bench: ForwardBench | Repeated) -> list[float]:
         bench.passes(clips, 1)
         return bench.passes(clips, passes, settings.seconds / rounds)
 
@@ -149,6 +150,20 @@ def measure_latency(entries: Sequence[Entry], settings: Passes, place: Place, *,
     return [entry.count_values() | (next(times, untimed) if entry.specs else untimed) for entry in entries]
 
 
+def measure_detectors(entries: Sequence[Entry], settings: Passes, place: Place) -> list[Values]:
+    """Return a row of each detector, all measured in turn: the network on a frame of a stream, and `boxes_ms` apart."""
+    place.tell(f"building the detectors: {'; '.join(entry.label for entry in entries)}")
+    detectors = [Detector(entry.specs[0], place.device) for entry in entries]
+    found = measure_rounds([part for one in detectors for part in (one.network, one.boxes)], 1, settings)
+    rows = []
+    for entry, frames, boxes in zip(entries, found[::2], found[1::2], strict=True):
+        times = timed_values(frames, frames, found[0], 1)
+        no_clips: Values = dict.fromkeys(("clips_per_second", "clips_per_second_spread", "throughput_passes"))
+        boxes_ms = spread([1000 * seconds for turn in boxes for seconds in turn])
+        rows.append(entry.count_values() | times | no_clips | {"boxes_ms": boxes_ms})
+    return rows
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("specs", nargs="*", metavar="SPEC", help="experiment specs (YAML), measured in turn")
     table_help = f"a table of the TSM paper in place of SPECs: {', '.join(map(str, TABLES))}"
@@ -179,9 +194,15 @@ def run(args: argparse.Namespace) -> Values:
     if paper is not None:
         entries = entries_of_table(paper, words)
     check_single("bench latency")
+    are_detectors = {spec.model.detector is not None for entry in entries for spec in entry.specs}
+    if len(are_detectors) > 1:
+        raise UserError("the SPECs must be all of detectors, of which a frame is timed, or all of other networks")
     passes = Passes(args.batch, args.warm_up, args.repeats, args.seconds)
     with open_place() as place:
-        rows = measure_latency(entries, passes, place, timed=not args.published)
+        if True in are_detectors:
+            rows = measure_detectors(entries, passes, place)
+        else:
+            rows = measure_latency(entries, passes, place, timed=not args.published)
         about = environment(place.world, place.device, [place.world.host])
     return {
         "environment": about,
@@ -204,6 +225,12 @@ def as_text(values: Values) -> str:
         lines.append("parameters and multiply-adds of one clip, without brackets: counted here, with 400 classes")
     if values["timed"]:
         lines.append(f"machine: {machine_text(values['environment'])}")
+    if "boxes_ms" in values["rows"][0]:
+        lines.append(
+            "RANDOM FRAMES, random weights, the detectors in turn; latency: the network on 1 frame of a stream; boxes: "
+            f"what follows it; medians of up to {settings['repeats']} passes, warm-up: up to {settings['warm_up']}"
+        )
+    elif values["timed"]:
         lines.append(
             f"RANDOM CLIPS, random weights, networks in turn; latency: median of up to {settings['repeats']} passes of "
             f"1 clip; clips/s: median, {counted(settings['batch'], 'clip')} a pass; warm-up: up to "
@@ -211,7 +238,7 @@ def as_text(values: Values) -> str:
         )
     if values["overrides"]:
         lines.append(f"with {' '.join(values['overrides'])}")
-    latency = ["latency ms", "least .. most", "of the first", "clips/s"]
+    latency = ["latency ms", "least .. most", "of the first", "boxes ms", "clips/s"]
     accuracy = [f"{_SHORT[name]} top-1" for name in values["data_sets"]]
     head = ["", "network", "frames", "parameters", "multiply-adds", *latency, *accuracy]
     rows = [head, *(_cells(row, values["data_sets"]) for row in values["rows"])]
@@ -236,6 +263,7 @@ def _cells(row: Values, data_sets: Sequence[str]) -> list[str]:
         beside("median_ms", "{:.1f}", published="latency_ms"),
         f"{row['min_ms']:.1f} .. {row['max_ms']:.1f}" if timed else NONE,
         f"{row['relative_latency']['median']:.2f} x" if timed else NONE,
+        f"{row['boxes_ms']['median']:.1f}" if "boxes_ms" in row else NONE,
         beside("clips_per_second", "{:.3g}"),
         *(f"{paper['top1'][name]:.1f} %" if name in paper["top1"] else NONE for name in data_sets),
     ]

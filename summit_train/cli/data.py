@@ -26,13 +26,14 @@ from summit_train.core.text import counted, with_unit
 from summit_train.data import check
 from summit_train.data.manifest import ManifestRow, read_classes, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore, located_root
-from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, Request, locate
+from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, Request
 from summit_train.data.manifest.quarantine import write_quarantine
 from summit_train.data.manifest.reading import check_beside, write_classes
 from summit_train.data.manifest.split import split_manifest
 from summit_train.data.manifest.tables import CLASSES_FILE
 from summit_train.data.motion import KINDS as MOTION_KINDS
 from summit_train.data.motion import MotionSet, write_motion_set
+from summit_train.data.motion_boxes import MovingObjects
 from summit_train.data.packed.format import Packing, read_pack
 from summit_train.data.packed.pack import Job, alone_in, begin, finish, missing_shards, pack_shards
 from summit_train.data.packed.read import staged_folder, stray_files, verify_files
@@ -82,16 +83,23 @@ def _motion_arguments(parser: argparse.ArgumentParser) -> None:
     add("out", metavar="OUT", type=Path, help="folder that gets videos/, train.csv and val.csv")
     add("--train", type=int, metavar="N", required=True, help="training videos")
     add("--val", type=int, metavar="N", required=True, help="validation videos")
-    add("--size", type=int, default=usual.size, help="pixels of a side [%(default)s]")
-    add("--frames", type=int, default=usual.num_frames, help="frames a video [%(default)s]")
+    boxes = MovingObjects()
+    add("--boxes", action="store_true", help="for detection: moving shapes with their boxes and tracks")
+    add("--size", type=int, help=f"pixels of a side [{usual.size}, with --boxes {boxes.size}]")
+    add("--frames", type=int, help=f"frames a video [{usual.num_frames}, with --boxes {boxes.num_frames}]")
     add("--classes", type=int, default=usual.num_classes, help="how many [%(default)s]")
     add("--seed", type=int, default=usual.seed, help="[%(default)s]")
-    add("--kind", choices=MOTION_KINDS, default=usual.kind, help="what tells the classes [%(default)s]")
+    add("--kind", choices=MOTION_KINDS, help=f"without --boxes: what tells the classes [{usual.kind}]")
     add("--difficulty", type=float, default=usual.difficulty, help="0 to 1 [%(default)s]")
 
 
 def _motion(args: argparse.Namespace) -> Result:
-    videos = MotionSet(args.size, args.frames, args.classes, args.seed, args.kind, args.difficulty)
+    if args.boxes and args.kind is not None:
+        raise UserError(f"--kind must be left out with --boxes, whose classes are shapes; got {args.kind}")
+    asked = {"size": args.size, "num_frames": args.frames, "num_classes": args.classes, "kind": args.kind}
+    how = {name: value for name, value in asked.items() if value is not None}
+    how |= {"seed": args.seed, "difficulty": args.difficulty}
+    videos = MovingObjects(**how) if args.boxes else MotionSet(**how)
     total = args.train + args.val
     for _ in followed(write_motion_set(args.out, args.train, args.val, videos), total, "videos", in_logs=True):
         pass
@@ -120,7 +128,7 @@ def _import(args: argparse.Namespace) -> Result:
         raise UserError(f"{root}: no such folder")
     annotations = KINDS[args.kind][0](request)
     check_beside(args.out, annotations.classes, args.source)
-    found = list(followed(locate(annotations, str(root)), len(annotations.clips), "clips", in_logs=True))
+    found = list(followed(annotations.located(str(root)), len(annotations.clips), "clips", in_logs=True))
     rows = [row for row in found if isinstance(row, ManifestRow)]
     left_out = [error for error in found if isinstance(error, DecodeError)]
     text = [f"{len(found):,} clips listed, {len(annotations.classes):,} classes: {len(rows):,} found"]
@@ -420,7 +428,7 @@ def _stage(args: argparse.Namespace) -> Result:
 
 
 PARTS = {
-    "motion": (_motion_arguments, _motion, "generate videos whose class is their motion"),
+    "motion": (_motion_arguments, _motion, "generate videos whose class is their motion, or moving objects with boxes"),
     "import": (_import_arguments, _import, "write a manifest from the files that a public data set comes with"),
     "index": (_index_arguments, _index, "decode every video and write a manifest of the intact ones"),
     "scan": (_scan_arguments, _scan, "decode every clip of a manifest and list the bad ones for data.quarantine"),

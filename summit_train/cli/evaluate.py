@@ -27,11 +27,12 @@ from summit_train.data.dataset import Dataset
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation
 from summit_train.evaluation.measures import Measures, measures_of, say_left_out
 from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
-from summit_train.evaluation.scoring import Scorer
+from summit_train.evaluation.scoring import VideoScorer
 from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, flat_keys, folder_name, load_spec
 from summit_train.spec.catalog import stream_problem
 from summit_train.sweep.grid import joined_name
+from summit_train.tasks import scorer_of
 from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
 from summit_train.training.run import fresh_model
 from summit_train.training.start import check_agreement, choose_device, read_inputs, run_spec, split_overrides
@@ -87,11 +88,13 @@ def run(args: argparse.Namespace) -> Result:
 
 
 @contextmanager
-def _scoring(spec: Spec, datasets: Mapping[str, Dataset], **arguments: object) -> Iterator[tuple[Scorer, Watchdog]]:
+def _scoring(
+    spec: Spec, datasets: Mapping[str, Dataset], **arguments: object
+) -> Iterator[tuple[VideoScorer[Any], Watchdog]]:
     """Open the ranks, compare what they were started with, and yield what scores the validation set."""
     with session(this_launch()) as world, Watchdog(world, world.broadcast(spec.watch.stall_seconds)) as watchdog:
         check_agreement(world, spec, datasets, **arguments)
-        yield Scorer(spec, datasets["val"], world, choose_device(world)), watchdog
+        yield scorer_of(spec)(spec, datasets["val"], world, choose_device(world)), watchdog
 
 
 def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Result:
@@ -224,8 +227,8 @@ def _run_observed(
     if spec.data.modality == "flow":
         why = "a frame of flow (data.modality) stacks the fields after it, so that the network would see more"
         raise UserError(f"--observed: {why} than the observed part; take an rgb run")
-    if spec.loss.kind == "binary":
-        raise UserError("--observed: must be used with loss.kind softmax, got binary")
+    if spec.loss.kind != "softmax":
+        raise UserError(f"--observed: must be used with loss.kind softmax, got {spec.loss.kind}")
     datasets = {"val": Dataset.open(spec, "val")}
     paths, _ = _paths(spec, chosen or ["last:1"])
     changed = _changed_keys(spec, chosen, 1)

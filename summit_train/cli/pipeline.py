@@ -24,9 +24,9 @@ from summit_train.data.manifest.overlap import overlap_warning
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class
 from summit_train.evaluation.evaluation import Evaluation
 from summit_train.evaluation.scores import PREDICTIONS
-from summit_train.evaluation.scoring import Scorer
 from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, dump_spec, load_spec
+from summit_train.tasks import scorer_of
 from summit_train.training import start
 from summit_train.training.checkpoint import current_line, epoch_checkpoints
 from summit_train.training.loop import train
@@ -97,7 +97,7 @@ def _evaluate(inputs: start.Inputs, run: Run, watchdog: Watchdog, stop: StopRequ
     key = hashlib.sha256(repr(known).encode()).hexdigest()
     if world.rank == 0:
         warn_left_out(left_out)
-    scorer = Scorer(spec, inputs.val, world, run.device, stop)
+    scorer = scorer_of(spec)(spec, inputs.val, world, run.device, stop)
     training = (inputs.plan, inputs.train) if spec.evaluate.precise_bn else None
     evaluation = Evaluation(scorer, watchdog, spec.run_path, training, resume_key=key, goodput=goodput)
     show(accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)))

@@ -59,6 +59,7 @@ def _prepared(args: argparse.Namespace) -> tuple[Trained, list[Listing]]:
     if args.csv is not None:
         check_output("--csv", args.csv, args.csv)
     trained = open_named(args, overrides)
+    trained.check_labels("predict")
     return trained, list_videos(words, trained, tell)
 
 

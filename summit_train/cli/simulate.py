@@ -88,19 +88,23 @@ def _job(args: argparse.Namespace) -> Job:
     gpus = spec.scale.gpus if args.fixed_batch else None
     if args.fixed_batch and gpus is None:
         raise UserError("--fixed-batch: scale.gpus is null, so the spec has no batch to keep; set scale.gpus")
-    clips = args.clips or _count("--clips", spec, spec.data.train, published.TRAINING_VIDEOS)
-    videos = args.videos or _count("--videos", spec, spec.data.val, published.VALIDATION_VIDEOS)
+    clips = args.clips or _count("--clips", spec, "train", published.TRAINING_VIDEOS)
+    videos = args.videos or _count("--videos", spec, "val", published.VALIDATION_VIDEOS)
     return Job(spec, machine, 1, clips, videos, gpus, args.storage)
 
 
-def _count(option: str, spec: Spec, path: str, kinetics: int) -> int:
-    """Return the number of the manifest's videos outside the quarantine, else the paper's number for 400 classes."""
+def _count(option: str, spec: Spec, which: str, kinetics: int) -> int:
+    """Return the number of a data set's clips outside the quarantine, else the paper's number for 400 classes."""
+    path = {"train": spec.data.train, "val": spec.data.val}[which]
     if Path(path).exists():
         # Imported here: with the numbers given the command needs no manifest, and so no numpy.
+        from summit_train.data.dataset import Dataset
         from summit_train.data.manifest import read_manifest
         from summit_train.data.manifest.quarantine import kept_clips
 
-        return len(kept_clips(spec.data, read_manifest(path)))
+        manifest = read_manifest(path)
+        # Training may cut a list with boxes into spans.
+        return len(Dataset.open(spec, which) if manifest.boxes is not None else kept_clips(spec.data, manifest))
     if spec.model.num_classes == 400:
         return kinetics
     raise UserError(f"{path} not found; give the number of its clips with {option} N")

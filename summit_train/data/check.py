@@ -24,7 +24,7 @@ from summit_train.core.files import naming
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest
 from summit_train.data.manifest.reading import read_rows
 from summit_train.data.manifest.tables import is_video
-from summit_train.data.video.clips import probe_folder
+from summit_train.data.video.clips import holds_pictures, probe_folder
 from summit_train.data.video.source import NO_HURRY, DecodeError, VideoInfo, load_video, worker_pool
 from summit_train.data.video.span import Span
 from summit_train.data.video.stream import probe
@@ -51,7 +51,7 @@ def examine(root: str, path: str) -> Found:
     """Decode one video or folder of pictures in full. The error names the path as it is given."""
     full = os.path.join(root, path)
     try:
-        if os.path.isdir(full):
+        if holds_pictures(full):
             info, digest = probe_folder(full)
         else:
             video = load_video(full, None)
@@ -214,6 +214,10 @@ def _with_facts(row: ManifestRow, found: Found, *, compare: bool) -> ManifestRow
     if compare and row.num_frames not in (None, found.num_frames):
         raise DecodeError(row.path, f"has {found.num_frames} frames, but the manifest says {row.num_frames}")
     row.span.frames(row.path, found.num_frames)
+    if row.boxes is not None:
+        problem = row.boxes.problem(0, found.num_frames, found.width, found.height)
+        if problem is not None:
+            raise DecodeError(row.path, problem)
     facts = asdict(found)
     if {"left", "top"} <= dict(row.others).keys():  # a region's width and height are not those of the frame
         del facts["width"], facts["height"]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.data.batches.order import Classes, Order
+from summit_train.data.batches.spans import SpanStore
 from summit_train.data.batches.stores import Store, open_store
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.overlap import Pairs, shared_clips
@@ -42,10 +43,13 @@ class Dataset:
             raise UserError(f"data.{which}: {path} not found (relative paths start at {Path.cwd()})")
         manifest = read_manifest(path, spec.data.region)
         manifest.check_labels(spec.model.num_classes)
+        _check_boxes(manifest, spec, which)
         if spec.loss.kind == "softmax" and (several := manifest.not_single()) is not None:
             raise UserError(f"{several}, but loss.kind softmax takes one per clip; set loss.kind to binary")
         store = open_store(spec.data, manifest)
-        return cls(spec.data, manifest, kept_clips(spec.data, manifest), store)
+        if which == "train" and manifest.boxes is not None and spec.data.span_frames is not None:
+            store = SpanStore(store, spec.data.span_frames)
+        return cls(spec.data, store.manifest, kept_clips(spec.data, store.manifest), store)
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -78,6 +82,24 @@ class Dataset:
         by_label = np.argsort(labels, kind="stable")
         starts = np.flatnonzero(np.diff(labels[by_label])) + 1
         return tuple(np.split(places[by_label], starts))
+
+
+def _check_boxes(manifest: Manifest, spec: Spec, which: str) -> None:
+    """Raise UserError for boxes without a detector, a detector without boxes, and a class that it cannot learn."""
+    if manifest.boxes is None:
+        if spec.loss.kind == "detection":
+            what = "task detection needs a list with boxes, video,frame,track,label,left,top,width,height"
+            raise UserError(f"data.{which}: {what}; {manifest.source} has none")
+        return
+    if spec.loss.kind != "detection":
+        raise UserError(f"data.{which}: {manifest.source} is a list with boxes; set task to detection, got {spec.task}")
+    rows = manifest.boxes.rows
+    lacking = sorted(set(range(spec.model.num_classes)) - set(np.unique(rows["label"][~rows["ignored"]]).tolist()))
+    if which == "train" and lacking:
+        names = dict(enumerate(manifest.class_names))
+        classes = ", ".join(repr(names.get(label, str(label))) for label in lacking[:5])
+        what = f"{manifest.source} has no box of {len(lacking)} of {spec.model.num_classes} classes: {classes}"
+        raise UserError(f"data.train: {what}; each class must have a box that is not ignored")
 
 
 def leaked_clips(train: Dataset, val: Dataset) -> Pairs:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from summit_train.core.errors import UserError
 from summit_train.core.rng import key
 from summit_train.data.manifest import ManifestRow, write_manifest
+from summit_train.data.manifest.boxes import Boxes
 from summit_train.data.manifest.reading import write_classes
 from summit_train.data.video.encode import write_video
 
@@ -34,7 +36,7 @@ _COMPASS: dict[float, str] = {
     180: "left", 225: "down-left", 270: "down", 315: "down-right",
 }  # fmt: skip
 _COLOURS = {"red": (230, 40, 40), "blue": (40, 70, 240), "green": (40, 200, 60)}
-_SHAPES = ("disc", "square", "ring", "cross")
+SHAPES = ("disc", "square", "ring", "cross")
 
 Picture = NDArray[np.float64]
 
@@ -87,9 +89,9 @@ class MotionSet:
 
     def _still(self, generator: np.random.Generator) -> Picture:
         """Return a background of soft colour patches with still objects on it: (size, size, 3)."""
-        picture = 110 + (12 + 70 * self.difficulty) * _patches(self.size, generator)
+        picture = 110 + (12 + 70 * self.difficulty) * patches(self.size, generator)
         for _ in range(generator.binomial(6, self.difficulty / 2)):
-            thing = _Thing(self.size * generator.uniform(0.05, 0.1), generator)
+            thing = Thing(self.size * generator.uniform(0.05, 0.1), generator)
             picture = thing.over(picture, *generator.uniform(0, self.size, 2))
         return picture
 
@@ -98,7 +100,7 @@ class MotionSet:
 
     def _moving(self, still: Picture, angle: float, generator: np.random.Generator) -> Picture:
         """Return frames of one object that moves at `angle`, counterclockwise from the right: (T, size, size, 3)."""
-        thing = _Thing(self._radius(generator), generator)
+        thing = Thing(self._radius(generator), generator)
         x, y = generator.uniform(0, self.size, 2)
         # About half the picture in a video of 16 frames: 1.5 to 3 pixels a frame at 64 pixels.
         low, high = 0.035 - 0.012 * self.difficulty, 0.04 + 0.02 * self.difficulty
@@ -112,7 +114,7 @@ class MotionSet:
         frames = np.repeat(still[None], self.num_frames, axis=0)
         slot = self.num_frames / len(order)
         for turn, colour in enumerate(order):
-            thing = _Thing(self._radius(generator), generator, _COLOURS[colour])
+            thing = Thing(self._radius(generator), generator, _COLOURS[colour])
             place = generator.uniform(0, self.size, 2)
             # Every turn draws alike: without their order the frames are the same in every class.
             length = max(1, round(slot * generator.uniform(0.5, 0.9)))
@@ -121,13 +123,17 @@ class MotionSet:
         return frames
 
 
-class _Thing:
+class Thing:
     """A random shape with two-coloured stripes, turned by a random angle."""
 
     def __init__(
-        self, radius: float, generator: np.random.Generator, colour: tuple[int, int, int] | None = None
+        self,
+        radius: float,
+        generator: np.random.Generator,
+        colour: tuple[int, int, int] | None = None,
+        shape: str | None = None,
     ) -> None:
-        self.radius, self.shape = radius, _SHAPES[generator.integers(len(_SHAPES))]
+        self.radius, self.shape = radius, shape or SHAPES[generator.integers(len(SHAPES))]
         self.angle = generator.uniform(0, 2 * math.pi)
         self.colours = generator.uniform(0, 255, (2, 3))
         if colour is not None:
@@ -147,6 +153,14 @@ class _Thing:
         blend: Picture = picture * (1 - cover) + paint * cover
         return blend
 
+    @property
+    def half_side(self) -> float:
+        """Return half the side of the upright square around the thing."""
+        c, s = abs(math.cos(self.angle)), abs(math.sin(self.angle))
+        if self.shape == "square":
+            return 0.85 * self.radius * (c + s)
+        return self.radius * (max(c + 0.35 * s, 0.35 * c + s) if self.shape == "cross" else 1)
+
     def _outside(self, along: Picture, across: Picture) -> Picture:
         """Return the distance from the shape's edge in pixels, negative inside."""
         radius, u, v = self.radius, np.abs(along), np.abs(across)
@@ -159,7 +173,7 @@ class _Thing:
         return np.maximum(np.maximum(u, v) - radius, np.minimum(u, v) - 0.35 * radius)  # cross
 
 
-def _patches(size: int, generator: np.random.Generator) -> Picture:
+def patches(size: int, generator: np.random.Generator) -> Picture:
     """Return random colours on a grid of 6 x 6 cells, interpolated between its points: (size, size, 3), -1 to 1."""
     picture = generator.uniform(-1, 1, (7, 7, 3))
     at = np.linspace(0, 6, size, endpoint=False)
@@ -169,11 +183,24 @@ def _patches(size: int, generator: np.random.Generator) -> Picture:
     return picture
 
 
-def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: MotionSet) -> Iterator[ManifestRow]:
+class Videos(Protocol):
+    """Settings of a set: MotionSet, or motion_boxes.MovingObjects, whose videos have boxes in place of a label."""
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    def video(self, split: str, number: int) -> tuple[NDArray[np.uint8], int | Boxes]: ...
+
+
+def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: Videos) -> Iterator[ManifestRow]:
     """Write out/videos/*.mp4, out/train.csv, out/val.csv, out/classes.txt; yield each row when its video exists.
 
-    Paths in the manifests are relative to `out`; the classes' counts differ by one at most. The same arguments write
-    the same bytes. A manifest appears after all of its videos. Raises UserError for fewer videos than classes.
+    Paths in the manifests are relative to `out`; the classes' counts differ by one at most, of moving objects those of
+    the first in each video. The same arguments write the same bytes. A manifest appears after all of its videos. Raises
+    UserError for fewer videos than classes.
     """
     if min(num_train, num_val) < (least := videos.num_classes):
         raise UserError(f"train {num_train}, val {num_val}: each needs one video a class at least, {least}")
@@ -183,9 +210,10 @@ def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: Moti
     for split, count in zip(SPLITS, (num_train, num_val), strict=True):
         rows = []
         for number in range(count):
-            frames, label = videos.video(split, number)
+            frames, found = videos.video(split, number)
             path = f"videos/{split}_{number:06d}.mp4"
             write_video(folder / path, frames, FPS, quality=12, key_every=1, b_frames=0)
-            rows.append(ManifestRow(path, label, num_frames=len(frames)))
+            label, boxes = (";", found) if isinstance(found, Boxes) else (found, None)
+            rows.append(ManifestRow(path, label, len(frames), boxes=boxes))
             yield rows[-1]
         write_manifest(folder / f"{split}.csv", rows)

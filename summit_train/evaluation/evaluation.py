@@ -17,8 +17,8 @@ from summit_train.core.watch import Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.measures import left_out, measures_of
 from summit_train.evaluation.precise_bn import recompute_from_training
-from summit_train.evaluation.scores import PREDICTIONS, Scores, prediction_names
-from summit_train.evaluation.scoring import PartialScores, Scorer
+from summit_train.evaluation.scores import PREDICTIONS, Found, prediction_names
+from summit_train.evaluation.scoring import PartialScores, VideoScorer
 from summit_train.models import VideoNetwork
 from summit_train.plan import Plan
 from summit_train.spec import Spec
@@ -39,7 +39,7 @@ class Evaluation:
     result.
     """
 
-    scorer: Scorer
+    scorer: VideoScorer[Any]
     watchdog: Watchdog
     folder: Path
     training: tuple[Plan, Dataset] | None = None
@@ -81,7 +81,7 @@ class Evaluation:
         write_json(self.folder / RESULT_FILE, result)
         return result
 
-    def _score(self, model: VideoNetwork, path: Path, name: str) -> Scores | None:
+    def _score(self, model: VideoNetwork, path: Path, name: str) -> Found | None:
         scorer, dataset, folder = self.scorer, self.scorer.dataset, self.folder / PREDICTIONS
         known = PartialScores()
         if self.resume_key is not None and scorer.world.rank == 0:
@@ -95,14 +95,14 @@ class Evaluation:
         def progress(done: int, total: int) -> None:
             self.watchdog.at(f"evaluating video {done} of {total} with {path}", waits=done == total)
 
-        scores = scorer.score(model, progress, source=str(path), partial=known)
+        scores: Found | None = scorer.score(model, progress, source=str(path), partial=known)
         if scores is not None:
             clips = [dataset.manifest.clip(video) for video in scores.videos.tolist()]
             scores.save(folder / f"{name}.npz", clips, dataset.manifest.classes or ())
         return scores
 
 
-def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tensors, Tensors | None, int]:
+def read_weights(scorer: VideoScorer[Any], model: VideoNetwork, path: Path) -> tuple[Tensors, Tensors | None, int]:
     """Return the weights of a checkpoint, their average if it holds one, and its step. Rank 0 reads. Collective.
 
     Raises CheckpointError if its class names differ from those of the data set.
@@ -127,12 +127,16 @@ def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tenso
 def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> dict[str, Any]:
     """Return the content of eval.json: mean and standard deviation over the checkpoints' measures, in percent.
 
-    The mean is the paper's figure. Last and best of the main measure are those of one checkpoint.
+    The mean is the paper's figure. Last and best of the main measure are those of one checkpoint. None: the videos say
+    nothing about a measure.
     """
     known = measures_of(spec.loss.kind)
     result: dict[str, Any] = {}
     for key in (measure.key for measure in known.every):
         values = [row[key] for row in rows]
+        if None in values:
+            result |= {f"{key}_mean": None, f"{key}_std": None}
+            continue
         result |= {f"{key}_mean": statistics.fmean(values), f"{key}_std": statistics.pstdev(values)}
         if key == known.main.key:
             result |= {f"{key}_last": values[-1], f"{key}_best": max(values)}

@@ -6,21 +6,23 @@ Needs no torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.text import listed
-from summit_train.evaluation.scores import Scores
+from summit_train.evaluation.scores import Found, Scores
 from summit_train.spec import MAIN_MEASURES
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure of scores, in percent.
+    """A figure of what was found, in percent; NaN where the videos have nothing to measure it by.
 
     key: its name in JSON. of_class: the same of each class, (classes,), NaN for one without a video, and its key there.
     above: it says something if there are more classes than this.
@@ -28,10 +30,10 @@ class Measure:
 
     key: str
     name: str
-    of: Callable[[Scores], float]
-    of_class: Callable[[Scores], NDArray[np.float64]]
+    of: Callable[[Any], float]
+    of_class: Callable[[Any], NDArray[np.float64]]
     class_key: str
-    above: int = 0
+    above: float = 0
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,21 @@ class Measures:
 
     @property
     def shown(self) -> tuple[Measure, ...]:
-        return tuple(one for one in self.every if self.num_classes is None or self.num_classes > one.above)
+        number = math.inf if self.num_classes is None else self.num_classes
+        return tuple(one for one in self.every if number > one.above)
 
-    def values(self, scores: Scores) -> dict[str, float]:
-        return {measure.key: measure.of(scores) for measure in self.every}
+    def values(self, found: Found) -> dict[str, float | None]:
+        """Return the measures under their keys, None for one that the videos say nothing about."""
+        values = ((measure.key, measure.of(found)) for measure in self.every)
+        return {key: None if math.isnan(value) else value for key, value in values}
 
     def text(self, values: Mapping[str, Any]) -> str:
         """Return `top-1 73.81 %  top-5 91.20 %`, of eval.json `top-1 73.81 +- 0.05 %  top-5 91.20 %`."""
         parts = []
         for measure in self.shown:
             value = values.get(measure.key, values.get(f"{measure.key}_mean"))
+            if value is None:
+                continue
             std = values.get(f"{measure.key}_std") if measure == self.main else None
             parts.append(f"{measure.name} {value:.2f}{'' if std is None else f' +- {std:.2f}'} %")
         return "  ".join(parts)
@@ -98,20 +105,29 @@ def _accuracies(scores: Scores) -> NDArray[np.float64]:
     return percents
 
 
+_OF_BOXES = (
+    ("map", "mAP", 0), ("map_slow", "slow", 0), ("map_medium", "medium", 0), ("map_fast", "fast", 0),
+    ("map_hidden", "hidden", 0), ("map_fgfa", "mAP by FGFA", math.inf), ("map_fgfa_slow", "slow by FGFA", math.inf),
+    ("map_fgfa_medium", "medium by FGFA", math.inf), ("map_fgfa_fast", "fast by FGFA", math.inf),
+)  # fmt: skip
 _OF_KIND = {
     "softmax": (
         Measure(MAIN_MEASURES["softmax"], "top-1", lambda scores: scores.top(1), _accuracies, "top1"),
         Measure("top5", "top-5", lambda scores: scores.top(5), _accuracies, "top1", above=5),
     ),
     "binary": (Measure(MAIN_MEASURES["binary"], "mAP", lambda s: float(np.nanmean(_precision(s))), _precision, "ap"),),
+    # Those of a second form are recorded, and shown by the report alone.
+    "detection": tuple(
+        Measure(key, name, methodcaller("mean", key), methodcaller("of_class", key), "ap", above)
+        for key, name, above in _OF_BOXES
+    ),
 }
 EVERY = tuple(measure for kind in _OF_KIND.values() for measure in kind)
 
 
-def left_out(scores: Scores, names: Sequence[str]) -> list[str]:
-    """Return the classes that mean average precision leaves out, as no video is of them; none of other measures."""
-    missing = np.flatnonzero(~scores.labels.any(0)).tolist() if scores.kind == "binary" else []
-    return [names[number] if number < len(names) else str(number) for number in missing]
+def left_out(found: Found, names: Sequence[str]) -> list[str]:
+    """Return the names of the classes that mean average precision leaves out; none of other measures."""
+    return [names[number] if number < len(names) else str(number) for number in found.left_out]
 
 
 def say_left_out(classes: Sequence[str]) -> str:

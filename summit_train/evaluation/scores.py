@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,25 @@ from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.region import Region
 
 PREDICTIONS = "predictions"  # folder of a run
+
+
+class Found(Protocol):
+    """What was found in the videos of a manifest, in its order; `measures_of` its loss.kind measure it.
+
+    videos: their places in the manifest. num_bad: those that could not be read. left_out: the classes of which the
+    videos have no example, so that no mean includes them.
+    """
+
+    @property
+    def videos(self) -> np.ndarray: ...
+
+    @property
+    def num_bad(self) -> int: ...
+
+    @property
+    def left_out(self) -> list[int]: ...
+
+    def save(self, path: Path, clips: Sequence[Clip], class_names: Sequence[str]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -46,6 +65,12 @@ class Scores:
     def num_bad(self) -> int:
         return int((~self.is_read).sum())
 
+    @property
+    def left_out(self) -> list[int]:
+        """The classes that mean average precision leaves out, as no video is of them; none of other measures."""
+        missing: list[int] = np.flatnonzero(~self.labels.any(0)).tolist() if self.kind == "binary" else []
+        return missing
+
     def right(self, k: int) -> NDArray[np.bool_]:
         """Return whether each video's label is among its k highest scores, (V,).
 
@@ -66,21 +91,26 @@ class Scores:
         clips: which videos they are of, as their manifest lists them. class_names: label 0 first, empty without names.
         An end_frame of -1 is the end of the video; a width of 0 stands for the whole frame.
         """
-        regions = np.array([clip.region for clip in clips], np.int64).reshape(-1, len(Region._fields))
-        with replacing(path) as file:
-            np.savez_compressed(
-                file,
-                video=self.videos,
-                label=self.labels,
-                scores=self.scores,
-                is_read=self.is_read,
-                path=np.array([clip.path for clip in clips], np.str_),
-                start_frame=np.array([clip.span.start for clip in clips], np.int64),
-                end_frame=np.array([clip.span.end for clip in clips], np.int64),
-                reversed=np.array([clip.is_reversed for clip in clips], np.bool_),
-                **dict(zip(Region._fields, regions.T, strict=True)),
-                class_names=np.array(class_names, np.str_),
-            )
+        columns = {"video": self.videos, "label": self.labels, "scores": self.scores, "is_read": self.is_read}
+        save_columns(path, columns, clips, class_names)
+
+
+def save_columns(
+    path: Path, columns: Mapping[str, NDArray[Any]], clips: Sequence[Clip], class_names: Sequence[str]
+) -> None:
+    """Write columns and the videos that they are of as npz; see `Scores.save`."""
+    regions = np.array([clip.region for clip in clips], np.int64).reshape(-1, len(Region._fields))
+    with replacing(path) as file:
+        np.savez_compressed(
+            file,
+            **dict[str, Any](columns),
+            path=np.array([clip.path for clip in clips], np.str_),
+            start_frame=np.array([clip.span.start for clip in clips], np.int64),
+            end_frame=np.array([clip.span.end for clip in clips], np.int64),
+            reversed=np.array([clip.is_reversed for clip in clips], np.bool_),
+            **dict(zip(Region._fields, regions.T, strict=True)),
+            class_names=np.array(class_names, np.str_),
+        )
 
 
 def probabilities(logits: NDArray[Any], kind: str) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -10,6 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -28,7 +30,7 @@ from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest
 from summit_train.data.video.augment import stream_frames
 from summit_train.data.video.source import DecodeError
-from summit_train.evaluation.scores import Scores
+from summit_train.evaluation.scores import Found, Scores
 from summit_train.models.network import build_network
 from summit_train.models.online import StreamNetwork
 from summit_train.models.precision import Normalise, mixed_precision, parameter_type
@@ -36,8 +38,9 @@ from summit_train.plan import views_at_once
 from summit_train.spec import DataSpec, Spec
 
 Progress = Callable[[int, int], None]  # (videos done, videos of this rank); equal while it waits for the others
-Result = NDArray[np.float64] | BadClip  # a video's logits, or why there are none
+Result = NDArray[Any] | BadClip  # what is found in a video, such as its logits, or why there is nothing
 Results = Generator[Result, None, None]
+FoundType = TypeVar("FoundType", bound=Found)
 
 
 class PartialScores:
@@ -48,7 +51,7 @@ class PartialScores:
     """
 
     def __init__(self, path: Path | None = None, key: str = "") -> None:
-        self.results: dict[int, NDArray[np.float64]] = {}
+        self.results: dict[int, NDArray[Any]] = {}
         self.bad: list[BadClip] = []
         self._path, self._key = path, key
         if path is None:
@@ -58,23 +61,24 @@ class PartialScores:
             kept = dict(file)
             if str(kept["key"]) == key:
                 bad = [BadClip(**clip) for clip in json.loads(str(kept["bad"]))]
-                self.add(kept["video"].tolist(), list(kept["scores"]), bad)
+                self.add(kept["video"].tolist(), np.split(kept["scores"], kept["ends"][:-1]), bad)
 
-    def add(self, videos: Sequence[int], results: Sequence[NDArray[np.float64]], bad: Sequence[BadClip]) -> None:
+    def add(self, videos: Sequence[int], results: Sequence[NDArray[Any]], bad: Sequence[BadClip]) -> None:
         self.results |= zip(videos, results, strict=True)
         self.bad += bad
 
     def save(self) -> None:
         if self._path is not None and self.results:
             unreadable = json.dumps([asdict(clip) for clip in self.bad])
-            videos, scores = np.array(list(self.results), np.int64), np.stack(list(self.results.values()))
+            videos, scores = np.array(list(self.results), np.int64), np.concatenate(list(self.results.values()))
+            ends, key, bad = np.cumsum(list(map(len, self.results.values()))), self._key, np.array(unreadable)
             with replacing(self._path) as file:
-                np.savez(file, key=np.array(self._key), video=videos, scores=scores, bad=np.array(unreadable))
+                np.savez(file, key=np.array(key), video=videos, scores=scores, ends=ends, bad=bad)
 
 
 @dataclass(frozen=True)
-class Scorer:
-    """Scores the videos of a data set on all ranks with the views of spec.evaluate, each rank its shard.
+class VideoScorer(ABC, Generic[FoundType]):
+    """Looks at the videos of a data set on all ranks as spec.evaluate says, each rank at its shard.
 
     No video is padded or scored twice. A video's views form batches of their own, so its scores do not depend on the
     number of ranks. Where `stop` asks one rank to stop, all leave between two videos and raise Stopped. keeps_records:
@@ -95,8 +99,8 @@ class Scorer:
         *,
         source: str | None = "the network",
         partial: PartialScores | None = None,
-    ) -> Scores | None:
-        """Score all videos; return the Scores on rank 0, None elsewhere. Collective.
+    ) -> FoundType | None:
+        """Score all videos; return what is found on rank 0, None elsewhere. Collective.
 
         partial: rank 0's earlier results, which are not computed again; the new ones are added and saved. With
         data.on_bad_clip "skip" a video that cannot be read is counted and recorded. Raises AgreedError if there are too
@@ -108,7 +112,7 @@ class Scorer:
         results = self._results(model, videos)
         if source is not None:
             results = _finite(results, videos, self.dataset.manifest, source)
-        return self.gather(model, videos, results, (self.spec.model.num_classes,), progress, partial)
+        return self.gather(model, videos, results, self.shape, progress, partial)
 
     def remaining(self, partial: PartialScores) -> list[int]:
         """Return the videos of this rank's shard without rank 0's earlier results. Collective."""
@@ -123,14 +127,15 @@ class Scorer:
         shape: tuple[int, ...],
         progress: Progress,
         partial: PartialScores,
-    ) -> Scores | None:
-        """Return the results of all ranks' videos, arrays of `shape`, as Scores on rank 0, None elsewhere. Collective.
+    ) -> FoundType | None:
+        """Return the results of all ranks' videos, gathered on rank 0, None elsewhere. Collective.
 
-        results: of this rank's `videos`, computed one by one here, with `model` in evaluation mode.
+        results: of this rank's `videos`, computed one by one here, with `model` in evaluation mode. shape: of an
+        unreadable video's; others may be longer.
         """
         was_training, ballot = model.training, Ballot(self.world, self.stop)
         model.eval()
-        scores: list[NDArray[np.float64]] = []
+        scores: list[NDArray[Any]] = []
         bad: list[BadClip] = []
         if not videos:
             progress(0, 0)
@@ -139,7 +144,7 @@ class Scorer:
                 if isinstance(result, BadClip):
                     bad.append(result)
                     result = np.full(shape, np.nan)
-                assert result.shape == shape
+                assert result.shape[1:] == shape[1:]
                 scores.append(result)
                 progress(len(scores), len(videos))
                 if ballot.is_over(busy=len(scores) < len(videos)):
@@ -164,9 +169,37 @@ class Scorer:
         if gathered is None:
             return None
         assert sorted(partial.results) == clips.tolist(), "each video exactly once"
-        in_order = np.stack([partial.results[clip] for clip in clips.tolist()]).astype(np.float32)
         is_read = ~np.isin(clips, [clip.clip for clip in partial.bad])
-        return Scores(clips, true_labels(self.spec, self.dataset.manifest, clips), in_order, is_read)
+        return self._gathered(clips, [partial.results[clip] for clip in clips.tolist()], is_read)
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the result of a video that cannot be read."""
+
+    @abstractmethod
+    def _results(self, model: nn.Module, videos: Sequence[int]) -> Results:
+        """Yield the result of each video, or why it has none."""
+
+    @abstractmethod
+    def _gathered(
+        self, clips: NDArray[np.int64], results: Sequence[NDArray[Any]], is_read: NDArray[np.bool_]
+    ) -> FoundType:
+        """Return the results of all `clips`, in their order, as one object."""
+
+
+class Scorer(VideoScorer[Scores]):
+    """Scores videos with logits for each class."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.spec.model.num_classes,)
+
+    def _gathered(
+        self, clips: NDArray[np.int64], results: Sequence[NDArray[Any]], is_read: NDArray[np.bool_]
+    ) -> Scores:
+        labels = true_labels(self.spec, self.dataset.manifest, clips)
+        return Scores(clips, labels, np.stack(results).astype(np.float32), is_read)
 
     def _results(self, model: nn.Module, videos: Sequence[int]) -> Results:
         """Yield each video's logits, averaged as spec.evaluate.mode says, or why it has none."""
@@ -203,7 +236,7 @@ def _finite(results: Results, videos: Sequence[int], manifest: Manifest, source:
         yield result
 
 
-def check_finite(scores: NDArray[np.float64], path: str, source: str) -> None:
+def check_finite(scores: NDArray[Any], path: str, source: str) -> None:
     """Raise RunFailed, with the name of their source, if the scores of the video at `path` are not finite."""
     if not np.isfinite(scores).all():
         raise RunFailed(f"{source}: scores are not finite, those of {path} the first")

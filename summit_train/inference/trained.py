@@ -57,6 +57,12 @@ class Trained:
         if problem is not None:
             raise UserError(f"{self.path}: {problem}")
 
+    def check_labels(self, command: str) -> None:
+        """Raise UserError for a detector, which gives no class to a video."""
+        if self.spec.model.detector is not None:
+            why = f"{command} is for networks that label videos, and this one finds boxes in frames"
+            raise UserError(f"{self.path}: {why}; try `summit-train stream`, or `eval`")
+
 
 def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: str = "last") -> Trained:
     """Open a run folder or a checkpoint file, with `section.key=value` overrides.

@@ -100,7 +100,8 @@ def count(model: VideoNetwork, height: int, width: int | None = None, device: st
     input_NTCHW = torch.zeros(1, *clip, model.in_channels, device=device).permute(0, 1, 4, 2, 3)
     kept = torch.autograd.graph.saved_tensors_hooks(seen.keep, lambda tensor: tensor)
     with FlopCounterMode(display=False) as counter, torch.enable_grad(), kept:
-        shadow(input_NTCHW)
+        output = shadow(input_NTCHW)
+    pooled = {"global_pool": 1} if output.dim() == 2 else {}  # a detector's maps are those of each frame
     outside, by_block = dict(seen.block_inputs), Counter[str]()
     for storage, (elements, block) in seen.floats.items():
         if block and storage not in outside:
@@ -114,7 +115,7 @@ def count(model: VideoNetwork, height: int, width: int | None = None, device: st
         multiply_adds=counter.get_total_flops() // 2,
         input_bytes=input_NTCHW.numel(),
         layers=tuple(seen.layers),
-        stages={"data": clip[0], **seen.stages, "global_pool": 1},
+        stages={"data": clip[0], **seen.stages, **pooled},
         kept_elements=sum(elements for elements, _ in seen.floats.values()),
         index_elements=sum(seen.indices.values()),
         outside_elements=sum(outside.values()),

@@ -131,10 +131,7 @@ class VideoNetwork(nn.Module):
         shape = tuple(clip_NTCHW.shape)
         if len(shape) != 5 or shape[1:3] != (self.num_frames, self.in_channels):
             raise ValueError(f"the model takes (N, {self.num_frames}, {self.in_channels}, H, W); this input is {shape}")
-        logits = self.classify(self.extract(self.to_input(clip_NTCHW)))
-        # bf16 logits of 8 frames are averaged in fp32, so that the loss sees all their digits.
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        return logits.view(shape[0], -1, logits.shape[1]).mean(1, dtype=wide)
+        return self.per_clip(self.classify(self.extract(self.to_input(clip_NTCHW))), shape[0])
 
     def to_input(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
         """Return a view of the clip for `extract`: frames (N*T, C, H, W), or volumes (N, C, T, H, W) in 3D networks."""
@@ -152,6 +149,12 @@ class VideoNetwork(nn.Module):
     def classify(self, features: torch.Tensor) -> torch.Tensor:
         """Return logits (len(features), num_classes)."""
         return self.fc(self.dropout(features))
+
+    def per_clip(self, outputs: torch.Tensor, num_clips: int) -> torch.Tensor:
+        """Return the logits of each clip: the mean over its images or volumes."""
+        # bf16 logits of 8 frames are averaged in fp32, so that the loss sees all their digits.
+        wide = torch.promote_types(outputs.dtype, torch.float32)
+        return outputs.view(num_clips, -1, outputs.shape[1]).mean(1, dtype=wide)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all modules but frozen normalisations, which stay in evaluation mode."""

@@ -36,20 +36,26 @@ class DataSpec(Section):
     """dense: distance between two frames of a clip."""
     sampling: Literal["dense", "uniform"] = "dense"
     """dense: a window of num_frames * frame_stride frames; uniform: one frame from each of T segments."""
-    augment: Literal["scale_jitter", "multi_scale_crop", "rand_augment"] = "scale_jitter"
+    augment: Literal["scale_jitter", "multi_scale_crop", "rand_augment", "whole"] = "scale_jitter"
     """scale_jitter: random short side, then a random crop; multi_scale_crop: crop of a random size; rand_augment: crop
-    of a random area and aspect, then RandAugment."""
+    of a random area and aspect, then RandAugment; whole: the whole frame with a random short side, for detection."""
     short_side: tuple[Extent, Extent] = (256, 320)
-    """scale_jitter: the short side is drawn from [low, high], pixels."""
+    """scale_jitter, whole: the short side is drawn from [low, high], pixels."""
+    long_side: Extent | None = None
+    """detection: frames whose long side would exceed this are scaled to it, in training and evaluation; null: no
+    limit."""
     crop_scales: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(max_length=100)] | None = None
     """multi_scale_crop: sides of the crops, as parts of the short side; a crop's two sides are at most one step apart.
     null: 1, 0.875, 0.75, 0.66; for flow without the last."""
     rand_augment: RandAugmentSpec | None = None
     """rand_augment: its settings; null: the defaults, VideoMAE's."""
     crop: Extent = 224
-    """Side of the training crop, pixels."""
+    """Side of the training crop, pixels; whole: of the square frame that counts and costs are given for."""
     flip: bool = True
     """Mirror half of the clips. Use false where labels distinguish left from right."""
+    span_frames: Count | None = None
+    """detection: training sees every video as spans of this many frames or a few more, each a clip of its epoch; null:
+    one clip of each video."""
     balance: Literal["none", "classes"] = "none"
     """Clips of an epoch. none: each clip once; classes: the same total number, with an equal share from each class."""
     repeats: Count = 1

@@ -8,6 +8,7 @@ The plan checks what depends on the number of ranks or of clips.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ from pydantic_core import PydanticKnownError
 from summit_train.core.errors import UserError
 from summit_train.spec import catalog
 from summit_train.spec.data import DataSpec, data_problems
+from summit_train.spec.detection import DetectorSpec
 from summit_train.spec.optimizer import OptimizerSpec, ParallelSpec, ScheduleSpec, solver_problems
 from summit_train.spec.source import Tree, read_tree, to_yaml
 from summit_train.spec.typed import MOST, Count, Extent, NonNegative, PathText, Seconds, Section, expand, validated
@@ -113,6 +115,8 @@ class ModelSpec(Section):
     """Train only the classifier, adapters and non-local blocks. Needs model.pretrained."""
     freeze_bn: catalog.FreezeBN = "none"
     """Batch normalisations that keep their running statistics, weight and bias, for fine-tuning."""
+    detector: DetectorSpec | None = None
+    """task detection: what finds boxes on the network's maps; null with other tasks."""
     pretrained: PathText | None = None
     """Initial weights: a run folder, a checkpoint, or a file with the names of torchvision, the TSM authors or
     mmaction2; for vit, of VideoMAE, V-JEPA, timm or transformers. I3D inflates 2D weights; i3d_replace converts a TSM's
@@ -146,15 +150,15 @@ class ScaleSpec(Section):
 
 
 # The measure that decides, by loss.kind; evaluation.measures has how it is computed.
-MAIN_MEASURES = {"softmax": "top1", "binary": "map"}
+MAIN_MEASURES = {"softmax": "top1", "binary": "map", "detection": "map"}
 
 
 class LossSpec(Section):
     """The training loss."""
 
-    kind: Literal["softmax", "binary"] = "softmax"
+    kind: Literal["softmax", "binary", "detection"] = "softmax"
     """softmax: cross-entropy, for clips of one class. binary: binary cross-entropy, the mean over all classes, for
-    clips of several classes or none; validation measures mean average precision."""
+    clips of several classes or none; validation measures mean average precision. detection: that of task detection."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each label that is spread evenly over all classes, with binary over yes and no; evaluation has none."""
     class_weights: Annotated[Literal["balanced"] | ClassWeights | None, BeforeValidator(_read_weights)] = None
@@ -241,6 +245,8 @@ class Spec(Section):
 
     name: FolderName
     """Name of the run; its folder is run_dir/name."""
+    task: Literal["classification", "detection"] = "classification"
+    """classification: the class of a clip; detection: the boxes and classes of objects in each frame."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Decides everything random."""
     model: ModelSpec
@@ -292,11 +298,20 @@ def dump_spec(spec: Spec) -> str:
 
 def spec_from_tree(tree: Tree) -> Spec:
     """Return the spec of values that know their places. Raises UserError as load_spec does."""
-    spec = validated(Spec, tree)
+    spec = validated(Spec, replace(tree, values=_with_task(tree.values)))
     conflicts = [f"{tree.place(tuple(key.split('.')))}: {key}: {message}" for key, message in _conflicts(spec)]
     if conflicts:
         raise UserError("\n".join(conflicts))
     return spec
+
+
+def _with_task(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with the keys that task detection stands for, where they are not given."""
+    model, loss = values.get("model"), values.get("loss", {})
+    if values.get("task") != "detection" or not isinstance(model, dict) or not isinstance(loss, dict):
+        return values
+    model = {**model, "detector": {} if model.get("detector") is None else model["detector"]}
+    return {**values, "model": model, "loss": {"kind": "detection", **loss}}
 
 
 def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
@@ -307,6 +322,7 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         wrong = f"must be one number for each of the {model.num_classes} classes, got {len(weights)}"
         yield "loss.class_weights", wrong
     yield from data_problems(data, spec.scale.clips_per_gpu)
+    yield from _detection_problems(spec)
     yield from solver_problems(spec.optimizer, spec.schedule, spec.parallel)
     grow = spec.parallel.grow_batch
     if spec.parallel.method == "averaging" and spec.ema.decay is not None:
@@ -339,6 +355,38 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "evaluate.mode", streams
     if (last := spec.evaluate.last_checkpoints) > (kept := spec.checkpoint.keep):
         yield "evaluate.last_checkpoints", f"must be at most checkpoint.keep, {kept}, got {last}"
+
+
+def _detection_problems(spec: Spec) -> Iterator[tuple[str, str]]:
+    """Yield the keys that do not fit the task."""
+    model, data = spec.model, spec.data
+    if (spec.loss.kind == "detection") != (spec.task == "detection"):
+        yield "loss.kind", f"must be detection with task detection and with no other, got {spec.loss.kind}"
+    if spec.task != "detection":
+        if model.detector is not None:
+            yield "model.detector", f"must be null with task {spec.task}"
+        if data.augment == "whole":
+            yield "data.augment", f"whole must be used with task detection, got task {spec.task}"
+        return
+    if model.detector is not None and model.detector.freeze_stem and model.pretrained is None:
+        yield "model.detector.freeze_stem", "needs trained weights; set model.pretrained, or false"
+    if model.arch not in ("tsn", "tsm"):
+        yield "model.arch", f"must be tsn or tsm with task detection, got {model.arch}"
+    if model.arch == "tsm" and model.shift_direction != "past":
+        yield "model.shift_direction", "must be past with task detection: each frame is seen without later ones"
+    needed: tuple[tuple[str, object, object], ...] = (
+        ("data.modality", data.modality, "rgb"), ("data.region", data.region, None), ("data.mix", data.mix, None),
+        ("data.erase", data.erase, 0.0), ("data.repeats", data.repeats, 1), ("data.sampling", data.sampling, "dense"),
+        ("evaluate.mode", spec.evaluate.mode, "stream"), ("evaluate.crops", spec.evaluate.crops, "full"),
+        ("evaluate.precise_bn", spec.evaluate.precise_bn, 0), ("loss.class_weights", spec.loss.class_weights, None),
+        ("loss.label_smoothing", spec.loss.label_smoothing, 0.0), ("model.dropout", model.dropout, 0.0),
+        ("model.non_local", model.non_local, False),
+    )  # fmt: skip
+    if data.augment == "rand_augment":
+        yield "data.augment", "rand_augment turns and shears pictures, and boxes stay upright; use whole"
+    for key, value, right in needed:
+        if value != right:
+            yield key, f"must be {'null' if right is None else right} with task detection, got {value}"
 
 
 def _foreign_problems(spec: Spec) -> Iterator[tuple[str, str]]:

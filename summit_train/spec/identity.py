@@ -10,7 +10,7 @@ from summit_train.spec.experiment import ModelSpec, Spec
 # Keys of `data` that change what is trained on; the others only say where the clips are and how fast they are read.
 _TRAINED_DATA = (
     "modality", "flow_length", "num_frames", "frame_stride", "sampling", "augment", "short_side", "crop_scales", "crop",
-    "flip", "balance", "region", "rand_augment", "repeats", "erase", "mix",
+    "flip", "balance", "region", "rand_augment", "repeats", "erase", "mix", "long_side", "span_frames",
 )  # fmt: skip
 _RECIPE = ("optimizer", "schedule", "loss", "ema", "scale", "parallel")
 # Each node may read its own copy of the data; the contents of the lists are compared by their fingerprints.

@@ -12,7 +12,7 @@ from summit_train.core.text import counted, csv_text, listed
 from summit_train.report.figures import GREY, PALETTE, drawable, finite, house_style, image, series
 from summit_train.report.noise import Measured
 from summit_train.sweep.grid import Sweep
-from summit_train.sweep.status import COLUMNS, Row, as_values, has_seeds, read_rows, sweep_points, tables
+from summit_train.sweep.status import Row, as_values, has_seeds, read_rows, sweep_points, tables
 
 
 def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
@@ -22,7 +22,7 @@ def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
     with locked(sweep.folder / "lock"):
         rows = read_rows(sweep, jobs)
         write_text(sweep.folder / "table.txt", tables(sweep, rows) + "\n")
-        write_text(sweep.folder / "table.csv", csv_text([COLUMNS, *(row.values() for row in rows)]))
+        write_text(sweep.folder / "table.csv", csv_text([rows[0].keys(), *(row.values() for row in rows)]))
         write_json(sweep.folder / "table.json", as_values(sweep, rows))
         for name, content in draw_accuracy(sweep, rows).items():
             with replacing(sweep.folder / name) as file:

@@ -32,7 +32,7 @@ COLUMNS = (
     "map", "map_std",
 )  # fmt: skip
 
-Row = dict[str, Any]  # by COLUMNS
+Row = dict[str, Any]  # by COLUMNS and the keys of the sweep's measures
 
 
 def read_jobs(sweep: Sweep, site: Site | None, warn: Callable[[str], None]) -> dict[str, tuple[str, str]]:
@@ -69,8 +69,8 @@ def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -
 
     state: done (the final evaluation covers the last step), running, queued, failed (started and not done), missing
     (never started), unknown (the scheduler does not answer), changed (started with another spec; see `note`).
-    top1, top1_std, top5, or with loss.kind binary map, map_std: percent, of the final evaluation; while `final` is
-    false, of the last validation in training.
+    top1, top1_std, top5, or with other kinds of loss map, map_std, ...: percent, of the final evaluation; while `final`
+    is false, of the last validation in training.
     training_top1: percent, mean over the batches of the last epoch. noise_scale, noise_scale_error: clips, over the
     measured steps; gradient_square, gradient_variance: |G|^2 and tr(Sigma), means over them. seconds: recorded training
     time. A value is None while it is unknown.
@@ -86,7 +86,7 @@ def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -
         except UserError:
             found = None  # nothing there, or only the files of a submission
         state, note = _state(run, found, job_state)
-        row: Row = dict.fromkeys(COLUMNS) | {
+        row: Row = dict.fromkeys((*COLUMNS, *(measure.key for measure in sweep.measures.every))) | {
             "name": run.name,
             "curve": run.curve,
             "state": state,

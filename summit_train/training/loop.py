@@ -16,8 +16,8 @@ from summit_train.core.watch import Stopped, StopRequest, Watchdog
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.workers import Batches
 from summit_train.evaluation.measures import left_out, measures_of, say_left_out
-from summit_train.evaluation.scoring import Scorer
 from summit_train.spec import Spec
+from summit_train.tasks import scorer_of
 from summit_train.training.checkpoint import is_due
 from summit_train.training.metrics import RunLog, validated
 from summit_train.training.run import Run
@@ -172,7 +172,7 @@ def save(run: Run, log: RunLog | None, watchdog: Watchdog, step: int) -> None:
 
 def validate(
     run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, epoch: int
-) -> dict[str, float] | None:
+) -> dict[str, float | None] | None:
     """Score one clip and one crop of every video, as for the curve in the paper's Figure 5; return rank 0's measures.
 
     With evaluate.mode "stream", stream all frames in one crop. Raises Stopped on request.
@@ -185,7 +185,7 @@ def validate(
 
     one_view = run.spec.evaluate.model_copy(update={"clips": 1, "crops": 1})
     spec = run.spec.model_copy(update={"evaluate": one_view})
-    scorer = Scorer(spec, run.val_set, run.world, run.device, stop)
+    scorer = scorer_of(spec)(spec, run.val_set, run.world, run.device, stop)
     scores = scorer.score(run.model, progress, source=f"validation after epoch {epoch}")
     if scores is None:
         return None

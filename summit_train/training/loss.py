@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn import functional
 
 from summit_train.models.precision import parameter_type
 from summit_train.spec import Spec
+
+
+class BatchLoss(Protocol):
+    """The loss of a task, as a step calls it."""
+
+    def of_batch(
+        self, outputs: torch.Tensor, targets: torch.Tensor, size: tuple[int, int], seed: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the mean loss of a micro-batch, and the number of its clips that are right.
+
+        outputs: of the network. size: the frames' height and width in pixels. seed: of random draws on the device.
+        """
 
 
 @dataclass(frozen=True)
@@ -43,6 +56,11 @@ class Loss:
         weights, smoothing = self.class_weights, self.label_smoothing
         total = functional.cross_entropy(logits, targets, weights, label_smoothing=smoothing, reduction="sum")
         return total / len(logits)
+
+    def of_batch(
+        self, outputs: torch.Tensor, targets: torch.Tensor, size: tuple[int, int], seed: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self(outputs, targets), num_correct(outputs, targets)
 
 
 def one_hot(targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

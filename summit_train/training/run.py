@@ -27,6 +27,7 @@ from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan
 from summit_train.spec import Spec
 from summit_train.spec.optimizer import OptimizerSpec
+from summit_train.tasks import loss_of
 from summit_train.training.averaging import AveragingStep, GrowingBatch
 from summit_train.training.best import Best
 from summit_train.training.checkpoint import Writer, checkpoint_path, prune_checkpoints, serialised, write_checkpoint
@@ -194,7 +195,7 @@ def build_step(
         plan.accumulation if is_synchronous else 1,
         spec.precision,
         solver.clip_norm,
-        build_loss(spec, clips_of_class, device),
+        loss_of(spec) or build_loss(spec, clips_of_class, device),
         spec.noise_scale.every_steps if is_synchronous and plan.virtual_gpus > 1 else 0,
         spec.ema.decay,
         spec.data.input,

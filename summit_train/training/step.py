@@ -23,7 +23,7 @@ from summit_train.spec.modality import RGB, Modality
 from summit_train.training.checkpoint import restore_solver
 from summit_train.training.erase import erase
 from summit_train.training.exchange import Exchange
-from summit_train.training.loss import Loss, num_correct
+from summit_train.training.loss import BatchLoss, Loss
 from summit_train.training.mix import UNMIXED, Mix, draw_mix
 from summit_train.training.noise import PassSquares, Squares
 from summit_train.training.stopwatch import UNTIMED, Mark, Stopwatch
@@ -248,7 +248,7 @@ class StepSettings:
     accumulation: int
     precision: str
     clip_norm: float | None = None
-    loss: Loss = field(default_factory=Loss)
+    loss: BatchLoss = field(default_factory=Loss)
     noise_every: int = 0
     ema_decay: float | None = None
     modality: Modality | None = RGB
@@ -373,10 +373,11 @@ class TrainStep:
         self.model.reseed(seed)  # type: ignore[operator]
         stopwatch.lap("other")
         with mixed_precision(self._settings.precision, self._device):
-            logits = self.model(clips)
-        logits = logits.to(self._dtype)
-        targets = mix.targets(labels, logits)
-        correct, loss = num_correct(logits, targets), self._settings.loss(logits, targets)
+            outputs = self.model(clips)
+        outputs = outputs.to(self._dtype)
+        size = (clips.shape[-2], clips.shape[-1])
+        draws = rng.seed_of(self._settings.seed, "loss", batch.step, batch.virtual_gpu)
+        loss, correct = self._settings.loss.of_batch(outputs, mix.targets(labels, outputs), size, draws)
         stopwatch.lap("forward")
         return loss, correct
 

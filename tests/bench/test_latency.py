@@ -13,8 +13,10 @@ import pytest
 from summit_train.__main__ import main
 from summit_train.bench.compare import ForwardBench
 from summit_train.bench.latency import Passes, Point, draw, measure_rounds, points_of, timed_values
+from summit_train.spec import dump_spec
 from tests.bench.conftest import TINY, Bench
 from tests.conftest import WriteSpec
+from tests.detectors import detector_spec
 
 SHORT = ("--repeats", "2", "--warm-up", "1", "--batch", "2", "--seconds", "0.1")
 
@@ -133,3 +135,23 @@ def test_the_figure_names_what_it_leaves_out_and_is_the_same_every_time(tmp_path
     drawn = " ".join(re.findall(r"<!-- (.*?) -->", (tmp_path / "one.svg").read_text()))
     for words in ("Left out, without a cost: no cost; another set.", "nothing was trained here", "2  counted"):
         assert words in drawn
+
+
+def test_a_frame_of_detectors_is_timed_and_its_boxes_apart(
+    write_spec: WriteSpec, bench: Bench, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    specs = []
+    for name, model in (("single", {}), ("online", {"arch": "tsm", "shift_direction": "past"})):
+        specs.append(str(tmp_path / f"{name}.yaml"))
+        Path(specs[-1]).write_text(dump_spec(detector_spec(name=name, model=model)))
+    values = bench("latency", *SHORT, *specs)
+    for row in values["rows"]:
+        boxes = row["boxes_ms"]
+        assert 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] and 0 < boxes["min"] <= boxes["max"]
+        assert (row["crop"], row["clips_per_second"], row["parameters"]) == (64, None, values["rows"][0]["parameters"])
+    assert values["rows"][0]["relative_latency"]["max"] == 1 and values["relative_to"] == "single"
+    assert main(["bench", "latency", *specs, *SHORT]) == 0
+    text = capsys.readouterr().out
+    assert "RANDOM FRAMES" in text and "boxes ms" in text and "clips/s" not in text
+    assert main(["bench", "latency", specs[0], str(write_spec("labels"))]) == 2
+    assert "must be all of detectors" in capsys.readouterr().err

@@ -12,6 +12,8 @@ import pytest
 from summit_train.__main__ import main
 from summit_train.cli.simulate import parse_nodes
 from summit_train.core.errors import UserError
+from summit_train.spec import dump_spec
+from tests.detectors import detector_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = str(ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml")
@@ -74,6 +76,19 @@ def test_ones_own_data_set_is_counted(simulated: Simulate, tmp_path: Path) -> No
     found = simulated("--site", "summit", "--nodes", "1", *data)
     assert (found["clips"], found["videos"], found["manifest_counted"]) == (960, 960, True)
     assert found["rows"][0]["steps_per_epoch"] == 20
+
+
+def test_training_sees_the_spans_of_a_list_with_boxes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    row = "video,frame,track,label,left,top,width,height\n"
+    rows = [f"a.mp4,{frame},0,{frame % 2},1,1,9,9\n" for frame in range(50)]
+    (tmp_path / "boxes.csv").write_text(row + "".join(rows))
+    path = str(tmp_path / "boxes.csv")
+    data = {"train": path, "val": path, "root": str(tmp_path), "span_frames": 8}
+    spec = detector_spec(data=data, precision="fp32", scale={"gpus": None, "clips_per_gpu": 1})
+    (tmp_path / "spec.yaml").write_text(dump_spec(spec))
+    assert main(["simulate", str(tmp_path / "spec.yaml"), "--site", "summit", "--nodes", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["clips"], found["videos"]) == (6, 1)
 
 
 def test_the_table_shows_predicted_beside_published(capsys: pytest.CaptureFixture[str]) -> None:

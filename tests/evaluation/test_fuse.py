@@ -285,3 +285,9 @@ def test_several_labels_by_hand(tmp_path: Path) -> None:
         read_runs([words[0], other])
     with pytest.raises(UserError, match=r"one\.npz is of loss\.kind binary and .*rgb\.npz of softmax"):
         read_runs([words[0], str(write_scores(tmp_path / "rgb.npz", RGB))])
+
+
+def test_boxes_of_a_detector_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "boxes.npz", detections=np.zeros((0, 7), np.float32), ends=np.zeros(1, np.int64))
+    with pytest.raises(UserError, match=r"boxes\.npz: has a detector's boxes; fuse adds the scores of networks that"):
+        read_run(str(tmp_path / "boxes.npz"))

@@ -93,7 +93,7 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(refused: Cal
     ("more", "overrides", "start", "parts"),
     [
         ("optimiser: {}\n", (), "spec.yaml:5: optimiser: unknown key", ("did you mean optimizer?", "schedule")),
-        ("zzz: 1\n", (), "spec.yaml:5: zzz: unknown key; valid: name, seed, model", ("run_dir",)),
+        ("zzz: 1\n", (), "spec.yaml:5: zzz: unknown key; valid: name, task, seed, model", ("run_dir",)),
         ("", ("model.ach=tsm",), "override 'model.ach=tsm': model.ach: unknown key", ("did you mean arch?",)),
         ("", ("mdel.arch=tsm",), "override 'mdel.arch=tsm': mdel: unknown key", ("did you mean model?",)),
         ("", ("extends=a.yaml",), "override 'extends=a.yaml': extends: unknown key", ()),

@@ -19,6 +19,7 @@ from summit_train.core import rng
 from summit_train.data.batches.order import MicroBatchKey, Order
 from summit_train.data.batches.stores import Store
 from summit_train.data.batches.workers import Batches, Reading
+from summit_train.data.manifest.boxes import stacked_targets
 from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video import augment
 from summit_train.data.video.clips import Frames, ViewsOf
@@ -28,7 +29,7 @@ from summit_train.spec import DataSpec, EvaluateSpec
 
 # The number of clips that are tried in place of an unreadable one.
 _MAX_SUBSTITUTES = 16
-PICTURES_AT_ONCE = 384  # frames times crops of a block of a whole video: 75 MB at 256 x 256 pixels
+PICTURES_AT_ONCE = 384  # frames times crops of a block of a whole video: 75 MB at 256 x 256 pixels, fewer larger ones
 AnyBatch = TypeVar("AnyBatch", bound="Pinned")
 # From the number of a video's frames to the wanted ones, in any order and with repeats. Pure, and can be pickled.
 ChooseFrames = Callable[[int], NDArray[np.int64]]
@@ -59,8 +60,10 @@ class Pinned:
 class MicroBatch(Pinned):
     """The clips of one virtual GPU in one step; with data.repeats those of one video follow one another.
 
-    clips: uint8 (n, T, H, W, C). labels: int64 (n,), or (n, most), see Manifest.label_rows. ids: int64 (n,), places in
-    the manifest. bad: the unreadable clips; `ids` has their substitutes.
+    clips: uint8 (n, T, H, W, C); smaller ones are padded with 0 at the right and at the bottom. labels: int64 (n,), or
+    (n, most), see Manifest.label_rows. Of a list with boxes float32 (n, T, most, 5): left, top, right, bottom in pixels
+    of the clip and the label, -2 if the box is ignored; a row without a box is -1. ids: int64 (n,), places in the
+    manifest. bad: the unreadable clips; `ids` has their substitutes.
     """
 
     step: int
@@ -103,6 +106,7 @@ def training_batches(
     return Batches(_TrainingClips(data, store, order.seed, kept), clips, data.workers, data.clip_seconds)
 
 
+Targets = list[list[NDArray[np.float32]]]  # of each view, of each frame, see Boxes.targets; none without boxes
 Draw = tuple[int, ...]  # (epoch, clip), with data.balance: classes (epoch, clip, step, virtual GPU, place)
 
 
@@ -122,31 +126,32 @@ class _TrainingClips:
         turns = [(step, virtual_gpu, i) if self.data.balance == "classes" else () for i in range(len(ids))]
         draws = [(epoch, clip, *turn) for clip, turn in zip(ids.tolist(), turns, strict=True)]
         read = [self._clip_or_substitute(draw, bad, reading) for draw in draws]
-        used = np.repeat(np.array([clip for clip, _ in read], np.int64), self.data.repeats)
-        labels = torch.from_numpy(self.store.manifest.label_rows(used))
-        clips = torch.from_numpy(np.concatenate([views for _, views in read]))
+        used = np.repeat(np.array([clip for clip, _, _ in read], np.int64), self.data.repeats)
+        manifest, targets = self.store.manifest, [target for _, _, targets in read for target in targets]
+        labels = torch.from_numpy(manifest.label_rows(used) if manifest.boxes is None else stacked_targets(targets))
+        clips = torch.from_numpy(_padded([views for _, views, _ in read]))
         return MicroBatch(step, virtual_gpu, clips, labels, torch.from_numpy(used), tuple(bad))
 
-    def _clip_or_substitute(self, draw: Draw, bad: list[BadClip], reading: Reading) -> tuple[int, Frames]:
+    def _clip_or_substitute(self, draw: Draw, bad: list[BadClip], reading: Reading) -> tuple[int, Frames, Targets]:
         """Read a clip, or where it is bad a substitute, and add those that are bad to `bad`."""
         failed: list[BadClip] = []
         # The substitutes are a function of (seed, draw).
         places = rng.key(self.seed, "substitute", *draw).integers(len(self.kept), size=_MAX_SUBSTITUTES)
         for tried in (draw[1], *(other for other in self.kept.ids(places).tolist() if other != draw[1])):
             try:
-                frames = self._clip(tried, draw, reading)
+                found = self._clip(tried, draw, reading)
             except DecodeError as error:
                 if self.data.on_bad_clip == "fail":
                     raise
                 failed.append(BadClip(tried, error.path, error.reason, None))
             else:
                 bad += [replace(one, substitute=tried) for one in failed[:1]] + failed[1:]
-                return tried, frames
+                return tried, *found
         reason = f"{failed[0].reason}; nor can {_MAX_SUBSTITUTES} others be read in its place"
         raise DecodeError(failed[0].path, reason)
 
-    def _clip(self, clip: int, drawn: Draw, reading: Reading) -> Frames:
-        """Read a clip, `data.repeats` views of its frames, uint8 (repeats, T, H, W, C).
+    def _clip(self, clip: int, drawn: Draw, reading: Reading) -> tuple[Frames, Targets]:
+        """Read `data.repeats` views of a clip, uint8 (repeats, T, H, W, C), and what they show of its boxes.
 
         drawn: whose draws it has: those of another clip where it is a substitute, which may have its own turn.
         """
@@ -154,20 +159,48 @@ class _TrainingClips:
         # The first view has the draws of a clip that is not repeated.
         places = [(*drawn, *([repeat] if repeat else [])) for repeat in range(data.repeats)]
 
-        def choose(num_frames: int) -> NDArray[np.int64]:
+        # The last choices, which are those that are read.
+        num_frames, frames, size, views = 0, np.zeros(0, np.int64), (0, 0), list[augment.View]()
+
+        def choose(number: int) -> NDArray[np.int64]:
+            nonlocal num_frames, frames
             generator = draw("sampling", *drawn)
-            frames = augment.train_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, generator)
-            return (num_frames - 1 - frames if manifest.is_reversed(clip) else frames)[None]
+            frames = augment.train_frames(data.sampling, number, data.num_frames, data.frame_stride, generator)
+            num_frames, frames = number, number - 1 - frames if manifest.is_reversed(clip) else frames
+            return frames[None]
 
         def views_of(width: int, height: int) -> list[augment.View]:
-            return [augment.train_view(data, width, height, draw("augment", *place)) for place in places]
+            nonlocal size, views
+            size = width, height
+            views = [augment.train_view(data, width, height, draw("augment", *place)) for place in places]
+            return views
 
         with reading(clip, manifest.path(clip)):
-            views = self.store.read_views(clip, choose, views_of)
+            pixels = self.store.read_views(clip, choose, views_of)
+        targets: Targets = []
+        if manifest.boxes is not None:
+            start = manifest.span(clip).start
+            if (problem := manifest.boxes.problem(clip, start + num_frames, *size)) is not None:
+                raise DecodeError(manifest.path(clip), problem)
+            targets = [manifest.boxes.targets(clip, start + frames, view, size) for view in views]
         if data.augment != "rand_augment":
-            return views
+            return pixels, targets
         operations = [draw_operations(data.rand_augment_settings, draw("rand_augment", *place)) for place in places]
-        return np.stack([apply_operations(own, view) for own, view in zip(operations, views, strict=True)])
+        return np.stack([apply_operations(own, view) for own, view in zip(operations, pixels, strict=True)]), targets
+
+
+def _padded(clips: Sequence[Frames]) -> Frames:
+    """Return clips (n, T, H, W, C) as one array, of the largest height and width."""
+    height, width = (max(clip.shape[axis] for clip in clips) for axis in (2, 3))
+    if all(clip.shape[2:4] == (height, width) for clip in clips):
+        return np.concatenate(clips)
+    first = clips[0]
+    padded = np.zeros((sum(map(len, clips)), first.shape[1], height, width, first.shape[4]), np.uint8)
+    start = 0
+    for clip in clips:
+        padded[start : start + len(clip), :, : clip.shape[2], : clip.shape[3]] = clip
+        start += len(clip)
+    return padded
 
 
 def test_batches(
@@ -178,7 +211,7 @@ def test_batches(
     Nothing is random. views_of: other views than the crops of `evaluate`; workers pickle it. A bad video raises
     DecodeError, or with data.on_bad_clip "skip" has no views, and no substitute.
     """
-    views_of = views_of or partial(augment.test_views, evaluate.short_side, evaluate.crops)
+    views_of = views_of or partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
     make = partial(_test_batch, data, store, evaluate.clips, views_of)
     return Batches(make, [int(video) for video in videos], min(data.workers, len(videos)), data.clip_seconds)
 
@@ -219,13 +252,15 @@ class FrameBlock(Pinned):
     """Some frames of one video.
 
     num_frames: of the video, 0 with an error. num_chosen: how many of them are chosen in all. numbers: of the frames
-    here, in order of playing. views: uint8 (crops, len(numbers), height, width, C). error: why it has no views.
+    here, in order of playing. size: width and height of the upright frame as it is stored. views: uint8 (crops,
+    len(numbers), height, width, C). error: why it has no views.
     """
 
     video: int
     num_frames: int
     num_chosen: int
     numbers: NDArray[np.int64]
+    size: tuple[int, int]
     views: torch.Tensor
     error: DecodeError | None = None
 
@@ -260,8 +295,9 @@ def whole_videos(
 
     The blocks have the chosen frames in order, each once. Those of a video that cannot be read raise DecodeError.
     """
-    size = max(1, PICTURES_AT_ONCE // (evaluate.crops if isinstance(evaluate.crops, int) else 1))
-    read = partial(_read_block, evaluate, store, choose_frames, size)
+    crops, pixels = evaluate.crops if isinstance(evaluate.crops, int) else 1, max(256, evaluate.short_side) ** 2
+    size = max(1, PICTURES_AT_ONCE * 256**2 // pixels // crops)
+    read = partial(_read_block, evaluate, data.long_side, store, choose_frames, size)
 
     def blocks_at(keys: Sequence[tuple[int, int]]) -> Batches[FrameBlock]:
         return Batches(read, keys, min(data.workers, len(keys)), data.clip_seconds)
@@ -272,12 +308,18 @@ def whole_videos(
 
 
 def _read_block(
-    evaluate: EvaluateSpec, store: Store, choose_frames: ChooseFrames, size: int, key: tuple[int, int], reading: Reading
+    evaluate: EvaluateSpec,
+    long_side: int | None,
+    store: Store,
+    choose_frames: ChooseFrames,
+    size: int,
+    key: tuple[int, int],
+    reading: Reading,
 ) -> FrameBlock:
     """Read at most `size` frames of a video. key: the video, and the place among its chosen frames of the first."""
     (video, start), manifest = key, store.manifest
     # As the last choice had it, which is the one that counts: the first may begin with a wrong number of frames.
-    num_frames, frames, num_anchors = 0, np.zeros(0, np.int64), 0
+    num_frames, frames, num_anchors, size_stored = 0, np.zeros(0, np.int64), 0, (0, 0)
 
     def choose(number: int) -> NDArray[np.int64]:
         nonlocal num_frames, frames, num_anchors
@@ -290,11 +332,15 @@ def _read_block(
         num_anchors = len(anchors)
         return np.concatenate([anchors, here])[None]
 
-    views_of = partial(augment.test_views, evaluate.short_side, evaluate.crops)
+    def views_of(width: int, height: int) -> list[augment.View]:
+        nonlocal size_stored
+        size_stored = width, height
+        return augment.test_views(evaluate.short_side, evaluate.crops, width, height, long_side=long_side)
+
     try:
         with reading(video, manifest.path(video)):
             views = store.read_views(video, choose, views_of)
     except DecodeError as error:
-        return FrameBlock(video, 0, 0, frames[:0], torch.zeros(0, dtype=torch.uint8), error)
+        return FrameBlock(video, 0, 0, frames[:0], size_stored, torch.zeros(0, dtype=torch.uint8), error)
     here = frames[start : start + size]
-    return FrameBlock(video, num_frames, len(frames), here, torch.from_numpy(views[:, num_anchors:]))
+    return FrameBlock(video, num_frames, len(frames), here, size_stored, torch.from_numpy(views[:, num_anchors:]))

@@ -13,7 +13,7 @@ import numpy as np
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.manifest.tables import parse_table
-from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_folder_views, read_views
+from summit_train.data.video.clips import Choose, Frames, ViewsOf, holds_pictures, read_folder_views, read_views
 from summit_train.data.video.render import views_of_region
 from summit_train.data.video.source import LIMITS, Limits, load_video
 
@@ -40,7 +40,7 @@ class FileStore:
         if self.is_flow:
             return read_folder_views(path, choose, views_of, num_frames, self.limits, is_flow=True)
         choose = self.manifest.span(clip).chosen_in(path, choose)
-        if os.path.isdir(path):
+        if holds_pictures(path):
             return read_folder_views(path, choose, views_of, num_frames, self.limits)
         video = load_video(path, self.manifest.sha256(clip))
         return read_views(video, choose, views_of, num_frames, limits=self.limits)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from summit_train.core.errors import UserError
+from summit_train.data.manifest.box_importers import LabelledPictures, read_mot, read_vid
 from summit_train.data.manifest.reading import ManifestRow
 from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, is_video, label_text, opened
 from summit_train.data.video.clips import list_clip
@@ -62,6 +63,10 @@ class Annotations:
             for label in clip.labels:
                 if label not in known:
                     raise UserError(f"{clip.place}: the label {label!r} is not one of the {len(known)} classes")
+
+    def located(self, root: str) -> Iterator[ManifestRow | DecodeError]:
+        """Yield what `locate` finds."""
+        return locate(self, root)
 
 
 def locate(annotations: Annotations, root: str) -> Iterator[ManifestRow | DecodeError]:
@@ -267,7 +272,7 @@ def _folders(ask: Request) -> Annotations:
 
 
 # kind -> its reader, which raises UserError, and what its source is
-KINDS: dict[str, tuple[Callable[[Request], Annotations], str]] = {
+KINDS: dict[str, tuple[Callable[[Request], Annotations | LabelledPictures], str]] = {
     "kinetics": (_kinetics, "CSV of Kinetics-400, -600 or -700: label,youtube_id,time_start,time_end,split"),
     "ucf101": (_ucf101, "trainlist01.txt or testlist01.txt; --labels classInd.txt [next to it]"),
     "hmdb51": (_hmdb51, "folder of CLASS_test_split1.txt; --split and --part"),
@@ -276,4 +281,9 @@ KINDS: dict[str, tuple[Callable[[Request], Annotations], str]] = {
     "jester": (_something_v1, "CSV ID;label; --labels jester-v1-labels.csv"),
     "charades": (_charades, "CSV id,subject,...,actions,length; --labels Charades_v1_classes.txt [next to it]"),
     "folders": (_folders, "folder with a folder for each class, of videos or of folders of pictures"),
+    "vid": (lambda ask: read_vid(ask.source), "boxes: ILSVRC2015/Data/VID/train, .../VID/val, or a folder of DET"),
+    "mot": (
+        lambda ask: read_mot(ask.source),
+        "boxes: folder of MOTChallenge sequences with img1/ and gt/gt.txt",
+    ),
 }

@@ -22,6 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 from summit_train.core.errors import UserError
 from summit_train.core.files import replacing, write_json, write_text
 from summit_train.core.text import csv_text, from_json
+from summit_train.data.manifest.boxes import BOX, Boxes, box_header, read_boxes, write_boxes
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.tables import (
     CLASSES_FILE,
@@ -51,7 +52,8 @@ class ManifestRow:
 
     num_frames: of the whole video. start_frame, end_frame: set if the clip is a span of it; the end is exclusive.
     duration, codec: for people; not read back, because other lists may use these names for other things.
-    others: names and cells of further columns; a field of the same name wins.
+    others: names and cells of further columns; a field of the same name wins. boxes: of this video alone; None in a
+    list without boxes.
     """
 
     path: str
@@ -68,6 +70,7 @@ class ManifestRow:
     duration: float | None = None
     codec: str | None = None
     others: tuple[tuple[str, str], ...] = ()
+    boxes: Boxes | None = None
 
     @property
     def labels(self) -> tuple[int, ...]:
@@ -83,10 +86,17 @@ class ManifestRow:
 
 
 def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
-    """Write a manifest CSV, whole or not at all. Optional columns that no row fills are left out."""
+    """Write a manifest CSV, whole or not at all. Optional columns that no row fills are left out.
+
+    Of rows with boxes it is a list with boxes, which has the frame counts and the SHA-256 of the other columns alone.
+    """
+    rows = list(rows)
+    if any(row.boxes is not None for row in rows):
+        write_boxes(path, ((row.path, row.num_frames, row.sha256, row.boxes.rows) for row in rows if row.boxes))
+        return
     cells: list[dict[str, object]] = []
     for row in rows:
-        own = vars(row) | {"reversed": int(row.reversed) or None, "others": None}
+        own = vars(row) | {"reversed": int(row.reversed) or None, "others": None, "boxes": None}
         others = {name: cell for name, cell in row.others if cell}
         cells.append(others | {name: value for name, value in own.items() if value is not None})
     order = [field.name for field in fields(ManifestRow)]
@@ -110,6 +120,7 @@ class Manifest:
     spans: (N,), each clip's `start` and `end` in its video, see Span, or (0,) where all are whole videos. is_packed:
     the clips are in shards, in the folder `source`. stored_fingerprint: a packed set's. pixels: what packing did to the
     pixels ("": nothing). regions: (N,), each clip's part of the frame, see Region, or (0,) where it is not read.
+    boxes: of each clip, if the list has boxes; its labels are then the classes that occur.
     """
 
     source: str
@@ -128,6 +139,7 @@ class Manifest:
     stored_fingerprint: str = ""
     pixels: str = ""
     regions: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, DTYPES["regions"]))
+    boxes: Boxes | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -175,6 +187,7 @@ class Manifest:
         digest = self.sha256(index)
         row = ManifestRow(self.path(index), label_text(self.labels_of(index)), self.num_frames(index))
         row = replace(row, sha256=digest.hex() if digest else None, reversed=self.is_reversed(index))
+        row = row if self.boxes is None else replace(row, boxes=self.boxes.only(index))
         return row.with_span(self.span(index))
 
     @property
@@ -260,7 +273,7 @@ class Manifest:
         )
 
     def fingerprint(self) -> str:
-        """Return 32 hexadecimal digits of the clips' paths, labels, directions, spans and regions, in order.
+        """Return 32 hexadecimal digits of the clips' paths, labels, directions, spans, regions and boxes, in order.
 
         Whole videos have the same one with and without columns for spans. A set of packed bytes has the fingerprint of
         its videos; packing that changes the pixels changes it.
@@ -275,6 +288,7 @@ class Manifest:
             digest.update(b"several labels")
             columns += [(self.more_labels, DTYPES["more_labels"])]
         columns += [(self.regions, DTYPES["regions"])] if len(self.regions) else []
+        columns += [] if self.boxes is None else [(self.boxes.rows, BOX), (self.boxes.ends, "<i8")]
         for column, dtype in columns:
             digest.update(np.ascontiguousarray(column, dtype).data)
         digest.update(self.pixels.encode())
@@ -291,7 +305,8 @@ def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
     name in `classes.txt` next to the file (one name a line, the first is label 0). An integer is always the label
     itself, also where a class has that name. A clip of several classes has several, `3;17`, of none `;`. List: the
     label follows the last blank; `path num_frames label` too, where path is a folder of pictures. region: data.region;
-    a packed set was cut when it was packed. Raises UserError, naming file and line.
+    a packed set was cut when it was packed. A CSV with the columns `video,frame,...` is a list with boxes, see
+    docs/detection.md. Raises UserError, naming file and line.
     """
     source = Path(path)
     if (source / PACK_FILE).is_file():
@@ -300,10 +315,19 @@ def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
         raise UserError(f"{source}: its packing was not finished; run `data pack` again to continue it")
     is_folder = source.is_dir()
     classes = class_folders(source) if is_folder else read_classes(source.parent / CLASSES_FILE)
-    table = folder_table(source) if is_folder else read_table(source)
+    boxes: Boxes | None = None
+    if is_folder:
+        table = folder_table(source)
+    elif (header := box_header(source)) is not None:
+        table, boxes = read_boxes(source, header, classes)
+    else:
+        table = read_table(source)
     if not table[0]:
         raise UserError(f"{source}: no clip found in it")
     columns: dict[str, Any] = parse_table(source, table, classes)
+    if boxes is not None:
+        boxes.check_frames(columns["frame_counts"])
+        columns |= {"boxes": boxes} | boxes.clip_labels()
     if region is not None:
         columns["regions"] = parse_regions(source, table)
     return Manifest(str(source), os.path.abspath(source) if is_folder else "", classes, **columns)
@@ -312,7 +336,7 @@ def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
 def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:
     """Yield every clip's row with all columns of its list. Raises UserError."""
     cells: dict[str, Sequence[str]] = {}
-    if not manifest.is_packed and not manifest.folder:
+    if not manifest.is_packed and not manifest.folder and manifest.boxes is None:
         cells = read_table(Path(manifest.source))[1]
     groups = cells.pop("group", [""] * len(manifest))
     others = {name: column for name, column in cells.items() if name not in _KNOWN}
@@ -339,6 +363,16 @@ def _read_packed_manifest(source: Path) -> Manifest:
         clips, labels = (columns["more_labels"][name] for name in ("clip", "label"))
         if np.any(np.diff(clips) < 0) or np.any((clips < 0) | (clips >= len(columns["labels"])) | (labels < 0)):
             raise ValueError(f"{folder}: some of its labels do not belong to a clip")
+        if about.get("boxes"):
+            rows, ends = load_column(folder / "boxes.npy", BOX), load_column(folder / "box_ends.npy", np.int64)
+            if (
+                len(ends) != len(columns["offsets"])
+                or ends[0] != 0
+                or ends[-1] != len(rows)
+                or np.any(np.diff(ends) < 0)
+            ):
+                raise ValueError(f"{folder}: some of its boxes do not belong to a clip")
+            columns["boxes"] = Boxes(rows, ends, source=str(source))
         columns |= {"is_packed": True, "stored_fingerprint": about["fingerprint"], "pixels": about["pixels"]}
         return Manifest(str(source), "", None if about["classes"] is None else tuple(about["classes"]), **columns)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -361,6 +395,10 @@ def write_packed_manifest(folder: Path, manifest: Manifest) -> str:
     for name, dtype in dtypes.items():
         if name not in OPTIONAL or name in used:
             save_column(folder / PACKED_MANIFEST / f"{name}.npy", getattr(manifest, name), dtype)
+    if manifest.boxes is not None:
+        save_column(folder / PACKED_MANIFEST / "boxes.npy", manifest.boxes.rows, BOX)
+        save_column(folder / PACKED_MANIFEST / "box_ends.npy", manifest.boxes.ends, np.int64)
+        used["boxes"] = True
     fingerprint = manifest.fingerprint()
     about = {"classes": manifest.classes, "pixels": manifest.pixels, "fingerprint": fingerprint}
     write_json(folder / PACKED_MANIFEST / _ABOUT, about | used)

@@ -6,7 +6,7 @@ import csv
 import difflib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -69,7 +69,7 @@ def read_table(source: Path, columns: tuple[str, str] = ("path", "label"), what:
     names = [name.strip().strip('"') for name in texts[start].split(",")] if texts else []
     if set(columns) & set(names):
         _check_header(f"{source}:{start + 1}", names, columns)
-        rows = list(_csv_rows(source, texts, start + 1, len(names)))
+        rows = list(csv_rows(source, texts, start + 1, len(names)))
     else:
         names = ["path", "num_frames", "label"]
         listed = ((line, text) for line, text in enumerate(texts, 1) if text.strip())
@@ -112,8 +112,8 @@ def _check_header(place: str, names: Sequence[str], columns: tuple[str, str]) ->
             raise UserError(f"{place}: unknown column {name!r}: did you mean {near[0]!r}?")
 
 
-def _csv_rows(source: Path, texts: Sequence[str], first: int, width: int) -> Iterator[tuple[Any, ...]]:
-    """Yield (line, cells) of the rows from texts[first] on."""
+def csv_rows(source: Path, texts: Iterable[str], first: int, width: int) -> Iterator[tuple[Any, ...]]:
+    """Yield (line, cells) of the rows behind the first lines. Raises UserError."""
     rows, line = csv.reader(islice(texts, first, None)), first + 1
     try:
         for row in rows:
@@ -243,15 +243,15 @@ def _labels(numbers: dict[str, int], text: str) -> tuple[int, ...]:
     """Parse what `label_text` writes, with names or integers, rising."""
     words = text.strip()
     if ";" not in words or words in numbers:  # a class may have a semicolon in its name
-        return (_label(numbers, text),)
-    found = sorted(_label(numbers, word) for word in words.split(";")) if words != ";" else []
+        return (parse_label(numbers, text),)
+    found = sorted(parse_label(numbers, word) for word in words.split(";")) if words != ";" else []
     if len(set(found)) < len(found):
         raise ValueError(f"a label must name each class once, got {words!r}")
     return tuple(found)
 
 
-def _label(numbers: dict[str, int], text: str) -> int:
-    """Parse a label: an integer as it is, a name by its place among the classes."""
+def parse_label(numbers: dict[str, int], text: str) -> int:
+    """Parse a label: an integer as it is, a name by its place among the classes. Raises ValueError."""
     name, limit = text.strip(), len(numbers) or _INT32_MAX
     if _INTEGER.fullmatch(name):
         if not 0 <= int(name) < limit:
@@ -270,6 +270,14 @@ def _label(numbers: dict[str, int], text: str) -> int:
     raise ValueError(f"the class {name!r} is not in {CLASSES_FILE}{hint}")
 
 
+def parse_flag(name: str, text: str) -> bool:
+    """Parse the cell of a flag; an empty one is False. Raises ValueError."""
+    word = text.strip().lower()
+    if word not in _FLAGS:
+        raise ValueError(f"{name} must be 0 or 1, got {text!r}")
+    return _FLAGS[word]
+
+
 def _optional(name: str, text: str) -> object:
     """Parse a cell of num_frames (-1: unknown), reversed or sha256 (zeros: unknown); it may be empty."""
     word = text.strip()
@@ -279,9 +287,7 @@ def _optional(name: str, text: str) -> object:
             raise ValueError(f"num_frames must be a positive integer, or empty, got {text!r}")
         return count
     if name == "reversed":
-        if word.lower() not in _FLAGS:
-            raise ValueError(f"reversed must be 0 or 1, got {text!r}")
-        return _FLAGS[word.lower()]
+        return parse_flag(name, word)
     if text and not _SHA256.fullmatch(text):
         raise ValueError(f"sha256 must be 64 hexadecimal digits, or empty, got {text!r}")
     return bytes.fromhex(text) if text else bytes(32)

@@ -86,6 +86,8 @@ def begin(store: FileStore, folder: Path, packing: packed.Packing, shard_bytes: 
     manifest = store.manifest
     if manifest.is_packed:
         raise UserError(f"{manifest.source}: is packed already; pack from the manifest that it was made from")
+    if manifest.boxes is not None and (packing.modality == "flow" or packing.every > 1):
+        raise UserError(f"{manifest.source}: has boxes in every frame; pack all frames, as pictures or as they are")
     if packing.modality == "flow" and (reason := manifest.no_flow()) is not None:
         raise UserError(reason)
     if (folder / PACK_FILE).exists():

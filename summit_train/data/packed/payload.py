@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from summit_train.data.packed.format import (
     picture_checksum,
 )
 from summit_train.data.video.augment import View, scaled_size
-from summit_train.data.video.clips import decode_picture, list_pictures
+from summit_train.data.video.clips import decode_picture, holds_pictures, list_pictures
 from summit_train.data.video.decode import count_packets, read_from_start
 from summit_train.data.video.encode import jpeg
 from summit_train.data.video.flow import encode, flow_method, grey
@@ -63,7 +62,7 @@ def make_samples(
 
     Errors name the clips as the manifest does. Where files are packed as they are, the first clip holds the bytes.
     """
-    is_folder = os.path.isdir(path)
+    is_folder = holds_pictures(path)
     holder = None if is_folder or packing.kind == "jpeg" else clips[0]
     try:
         convert = _Converter(path, packing, region)

@@ -109,25 +109,45 @@ class View:
         assert 0 <= self.x < self.x + self.crop_width <= self.width, self
         assert 0 <= self.y < self.y + self.crop_height <= self.height, self
 
+    def boxes(self, boxes: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
+        """Return where the view shows boxes of a frame of this (width, height): (B, 4), cut off at the crop's edges.
 
-def scaled_size(width: int, height: int, short_side: int) -> tuple[int, int]:
-    """Return the (width, height) of a frame scaled so that its shorter side becomes `short_side`."""
-    shorter = min(width, height)
-    return width * short_side // shorter, height * short_side // shorter
+        A box is left, top, right, bottom in pixels; one over the first pixel alone is 0, 0, 1, 1.
+        """
+        scale = np.array([self.width / size[0], self.height / size[1]] * 2, np.float32)
+        seen = boxes * scale - np.array([self.x, self.y] * 2, np.float32)
+        if self.flip:
+            seen[:, [0, 2]] = self.crop_width - seen[:, [2, 0]]
+        limits = np.array([self.crop_width, self.crop_height] * 2, np.float32)
+        moved: NDArray[np.float32] = np.clip(seen, 0, limits)
+        return moved
+
+
+def scaled_size(width: int, height: int, short_side: int, long_side: int | None = None) -> tuple[int, int]:
+    """Return the (width, height) of a frame scaled so that its shorter side becomes `short_side`.
+
+    long_side: where the longer side would exceed it, that one becomes `long_side`.
+    """
+    side, now = short_side, min(width, height)
+    if long_side is not None and max(width, height) * short_side > long_side * now:
+        side, now = long_side, max(width, height)
+    return max(1, width * side // now), max(1, height * side // now)
 
 
 def train_view(data: DataSpec, width: int, height: int, generator: np.random.Generator) -> View:
-    """Draw the view of one training clip, a square of side data.crop, of a `width` x `height` frame.
+    """Draw the view of one training clip of a `width` x `height` frame: a square of side data.crop, or all of it.
 
     scale_jitter (the paper's): the short side is uniform over the integers of data.short_side, both ends included, then
     the crop is uniform. multi_scale_crop (TSN's and TSM's): one of `crop_sizes` and one of 13 positions; rand_augment:
-    the box of `draw_box`. The box becomes the crop. data.flip: mirror half of them.
+    the box of `draw_box`. The box becomes the crop. whole: the whole frame, with a short side as for scale_jitter.
+    data.flip: mirror half of them.
     """
-    crop = data.crop
-    if data.augment == "scale_jitter":
-        low, high = data.short_side
-        scaled = scaled_size(width, height, int(generator.integers(low, high + 1)))
-        x, y = (int(generator.integers(0, side - crop + 1)) for side in scaled)
+    crop, low, high = data.crop, *data.short_side
+    if data.augment in ("scale_jitter", "whole"):
+        limit = data.long_side if data.augment == "whole" else None
+        scaled = scaled_size(width, height, int(generator.integers(low, high + 1)), limit)
+        crops = scaled if data.augment == "whole" else (crop, crop)
+        x, y = (int(generator.integers(0, side - own + 1)) for side, own in zip(scaled, crops, strict=True))
     else:
         if data.augment == "multi_scale_crop":
             sizes = crop_sizes(crop, width, height, data.crop_scales or data.input.crop_scales)
@@ -140,12 +160,12 @@ def train_view(data: DataSpec, width: int, height: int, generator: np.random.Gen
         # Each axis is scaled so that the box becomes the crop.
         axes = list(zip((width, height), box, (left, top), strict=True))
         across, down = (max(crop, round(length * crop / side)) for length, side, _ in axes)
-        scaled = across, down
+        scaled, crops = (across, down), (crop, crop)
         places = zip(axes, scaled, strict=True)
         x, y = (min(round(start * crop / side), whole - crop) for (_, side, start), whole in places)
     # Always drawn: switching flips off must not change the crops.
     mirrored = bool(generator.random() < 0.5)
-    return View(*scaled, x, y, crop, crop, flip=data.flip and mirrored)
+    return View(*scaled, x, y, *crops, flip=data.flip and mirrored)
 
 
 def draw_box(
@@ -168,15 +188,18 @@ def draw_box(
     return box, ((width - box[0]) // 2, (height - box[1]) // 2)
 
 
-def test_views(short_side: int, crops: int | str, width: int, height: int) -> list[View]:
+def test_views(
+    short_side: int, crops: int | str, width: int, height: int, *, long_side: int | None = None
+) -> list[View]:
     """Return the views of one test clip, all of one size, of a `width` x `height` frame.
 
     crops: 1 (the centre square of side `short_side`), 3 (left, centre, right along the longer side) or
-    'full' (the whole frame, its shorter side scaled to `short_side`).
+    'full' (the whole frame, its shorter side scaled to `short_side`, see `scaled_size` for `long_side`).
     """
-    scaled = scaled_size(width, height, short_side)
     if crops == "full":
+        scaled = scaled_size(width, height, short_side, long_side)
         return [View(*scaled, 0, 0, *scaled)]
+    scaled = scaled_size(width, height, short_side)
     free_x, free_y = (side - short_side for side in scaled)
     halves = (1,) if crops == 1 else (0, 1, 2)
     return [View(*scaled, free_x * half // 2, free_y * half // 2, short_side, short_side) for half in halves]

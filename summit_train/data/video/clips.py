@@ -152,14 +152,28 @@ def is_picture(name: str) -> bool:
     return _NUMBERED.fullmatch(name) is not None
 
 
+def holds_pictures(path: str) -> bool:
+    """Return whether a clip is a folder of pictures, or one picture."""
+    return os.path.isdir(path) or is_picture(os.path.basename(path))
+
+
+def picture_size(path: str) -> tuple[int, int]:
+    """Return the width and height of an upright picture. Raises DecodeError."""
+    _, frame = decode_picture(path, read_bytes(path), Budget(path, NO_HURRY))
+    return turn_in(frame).size(frame.width, frame.height)
+
+
 def list_pictures(folder: str, *, is_flow: bool = False) -> list[str]:
     """Return the paths of a folder's frames in order, or of its flow: x and y of the first field, of the second, ...
 
     Frames are one series, such as 00001.jpg or img_00001.jpg. Flow is two whose names differ in x and y alone:
     flow_x_00001.jpg and flow_y_00001.jpg, x_00001.jpg and y_00001.jpg, 000123-x_00001.jpg and 000123-y_00001.jpg.
     Other files are left out, and flow beside frames. Raises DecodeError without such a series, for several (nothing
-    tells which one is the clip), for a missing number, and for a number that only x or y has.
+    tells which one is the clip), for a missing number, and for a number that only x or y has. A picture file, in place
+    of a folder, is a video of one frame.
     """
+    if os.path.isfile(folder):
+        return [folder]
     series, pairs = _series(folder)
     clips = pairs if is_flow else [(name,) for name in series if name not in chain.from_iterable(pairs)]
     if len(clips) != 1:
@@ -188,7 +202,7 @@ def list_clip(folder: str) -> tuple[list[str], int]:
 
     Raises DecodeError as `list_pictures` does.
     """
-    is_flow = holds_flow(folder)
+    is_flow = os.path.isdir(folder) and holds_flow(folder)
     paths = list_pictures(folder, is_flow=is_flow)
     return paths, len(paths) // 2 if is_flow else len(paths)
 

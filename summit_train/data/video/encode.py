@@ -1,4 +1,4 @@
-"""Writing videos: a small encoder through PyAV, and a line of text on a picture."""
+"""Writing videos: a small encoder through PyAV; text and boxes on a picture."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import av
 import numpy as np
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from summit_train.data.video.render import Frames
 
 _SMALLEST = 8  # letters, pixels
 # Encodes a uint8 RGB picture (H, W, 3) to be shown at a time in ticks.
 Write = Callable[[Frames, int], None]
+Drawn = tuple[int, str, tuple[float, float, float, float]]  # a box: its class, text and edges
 
 
 @contextmanager
@@ -116,4 +117,27 @@ def with_caption(picture: Frames, text: str) -> Frames:
         draw.rectangle((0, 0, width, size * 3 // 2), fill=(0, 0, 0))
         font, place = ImageFont.load_default(size), (size // 2, size * 3 // 4)
         draw.text(place, text, fill=(255, 255, 255), font=font, anchor="lm")
+    return np.array(image)
+
+
+def with_boxes(picture: Frames, boxes: Sequence[Drawn]) -> Frames:
+    """Return a copy of an RGB picture (H, W, 3) with boxes, the first one on top: (class, text, edges) each.
+
+    The edges are left, top, right and bottom in pixels, continuous: 0, 0, 1, 1 is the first pixel. A class has a colour
+    of its own. The text stands above its box or, where there is no room, in it.
+    """
+    image = Image.fromarray(picture)
+    draw = ImageDraw.Draw(image)
+    size = max(_SMALLEST, image.height // 30)
+    font, line = ImageFont.load_default(size), max(2, image.height // 200)
+    for label, text, edges in reversed(boxes):
+        left, top, right, bottom = map(round, edges)
+        # The golden angle: hues of neighbouring numbers are far apart.
+        colour = ImageColor.getrgb(f"hsv({label * 137.508 % 360:.0f}, 90%, 100%)")
+        draw.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=colour, width=line)
+        height, width = size * 5 // 4, round(font.getlength(text)) + size // 2
+        x, y = max(0, min(left, image.width - width)), top - height if top >= height else top + line
+        if text:
+            draw.rectangle((x, y, x + width - 1, y + height - 1), fill=(0, 0, 0))
+            draw.text((x + size // 4, y + height // 2), text, fill=(255, 255, 255), font=font, anchor="lm")
     return np.array(image)

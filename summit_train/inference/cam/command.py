@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> Result:
     table = args.out / "cam.csv"
     check_output("--out", args.out, table)
     trained = open_named(args, overrides)
+    trained.check_labels("cam")
     listings = list_videos(words, trained, tell, use_labels=False)
     mapper = Mapper(trained, choose_device(World()), args.wanted)
     measured = measure_threshold(mapper) if args.threshold is None else {"threshold": args.threshold}

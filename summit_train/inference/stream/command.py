@@ -6,12 +6,11 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from fractions import Fraction
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed, UserError
@@ -19,11 +18,13 @@ from summit_train.core.files import check_output
 from summit_train.core.result import Result, show, tell
 from summit_train.core.session import check_single
 from summit_train.data.video.augment import View
-from summit_train.data.video.encode import Write, open_writer, with_caption
-from summit_train.data.video.render import Renderer
+from summit_train.data.video.encode import Write, open_writer
+from summit_train.data.video.render import Frames, Renderer
 from summit_train.data.video.stream import PIPE, USUAL_FPS, Reading, StreamFrame, file_frames, pipe_frames, raw_frames
 from summit_train.inference.arguments import add_network, checked, open_named
-from summit_train.inference.stream.stream import Follower, Show, open_stream, renderer
+from summit_train.inference.stream.boxes import LEAST_SCORE, open_boxes
+from summit_train.inference.stream.labels import open_labels
+from summit_train.inference.stream.stream import Follower, Show, Values, Watcher
 from summit_train.inference.trained import Trained
 from summit_train.training.start import choose_device
 
@@ -42,14 +43,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rate = checked(Fraction, lambda rate: rate > 0, "frames a second, such as 25 or 30000/1001")
     stride = checked(int, range(1, 10**9).__contains__, "1 or more")
     window = checked(int, range(10**9).__contains__, "0 or more")
+    score = checked(float, lambda score: 0 <= score <= 1, "0 to 1")
     add_network(parser)
     parser.add_argument("video", metavar="VIDEO|-", help="video file, or - for a container on standard input")
     parser.add_argument("--raw", type=size, metavar="WxH", help="standard input has raw RGB frames of this size")
     parser.add_argument("--fps", type=rate, metavar="F", help=f"frames a second of --raw [{USUAL_FPS}]")
-    parser.add_argument("--stride", type=stride, metavar="N", help="see every Nth frame [data.frame_stride]")
+    parser.add_argument(
+        "--stride", type=stride, metavar="N", help="see every Nth frame [data.frame_stride; detectors: 1]"
+    )
     parser.add_argument("--window", type=window, metavar="N", help="average N frames; 0: all [data.num_frames]")
+    parser.add_argument("--score", type=score, metavar="S", help=f"least score of a detector's boxes [{LEAST_SCORE}]")
     parser.add_argument("--live", action="store_true", help="never wait: drop the oldest frames that come too fast")
-    parser.add_argument("--show", metavar="OUT.mp4", help="write the video with the label drawn on it")
+    drawn = "write the video with the label or the boxes drawn on it"
+    parser.add_argument("--draw", "--show", metavar="OUT.mp4", help=drawn)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
@@ -60,18 +66,19 @@ def run(args: argparse.Namespace) -> Result:
     frames = _frames(args, reading)
     trained = open_named(args, args.overrides)
     spec = trained.spec
-    stream = open_stream(trained, choose_device(World()), args.window)
+    watcher = _watcher(args, trained)
     if args.stride is None and spec.data.sampling == "uniform":
         why = "the network was trained on frames spread over each video (data.sampling uniform)"
         raise UserError(f"{why}, without a fixed distance between frames: give one with --stride N")
-    stride = args.stride or spec.data.frame_stride
-    follower = Follower(stream, renderer(spec.evaluate), trained.classes, reading, stride, spec.loss.kind)
+    # A detector's evaluation sees every frame.
+    stride = args.stride or (spec.data.frame_stride if spec.model.detector is None else 1)
+    follower = Follower(watcher, reading, stride)
     is_interrupted = False
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop ends the stream as Ctrl-C does
     try:
-        with shown_in(args.show, args.video, reading) if args.show else nullcontext() as writer:
+        with drawn_in(args.draw, args.video, reading, watcher.draw) if args.draw else nullcontext() as writer:
             try:
-                _print(follower.follow(frames, live=args.live, show=writer), args, trained, stride)
+                _print(follower.follow(frames, live=args.live, show=writer), args, trained, follower)
             except KeyboardInterrupt:
                 is_interrupted = True
     finally:
@@ -100,51 +107,60 @@ def _frames(args: argparse.Namespace, reading: Reading) -> Iterator[StreamFrame]
     return raw_frames(pipe, args.raw, args.fps or USUAL_FPS, reading)
 
 
-def _print(results: Iterator[dict[str, Any]], args: argparse.Namespace, trained: Trained, stride: int) -> None:
-    """Show the label of each frame, as text only where it changes; first, on stderr, what is followed."""
-    last, dropped = None, 0
+def _watcher(args: argparse.Namespace, trained: Trained) -> Watcher:
+    """Return what watches the frames, by the task of the network. Raises UserError for another task's options."""
+    if trained.spec.model.detector is None:
+        if args.score is not None:
+            raise UserError("--score is for the boxes of a detector, and this network labels videos; leave it out")
+        return open_labels(trained, choose_device(World()), args.window)
+    if args.window is not None:
+        raise UserError("--window is for the label of a video, and this network finds boxes; leave it out")
+    return open_boxes(trained, choose_device(World()), LEAST_SCORE if args.score is None else args.score)
+
+
+def _print(results: Iterator[Values], args: argparse.Namespace, trained: Trained, follower: Follower) -> None:
+    """Show what was seen in each frame, as text only where it changes; first, on stderr, what is followed."""
+    last, dropped, watcher = None, 0, follower.watcher
     for result in results:
         if last is None:
-            window = trained.spec.data.num_frames if args.window is None else args.window
-            spans = f"the average of the last {window}" if window else "the average of all since the start"
-            which = "every frame" if stride == 1 else f"1 frame in {stride}"
-            tell(f"{trained.path}: {trained.spec.model.title}, {which}, {spans}")
+            which = "every frame" if follower.stride == 1 else f"1 frame in {follower.stride}"
+            tell(f"{trained.path}: {trained.spec.model.title}, {which}, {watcher.about}")
             if trained.spec.evaluate.crops == 3:
                 tell("evaluate.crops is 3: a stream sees the centre crop alone")
         dropped += result.get("dropped", 0)
         text = []
-        if result["label"] != last:
+        if watcher.key(result) != last:
             more = f"  ({dropped:,} frames dropped before it)" if dropped else ""
-            text.append(f"{result['seconds']:9.2f} s  {result['score']:4.2f}  {result['name']}{more}")
+            text.append(f"{result['seconds']:9.2f} s  {watcher.text(result)}{more}")
             dropped = 0
         show(Result(text, values=result), as_json=args.json)
-        last = result["label"]
+        last = watcher.key(result)
 
 
 @contextmanager
-def shown_in(path: str, source: str, reading: Reading) -> Iterator[Show]:
-    """Yield a function that adds a frame with a caption to a copy of the video: upright, at its time.
+def drawn_in(path: str, source: str, reading: Reading, draw: Callable[[Frames, Values], Frames]) -> Iterator[Show]:
+    """Yield a function that adds a frame with its values, if any, drawn to a copy of the video: upright, at its time.
 
     All frames get the size of the first. The file appears when the block ends; after an error nothing is left of it.
     Raises UserError at once if no video can be written to `path`, or it is the source.
     """
     if Path(path).suffix.lower() not in _ENDINGS:
-        raise UserError(f"--show must be a name that ends in {', '.join(_ENDINGS)}, got {path}")
+        raise UserError(f"--draw must be a name that ends in {', '.join(_ENDINGS)}, got {path}")
     if os.path.exists(path) and os.path.exists(source) and os.path.samefile(path, source):
-        raise UserError(f"--show {path}: is the video that is streamed; write to another file")
-    check_output("--show", path, path)
+        raise UserError(f"--draw {path}: is the video that is streamed; write to another file")
+    check_output("--draw", path, path)
     render = Renderer(lambda width, height: [View(width, height, 0, 0, width, height)])
     write: Write | None = None
     last = -1
 
-    def add(frame: StreamFrame, caption: str) -> None:
+    def add(frame: StreamFrame, values: Values | None) -> None:
         nonlocal write, last
         picture = render(frame.decoded)[0]
         if write is None:
             size = (picture.shape[1], picture.shape[0])
             write = stack.enter_context(open_writer(path, size, reading.fps, tick=_TICK))
         last = max(round(frame.seconds / _TICK), last + 1)  # a container may give two frames one time
-        write(with_caption(picture, caption), last)
+        write(picture if values is None else draw(picture, values), last)
 
     with ExitStack() as stack:
         yield add

@@ -29,7 +29,7 @@ class _ShiftedConvolution(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.conv = conv
         with conv.shifted(x) as shifted:
-            return functional.conv2d(shifted, weight, None, conv.stride, conv.padding)
+            return functional.conv2d(shifted, weight, None, conv.stride, conv.padding, conv.dilation)
 
     @staticmethod
     @once_differentiable
@@ -39,7 +39,7 @@ class _ShiftedConvolution(torch.autograd.Function):
         needed = [*ctx.needs_input_grad[:2], False]
         with conv.shifted(x) as shifted:
             x_grad, weight_grad, _ = torch.ops.aten.convolution_backward(
-                grad, shifted, weight, None, conv.stride, conv.padding, (1, 1), False, (0, 0), 1, needed
+                grad, shifted, weight, None, conv.stride, conv.padding, conv.dilation, False, (0, 0), 1, needed
             )
         return None if x_grad is None else conv.shifted_back(x_grad), weight_grad, None
 
@@ -52,10 +52,11 @@ class ShiftedConv2d(nn.Conv2d):
     """conv(shift(x)) of frames (N*T, C, H, W), with the parameters of `conv`, not copies of them."""
 
     def __init__(self, conv: nn.Conv2d, shift: TemporalShift) -> None:
-        assert conv.bias is None and conv.groups == 1 and conv.dilation == (1, 1) and not isinstance(conv.padding, str)
+        assert conv.bias is None and conv.groups == 1 and not isinstance(conv.padding, str)
         kernel, stride = cast("tuple[int, int]", conv.kernel_size), cast("tuple[int, int]", conv.stride)
-        padding = cast("tuple[int, int]", conv.padding)
-        super().__init__(conv.in_channels, conv.out_channels, kernel, stride, padding, bias=False, device="meta")
+        padding, dilation = cast("tuple[int, int]", conv.padding), cast("tuple[int, int]", conv.dilation)
+        channels = conv.in_channels, conv.out_channels
+        super().__init__(*channels, kernel, stride, padding, dilation, bias=False, device="meta")
         self._parameters = conv._parameters
         self.num_frames, self.fraction, self.direction = shift.num_frames, shift.fraction, shift.direction
         fold = num_shifted_channels(conv.in_channels, shift.fraction)

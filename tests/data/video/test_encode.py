@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from summit_train.data.video.encode import with_caption, write_video
+from summit_train.data.video.encode import with_boxes, with_caption, write_video
 
 
 def test_the_same_frames_give_the_same_bytes(tmp_path: Path) -> None:
@@ -64,3 +64,30 @@ def test_the_bar_holds_the_text_whose_letters_shrink_if_it_is_long() -> None:
     grey = np.full((160, 240, 3), 90, np.uint8)
     assert (with_caption(grey, "") == grey).all()
     assert (with_caption(grey, "a") != with_caption(grey, "b")).any()
+
+
+def test_boxes_have_their_classes_colours_at_their_edges_and_nowhere_else() -> None:
+    grey = np.full((160, 240, 3), 90, np.uint8)
+    drawn = with_boxes(grey, [(0, "", (40.4, 60, 120.6, 130.2)), (1, "", (100, 100, 300, 155))])
+    assert (grey == 90).all() and drawn.shape == grey.shape
+    red, green = (255, 25, 25), (25, 255, 94)  # hues of 0 and 138 degrees
+    for label, places in (
+        (red, [(60, 40), (61, 90), (129, 120), (90, 41), (90, 119), (129, 110)]),  # the first box is on top
+        (green, [(154, 100), (101, 130), (153, 239), (110, 101)]),
+    ):
+        assert all(tuple(drawn[place]) == label for place in places), label
+    is_edge = np.zeros((160, 240), np.bool_)
+    for top, bottom, left, right in ((60, 130, 40, 121), (100, 155, 100, 300)):
+        is_edge[top:bottom, left:right] = True
+    outside = drawn[~is_edge]
+    assert (outside == 90).all()
+    assert (drawn[62:99, 42:119] == 90).all() and (drawn[132:153, 102:240] == 90).all()
+
+
+@pytest.mark.parametrize(("top", "bar"), [(40, (30, 39)), (3, (5, 14))])
+def test_the_text_of_a_box_stands_above_it_or_in_it(top: int, bar: tuple[int, int]) -> None:
+    drawn = with_boxes(np.full((160, 240, 3), 90, np.uint8), [(2, "car 0.98", (230, top, 238, 90))])
+    rows, columns = np.nonzero((drawn == 0).all(2))
+    assert (rows.min(), rows.max()) == bar and columns.max() <= 239 and columns.min() < 215, "all of it is in sight"
+    assert drawn[bar[0] : bar[1] + 1].min(2).max() > 200, "white on black"
+    assert (with_boxes(drawn, []) == drawn).all()

@@ -16,10 +16,10 @@ import pytest
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.data.video.encode import write_video
+from summit_train.data.video.encode import with_caption, write_video
 from summit_train.data.video.render import Renderer
 from summit_train.data.video.stream import Reading, StreamFrame, file_frames
-from summit_train.inference.stream.command import shown_in
+from summit_train.inference.stream.command import drawn_in
 from tests.data.video.test_stream import noise, whole
 from tests.runs import changed_copy
 from tests.worlds import ROOT, Said, Say, environment, main_said
@@ -158,7 +158,7 @@ def test_a_signal_ends_the_stream_in_order(trained_run: Path, tmp_path: Path, li
 
 
 def test_the_shown_video_has_every_frame(say: Say, video: Path, tmp_path: Path) -> None:
-    said = say(video, "--show", tmp_path / "show.mp4", "--stride", "3")
+    said = say(video, "--draw", tmp_path / "show.mp4", "--stride", "3")
     assert said[0] == 0
     shown, frames = (list(file_frames(str(path), Reading())) for path in (tmp_path / "show.mp4", video))
     assert [frame.seconds for frame in shown] == pytest.approx([frame.seconds for frame in frames])
@@ -171,8 +171,8 @@ def test_the_shown_video_has_every_frame(say: Say, video: Path, tmp_path: Path) 
     [
         (["VIDEO", "model.shift_direction=both"], "its shift needs the next frame"),
         (["VIDEO", "data.sampling=uniform"], "give one with --stride N"),
-        (["VIDEO", "--show", "/dev/null/a.mp4"], "--show /dev/null/a.mp4: cannot be written: Not a directory"),
-        (["VIDEO", "--show", "a.gif"], "--show must be a name that ends in .mp4, .mkv, .mov, got a.gif"),
+        (["VIDEO", "--show", "/dev/null/a.mp4"], "--draw /dev/null/a.mp4: cannot be written: Not a directory"),
+        (["VIDEO", "--show", "a.gif"], "--draw must be a name that ends in .mp4, .mkv, .mov, got a.gif"),
         (["VIDEO", "--raw", "32x32"], "--raw is for frames on standard input"),
         (["-", "--fps", "5"], "--fps must be used with --raw"),
         (["-", "--raw", "60000x60000"], "a frame of 60000 x 60000 pixels is not read"),
@@ -228,11 +228,15 @@ def read(path: Path) -> tuple[list[StreamFrame], NDArray[np.uint8]]:
     return found, np.stack([render(frame.decoded)[0] for frame in found])
 
 
+def captioned(picture: NDArray[np.uint8], values: dict[str, Any]) -> NDArray[np.uint8]:
+    return with_caption(picture, values["text"])
+
+
 def test_every_frame_is_shown_upright_and_on_time(turned: Path, tmp_path: Path) -> None:
     out, reading = tmp_path / "show.mp4", Reading()
-    with shown_in(str(out), str(turned), reading) as add:
+    with drawn_in(str(out), str(turned), reading, captioned) as add:
         for frame in file_frames(str(turned), reading):
-            add(frame, "walk 0.93" if frame.number >= 5 else "")
+            add(frame, {"text": "walk 0.93"} if frame.number >= 5 else None)
             assert not out.exists()
     (source, _), (found, pictures) = read(turned), read(out)
     assert [frame.seconds for frame in found] == pytest.approx([frame.seconds for frame in source], abs=1e-3)
@@ -245,15 +249,18 @@ def test_every_frame_is_shown_upright_and_on_time(turned: Path, tmp_path: Path) 
 
 def test_two_frames_of_one_time_and_an_error(turned: Path, tmp_path: Path) -> None:
     source, _ = read(turned)
-    with shown_in(str(tmp_path / "show.mkv"), str(turned), Reading()) as add:
+    with drawn_in(str(tmp_path / "show.mkv"), str(turned), Reading(), captioned) as add:
         for number in (0, 1, 1, 0, 2):
-            add(source[number], "")
+            add(source[number], None)
     seconds = [frame.seconds for frame in read(tmp_path / "show.mkv")[0]]
     assert len(seconds) == 5 and seconds == sorted(seconds) and seconds[-1] == pytest.approx(0.2, abs=1e-3)
-    with pytest.raises(ZeroDivisionError), shown_in(str(tmp_path / "torn.mp4"), str(turned), Reading()) as add:
-        add(source[0], "")
+    with (
+        pytest.raises(ZeroDivisionError),
+        drawn_in(str(tmp_path / "torn.mp4"), str(turned), Reading(), captioned) as add,
+    ):
+        add(source[0], None)
         _ = 1 / 0
-    with shown_in(str(tmp_path / "empty.mp4"), str(turned), Reading()):
+    with drawn_in(str(tmp_path / "empty.mp4"), str(turned), Reading(), captioned):
         pass  # without a frame there is no video
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mkv", "show.mkv"]
 
@@ -262,12 +269,15 @@ def test_a_copy_that_cannot_be_written_is_refused_at_once(turned: Path, tmp_path
     (tmp_path / "folder.mp4").mkdir()
     (tmp_path / "file").touch()
     for name, reason in (
-        ("show.avi", r"--show must be a name that ends in \.mp4, \.mkv, \.mov"),
+        ("show.avi", r"--draw must be a name that ends in \.mp4, \.mkv, \.mov"),
         ("folder.mp4", "cannot be written: is not a regular file"),
         ("a.mkv", "is the video that is streamed"),
         ("file/show.mp4", "cannot be written: Not a directory"),
     ):
-        with pytest.raises(UserError, match=reason) as caught, shown_in(str(tmp_path / name), str(turned), Reading()):
+        with (
+            pytest.raises(UserError, match=reason) as caught,
+            drawn_in(str(tmp_path / name), str(turned), Reading(), captioned),
+        ):
             pass
         assert str(tmp_path / name) in str(caught.value) and "\n" not in str(caught.value)
     assert len(list(tmp_path.iterdir())) == 3

@@ -19,7 +19,8 @@ from summit_train.core.errors import RunFailed, UserError
 from summit_train.data.video.clips import read_views
 from summit_train.data.video.source import DecodeError, Encoded
 from summit_train.data.video.stream import Reading, StreamFrame, file_frames
-from summit_train.inference.stream.stream import Follower, Stream, newest, open_stream, renderer
+from summit_train.inference.stream.labels import Labeller, open_labels
+from summit_train.inference.stream.stream import Follower, Show, Stream, newest, renderer
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.models.precision import Normalise, parameter_type
 from tests.closeness import assert_near
@@ -36,14 +37,14 @@ def trained(trained_run: Path) -> Trained:
 @pytest.fixture(scope="module")
 def pictures(trained: Trained, motion_set: Path) -> list[Frames]:
     """All 8 frames of a video, as the stream sees them."""
-    render = renderer(trained.spec.evaluate)
+    render = renderer(trained.spec)
     path = str(motion_set / "videos/val_000002.mp4")
     return [render(frame.decoded)[0] for frame in file_frames(path, Reading())]
 
 
 def clip_logits(trained: Trained, video: Path, frames: Sequence[int]) -> NDArray[np.float64]:
     """What the clip network, run as evaluation runs it, gives these frames of a file."""
-    views_of = lambda width, height: renderer(trained.spec.evaluate)._views_of(width, height)  # noqa: E731
+    views_of = lambda width, height: renderer(trained.spec)._views_of(width, height)  # noqa: E731
     views = read_views(Encoded(str(video)), lambda n: np.array([frames]), views_of)
     normalise = Normalise(parameter_type(trained.spec.precision), CPU)
     with torch.inference_mode():
@@ -56,9 +57,9 @@ def test_after_the_frames_of_a_clip_the_stream_has_the_clips_logits(
     trained_run: Path, motion_set: Path, pictures: list[Frames], stride: int, precision: str
 ) -> None:
     trained = open_trained(trained_run, [f"precision={precision}"])
-    stream = open_stream(trained, CPU)  # the window is that of training, 4 frames
+    stream = open_labels(trained, CPU)  # the window is that of training, 4 frames
     for picture in pictures[: 4 * stride : stride]:
-        logits = stream.see(picture)
+        logits = stream.logits(picture)
     expected = clip_logits(trained, motion_set / "videos/val_000002.mp4", [0, stride, 2 * stride, 3 * stride])
     assert_near(logits, expected, 1e-5 if precision == "fp32" else 1e-12)
     assert np.ptp(expected) > 1e-3
@@ -66,8 +67,8 @@ def test_after_the_frames_of_a_clip_the_stream_has_the_clips_logits(
 
 def test_the_average_spans_the_window(trained: Trained, pictures: list[Frames]) -> None:
     def streamed(window: int) -> NDArray[np.float64]:
-        stream = open_stream(trained, CPU, window)
-        return np.stack([stream.see(picture) for picture in pictures])
+        stream = open_labels(trained, CPU, window)
+        return np.stack([stream.logits(picture) for picture in pictures])
 
     own = streamed(1)
     assert np.ptp(own, axis=0).min() > 1e-4
@@ -79,9 +80,9 @@ def test_the_average_spans_the_window(trained: Trained, pictures: list[Frames]) 
 
 def test_scores_that_are_no_numbers_end_the_stream(trained: Trained) -> None:
     weights = {**trained.weights, "fc.bias": torch.full((4,), math.nan)}
-    stream = open_stream(dataclasses.replace(trained, weights=weights), CPU)
+    stream = open_labels(dataclasses.replace(trained, weights=weights), CPU)
     with pytest.raises(RunFailed, match="not finite"):
-        stream.see(np.zeros((32, 32, 3), np.uint8))
+        stream.logits(np.zeros((32, 32, 3), np.uint8))
 
 
 RESNET50 = ("model.backbone=resnet50", "data.num_frames=16")
@@ -98,7 +99,7 @@ RESNET50 = ("model.backbone=resnet50", "data.num_frames=16")
 )
 def test_networks_that_cannot_stream(trained_run: Path, overrides: tuple[str, ...], reason: str) -> None:
     with pytest.raises(UserError, match=reason) as caught:
-        open_stream(open_trained(trained_run, overrides), CPU)
+        open_labels(open_trained(trained_run, overrides), CPU)
     assert "step_00000020.pt" in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -106,15 +107,15 @@ def test_the_2d_twin_streams_and_an_accelerated_network_does_not(
     trained: Trained, trained_run: Path, pictures: list[Frames]
 ) -> None:
     twin = open_trained(trained_run, ["model.arch=tsn"])
-    assert len(open_stream(twin, CPU).see(pictures[0])) == 4
+    assert len(open_labels(twin, CPU).logits(pictures[0])) == 4
     with pytest.raises(ValueError, match="plain network"):
-        Stream(trained.network(CPU), CPU, 4)
+        Stream(trained.network(CPU), CPU)
 
 
 @pytest.mark.parametrize(("crops", "size"), [("1", (20, 20)), ("3", (20, 20)), ("full", (40, 20))])
 def test_the_picture_is_the_centre_or_the_whole(trained_run: Path, crops: str, size: tuple[int, int]) -> None:
     spec = open_trained(trained_run, ["evaluate.short_side=20", f"evaluate.crops={crops}"]).spec
-    (view,) = renderer(spec.evaluate)._views_of(80, 40)
+    (view,) = renderer(spec)._views_of(80, 40)
     assert (view.crop_width, view.crop_height) == size and view.x == (40 - size[0]) // 2
 
 
@@ -130,21 +131,21 @@ def frames(*numbers: int) -> list[StreamFrame]:
 class Network:
     """A stream whose logits are those of label 1 with a score of 3/4."""
 
-    def see(self, picture: Any) -> NDArray[np.float64]:
-        return np.array([1000.0, 1000.0 + math.log(3)])
+    def see(self, picture: Any) -> torch.Tensor:
+        return torch.tensor([[10.0, 10.0 + math.log(3)]], dtype=torch.float64)
 
 
 def follower(stride: int) -> Follower:
-    return Follower(cast(Any, Network()), cast(Any, lambda decoded: decoded), ("up", "down"), Reading(), stride)
+    watcher = Labeller(cast(Any, Network()), cast(Any, lambda decoded: decoded), ("up", "down"), 4, "softmax")
+    return Follower(watcher, Reading(), stride)
 
 
 def test_the_stride_counts_from_the_first_frame_and_captions_stay() -> None:
     one, shown = follower(4), list[tuple[int, str]]()
-    found = list(
-        one.follow(frames(*range(10)), live=False, show=lambda frame, text: shown.append((frame.number, text)))
-    )
+    show: Show = lambda frame, values: shown.append((frame.number, one.watcher.text(values or {})))  # noqa: E731
+    found = list(one.follow(frames(*range(10)), live=False, show=show))
     assert [line["frame"] for line in found] == [0, 4, 8] and (one.num_seen, one.num_skipped) == (3, 7)
-    assert shown == [(number, "down 0.75") for number in range(10)]
+    assert shown == [(number, "0.75  down") for number in range(10)]
     assert list(found[0]) == ["frame", "seconds", "label", "name", "score", "latency_ms"]
     assert [found[0][key] for key in ("label", "name", "score")] == [1, "down", 0.75]
     assert found[1]["seconds"] == 0.16
@@ -157,7 +158,7 @@ def test_a_damaged_frame_does_not_move_the_others() -> None:
 
 
 def test_the_summary_has_every_frame() -> None:
-    one = Follower(NOTHING, NOTHING, (), Reading(1200, 2), 1, num_seen=200, num_skipped=900, num_dropped=98)
+    one = Follower(NOTHING, Reading(1200, 2), 1, num_seen=200, num_skipped=900, num_dropped=98)
     one.latencies.extend(milliseconds / 1000 for milliseconds in range(1, 202))
     counts = "1,200 frames (200 seen, 900 skipped by the stride, 98 dropped, 2 damaged)"
     assert one.summary().startswith(f"{counts}; latency median 101.0 ms, 99th percentile 199.0 ms, max 201.0 ms; ")

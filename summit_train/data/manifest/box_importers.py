@@ -1,0 +1,183 @@
+"""Data sets with boxes, read from the files that they come with: ImageNet VID and DET, MOTChallenge."""
+
+from __future__ import annotations
+
+import configparser
+import csv
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+
+from summit_train.core.errors import UserError
+from summit_train.data.manifest.boxes import BOX, Boxes
+from summit_train.data.manifest.reading import ManifestRow
+from summit_train.data.video.clips import list_pictures, picture_size
+from summit_train.data.video.source import DecodeError, read_bytes
+
+# The 30 classes of ImageNet VID in their usual order, and how its files name them.
+VID_CLASSES = {
+    "n02691156": "airplane", "n02419796": "antelope", "n02131653": "bear", "n02834778": "bicycle",
+    "n01503061": "bird", "n02924116": "bus", "n02958343": "car", "n02402425": "cattle", "n02084071": "dog",
+    "n02121808": "domestic_cat", "n02503517": "elephant", "n02118333": "fox", "n02510455": "giant_panda",
+    "n02342885": "hamster", "n02374451": "horse", "n02129165": "lion", "n01674464": "lizard",
+    "n02484322": "monkey", "n03790512": "motorcycle", "n02324045": "rabbit", "n02509815": "red_panda",
+    "n02411705": "sheep", "n01726692": "snake", "n02355227": "squirrel", "n02129604": "tiger",
+    "n04468005": "train", "n01662784": "turtle", "n04530566": "watercraft", "n02062744": "whale",
+    "n02391049": "zebra",
+}  # fmt: skip
+# MOT16 and later: pedestrians count; finding persons on vehicles, standing ones, dummies and reflections is no error.
+_PEDESTRIAN, _IGNORED = 1, (2, 7, 8, 12)
+HIDDEN_BELOW = 0.25  # of a person can be seen
+_Row = tuple[int, int, int, tuple[float, float, float, float], bool, bool]  # see BOX
+
+
+@dataclass(frozen=True)
+class LabelledPictures:
+    """The videos of a data set with boxes. clips: what `read` makes a row of, given a clip and the root of its path."""
+
+    clips: tuple[Path, ...]
+    classes: tuple[str, ...]
+    read: Callable[[Path, str], ManifestRow]
+
+    def located(self, root: str) -> Iterator[ManifestRow | DecodeError]:
+        for clip in self.clips:
+            try:
+                yield self.read(clip, root)
+            except DecodeError as error:
+                yield DecodeError(os.path.relpath(error.path, root), error.reason)
+
+
+def _row(clip: Path, root: str, pictures: list[str], rows: Sequence[_Row], places: Sequence[str]) -> ManifestRow:
+    """Return the row of a video with these boxes. Raises DecodeError for a wrong one. places: of the rows."""
+    seen = set[tuple[int, int]]()
+    for (frame, track, _, box, *_), place in zip(rows, places, strict=True):
+        if not all(map(math.isfinite, box)) or not (box[0] < box[2] and box[1] < box[3]):
+            raise DecodeError(clip, f"{place}: a box must be wider and higher than 0")
+        if (frame, track) in seen:
+            raise DecodeError(clip, f"{place}: track {track} has a box in frame {frame} already")
+        seen.add((frame, track))
+    found = np.array(sorted(rows), BOX)
+    boxes = Boxes(found, np.array([0, len(found)]))
+    if (problem := boxes.problem(0, len(pictures), *picture_size(pictures[0]))) is not None:
+        raise DecodeError(clip, problem)
+    return ManifestRow(os.path.relpath(clip, root), ";", len(pictures), boxes=boxes)
+
+
+def read_vid(source: Path) -> LabelledPictures:
+    """Read ImageNet VID, or pictures of DET: source is .../Data/VID/train, beside .../Annotations/VID/train.
+
+    A folder of annotations 000000.xml, ... is a video. One of another name is a picture, a video of one frame, which is
+    left out if none of the classes is in it. Objects of other classes do not count, occluded ones are hidden.
+    """
+    parts = list(source.resolve().parts)
+    if "Data" not in parts:
+        raise UserError(f"{source}: must be a folder below Data, such as ILSVRC2015/Data/VID/train")
+    parts[len(parts) - 1 - parts[::-1].index("Data")] = "Annotations"
+    clips = list[Path]()
+    for folder, below, files in os.walk(Path(*parts)):
+        below.sort()
+        stems = sorted(Path(file).stem for file in files if file.endswith(".xml"))
+        if stems and all(map(str.isdecimal, stems)):
+            clips.append(Path(folder))
+        else:
+            clips += [Path(folder, f"{stem}.xml") for stem in stems]
+    if not clips:
+        raise UserError(f"{Path(*parts)}: must have the annotations of {source}; has no XML file")
+    beside = Path(*parts)
+    read = lambda clip, root: _vid_clip(source / clip.relative_to(beside), clip, root)  # noqa: E731
+    return LabelledPictures(tuple(clips), tuple(VID_CLASSES.values()), read)
+
+
+def _vid_clip(clip: Path, annotations: Path, root: str) -> ManifestRow:
+    if annotations.is_dir():
+        pictures, files = list_pictures(str(clip)), sorted(annotations.glob("*.xml"))
+        if [Path(picture).stem for picture in pictures] != [file.stem for file in files]:
+            raise DecodeError(clip, f"has {len(pictures)} pictures, which are not those of {len(files)} annotations")
+    else:
+        clip = clip.with_suffix(".JPEG")
+        pictures, files = list_pictures(str(clip)), [annotations]
+    size, rows, places, labels = picture_size(pictures[0]), list[_Row](), list[str](), list(VID_CLASSES)
+    for frame, file in enumerate(files):
+        tree = _xml(clip, file)
+        try:
+            stated = (int(tree.findtext("size/width", "")), int(tree.findtext("size/height", "")))
+            for number, item in enumerate(tree.iterfind("object")):
+                if (name := item.findtext("name")) in VID_CLASSES:
+                    edges = [float(item.findtext(f"bndbox/{edge}", "")) for edge in ("xmin", "ymin", "xmax", "ymax")]
+                    box = edges[0], edges[1], edges[2] + 1, edges[3] + 1  # the last pixels belong to it
+                    track, hidden = int(item.findtext("trackid", str(number))), item.findtext("occluded") == "1"
+                    rows.append((frame, track, labels.index(name), box, False, hidden))
+                    places.append(str(file))
+        except ValueError as error:
+            raise DecodeError(clip, f"{file}: a number is wrong: {error}") from error
+        if stated != size:
+            raise DecodeError(
+                clip, f"{file}: is of {stated[0]} x {stated[1]} pixels, and the picture {size[0]} x {size[1]}"
+            )
+    if not rows and not annotations.is_dir():
+        raise DecodeError(clip, f"has no object of the {len(labels)} classes")
+    return _row(clip, root, pictures, rows, places)
+
+
+def _xml(clip: Path, file: Path) -> ElementTree.Element:
+    """Parse a file of annotations. One with a document type, where entities are defined, is refused unread."""
+    content = read_bytes(str(file))
+    if b"<!DOCTYPE" in content or b"\0" in content:  # a zero byte: UTF-16, which would hide the word
+        raise DecodeError(clip, f"{file}: must be plain XML without a document type")
+    try:
+        return ElementTree.fromstring(content)
+    except ElementTree.ParseError as error:
+        raise DecodeError(clip, f"{file}: is not XML: {error}") from error
+
+
+def read_mot(source: Path) -> LabelledPictures:
+    """Read MOTChallenge: source is a folder of sequences, or one of them, each with img1/ and gt/gt.txt."""
+    found = sorted(path.parent.parent / "img1" for path in source.rglob("gt.txt") if path.parent.name == "gt")
+    if not found:
+        raise UserError(f"{source}: must have sequences with img1/ and gt/gt.txt; has none (test sets have no gt)")
+    return LabelledPictures(tuple(found), ("person",), _mot_clip)
+
+
+def _mot_clip(clip: Path, root: str) -> ManifestRow:
+    """Read gt.txt: frame, id, left, top, width, height, flag; in nine columns also class and visibility. All from 1.
+
+    Ignored are flag 0 and what looks like a person; other classes do not count.
+    """
+    pictures, rows, places = list_pictures(str(clip)), list[_Row](), list[str]()
+    _check_seqinfo(clip, pictures)
+    path = clip.parent / "gt" / "gt.txt"
+    with open(path, newline="", encoding="utf-8", errors="replace") as file:
+        for line, cells in enumerate(csv.reader(file), 1):
+            try:
+                frame, track, left, top, width, height, flag = map(float, cells[:7])
+                kind, visible = map(float, cells[7:9]) if len(cells) == 9 else (_PEDESTRIAN, 1.0)
+                if frame < 1 or frame != int(frame) or track != int(track):
+                    raise ValueError
+            except (ValueError, OverflowError):
+                what = f"{path}:{line}: must be frame,id,left,top,width,height,flag, ..., got {','.join(cells)!r}"
+                raise DecodeError(clip, what) from None
+            if kind == _PEDESTRIAN or kind in _IGNORED:
+                box = left - 1, top - 1, left - 1 + width, top - 1 + height
+                is_ignored = flag == 0 or kind != _PEDESTRIAN
+                rows.append((int(frame) - 1, int(track), 0, box, is_ignored, visible < HIDDEN_BELOW))
+                places.append(f"{path}:{line}")
+    return _row(clip, root, pictures, rows, places)
+
+
+def _check_seqinfo(clip: Path, pictures: list[str]) -> None:
+    """Compare the pictures with seqinfo.ini, where there is one. Raises DecodeError."""
+    info = configparser.ConfigParser(interpolation=None)
+    try:
+        info.read(clip.parent / "seqinfo.ini", encoding="utf-8")
+        section = dict(info.items("Sequence")) if info.has_section("Sequence") else {}
+        stated = [int(section[name]) for name in ("seqlength", "imwidth", "imheight") if name in section]
+    except (configparser.Error, ValueError) as error:
+        raise DecodeError(clip, f"its seqinfo.ini is wrong: {error}") from error
+    found = [len(pictures), *picture_size(pictures[0])]
+    if stated and stated != found:
+        raise DecodeError(clip, f"has frames, width and height {found}, and seqinfo.ini says {stated}")

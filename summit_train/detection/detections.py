@@ -1,0 +1,148 @@
+"""The boxes found in videos beside the true ones: their measures, and the file in a run folder that holds both.
+
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from summit_train.core.errors import UserError
+from summit_train.data.manifest.boxes import BOX, Boxes
+from summit_train.data.manifest.clip import Clip
+from summit_train.detection.measures import (
+    FAST,
+    FGFA,
+    LABEL,
+    MEGA,
+    SCORE,
+    SLOW,
+    Curve,
+    Form,
+    Judged,
+    curve,
+    judge,
+    motion_ious,
+)
+from summit_train.evaluation.scores import save_columns
+
+RANGES = ("all", "slow", "medium", "fast", "hidden")  # which true boxes count
+FORMS = {"map": MEGA, "map_fgfa": FGFA}  # by the key of the measure over all boxes
+
+
+@dataclass(frozen=True, eq=False)
+class Detections:
+    """The boxes found in V videos of a manifest, in its order, and the true ones.
+
+    videos (V,): their places in the manifest. is_read (V,): False for a video that could not be read, whose objects are
+    all missed. rows: float32 (N, 7), by video and in it by frame: frame, label, score, left, top, right, bottom in
+    pixels of the stored frame; video v has rows[ends[v]:ends[v + 1]]. truth: the boxes of the same videos.
+    """
+
+    videos: NDArray[np.int64]
+    is_read: NDArray[np.bool_]
+    rows: NDArray[np.float32]
+    ends: NDArray[np.int64]
+    truth: Boxes
+    num_classes: int
+
+    @property
+    def num_bad(self) -> int:
+        return int((~self.is_read).sum())
+
+    @property
+    def left_out(self) -> list[int]:
+        missing: list[int] = np.flatnonzero(~self._positives[0].astype(bool)).tolist()
+        return missing
+
+    def mean(self, key: str) -> float:
+        """Return the mean average precision, in percent, over the classes with boxes; NaN without any."""
+        percents = self.of_class(key)
+        return float(np.nanmean(percents)) if np.isfinite(percents).any() else np.nan
+
+    def of_class(self, key: str) -> NDArray[np.float64]:
+        """Return the average precision of each class, in percent, NaN for one without a box. key: of a measure."""
+        return self._percents[key]
+
+    def curves(self, judged: Judged, number: int = 0) -> list[Curve]:
+        """Return the curve of each class in one of RANGES. judged: of a form."""
+        right = np.zeros(len(judged.found), np.bool_)
+        right[judged.found >= 0] = self.counted[number][judged.found[judged.found >= 0]]
+        wrong, positives, scores = judged.wrong[number], self._positives[number].tolist(), self.rows[:, SCORE]
+        return [curve(scores[own], right[own], wrong[own], n) for own, n in zip(self._order, positives, strict=True)]
+
+    def videos_rows(self) -> Iterator[tuple[NDArray[np.float32], NDArray[np.void], slice]]:
+        """Yield each video's detections, true boxes, and the place of these among all."""
+        for video in range(len(self.videos)):
+            boxes = slice(*self.truth.ends[video : video + 2].tolist())
+            yield self.rows[slice(*self.ends[video : video + 2].tolist())], self.truth.rows[boxes], boxes
+
+    @cached_property
+    def counted(self) -> NDArray[np.bool_]:
+        """Whether each true box counts in each of RANGES, (5, B)."""
+        motion = np.concatenate([np.zeros(0), *(motion_ious(truth) for _, truth, _ in self.videos_rows())])
+        is_slow, is_fast, hidden = motion > SLOW, motion < FAST, self.truth.rows["hidden"]
+        parts = np.stack([np.ones_like(hidden), is_slow, ~is_slow & ~is_fast, is_fast, hidden])
+        counted: NDArray[np.bool_] = parts & ~self.truth.rows["ignored"]
+        return counted
+
+    def judged(self, form: Form) -> Judged:
+        """Judge the detections of all videos; see `judge`. The boxes that they find are places among all."""
+        shares = self.counted.sum(1) / max(1, (~self.truth.rows["ignored"]).sum())
+        found, wrong = [np.zeros(0, np.int64)], [np.zeros((len(RANGES), 0), np.float32)]
+        for detections, truth, boxes in self.videos_rows():
+            one = judge(detections, truth, self.counted[:, boxes], form, shares)
+            found.append(np.where(one.found < 0, -1, one.found + boxes.start))
+            wrong.append(one.wrong)
+        return Judged(np.concatenate(found), np.concatenate(wrong, 1))
+
+    @cached_property
+    def _percents(self) -> dict[str, NDArray[np.float64]]:
+        percents = {}
+        for key, form in FORMS.items():
+            judged = self.judged(form)
+            for number, name in enumerate(RANGES):
+                averages = [one.average_precision for one in self.curves(judged, number)]
+                percents[key if name == "all" else f"{key}_{name}"] = 100 * np.array(averages)
+        return percents
+
+    @cached_property
+    def _positives(self) -> NDArray[np.int64]:
+        """The number of boxes of each class in each range, (5, classes)."""
+        labels = self.truth.rows["label"]
+        return np.stack([np.bincount(labels[own], minlength=self.num_classes) for own in self.counted])
+
+    @cached_property
+    def _order(self) -> list[NDArray[np.int64]]:
+        """The places of each class's detections, from the highest score down."""
+        chosen = [np.flatnonzero(self.rows[:, LABEL] == label) for label in range(self.num_classes)]
+        return [places[np.argsort(-self.rows[places, SCORE], kind="stable")] for places in chosen]
+
+    def save(self, path: Path, clips: Sequence[Clip], class_names: Sequence[str]) -> None:
+        """Write the detections and the true boxes as npz, whole or not at all. `np.load` reads it without pickle."""
+        columns = {"video": self.videos, "is_read": self.is_read, "detections": self.rows, "ends": self.ends}
+        truth = {"boxes": self.truth.rows, "box_ends": self.truth.ends}
+        save_columns(path, columns | truth, clips, class_names)
+
+
+def read_detections(path: Path, num_classes: int) -> tuple[Detections, list[str], tuple[str, ...]]:
+    """Read a file of `Detections.save`: also the paths of the videos, and the names of the classes.
+
+    Raises UserError for a file that is damaged or is none.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            rows, ends, boxes, box_ends = (file[name] for name in ("detections", "ends", "boxes", "box_ends"))
+            if rows.shape != (ends[-1], 7) or boxes.dtype != BOX or len(boxes) != box_ends[-1]:
+                raise ValueError(f"detections of shape {rows.shape}, {len(boxes)} boxes of type {boxes.dtype}")
+            found = Detections(file["video"], file["is_read"], rows, ends, Boxes(boxes, box_ends), num_classes)
+            return found, file["path"].tolist(), tuple(file["class_names"].tolist())
+    except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path}: unreadable ({error}); `summit-train eval` writes it again") from error
