@@ -126,4 +126,4 @@ def test_a_tiny_detector_finds_a_bright_square() -> None:
     objects = test.labels[:, 1, 1]
     overlaps = [float(iou(boxes[:1, 2:], one[None, :4])) for boxes, one in zip(found[1], objects, strict=True)]
     labels = [bool(boxes[0, 0] == one[4]) for boxes, one in zip(found[1], objects, strict=True)]
-    assert sum(overlap > 0.5 for overlap in overlaps) >= 18 and sum(labels) >= 18
+    assert sum(overlap > 0.5 for overlap in overlaps) >= 18 and sum(labels) >= 16
