@@ -1,4 +1,4 @@
-"""What each task has of its own: the one place above detection/ that knows which spec is a detector's."""
+"""What each task has of its own."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from summit_train.plan import make_plan
 from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.catalog import ARCHITECTURES
+from summit_train.spec.detection import DetectorSpec
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 OTHERS = ("sites", "sweeps", "machines")  # folders whose files are no specs
@@ -57,6 +58,7 @@ PROMISED = {
     "jester": "tsm_mobilenet_v2_8f tsm_online_mobilenet_v2_8f tsm_r50_8f tsn_r50_8f",
     "ucf101": "tsm_r50_8f tsn_r50_8f",
     "hmdb51": "tsm_r50_8f tsn_r50_8f",
+    "imagenet_vid": "rfcn_tsm_online_r101 rfcn_tsn_r101",
 }
 
 
@@ -79,9 +81,12 @@ def test_it_loads_and_plans_on_every_number_of_ranks(path: Path) -> None:
     for ranks, plan in plans.items():
         assert plan.accumulation * ranks == gpus
         assert plan.global_batch == batch
-        assert 0 < plan.warmup_steps < plan.total_steps
-    # Warm-up and decay leave a course in between: the LR is as good as gone at the end.
-    assert plans[gpus].learning_rate(plans[gpus].total_steps - 1) < 0.01 * plans[gpus].peak_lr
+        assert plan.warmup_steps < plan.total_steps
+    # Warm-up and decay leave a course in between: the LR is as good as gone at the end. FGFA's recipe has no
+    # warm-up, and a tenth of the LR at the end.
+    is_fgfas = path.parent.name == "imagenet_vid"
+    assert (plan.warmup_steps > 0) != is_fgfas
+    assert plans[gpus].learning_rate(plans[gpus].total_steps - 1) <= (0.1 if is_fgfas else 0.01) * plans[gpus].peak_lr
 
 
 def test_imported_data_sets_have_specs_and_labels_with_a_side_are_not_mirrored() -> None:
@@ -107,6 +112,17 @@ def test_the_tsm_authors_recipes(path: Path) -> None:
         assert model.pretrained == f"runs/{model.arch}_r50_8f"
     else:
         assert recipe == (0.00125, 1e-4, 50, "none") and model.dropout == (0.3 if model.arch == "eco_lite" else 0.5)
+
+
+def test_the_detectors_recipe_is_fgfas() -> None:
+    """LR 2.5e-4 on the sum of 4 GPUs, a tenth of it from 1.333 of 2 epochs; the twins differ in the shift."""
+    online, twin = (LOADED[CONFIGS / f"imagenet_vid/{name}.yaml"] for name in PROMISED["imagenet_vid"].split())
+    plan = make_plan(online, 4, 56_000)
+    assert plan.global_batch == 4 and plan.steps_per_epoch == 14_000
+    assert [plan.learning_rate(step) for step in (0, 18_661, 18_662)] == pytest.approx([4 * 2.5e-4, 1e-3, 1e-4])
+    assert online.model.detector == twin.model.detector == DetectorSpec(freeze_stem=True)
+    changed = {"arch": "tsn", "shift_direction": "both"}
+    assert online.model.model_copy(update=changed) == twin.model and online.data == twin.data
 
 
 def test_weights_of_a_run_are_those_of_a_shipped_spec() -> None:
@@ -186,7 +202,7 @@ def test_it_opens_with_what_a_reader_needs(path: Path) -> None:
 
 def test_online_specs_stream_and_quote_their_caches() -> None:
     online = [path for path in SPECS if "online" in path.stem]
-    assert len(online) == 3
+    assert len(online) == 4
     for path in online:
         spec, text = LOADED[path], _opening(path)
         assert (spec.model.shift_direction, spec.evaluate.mode) == ("past", "stream")

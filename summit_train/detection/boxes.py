@@ -61,7 +61,7 @@ def suppress(
 
     Each box that is kept suppresses those after it that it overlaps by more than `threshold` in IoU. Return the places
     (F, k) of the first `most` that are kept, and which of these there are (F, k): a set may end before. Only boxes that
-    are `alive` take part. The sets advance together, without a word from the device to the host.
+    are `alive` take part. The sets advance together, and the host never waits for the device.
     """
     left, top, right, bottom = (edge.contiguous() for edge in boxes_FN4.unbind(-1))
     area, n = areas(boxes_FN4), boxes_FN4.shape[1]

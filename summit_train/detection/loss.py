@@ -27,11 +27,11 @@ IGNORED = -2  # the label of an ignored box; rows without a box have -1
 class DetectionLoss:
     """The mean over the frames of a micro-batch of the four losses of a frame:
 
-        1/S sum_s CE(s) + 1/256 sum_positive L(t, 1/9)   over the S <= 256 sampled anchors
-      + 1/H sum_h [CE(h) + 1{h is an object} L(t, 1)]    over the H hardest proposals
+        1/S sum_s CE(s) + 1/256 sum_objects L(t)       over the S <= 256 sampled anchors
+      + 1/H sum_h [CE(h) + 1{h is an object} L(t)]     over the H hardest proposals
 
-    CE: the cross-entropy of two classes, or of all with the background. L(t, b): the smooth L1 loss of the four coded
-    numbers t, t^2 / (2 b) below b and |t| - b / 2 from there on. Hard is what has a high loss (Shrivastava et al.,
+    CE: the cross-entropy of two classes, or of all with the background. L(t): the smooth L1 loss of the errors t of the
+    four coded numbers, t^2 / 2 below 1 and |t| - 1/2 from there on. Hard is what has a high loss (Shrivastava et al.,
     "Online hard example mining"); the objects themselves are among the proposals.
     """
 
@@ -65,7 +65,7 @@ class DetectionLoss:
             label, used = label[place].clamp(min=0), is_used.to(score.dtype)
             entropy = functional.cross_entropy(score[place], label, reduction="none")
             coded = encode(boxes[matched[place], :4], anchors[place], ANCHOR_STD)
-            wrong = functional.smooth_l1_loss(delta[place], coded, reduction="none", beta=1 / 9).sum(-1)
+            wrong = functional.smooth_l1_loss(delta[place], coded, reduction="none").sum(-1)
             wrong = torch.where(is_used & (label == 1), wrong, 0).sum()
             losses.append((entropy * used).sum() / used.sum().clamp(min=1) + wrong / _ANCHORS)
         return torch.stack(losses).mean()

@@ -17,6 +17,7 @@ from pydantic_core import PydanticUndefined
 from summit_train.__main__ import main
 from summit_train.spec import Spec
 from summit_train.spec.augment import MixSpec, RandAugmentSpec
+from summit_train.spec.detection import DetectorSpec
 from summit_train.spec.optimizer import GrowBatchSpec, TrustRatioSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,8 +30,10 @@ def test_the_schema_lists_every_key_of_every_section(capsys: pytest.CaptureFixtu
     assert set(schema["properties"]) == {*Spec.model_fields, "extends"}
     assert [choice["type"] for choice in schema["properties"]["extends"]["anyOf"]] == ["string", "array"]
     sections = {kind.__name__: kind for kind in map(_section, Spec.model_fields.values()) if kind is not None}
-    sections |= {kind.__name__: kind for kind in (TrustRatioSpec, GrowBatchSpec, MixSpec, RandAugmentSpec)}
-    assert set(schema["$defs"]) == set(sections) and len(sections) == 17
+    sections |= {
+        kind.__name__: kind for kind in (TrustRatioSpec, GrowBatchSpec, MixSpec, RandAugmentSpec, DetectorSpec)
+    }
+    assert set(schema["$defs"]) == set(sections) and len(sections) == 18
     for name, kind in sections.items():
         assert set(schema["$defs"][name]["properties"]) == set(kind.model_fields)
     for section in (schema, *schema["$defs"].values()):

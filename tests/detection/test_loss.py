@@ -81,8 +81,8 @@ def test_labels_of_proposals_by_hand() -> None:
     assert matched[0, 0].tolist() == [0, 0, 10, 10]
 
 
-def _smooth_l1(x: torch.Tensor, beta: float) -> float:
-    return sum(value**2 / (2 * beta) if abs(value) < beta else abs(value) - beta / 2 for value in x.flatten().tolist())
+def _smooth_l1(x: torch.Tensor) -> float:
+    return sum(value**2 / 2 if abs(value) < 1 else abs(value) - 1 / 2 for value in x.flatten().tolist())
 
 
 @pytest.mark.parametrize("frame", [0, 1])
@@ -103,7 +103,7 @@ def test_the_loss_of_a_frame_is_the_sum_written_out(frame: int) -> None:
     proposed = float(functional.cross_entropy(score[used], label[used]))
     for number in (label == 1).nonzero()[:, 0]:
         coded = encode(boxes[0, matched[number], :4], anchors[number], ANCHOR_STD)
-        proposed += _smooth_l1(delta[number] - coded, 1 / 9) / 256
+        proposed += _smooth_l1(delta[number] - coded) / 256
 
     places, are_there = propose(maps, (64, 80), detector)
     real = [*places[0][are_there[0]], *boxes[0, boxes[0, :, 4] >= 0, :4]]
@@ -116,7 +116,7 @@ def test_the_loss_of_a_frame_is_the_sum_written_out(frame: int) -> None:
             loss = float(functional.cross_entropy(scores[number][None], torch.tensor([kind])))
             if kind > 0:
                 coded = encode(matched[0, number], places[0, number], (0.1, 0.1, 0.2, 0.2))
-                loss += _smooth_l1(deltas[number] - coded, 1.0)
+                loss += _smooth_l1(deltas[number] - coded)
             losses.append((loss, int(scores[number].argmax()) == kind))
     hardest = sorted(losses, reverse=True)[:4]
     assert len(losses) > 4 and (label[0] > 0).any() == (frame == 0)

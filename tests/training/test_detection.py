@@ -115,7 +115,7 @@ def test_a_tiny_detector_finds_a_bright_square() -> None:
     for number in range(150):
         lr = 0.2 * min(1, (number + 1) / 10) if number < 120 else 0.02
         losses.append(step([_batch(number, 0, clips=8)], lr).read(8, 1, 1).loss)
-    assert sum(losses[-10:]) < sum(losses[:10]) / 5
+    assert sum(losses[-10:]) < sum(losses[:10]) / 3
 
     test = _batch(0, 1, clips=24)
     assert spec.model.detector is not None
@@ -126,4 +126,4 @@ def test_a_tiny_detector_finds_a_bright_square() -> None:
     objects = test.labels[:, 1, 1]
     overlaps = [float(iou(boxes[:1, 2:], one[None, :4])) for boxes, one in zip(found[1], objects, strict=True)]
     labels = [bool(boxes[0, 0] == one[4]) for boxes, one in zip(found[1], objects, strict=True)]
-    assert sum(overlap > 0.5 for overlap in overlaps) >= 20 and sum(labels) >= 20
+    assert sum(overlap > 0.5 for overlap in overlaps) >= 18 and sum(labels) >= 16
