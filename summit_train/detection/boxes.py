@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
+from torch.nn import functional
 
 # A decoded side is at most this many times that of its reference, so that no exponential overflows (as in torchvision).
 _MOST_GROWTH = 1000 / 16
+_ROUNDS = 32  # of suppression, between two questions whether there is more to do
 
 
 def areas(boxes: torch.Tensor) -> torch.Tensor:
@@ -61,14 +63,16 @@ def suppress(
 
     Each box that is kept suppresses those after it that it overlaps by more than `threshold` in IoU. Return the places
     (F, k) of the first `most` that are kept, and which of these there are (F, k): a set may end before. Only boxes that
-    are `alive` take part. The sets advance together, and the host never waits for the device.
+    are `alive` take part. The sets advance together, and the host asks the device only now and then whether any lives.
     """
     left, top, right, bottom = (edge.contiguous() for edge in boxes_FN4.unbind(-1))
     area, n = areas(boxes_FN4), boxes_FN4.shape[1]
     # The first box that lives has the highest number; 0 is dead.
     lives = torch.arange(n, 0, -1, device=boxes_FN4.device, dtype=torch.float32) * alive_FN
     places, are_there = [], []
-    for _ in range(min(most, n)):
+    for number in range(min(most, n)):
+        if number % _ROUNDS == 0 and number and not lives.any():
+            break
         life, place = lives.max(1, keepdim=True)
         x0, y0, x1, y1 = (edge.gather(1, place) for edge in (left, top, right, bottom))
         wide = (torch.minimum(right, x1) - torch.maximum(left, x0)).clamp_(min=0)
@@ -78,4 +82,5 @@ def suppress(
         lives = lives.masked_fill_(over, 0).scatter_(1, place, 0)
         places.append(place)
         are_there.append(life > 0)
-    return torch.cat(places, 1), torch.cat(are_there, 1)
+    missing = (0, min(most, n) - len(places))
+    return functional.pad(torch.cat(places, 1), missing), functional.pad(torch.cat(are_there, 1), missing)

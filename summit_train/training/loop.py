@@ -183,7 +183,8 @@ def validate(
     def progress(done: int, total: int) -> None:
         watchdog.at(f"validating video {done} of {total} after epoch {epoch}", waits=done == total)
 
-    one_view = run.spec.evaluate.model_copy(update={"clips": 1, "crops": 1})
+    whole = run.spec.model.detector is not None  # boxes are those of whole frames
+    one_view = run.spec.evaluate.model_copy(update={"clips": 1, "crops": "full" if whole else 1})
     spec = run.spec.model_copy(update={"evaluate": one_view})
     scorer = scorer_of(spec)(spec, run.val_set, run.world, run.device, stop)
     scores = scorer.score(run.model, progress, source=f"validation after epoch {epoch}")

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed
 from summit_train.data.batches import loader
 from summit_train.data.batches.loader import BadClip
 from summit_train.data.dataset import Dataset
-from summit_train.data.manifest.boxes import BOX
+from summit_train.data.manifest.boxes import BOX, Boxes
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.motion import write_motion_set
 from summit_train.data.motion_boxes import MovingObjects
@@ -43,6 +44,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for _ in write_motion_set(path, 4, NUMBER, MovingObjects(size=48, num_frames=FRAMES, num_classes=2)):
         pass
     return path
+
+
+class WideShapes(MovingObjects):
+    """Their videos with 16 more columns, so that a centre square is not the whole frame."""
+
+    def video(self, split: str, number: int) -> tuple[NDArray[np.uint8], Boxes]:
+        frames, boxes = super().video(split, number)
+        return np.pad(frames, ((0, 0), (0, 0), (0, 16), (0, 0))), boxes
 
 
 def spec_of(folder: Path, **sections: object) -> Spec:
@@ -178,9 +187,12 @@ def test_a_true_box_outside_the_frame_is_named_with_its_line(folder: Path, tmp_p
 
 @needs_ranks
 def test_a_detector_is_validated_evaluated_and_reported_on_any_number_of_ranks(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Trained in this process, then evaluated by 1, 2 and 3 ranks: the same bits."""
+    folder = tmp_path / "shapes"
+    for _ in write_motion_set(folder, 4, NUMBER, WideShapes(size=48, num_frames=FRAMES, num_classes=2)):
+        pass
     sections = {"scale": {"gpus": 2, "clips_per_gpu": 2}, "schedule": {"epochs": 1, "warmup_epochs": 0}}
     more = {"evaluate": {"every_epochs": 1, "last_checkpoints": 1}, "checkpoint": {"keep_best": "map"}}
     path = tmp_path / "detector.yaml"

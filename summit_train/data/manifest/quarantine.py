@@ -80,7 +80,8 @@ def read_quarantine(path: str | Path) -> list[DecodeError]:
     lines, cells = read_table(Path(path), COLUMNS, "the quarantine list ")
     if "reason" not in cells:
         raise UserError(f"{path}:1: the header must be {','.join(COLUMNS)}, as `data scan` writes it")
-    cells = dict.fromkeys(Region._fields, [""] * len(lines)) | cells
+    if not {"left", "top"} <= cells.keys():  # width and height alone are those of the frame
+        cells |= dict.fromkeys(Region._fields, [""] * len(lines))
     spans = parse_spans(Path(path), (lines, cells), [-1] * len(lines))
     regions = map(Region._make, parse_regions(Path(path), (lines, cells)).tolist())
     return [DecodeError(*row) for row in zip(cells["path"], cells["reason"], spans, regions, strict=True)]

@@ -80,6 +80,12 @@ def test_a_bad_span_leaves_the_others_of_its_file_and_a_bad_file_none(tmp_path: 
         assert kept.excluded.tolist() == excluded
 
 
+def test_the_size_of_a_frame_is_no_region(tmp_path: Path) -> None:
+    (tmp_path / "bad.csv").write_text("path,num_frames,width,height,reason\na.mp4,30,64,48,is damaged\n")
+    (error,) = read_quarantine(tmp_path / "bad.csv")
+    assert (error.path, error.region) == ("a.mp4", WHOLE_FRAME)
+
+
 def test_a_bad_region_leaves_the_others_of_its_file(tmp_path: Path) -> None:
     """An empty cell stands for all spans, or for all regions."""
     rows = ["a,0,,,0,0,8,8", "a,1,,,8,0,8,8", "a,1,2,4,8,0,8,8", "a,0,2,4,,,,", "b,0,,,,,,"]
