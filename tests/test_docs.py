@@ -156,9 +156,10 @@ def _example(page: str) -> str:
     return next(block for language, block in _FENCE.findall(TEXTS[page]) if language == "yaml")
 
 
-def test_the_example_is_a_spec(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(_example("README.md"))
-    assert load_spec(tmp_path / "mine.yaml").name == "mine"
+def test_the_examples_are_specs(tmp_path: Path) -> None:
+    for page, name in (("README.md", "mine"), ("docs/detection.md", "moving")):
+        (tmp_path / "spec.yaml").write_text(_example(page))
+        assert load_spec(tmp_path / "spec.yaml").name == name
 
 
 def test_the_sweeps_example_is_a_sweep(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def run(args: argparse.Namespace) -> Values:
     check_single("bench latency")
     are_detectors = {spec.model.detector is not None for entry in entries for spec in entry.specs}
     if len(are_detectors) > 1:
-        raise UserError("the SPECs must be all of detectors, of which a frame is timed, or all of other networks")
+        raise UserError("the SPECs must be all detectors, of which one frame is timed, or all classifiers")
     passes = Passes(args.batch, args.warm_up, args.repeats, args.seconds)
     with open_place() as place:
         if True in are_detectors:

@@ -1,4 +1,4 @@
-"""The boxes found in videos beside the true ones: their measures, and the file in a run folder that holds both.
+"""Detections in videos and the ground truth: their measures, and the file in a run folder that holds both.
 
 Needs no torch.
 """
@@ -33,13 +33,13 @@ from summit_train.detection.measures import (
 )
 from summit_train.evaluation.scores import save_columns
 
-RANGES = ("all", "slow", "medium", "fast", "hidden")  # which true boxes count
+RANGES = ("all", "slow", "medium", "fast", "hidden")  # which boxes of the ground truth count
 FORMS = {"map": MEGA, "map_fgfa": FGFA}  # by the key of the measure over all boxes
 
 
 @dataclass(frozen=True, eq=False)
 class Detections:
-    """The boxes found in V videos of a manifest, in its order, and the true ones.
+    """The detections in V videos of a manifest, in its order, and the ground truth.
 
     videos (V,): their places in the manifest. is_read (V,): False for a video that could not be read, whose objects are
     all missed. rows: float32 (N, 7), by video and in it by frame: frame, label, score, left, top, right, bottom in
@@ -79,14 +79,14 @@ class Detections:
         return [curve(scores[own], right[own], wrong[own], n) for own, n in zip(self._order, positives, strict=True)]
 
     def videos_rows(self) -> Iterator[tuple[NDArray[np.float32], NDArray[np.void], slice]]:
-        """Yield each video's detections, true boxes, and the place of these among all."""
+        """Yield each video's detections, its ground truth, and the place of the latter in all of it."""
         for video in range(len(self.videos)):
             boxes = slice(*self.truth.ends[video : video + 2].tolist())
             yield self.rows[slice(*self.ends[video : video + 2].tolist())], self.truth.rows[boxes], boxes
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:
-        """Whether each true box counts in each of RANGES, (5, B)."""
+        """Whether each box of the ground truth counts in each of RANGES, (5, B)."""
         motion = np.concatenate([np.zeros(0), *(motion_ious(truth) for _, truth, _ in self.videos_rows())])
         is_slow, is_fast, hidden = motion > SLOW, motion < FAST, self.truth.rows["hidden"]
         parts = np.stack([np.ones_like(hidden), is_slow, ~is_slow & ~is_fast, is_fast, hidden])
@@ -126,7 +126,7 @@ class Detections:
         return [places[np.argsort(-self.rows[places, SCORE], kind="stable")] for places in chosen]
 
     def save(self, path: Path, clips: Sequence[Clip], class_names: Sequence[str]) -> None:
-        """Write the detections and the true boxes as npz, whole or not at all. `np.load` reads it without pickle."""
+        """Write the detections and the ground truth as npz, whole or not at all. `np.load` reads it without pickle."""
         columns = {"video": self.videos, "is_read": self.is_read, "detections": self.rows, "ends": self.ends}
         truth = {"boxes": self.truth.rows, "box_ends": self.truth.ends}
         save_columns(path, columns | truth, clips, class_names)

@@ -27,7 +27,7 @@ FOUND, MISSED, RIGHT, WRONG = "found", "missed", "right", "wrong"
 
 @dataclass(frozen=True)
 class Marked:
-    """A box on a picture, in pixels of the stored frame. kind: of a true box FOUND or MISSED, else RIGHT or WRONG."""
+    """A box on a picture, in pixels of the stored frame. kind: FOUND or MISSED, of a detection RIGHT or WRONG."""
 
     kind: str
     left: float

@@ -122,7 +122,7 @@ def _columns(path: Path) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as file:
             columns = dict(file)
         if "detections" in columns:
-            raise UserError(f"{path}: has a detector's boxes; fuse adds the scores of networks that label videos")
+            raise UserError(f"{path}: has a detector's detections; fuse combines the scores of classifiers")
         columns = dict.fromkeys(Region._fields, np.zeros_like(columns["video"])) | columns  # older files lack regions
         scores, label, names = columns["scores"], columns["label"], columns["class_names"]
         if scores.ndim != 2 or scores.dtype.kind != "f" or 0 in scores.shape:

@@ -132,4 +132,4 @@ def left_out(found: Found, names: Sequence[str]) -> list[str]:
 
 def say_left_out(classes: Sequence[str]) -> str:
     """Return a clause about `left_out` for people."""
-    return f"mAP leaves out {len(classes):,} without a video: {listed(classes, 5)}" if classes else ""
+    return f"mAP leaves out {len(classes):,} without ground truth: {listed(classes, 5)}" if classes else ""

@@ -60,7 +60,7 @@ class Trained:
     def check_labels(self, command: str) -> None:
         """Raise UserError for a detector, which gives no class to a video."""
         if self.spec.model.detector is not None:
-            why = f"{command} is for networks that label videos, and this one finds boxes in frames"
+            why = f"{command} is for classifiers, and this network is a detector"
             raise UserError(f"{self.path}: {why}; try `summit-train stream`, or `eval`")
 
 

@@ -63,7 +63,7 @@ def _motion(found: Section) -> Picture:
     axes.grid(visible=False, axis="x")
     figure.legend(loc="outside upper right", ncols=2)
     caption = (
-        "By motion IoU, the mean overlap of a box with those of its object up to 10 frames away: slow above 0.9, fast "
-        "below 0.7. Both published ways to count; figures of the one do not compare with those of the other."
+        "By motion IoU, the mean IoU of a box with those of its object up to 10 frames away: slow above 0.9, fast "
+        "below 0.7. Both published ways to count; do not compare figures of one with those of the other."
     )
     return Picture("mAP and motion", caption, "mAP of slow, medium and fast objects", image(figure), third=False)

@@ -80,7 +80,7 @@ def notes_of(run: Run) -> list[str]:
         times = "once" if len(run.starts) == 2 else f"{len(run.starts) - 1:,} times"
         notes.append(f"Resumed {times}; {counted(again, 'step')} done again")
     if run.final is not None and (lacking := run.final.classes_left_out):
-        notes.append(f"{run.measures.main.name} leaves out classes without a video: {listed(lacking)}")
+        notes.append(f"{run.measures.main.name} leaves out classes without ground truth: {listed(lacking)}")
     for start in run.starts:
         if start.forced:
             since = f"Another experiment since step {start.step:,} (--force-resume)"

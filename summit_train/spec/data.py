@@ -42,20 +42,19 @@ class DataSpec(Section):
     short_side: tuple[Extent, Extent] = (256, 320)
     """scale_jitter, whole: the short side is drawn from [low, high], pixels."""
     long_side: Extent | None = None
-    """detection: frames whose long side would exceed this are scaled to it, in training and evaluation; null: no
-    limit."""
+    """detection: the long side of a scaled frame is at most this, in training and evaluation; null: no limit."""
     crop_scales: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(max_length=100)] | None = None
     """multi_scale_crop: sides of the crops, as parts of the short side; a crop's two sides are at most one step apart.
     null: 1, 0.875, 0.75, 0.66; for flow without the last."""
     rand_augment: RandAugmentSpec | None = None
     """rand_augment: its settings; null: the defaults, VideoMAE's."""
     crop: Extent = 224
-    """Side of the training crop, pixels; whole: of the square frame that counts and costs are given for."""
+    """Side of the training crop, pixels; whole: of the square frame that counts and costs assume."""
     flip: bool = True
     """Mirror half of the clips. Use false where labels distinguish left from right."""
     span_frames: Count | None = None
-    """detection: training sees every video as spans of this many frames or a few more, each a clip of its epoch; null:
-    one clip of each video."""
+    """detection: divide each training video into spans of this many frames or a few more, each a clip of its epoch;
+    null: one clip of each video."""
     balance: Literal["none", "classes"] = "none"
     """Clips of an epoch. none: each clip once; classes: the same total number, with an equal share from each class."""
     repeats: Count = 1

@@ -18,23 +18,24 @@ class DetectorSpec(Section):
     """R-FCN on the trunk of `model` (Dai et al. 2016), with the settings of FGFA's code; see docs/detection.md."""
 
     channels: Count = 1024
-    """Channels of the 3x3 convolution behind the trunk: half are for the proposals, half for the boxes. Times
-    model.width."""
+    """Channels of the 3x3 convolution after the trunk, multiplied by model.width. Half are for the proposals, half for
+    the detections."""
     freeze_stem: bool = False
-    """Keep the weights of conv1 and res2, of mobilenet_v2 those in front of a stride of 8. Needs model.pretrained."""
+    """Freeze conv1 and res2, of mobilenet_v2 what comes before a stride of 8. Needs model.pretrained."""
     anchor_sides: Sides = (128.0, 256.0, 512.0)
-    """Sides of the square anchors, pixels of the scaled frame."""
+    """Sides of the square anchors, in pixels of the scaled frame."""
     anchor_ratios: Ratios = (0.5, 1.0, 2.0)
-    """Height over width of the anchors; all have the areas of the squares."""
+    """Height divided by width of the anchors. Each anchor has the area of its square."""
     grid: Annotated[int, Field(ge=1, le=14)] = 7
-    """Position-sensitive pooling has grid x grid cells."""
+    """Position-sensitive pooling uses grid x grid cells."""
     proposals: Count = 300
-    """Proposals of a frame, behind the suppression of their overlaps."""
+    """Proposals per frame, after non-maximum suppression."""
     hard_examples: Count = 128
-    """Proposals of a frame that are trained on: those with the highest loss."""
+    """Proposals per frame that are trained on: those with the highest loss."""
     nms: Fraction = 0.3
-    """Of two boxes of one class that overlap by more than this IoU, only the one with the higher score is reported."""
+    """Non-maximum suppression: of two detections of one class that overlap by more than this IoU, only the one with the
+    higher score is kept."""
     max_boxes: Count = 300
-    """Boxes that are reported of a frame."""
+    """Most detections per frame; those with the highest scores are kept."""
     min_score: Fraction = 0.001
-    """Boxes with a lower score are not reported."""
+    """Detections with a lower score are dropped."""

@@ -116,7 +116,7 @@ class ModelSpec(Section):
     freeze_bn: catalog.FreezeBN = "none"
     """Batch normalisations that keep their running statistics, weight and bias, for fine-tuning."""
     detector: DetectorSpec | None = None
-    """task detection: what finds boxes on the network's maps; null with other tasks."""
+    """task detection: the detector on the network's maps; null with other tasks."""
     pretrained: PathText | None = None
     """Initial weights: a run folder, a checkpoint, or a file with the names of torchvision, the TSM authors or
     mmaction2; for vit, of VideoMAE, V-JEPA, timm or transformers. I3D inflates 2D weights; i3d_replace converts a TSM's
@@ -158,7 +158,7 @@ class LossSpec(Section):
 
     kind: Literal["softmax", "binary", "detection"] = "softmax"
     """softmax: cross-entropy, for clips of one class. binary: binary cross-entropy, the mean over all classes, for
-    clips of several classes or none; validation measures mean average precision. detection: that of task detection."""
+    clips of several classes or none; validation measures mean average precision. detection: for task detection."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each label that is spread evenly over all classes, with binary over yes and no; evaluation has none."""
     class_weights: Annotated[Literal["balanced"] | ClassWeights | None, BeforeValidator(_read_weights)] = None
@@ -246,7 +246,7 @@ class Spec(Section):
     name: FolderName
     """Name of the run; its folder is run_dir/name."""
     task: Literal["classification", "detection"] = "classification"
-    """classification: the class of a clip; detection: the boxes and classes of objects in each frame."""
+    """classification: the class of a clip; detection: the boxes and classes of the objects in each frame."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Decides everything random."""
     model: ModelSpec
@@ -361,7 +361,7 @@ def _detection_problems(spec: Spec) -> Iterator[tuple[str, str]]:
     """Yield the keys that do not fit the task."""
     model, data = spec.model, spec.data
     if (spec.loss.kind == "detection") != (spec.task == "detection"):
-        yield "loss.kind", f"must be detection with task detection and with no other, got {spec.loss.kind}"
+        yield "loss.kind", f"must be detection with task detection, and only with it, got {spec.loss.kind}"
     if spec.task != "detection":
         if model.detector is not None:
             yield "model.detector", f"must be null with task {spec.task}"
@@ -386,7 +386,7 @@ def _detection_problems(spec: Spec) -> Iterator[tuple[str, str]]:
         ("model.non_local", model.non_local, False),
     )  # fmt: skip
     if data.augment == "rand_augment":
-        yield "data.augment", "rand_augment turns and shears pictures, and boxes stay upright; use whole"
+        yield "data.augment", "rand_augment rotates and shears frames, and boxes stay upright; use whole"
     for key, value, right in needed:
         if value != right:
             yield key, f"must be {'null' if right is None else right} with task detection, got {value}"

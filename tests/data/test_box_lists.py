@@ -55,7 +55,7 @@ def test_scan_and_index_name_the_boxes_that_are_in_no_frame(videos: Path, say: S
     assert [(error.path, error.reason) for error in bad] == [
         (
             "videos/train_000002.mp4",
-            f"its box of track 9 in frame 12 ({path}:{num_lines - 1}) has no frame: there are 12, numbered from 0",
+            f"its box of track 9 in frame 12 ({path}:{num_lines - 1}) has no frame: the video has 12, numbered from 0",
         ),
         (
             "videos/train_000004.mp4",
@@ -86,7 +86,7 @@ def test_split_keeps_the_boxes_of_its_videos(videos: Path, tmp_path: Path, say: 
             whole = int(part.path(clip)[-5])
             np.testing.assert_allclose(part.boxes.of(clip)["box"], train.boxes.of(whole)["box"], atol=1e-3)
     status, _, error = say("data", "split", videos / "train.csv", tmp_path / "b", "--folds", 2, "--both-directions")
-    assert status == 2 and "a list with boxes is played forwards only" in error
+    assert status == 2 and "a list with boxes cannot be played backwards" in error
 
 
 @pytest.mark.parametrize("packing", [Packing("bytes"), Packing("jpeg"), Packing("jpeg", short_side=24)])
@@ -109,7 +109,7 @@ def test_a_packed_set_has_the_boxes_of_its_videos(videos: Path, tmp_path: Path, 
 
 def test_boxes_are_packed_in_every_frame_or_not_at_all(videos: Path, tmp_path: Path) -> None:
     files = FileStore(read_manifest(videos / "train.csv"), str(videos))
-    with pytest.raises(UserError, match=r"train\.csv: has boxes in every frame; pack all frames"):
+    with pytest.raises(UserError, match=r"train\.csv: has boxes in its frames; pack every frame"):
         packed_store(files, tmp_path / "packed", Packing("jpeg", every=2))
     folder = packed_store(files, tmp_path / "packed", Packing("bytes")).manifest.source
     ends = np.load(Path(folder) / "manifest" / "box_ends.npy")

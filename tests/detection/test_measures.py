@@ -26,7 +26,7 @@ def truth_of(*rows: tuple[Any, ...]) -> np.ndarray:
 
 
 def found_of(videos: Sequence[tuple[Sequence[Row], np.ndarray]], num_classes: int = 2) -> Detections:
-    """Detections (frame, label, score, box) and true boxes of some videos."""
+    """Detections (frame, label, score, box) and ground truth of some videos."""
     rows = [np.array(own, np.float32).reshape(-1, 7) for own, _ in videos]
     ends, box_ends = (np.cumsum([0, *map(len, parts)]) for parts in (rows, [truth for _, truth in videos]))
     boxes = Boxes(np.concatenate([truth for _, truth in videos]), box_ends)

@@ -55,7 +55,7 @@ def test_the_mean_leaves_out_and_names_classes_without_a_positive() -> None:
     assert known.values(scores) == {"map": 75.0} and known.main.key == "map"
     assert known.main.of_class(scores).tolist()[:2] == [50.0, 100.0] and np.isnan(known.main.of_class(scores)[2])
     assert left_out(scores, ["a", "b"]) == ["2"] and left_out(scores, ["a", "b", "c"]) == ["c"]
-    assert say_left_out(["c", "d"]) == "mAP leaves out 2 without a video: c, d" and say_left_out([]) == ""
+    assert say_left_out(["c", "d"]) == "mAP leaves out 2 without ground truth: c, d" and say_left_out([]) == ""
 
 
 def test_a_run_of_one_class_a_video_has_top_1_and_top_5() -> None:

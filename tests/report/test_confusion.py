@@ -117,6 +117,6 @@ def test_a_run_with_several_labels_has_average_precisions_instead(run_with_score
     page = render(read_runs([run_with_scores]))
     assert "taken for" not in page and "top-1" not in page and "75.00 ± 0.50 %" in page
     assert '<td>a</td><td class="n">1</td><td class="n">50.0 %</td>' in page and "<h3>Average precision</h3>" in page
-    assert "mAP leaves out classes without a video: &lt;c&gt;" in page
+    assert "mAP leaves out classes without ground truth: &lt;c&gt;" in page
     (run_with_scores / "eval.json").write_text(json.dumps({"top1_mean": 75.0}))
     assert Run(run_with_scores).notes == ["eval.json: has wrong values, left out (no 'map_mean')"]

@@ -57,9 +57,9 @@ def _row(clip: Path, root: str, pictures: list[str], rows: Sequence[_Row], place
     seen = set[tuple[int, int]]()
     for (frame, track, _, box, *_), place in zip(rows, places, strict=True):
         if not all(map(math.isfinite, box)) or not (box[0] < box[2] and box[1] < box[3]):
-            raise DecodeError(clip, f"{place}: a box must be wider and higher than 0")
+            raise DecodeError(clip, f"{place}: width and height of a box must be above 0")
         if (frame, track) in seen:
-            raise DecodeError(clip, f"{place}: track {track} has a box in frame {frame} already")
+            raise DecodeError(clip, f"{place}: track {track} already has a box in frame {frame}")
         seen.add((frame, track))
     found = np.array(sorted(rows), BOX)
     boxes = Boxes(found, np.array([0, len(found)]))
@@ -97,7 +97,7 @@ def _vid_clip(clip: Path, annotations: Path, root: str) -> ManifestRow:
     if annotations.is_dir():
         pictures, files = list_pictures(str(clip)), sorted(annotations.glob("*.xml"))
         if [Path(picture).stem for picture in pictures] != [file.stem for file in files]:
-            raise DecodeError(clip, f"has {len(pictures)} pictures, which are not those of {len(files)} annotations")
+            raise DecodeError(clip, f"has {len(pictures)} frames, which do not match its {len(files)} annotations")
     else:
         clip = clip.with_suffix(".JPEG")
         pictures, files = list_pictures(str(clip)), [annotations]
@@ -114,10 +114,10 @@ def _vid_clip(clip: Path, annotations: Path, root: str) -> ManifestRow:
                     rows.append((frame, track, labels.index(name), box, False, hidden))
                     places.append(str(file))
         except ValueError as error:
-            raise DecodeError(clip, f"{file}: a number is wrong: {error}") from error
+            raise DecodeError(clip, f"{file}: invalid number: {error}") from error
         if stated != size:
             raise DecodeError(
-                clip, f"{file}: is of {stated[0]} x {stated[1]} pixels, and the picture {size[0]} x {size[1]}"
+                clip, f"{file}: says {stated[0]} x {stated[1]} pixels, but the frame has {size[0]} x {size[1]}"
             )
     if not rows and not annotations.is_dir():
         raise DecodeError(clip, f"has no object of the {len(labels)} classes")
@@ -180,4 +180,4 @@ def _check_seqinfo(clip: Path, pictures: list[str]) -> None:
         raise DecodeError(clip, f"its seqinfo.ini is wrong: {error}") from error
     found = [len(pictures), *picture_size(pictures[0])]
     if stated and stated != found:
-        raise DecodeError(clip, f"has frames, width and height {found}, and seqinfo.ini says {stated}")
+        raise DecodeError(clip, f"has frames, width and height {found}, but seqinfo.ini says {stated}")

@@ -106,9 +106,9 @@ class Boxes:
         row, place = rows[bad[0]], int(self.ends[video] + bad[0])
         line = f" ({self.source}:{self.lines[place]})" if len(self.lines) else ""
         what = f"its box of track {row['track']} in frame {row['frame']}{line}"
-        others = f"; {len(bad) - 1} more are wrong" if len(bad) > 1 else ""
+        others = f"; {len(bad)} boxes are wrong" if len(bad) > 1 else ""
         if row["frame"] >= num_frames:
-            return f"{what} has no frame: there are {num_frames}, numbered from 0{others}"
+            return f"{what} has no frame: the video has {num_frames}, numbered from 0{others}"
         left, top, right, bottom = row["box"].tolist()
         at = f"{left:g}, {top:g} to {right:g}, {bottom:g}"
         return f"{what} lies outside the frame of {width} x {height}: {at}{others}"
@@ -174,7 +174,7 @@ def read_boxes(source: Path, header: tuple[int, list[str]], classes: tuple[str, 
     if same.any():
         first = int(np.argmax(same))
         one, other = sorted((int(lines[first]), int(lines[first + 1])))
-        what = f"track {found['track'][first]} has a box in frame {found['frame'][first]} already, in line {one}"
+        what = f"track {found['track'][first]} already has a box in frame {found['frame'][first]}, in line {one}"
         raise UserError(f"{source}:{other}: {what}")
     ends = np.searchsorted(videos, np.arange(len(block.videos) + 1))
     cells: dict[str, Sequence[str]] = {"path": list(block.videos), "label": ["0"] * len(block.videos)}

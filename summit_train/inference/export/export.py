@@ -73,7 +73,7 @@ class Export:
             raise UserError(f"{self.trained.path}: {problem}; leave --stream out to export the clip network")
         model = spec.model
         if self.size is None and model.detector is not None:
-            raise UserError(f"{self.trained.path}: a detector sees whole frames: give their scaled size, --size HxW")
+            raise UserError(f"{self.trained.path}: detectors see whole frames: give their scaled size, --size HxW")
         vit = (model.arch, model.adapter, model.drop_path, model.positions, model.shift_place)
         wrong = [why for side in self.size or () for _, why in vit_problems(*vit, (spec.data.crop, side))]
         if wrong:

@@ -52,9 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stride", type=stride, metavar="N", help="see every Nth frame [data.frame_stride; detectors: 1]"
     )
     parser.add_argument("--window", type=window, metavar="N", help="average N frames; 0: all [data.num_frames]")
-    parser.add_argument("--score", type=score, metavar="S", help=f"least score of a detector's boxes [{LEAST_SCORE}]")
+    parser.add_argument("--score", type=score, metavar="S", help=f"detectors: lowest score shown [{LEAST_SCORE}]")
     parser.add_argument("--live", action="store_true", help="never wait: drop the oldest frames that come too fast")
-    drawn = "write the video with the label or the boxes drawn on it"
+    drawn = "write the video with the label or the detections drawn on it"
     parser.add_argument("--draw", "--show", metavar="OUT.mp4", help=drawn)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
@@ -111,10 +111,10 @@ def _watcher(args: argparse.Namespace, trained: Trained) -> Watcher:
     """Return what watches the frames, by the task of the network. Raises UserError for another task's options."""
     if trained.spec.model.detector is None:
         if args.score is not None:
-            raise UserError("--score is for the boxes of a detector, and this network labels videos; leave it out")
+            raise UserError("--score must be used with a detector, and this network is a classifier; leave it out")
         return open_labels(trained, choose_device(World()), args.window)
     if args.window is not None:
-        raise UserError("--window is for the label of a video, and this network finds boxes; leave it out")
+        raise UserError("--window must be used with a classifier, and this network is a detector; leave it out")
     return open_boxes(trained, choose_device(World()), LEAST_SCORE if args.score is None else args.score)
 
 

@@ -139,7 +139,7 @@ def test_test_views_limit_the_long_side(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "wrong"),
     [
-        ("a.mkv,12,1,0,1,1,5,5,", "in frame 12 ({}:13) has no frame: there are 12, numbered from 0"),
+        ("a.mkv,12,1,0,1,1,5,5,", "in frame 12 ({}:13) has no frame: the video has 12, numbered from 0"),
         ("a.mkv,3,1,0,72,1,5,5,", "in frame 3 ({}:13) lies outside the frame of 72 x 50: 72, 1 to 77, 6"),
     ],
 )

@@ -70,7 +70,7 @@ def test_flags_and_facts_of_videos_are_columns_in_any_order(tmp_path: Path) -> N
         ("a.mp4,0,0,cat,1,,3,4", "must have all cells of a box, or none"),
         ("a.mp4,0,0,cat,1,2,3", "7 fields where the header has 8; put a path with a comma in double quotes"),
         (",0,0,cat,1,2,3,4", "the path is empty"),
-        (BOX.replace("4,0,0", "4,5,1"), "track 1 has a box in frame 5 already, in line 3"),
+        (BOX.replace("4,0,0", "4,5,1"), "track 1 already has a box in frame 5, in line 3"),
     ],
 )  # fmt: skip
 def test_a_wrong_row_is_refused_with_its_line(tmp_path: Path, row: str, wrong: str) -> None:
@@ -153,8 +153,8 @@ def test_a_box_that_is_not_in_its_video_is_named(tmp_path: Path) -> None:
     box = "its box of track 0 in frame {} ({}/list.csv:{}) {}"
     outside = "lies outside the frame of 21 x 10: 0, -4 to 3, 0"
     assert boxes.problem(0, 8, 21, 10) == box.format(7, tmp_path, 5, outside)
-    outside = "lies outside the frame of 20 x 10: 20, 2 to 50, 6; 1 more are wrong"
+    outside = "lies outside the frame of 20 x 10: 20, 2 to 50, 6; 2 boxes are wrong"
     assert boxes.problem(0, 8, 20, 10) == box.format(6, tmp_path, 4, outside)
-    no_frame = "has no frame: there are 6, numbered from 0; 1 more are wrong"
+    no_frame = "has no frame: the video has 6, numbered from 0; 2 boxes are wrong"
     assert boxes.problem(0, 6, 21, 10) == box.format(6, tmp_path, 4, no_frame)
     assert _read(tmp_path, BOX).boxes.problem(0, 1, 2, 3) is None  # type: ignore[union-attr]

@@ -180,10 +180,10 @@ def test_the_drawn_video_has_the_colours_of_the_classes_at_the_edges(tmp_path: P
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["stream", "RUN", "VIDEO", "--window", "3"], "--window is for the label of a video, and this network finds"),
-        (["predict", "RUN", "VIDEO"], "predict is for networks that label videos, and this one finds boxes in frames"),
-        (["cam", "RUN", "VIDEO", "--out", "maps"], "cam is for networks that label videos, and this one finds boxes"),
-        (["export", "RUN", "--out", "a.onnx"], "a detector sees whole frames: give their scaled size, --size HxW"),
+        (["stream", "RUN", "VIDEO", "--window", "3"], "--window must be used with a classifier, and this network"),
+        (["predict", "RUN", "VIDEO"], "predict is for classifiers, and this network is a detector"),
+        (["cam", "RUN", "VIDEO", "--out", "maps"], "cam is for classifiers, and this network is a detector"),
+        (["export", "RUN", "--out", "a.onnx"], "detectors see whole frames: give their scaled size, --size HxW"),
     ],
 )
 def test_what_a_detector_cannot_do_is_one_line_and_2(
@@ -201,7 +201,7 @@ def test_scores_that_cannot_be_and_those_of_a_classifier(
         status, _, err = main_said(capsys, "stream", detector, video, f"--score={value}")
         assert status == 2 and err.endswith(f"argument --score: must be 0 to 1, got '{value}'\n")
     status, _, err = main_said(capsys, "stream", trained_run, video, "--score", "0.5")
-    assert status == 2 and err.startswith("summit-train: --score is for the boxes of a detector")
+    assert status == 2 and err.startswith("summit-train: --score must be used with a detector")
 
 
 def test_the_exported_stream_gives_the_maps(capsys: pytest.CaptureFixture[str], detector: Path, tmp_path: Path) -> None:
