@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from summit_train.core.errors import UserError
 from summit_train.core.rng import key
 from summit_train.data.manifest.boxes import BOX, Boxes
-from summit_train.data.motion import SHAPES, SPLITS, Picture, Thing, patches
+from summit_train.data.motion import SHAPES, SPLITS, MotionSet, Picture, Thing, patches
 
 MAX_OBJECTS = 3
 # Pixels a frame over the object's width. The mean IoU with the same box up to ten frames away is then above 0.9 (slow),
@@ -24,26 +24,18 @@ HIDDEN_FRAMES = (3, 5)
 
 
 @dataclass(frozen=True)
-class MovingObjects:
-    """The settings of the set. Raises UserError for values out of range.
-
-    size: pixels of a side; num_frames: of a video; num_classes: 2 to 4 shapes; difficulty: 0 to 1, more of it
-    means more noise and a stronger background.
-    """
+class MovingObjects(MotionSet):
+    """The settings of the set, see MotionSet; `kind` is not used, num_classes are 2 to 4 shapes."""
 
     size: int = 96
     num_frames: int = 24
-    num_classes: int = 4
-    seed: int = 0
-    difficulty: float = 0.2
 
     def __post_init__(self) -> None:
         if not 2 <= self.num_classes <= len(SHAPES):
             raise UserError(f"classes is {self.num_classes}: choose 2 to {len(SHAPES)} shapes")
         if self.size < 48 or self.num_frames < 12:
             raise UserError(f"size {self.size}, {self.num_frames} frames: boxes need 48 pixels and 12 frames or more")
-        if not 0 <= self.difficulty <= 1:
-            raise UserError(f"difficulty is {self.difficulty}: choose a number from 0 to 1")
+        super().__post_init__()
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -63,9 +55,7 @@ class MovingObjects:
                 frames[frame] = one.over(frames[frame], frame)
                 box = [*(one.places[frame] - one.thing.half_side), *(one.places[frame] + one.thing.half_side)]
                 rows[frame, track] = (frame, track, label, box, False, frame in one.hidden)
-        noise = generator.normal(0, 2 + 28 * self.difficulty, frames.shape)
-        pixels = np.clip(np.rint(frames + noise), 0, 255).astype(np.uint8)
-        return pixels, Boxes(rows.ravel(), np.array([0, rows.size]))
+        return self.noisy(frames, generator), Boxes(rows.ravel(), np.array([0, rows.size]))
 
 
 @dataclass(frozen=True)

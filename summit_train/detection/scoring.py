@@ -16,12 +16,12 @@ from summit_train.data.video.source import DecodeError
 from summit_train.detection.detect import detect
 from summit_train.detection.detections import Detections
 from summit_train.detection.measures import BOX
-from summit_train.evaluation.scoring import Results, Streamer, VideoScorer, unreadable
+from summit_train.evaluation.scoring import Results, Scorer, Streamer, unreadable
 
 COLUMNS = 7  # frame, label, score, left, top, right, bottom
 
 
-class DetectionScorer(VideoScorer[Detections]):
+class DetectionScorer(Scorer):
     """Finds the boxes of every frame of the videos, as a stream sees them: with the frames before, without later ones.
 
     The result of a video is float32 (n, 7), see Detections. Maps that are not finite give a row of NaN.
@@ -39,18 +39,14 @@ class DetectionScorer(VideoScorer[Detections]):
             caches: list[torch.Tensor] = []
             found = [np.zeros((0, COLUMNS), np.float32)]
             try:
-                if (first := video.first).error is None:
-                    count = manifest.span(video.video).start + first.num_frames
-                    if (problem := boxes.problem(video.video, count, *first.size)) is not None:
-                        raise DecodeError(manifest.path(video.video), problem)
                 for block in video.blocks():
+                    if (problem := boxes.problem(video.video, block.num_frames, *block.size)) is not None:
+                        raise DecodeError(manifest.path(video.video), problem)
                     caches = self._add(found, streamer, block, caches)
             except DecodeError as error:
                 yield unreadable(video, error, spec.data)
             else:
-                rows = np.concatenate(found)
-                rows[:, 0] += manifest.span(video.video).start
-                yield rows
+                yield np.concatenate(found)
 
     def _add(
         self, found: list[NDArray[np.float32]], streamer: Streamer, block: FrameBlock, caches: list[torch.Tensor]

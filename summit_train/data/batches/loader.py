@@ -194,13 +194,8 @@ def _padded(clips: Sequence[Frames]) -> Frames:
     height, width = (max(clip.shape[axis] for clip in clips) for axis in (2, 3))
     if all(clip.shape[2:4] == (height, width) for clip in clips):
         return np.concatenate(clips)
-    first = clips[0]
-    padded = np.zeros((sum(map(len, clips)), first.shape[1], height, width, first.shape[4]), np.uint8)
-    start = 0
-    for clip in clips:
-        padded[start : start + len(clip), :, : clip.shape[2], : clip.shape[3]] = clip
-        start += len(clip)
-    return padded
+    behind = [((0, 0), (0, 0), (0, height - clip.shape[2]), (0, width - clip.shape[3]), (0, 0)) for clip in clips]
+    return np.concatenate([np.pad(clip, widths) for clip, widths in zip(clips, behind, strict=True)])
 
 
 def test_batches(

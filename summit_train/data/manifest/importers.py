@@ -282,8 +282,5 @@ KINDS: dict[str, tuple[Callable[[Request], Annotations | LabelledPictures], str]
     "charades": (_charades, "CSV id,subject,...,actions,length; --labels Charades_v1_classes.txt [next to it]"),
     "folders": (_folders, "folder with a folder for each class, of videos or of folders of pictures"),
     "vid": (lambda ask: read_vid(ask.source), "boxes: ILSVRC2015/Data/VID/train, .../VID/val, or a folder of DET"),
-    "mot": (
-        lambda ask: read_mot(ask.source),
-        "boxes: folder of MOTChallenge sequences with img1/ and gt/gt.txt",
-    ),
+    "mot": (lambda ask: read_mot(ask.source), "boxes: folder of MOTChallenge sequences with img1/ and gt/gt.txt"),
 }

@@ -10,7 +10,6 @@ import pytest
 
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import Manifest, read_manifest, write_manifest
-from summit_train.data.manifest import boxes as boxes_module
 from summit_train.data.manifest.reading import read_rows
 
 HEADER = "video,frame,track,label,left,top,width,height"
@@ -98,17 +97,6 @@ def test_a_wrong_header_or_fact_is_refused(tmp_path: Path, names: str, rows: lis
 def test_a_list_without_a_row_has_no_clip(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no clip found"):
         _read(tmp_path)
-
-
-def test_blocks_of_rows_give_what_the_whole_list_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [f"{video}.mp4,{frame},{frame % 2},{frame % 3},1,2,{3 + frame},4" for frame in range(9) for video in "ab"]
-    whole = _read(tmp_path, *rows)
-    monkeypatch.setattr(boxes_module, "_ROWS_AT_ONCE", 4)
-    parts = read_manifest(tmp_path / "list.csv")
-    assert parts.fingerprint() == whole.fingerprint() and whole.boxes and parts.boxes
-    np.testing.assert_array_equal(parts.boxes.lines, whole.boxes.lines)
-    with pytest.raises(UserError, match=r"list\.csv:20: width must be"):
-        _read(tmp_path, *rows, BOX.replace(",3,", ",-3,"))
 
 
 def test_boxes_are_part_of_the_fingerprint_and_of_the_pickled_list(tmp_path: Path) -> None:
