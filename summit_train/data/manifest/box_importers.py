@@ -67,8 +67,7 @@ class LabelledPictures:
             if rows.setdefault((frame, track), row) is not row:
                 raise DecodeError(clip, f"{place}: track {track} has a box in frame {frame} already")
         boxes = Boxes(np.array(sorted(rows.values()), BOX), np.array([0, len(rows)]))
-        if (problem := boxes.problem(0, len(pictures), *size)) is not None:
-            raise DecodeError(clip, problem)
+        boxes.check(0, clip, len(pictures), *size)
         return len(pictures), boxes
 
 

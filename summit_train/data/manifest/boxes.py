@@ -17,24 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import write_text
-from summit_train.core.text import csv_text
 from summit_train.data.manifest.tables import DTYPES, Table, csv_rows, opened, parse_flag, parse_label
 from summit_train.data.video.augment import View
+from summit_train.data.video.source import DecodeError
 
 # One box of one frame, in pixels of the upright frame as it is stored: left and top are the edges of the first pixel,
 # right and bottom those behind the last one. track: the same for an object in all frames of its video. label: from 0.
 # ignored: neither finding nor missing it is an error. hidden: it can hardly be seen in this frame alone.
-BOX = np.dtype(
-    [
-        ("frame", "<i4"),
-        ("track", "<i4"),
-        ("label", "<i4"),
-        ("box", "<f4", (4,)),
-        ("ignored", "?"),
-        ("hidden", "?"),
-    ]
-)
+BOX = np.dtype([
+    ("frame", "<i4"), ("track", "<i4"), ("label", "<i4"), ("box", "<f4", (4,)), ("ignored", "?"), ("hidden", "?"),
+])  # fmt: skip
 BOX_COLUMNS = ("track", "label", "left", "top", "width", "height")
 COLUMNS = ("video", "frame", *BOX_COLUMNS)
 FLAGS = ("ignore", "hidden")  # optional, as are the facts of a video, which one of its rows has
@@ -92,23 +84,23 @@ class Boxes:
         ]
         return Boxes(self.rows, np.array([*firsts, self.ends[-1]], np.int64), self.lines, self.source)
 
-    def problem(self, video: int, num_frames: int, width: int, height: int) -> str | None:
-        """Return which box does not lie in the frames of its video, with its line, and how many; None if all do."""
+    def check(self, video: int, path: str | Path, num_frames: int, width: int, height: int) -> None:
+        """Raise DecodeError at the first box that does not lie in the frames of its video, `path`, with its line."""
         rows = self.of(video)
         left, top, right, bottom = rows["box"].T
         is_outside = (left >= width) | (top >= height) | (right <= 0) | (bottom <= 0)
         bad = np.flatnonzero(is_outside | (rows["frame"] >= num_frames))
         if not len(bad):
-            return None
+            return
         row, place = rows[bad[0]], int(self.ends[video] + bad[0])
         line = f" ({self.source}:{self.lines[place]})" if len(self.lines) else ""
         what = f"its box of track {row['track']} in frame {row['frame']}{line}"
         others = f"; {len(bad) - 1} more are wrong" if len(bad) > 1 else ""
         if row["frame"] >= num_frames:
-            return f"{what} has no frame: there are {num_frames}, numbered from 0{others}"
+            raise DecodeError(path, f"{what} has no frame: there are {num_frames}, numbered from 0{others}")
         left, top, right, bottom = row["box"].tolist()
         at = f"{left:g}, {top:g} to {right:g}, {bottom:g}"
-        return f"{what} lies outside the frame of {width} x {height}: {at}{others}"
+        raise DecodeError(path, f"{what} lies outside the frame of {width} x {height}: {at}{others}")
 
     def targets(self, video: int, frames: NDArray[np.int64], view: View, size: tuple[int, int]) -> list[Any]:
         """Return what a view shows of each frame's boxes: float32 (n, 5), see `loader.MicroBatch`.
@@ -249,12 +241,8 @@ def _number(cell: str) -> float:
         return math.nan
 
 
-def write_boxes(path: str | Path, videos: Iterable[tuple[str, int | None, str | None, NDArray[np.void]]]) -> None:
-    """Write a list with boxes, whole or not at all. videos: path, number of frames, SHA-256 and boxes of each."""
-    write_text(path, csv_text(_written(videos)))
-
-
-def _written(videos: Iterable[tuple[str, int | None, str | None, NDArray[np.void]]]) -> Iterator[Sequence[object]]:
+def box_cells(videos: Iterable[tuple[str, int | None, str | None, NDArray[np.void]]]) -> Iterator[Sequence[object]]:
+    """Yield the rows of a list with boxes. videos: path, number of frames, SHA-256 and boxes of each."""
     yield *COLUMNS, *FLAGS, *FACTS
     for path, num_frames, sha256, boxes in videos:
         yield path, *[""] * (len(COLUMNS) + len(FLAGS) - 1), num_frames or "", sha256 or ""

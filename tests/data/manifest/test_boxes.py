@@ -11,6 +11,7 @@ import pytest
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import Manifest, read_manifest, write_manifest
 from summit_train.data.manifest.reading import read_rows
+from summit_train.data.video.source import DecodeError
 
 HEADER = "video,frame,track,label,left,top,width,height"
 BOX = "a.mp4,0,0,cat,1,2,3,4"
@@ -139,10 +140,14 @@ def test_a_box_that_is_not_in_its_video_is_named(tmp_path: Path) -> None:
     boxes = _read(tmp_path, *rows).boxes
     assert boxes is not None
     box = "its box of track 0 in frame {} ({}/list.csv:{}) {}"
-    outside = "lies outside the frame of 21 x 10: 0, -4 to 3, 0"
-    assert boxes.problem(0, 8, 21, 10) == box.format(7, tmp_path, 5, outside)
-    outside = "lies outside the frame of 20 x 10: 20, 2 to 50, 6; 1 more are wrong"
-    assert boxes.problem(0, 8, 20, 10) == box.format(6, tmp_path, 4, outside)
-    no_frame = "has no frame: there are 6, numbered from 0; 1 more are wrong"
-    assert boxes.problem(0, 6, 21, 10) == box.format(6, tmp_path, 4, no_frame)
-    assert _read(tmp_path, BOX).boxes.problem(0, 1, 2, 3) is None  # type: ignore[union-attr]
+    outside, more = "lies outside the frame of {} x 10: {}", "; 1 more are wrong"
+    wrong = [
+        ((8, 21, 10), (7, tmp_path, 5, outside.format(21, "0, -4 to 3, 0"))),
+        ((8, 20, 10), (6, tmp_path, 4, outside.format(20, "20, 2 to 50, 6") + more)),
+        ((6, 21, 10), (6, tmp_path, 4, "has no frame: there are 6, numbered from 0" + more)),
+    ]
+    for video, what in wrong:
+        with pytest.raises(DecodeError) as raised:
+            boxes.check(0, "a.mp4", *video)
+        assert (raised.value.path, raised.value.reason) == ("a.mp4", box.format(*what))
+    _read(tmp_path, BOX).boxes.check(0, "a.mp4", 1, 2, 3)  # type: ignore[union-attr]
