@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from summit_train.detection.loss import DetectionLoss
 from summit_train.detection.scoring import DetectionScorer
-from summit_train.evaluation.scoring import Scorer, VideoScorer
+from summit_train.evaluation.scoring import Scorer
 from summit_train.spec import Spec
 
 
@@ -16,6 +14,6 @@ def loss_of(spec: Spec) -> DetectionLoss | None:
     return None if detector is None else DetectionLoss(detector, spec.model.num_classes)
 
 
-def scorer_of(spec: Spec) -> type[VideoScorer[Any]]:
+def scorer_of(spec: Spec) -> type[Scorer]:
     """Return the class that scores the validation videos of a spec."""
     return Scorer if spec.model.detector is None else DetectionScorer

@@ -17,9 +17,10 @@ def detector_spec(**sections: Any) -> Spec:
         "task": "detection",
         "precision": "fp64",
         "model": {"arch": "tsn", "backbone": "resnet18", "width": 0.125, "num_classes": 2, "detector": small},
-        "data": {"train": "train.csv", "val": "val.csv", "augment": "whole", "num_frames": 2, "crop": 64},
+        "data": {"train": "train.csv", "val": "val.csv", "augment": "whole", "short_side": [64, 64], "num_frames": 2,
+                 "crop": 64},
         "evaluate": {"mode": "stream", "crops": "full"},
-    }
+    }  # fmt: skip
     for section, keys in sections.items():
         values[section] = {**values.get(section, {}), **keys} if isinstance(keys, dict) else keys
     return spec_from_values(values, "a test")

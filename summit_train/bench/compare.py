@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from summit_train.bench.steps import experiment_of, measure_steps, network_value
 from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import counted, share
-from summit_train.models import VideoNetwork
 from summit_train.models.network import count_network
 from summit_train.models.precision import mixed_precision, parameter_type
 from summit_train.report.figures import GREY, PALETTE, drawable, drawn, wrapped
@@ -73,7 +72,7 @@ class ForwardBench:
 
     def __init__(self, specs: Sequence[Spec], device: torch.device) -> None:
         self._device, self._precision = device, specs[0].precision
-        self._networks: list[tuple[VideoNetwork, torch.Tensor]] = []
+        self._networks: list[tuple[Callable[[torch.Tensor], object], torch.Tensor]] = []
         for spec in specs:
             shape = (spec.scale.clips_per_gpu, *spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))
             pixels = torch.randn(shape, device=device, dtype=parameter_type(spec.precision))

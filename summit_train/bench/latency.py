@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from summit_train.bench.compare import ForwardBench
-from summit_train.bench.frames import Detector, Repeated
+from summit_train.bench.frames import BoxBench, FrameBench
 from summit_train.bench.measure import Place, Values, in_turn, open_place, pair_ratios, spread
 from summit_train.core.errors import UserError
 from summit_train.core.result import TextTable
@@ -95,7 +95,7 @@ def entries_of_table(table: Table, words: Sequence[str]) -> list[Entry]:
     return entries
 
 
-def measure_rounds(benches: Sequence[ForwardBench | Repeated], clips: int, settings: Passes) -> list[Rounds]:
+def measure_rounds(benches: Sequence[ForwardBench], clips: int, settings: Passes) -> list[Rounds]:
     """Measure all benches in turn; return the seconds of each pass by bench and turn.
 
     A turn begins with a pass that is not counted, as the caches contain another network's weights.
@@ -105,7 +105,7 @@ def measure_rounds(benches: Sequence[ForwardBench | Repeated], clips: int, setti
     rounds = min(ROUNDS, settings.repeats)
     passes = -(-settings.repeats // rounds)
 
-    def turn(bench: ForwardBench | Repeated) -> list[float]:
+    def turn(bench: ForwardBench) -> list[float]:
         bench.passes(clips, 1)
         return bench.passes(clips, passes, settings.seconds / rounds)
 
@@ -153,9 +153,11 @@ def measure_latency(entries: Sequence[Entry], settings: Passes, place: Place, *,
 def measure_detectors(entries: Sequence[Entry], settings: Passes, place: Place) -> list[Values]:
     """Return a row of each detector, all measured in turn: the network on a frame of a stream, and `boxes_ms` apart."""
     place.tell(f"building the detectors: {'; '.join(entry.label for entry in entries)}")
-    detectors = [Detector(entry.specs[0], place.device) for entry in entries]
-    found = measure_rounds([part for one in detectors for part in (one.network, one.boxes)], 1, settings)
-    rows = []
+    benches: list[ForwardBench] = []
+    for entry in entries:
+        network = FrameBench(entry.specs[0], place.device)
+        benches += [network, BoxBench(network, entry.specs[0], place.device)]
+    found, rows = measure_rounds(benches, 1, settings), []
     for entry, frames, boxes in zip(entries, found[::2], found[1::2], strict=True):
         times = timed_values(frames, frames, found[0], 1)
         no_clips: Values = dict.fromkeys(("clips_per_second", "clips_per_second_spread", "throughput_passes"))

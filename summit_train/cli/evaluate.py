@@ -27,7 +27,7 @@ from summit_train.data.dataset import Dataset
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation
 from summit_train.evaluation.measures import Measures, measures_of, say_left_out
 from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
-from summit_train.evaluation.scoring import VideoScorer
+from summit_train.evaluation.scoring import Scorer
 from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, flat_keys, folder_name, load_spec
 from summit_train.spec.catalog import stream_problem
@@ -88,9 +88,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 @contextmanager
-def _scoring(
-    spec: Spec, datasets: Mapping[str, Dataset], **arguments: object
-) -> Iterator[tuple[VideoScorer[Any], Watchdog]]:
+def _scoring(spec: Spec, datasets: Mapping[str, Dataset], **arguments: object) -> Iterator[tuple[Scorer, Watchdog]]:
     """Open the ranks, compare what they were started with, and yield what scores the validation set."""
     with session(this_launch()) as world, Watchdog(world, world.broadcast(spec.watch.stall_seconds)) as watchdog:
         check_agreement(world, spec, datasets, **arguments)

@@ -215,9 +215,7 @@ def _with_facts(row: ManifestRow, found: Found, *, compare: bool) -> ManifestRow
         raise DecodeError(row.path, f"has {found.num_frames} frames, but the manifest says {row.num_frames}")
     row.span.frames(row.path, found.num_frames)
     if row.boxes is not None:
-        problem = row.boxes.problem(0, found.num_frames, found.width, found.height)
-        if problem is not None:
-            raise DecodeError(row.path, problem)
+        row.boxes.check(0, row.path, found.num_frames, found.width, found.height)
     facts = asdict(found)
     if {"left", "top"} <= dict(row.others).keys():  # a region's width and height are not those of the frame
         del facts["width"], facts["height"]

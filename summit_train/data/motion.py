@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,8 +74,11 @@ class MotionSet:
         angles = [360 * label / self.num_classes for label in range(self.num_classes)]
         return tuple(_COMPASS.get(angle, f"{angle:.0f} degrees") for angle in angles)
 
-    def video(self, split: str, number: int) -> tuple[NDArray[np.uint8], int]:
-        """Return video `number` of a split: uint8 RGB (T, size, size, 3) and its label; labels take turns."""
+    def video(self, split: str, number: int) -> tuple[NDArray[np.uint8], int | Boxes]:
+        """Return video `number` of a split: uint8 RGB (T, size, size, 3) and its label; labels take turns.
+
+        Of motion_boxes.MovingObjects, its boxes in place of the label.
+        """
         generator = key(self.seed, "motion", SPLITS.index(split), number)
         label = number % self.num_classes
         still = self._still(generator)
@@ -84,8 +86,11 @@ class MotionSet:
             frames = self._moving(still, 2 * math.pi * label / self.num_classes, generator)
         else:
             frames = self._flashing(still, self.classes[label].split("-"), generator)
+        return self.noisy(frames, generator), label
+
+    def noisy(self, frames: Picture, generator: np.random.Generator) -> NDArray[np.uint8]:
         noise = generator.normal(0, 2 + 28 * self.difficulty, frames.shape)
-        return np.clip(np.rint(frames + noise), 0, 255).astype(np.uint8), label
+        return np.clip(np.rint(frames + noise), 0, 255).astype(np.uint8)
 
     def _still(self, generator: np.random.Generator) -> Picture:
         """Return a background of soft colour patches with still objects on it: (size, size, 3)."""
@@ -183,19 +188,7 @@ def patches(size: int, generator: np.random.Generator) -> Picture:
     return picture
 
 
-class Videos(Protocol):
-    """Settings of a set: MotionSet, or motion_boxes.MovingObjects, whose videos have boxes in place of a label."""
-
-    @property
-    def num_classes(self) -> int: ...
-
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-
-    def video(self, split: str, number: int) -> tuple[NDArray[np.uint8], int | Boxes]: ...
-
-
-def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: Videos) -> Iterator[ManifestRow]:
+def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: MotionSet) -> Iterator[ManifestRow]:
     """Write out/videos/*.mp4, out/train.csv, out/val.csv, out/classes.txt; yield each row when its video exists.
 
     Paths in the manifests are relative to `out`; the classes' counts differ by one at most, of moving objects those of

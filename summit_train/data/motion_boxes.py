@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from summit_train.core.errors import UserError
 from summit_train.core.rng import key
 from summit_train.data.manifest.boxes import BOX, Boxes
-from summit_train.data.motion import SHAPES, SPLITS, Picture, Thing, patches
+from summit_train.data.motion import SHAPES, SPLITS, MotionSet, Picture, Thing, patches
 
 MAX_OBJECTS = 3
 # Pixels a frame over the object's width. The mean IoU with the same box up to ten frames away is then above 0.9 (slow),
@@ -24,26 +24,18 @@ HIDDEN_FRAMES = (3, 5)
 
 
 @dataclass(frozen=True)
-class MovingObjects:
-    """The settings of the set. Raises UserError for values out of range.
-
-    size: pixels of a side; num_frames: of a video; num_classes: 2 to 4 shapes; difficulty: 0 to 1, more of it
-    means more noise and a stronger background.
-    """
+class MovingObjects(MotionSet):
+    """The settings of the set, see MotionSet; `kind` is not used, num_classes are 2 to 4 shapes."""
 
     size: int = 96
     num_frames: int = 24
-    num_classes: int = 4
-    seed: int = 0
-    difficulty: float = 0.2
 
     def __post_init__(self) -> None:
         if not 2 <= self.num_classes <= len(SHAPES):
             raise UserError(f"classes is {self.num_classes}: choose 2 to {len(SHAPES)} shapes")
         if self.size < 48 or self.num_frames < 12:
             raise UserError(f"size {self.size}, {self.num_frames} frames: boxes need 48 pixels and 12 frames or more")
-        if not 0 <= self.difficulty <= 1:
-            raise UserError(f"difficulty is {self.difficulty}: choose a number from 0 to 1")
+        super().__post_init__()
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -55,47 +47,39 @@ class MovingObjects:
         still = 110 + (12 + 70 * self.difficulty) * patches(self.size, generator)
         count = int(generator.integers(1, MAX_OBJECTS + 1))
         labels = [number % self.num_classes, *generator.integers(self.num_classes, size=count - 1).tolist()]
-        objects = [_Object.drawn(self, self.classes[label], generator) for label in labels]
+        objects = [_Object(self, self.classes[label], generator) for label in labels]
         frames, rows = np.empty((self.num_frames, *still.shape)), np.zeros((self.num_frames, count), BOX)
         for frame in range(self.num_frames):
             frames[frame] = still
             for track, (one, label) in enumerate(zip(objects, labels, strict=True)):
-                frames[frame] = one.over(frames[frame], frame)
-                box = [*(one.places[frame] - one.thing.half_side), *(one.places[frame] + one.thing.half_side)]
+                frames[frame] = one.drawn(frames[frame], frame)
+                box = [*(one.places[frame] - one.half_side), *(one.places[frame] + one.half_side)]
                 rows[frame, track] = (frame, track, label, box, False, frame in one.hidden)
-        noise = generator.normal(0, 2 + 28 * self.difficulty, frames.shape)
-        pixels = np.clip(np.rint(frames + noise), 0, 255).astype(np.uint8)
-        return pixels, Boxes(rows.ravel(), np.array([0, rows.size]))
+        return self.noisy(frames, generator), Boxes(rows.ravel(), np.array([0, rows.size]))
 
 
-@dataclass(frozen=True)
-class _Object:
+class _Object(Thing):
     """An object on its way. places: x and y of its centre in each frame, (T, 2); 0 is the edge of the first pixel."""
 
-    thing: Thing
-    places: NDArray[np.float64]
-    hidden: range
-
-    @classmethod
-    def drawn(cls, videos: MovingObjects, shape: str, generator: np.random.Generator) -> _Object:
-        thing = Thing(videos.size * generator.uniform(0.1, 0.16), generator, shape=shape)
-        half, angle = thing.half_side, generator.uniform(0, 2 * np.pi)
+    def __init__(self, videos: MovingObjects, shape: str, generator: np.random.Generator) -> None:
+        super().__init__(videos.size * generator.uniform(0.1, 0.16), generator, shape=shape)
+        angle = generator.uniform(0, 2 * np.pi)
         low, high = SPEEDS[int(generator.integers(len(SPEEDS)))]
-        step = 2 * half * generator.uniform(low, high) * np.array([np.cos(angle), np.sin(angle)])
-        free = videos.size - 2 * half
+        step = 2 * self.half_side * generator.uniform(low, high) * np.array([np.cos(angle), np.sin(angle)])
+        free = videos.size - 2 * self.half_side
         way = generator.uniform(0, free, 2) + np.arange(videos.num_frames)[:, None] * step
         # It turns back at the sides of the picture.
-        places = half + free - np.abs(way % (2 * free) - free)
+        self.places = self.half_side + free - np.abs(way % (2 * free) - free)
         length = int(generator.integers(HIDDEN_FRAMES[0], HIDDEN_FRAMES[1] + 1))
         first = int(generator.integers(videos.num_frames // 3, videos.num_frames // 2 + 1))
-        return cls(thing, places, range(first, first + length))
+        self.hidden = range(first, first + length)
 
-    def over(self, picture: Picture, frame: int) -> Picture:
+    def drawn(self, picture: Picture, frame: int) -> Picture:
         """Draw the object as it is in a frame onto a copy of the picture."""
         x, y = self.places[frame] - 0.5  # from edges of pixels to their centres
         if frame not in self.hidden:
-            return self.thing.over(picture, x, y)
+            return self.over(picture, x, y)
         rows, columns = np.mgrid[: len(picture), : len(picture)]
-        distance = np.hypot(columns - x, rows - y) / self.thing.half_side
+        distance = np.hypot(columns - x, rows - y) / self.half_side
         blend: Picture = picture + (200 - picture) * 0.8 * np.clip(1 - distance**2, 0, 1)[..., None]
         return blend

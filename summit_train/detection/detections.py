@@ -6,7 +6,7 @@ Needs no torch.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -78,16 +78,15 @@ class Detections:
         wrong, positives, scores = judged.wrong[number], self._positives[number].tolist(), self.rows[:, SCORE]
         return [curve(scores[own], right[own], wrong[own], n) for own, n in zip(self._order, positives, strict=True)]
 
-    def videos_rows(self) -> Iterator[tuple[NDArray[np.float32], NDArray[np.void], slice]]:
-        """Yield each video's detections, its ground truth, and the place of the latter in all of it."""
-        for video in range(len(self.videos)):
-            boxes = slice(*self.truth.ends[video : video + 2].tolist())
-            yield self.rows[slice(*self.ends[video : video + 2].tolist())], self.truth.rows[boxes], boxes
+    def parts(self) -> list[tuple[slice, slice]]:
+        """Return the places of each video's detections and of its ground truth."""
+        ends = (zip(places[:-1].tolist(), places[1:].tolist(), strict=True) for places in (self.ends, self.truth.ends))
+        return [(slice(*rows), slice(*boxes)) for rows, boxes in zip(*ends, strict=True)]
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:
         """Whether each box of the ground truth counts in each of RANGES, (5, B)."""
-        motion = np.concatenate([np.zeros(0), *(motion_ious(truth) for _, truth, _ in self.videos_rows())])
+        motion = np.concatenate([np.zeros(0), *(motion_ious(self.truth.rows[boxes]) for _, boxes in self.parts())])
         is_slow, is_fast, hidden = motion > SLOW, motion < FAST, self.truth.rows["hidden"]
         parts = np.stack([np.ones_like(hidden), is_slow, ~is_slow & ~is_fast, is_fast, hidden])
         counted: NDArray[np.bool_] = parts & ~self.truth.rows["ignored"]
@@ -97,8 +96,8 @@ class Detections:
         """Judge the detections of all videos; see `judge`. The boxes that they find are places among all."""
         shares = self.counted.sum(1) / max(1, (~self.truth.rows["ignored"]).sum())
         found, wrong = [np.zeros(0, np.int64)], [np.zeros((len(RANGES), 0), np.float32)]
-        for detections, truth, boxes in self.videos_rows():
-            one = judge(detections, truth, self.counted[:, boxes], form, shares)
+        for rows, boxes in self.parts():
+            one = judge(self.rows[rows], self.truth.rows[boxes], self.counted[:, boxes], form, shares)
             found.append(np.where(one.found < 0, -1, one.found + boxes.start))
             wrong.append(one.wrong)
         return Judged(np.concatenate(found), np.concatenate(wrong, 1))

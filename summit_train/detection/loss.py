@@ -38,7 +38,7 @@ class DetectionLoss:
     detector: DetectorSpec
     num_classes: int
 
-    def of_batch(
+    def __call__(
         self, outputs: torch.Tensor, targets: torch.Tensor, size: tuple[int, int], seed: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss, and the number of clips times the share of the hard proposals that are classified right.

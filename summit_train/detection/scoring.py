@@ -10,18 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from summit_train.data.batches.loader import FrameBlock, whole_videos
+from summit_train.data.batches.loader import WholeVideo, whole_videos
 from summit_train.data.manifest.boxes import Boxes
 from summit_train.data.video.source import DecodeError
 from summit_train.detection.detect import detect
 from summit_train.detection.detections import Detections
 from summit_train.detection.measures import BOX
-from summit_train.evaluation.scoring import Results, Streamer, VideoScorer, unreadable
+from summit_train.evaluation.scoring import Results, Scorer, Streamer, unreadable
 
 COLUMNS = 7  # frame, label, score, left, top, right, bottom
 
 
-class DetectionScorer(VideoScorer[Detections]):
+class DetectionScorer(Scorer):
     """Finds the boxes of every frame of the videos, as a stream sees them: with the frames before, without later ones.
 
     The result of a video is float32 (n, 7), see Detections. Maps that are not finite give a row of NaN.
@@ -32,43 +32,32 @@ class DetectionScorer(VideoScorer[Detections]):
         return (0, COLUMNS)
 
     def _results(self, model: nn.Module, videos: Sequence[int]) -> Results:
-        spec, manifest, boxes = self.spec, self.dataset.manifest, self.dataset.manifest.boxes
-        assert boxes is not None
-        streamer = Streamer(model, spec, self.device)
-        for video in whole_videos(spec.data, spec.evaluate, self.dataset.store, videos, np.arange):
-            caches: list[torch.Tensor] = []
-            found = [np.zeros((0, COLUMNS), np.float32)]
+        streamer = Streamer(model, self.spec, self.device)
+        for video in whole_videos(self.spec.data, self.spec.evaluate, self.dataset.store, videos, np.arange):
             try:
-                if (first := video.first).error is None:
-                    count = manifest.span(video.video).start + first.num_frames
-                    if (problem := boxes.problem(video.video, count, *first.size)) is not None:
-                        raise DecodeError(manifest.path(video.video), problem)
-                for block in video.blocks():
-                    caches = self._add(found, streamer, block, caches)
+                found = self._found(streamer, video)
             except DecodeError as error:
-                yield unreadable(video, error, spec.data)
+                yield unreadable(video, error, self.spec.data)
             else:
-                rows = np.concatenate(found)
-                rows[:, 0] += manifest.span(video.video).start
-                yield rows
+                yield found
 
-    def _add(
-        self, found: list[NDArray[np.float32]], streamer: Streamer, block: FrameBlock, caches: list[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """Add the boxes of a block's frames to `found`, in pixels of the stored frame; return the caches after them."""
-        detector = self.spec.model.detector
-        assert detector is not None
-        height, width = block.views.shape[2:4]
-        scale = np.array([block.size[0] / width, block.size[1] / height] * 2, np.float32)
-        for place, number in enumerate(block.numbers.tolist()):
-            frame_NCHW = streamer.normalise(block.views[:, place : place + 1])[:, 0]
-            maps, caches = streamer.network(frame_NCHW, caches)
-            (boxes,) = detect(maps.float(), (height, width), detector, self.spec.model.num_classes)
-            rows = np.full((len(boxes), COLUMNS), number, np.float32)
-            rows[:, 1:] = boxes.cpu().numpy()
-            rows[:, BOX] *= scale
-            found.append(rows if maps.isfinite().all() else np.full((1, COLUMNS), np.nan, np.float32))
-        return caches
+    def _found(self, streamer: Streamer, video: WholeVideo) -> NDArray[np.float32]:
+        manifest, model = self.dataset.manifest, self.spec.model
+        assert manifest.boxes is not None and model.detector is not None
+        caches: list[torch.Tensor] = []
+        found = [np.zeros((0, COLUMNS), np.float32)]
+        for block in video.blocks():
+            manifest.boxes.check(video.video, manifest.path(video.video), block.num_frames, *block.size)
+            height, width = block.views.shape[2:4]
+            for place, number in enumerate(block.numbers.tolist()):
+                frame_NCHW = streamer.normalise(block.views[:, place : place + 1])[:, 0]
+                maps, caches = streamer.network(frame_NCHW, caches)
+                (boxes,) = detect(maps.float(), (height, width), model.detector, model.num_classes)
+                rows = np.full((len(boxes), COLUMNS), number, np.float32)
+                rows[:, 1:] = boxes.cpu().numpy()
+                rows[:, BOX] *= np.array([block.size[0] / width, block.size[1] / height] * 2, np.float32)
+                found.append(rows if maps.isfinite().all() else np.full((1, COLUMNS), np.nan, np.float32))
+        return np.concatenate(found)
 
     def _gathered(
         self, clips: NDArray[np.int64], results: Sequence[NDArray[Any]], is_read: NDArray[np.bool_]

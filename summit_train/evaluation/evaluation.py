@@ -18,7 +18,7 @@ from summit_train.data.dataset import Dataset
 from summit_train.evaluation.measures import left_out, measures_of
 from summit_train.evaluation.precise_bn import recompute_from_training
 from summit_train.evaluation.scores import PREDICTIONS, Found, prediction_names
-from summit_train.evaluation.scoring import PartialScores, VideoScorer
+from summit_train.evaluation.scoring import PartialScores, Scorer
 from summit_train.models import VideoNetwork
 from summit_train.plan import Plan
 from summit_train.spec import Spec
@@ -39,7 +39,7 @@ class Evaluation:
     result.
     """
 
-    scorer: VideoScorer[Any]
+    scorer: Scorer
     watchdog: Watchdog
     folder: Path
     training: tuple[Plan, Dataset] | None = None
@@ -95,14 +95,14 @@ class Evaluation:
         def progress(done: int, total: int) -> None:
             self.watchdog.at(f"evaluating video {done} of {total} with {path}", waits=done == total)
 
-        scores: Found | None = scorer.score(model, progress, source=str(path), partial=known)
+        scores = scorer.score(model, progress, source=str(path), partial=known)
         if scores is not None:
             clips = [dataset.manifest.clip(video) for video in scores.videos.tolist()]
             scores.save(folder / f"{name}.npz", clips, dataset.manifest.classes or ())
         return scores
 
 
-def read_weights(scorer: VideoScorer[Any], model: VideoNetwork, path: Path) -> tuple[Tensors, Tensors | None, int]:
+def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tensors, Tensors | None, int]:
     """Return the weights of a checkpoint, their average if it holds one, and its step. Rank 0 reads. Collective.
 
     Raises CheckpointError if its class names differ from those of the data set.

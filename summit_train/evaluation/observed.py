@@ -62,11 +62,7 @@ def _fraction(text: str, word: str) -> Fraction:
 
 
 def score_observed(
-    scorer: scoring.VideoScorer[Scores],
-    model: VideoNetwork,
-    path: Path,
-    fractions: Sequence[Fraction],
-    progress: scoring.Progress,
+    scorer: scoring.Scorer, model: VideoNetwork, path: Path, fractions: Sequence[Fraction], progress: scoring.Progress
 ) -> dict[str, Any] | None:
     """Score a checkpoint after each fraction of every video. Collective; return the content of observed.json on rank 0.
 
@@ -93,7 +89,7 @@ def score_observed(
 
 
 def _observed_scores(
-    scorer: scoring.VideoScorer[Scores],
+    scorer: scoring.Scorer,
     model: nn.Module,
     streamer: scoring.Streamer | None,
     fractions: tuple[Fraction, ...],

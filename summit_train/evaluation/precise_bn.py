@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +22,7 @@ from summit_train.core.comm import World
 from summit_train.core.watch import Watchdog, leave_if_asked
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.dataset import Dataset
-from summit_train.evaluation.scoring import VideoScorer
+from summit_train.evaluation.scoring import Scorer
 from summit_train.models import VideoNetwork
 from summit_train.models.network import build_network
 from summit_train.models.precision import Normalise, mixed_precision, parameter_type
@@ -33,7 +32,7 @@ from summit_train.spec import Spec
 
 
 def recompute_from_training(
-    model: VideoNetwork, scorer: VideoScorer[Any], plan: Plan, train: Dataset, watchdog: Watchdog
+    model: VideoNetwork, scorer: Scorer, plan: Plan, train: Dataset, watchdog: Watchdog
 ) -> None:
     """Recompute the statistics over the batches of the first `evaluate.precise_bn` steps of training. Collective.
 

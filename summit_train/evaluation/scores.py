@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,25 +16,9 @@ from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.region import Region
 
 PREDICTIONS = "predictions"  # folder of a run
-
-
-class Found(Protocol):
-    """What was found in the videos of a manifest, in its order; `measures_of` its loss.kind measure it.
-
-    videos: their places in the manifest. num_bad: those that could not be read. left_out: the classes of which the
-    videos have no example, so that no mean includes them.
-    """
-
-    @property
-    def videos(self) -> np.ndarray: ...
-
-    @property
-    def num_bad(self) -> int: ...
-
-    @property
-    def left_out(self) -> list[int]: ...
-
-    def save(self, path: Path, clips: Sequence[Clip], class_names: Sequence[str]) -> None: ...
+# What was found in the videos of a manifest: Scores, or of another task something with their videos, num_bad, left_out
+# and save, which `measures_of` its loss.kind measure.
+Found = Any
 
 
 @dataclass(frozen=True)

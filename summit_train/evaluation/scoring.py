@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -11,7 +10,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -40,7 +39,6 @@ from summit_train.spec import DataSpec, Spec
 Progress = Callable[[int, int], None]  # (videos done, videos of this rank); equal while it waits for the others
 Result = NDArray[Any] | BadClip  # what is found in a video, such as its logits, or why there is nothing
 Results = Generator[Result, None, None]
-FoundType = TypeVar("FoundType", bound=Found)
 
 
 class PartialScores:
@@ -77,12 +75,13 @@ class PartialScores:
 
 
 @dataclass(frozen=True)
-class VideoScorer(ABC, Generic[FoundType]):
-    """Looks at the videos of a data set on all ranks as spec.evaluate says, each rank at its shard.
+class Scorer:
+    """Scores the videos of a data set on all ranks as spec.evaluate says, each rank its shard.
 
     No video is padded or scored twice. A video's views form batches of their own, so its scores do not depend on the
     number of ranks. Where `stop` asks one rank to stop, all leave between two videos and raise Stopped. keeps_records:
-    write bad videos to the run's bad_clips.jsonl, and allow data.max_bad_fraction of them.
+    write bad videos to the run's bad_clips.jsonl, and allow data.max_bad_fraction of them. A task that finds something
+    other than logits overrides the last three methods.
     """
 
     spec: Spec
@@ -99,7 +98,7 @@ class VideoScorer(ABC, Generic[FoundType]):
         *,
         source: str | None = "the network",
         partial: PartialScores | None = None,
-    ) -> FoundType | None:
+    ) -> Found | None:
         """Score all videos; return what is found on rank 0, None elsewhere. Collective.
 
         partial: rank 0's earlier results, which are not computed again; the new ones are added and saved. With
@@ -127,7 +126,7 @@ class VideoScorer(ABC, Generic[FoundType]):
         shape: tuple[int, ...],
         progress: Progress,
         partial: PartialScores,
-    ) -> FoundType | None:
+    ) -> Found | None:
         """Return the results of all ranks' videos, gathered on rank 0, None elsewhere. Collective.
 
         results: of this rank's `videos`, computed one by one here, with `model` in evaluation mode. shape: of an
@@ -173,31 +172,12 @@ class VideoScorer(ABC, Generic[FoundType]):
         return self._gathered(clips, [partial.results[clip] for clip in clips.tolist()], is_read)
 
     @property
-    @abstractmethod
     def shape(self) -> tuple[int, ...]:
         """The shape of the result of a video that cannot be read."""
-
-    @abstractmethod
-    def _results(self, model: nn.Module, videos: Sequence[int]) -> Results:
-        """Yield the result of each video, or why it has none."""
-
-    @abstractmethod
-    def _gathered(
-        self, clips: NDArray[np.int64], results: Sequence[NDArray[Any]], is_read: NDArray[np.bool_]
-    ) -> FoundType:
-        """Return the results of all `clips`, in their order, as one object."""
-
-
-class Scorer(VideoScorer[Scores]):
-    """Scores videos with logits for each class."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
         return (self.spec.model.num_classes,)
 
-    def _gathered(
-        self, clips: NDArray[np.int64], results: Sequence[NDArray[Any]], is_read: NDArray[np.bool_]
-    ) -> Scores:
+    def _gathered(self, clips: NDArray[np.int64], results: Sequence[NDArray[Any]], is_read: NDArray[np.bool_]) -> Found:
+        """Return the results of all `clips`, in their order, as one object."""
         labels = true_labels(self.spec, self.dataset.manifest, clips)
         return Scores(clips, labels, np.stack(results).astype(np.float32), is_read)
 

@@ -1,64 +1,199 @@
-"""The section of a page about a detector's boxes: what detection/ found out, drawn. Gone with that folder."""
+"""The section of a page about a detector's boxes: figures, classes, and the frames with most mistakes.
+
+Gone with the folder detection/.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.detection.section import RECALLS, Section, read_section
+from summit_train.data.manifest.clip import Clip
+from summit_train.data.video.augment import View, test_views
+from summit_train.detection.detections import RANGES, Detections, read_detections
+from summit_train.detection.measures import BOX, LABEL, MEGA, SCORE, Curve, Floats, Judged
+from summit_train.evaluation.scores import PREDICTIONS
 from summit_train.report.figures import GREY, HEIGHT, PALETTE, WIDTH, Picture, drawable, house_style, image
+from summit_train.report.mistakes import Videos
 from summit_train.report.records import Run
 
 NAMED = len(PALETTE) - 1  # classes with colours of their own; the last is the mean's
+MOST_FRAMES, SHORT_SIDE = 12, 240  # pixels of a picture
+RECALLS = np.linspace(0, 1, 101)
+FOUND, MISSED, RIGHT, WRONG = "found", "missed", "right", "wrong"
 
 
-def read_found(run: Run) -> tuple[Section, list[Picture]] | None:
-    """Return what the last evaluated checkpoint of a detector found, and its figures; None for other runs.
+@dataclass(frozen=True)
+class Marked:
+    """A box on a picture, in pixels of the stored frame. kind: of a true box FOUND or MISSED, else RIGHT or WRONG."""
+
+    kind: str
+    left: float
+    top: float
+    width: float
+    height: float
+    text: str
+
+
+@dataclass(frozen=True)
+class BadFrame:
+    """A frame with mistakes, and its picture as a data URI, empty where `reason` says why. size: width, height."""
+
+    video: str
+    frame: int
+    missed: int
+    false: int
+    boxes: list[Marked]
+    picture: str
+    size: tuple[int, int]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """The detections of one checkpoint.
+
+    motion: of each of RANGES that has boxes its name, boxes, and mean average precision in both forms. classes: name,
+    boxes, average precision, and those of the ranges; the lowest first. precision: of the mean of the classes' curves
+    at RECALLS. bad: the frame with most mistakes of each video.
+    """
+
+    motion: list[tuple[str, int, float, float]]
+    classes: list[tuple[str, int, list[float]]]
+    precision: Floats
+    pictures: list[Picture]
+    bad: list[BadFrame]
+
+
+def read_found(run: Run) -> Section | None:
+    """Return what the last evaluated checkpoint of a detector found; None for other runs.
 
     What cannot be read is noted in the run.
     """
     if run.setting("loss", "kind") != "detection" or run.final is None or not run.final.checkpoints:
         return None
+    checkpoint = Path(run.final.checkpoints[-1].path).stem
     try:
-        found = read_section(run.path, run.spec, Path(run.final.checkpoints[-1].path).stem)
+        num_classes = int(run.spec["model"]["num_classes"])
+        found, videos, named = read_detections(run.path / PREDICTIONS / f"{checkpoint}.npz", num_classes)
     except (UserError, KeyError, TypeError) as error:
         run.notes.append(f"detections: left out ({error})")
         return None
+    names = [*named, *map(str, range(len(named), num_classes))]
+    keys = ["" if name == "all" else f"_{name}" for name in RANGES]
+    motion = [
+        (name, int(count), found.mean(f"map{key}"), found.mean(f"map_fgfa{key}"))
+        for name, key, count in zip(RANGES, keys, found.counted.sum(1), strict=True)
+        if count
+    ]
+    judged = found.judged(MEGA)
+    every = found.curves(judged)
+    curves = {name: one for name, one in zip(names, every, strict=True) if one.positives}
+    table = np.stack([found.of_class(f"map{key}") for key in keys], 1)
+    order = [label for label in np.argsort(table[:, 0], kind="stable").tolist() if names[label] in curves]
+    classes = [(names[label], curves[names[label]].positives, table[label].tolist()) for label in order]
+    precision = np.mean([at_recalls(one) for one in curves.values()] or [np.zeros(len(RECALLS))], axis=0)
     with house_style():
-        return found, [_curves(found), _motion(found)]
+        pictures = [_curves(curves, [names[label] for label in order], precision, checkpoint), _motion(motion)]
+    scores = np.array([one.best_score for one in every])
+    shown = found.rows[:, SCORE] >= scores[found.rows[:, LABEL].astype(int)]
+    return Section(motion, classes, precision, pictures, _bad_frames(found, judged, shown, videos, names, Videos(run)))
 
 
-def _curves(found: Section) -> Picture:
+def at_recalls(one: Curve) -> Floats:
+    """Return the precision of a curve at RECALLS, 0 where it does not reach them."""
+    places = np.searchsorted(one.recall, RECALLS - 1e-9)
+    return np.concatenate([one.precision, [0.0]])[places]
+
+
+def _bad_frames(
+    found: Detections, judged: Judged, shown: NDArray[np.bool_], paths: list[str], names: list[str], videos: Videos
+) -> list[BadFrame]:
+    """Return the frame of each video with most missed and false boxes, of up to 12 videos, the worst first.
+
+    shown: which detections are looked at.
+    """
+    truth, right = found.truth.rows, judged.found >= 0
+    is_found = np.zeros(len(truth), bool)
+    is_found[judged.found[right & shown]] = True
+    is_false, is_missed = shown & (judged.wrong[0] > 0), ~is_found & ~truth["ignored"]
+    worst = []
+    for video, (own, boxes) in enumerate(found.parts()):
+        false, missed = found.rows[own][is_false[own]], truth[boxes][is_missed[boxes]]
+        numbers, counts = np.unique([*false[:, 0].astype(int), *missed["frame"]], return_counts=True)
+        if len(numbers):
+            # The most mistakes, then the highest score of a false box, then the first video.
+            rank = -int(counts.max()), -float(false[:, SCORE].max(initial=0)), video
+            worst.append((rank, int(numbers[counts.argmax()]), own, boxes))
+    bad = []
+    for (_, _, video), frame, own, boxes in sorted(worst, key=lambda one: one[0])[:MOST_FRAMES]:
+        marked = [
+            _marked(FOUND if hit else MISSED, row["box"], names[row["label"]])
+            for row, hit in zip(truth[boxes], is_found[boxes], strict=True)
+            if row["frame"] == frame and not row["ignored"]
+        ]
+        marked += [
+            _marked(RIGHT if hit else WRONG, row[BOX], f"{names[int(row[LABEL])]} {100 * row[SCORE]:.0f} %")
+            for row, hit, is_shown in zip(found.rows[own], right[own], shown[own], strict=True)
+            if row[0] == frame and is_shown
+        ]
+        kinds = [one.kind for one in marked]
+        picture = _picture(videos, int(found.videos[video]), paths[video], frame)
+        bad.append(BadFrame(paths[video], frame, kinds.count(MISSED), kinds.count(WRONG), marked, *picture))
+    return bad
+
+
+def _marked(kind: str, box: NDArray[np.float32], text: str) -> Marked:
+    left, top, right, bottom = np.round(box.astype(float), 1).tolist()
+    return Marked(kind, left, top, right - left, bottom - top, text)
+
+
+def _picture(videos: Videos, place: int, path: str, frame: int) -> tuple[str, tuple[int, int], str]:
+    """Return the picture of a frame, the size of the stored one, and the reason if there is none."""
+    size = (0, 0)
+
+    def views_of(width: int, height: int) -> list[View]:
+        nonlocal size
+        size = width, height
+        return test_views(min(SHORT_SIDE, width, height), "full", width, height)
+
+    picture, reason = videos.picture(place, Clip(path), lambda _: np.array([[frame]]), views_of)
+    return picture, size, reason
+
+
+def _curves(curves: dict[str, Curve], lowest: list[str], mean: Floats, checkpoint: str) -> Picture:
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = figure.subplots()
-    colours = dict(zip((name for name, _, _ in found.classes[:NAMED]), PALETTE, strict=False))
-    for name, one in found.curves.items():
+    colours = dict(zip(lowest[:NAMED], PALETTE, strict=False))
+    for name, one in curves.items():
         recall, precision = np.concatenate([[0], one.recall]), np.concatenate([one.precision[:1], one.precision])
         colour, front = colours.get(name, "#cccccc"), 1 + (name in colours)
         axes.step(100 * recall[: len(precision)], 100 * precision, color=colour, linewidth=1.1, zorder=front)
-    axes.plot(100 * RECALLS, 100 * found.precision, color=PALETTE[-1], linewidth=2.2, zorder=3)
+    axes.plot(100 * RECALLS, 100 * mean, color=PALETTE[-1], linewidth=2.2, zorder=3)
     axes.set(xlabel="recall (%)", ylabel="precision (%)", xlim=(0, 100), ylim=(0, 103))
     for number, (name, colour) in enumerate([("mean", PALETTE[-1]), *colours.items()]):
         at = (1.02, 0.97 - 0.12 * number)
         axes.annotate(drawable(name, 20), at, xycoords="axes fraction", color=colour, va="top")
-    grey = f" In colour the {NAMED} lowest, in grey the others." if len(found.curves) > NAMED else ""
-    caption = f"Of each class at an IoU of 0.5, and their mean, over all boxes of {found.checkpoint}.{grey}"
+    grey = f" In colour the {NAMED} lowest, in grey the others." if len(curves) > NAMED else ""
+    caption = f"Of each class at an IoU of 0.5, and their mean, over all boxes of {checkpoint}.{grey}"
     return Picture("Precision and recall", caption, "Precision by recall of each class", image(figure), third=False)
 
 
-def _motion(found: Section) -> Picture:
+def _motion(motion: list[tuple[str, int, float, float]]) -> Picture:
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = figure.subplots()
-    bars = {"MEGA": [row[2] for row in found.motion], "FGFA": [row[3] for row in found.motion]}
+    bars = {"MEGA": [row[2] for row in motion], "FGFA": [row[3] for row in motion]}
     for form, (name, values) in enumerate(bars.items()):
-        middles = [number + 0.4 * (form - 0.5) for number in range(len(found.motion))]
+        middles = [number + 0.4 * (form - 0.5) for number in range(len(motion))]
         axes.bar(middles, values, width=0.38, color=PALETTE[form], label=name)
         for x, value in zip(middles, values, strict=True):
             axes.text(x, value + 1, f"{value:.1f}", ha="center", fontsize=9, color=GREY)
-    axes.set_xticks(range(len(found.motion)), [f"{name}\n{count:,} boxes" for name, count, _, _ in found.motion])
+    axes.set_xticks(range(len(motion)), [f"{name}\n{count:,} boxes" for name, count, _, _ in motion])
     axes.set(ylabel="mAP (%)", ylim=(0, 108))
     axes.grid(visible=False, axis="x")
     figure.legend(loc="outside upper right", ncols=2)

@@ -14,6 +14,7 @@ from summit_train.data.batches.stores import Store
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.augment import test_frames, test_views
+from summit_train.data.video.clips import Choose, ViewsOf
 from summit_train.data.video.encode import jpeg
 from summit_train.evaluation.fuse import RunScores, read_run
 from summit_train.evaluation.scores import Scores, probabilities
@@ -58,15 +59,10 @@ def read_mistakes(run: Run) -> Mistakes | None:
     if found.scores.labels.ndim > 1:
         return None
     shares = probabilities(found.scores.scores.astype(np.float64), found.scores.kind)
-    store, reason = None, ""
-    try:
-        store = _store(run)
-    except (UserError, OSError) as error:
-        reason = str(error)
-    rows = [_mistake(found, shares, place, store) for place in most_confident(found.scores, shares)]
-    if rows and not reason and not any(row.strip for row in rows):
-        reason = rows[0].reason
-    return Mistakes(rows, reason)
+    videos = Videos(run)
+    rows = [_mistake(found, shares, place, videos) for place in most_confident(found.scores, shares)]
+    has_none = rows and not any(row.strip for row in rows)
+    return Mistakes(rows, rows[0].reason if has_none else "")
 
 
 def most_confident(scores: Scores, shares: NDArray[np.float64]) -> list[int]:
@@ -77,38 +73,48 @@ def most_confident(scores: Scores, shares: NDArray[np.float64]) -> list[int]:
     return order
 
 
-def _store(run: Run) -> Store:
-    """Open the validation set of the run's spec. Raises UserError where it is not here or is optical flow."""
-    spec = spec_from_values(dict(run.spec), str(run.path / "spec.yaml"))
-    if spec.data.modality != "rgb":
-        raise UserError("the network sees optical flow")
-    return Dataset.open(spec, "val").store
-
-
-def _mistake(found: RunScores, shares: NDArray[np.float64], place: int, store: Store | None) -> Mistake:
+def _mistake(found: RunScores, shares: NDArray[np.float64], place: int, videos: Videos) -> Mistake:
     scores, clip = shares[place], found.clips[place]
     predicted, own = int(scores.argmax()), int(found.scores.labels[place])
     names = all_names(found.class_names, len(scores))
-    strip, reason = "", ""
-    try:
-        if store is not None:
-            strip = _strip(store, int(found.scores.videos[place]), clip)
-    except (UserError, OSError) as error:
-        reason = str(error)
-    return Mistake(str(clip), names[predicted], names[own], share(scores[predicted]), share(scores[own]), strip, reason)
-
-
-def _strip(store: Store, place: int, clip: Clip) -> str:
-    """Return frames of the video at this place of the set, side by side, as a data URI of a JPEG."""
-    listed = store.manifest
-    if place >= len(listed) or clip != listed.clip(place):
-        raise UserError(f"{listed.source}: has changed since the evaluation; {clip} is in another place")
-    (frames,) = store.read_views(
-        place,
+    strip, reason = videos.picture(
+        int(found.scores.videos[place]),
+        clip,
         lambda num_frames: test_frames("uniform", num_frames, _FRAMES, 1, num_clips=1),
         lambda width, height: test_views(_SIDE, "full", width, height),
     )
-    gap = np.full((frames.shape[1], _GAP, 3), 255, np.uint8)
-    ordered = frames[::-1] if clip.is_reversed else frames
-    picture = np.concatenate([part for frame in ordered for part in (frame, gap)][:-1], axis=1)
-    return "data:image/jpeg;base64," + base64.b64encode(jpeg(picture)).decode("ascii")
+    return Mistake(str(clip), names[predicted], names[own], share(scores[predicted]), share(scores[own]), strip, reason)
+
+
+class Videos:
+    """The videos of a run's validation set, as far as they are on this machine."""
+
+    def __init__(self, run: Run) -> None:
+        self._store: Store | None = None
+        self._reason = ""
+        try:
+            spec = spec_from_values(dict(run.spec), str(run.path / "spec.yaml"))
+            if spec.data.modality != "rgb":
+                raise UserError("the network sees optical flow")
+            self._store = Dataset.open(spec, "val").store
+        except (UserError, OSError) as error:
+            self._reason = str(error)
+
+    def picture(self, place: int, clip: Clip, choose: Choose, views_of: ViewsOf) -> tuple[str, str]:
+        """Return frames of the clip at this place of the set, side by side, as a data URI of a JPEG.
+
+        Where they cannot be read it is empty, and the second one says why.
+        """
+        if self._store is None:
+            return "", self._reason
+        listed = self._store.manifest
+        try:
+            if place >= len(listed) or clip != listed.clip(place):
+                raise UserError(f"{listed.source}: has changed since the evaluation; {clip} is in another place")
+            (frames,) = self._store.read_views(place, choose, views_of)
+        except (UserError, OSError) as error:
+            return "", str(error)
+        gap = np.full((frames.shape[1], _GAP, 3), 255, np.uint8)
+        ordered = frames[::-1] if clip.is_reversed else frames
+        picture = np.concatenate([part for frame in ordered for part in (frame, gap)][:-1], axis=1)
+        return "data:image/jpeg;base64," + base64.b64encode(jpeg(picture)).decode("ascii"), ""

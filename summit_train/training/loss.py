@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -12,17 +11,9 @@ from torch.nn import functional
 from summit_train.models.precision import parameter_type
 from summit_train.spec import Spec
 
-
-class BatchLoss(Protocol):
-    """The loss of a task, as a step calls it."""
-
-    def of_batch(
-        self, outputs: torch.Tensor, targets: torch.Tensor, size: tuple[int, int], seed: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the mean loss of a micro-batch, and the number of its clips that are right.
-
-        outputs: of the network. size: the frames' height and width in pixels. seed: of random draws on the device.
-        """
+# From the network's outputs, the targets, the frames' height and width in pixels, and the seed of random draws on the
+# device, to the mean loss of a micro-batch and the number of its clips that are right.
+BatchLoss = Callable[[torch.Tensor, torch.Tensor, tuple[int, int], int], tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)

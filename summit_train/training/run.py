@@ -195,7 +195,7 @@ def build_step(
         plan.accumulation if is_synchronous else 1,
         spec.precision,
         solver.clip_norm,
-        loss_of(spec) or build_loss(spec, clips_of_class, device),
+        loss_of(spec) or build_loss(spec, clips_of_class, device).of_batch,
         spec.noise_scale.every_steps if is_synchronous and plan.virtual_gpus > 1 else 0,
         spec.ema.decay,
         spec.data.input,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -248,7 +248,7 @@ class StepSettings:
     accumulation: int
     precision: str
     clip_norm: float | None = None
-    loss: BatchLoss = field(default_factory=Loss)
+    loss: BatchLoss = Loss().of_batch
     noise_every: int = 0
     ema_decay: float | None = None
     modality: Modality | None = RGB
@@ -377,7 +377,7 @@ class TrainStep:
         outputs = outputs.to(self._dtype)
         size = (clips.shape[-2], clips.shape[-1])
         draws = rng.seed_of(self._settings.seed, "loss", batch.step, batch.virtual_gpu)
-        loss, correct = self._settings.loss.of_batch(outputs, mix.targets(labels, outputs), size, draws)
+        loss, correct = self._settings.loss(outputs, mix.targets(labels, outputs), size, draws)
         stopwatch.lap("forward")
         return loss, correct
 

@@ -93,7 +93,7 @@ def test_the_loss_of_a_frame_is_the_sum_written_out(frame: int) -> None:
     output = torch.randn(1, 1, sum(map_channels(detector, 3)), 4, 5, generator=generator, dtype=F64) / 2
     objects = [[[18.0, 10, 40, 37, 2], [50, 40, 79, 63, -2], NONE], [NONE, NONE, NONE]]
     targets = torch.tensor([[objects[frame]]], dtype=torch.float32)
-    found, right = DetectionLoss(detector, 3).of_batch(output, targets, (64, 80), 5)
+    found, right = DetectionLoss(detector, 3)(output, targets, (64, 80), 5)
 
     maps, boxes = split_maps(output[0], detector, 3), targets[0].double()
     score, delta = by_anchor(maps.rpn_scores, 2)[0], by_anchor(maps.rpn_boxes, 4)[0]
@@ -132,13 +132,13 @@ def test_the_loss_is_the_mean_over_frames_and_a_frame_needs_no_box() -> None:
     loss = DetectionLoss(detector, 2)
     # Fewer than 256 anchors: draws do not matter.
     frames = [
-        float(loss.of_batch(output[i : i + 1, t : t + 1], targets[i : i + 1, t : t + 1], (64, 64), 0)[0])
+        float(loss(output[i : i + 1, t : t + 1], targets[i : i + 1, t : t + 1], (64, 64), 0)[0])
         for i in range(2)
         for t in range(3)
     ]
-    whole, right = loss.of_batch(output, targets, (64, 64), 1)
+    whole, right = loss(output, targets, (64, 64), 1)
     assert float(whole) == pytest.approx(sum(frames) / 6, rel=1e-12) and 0 <= float(right) <= 2
-    empty, _ = loss.of_batch(output, targets[:, :, :0], (64, 64), 1)
+    empty, _ = loss(output, targets[:, :, :0], (64, 64), 1)
     assert math.isfinite(float(empty))
 
 
@@ -148,10 +148,10 @@ def test_the_choice_of_anchors_is_that_of_the_seed_and_gradients_are_the_losses(
     output = torch.randn(1, 1, sum(map_channels(detector, 1)), 20, 20, dtype=F64)
     targets = torch.tensor([[[[4.0, 5, 30, 40, 0]]]])
     loss = DetectionLoss(detector, 1)
-    one, same, other = (float(loss.of_batch(output, targets, (320, 320), seed)[0]) for seed in (1, 1, 2))
+    one, same, other = (float(loss(output, targets, (320, 320), seed)[0]) for seed in (1, 1, 2))
     assert one == same != other
     small = output[..., :3, :3].clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: loss.of_batch(x, targets, (48, 48), 0)[0], small)
-    (gradient,) = torch.autograd.grad(loss.of_batch(small, targets, (48, 48), 0)[0], small)
+    assert torch.autograd.gradcheck(lambda x: loss(x, targets, (48, 48), 0)[0], small)
+    (gradient,) = torch.autograd.grad(loss(small, targets, (48, 48), 0)[0], small)
     maps = split_maps(gradient[0], detector, 1)
     assert not maps.box_maps[:, :4].any() and all(one.any() for one in (*maps[:3], maps.box_maps[:, 4:]))

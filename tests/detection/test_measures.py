@@ -243,7 +243,8 @@ def frames_of(found: Detections, inside: np.ndarray) -> list[Frame]:
     """The frames of all videos as the evaluators' loops take them; boxes end with their last pixel there."""
     pixels = np.array([0, 0, 1, 1])
     frames = []
-    for rows, truth, places in found.videos_rows():
+    for own, places in found.parts():
+        rows, truth = found.rows[own], found.truth.rows[places]
         for number in sorted({*rows[:, 0].astype(int).tolist(), *truth["frame"].tolist()}):
             frames.append((
                 [(int(row[1]), float(row[2]), (row[3:].astype(float) - pixels).tolist())

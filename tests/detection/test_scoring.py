@@ -95,7 +95,7 @@ def test_the_stream_finds_what_the_clip_network_finds(streamed: tuple[Spec, torc
     dataset = Dataset.open(spec, "val")
     normalise, detector = Normalise(torch.float64, CPU, spec.data.input), spec.model.detector
     assert detector is not None
-    for video, (rows, truth, _) in enumerate(found.videos_rows()):
+    for video, (rows, truth) in enumerate((found.rows[own], found.truth.rows[boxes]) for own, boxes in found.parts()):
         (block,) = next(iter(loader.whole_videos(spec.data, spec.evaluate, dataset.store, [video], np.arange))).blocks()
         assert block.views.shape == (1, FRAMES, 64, 64, 3) and block.size == (48, 48)
         with torch.inference_mode():
@@ -124,13 +124,13 @@ def test_a_stopped_evaluation_keeps_its_detections(
     """Videos have different numbers of them; the one that is not kept is found again, the unread one stays unread."""
     spec, model, found = streamed
     kept = PartialScores(tmp_path / "kept.partial", "key")
-    rows = [own for own, _, _ in found.videos_rows()]
+    rows = [found.rows[own] for own, _ in found.parts()]
     kept.add([2, 0], [rows[2], rows[0][:0]], [BadClip(0, "a.mp4", "is cut", None)])
     kept.save()
     again = PartialScores(tmp_path / "kept.partial", "key")
     resumed = scorer(spec.model_copy(update={"run_dir": str(tmp_path)})).score(model, partial=again)
     assert resumed is not None and resumed.is_read.tolist() == [False, True, True]
-    assert [len(own) for own, _, _ in resumed.videos_rows()] == [0, len(rows[1]), len(rows[2])]
+    assert [len(resumed.rows[own]) for own, _ in resumed.parts()] == [0, len(rows[1]), len(rows[2])]
     assert np.array_equal(resumed.rows, np.concatenate(rows[1:]))
     # Its objects are all missed, but they count.
     assert resumed.counted.shape == found.counted.shape and resumed.num_bad == 1
@@ -169,7 +169,7 @@ def test_a_video_that_cannot_be_read_is_counted(folder: Path, tmp_path: Path) ->
     spec = spec_of(tmp_path, data={**spec_of(tmp_path).data.model_dump(), **data}, run_dir=str(tmp_path))
     found = scorer(spec).score(network_of(spec))
     assert found is not None and found.is_read.tolist() == [True, True, True, False]
-    assert found.counted[0, -1] and len(list(found.videos_rows())[3][0]) == 0
+    assert found.counted[0, -1] and len(found.rows[found.parts()[3][0]]) == 0
 
 
 def test_a_true_box_outside_the_frame_is_named_with_its_line(folder: Path, tmp_path: Path) -> None:

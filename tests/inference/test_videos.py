@@ -11,7 +11,7 @@ import torch
 
 from summit_train.__main__ import main
 from summit_train.core.errors import UserError
-from summit_train.inference.stream.stream import open_stream
+from summit_train.inference.stream.labels import Labeller
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.inference.videos import Listing, list_videos
 
@@ -142,4 +142,4 @@ def test_a_network_of_regions_takes_lists_that_name_them(motion_set: Path, tmp_p
     ((listing,), _) = listed(trained, tmp_path / "list.csv")
     assert listing.manifest.region(0) == (3, 4, 20, 10)
     with pytest.raises(UserError, match=r"trained on regions of frames \(data\.region\)"):
-        open_stream(trained, torch.device("cpu"))
+        Labeller(trained, torch.device("cpu"))

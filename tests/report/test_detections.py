@@ -43,7 +43,13 @@ def run(write_run, tmp_path: Path) -> Path:
     greys = np.array([20, 70, 120, 170], np.uint8)[:, None, None, None] * np.ones((1, 96, 192, 3), np.uint8)
     for name in ("a.mp4", "b.mp4"):
         write_video(tmp_path / name, greys)
-    write_manifest(tmp_path / "val.csv", [ManifestRow("a.mp4", 0), ManifestRow("b.mp4", 1)])
+    write_manifest(
+        tmp_path / "val.csv",
+        [
+            ManifestRow(name, ";", boxes=Boxes(TRUTH[own], np.array([0, 4])))
+            for name, own in (("a.mp4", slice(0, 4)), ("b.mp4", slice(4, 8)))
+        ],
+    )
     path = write_run("run", num_classes=2, leave_out=("metrics.jsonl", "eval.json"))
     spec = yaml.safe_load((path / "spec.yaml").read_text())
     spec["data"] |= {"train": str(tmp_path / "val.csv"), "val": str(tmp_path / "val.csv")}
@@ -64,9 +70,8 @@ def test_the_numbers_of_the_section(run: Path) -> None:
 
     All stand still, so all are slow. The false one lies in the frame of the hidden box, so it counts there too.
     """
-    read = read_found(Run(run))
-    assert read is not None
-    section, pictures = read
+    section = read_found(Run(run))
+    assert section is not None
     assert [row[:2] for row in section.motion] == [("all", 7), ("slow", 7), ("hidden", 1)]
     bike, car = section.classes
     assert (bike[0], bike[1], car[0], car[1]) == ("<bike>", 4, "car", 3)
@@ -74,14 +79,14 @@ def test_the_numbers_of_the_section(run: Path) -> None:
     np.testing.assert_allclose(car[2][:2], [100, 100])
     np.testing.assert_allclose(section.motion[0][2:], [90, 90])
     np.testing.assert_allclose(section.precision, 0.9)
-    assert [picture.title for picture in pictures] == ["Precision and recall", "mAP and motion"]
+    assert [picture.title for picture in section.pictures] == ["Precision and recall", "mAP and motion"]
 
 
 def test_the_worst_frame_of_each_video_is_shown_with_its_boxes(run: Path) -> None:
     """Down to 0.7, F1 is 2 * 3 / (4 + 4); down to 0.01 it is 2 * 4 / (5 + 4), more: so nothing is missed in frame 3."""
-    read = read_found(Run(run))
-    assert read is not None
-    (bad,) = read[0].bad
+    section = read_found(Run(run))
+    assert section is not None
+    (bad,) = section.bad
     assert (bad.video, bad.frame, bad.missed, bad.false, bad.size) == ("a.mp4", 3, 0, 1, (192, 96))
     assert [(one.kind, one.left, one.top, one.width, one.height, one.text) for one in bad.boxes] == [
         ("found", 20, 10, 40, 40, "<bike>"), ("wrong", 100, 40, 40, 40, "<bike> 95 %"),

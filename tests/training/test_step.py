@@ -123,7 +123,7 @@ def test_the_vote_has_the_mean_loss_the_top1_and_the_requests(smoothing: float) 
             chosen = logs[torch.arange(len(logs)), batch.labels]
             losses.append(float(((1 - smoothing) * chosen + smoothing * logs.mean(1)).mean()))
             right += int((logs.argmin(1) == batch.labels).sum())
-    step = _step(model, 2, loss=Loss(label_smoothing=smoothing))
+    step = _step(model, 2, loss=Loss(label_smoothing=smoothing).of_batch)
     vote = step(batches, 0.1, Requests(stop=True, data_wait_s=0.25)).read(4, 2, 1)
     assert vote.loss == pytest.approx(sum(losses) / 2, rel=1e-12)
     assert vote.top1 == pytest.approx(100 * right / 4)
@@ -132,7 +132,11 @@ def test_the_vote_has_the_mean_loss_the_top1_and_the_requests(smoothing: float) 
 
 def test_mixed_and_erased_clips_are_keyed_by_step_and_virtual_gpu() -> None:
     """The loss and top-1 of what `erase` and `draw_mix` make of a micro-batch with their keys, erased first."""
-    settings: dict[str, Any] = {"mix": MixSpec(mixup=0.8, cutmix=1.0), "erase": 0.5, "loss": Loss(label_smoothing=0.1)}
+    settings: dict[str, Any] = {
+        "mix": MixSpec(mixup=0.8, cutmix=1.0),
+        "erase": 0.5,
+        "loss": Loss(label_smoothing=0.1).of_batch,
+    }
     model, batches, losses, right = _model(), _micro_batches(3, clips=4), [], 0
     for batch in batches:
         clips, key = Normalise(torch.float64, CPU)(batch.clips), (0, "erase", 0, batch.virtual_gpu)

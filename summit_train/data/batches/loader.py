@@ -180,8 +180,7 @@ class _TrainingClips:
         targets: Targets = []
         if manifest.boxes is not None:
             start = manifest.span(clip).start
-            if (problem := manifest.boxes.problem(clip, start + num_frames, *size)) is not None:
-                raise DecodeError(manifest.path(clip), problem)
+            manifest.boxes.check(clip, manifest.path(clip), start + num_frames, *size)
             targets = [manifest.boxes.targets(clip, start + frames, view, size) for view in views]
         if data.augment != "rand_augment":
             return pixels, targets
@@ -194,13 +193,8 @@ def _padded(clips: Sequence[Frames]) -> Frames:
     height, width = (max(clip.shape[axis] for clip in clips) for axis in (2, 3))
     if all(clip.shape[2:4] == (height, width) for clip in clips):
         return np.concatenate(clips)
-    first = clips[0]
-    padded = np.zeros((sum(map(len, clips)), first.shape[1], height, width, first.shape[4]), np.uint8)
-    start = 0
-    for clip in clips:
-        padded[start : start + len(clip), :, : clip.shape[2], : clip.shape[3]] = clip
-        start += len(clip)
-    return padded
+    behind = [((0, 0), (0, 0), (0, height - clip.shape[2]), (0, width - clip.shape[3]), (0, 0)) for clip in clips]
+    return np.concatenate([np.pad(clip, widths) for clip, widths in zip(clips, behind, strict=True)])
 
 
 def test_batches(
@@ -297,7 +291,8 @@ def whole_videos(
     """
     crops, pixels = evaluate.crops if isinstance(evaluate.crops, int) else 1, max(256, evaluate.short_side) ** 2
     size = max(1, PICTURES_AT_ONCE * 256**2 // pixels // crops)
-    read = partial(_read_block, evaluate, data.long_side, store, choose_frames, size)
+    views_of = partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
+    read = partial(_read_block, views_of, store, choose_frames, size)
 
     def blocks_at(keys: Sequence[tuple[int, int]]) -> Batches[FrameBlock]:
         return Batches(read, keys, min(data.workers, len(keys)), data.clip_seconds)
@@ -308,13 +303,7 @@ def whole_videos(
 
 
 def _read_block(
-    evaluate: EvaluateSpec,
-    long_side: int | None,
-    store: Store,
-    choose_frames: ChooseFrames,
-    size: int,
-    key: tuple[int, int],
-    reading: Reading,
+    views_of: ViewsOf, store: Store, choose_frames: ChooseFrames, size: int, key: tuple[int, int], reading: Reading
 ) -> FrameBlock:
     """Read at most `size` frames of a video. key: the video, and the place among its chosen frames of the first."""
     (video, start), manifest = key, store.manifest
@@ -332,14 +321,14 @@ def _read_block(
         num_anchors = len(anchors)
         return np.concatenate([anchors, here])[None]
 
-    def views_of(width: int, height: int) -> list[augment.View]:
+    def noted(width: int, height: int) -> Sequence[augment.View]:
         nonlocal size_stored
         size_stored = width, height
-        return augment.test_views(evaluate.short_side, evaluate.crops, width, height, long_side=long_side)
+        return views_of(width, height)
 
     try:
         with reading(video, manifest.path(video)):
-            views = store.read_views(video, choose, views_of)
+            views = store.read_views(video, choose, noted)
     except DecodeError as error:
         return FrameBlock(video, 0, 0, frames[:0], size_stored, torch.zeros(0, dtype=torch.uint8), error)
     here = frames[start : start + size]

@@ -35,11 +35,10 @@ class SpanStore:
     @cached_property
     def _lengths(self) -> NDArray[np.int64]:
         """Return the number of frames of each video."""
-        manifest, boxes = self.whole.manifest, self.whole.manifest.boxes
+        counts, boxes = self.whole.manifest.frame_counts, self.whole.manifest.boxes
         assert boxes is not None
-        listed, has_boxes = np.zeros(len(manifest), np.int64), np.diff(boxes.ends) > 0
-        listed[has_boxes] = 1 + boxes.rows["frame"][boxes.ends[1:][has_boxes] - 1]
-        return np.where(manifest.frame_counts > 0, manifest.frame_counts, listed)
+        listed = [1 + boxes.of(video)["frame"].max(initial=-1) for video in range(len(counts))]
+        return np.where(counts > 0, counts, listed)
 
     @cached_property
     def _videos(self) -> NDArray[np.int64]:

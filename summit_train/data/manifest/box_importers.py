@@ -6,7 +6,7 @@ import configparser
 import csv
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -38,34 +38,37 @@ _Row = tuple[int, int, int, tuple[float, float, float, float], bool, bool]  # se
 
 @dataclass(frozen=True)
 class LabelledPictures:
-    """The videos of a data set with boxes. clips: what `read` makes a row of, given a clip and the root of its path."""
+    """The videos of a data set with boxes. clips: folders of pictures, or single pictures.
+
+    read: yields, of a clip, its pictures and their size, where each box is written, and the box.
+    """
 
     clips: tuple[Path, ...]
     classes: tuple[str, ...]
-    read: Callable[[Path, str], ManifestRow]
+    read: Callable[[Path, list[str], tuple[int, int]], Iterator[tuple[str, _Row]]]
 
     def located(self, root: str) -> Iterator[ManifestRow | DecodeError]:
+        """Yield each clip's row, with its path below `root`, or why it is left out."""
         for clip in self.clips:
             try:
-                yield self.read(clip, root)
+                num_frames, boxes = self._found(clip)
+                yield ManifestRow(os.path.relpath(clip, root), ";", num_frames, boxes=boxes)
             except DecodeError as error:
                 yield DecodeError(os.path.relpath(error.path, root), error.reason)
 
-
-def _row(clip: Path, root: str, pictures: list[str], rows: Sequence[_Row], places: Sequence[str]) -> ManifestRow:
-    """Return the row of a video with these boxes. Raises DecodeError for a wrong one. places: of the rows."""
-    seen = set[tuple[int, int]]()
-    for (frame, track, _, box, *_), place in zip(rows, places, strict=True):
-        if not all(map(math.isfinite, box)) or not (box[0] < box[2] and box[1] < box[3]):
-            raise DecodeError(clip, f"{place}: width and height of a box must be above 0")
-        if (frame, track) in seen:
-            raise DecodeError(clip, f"{place}: track {track} already has a box in frame {frame}")
-        seen.add((frame, track))
-    found = np.array(sorted(rows), BOX)
-    boxes = Boxes(found, np.array([0, len(found)]))
-    if (problem := boxes.problem(0, len(pictures), *picture_size(pictures[0]))) is not None:
-        raise DecodeError(clip, problem)
-    return ManifestRow(os.path.relpath(clip, root), ";", len(pictures), boxes=boxes)
+    def _found(self, clip: Path) -> tuple[int, Boxes]:
+        """Return the number of frames and the boxes. Raises DecodeError."""
+        pictures = list_pictures(str(clip))
+        size, rows = picture_size(pictures[0]), dict[tuple[int, int], _Row]()
+        for place, row in self.read(clip, pictures, size):
+            frame, track, _, box, *_ = row
+            if not all(map(math.isfinite, box)) or not (box[0] < box[2] and box[1] < box[3]):
+                raise DecodeError(clip, f"{place}: width and height of a box must be above 0")
+            if rows.setdefault((frame, track), row) is not row:
+                raise DecodeError(clip, f"{place}: track {track} already has a box in frame {frame}")
+        boxes = Boxes(np.array(sorted(rows.values()), BOX), np.array([0, len(rows)]))
+        boxes.check(0, clip, len(pictures), *size)
+        return len(pictures), boxes
 
 
 def read_vid(source: Path) -> LabelledPictures:
@@ -74,34 +77,32 @@ def read_vid(source: Path) -> LabelledPictures:
     A folder of annotations 000000.xml, ... is a video. One of another name is a picture, a video of one frame, which is
     left out if none of the classes is in it. Objects of other classes do not count, occluded ones are hidden.
     """
-    parts = list(source.resolve().parts)
-    if "Data" not in parts:
+    if "Data" not in source.resolve().parts:
         raise UserError(f"{source}: must be a folder below Data, such as ILSVRC2015/Data/VID/train")
-    parts[len(parts) - 1 - parts[::-1].index("Data")] = "Annotations"
-    clips = list[Path]()
-    for folder, below, files in os.walk(Path(*parts)):
+    beside, clips = _annotations(source), list[Path]()
+    for folder, below, files in os.walk(beside):
         below.sort()
         stems = sorted(Path(file).stem for file in files if file.endswith(".xml"))
-        if stems and all(map(str.isdecimal, stems)):
-            clips.append(Path(folder))
-        else:
-            clips += [Path(folder, f"{stem}.xml") for stem in stems]
+        clip = source / Path(folder).relative_to(beside)
+        is_video = stems and all(map(str.isdecimal, stems))
+        clips += [clip] if is_video else [clip / f"{stem}.JPEG" for stem in stems]
     if not clips:
-        raise UserError(f"{Path(*parts)}: must have the annotations of {source}; has no XML file")
-    beside = Path(*parts)
-    read = lambda clip, root: _vid_clip(source / clip.relative_to(beside), clip, root)  # noqa: E731
-    return LabelledPictures(tuple(clips), tuple(VID_CLASSES.values()), read)
+        raise UserError(f"{beside}: must have the annotations of {source}; has no XML file")
+    return LabelledPictures(tuple(clips), tuple(VID_CLASSES.values()), _vid_boxes)
 
 
-def _vid_clip(clip: Path, annotations: Path, root: str) -> ManifestRow:
-    if annotations.is_dir():
-        pictures, files = list_pictures(str(clip)), sorted(annotations.glob("*.xml"))
-        if [Path(picture).stem for picture in pictures] != [file.stem for file in files]:
-            raise DecodeError(clip, f"has {len(pictures)} frames, which do not match its {len(files)} annotations")
-    else:
-        clip = clip.with_suffix(".JPEG")
-        pictures, files = list_pictures(str(clip)), [annotations]
-    size, rows, places, labels = picture_size(pictures[0]), list[_Row](), list[str](), list(VID_CLASSES)
+def _annotations(path: Path) -> Path:
+    """Return what stands below Annotations where `path` stands below Data."""
+    parts = list(path.resolve().parts)
+    parts[len(parts) - 1 - parts[::-1].index("Data")] = "Annotations"
+    return Path(*parts)
+
+
+def _vid_boxes(clip: Path, pictures: list[str], size: tuple[int, int]) -> Iterator[tuple[str, _Row]]:
+    beside, numbers, is_empty = _annotations(clip), list(VID_CLASSES), True
+    files = sorted(beside.glob("*.xml")) if clip.is_dir() else [beside.with_suffix(".xml")]
+    if [Path(picture).stem for picture in pictures] != [file.stem for file in files]:
+        raise DecodeError(clip, f"has {len(pictures)} frames, which do not match its {len(files)} annotations")
     for frame, file in enumerate(files):
         tree = _xml(clip, file)
         try:
@@ -111,17 +112,15 @@ def _vid_clip(clip: Path, annotations: Path, root: str) -> ManifestRow:
                     edges = [float(item.findtext(f"bndbox/{edge}", "")) for edge in ("xmin", "ymin", "xmax", "ymax")]
                     box = edges[0], edges[1], edges[2] + 1, edges[3] + 1  # the last pixels belong to it
                     track, hidden = int(item.findtext("trackid", str(number))), item.findtext("occluded") == "1"
-                    rows.append((frame, track, labels.index(name), box, False, hidden))
-                    places.append(str(file))
+                    yield str(file), (frame, track, numbers.index(name), box, False, hidden)
+                    is_empty = False
         except ValueError as error:
             raise DecodeError(clip, f"{file}: invalid number: {error}") from error
         if stated != size:
-            raise DecodeError(
-                clip, f"{file}: says {stated[0]} x {stated[1]} pixels, but the frame has {size[0]} x {size[1]}"
-            )
-    if not rows and not annotations.is_dir():
-        raise DecodeError(clip, f"has no object of the {len(labels)} classes")
-    return _row(clip, root, pictures, rows, places)
+            what = f"{file}: says {stated[0]} x {stated[1]} pixels, but the frame has {size[0]} x {size[1]}"
+            raise DecodeError(clip, what)
+    if is_empty and not clip.is_dir():
+        raise DecodeError(clip, f"has no object of the {len(numbers)} classes")
 
 
 def _xml(clip: Path, file: Path) -> ElementTree.Element:
@@ -140,16 +139,15 @@ def read_mot(source: Path) -> LabelledPictures:
     found = sorted(path.parent.parent / "img1" for path in source.rglob("gt.txt") if path.parent.name == "gt")
     if not found:
         raise UserError(f"{source}: must have sequences with img1/ and gt/gt.txt; has none (test sets have no gt)")
-    return LabelledPictures(tuple(found), ("person",), _mot_clip)
+    return LabelledPictures(tuple(found), ("person",), _mot_boxes)
 
 
-def _mot_clip(clip: Path, root: str) -> ManifestRow:
+def _mot_boxes(clip: Path, pictures: list[str], size: tuple[int, int]) -> Iterator[tuple[str, _Row]]:
     """Read gt.txt: frame, id, left, top, width, height, flag; in nine columns also class and visibility. All from 1.
 
     Ignored are flag 0 and what looks like a person; other classes do not count.
     """
-    pictures, rows, places = list_pictures(str(clip)), list[_Row](), list[str]()
-    _check_seqinfo(clip, pictures)
+    _check_seqinfo(clip, [len(pictures), *size])
     path = clip.parent / "gt" / "gt.txt"
     with open(path, newline="", encoding="utf-8", errors="replace") as file:
         for line, cells in enumerate(csv.reader(file), 1):
@@ -164,13 +162,11 @@ def _mot_clip(clip: Path, root: str) -> ManifestRow:
             if kind == _PEDESTRIAN or kind in _IGNORED:
                 box = left - 1, top - 1, left - 1 + width, top - 1 + height
                 is_ignored = flag == 0 or kind != _PEDESTRIAN
-                rows.append((int(frame) - 1, int(track), 0, box, is_ignored, visible < HIDDEN_BELOW))
-                places.append(f"{path}:{line}")
-    return _row(clip, root, pictures, rows, places)
+                yield f"{path}:{line}", (int(frame) - 1, int(track), 0, box, is_ignored, visible < HIDDEN_BELOW)
 
 
-def _check_seqinfo(clip: Path, pictures: list[str]) -> None:
-    """Compare the pictures with seqinfo.ini, where there is one. Raises DecodeError."""
+def _check_seqinfo(clip: Path, found: list[int]) -> None:
+    """Compare the frames, the width and the height with seqinfo.ini, where there is one. Raises DecodeError."""
     info = configparser.ConfigParser(interpolation=None)
     try:
         info.read(clip.parent / "seqinfo.ini", encoding="utf-8")
@@ -178,6 +174,5 @@ def _check_seqinfo(clip: Path, pictures: list[str]) -> None:
         stated = [int(section[name]) for name in ("seqlength", "imwidth", "imheight") if name in section]
     except (configparser.Error, ValueError) as error:
         raise DecodeError(clip, f"its seqinfo.ini is wrong: {error}") from error
-    found = [len(pictures), *picture_size(pictures[0])]
     if stated and stated != found:
         raise DecodeError(clip, f"has frames, width and height {found}, but seqinfo.ini says {stated}")

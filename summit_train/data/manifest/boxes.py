@@ -1,16 +1,15 @@
 """The boxes of a list of videos: which object is where, in which frame. Reading the list, checking it, writing it.
 
-The list is a CSV with a row for each box. It is read in blocks, so that millions of rows are never Python objects at
+The list is a CSV with a row for each box. It is read row by row, so that millions of rows are never Python objects at
 once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import islice
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import write_text
-from summit_train.core.text import csv_text
 from summit_train.data.manifest.tables import DTYPES, Table, csv_rows, opened, parse_flag, parse_label
 from summit_train.data.video.augment import View
+from summit_train.data.video.source import DecodeError
 
 # One box of one frame, in pixels of the upright frame as it is stored: left and top are the edges of the first pixel,
 # right and bottom those behind the last one. track: the same for an object in all frames of its video. label: from 0.
 # ignored: neither finding nor missing it is an error. hidden: it can hardly be seen in this frame alone.
-BOX = np.dtype(
-    [
-        ("frame", "<i4"),
-        ("track", "<i4"),
-        ("label", "<i4"),
-        ("box", "<f4", (4,)),
-        ("ignored", "?"),
-        ("hidden", "?"),
-    ]
-)
+BOX = np.dtype([
+    ("frame", "<i4"), ("track", "<i4"), ("label", "<i4"), ("box", "<f4", (4,)), ("ignored", "?"), ("hidden", "?"),
+])  # fmt: skip
 BOX_COLUMNS = ("track", "label", "left", "top", "width", "height")
 COLUMNS = ("video", "frame", *BOX_COLUMNS)
 FLAGS = ("ignore", "hidden")  # optional, as are the facts of a video, which one of its rows has
@@ -43,8 +34,6 @@ FACTS = ("num_frames", "sha256")
 IGNORED, NO_BOX = -2, -1  # in place of a label in a target
 _INT32_MAX = 2**31 - 1
 _MAX_PIXELS = 1e6
-_ABOVE_0 = math.ulp(0.0)
-_ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,29 +78,27 @@ class Boxes:
 
     def cut(self, videos: NDArray[np.int64], starts: NDArray[np.int64]) -> Boxes:
         """Return the boxes of spans, which begin at these frames of these videos, and end where the next one begins."""
-        firsts = [
-            int(self.ends[video]) + int(np.searchsorted(self.of(video)["frame"], start)) if start else self.ends[video]
-            for video, start in zip(videos.tolist(), starts.tolist(), strict=True)
-        ]
+        owners = np.repeat(np.arange(len(self.ends) - 1), np.diff(self.ends))
+        firsts = np.searchsorted(owners << 32 | self.rows["frame"], videos << 32 | starts)
         return Boxes(self.rows, np.array([*firsts, self.ends[-1]], np.int64), self.lines, self.source)
 
-    def problem(self, video: int, num_frames: int, width: int, height: int) -> str | None:
-        """Return which box does not lie in the frames of its video, with its line, and how many; None if all do."""
+    def check(self, video: int, path: str | Path, num_frames: int, width: int, height: int) -> None:
+        """Raise DecodeError at the first box that does not lie in the frames of its video, `path`, with its line."""
         rows = self.of(video)
         left, top, right, bottom = rows["box"].T
         is_outside = (left >= width) | (top >= height) | (right <= 0) | (bottom <= 0)
         bad = np.flatnonzero(is_outside | (rows["frame"] >= num_frames))
         if not len(bad):
-            return None
+            return
         row, place = rows[bad[0]], int(self.ends[video] + bad[0])
         line = f" ({self.source}:{self.lines[place]})" if len(self.lines) else ""
         what = f"its box of track {row['track']} in frame {row['frame']}{line}"
         others = f"; {len(bad)} boxes are wrong" if len(bad) > 1 else ""
         if row["frame"] >= num_frames:
-            return f"{what} has no frame: the video has {num_frames}, numbered from 0{others}"
+            raise DecodeError(path, f"{what} has no frame: the video has {num_frames}, numbered from 0{others}")
         left, top, right, bottom = row["box"].tolist()
         at = f"{left:g}, {top:g} to {right:g}, {bottom:g}"
-        return f"{what} lies outside the frame of {width} x {height}: {at}{others}"
+        raise DecodeError(path, f"{what} lies outside the frame of {width} x {height}: {at}{others}")
 
     def targets(self, video: int, frames: NDArray[np.int64], view: View, size: tuple[int, int]) -> list[Any]:
         """Return what a view shows of each frame's boxes: float32 (n, 5), see `loader.MicroBatch`.
@@ -163,109 +150,86 @@ def read_boxes(source: Path, header: tuple[int, list[str]], classes: tuple[str, 
     header: from `box_header`. Raises UserError at the first wrong row.
     """
     line, names = header
-    block = _Blocks(source, classes)
+    reader = _Rows(names, classes)
     with opened(source, "the manifest ") as file:
-        rows = csv_rows(source, file, line, len(names))
-        parts = [block.read(names, part) for part in iter(lambda: list(islice(rows, _ROWS_AT_ONCE)), [])]
-    videos, lines, found = (np.concatenate(column) for column in zip(*parts, strict=True)) if parts else _nothing()
-    order = np.lexsort((found["track"], found["frame"], videos))
-    videos, lines, found = videos[order], lines[order], found[order]
-    same = np.all([np.diff(column) == 0 for column in (videos, found["frame"], found["track"])], axis=0)
+        parsed = reader.parsed(source, csv_rows(source, file, line, len(names)))
+        found = np.fromiter(parsed, np.dtype([("video", "<i4"), ("line", "<i4"), ("box", BOX)]))
+    boxes = found["box"]
+    found = found[np.lexsort((boxes["track"], boxes["frame"], found["video"]))]
+    boxes = found["box"]
+    same = np.all([np.diff(key) == 0 for key in (found["video"], boxes["frame"], boxes["track"])], axis=0)
     if same.any():
         first = int(np.argmax(same))
-        one, other = sorted((int(lines[first]), int(lines[first + 1])))
-        what = f"track {found['track'][first]} already has a box in frame {found['frame'][first]}, in line {one}"
+        one, other = sorted(found["line"][first : first + 2].tolist())
+        what = f"track {boxes['track'][first]} already has a box in frame {boxes['frame'][first]}, in line {one}"
         raise UserError(f"{source}:{other}: {what}")
-    ends = np.searchsorted(videos, np.arange(len(block.videos) + 1))
-    cells: dict[str, Sequence[str]] = {"path": list(block.videos), "label": ["0"] * len(block.videos)}
-    cells |= {name: [block.facts[name].get(video, "") for video in range(len(ends) - 1)] for name in FACTS}
-    return (block.first_lines, cells), Boxes(found, ends.astype(np.int64), lines, str(source))
+    ends = np.searchsorted(found["video"], np.arange(len(reader.videos) + 1))
+    cells: dict[str, Sequence[str]] = {"path": list(reader.videos), "label": ["0"] * len(reader.videos)}
+    cells |= {name: [facts.get(name, "") for facts in reader.facts] for name in FACTS}
+    return (reader.first_lines, cells), Boxes(boxes.copy(), ends.astype(np.int64), found["line"].copy(), str(source))
 
 
-def _nothing() -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.void]]:
-    return np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, BOX)
+class _Rows:
+    """Parses the rows of a list. videos: the number of each video so far; first_lines, facts: of each of them."""
 
+    def __init__(self, names: Sequence[str], classes: tuple[str, ...] | None) -> None:
+        numbers = {name: number for number, name in enumerate(classes or ())}
+        # Each different cell is parsed once.
+        self._label = cache(partial(parse_label, numbers))
+        self._flags = {name: cache(partial(parse_flag, name)) for name in FLAGS}
+        self._names = names
+        self.videos, self.first_lines, self.facts = dict[str, int](), list[int](), list[dict[str, str]]()
 
-class _Blocks:
-    """Parses blocks of rows. videos: the number of each video that was seen so far; first_lines: their first lines.
-
-    facts: of some videos, by their numbers.
-    """
-
-    def __init__(self, source: Path, classes: tuple[str, ...] | None) -> None:
-        self.source = source
-        self.numbers = {name: number for number, name in enumerate(classes or ())}
-        self.videos, self.first_lines = dict[str, int](), list[int]()
-        self.facts: dict[str, dict[int, str]] = {name: {} for name in FACTS}
-
-    def read(self, names: list[str], rows: list[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.void]]:
-        """Return the video, the line and the box of each row that has a box."""
-        lines, *texts = zip(*rows, strict=True)
-        cells = dict(zip(names, texts, strict=True))
-        videos = [self.videos.setdefault(video, len(self.videos)) for video in cells["video"]]
-        for video, line in zip(videos, lines, strict=True):
-            if video == len(self.first_lines):
-                self.first_lines.append(line)
-        self._note_facts(cells, videos, lines)
-        text = np.char.strip(np.array([cells[name] for name in BOX_COLUMNS]))
-        lacking = (text == "").sum(0)
-        self._refuse(lines, (lacking > 0) & (lacking < len(text)), lambda row: "must have all cells of a box, or none")
-        # The frame of a row without a box is checked, too.
-        frames = np.char.strip(np.array(cells["frame"]))
-        has_box = lacking == 0
-        whole = self._numbers(lines, "frame", np.where((frames == "") & ~has_box, "0", frames), 0, is_whole=True)
-        here, at = np.flatnonzero(has_box), [line for line, use in zip(lines, has_box, strict=True) if use]
-        boxes = np.zeros(len(here), BOX)
-        boxes["frame"] = whole[here]
-        boxes["track"] = self._numbers(at, "track", text[0, here], 0, is_whole=True)
-        boxes["label"] = self._each(at, text[1, here], lambda cell: parse_label(self.numbers, cell))
-        lows = (-_MAX_PIXELS, -_MAX_PIXELS, _ABOVE_0, _ABOVE_0)
-        columns = zip(BOX_COLUMNS[2:], text[2:, here], lows, strict=True)
-        left, top, width, height = (self._numbers(at, name, column, low) for name, column, low in columns)
-        boxes["box"] = np.column_stack([left, top, left + width, top + height])
-        for name, flag in zip(FLAGS, ("ignored", "hidden"), strict=True):
-            if name in cells:
-                boxes[flag] = self._each(at, np.array(cells[name])[here], partial(parse_flag, name))
-        return np.array(videos)[here], np.array(at, np.int32), boxes
-
-    def _note_facts(self, cells: Mapping[str, Sequence[str]], videos: list[int], lines: Sequence[int]) -> None:
-        for name in FACTS:
-            known = self.facts[name]
-            for video, line, cell in zip(videos, lines, cells.get(name, ()), strict=False):
-                if cell and known.setdefault(video, cell) != cell:
-                    raise UserError(
-                        f"{self.source}:{line}: {name} must be {known[video]} as in the rows before, got {cell}"
-                    )
-
-    def _refuse(self, lines: Sequence[int], bad: NDArray[np.bool_], why: Callable[[int], str]) -> None:
-        if bad.any():
-            row = int(np.argmax(bad))
-            raise UserError(f"{self.source}:{lines[row]}: {why(row)}")
-
-    def _numbers(
-        self, lines: Sequence[int], name: str, cells: NDArray[Any], low: float, *, is_whole: bool = False
-    ) -> NDArray[np.float64]:
-        """Return the cells of a column as numbers, checked."""
-        try:
-            values = cells.astype(np.float64)
-        except ValueError:
-            values = np.array([_number(cell) for cell in cells.tolist()])
-        high = _INT32_MAX if is_whole else _MAX_PIXELS
-        bad = ~((values >= low) & (values <= high)) | (is_whole & (values != np.floor(values)))
-        right = "a whole number from 0 on" if is_whole else "a number of pixels" + (" above 0" if low > 0 else "")
-        self._refuse(lines, bad, lambda row: f"{name} must be {right}, got {str(cells[row])!r}")
-        return values
-
-    def _each(self, lines: Sequence[int], cells: NDArray[Any], parse: Callable[[str], Any]) -> list[Any]:
-        """Parse each different cell once."""
-        values = dict[str, Any]()
-        texts = cells.tolist()
-        for cell in dict.fromkeys(texts):
+    def parsed(self, source: Path, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
+        """Yield the video, the line and the box of each row that has a box."""
+        for line, *texts in rows:
+            cells = dict(zip(self._names, texts, strict=True))
             try:
-                values[cell] = parse(cell)
+                video, box = self._video(line, cells), self._box(cells)
             except ValueError as error:
-                raise UserError(f"{self.source}:{lines[texts.index(cell)]}: {error}") from None
-        return [values[cell] for cell in texts]
+                raise UserError(f"{source}:{line}: {error}") from None
+            if box is not None:
+                yield video, line, box
+
+    def _video(self, line: int, cells: Mapping[str, str]) -> int:
+        video = self.videos.setdefault(cells["video"], len(self.videos))
+        if video == len(self.facts):
+            self.first_lines.append(line)
+            self.facts.append({})
+        for name in FACTS:
+            if (cell := cells.get(name)) and (known := self.facts[video].setdefault(name, cell)) != cell:
+                raise ValueError(f"{name} must be {known} as in the rows before, got {cell}")
+        return video
+
+    def _box(self, cells: Mapping[str, str]) -> tuple[Any, ...] | None:
+        """Return the row of BOX, None for a row without a box."""
+        num_empty = sum(not cells[name].strip() for name in BOX_COLUMNS)
+        if 0 < num_empty < len(BOX_COLUMNS):
+            raise ValueError("must have all cells of a box, or none")
+        if num_empty:
+            if cells["frame"].strip():
+                _whole(cells, "frame")
+            return None
+        left, top = _pixels(cells, "left"), _pixels(cells, "top")
+        width, height = _pixels(cells, "width", above=0.0), _pixels(cells, "height", above=0.0)
+        flags = (name in cells and flag(cells[name]) for name, flag in self._flags.items())
+        edges = left, top, left + width, top + height
+        return _whole(cells, "frame"), _whole(cells, "track"), self._label(cells["label"]), edges, *flags
+
+
+def _whole(cells: Mapping[str, str], name: str) -> int:
+    value = _number(cells[name])
+    if not (0 <= value <= _INT32_MAX and value == int(value)):
+        raise ValueError(f"{name} must be a whole number from 0 on, got {cells[name].strip()!r}")
+    return int(value)
+
+
+def _pixels(cells: Mapping[str, str], name: str, above: float = -math.inf) -> float:
+    value = _number(cells[name])
+    if not (abs(value) <= _MAX_PIXELS and value > above):
+        right = "a number of pixels" + (" above 0" if above == 0 else "")
+        raise ValueError(f"{name} must be {right}, got {cells[name].strip()!r}")
+    return value
 
 
 def _number(cell: str) -> float:
@@ -275,12 +239,8 @@ def _number(cell: str) -> float:
         return math.nan
 
 
-def write_boxes(path: str | Path, videos: Iterable[tuple[str, int | None, str | None, NDArray[np.void]]]) -> None:
-    """Write a list with boxes, whole or not at all. videos: path, number of frames, SHA-256 and boxes of each."""
-    write_text(path, csv_text(_written(videos)))
-
-
-def _written(videos: Iterable[tuple[str, int | None, str | None, NDArray[np.void]]]) -> Iterator[Sequence[object]]:
+def box_cells(videos: Iterable[tuple[str, int | None, str | None, NDArray[np.void]]]) -> Iterator[Sequence[object]]:
+    """Yield the rows of a list with boxes. videos: path, number of frames, SHA-256 and boxes of each."""
     yield *COLUMNS, *FLAGS, *FACTS
     for path, num_frames, sha256, boxes in videos:
         yield path, *[""] * (len(COLUMNS) + len(FLAGS) - 1), num_frames or "", sha256 or ""

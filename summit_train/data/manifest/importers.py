@@ -1,6 +1,6 @@
 """The files that public data sets come with, read into annotations: one function a format, see `KINDS`.
 
-`locate` then finds the listed clips on the disk.
+`Annotations.located` then finds the listed clips on the disk.
 """
 
 from __future__ import annotations
@@ -65,40 +65,35 @@ class Annotations:
                     raise UserError(f"{clip.place}: the label {label!r} is not one of the {len(known)} classes")
 
     def located(self, root: str) -> Iterator[ManifestRow | DecodeError]:
-        """Yield what `locate` finds."""
-        return locate(self, root)
+        """Yield each clip's row, with its path below `root`, or why it is left out (usually because it is missing).
 
-
-def locate(annotations: Annotations, root: str) -> Iterator[ManifestRow | DecodeError]:
-    """Yield each clip's row, with its path below `root`, or why it is left out (usually because it is missing).
-
-    The frames of a folder are counted, of flow its fields; those of a video are not.
-    """
-    labels = {name: number for number, name in enumerate(annotations.classes)}
-    by_stem = defaultdict[str, list[str]](list)
-    if annotations.by_stem:
-        for folder, _, files in os.walk(root):
-            for file in sorted(files):
-                stem, ending = os.path.splitext(file)
-                if ending.lower() in VIDEO_EXTENSIONS:
-                    by_stem[stem].append(os.path.relpath(os.path.join(folder, file), root))
-    for clip in annotations.clips:
-        if annotations.by_stem:
-            found = next((by_stem[name] for name in clip.names if name in by_stem), [])
-        else:
-            found = [name for name in clip.names if os.path.exists(os.path.join(root, name))][:1]
-        if not found:
-            yield DecodeError(clip.names[0], MISSING)
-        elif len(found) > 1:
-            yield DecodeError(clip.names[0], f"found more than once: {', '.join(found[:5])}")
-        else:
-            full = os.path.join(root, found[0])
-            try:
-                num_frames = list_clip(full)[1] if os.path.isdir(full) else None
-                label = label_text(sorted({labels[name] for name in clip.labels}))
-                yield ManifestRow(found[0], label, num_frames, group=clip.group)
-            except DecodeError as error:
-                yield DecodeError(found[0], error.reason)
+        The frames of a folder are counted, of flow its fields; those of a video are not.
+        """
+        labels = {name: number for number, name in enumerate(self.classes)}
+        by_stem = defaultdict[str, list[str]](list)
+        if self.by_stem:
+            for folder, _, files in os.walk(root):
+                for file in sorted(files):
+                    stem, ending = os.path.splitext(file)
+                    if ending.lower() in VIDEO_EXTENSIONS:
+                        by_stem[stem].append(os.path.relpath(os.path.join(folder, file), root))
+        for clip in self.clips:
+            if self.by_stem:
+                found = next((by_stem[name] for name in clip.names if name in by_stem), [])
+            else:
+                found = [name for name in clip.names if os.path.exists(os.path.join(root, name))][:1]
+            if not found:
+                yield DecodeError(clip.names[0], MISSING)
+            elif len(found) > 1:
+                yield DecodeError(clip.names[0], f"found more than once: {', '.join(found[:5])}")
+            else:
+                full = os.path.join(root, found[0])
+                try:
+                    num_frames = list_clip(full)[1] if os.path.isdir(full) else None
+                    label = label_text(sorted({labels[name] for name in clip.labels}))
+                    yield ManifestRow(found[0], label, num_frames, group=clip.group)
+                except DecodeError as error:
+                    yield DecodeError(found[0], error.reason)
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -282,8 +277,5 @@ KINDS: dict[str, tuple[Callable[[Request], Annotations | LabelledPictures], str]
     "charades": (_charades, "CSV id,subject,...,actions,length; --labels Charades_v1_classes.txt [next to it]"),
     "folders": (_folders, "folder with a folder for each class, of videos or of folders of pictures"),
     "vid": (lambda ask: read_vid(ask.source), "boxes: ILSVRC2015/Data/VID/train, .../VID/val, or a folder of DET"),
-    "mot": (
-        lambda ask: read_mot(ask.source),
-        "boxes: folder of MOTChallenge sequences with img1/ and gt/gt.txt",
-    ),
+    "mot": (lambda ask: read_mot(ask.source), "boxes: folder of MOTChallenge sequences with img1/ and gt/gt.txt"),
 }

@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 from summit_train.core.errors import UserError
 from summit_train.core.files import replacing, write_json, write_text
 from summit_train.core.text import csv_text, from_json
-from summit_train.data.manifest.boxes import BOX, Boxes, box_header, read_boxes, write_boxes
+from summit_train.data.manifest.boxes import BOX, Boxes, box_cells, box_header, read_boxes
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.tables import (
     CLASSES_FILE,
@@ -92,7 +92,8 @@ def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
     """
     rows = list(rows)
     if any(row.boxes is not None for row in rows):
-        write_boxes(path, ((row.path, row.num_frames, row.sha256, row.boxes.rows) for row in rows if row.boxes))
+        videos = ((row.path, row.num_frames, row.sha256, row.boxes.rows) for row in rows if row.boxes)
+        write_text(path, csv_text(box_cells(videos)))
         return
     cells: list[dict[str, object]] = []
     for row in rows:
@@ -365,12 +366,8 @@ def _read_packed_manifest(source: Path) -> Manifest:
             raise ValueError(f"{folder}: some of its labels do not belong to a clip")
         if about.get("boxes"):
             rows, ends = load_column(folder / "boxes.npy", BOX), load_column(folder / "box_ends.npy", np.int64)
-            if (
-                len(ends) != len(columns["offsets"])
-                or ends[0] != 0
-                or ends[-1] != len(rows)
-                or np.any(np.diff(ends) < 0)
-            ):
+            is_whole = len(ends) == len(columns["offsets"]) and (ends[0], ends[-1]) == (0, len(rows))
+            if not is_whole or np.any(np.diff(ends) < 0):
                 raise ValueError(f"{folder}: some of its boxes do not belong to a clip")
             columns["boxes"] = Boxes(rows, ends, source=str(source))
         columns |= {"is_packed": True, "stored_fingerprint": about["fingerprint"], "pixels": about["pixels"]}

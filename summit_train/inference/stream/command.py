@@ -22,9 +22,9 @@ from summit_train.data.video.encode import Write, open_writer
 from summit_train.data.video.render import Frames, Renderer
 from summit_train.data.video.stream import PIPE, USUAL_FPS, Reading, StreamFrame, file_frames, pipe_frames, raw_frames
 from summit_train.inference.arguments import add_network, checked, open_named
-from summit_train.inference.stream.boxes import LEAST_SCORE, open_boxes
-from summit_train.inference.stream.labels import open_labels
-from summit_train.inference.stream.stream import Follower, Show, Values, Watcher
+from summit_train.inference.stream.boxes import LEAST_SCORE, BoxFinder
+from summit_train.inference.stream.labels import Labeller
+from summit_train.inference.stream.stream import Follower, Show, Values
 from summit_train.inference.trained import Trained
 from summit_train.training.start import choose_device
 
@@ -72,13 +72,13 @@ def run(args: argparse.Namespace) -> Result:
         raise UserError(f"{why}, without a fixed distance between frames: give one with --stride N")
     # A detector's evaluation sees every frame.
     stride = args.stride or (spec.data.frame_stride if spec.model.detector is None else 1)
-    follower = Follower(watcher, reading, stride)
+    follower = Follower(watcher.see, reading, stride)
     is_interrupted = False
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop ends the stream as Ctrl-C does
     try:
         with drawn_in(args.draw, args.video, reading, watcher.draw) if args.draw else nullcontext() as writer:
             try:
-                _print(follower.follow(frames, live=args.live, show=writer), args, trained, follower)
+                _print(follower.follow(frames, live=args.live, show=writer), args, trained, watcher, stride)
             except KeyboardInterrupt:
                 is_interrupted = True
     finally:
@@ -107,23 +107,25 @@ def _frames(args: argparse.Namespace, reading: Reading) -> Iterator[StreamFrame]
     return raw_frames(pipe, args.raw, args.fps or USUAL_FPS, reading)
 
 
-def _watcher(args: argparse.Namespace, trained: Trained) -> Watcher:
+def _watcher(args: argparse.Namespace, trained: Trained) -> Labeller | BoxFinder:
     """Return what watches the frames, by the task of the network. Raises UserError for another task's options."""
     if trained.spec.model.detector is None:
         if args.score is not None:
             raise UserError("--score must be used with a detector, and this network is a classifier; leave it out")
-        return open_labels(trained, choose_device(World()), args.window)
+        return Labeller(trained, choose_device(World()), args.window)
     if args.window is not None:
         raise UserError("--window must be used with a classifier, and this network is a detector; leave it out")
-    return open_boxes(trained, choose_device(World()), LEAST_SCORE if args.score is None else args.score)
+    return BoxFinder(trained, choose_device(World()), LEAST_SCORE if args.score is None else args.score)
 
 
-def _print(results: Iterator[Values], args: argparse.Namespace, trained: Trained, follower: Follower) -> None:
+def _print(
+    results: Iterator[Values], args: argparse.Namespace, trained: Trained, watcher: Labeller | BoxFinder, stride: int
+) -> None:
     """Show what was seen in each frame, as text only where it changes; first, on stderr, what is followed."""
-    last, dropped, watcher = None, 0, follower.watcher
+    last, dropped = None, 0
     for result in results:
         if last is None:
-            which = "every frame" if follower.stride == 1 else f"1 frame in {follower.stride}"
+            which = "every frame" if stride == 1 else f"1 frame in {stride}"
             tell(f"{trained.path}: {trained.spec.model.title}, {which}, {watcher.about}")
             if trained.spec.evaluate.crops == 3:
                 tell("evaluate.crops is 3: a stream sees the centre crop alone")

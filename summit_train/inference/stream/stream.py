@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from summit_train.core.text import counted
 from summit_train.data.video.augment import test_views
 from summit_train.data.video.render import Frames, Renderer
 from summit_train.data.video.stream import Reading, StreamFrame
-from summit_train.models import VideoNetwork
+from summit_train.inference.trained import Trained
 from summit_train.models.online import StreamNetwork
 from summit_train.models.precision import Normalise
 from summit_train.spec import Spec
@@ -37,17 +37,21 @@ Show = Callable[[StreamFrame, Values | None], None]  # (frame, the values of the
 
 
 class Stream:
-    """A network that sees the frames of one video in turn, with its caches.
+    """A trained network that sees the frames of one video in turn, with its caches.
 
-    Raises ValueError for a network that cannot stream.
+    A subclass for each task says with `see` what --json tells of a frame, and how these values become text and are
+    drawn. about: what it tells, for people.
     """
 
-    def __init__(self, network: VideoNetwork, device: torch.device) -> None:
-        self._network = StreamNetwork(network)
-        self._normalise = Normalise(next(network.parameters()).dtype, device)
+    about = ""
+
+    def __init__(self, trained: Trained, device: torch.device) -> None:
+        network = trained.network(device, ready=False)
+        self._network, self._names = StreamNetwork(network), trained.classes
+        self._normalise, self._render = Normalise(next(network.parameters()).dtype, device), renderer(trained.spec)
         self._caches: Sequence[torch.Tensor] = ()
 
-    def see(self, picture: Frames) -> torch.Tensor:
+    def output(self, picture: Frames) -> torch.Tensor:
         """Take the next frame, uint8 RGB (H, W, 3), of one size each time; return its own logits or maps, (1, ...).
 
         Raises RunFailed for NaN or infinity.
@@ -61,24 +65,6 @@ class Stream:
         return output
 
 
-class Watcher(Protocol):
-    """What is told of each frame, by the task of the network. about: of what, for people."""
-
-    about: str
-
-    def see(self, frame: StreamFrame) -> Values:
-        """Take the next frame; return its values for --json."""
-
-    def key(self, values: Values) -> object:
-        """Return what must differ from the frame before for a line of text; never None."""
-
-    def text(self, values: Values) -> str:
-        """Return what that line says."""
-
-    def draw(self, picture: Frames, values: Values) -> Frames:
-        """Return a copy of the upright frame, in its own size, that shows the values."""
-
-
 def renderer(spec: Spec) -> Renderer:
     """Return what renders a frame as in evaluation: the centre square, or the whole frame."""
     short_side, crops = spec.evaluate.short_side, "full" if spec.evaluate.crops == "full" else 1
@@ -89,10 +75,10 @@ def renderer(spec: Spec) -> Renderer:
 class Follower:
     """Follows a stream once: sees the frames 0, stride, 2 * stride, ... of its source, and counts all of them.
 
-    reading: what the source counts.
+    see: returns the values of a frame. reading: what the source counts.
     """
 
-    watcher: Watcher
+    see: Callable[[StreamFrame], Values]
     reading: Reading
     stride: int
     num_seen: int = 0
@@ -127,7 +113,7 @@ class Follower:
                 yield values
 
     def _see(self, frame: StreamFrame, dropped: int) -> Values:
-        seen = self.watcher.see(frame)
+        seen = self.see(frame)
         latency_s = time.monotonic() - frame.arrived  # with the wait in the queue of a live source
         self.latencies.append(latency_s)
         self.num_seen += 1

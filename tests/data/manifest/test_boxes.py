@@ -10,8 +10,8 @@ import pytest
 
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import Manifest, read_manifest, write_manifest
-from summit_train.data.manifest import boxes as boxes_module
 from summit_train.data.manifest.reading import read_rows
+from summit_train.data.video.source import DecodeError
 
 HEADER = "video,frame,track,label,left,top,width,height"
 BOX = "a.mp4,0,0,cat,1,2,3,4"
@@ -100,17 +100,6 @@ def test_a_list_without_a_row_has_no_clip(tmp_path: Path) -> None:
         _read(tmp_path)
 
 
-def test_blocks_of_rows_give_what_the_whole_list_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [f"{video}.mp4,{frame},{frame % 2},{frame % 3},1,2,{3 + frame},4" for frame in range(9) for video in "ab"]
-    whole = _read(tmp_path, *rows)
-    monkeypatch.setattr(boxes_module, "_ROWS_AT_ONCE", 4)
-    parts = read_manifest(tmp_path / "list.csv")
-    assert parts.fingerprint() == whole.fingerprint() and whole.boxes and parts.boxes
-    np.testing.assert_array_equal(parts.boxes.lines, whole.boxes.lines)
-    with pytest.raises(UserError, match=r"list\.csv:20: width must be"):
-        _read(tmp_path, *rows, BOX.replace(",3,", ",-3,"))
-
-
 def test_boxes_are_part_of_the_fingerprint_and_of_the_pickled_list(tmp_path: Path) -> None:
     first = _read(tmp_path, BOX)
     assert pickle.loads(pickle.dumps(first)).fingerprint() == first.fingerprint()
@@ -151,10 +140,14 @@ def test_a_box_that_is_not_in_its_video_is_named(tmp_path: Path) -> None:
     boxes = _read(tmp_path, *rows).boxes
     assert boxes is not None
     box = "its box of track 0 in frame {} ({}/list.csv:{}) {}"
-    outside = "lies outside the frame of 21 x 10: 0, -4 to 3, 0"
-    assert boxes.problem(0, 8, 21, 10) == box.format(7, tmp_path, 5, outside)
-    outside = "lies outside the frame of 20 x 10: 20, 2 to 50, 6; 2 boxes are wrong"
-    assert boxes.problem(0, 8, 20, 10) == box.format(6, tmp_path, 4, outside)
-    no_frame = "has no frame: the video has 6, numbered from 0; 2 boxes are wrong"
-    assert boxes.problem(0, 6, 21, 10) == box.format(6, tmp_path, 4, no_frame)
-    assert _read(tmp_path, BOX).boxes.problem(0, 1, 2, 3) is None  # type: ignore[union-attr]
+    outside, more = "lies outside the frame of {} x 10: {}", "; 2 boxes are wrong"
+    wrong = [
+        ((8, 21, 10), (7, tmp_path, 5, outside.format(21, "0, -4 to 3, 0"))),
+        ((8, 20, 10), (6, tmp_path, 4, outside.format(20, "20, 2 to 50, 6") + more)),
+        ((6, 21, 10), (6, tmp_path, 4, "has no frame: the video has 6, numbered from 0" + more)),
+    ]
+    for video, what in wrong:
+        with pytest.raises(DecodeError) as raised:
+            boxes.check(0, "a.mp4", *video)
+        assert (raised.value.path, raised.value.reason) == ("a.mp4", box.format(*what))
+    _read(tmp_path, BOX).boxes.check(0, "a.mp4", 1, 2, 3)  # type: ignore[union-attr]

@@ -14,7 +14,7 @@ from summit_train.__main__ import main
 from summit_train.core.errors import UserError
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import ManifestRow, read_manifest
-from summit_train.data.manifest.importers import KINDS, Annotations, Request, locate
+from summit_train.data.manifest.importers import KINDS, Annotations, Request
 from summit_train.data.manifest.quarantine import read_quarantine
 from summit_train.data.video.augment import View
 from summit_train.spec import DataSpec
@@ -63,7 +63,7 @@ def _located(annotations: Annotations, root: Path, *names: str) -> list[tuple[st
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
-    found = locate(annotations, str(root))
+    found = annotations.located(str(root))
     return [(row.path, int(row.label)) if isinstance(row, ManifestRow) else str(row) for row in found]
 
 
@@ -121,7 +121,7 @@ def test_something_v1_and_jester_are_folders_of_pictures(tmp_path: Path) -> None
     text = "100218;Something falling like a feather or paper\n" + "".join(
         f"{n};Holding something\n" for n in (24413, 7, 9)
     )
-    found = list(locate(_read(tmp_path, "something_v1", V1 | {"source": text}), str(tmp_path)))
+    found = list(_read(tmp_path, "something_v1", V1 | {"source": text}).located(str(tmp_path)))
     assert found[:2] == [ManifestRow("100218", 1, 5), ManifestRow("24413", 0, 2)]
     assert [str(error) for error in found[2:]] == [
         "7: the frame before 00003.jpg is missing, or there twice",
@@ -178,7 +178,7 @@ def test_class_folders_of_videos_pictures_and_flow(tmp_path: Path) -> None:
     (tmp_path / "walk/uneven").mkdir()
     for name in ("x_1", "y_1", "x_2"):
         (tmp_path / f"walk/uneven/flow_{name}.jpg").touch()
-    *found, uneven = locate(_read(tmp_path, "folders", {}), str(tmp_path))
+    *found, uneven = _read(tmp_path, "folders", {}).located(str(tmp_path))
     assert found == [ManifestRow("run/a.mp4", 0), ManifestRow("walk/clip", 1, 4), ManifestRow("walk/flow", 1, 1)]
     assert "holds 2 pictures flow_x_*.jpg and 1 pictures flow_y_*.jpg: number 2 is only in one" in str(uneven)
 
@@ -225,7 +225,7 @@ def test_charades(tmp_path: Path) -> None:
     assert annotations.classes == ("Holding some clothes", "Holding a phone/camera")
     for name in ("46GP8.mp4", "N11GT.mp4"):
         (tmp_path / name).touch()
-    found = list(locate(annotations, str(tmp_path)))
+    found = list(annotations.located(str(tmp_path)))
     rows = [(row.path, row.label, row.group) for row in found if isinstance(row, ManifestRow)]
     assert rows == [("46GP8.mp4", "0;1", "HR43"), ("N11GT.mp4", ";", "0KZ7")] and len(found) == 3
     (tmp_path / "labels").rename(tmp_path / "Charades_v1_classes.txt")  # found next to the list

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.stream import Reading, file_frames
 from summit_train.detection.detect import detect
-from summit_train.inference.stream.boxes import BoxFinder, open_boxes
+from summit_train.inference.stream.boxes import BoxFinder
 from summit_train.inference.stream.command import drawn_in
 from summit_train.inference.stream.stream import Stream, renderer
 from summit_train.inference.trained import Trained, open_trained
@@ -89,21 +89,21 @@ def test_every_frame_has_the_boxes_of_the_clip_network(tmp_path: Path, video: Pa
     head = trained.spec.model.detector
     assert head is not None
     expected = detect(clip_maps(trained, pictures), (80, 40), head, 2)
-    stream = open_boxes(trained, CPU, 0.0)
+    stream = BoxFinder(trained, CPU, 0.0)
     for number, picture in enumerate(pictures):
         found = stream.found(picture)
         assert len(found) > 3
         assert_near(found, expected[number], 1e-6, f"frame {number}")
-    alone = open_boxes(trained, CPU, 0.0).found(pictures[8])
+    alone = BoxFinder(trained, CPU, 0.0).found(pictures[8])
     has_memory = alone.shape != found.shape or not torch.equal(alone, found)
     assert has_memory == (model["arch"] == "tsm")
 
 
 def test_the_maps_of_a_stream_are_those_of_the_clip_network_in_fp32(detector: Path, video: Path) -> None:
     trained = open_trained(detector)
-    pictures, stream = pictures_of(trained, video), Stream(trained.network(CPU, ready=False), CPU)
+    pictures, stream = pictures_of(trained, video), Stream(trained, CPU)
     for expected, picture in zip(clip_maps(trained, pictures), pictures, strict=True):
-        assert_near(stream.see(picture)[0], expected, 1e-5)
+        assert_near(stream.output(picture)[0], expected, 1e-5)
 
 
 def test_one_line_a_frame_with_boxes_in_pixels_of_the_upright_frame(
@@ -112,7 +112,7 @@ def test_one_line_a_frame_with_boxes_in_pixels_of_the_upright_frame(
     said = main_said(capsys, "stream", detector, video, "--json", "--score", "0.385")
     assert said[0] == 0 and f"{detector}: tsm resnet18, every frame, boxes\n" in said[2]
     trained = open_trained(detector)
-    stream, num_boxes = open_boxes(trained, CPU, 0.385), 0
+    stream, num_boxes = BoxFinder(trained, CPU, 0.385), 0
     for number, (line, picture) in enumerate(zip(lines(said), pictures_of(trained, video), strict=True)):
         assert list(line) == ["frame", "seconds", "boxes", "latency_ms"]
         assert (line["frame"], line["seconds"]) == (number, pytest.approx(number / 25))

@@ -19,9 +19,10 @@ from summit_train.core.errors import RunFailed, UserError
 from summit_train.data.video.clips import read_views
 from summit_train.data.video.source import DecodeError, Encoded
 from summit_train.data.video.stream import Reading, StreamFrame, file_frames
-from summit_train.inference.stream.labels import Labeller, open_labels
-from summit_train.inference.stream.stream import Follower, Show, Stream, newest, renderer
+from summit_train.inference.stream.labels import Labeller
+from summit_train.inference.stream.stream import Follower, Show, newest, renderer
 from summit_train.inference.trained import Trained, open_trained
+from summit_train.models.online import StreamNetwork
 from summit_train.models.precision import Normalise, parameter_type
 from tests.closeness import assert_near
 
@@ -57,7 +58,7 @@ def test_after_the_frames_of_a_clip_the_stream_has_the_clips_logits(
     trained_run: Path, motion_set: Path, pictures: list[Frames], stride: int, precision: str
 ) -> None:
     trained = open_trained(trained_run, [f"precision={precision}"])
-    stream = open_labels(trained, CPU)  # the window is that of training, 4 frames
+    stream = Labeller(trained, CPU)  # the window is that of training, 4 frames
     for picture in pictures[: 4 * stride : stride]:
         logits = stream.logits(picture)
     expected = clip_logits(trained, motion_set / "videos/val_000002.mp4", [0, stride, 2 * stride, 3 * stride])
@@ -67,7 +68,7 @@ def test_after_the_frames_of_a_clip_the_stream_has_the_clips_logits(
 
 def test_the_average_spans_the_window(trained: Trained, pictures: list[Frames]) -> None:
     def streamed(window: int) -> NDArray[np.float64]:
-        stream = open_labels(trained, CPU, window)
+        stream = Labeller(trained, CPU, window)
         return np.stack([stream.logits(picture) for picture in pictures])
 
     own = streamed(1)
@@ -80,7 +81,7 @@ def test_the_average_spans_the_window(trained: Trained, pictures: list[Frames]) 
 
 def test_scores_that_are_no_numbers_end_the_stream(trained: Trained) -> None:
     weights = {**trained.weights, "fc.bias": torch.full((4,), math.nan)}
-    stream = open_labels(dataclasses.replace(trained, weights=weights), CPU)
+    stream = Labeller(dataclasses.replace(trained, weights=weights), CPU)
     with pytest.raises(RunFailed, match="not finite"):
         stream.logits(np.zeros((32, 32, 3), np.uint8))
 
@@ -99,7 +100,7 @@ RESNET50 = ("model.backbone=resnet50", "data.num_frames=16")
 )
 def test_networks_that_cannot_stream(trained_run: Path, overrides: tuple[str, ...], reason: str) -> None:
     with pytest.raises(UserError, match=reason) as caught:
-        open_labels(open_trained(trained_run, overrides), CPU)
+        Labeller(open_trained(trained_run, overrides), CPU)
     assert "step_00000020.pt" in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -107,9 +108,9 @@ def test_the_2d_twin_streams_and_an_accelerated_network_does_not(
     trained: Trained, trained_run: Path, pictures: list[Frames]
 ) -> None:
     twin = open_trained(trained_run, ["model.arch=tsn"])
-    assert len(open_labels(twin, CPU).logits(pictures[0])) == 4
+    assert len(Labeller(twin, CPU).logits(pictures[0])) == 4
     with pytest.raises(ValueError, match="plain network"):
-        Stream(trained.network(CPU), CPU)
+        StreamNetwork(trained.network(CPU))
 
 
 @pytest.mark.parametrize(("crops", "size"), [("1", (20, 20)), ("3", (20, 20)), ("full", (40, 20))])
@@ -128,21 +129,18 @@ def frames(*numbers: int) -> list[StreamFrame]:
     return [StreamFrame(number, number / 25, 0.0, cast(VideoFrame, [None])) for number in numbers]
 
 
-class Network:
-    """A stream whose logits are those of label 1 with a score of 3/4."""
-
-    def see(self, picture: Any) -> torch.Tensor:
-        return torch.tensor([[10.0, 10.0 + math.log(3)]], dtype=torch.float64)
+def down(frame: StreamFrame) -> dict[str, Any]:
+    """What is seen in every frame."""
+    return {"label": 1, "name": "down", "score": 0.75}
 
 
 def follower(stride: int) -> Follower:
-    watcher = Labeller(cast(Any, Network()), cast(Any, lambda decoded: decoded), ("up", "down"), 4, "softmax")
-    return Follower(watcher, Reading(), stride)
+    return Follower(down, Reading(), stride)
 
 
 def test_the_stride_counts_from_the_first_frame_and_captions_stay() -> None:
     one, shown = follower(4), list[tuple[int, str]]()
-    show: Show = lambda frame, values: shown.append((frame.number, one.watcher.text(values or {})))  # noqa: E731
+    show: Show = lambda frame, values: shown.append((frame.number, Labeller.text(NOTHING, values or {})))  # noqa: E731
     found = list(one.follow(frames(*range(10)), live=False, show=show))
     assert [line["frame"] for line in found] == [0, 4, 8] and (one.num_seen, one.num_skipped) == (3, 7)
     assert shown == [(number, "0.75  down") for number in range(10)]
