@@ -24,9 +24,10 @@ def detect(
     classes, and has the softmax of its classes' votes as scores. Within a class overlaps are suppressed.
     """
     maps = split_maps(maps_FCHW, detector, num_classes)
-    proposals = propose(maps, size, detector)
-    scores_FRK = functional.softmax(vote(maps.class_maps, proposals.boxes, detector.grid), -1)[..., 1:]
-    deltas_FR4 = vote(maps.box_maps, proposals.boxes, detector.grid)[..., 4:]
+    with torch.autocast(maps_FCHW.device.type, enabled=False):  # it would round votes, and so the order of boxes
+        proposals = propose(maps, size, detector)
+        scores_FRK = functional.softmax(vote(maps.class_maps, proposals.boxes, detector.grid), -1)[..., 1:]
+        deltas_FR4 = vote(maps.box_maps, proposals.boxes, detector.grid)[..., 4:]
     boxes_FR4 = clipped(decode(deltas_FR4, proposals.boxes, BOX_STD), size)
     scores_FRK = scores_FRK * proposals.are_there[..., None]
     return [_best(scores, boxes, size, detector) for scores, boxes in zip(scores_FRK, boxes_FR4, strict=True)]

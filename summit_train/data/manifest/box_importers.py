@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import configparser
 import csv
-import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from summit_train.core.errors import UserError
-from summit_train.data.manifest.boxes import BOX, Boxes
+from summit_train.data.manifest.boxes import BOX, INT32_MAX, MAX_PIXELS, Boxes
 from summit_train.data.manifest.reading import ManifestRow
 from summit_train.data.video.clips import list_pictures, picture_size
 from summit_train.data.video.source import DecodeError, read_bytes
@@ -33,6 +32,7 @@ VID_CLASSES = {
 # MOT16 and later: pedestrians count; finding persons on vehicles, standing ones, dummies and reflections is no error.
 _PEDESTRIAN, _IGNORED = 1, (2, 7, 8, 12)
 HIDDEN_BELOW = 0.25  # of a person can be seen
+LEAST_SIDE = 0.1  # pixels: what is less in fp32 or with three decimals may be nothing
 _Row = tuple[int, int, int, tuple[float, float, float, float], bool, bool]  # see BOX
 
 
@@ -62,8 +62,12 @@ class LabelledPictures:
         size, rows = picture_size(pictures[0]), dict[tuple[int, int], _Row]()
         for place, row in self.read(clip, pictures, size):
             frame, track, _, box, *_ = row
-            if not all(map(math.isfinite, box)) or not (box[0] < box[2] and box[1] < box[3]):
-                raise DecodeError(clip, f"{place}: width and height of a box must be above 0")
+            if not all(abs(edge) <= MAX_PIXELS for edge in box) or min(box[2] - box[0], box[3] - box[1]) < LEAST_SIDE:
+                raise DecodeError(
+                    clip, f"{place}: width and height of a box must be above 0, its edges within a million"
+                )
+            if not 0 <= track <= INT32_MAX:
+                raise DecodeError(clip, f"{place}: a track must be a number from 0 to {INT32_MAX}, got {track}")
             if rows.setdefault((frame, track), row) is not row:
                 raise DecodeError(clip, f"{place}: track {track} already has a box in frame {frame}")
         boxes = Boxes(np.array(sorted(rows.values()), BOX), np.array([0, len(rows)]))
@@ -130,7 +134,7 @@ def _xml(clip: Path, file: Path) -> ElementTree.Element:
         raise DecodeError(clip, f"{file}: must be plain XML without a document type")
     try:
         return ElementTree.fromstring(content)
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # an encoding that there is not
         raise DecodeError(clip, f"{file}: is not XML: {error}") from error
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.data.manifest.tables import DTYPES, Table, csv_rows, opened, parse_flag, parse_label
+from summit_train.data.manifest.tables import DTYPES, Table, check_names, csv_rows, opened, parse_flag, parse_label
 from summit_train.data.video.augment import View
 from summit_train.data.video.source import DecodeError
 
@@ -32,8 +32,8 @@ COLUMNS = ("video", "frame", *BOX_COLUMNS)
 FLAGS = ("ignore", "hidden")  # optional, as are the facts of a video, which one of its rows has
 FACTS = ("num_frames", "sha256")
 IGNORED, NO_BOX = -2, -1  # in place of a label in a target
-_INT32_MAX = 2**31 - 1
-_MAX_PIXELS = 1e6
+INT32_MAX = 2**31 - 1
+MAX_PIXELS = 1e6
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +141,7 @@ def box_header(source: Path) -> tuple[int, list[str]] | None:
     for name in COLUMNS:
         if names.count(name) != 1:
             raise UserError(f"{source}:{line}: a list with boxes must have one column {name!r}, got {','.join(names)}")
+    check_names(f"{source}:{line}", names, (*COLUMNS, *FLAGS, *FACTS))
     return line, names
 
 
@@ -163,6 +164,10 @@ def read_boxes(source: Path, header: tuple[int, list[str]], classes: tuple[str, 
         one, other = sorted(found["line"][first : first + 2].tolist())
         what = f"track {boxes['track'][first]} already has a box in frame {boxes['frame'][first]}, in line {one}"
         raise UserError(f"{source}:{other}: {what}")
+    sides = boxes["box"][:, 2:] - boxes["box"][:, :2]
+    if len(flat := np.flatnonzero((sides <= 0).any(1))):
+        what = "width or height is too small for a box so far from the frame's corner"
+        raise UserError(f"{source}:{found['line'][flat[0]]}: {what}")
     ends = np.searchsorted(found["video"], np.arange(len(reader.videos) + 1))
     cells: dict[str, Sequence[str]] = {"path": list(reader.videos), "label": ["0"] * len(reader.videos)}
     cells |= {name: [facts.get(name, "") for facts in reader.facts] for name in FACTS}
@@ -219,14 +224,14 @@ class _Rows:
 
 def _whole(cells: Mapping[str, str], name: str) -> int:
     value = _number(cells[name])
-    if not (0 <= value <= _INT32_MAX and value == int(value)):
+    if not (0 <= value <= INT32_MAX and value == int(value)):
         raise ValueError(f"{name} must be a whole number from 0 on, got {cells[name].strip()!r}")
     return int(value)
 
 
 def _pixels(cells: Mapping[str, str], name: str, above: float = -math.inf) -> float:
     value = _number(cells[name])
-    if not (abs(value) <= _MAX_PIXELS and value > above):
+    if not (abs(value) <= MAX_PIXELS and value > above):
         right = "a number of pixels" + (" above 0" if above == 0 else "")
         raise ValueError(f"{name} must be {right}, got {cells[name].strip()!r}")
     return value

@@ -106,8 +106,13 @@ def _check_header(place: str, names: Sequence[str], columns: tuple[str, str]) ->
     for name in columns:
         if names.count(name) != 1:
             raise UserError(f"{place}: the header must have one column {name!r}, got {', '.join(names)}")
+    check_names(place, names, COLUMNS)
+
+
+def check_names(place: str, names: Sequence[str], known: Sequence[str]) -> None:
+    """Raise UserError for a column that is nearly one of the known ones; others may have any name."""
     for name in names:
-        near = difflib.get_close_matches(name, COLUMNS, n=1, cutoff=0.8)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
         if near and near[0] != name:
             raise UserError(f"{place}: unknown column {name!r}: did you mean {near[0]!r}?")
 

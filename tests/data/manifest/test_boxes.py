@@ -83,6 +83,8 @@ def test_a_wrong_row_is_refused_with_its_line(tmp_path: Path, row: str, wrong: s
     ("names", "rows", "wrong"),
     [
         (HEADER.replace(",track", ""), [BOX], "1: a list with boxes must have one column 'track', got video,"),
+        (f"{HEADER},ignored", [f"{BOX},1"], "1: unknown column 'ignored': did you mean 'ignore'?"),
+        (HEADER, ["a.mp4,0,0,cat,999999,2,0.001,4"], "2: width or height is too small for a box"),
         (f"{HEADER},ignore", [f"{BOX},2"], "2: ignore must be 0 or 1, got '2'"),
         (f"{HEADER},num_frames", [f"{BOX},3", f"{BOX},4"], "3: num_frames must be 3 as in the rows before, got 4"),
         (f"{HEADER},num_frames", [f"{BOX},0"], "2: num_frames must be a positive integer, or empty, got '0'"),
