@@ -208,7 +208,8 @@ def test_a_span_shows_its_own_frames_and_their_boxes(tmp_path: Path) -> None:
 def _open(write_spec: WriteSpec, folder: Path, which: str = "train", **sections: Any) -> Dataset:
     detection = {
         "task": "detection", "model": {"arch": "tsn", "num_classes": 3, "dropout": 0.0},
-        "data": {"train": str(folder / "list.csv"), "val": str(folder / "list.csv"), "root": None, "augment": "whole"},
+        "data": {"train": str(folder / "list.csv"), "val": str(folder / "list.csv"), "root": None, "augment": "whole",
+                 "short_side": (32, 32)},
         "evaluate": {"mode": "stream", "crops": "full", "short_side": 32},
     }  # fmt: skip
     for name, section in sections.items():
