@@ -57,10 +57,11 @@ class Boxes:
         return Boxes(self.rows[part], np.array([0, part.stop - part.start]), self.lines[part], self.source)
 
     def clip_labels(self) -> dict[str, NDArray[Any]]:
-        """Return the labels of the clips, see `reading.Manifest`: the classes that occur in each."""
+        """Return the labels of the clips, see `reading.Manifest`: the classes of the boxes of each that count."""
         videos = np.repeat(np.arange(len(self.ends) - 1), np.diff(self.ends))
         width = 1 + int(self.rows["label"].max(initial=0))
-        clips, labels = np.divmod(np.unique(videos * width + self.rows["label"]), width)
+        numbers = (videos * width + self.rows["label"])[~self.rows["ignored"]]
+        clips, labels = np.divmod(np.unique(numbers), width)
         is_first = np.diff(clips, prepend=-1) > 0
         first = np.full(len(self.ends) - 1, -1, np.int32)
         more = np.zeros(int(np.sum(~is_first)), DTYPES["more_labels"])

@@ -43,11 +43,12 @@ def test_a_list_is_sorted_by_video_frame_and_track_and_keeps_its_lines(tmp_path:
 def test_flags_and_facts_of_videos_are_columns_in_any_order(tmp_path: Path) -> None:
     names = "hidden,height,width,top,left,label,track,frame,video,ignore,num_frames,more"
     manifest = _read(
-        tmp_path, ",,,,,,,,a.mp4,,9,", "1,4,3,2,1,0,0,8,a.mp4,,,x", "no,4,3,2,1,0,1,8,a.mp4,1,9,", header=names
+        tmp_path, ",,,,,,,,a.mp4,,9,", "1,4,3,2,1,0,0,8,a.mp4,,,x", "no,4,3,2,1,1,1,8,a.mp4,1,9,", header=names
     )
     assert manifest.boxes is not None and manifest.num_frames(0) == 9
     assert manifest.boxes.of(0)[["hidden", "ignored"]].tolist() == [(True, False), (False, True)]
     assert manifest.boxes.of(0)["box"].tolist() == [[1, 2, 4, 6]] * 2
+    assert manifest.labels_of(0) == (0,)  # that of the ignored box does not count
 
 
 @pytest.mark.parametrize(
