@@ -18,6 +18,7 @@ from summit_train.core.errors import UserError
 from summit_train.data.manifest.boxes import BOX, Boxes
 from summit_train.data.manifest.clip import Clip
 from summit_train.detection.measures import (
+    COLUMNS,
     FAST,
     FGFA,
     LABEL,
@@ -85,7 +86,7 @@ class Detections:
 
     @cached_property
     def counted(self) -> NDArray[np.bool_]:
-        """Whether each box of the ground truth counts in each of RANGES, (5, B)."""
+        """Return whether each box of the ground truth counts in each of RANGES, (5, B)."""
         motion = np.concatenate([np.zeros(0), *(motion_ious(self.truth.rows[boxes]) for _, boxes in self.parts())])
         is_slow, is_fast, hidden = motion > SLOW, motion < FAST, self.truth.rows["hidden"]
         parts = np.stack([np.ones_like(hidden), is_slow, ~is_slow & ~is_fast, is_fast, hidden])
@@ -139,7 +140,7 @@ def read_detections(path: Path, num_classes: int) -> tuple[Detections, list[str]
     try:
         with np.load(path, allow_pickle=False) as file:
             rows, ends, boxes, box_ends = (file[name] for name in ("detections", "ends", "boxes", "box_ends"))
-            if rows.shape != (ends[-1], 7) or boxes.dtype != BOX or len(boxes) != box_ends[-1]:
+            if rows.shape != (ends[-1], COLUMNS) or boxes.dtype != BOX or len(boxes) != box_ends[-1]:
                 raise ValueError(f"detections of shape {rows.shape}, {len(boxes)} boxes of type {boxes.dtype}")
             found = Detections(file["video"], file["is_read"], rows, ends, Boxes(boxes, box_ends), num_classes)
             return found, file["path"].tolist(), tuple(file["class_names"].tolist())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from summit_train.data.manifest.boxes import IGNORED
 from summit_train.detection.anchors import make_anchors
 from summit_train.detection.boxes import areas, encode, intersections, iou
 from summit_train.detection.detect import BOX_STD
@@ -20,7 +21,6 @@ _OBJECT, _BACKGROUND = 0.7, 0.3
 _ANCHORS, _OBJECT_ANCHORS = 256, 128
 _FOREGROUND = 0.5  # IoU of a proposal with its object
 _IGNORED = 0.5  # share of a box's area inside an ignored one
-IGNORED = -2  # the label of an ignored box; rows without a box have -1
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ NEARBY = 10  # frames before and after, of motion IoU
 SLOW, FAST = 0.9, 0.7  # motion IoU above the one, below the other; medium between them, both included
 # The columns of a detection, float32 (n, 7): its frame's number in the video, label, score, box.
 FRAME, LABEL, SCORE, BOX = 0, 1, 2, slice(3, 7)
+COLUMNS = 7
 
 
 def overlaps(one: NDArray[np.float32], other: NDArray[np.float32]) -> Floats:

@@ -15,10 +15,8 @@ from summit_train.data.manifest.boxes import Boxes
 from summit_train.data.video.source import DecodeError
 from summit_train.detection.detect import detect
 from summit_train.detection.detections import Detections
-from summit_train.detection.measures import BOX
+from summit_train.detection.measures import BOX, COLUMNS
 from summit_train.evaluation.scoring import Results, Scorer, Streamer, unreadable
-
-COLUMNS = 7  # frame, label, score, left, top, right, bottom
 
 
 class DetectionScorer(Scorer):

@@ -16,7 +16,7 @@ from summit_train.core.errors import UserError
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.augment import View, test_views
 from summit_train.detection.detections import RANGES, Detections, read_detections
-from summit_train.detection.measures import BOX, LABEL, MEGA, SCORE, Curve, Floats, Judged
+from summit_train.detection.measures import BOX, FRAME, LABEL, MEGA, SCORE, Curve, Floats, Judged
 from summit_train.evaluation.scores import PREDICTIONS
 from summit_train.report.figures import GREY, HEIGHT, PALETTE, WIDTH, Picture, drawable, house_style, image
 from summit_train.report.mistakes import Videos
@@ -30,7 +30,7 @@ FOUND, MISSED, RIGHT, WRONG = "found", "missed", "right", "wrong"
 
 @dataclass(frozen=True)
 class Marked:
-    """A box on a picture, in pixels of the stored frame. kind: of a true box FOUND or MISSED, else RIGHT or WRONG."""
+    """A box on a picture, in pixels of the stored frame. kind: FOUND or MISSED, of a detection RIGHT or WRONG."""
 
     kind: str
     left: float
@@ -125,7 +125,7 @@ def _bad_frames(
     worst = []
     for video, (own, boxes) in enumerate(found.parts()):
         false, missed = found.rows[own][is_false[own]], truth[boxes][is_missed[boxes]]
-        numbers, counts = np.unique([*false[:, 0].astype(int), *missed["frame"]], return_counts=True)
+        numbers, counts = np.unique([*false[:, FRAME].astype(int), *missed["frame"]], return_counts=True)
         if len(numbers):
             # The most mistakes, then the highest score of a false box, then the first video.
             rank = -int(counts.max()), -float(false[:, SCORE].max(initial=0)), video
@@ -140,7 +140,7 @@ def _bad_frames(
         marked += [
             _marked(RIGHT if hit else WRONG, row[BOX], f"{names[int(row[LABEL])]} {100 * row[SCORE]:.0f} %")
             for row, hit, is_shown in zip(found.rows[own], right[own], shown[own], strict=True)
-            if row[0] == frame and is_shown
+            if row[FRAME] == frame and is_shown
         ]
         kinds = [one.kind for one in marked]
         picture = _picture(videos, int(found.videos[video]), paths[video], frame)
