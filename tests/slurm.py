@@ -61,6 +61,7 @@ MaxArraySize=100
 PlugStackConfig={folder}/plugstack.conf
 ReturnToService=2
 SlurmdTimeout={timeout}
+FirstJobId={first_job}
 """
 
 
@@ -99,7 +100,9 @@ class Slurm:
         for name in ("state", *(f"{kind}.{node}" for kind in ("spool", "tmp") for node in NODES)):
             (self.folder / name).mkdir(parents=True)
         host, memory = socket.gethostname().split(".")[0], 1024 * self._cpus
-        text = _CONFIG.format(folder=self.folder, controller=_free_port(), timeout=self._node_lost_after_s)
+        # Ranks meet at a port made from the job's number: one that no other Slurm of this machine gives.
+        own = {"controller": _free_port(), "first_job": os.getpid()}
+        text = _CONFIG.format(folder=self.folder, timeout=self._node_lost_after_s, **own)
         for node in NODES:
             text += f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={_free_port()} "
             text += f"CPUs={self._cpus} RealMemory={memory}\n"

@@ -180,7 +180,8 @@ def with_directives(
 
 def file_job(options: Mapping[str, str], text: str, *, named: bool, **more: object) -> int:
     """File a job and return its number."""
-    number = 101 + len(list(FOLDER.glob("job_*.json")))
+    first = FOLDER / "first_job"
+    number = int(first.read_text() if first.exists() else 101) + len(list(FOLDER.glob("job_*.json")))
     job = {"id": number, "options": options, "script": text, "folder": os.getcwd(), "named": named, **more}
     (FOLDER / f"job_{number}.json").write_text(json.dumps(job))
     return number

@@ -30,6 +30,8 @@ def _standins(folder: Path, scheduler: str, launcher: str) -> Standins:
     standins = Standins(folder, *(("flux",) if scheduler == "flux" else ("qsub", "qselect", "pbsnodes")))
     if scheduler == "pbs":
         standins.program({"mpiexec": "hydra"}.get(launcher, launcher), standins.bin / "mpiexec")
+    # The ranks meet at a port made from the job's number: one that no test beside this one has.
+    (standins.folder / "first_job").write_text(str(os.getpid()))
     return standins
 
 
@@ -60,7 +62,7 @@ def test_a_job_that_the_walltime_ends_goes_on_as_a_new_one(
         os.environ.update(standins.environ)
         return main(["submit", str(spec), "--site", str(profile), "--nodes", "1", "--walltime", "1:00"])
 
-    first, second = (IDS[scheduler].format(number) for number in (101, 102))
+    first, second = (IDS[scheduler].format(number) for number in (os.getpid(), os.getpid() + 1))
     status, said = forked(0, work)
     assert (status, f": job {first} submitted" in said) == (0, True), said
     (job,) = standins.jobs()
