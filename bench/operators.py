@@ -133,7 +133,8 @@ def with_utilisation(measured: Values, seconds: Mapping[str, float], busy_s: flo
 def title(values: Values) -> str:
     """Return what was measured, and where."""
     spec = values["spec"]
-    clips = f"{spec['clips_per_gpu']} clips of {spec['frames']} x {spec['crop']}^2, {spec['precision']}"
+    size = f"{spec['frames']} x {spec['height']} x {spec['width']}"
+    clips = f"{spec['clips_per_gpu']} clips of {size}, {spec['precision']}"
     return f"{spec['name']}, {clips}: {1e3 * values['step_s']:.4g} ms a step on {machine_text(values['environment'])}"
 
 

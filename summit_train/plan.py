@@ -91,7 +91,8 @@ class Plan:
         # operations allocate outputs while inputs are alive (a ResNet-50 on a CPU: 1.8 times). A whole frame is 16:9.
         side = spec.evaluate.short_side
         pixels = side * (side * 16 // 9 if spec.evaluate.crops == "full" else side)
-        elements = 2 * network.largest_block_elements * views_at_once(spec, pixels) * pixels // spec.data.crop**2
+        views = views_at_once(spec, pixels)
+        elements = 2 * network.largest_block_elements * views * pixels // math.prod(spec.data.clip_shape[1:3])
         return _elements(spec, network, copies) * spec.weight_bytes + max(training, elements * bytes_each)
 
     @property
@@ -149,7 +150,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         raise UserError(f"data.train has {num_clips} clips{repeated}, less than one global batch of {batch}")
     accumulation = virtual_gpus // ranks
     schedule = plan_schedule(spec.optimizer, spec.schedule, global_batch, views)
-    clip_bytes = math.prod(spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))  # uint8
+    clip_bytes = math.prod(spec.data.clip_shape)  # uint8
     return Plan(
         spec=spec,
         ranks=ranks,
@@ -254,7 +255,7 @@ def views_at_once(spec: Spec, pixels: int) -> int:
 
     Together they have no more pixels than one virtual GPU's clips in a training step; a larger view is processed alone.
     """
-    return max(1, min(_MOST_VIEWS, spec.scale.clips_per_gpu * spec.data.crop**2 // pixels))
+    return max(1, min(_MOST_VIEWS, spec.scale.clips_per_gpu * math.prod(spec.data.clip_shape[1:3]) // pixels))
 
 
 def sample_learning_rates(plan: Plan, points: int = 9) -> list[tuple[int, float]]:

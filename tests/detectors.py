@@ -17,8 +17,7 @@ def detector_spec(**sections: Any) -> Spec:
         "task": "detection",
         "precision": "fp64",
         "model": {"arch": "tsn", "backbone": "resnet18", "width": 0.125, "num_classes": 2, "detector": small},
-        "data": {"train": "train.csv", "val": "val.csv", "augment": "whole", "short_side": [64, 64], "num_frames": 2,
-                 "crop": 64},
+        "data": {"train": "train.csv", "val": "val.csv", "augment": "whole", "short_side": [64, 64], "num_frames": 2},
         "evaluate": {"mode": "stream", "crops": "full"},
     }  # fmt: skip
     for section, keys in sections.items():

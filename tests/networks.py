@@ -12,4 +12,4 @@ def counted(
 ) -> Count:
     """Count a network as it will run."""
     model = ModelSpec.model_validate({"arch": arch, "backbone": backbone, "width": width, "num_classes": classes})
-    return count_model(model, frames, crop)
+    return count_model(model, (frames, crop, crop, 3))

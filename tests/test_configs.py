@@ -121,6 +121,7 @@ def test_the_detectors_recipe_is_fgfas() -> None:
     assert plan.global_batch == 4 and plan.steps_per_epoch == 14_000
     assert [plan.learning_rate(step) for step in (0, 18_661, 18_662)] == pytest.approx([4 * 2.5e-4, 1e-3, 1e-4])
     assert online.model.detector == twin.model.detector == DetectorSpec(freeze_stem=True)
+    assert count_network(online).multiply_adds == pytest.approx(8 * 168.25e9, rel=1e-4)  # 600 x 1000 pixels
     changed = {"arch": "tsn", "shift_direction": "both"}
     assert online.model.model_copy(update=changed) == twin.model and online.data == twin.data
 

@@ -15,6 +15,7 @@ from summit_train.core.errors import UserError
 from summit_train.models.network import count_network
 from summit_train.plan import Plan, make_plan, sample_learning_rates
 from summit_train.spec import Spec, spec_from_values
+from tests.detectors import detector_spec
 
 # No deadline and no limit on drawing: how fast the machine is, is not the question.
 LAWS = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -296,6 +297,23 @@ def test_a_plan_of_flow_by_hand() -> None:
     # The input is kept for the first convolution's gradient, and there are more weights, gradients and momenta.
     kept, weights = 16 * 8 * 224**2 * 7 * 4, 3 * 4 * 7 * 49 * 64
     assert plan.memory_bytes_per_rank - rgb.memory_bytes_per_rank == kept + weights
+
+
+def test_a_detectors_memory_and_input_are_those_of_whole_frames() -> None:
+    """Frames of 64 x 128 pixels; evaluated at 640 x 1137, 16:9."""
+
+    def plan(crop: int, long_side: int, short_side: int = 64) -> Plan:
+        data, evaluate = {"crop": crop, "long_side": long_side}, {"short_side": short_side}
+        return make_plan(detector_spec(data=data, evaluate=evaluate, scale={"gpus": 2, "clips_per_gpu": 3}), 1, 6)
+
+    found = plan(16, 128)
+    assert found.values() == plan(512, 128).values()
+    assert found.input_bytes_per_step_and_rank == 2 * 3 * 2 * 64 * 128 * 3
+    count = found.network
+    weights = 8 * 3 * count.parameters
+    assert found.memory_bytes_per_rank == weights + 3 * count.activation_bytes(8)
+    largest = 2 * count.largest_block_elements * 640 * 1137 // (64 * 128)
+    assert plan(16, 128, 640).memory_bytes_per_rank == weights + 8 * largest
 
 
 def test_memory_counts_the_final_evaluation_where_it_needs_more() -> None:

@@ -74,7 +74,7 @@ class ForwardBench:
         self._device, self._precision = device, specs[0].precision
         self._networks: list[tuple[Callable[[torch.Tensor], object], torch.Tensor]] = []
         for spec in specs:
-            shape = (spec.scale.clips_per_gpu, *spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))
+            shape = (spec.scale.clips_per_gpu, *spec.data.clip_shape)
             pixels = torch.randn(shape, device=device, dtype=parameter_type(spec.precision))
             # Channels-last in memory, as from the loader.
             self._networks.append((fresh_model(spec, device).eval(), pixels.permute(0, 1, 4, 2, 3)))
@@ -145,7 +145,7 @@ def table_1_text(values: Values) -> str:
         use = f"{row['relative_utilisation']['median']:.2f} x"
         if row["utilisation"] is not None:
             use = f"{share(row['utilisation']['median'])}, {use}"
-        rows.append(cells(f"{row['label']}, {row['crop']}^2", row | medians, use))
+        rows.append(cells(f"{row['label']}, {row['height']} x {row['width']}", row | medians, use))
         if (paper := row["published"]) is not None:
             rows.append(cells("  the paper", paper, f"{paper['utilisation']:.1f} x"))
     spreads = (f"{row['label']} {measure.spread_text(row['clips_per_second'])}" for row in values["rows"])

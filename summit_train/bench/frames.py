@@ -13,12 +13,12 @@ from summit_train.spec import Spec
 
 
 class FrameBench(ForwardBench):
-    """A detector with random weights, and the caches of a stream of one random frame of side data.crop."""
+    """A detector with random weights, and the caches of a stream of one random frame as in training."""
 
     def __init__(self, spec: Spec, device: torch.device) -> None:
         self._device, self._precision, kind = device, spec.precision, parameter_type(spec.precision)
         self._stream = StreamNetwork(build_network(spec).to(device=device, dtype=kind))
-        pixels = torch.randn(1, spec.data.crop, spec.data.crop, spec.data.input.channels, device=device, dtype=kind)
+        pixels = torch.randn(1, *spec.data.clip_shape[1:], device=device, dtype=kind)
         self._networks = [(self._see, pixels.permute(0, 3, 1, 2))]  # channels last in memory, as a stream's
         self.maps, self._caches = torch.empty(0), list[torch.Tensor]()
 
@@ -31,7 +31,7 @@ class BoxBench(ForwardBench):
 
     def __init__(self, frames: FrameBench, spec: Spec, device: torch.device) -> None:
         self._device, self._precision = device, "fp32"
-        self._frames, self._model, self._size = frames, spec.model, (spec.data.crop, spec.data.crop)
+        self._frames, self._model, self._size = frames, spec.model, spec.data.clip_shape[1:3]
         self._networks = [(self._find, torch.empty(0))]
 
     def _find(self, _: torch.Tensor) -> None:

@@ -21,6 +21,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from summit_train.bench.compare import ForwardBench
 from summit_train.bench.frames import BoxBench, FrameBench
 from summit_train.bench.measure import Place, Values, in_turn, open_place, pair_ratios, spread
+from summit_train.bench.steps import network_values
 from summit_train.core.errors import UserError
 from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
@@ -68,14 +69,11 @@ class Entry:
 
     def count_values(self) -> Values:
         """Return what is known without measuring; None where the network does not exist here."""
-        first, counts = next(iter(self.specs), None), [count_network(spec) for spec in self.specs]
-        return {
+        counts = [count_network(spec) for spec in self.specs]
+        network: Values = dict.fromkeys(("name", "arch", "backbone", "precision", "height", "width", "crop"))
+        return (network_values(self.specs[0]) if self.specs else network) | {
             "label": self.label,
-            "arch": first and first.model.arch,
-            "backbone": first and first.model.backbone,
             "frames": sum(spec.data.num_frames for spec in self.specs) or None,
-            "crop": first and first.data.crop,
-            "precision": first and first.precision,
             "parameters": sum(count.parameters for count in counts) or None,
             "multiply_adds": sum(count.multiply_adds for count in counts) or None,
             "published": self.published and asdict(self.published),

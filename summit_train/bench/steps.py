@@ -69,9 +69,9 @@ def experiment_of(spec: Spec, ranks: int, *, synthetic: bool) -> Experiment:
 
 def network_values(spec: Spec) -> Values:
     """Return the spec's name, network and clip."""
-    model, data = spec.model, spec.data
-    network = {"name": spec.name, "arch": model.arch, "backbone": model.backbone}
-    return network | {"frames": data.num_frames, "crop": data.crop, "precision": spec.precision}
+    model, (frames, height, width, _) = spec.model, spec.data.clip_shape
+    network = {"name": spec.name, "arch": model.arch, "backbone": model.backbone, "precision": spec.precision}
+    return network | {"frames": frames, "height": height, "width": width, "crop": height if height == width else None}
 
 
 class StepBench:
@@ -137,9 +137,9 @@ class StepBench:
 
 def random_batches(spec: Spec, plan: Plan, world: World) -> list[MicroBatch]:
     """Return this rank's micro-batches of a step, of random bytes."""
-    data, clips = spec.data, plan.clips_per_gpu
+    clips = plan.clips_per_gpu
     generator = torch.Generator().manual_seed(world.rank)
-    shape = (clips, *data.input.clip_shape(data.num_frames, data.crop))
+    shape = (clips, *spec.data.clip_shape)
     batches = []
     for virtual_gpu in virtual_gpus_of(world.rank, world.size, plan.virtual_gpus):
         frames = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
@@ -264,7 +264,8 @@ def as_text(values: Values) -> str:
         rates += [("multiply-adds/s", measure.spread_text(spec["multiply_adds_per_second"], ".4g"))]
         if spec["mfu"] is not None:
             rates += [("utilisation (MFU)", measure.spread_text(spec["mfu"], ".1f", 100) + " %")]
-        lines.append(f"\n{spec['name']}: {network}, {spec['frames']} x {spec['crop']}^2, {spec['precision']}")
+        size = f"{spec['frames']} x {spec['height']} x {spec['width']}"
+        lines.append(f"\n{spec['name']}: {network}, {size}, {spec['precision']}")
         lines += [f"{batch}; {clips}", *(str(TextTable(rows, indent="  ")) for rows in (parts, rates))]
     lines += ["", *map(peak_text, values["peaks"])]
     lines.append(f"peak memory: {with_unit(values['peak_memory_bytes'], 'B')}, {values['peak_memory_of']}")

@@ -157,7 +157,7 @@ def estimate(
 def _measured(site: Site, spec: Spec, nodes: int) -> Speed | None:
     """Return the site's speed of this network at the next larger number of nodes, else at the largest."""
     model, data = spec.model, spec.data
-    if model.width != 1.0:
+    if model.width != 1.0 or model.detector is not None:
         return None
     key = (model.arch, model.backbone, model.non_local, data.num_frames, data.crop)
     found = [s for s in site.speeds if (s.arch, s.backbone, s.non_local, s.num_frames, s.crop) == key]

@@ -109,9 +109,9 @@ def _elements_per_clip(spec: Spec, device: str = "meta") -> dict[str, int]:
         for name, norm in network.named_modules():
             if isinstance(norm, _BatchNorm):
                 norm.register_forward_pre_hook(partial(note, name))
-        side = spec.data.crop
+        num_frames, height, width, channels = spec.data.clip_shape
         try:
-            network.eval()(torch.zeros(1, spec.data.num_frames, network.in_channels, side, side))
+            network.eval()(torch.zeros(1, num_frames, channels, height, width))
         except (RuntimeError, TypeError):
             if network.replaceable or device != "meta":
                 raise

@@ -26,7 +26,6 @@ from summit_train.models.rfcn import RFCN
 from summit_train.models.video import freeze_norms, freeze_trunk, norm_momentum
 from summit_train.spec import ModelSpec, Spec
 from summit_train.spec.catalog import is_foreign, stream_problem
-from summit_train.spec.modality import RGB
 
 try:
     from summit_train.models.fast import accelerate, execution
@@ -123,12 +122,12 @@ def count_network(spec: Spec) -> Count:
     Raises UserError for a foreign network that takes training's pictures and not those of the evaluation.
     """
     model, data = spec.model, spec.data
-    count_at = partial(count_model, model, data.num_frames, accelerated=not spec.execution.compile)
-    counted = count_at(data.crop, data.input.channels)
+    count_at = partial(count_model, model, accelerated=not spec.execution.compile)
+    counted = count_at(data.clip_shape)
     if is_foreign(model.arch) and spec.evaluate.crops != "full":
         side = spec.evaluate.short_side
         try:
-            count_at(side, data.input.channels)
+            count_at((data.num_frames, side, side, data.input.channels))
         except Exception as error:
             takes = f"{model.arch} takes {data.crop} x {data.crop} pixels (data.crop) but not {side} x {side}"
             raise UserError(f"evaluate.short_side: {takes}: {error}") from error
@@ -136,32 +135,31 @@ def count_network(spec: Spec) -> Count:
 
 
 @cache
-def count_model(
-    model: ModelSpec, num_frames: int, crop: int, channels: int = RGB.channels, *, accelerated: bool = True
-) -> Count:
-    """Count a network on one clip of `num_frames` frames of crop x crop pixels."""
+def count_model(model: ModelSpec, clip_shape: tuple[int, int, int, int], *, accelerated: bool = True) -> Count:
+    """Count a network on one clip of (T, H, W, C)."""
+    num_frames, height, width, channels = clip_shape
     with torch.device("meta"):
         network = _built(model, num_frames, channels)
         if accelerated:
             accelerate(network)
     try:
-        return count(network, crop)
+        return count(network, height, width)
     except (RuntimeError, TypeError) as error:
         if not is_foreign(model.arch):
             raise
         # Tensors on the meta device have no numbers, which some networks read.
         note = f"on the CPU to be counted, as it does not run on torch's meta device: {error}"
-        return replace(count(_built(model, num_frames, channels), crop, device="cpu"), note=note)
+        return replace(count(_built(model, num_frames, channels), height, width, "cpu"), note=note)
 
 
 def stream_elements(spec: Spec) -> int | None:
-    """Return the elements that a stream of square frames of side data.crop caches; None where it cannot stream."""
-    model, data = spec.model, spec.data
+    """Return the elements that a stream of frames as in training caches; None where it cannot stream."""
+    model, (num_frames, height, width, channels) = spec.model, spec.data.clip_shape
     if stream_problem(model.arch, model.shift_direction, model.non_local, model.adapter) is not None:
         return None
     with torch.device("meta"):
-        network = _built(model, data.num_frames, data.input.channels)
-    return sum(map(math.prod, cache_shapes(network, data.crop, data.crop)))
+        network = _built(model, num_frames, channels)
+    return sum(map(math.prod, cache_shapes(network, height, width)))
 
 
 def _built(model: ModelSpec, num_frames: int, channels: int, generator: torch.Generator | None = None) -> VideoNetwork:

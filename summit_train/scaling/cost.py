@@ -28,6 +28,7 @@ from summit_train.plan import averaged_elements, averages_per_epoch
 from summit_train.scaling.machines import RATE_KEYS, Machine, Storage, find_rate
 from summit_train.scaling.network import BACKWARD_SHARE, allreduce_seconds, layer_gradients, overlap
 from summit_train.spec import ModelSpec, Spec
+from summit_train.spec.modality import RGB
 
 # The area of a full frame over a square of the same short side: Kinetics' videos are 4:3 (340 x 256).
 _FULL_FRAME = 4 / 3
@@ -162,8 +163,10 @@ def _communication(job: Job, backward_s: float) -> tuple[float, float]:
 def seconds_per_clip(spec: Spec, machine: Machine) -> float:
     """Return the training seconds of a clip on one GPU: the machine's rate for that network, by multiply-adds."""
     rate = find_rate(machine, spec.model.arch, spec.precision)
-    known = count_model(ModelSpec(**rate.model_dump(include=RATE_KEYS)), rate.num_frames, rate.crop)
-    return count_network(spec).multiply_adds / known.multiply_adds / rate.clips_per_second
+    known, clip_shape = rate.multiply_adds, (rate.num_frames, rate.crop, rate.crop, RGB.channels)
+    if known is None:
+        known = count_model(ModelSpec(**rate.model_dump(include=RATE_KEYS)), clip_shape).multiply_adds
+    return count_network(spec).multiply_adds / known / rate.clips_per_second
 
 
 def gradient_element_bytes(spec: Spec) -> int:
@@ -204,7 +207,7 @@ def evaluation_seconds(job: Job) -> float:
     The final one also evaluates the average of the weights.
     """
     evaluate, epochs = job.spec.evaluate, job.spec.schedule.epochs
-    area = (evaluate.short_side / job.spec.data.crop) ** 2
+    area = evaluate.short_side**2 / math.prod(job.spec.data.clip_shape[1:3])
     crops, shape = (1, _FULL_FRAME) if evaluate.crops == "full" else (evaluate.crops, 1.0)
     validations = math.ceil(epochs / evaluate.every_epochs) if evaluate.every_epochs else 0
     in_training = validations * _view_seconds(job, area)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from summit_train.core.errors import UserError
+from summit_train.models.network import count_network
 from summit_train.spec import ArchName, Spec
 from summit_train.spec.catalog import Backbone, NonLocal
 from summit_train.spec.source import file_of, read_tree, shipped
@@ -53,6 +54,7 @@ class Rate(Section):
     num_classes: Count = 400
     num_frames: Count
     crop: Count = 224
+    multiply_adds: Annotated[int, Field(ge=1)] | None = None  # of a clip; None: counted from the keys above
     precision: Literal["fp32", "fp16", "bf16", "fp64"] = "fp32"
     clips_per_second: Positive
     source: str
@@ -130,10 +132,11 @@ def find_rate(machine: Machine, arch: str, precision: str) -> Rate:
 def with_rate(machine: Machine, spec: Spec, clips_per_second: float) -> Machine:
     """Return the machine with one rate in place of all others, which includes the steps' fixed part.
 
-    It is measured with the spec's own network, frames, crop and precision, on one GPU, without waiting for data.
+    It is measured with the spec's own network, clips and precision, on one GPU, without waiting for data.
     """
-    network = spec.model.model_dump(include=RATE_KEYS) | spec.data.model_dump(include={"num_frames", "crop"})
-    rate = Rate(**network, precision=spec.precision, clips_per_second=clips_per_second, source="given")
+    own: dict[str, Any] = {"arch": spec.model.arch, "num_frames": spec.data.num_frames, "precision": spec.precision}
+    own["multiply_adds"] = count_network(spec).multiply_adds
+    rate = Rate(**own, clips_per_second=clips_per_second, source="given")
     source = f"{clips_per_second:g} clips a second of one GPU, given"
     updates = {"rates": (rate,), "step_overhead_s": 0.0, "source": source}
     return machine.model_copy(update={"compute": machine.compute.model_copy(update=updates)})

@@ -91,8 +91,8 @@ def label_of(spec: Spec) -> str:
 def table_1_row(spec: Spec) -> dict[str, Any] | None:
     """Return Table 1's row of the spec's network, with its throughput in multiples of the slowest's; else None."""
     model, data, row = spec.model, spec.data, TABLE_1.get(spec.model.arch)
-    shape = (model.backbone, model.non_local, model.width, data.num_frames, data.crop)
-    if row is None or shape != ("resnet50", False, 1.0, row.frames, 224):
+    network = (model.backbone, model.non_local, model.width, data.clip_shape)
+    if row is None or network != ("resnet50", False, 1.0, (row.frames, 224, 224, 3)):
         return None
     return asdict(row) | {"relative_throughput": row.clips_per_second / TABLE_1[SLOWEST].clips_per_second}
 
@@ -100,5 +100,5 @@ def table_1_row(spec: Spec) -> dict[str, Any] | None:
 def is_table_3_network(spec: Spec) -> bool:
     """Return whether the spec is Table 3's: TSM, ResNet-50, 8 frames of 224 x 224 pixels, 400 classes."""
     model, data = spec.model, spec.data
-    found = (model.arch, model.backbone, model.non_local, model.width, model.num_classes, data.num_frames, data.crop)
-    return found == ("tsm", "resnet50", False, 1.0, 400, 8, 224)
+    found = (model.arch, model.backbone, model.non_local, model.width, model.num_classes, data.clip_shape)
+    return found == ("tsm", "resnet50", False, 1.0, 400, (8, 224, 224, 3))

@@ -42,14 +42,15 @@ class DataSpec(Section):
     short_side: tuple[Extent, Extent] = (256, 320)
     """scale_jitter, whole: the short side is drawn from [low, high], pixels."""
     long_side: Extent | None = None
-    """detection: the long side of a scaled frame is at most this, in training and evaluation; null: no limit."""
+    """detection: the long side of a scaled frame is at most this, in training and evaluation; null: no limit. Costs of
+    augment whole are those of frames as wide as this and as high as the largest short_side; null: of squares."""
     crop_scales: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(max_length=100)] | None = None
     """multi_scale_crop: sides of the crops, as parts of the short side; a crop's two sides are at most one step apart.
     null: 1, 0.875, 0.75, 0.66; for flow without the last."""
     rand_augment: RandAugmentSpec | None = None
     """rand_augment: its settings; null: the defaults, VideoMAE's."""
     crop: Extent = 224
-    """Side of the training crop, pixels; whole: of the square frame that counts and costs assume."""
+    """Side of the training crop, pixels; not read by whole."""
     flip: bool = True
     """Mirror half of the clips. Use false where labels distinguish left from right."""
     span_frames: Count | None = None
@@ -87,6 +88,18 @@ class DataSpec(Section):
     def input(self) -> Modality:
         """Return what a frame of a clip holds."""
         return RGB if self.modality == "rgb" else flow(self.flow_length)
+
+    @property
+    def clip_shape(self) -> tuple[int, int, int, int]:
+        """Return the shape of a uint8 training clip, (T, H, W, C): what counts, memory and costs are of.
+
+        Whole frames differ in shape: it is the largest that is drawn, of a landscape as wide as long_side allows.
+        """
+        height = width = self.crop
+        if self.augment == "whole":
+            width = self.long_side or self.short_side[1]
+            height = min(self.short_side[1], width)
+        return (self.num_frames, height, width, self.input.channels)
 
 
 def data_problems(data: DataSpec, clips_per_gpu: int) -> Iterator[tuple[str, str]]:

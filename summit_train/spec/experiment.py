@@ -370,9 +370,6 @@ def _detection_problems(spec: Spec) -> Iterator[tuple[str, str]]:
         return
     if model.detector is not None and model.detector.freeze_stem and model.pretrained is None:
         yield "model.detector.freeze_stem", "needs trained weights; set model.pretrained, or false"
-    if data.augment == "whole" and data.crop < data.short_side[1]:
-        least = f"at least {data.short_side[1]} (data.short_side) with augment whole"
-        yield "data.crop", f"must be {least}: costs and memory are those of a square of this side, got {data.crop}"
     if model.arch not in ("tsn", "tsm"):
         yield "model.arch", f"must be tsn or tsm with task detection, got {model.arch}"
     if model.arch == "tsm" and model.shift_direction != "past":

@@ -24,10 +24,6 @@ class Modality:
     std: tuple[float, ...]
     crop_scales: tuple[float, ...] = ()
 
-    def clip_shape(self, num_frames: int, side: int) -> tuple[int, int, int, int]:
-        """Return the shape of a square uint8 clip as the loader gives it, (T, H, W, C)."""
-        return (num_frames, side, side, self.channels)
-
 
 # Mean and standard deviation over ImageNet. Scales: Wang et al., "Temporal segment networks", section 3.2.
 RGB = Modality(

@@ -143,12 +143,13 @@ def test_a_frame_of_detectors_is_timed_and_its_boxes_apart(
     specs = []
     for name, model in (("single", {}), ("online", {"arch": "tsm", "shift_direction": "past"})):
         specs.append(str(tmp_path / f"{name}.yaml"))
-        Path(specs[-1]).write_text(dump_spec(detector_spec(name=name, model=model)))
+        Path(specs[-1]).write_text(dump_spec(detector_spec(name=name, model=model, data={"long_side": 96})))
     values = bench("latency", *SHORT, *specs)
     for row in values["rows"]:
         boxes = row["boxes_ms"]
         assert 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] and 0 < boxes["min"] <= boxes["max"]
-        assert (row["crop"], row["clips_per_second"], row["parameters"]) == (64, None, values["rows"][0]["parameters"])
+        assert (row["height"], row["width"], row["crop"]) == (64, 96, None)
+        assert (row["clips_per_second"], row["parameters"]) == (None, values["rows"][0]["parameters"])
     assert values["rows"][0]["relative_latency"]["max"] == 1 and values["relative_to"] == "single"
     assert main(["bench", "latency", *specs, *SHORT]) == 0
     text = capsys.readouterr().out

@@ -66,7 +66,7 @@ def test_a_step_on_a_cpu_is_profiled() -> None:
 def test_shares_and_the_limit_by_convolutions_are_worked_out_and_drawn(tmp_path: Path) -> None:
     mfu = {"median": 0.5}
     step = {"step_s": {"median": 2.0}, "multiply_adds_per_step": 10**9, "mfu": mfu, "name": "x", "frames": 8}
-    step |= {"clips_per_gpu": 2, "crop": 32, "precision": "fp32"}
+    step |= {"clips_per_gpu": 2, "height": 32, "width": 32, "precision": "fp32"}
     machine = {"hosts": {"h": 1}, "ranks": 1, "processor": "p", "cores": 2, "device": "cpu", "threads_per_rank": 1}
     measured = {"environment": machine | {"torch": "2"}, "specs": [step], "peaks": [{"multiply_adds_per_second": 1e9}]}
     values = operators.with_utilisation(measured, {"conv2d": 1.0, "wgrad": 0.25, "aten::relu": 0.75}, 1.8)

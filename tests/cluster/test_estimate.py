@@ -14,6 +14,7 @@ from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import UserError
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
+from tests.detectors import detector_spec
 
 KINETICS = Path(__file__).resolve().parents[2] / "configs/kinetics"
 # Table 3 of "Training Kinetics in 15 Minutes": nodes -> hours. 16 clips a GPU on one node, 8 on the others.
@@ -91,6 +92,15 @@ def test_a_network_that_was_not_measured_has_no_estimate(key: str) -> None:
     assert (
         chain == "at least a chain of 3 jobs of 2:00; node-hours unknown without a speed, at most 12.0 with 0 requeues"
     )
+
+
+def test_the_speed_of_a_classifier_is_not_a_detectors() -> None:
+    """Nor where its frames have the classifier's size."""
+    model = {"arch": "tsm", "shift_direction": "past", "backbone": "resnet50", "width": 1.0}
+    data = {"num_frames": 8, "short_side": [224, 224]}
+    spec = detector_spec(precision="fp32", model=model, data=data, scale={"gpus": 6})
+    cost = estimate(load_site("summit"), spec, make_plan(spec, 6, 480), 1)
+    assert (cost.clips_per_second, cost.hours) == (None, None)
 
 
 def test_a_price_counts_training_and_evaluation_and_the_limit() -> None:

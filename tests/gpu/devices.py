@@ -65,7 +65,7 @@ def random_batch(step: int, virtual_gpu: int, shape: tuple[int, ...], classes: i
 
 def batches_of(spec: Spec, step: int, virtual_gpus: Iterable[int]) -> list[MicroBatch]:
     """Return a spec's random micro-batches of a step, one for each virtual GPU."""
-    shape = (spec.scale.clips_per_gpu, *spec.data.input.clip_shape(spec.data.num_frames, spec.data.crop))
+    shape = (spec.scale.clips_per_gpu, *spec.data.clip_shape)
     return [random_batch(step, number, shape, spec.model.num_classes) for number in virtual_gpus]
 
 

@@ -149,7 +149,7 @@ def test_names_are_those_of_the_network(write: Callable[[str], Path]) -> None:
 
 def test_it_is_counted_without_numbers(write: Callable[[str], Path]) -> None:
     model = ModelSpec.model_validate({"arch": f"{write(SMALL)}:Small", "num_classes": 4})
-    found = count_model(model, 2, 6)
+    found = count_model(model, (2, 6, 6, 3))
     assert found.parameters == 3 * 8 * 27 + 16 + 8 * 4 + 4
     # A zero-padded 3x3x3 at each of 2 x 6 x 6 places, and the classifier.
     assert found.multiply_adds == 3 * 8 * 27 * 72 + 32
@@ -164,8 +164,8 @@ def test_it_is_counted_without_numbers(write: Callable[[str], Path]) -> None:
     ],
 )
 def test_one_that_reads_numbers_is_counted_on_the_cpu(write: Callable[[str], Path], text: str, note: str) -> None:
-    plain = count_model(ModelSpec.model_validate({"arch": f"{write(SMALL)}:Small", "num_classes": 4}), 2, 6)
-    found = count_model(ModelSpec.model_validate({"arch": f"{write(text)}:Small", "num_classes": 5}), 2, 6)
+    plain = count_model(ModelSpec.model_validate({"arch": f"{write(SMALL)}:Small", "num_classes": 4}), (2, 6, 6, 3))
+    found = count_model(ModelSpec.model_validate({"arch": f"{write(text)}:Small", "num_classes": 5}), (2, 6, 6, 3))
     assert found.parameters == plain.parameters + 9 and found.multiply_adds == plain.multiply_adds + 8
     assert found.note.startswith("on the CPU to be counted, as it") and note in found.note
 

@@ -43,7 +43,7 @@ def test_r_fcn_on_resnet_101_has_the_papers_parameters() -> None:
     """
     model = {"arch": "tsm", "backbone": "resnet101", "num_classes": 30, "shift_direction": "past"}
     found = count_network(
-        detector_spec(model={**model, "width": 1.0, "detector": {}}, data={"num_frames": 1, "crop": 224})
+        detector_spec(model={**model, "width": 1.0, "detector": {}}, data={"num_frames": 1, "short_side": [224, 224]})
     )
     head = (2048 * 9 + 1) * 1024, (512 + 1) * (18 + 36), (512 + 1) * 1519, (512 + 1) * 392
     assert head == (18_875_392, 27_702, 779_247, 201_096)
@@ -51,10 +51,29 @@ def test_r_fcn_on_resnet_101_has_the_papers_parameters() -> None:
     # res5 has 14 x 14 places in place of 7 x 7; its first 1x1 is in front of the stride and had them before.
     first = 9 * 512 * 512 + 512 * 2048 + 1024 * 2048
     others = 2 * (2048 * 512 + 9 * 512 * 512 + 512 * 2048)
-    classifier = count_model(ModelSpec.model_validate({**model, "arch": "tsn"}), 1, 224)
+    classifier = count_model(ModelSpec.model_validate({**model, "arch": "tsn"}), (1, 224, 224, 3))
     more = 147 * (first + others) + 196 * (2048 * 1024 * 9 + 512 * (18 + 36 + 1519 + 392))
     assert found.multiply_adds == classifier.multiply_adds - 2048 * 30 + more
     assert found.stages["res5"] == 1 and "global_pool" not in found.stages
+
+
+def test_a_frame_of_600_x_1000_pixels_has_168_25_g_multiply_adds() -> None:
+    """By hand: places x weights. The last stage keeps the places of the one before it, 38 x 63."""
+    model = {"arch": "tsn", "backbone": "resnet101", "num_classes": 30, "width": 1.0, "detector": {}}
+    data = {"num_frames": 1, "short_side": [480, 600], "long_side": 1000}
+    places = [150 * 250, 150 * 250, 75 * 125, 38 * 63, 38 * 63]
+    work, inputs = 300 * 500 * 64 * 147, 64
+    for stage, (blocks, inner) in enumerate(zip((3, 4, 23, 3), (64, 128, 256, 512), strict=True)):
+        before, after = places[stage : stage + 2]
+        work += before * inputs * inner + after * (9 * inner**2 + inner * 4 * inner + inputs * 4 * inner)
+        work += (blocks - 1) * after * (4 * inner * inner * 2 + 9 * inner**2)
+        inputs = 4 * inner
+    work += 38 * 63 * (2048 * 9 * 1024 + 512 * (18 + 36 + 1519 + 392))
+    assert work == pytest.approx(168.25e9, rel=1e-4)
+    for augment in ({"augment": "whole", "crop": 32}, {"augment": "whole", "crop": 4096}):
+        assert count_network(detector_spec(model=model, data=data | augment)).multiply_adds == work
+    square = count_network(detector_spec(model=model, data=data | {"augment": "multi_scale_crop", "crop": 608}))
+    assert square.multiply_adds == pytest.approx(work * 38 * 38 / (38 * 63), rel=0.01)
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "resnet50", "mobilenet_v2"])

@@ -22,6 +22,7 @@ from summit_train.scaling.cost import (
 from summit_train.scaling.machines import Machine, find_rate, load_machine
 from summit_train.scaling.network import allreduce_seconds
 from summit_train.spec import Spec, load_spec
+from tests.detectors import detector_spec
 from tests.worlds import ROOT
 
 PATH = ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml"
@@ -119,6 +120,14 @@ def test_evaluation_by_hand(keys: str, views: int) -> None:
     words = [f"evaluate.{key}" for key in ("short_side=224", *keys.split())]
     spec = load_spec(PATH, [*words, *["ema.decay=0.9"] * ("precise_bn" in keys)])
     assert evaluation_seconds(_job(256, spec, storage="local")) == pytest.approx(views / 3 / TSM_RATE)
+
+
+def test_the_evaluation_of_whole_frames_does_not_depend_on_the_size_of_those_trained_on() -> None:
+    seconds = []
+    for data in ({}, {"long_side": 128}):
+        spec = detector_spec(precision="fp32", model={"arch": "tsm", "shift_direction": "past"}, data=data)
+        seconds.append(evaluation_seconds(_job(1, spec)))
+    assert seconds[1] == pytest.approx(seconds[0])
 
 
 def test_several_nodes_without_a_link_are_refused() -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from summit_train.core.errors import UserError
+from summit_train.models.network import count_network
 from summit_train.scaling.cost import seconds_per_clip
 from summit_train.scaling.machines import find_rate, load_machine, machine_names, with_rate
-from summit_train.spec import load_spec
+from summit_train.spec import Spec, load_spec
+from tests.detectors import detector_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,12 +70,18 @@ def test_what_is_missing_says_what_to_do(mine: Path) -> None:
         find_rate(machine, "tsm", "bf16")
 
 
-@pytest.mark.parametrize("overrides", [(), ("model.backbone=resnet50", "model.non_local=tsm")])
-def test_a_given_rate_is_the_specs_own(overrides: tuple[str, ...]) -> None:
-    spec = load_spec(ROOT / "configs/motion/tsm.yaml", overrides)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        load_spec(ROOT / "configs/motion/tsm.yaml"),
+        load_spec(ROOT / "configs/motion/tsm.yaml", ("model.backbone=resnet50", "model.non_local=tsm")),
+        detector_spec(data={"long_side": 96}),
+    ],
+)
+def test_a_given_rate_is_the_specs_own(spec: Spec) -> None:
     machine = with_rate(load_machine("summit"), spec, 50.0)
-    rate = find_rate(machine, "tsm", spec.precision)
-    assert (rate.clips_per_second, rate.crop, rate.width) == (50.0, spec.data.crop, spec.model.width)
+    rate = find_rate(machine, spec.model.arch, spec.precision)
+    assert (rate.clips_per_second, rate.multiply_adds) == (50.0, count_network(spec).multiply_adds)
     assert seconds_per_clip(spec, machine) == 1 / 50
     assert machine.compute.step_overhead_s == 0
     assert machine.compute.straggler_cv == load_machine("summit").compute.straggler_cv

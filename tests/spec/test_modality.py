@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from summit_train.data.video.augment import mirrored_x
 from summit_train.models.precision import Normalise
+from summit_train.spec import DataSpec
 from summit_train.spec.modality import FLOW_ZERO, RGB, flow
 
 
@@ -16,8 +19,20 @@ def test_rgb_is_normalised_as_torchvisions_weights_want_it() -> None:
     assert RGB.std == pytest.approx((58.395, 57.12, 57.375))
 
 
-def test_a_clips_shape_is_that_of_the_loader() -> None:
-    assert RGB.clip_shape(8, 224) == (8, 224, 224, 3)
+@pytest.mark.parametrize(
+    ("keys", "height", "width"),
+    [
+        ({}, 224, 224),
+        ({"long_side": 1000, "short_side": (480, 600)}, 224, 224),
+        ({"augment": "whole", "short_side": (480, 600), "long_side": 1000}, 600, 1000),
+        ({"augment": "whole", "short_side": (480, 600), "long_side": 500}, 500, 500),  # not above the long side
+        ({"augment": "whole", "short_side": (480, 600)}, 600, 600),
+    ],
+)
+def test_a_clips_shape_is_that_of_the_loader(keys: dict[str, Any], height: int, width: int) -> None:
+    """(T, H, W, C); of whole frames it is the largest."""
+    data = DataSpec(train="x", val="x", num_frames=16, **keys)
+    assert data.clip_shape == (16, height, width, 3)
 
 
 def test_flow_is_normalised_about_no_motion() -> None:
@@ -26,7 +41,7 @@ def test_flow_is_normalised_about_no_motion() -> None:
     assert (five.channels, len(five.mean), len(five.std)) == (10, 10, 10)
     assert five.mean == (128.0,) * 10 and five.std == pytest.approx((57.63,) * 10)
     assert five.std[0] / 255 == pytest.approx(sum(RGB.std) / 3 / 255, abs=5e-4)
-    assert five.clip_shape(8, 224) == (8, 224, 224, 10)
+    assert DataSpec(train="x", val="x", modality="flow").clip_shape == (8, 224, 224, 10)
     # The encoding's zero: round(255 (0 + 20) / 40), half to even.
     assert round(255 * 20 / 40) == FLOW_ZERO
 

@@ -126,8 +126,7 @@ class Mapper:
     @torch.inference_mode()
     def _check_logits(self) -> None:
         """Raise UserError where a network's `feature_maps` are not what its classifier sees the average of."""
-        data = self.trained.spec.data
-        shape = (1, *data.input.clip_shape(data.num_frames, data.crop))
+        shape = (1, *self.trained.spec.data.clip_shape)
         clips = self._normalise(torch.zeros(shape, dtype=torch.uint8))
         with mixed_precision(self.trained.spec.precision, self._device):
             own = self._network(clips)
