@@ -130,7 +130,8 @@ def _changed_keys(spec: Spec, chosen: Sequence[str], usual: int) -> dict[str, An
     if not file.is_file():
         return {}
     ours, own = (flat_keys(one) for one in (spec, load_spec(file)))
-    changed = {key: value for key, value in ours.items() if value != own.get(key) and key not in ("name", "run_dir")}
+    keys = [key for key in own | ours if ours.get(key) != own.get(key) and key not in ("name", "run_dir")]
+    changed = {key: ours.get(key) for key in keys}
     if chosen and chosen != [f"last:{usual}"]:
         changed["checkpoints"] = [os.path.abspath(word) if os.path.isfile(word) else word for word in chosen]
     return changed
@@ -181,7 +182,7 @@ def _scored(result: dict[str, Any]) -> list[str]:
     crops = "the full frame" if result["crops"] == "full" else counted(result["crops"], "crop")
     lines = [f"{counted(result['videos'], 'video')}, {clips} x {crops}"]
     if bad := max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0):
-        lines.append(f"{counted(bad, 'video')} could not be read and count as wrong")
+        lines.append(f"{counted(bad, 'unreadable video')}, counted as wrong")
     if "precise_bn" in result:
         lines.append(f"BN's statistics of {counted(result['precise_bn'], 'training step')}")
     return [*lines, *filter(None, [say_left_out(result.get("classes_left_out", ()))])]
@@ -260,7 +261,7 @@ def _curves_text(result: dict[str, Any], spec: Spec) -> list[str | TextTable]:
     for place, point in enumerate(result["observed"]):
         cells = [f"{curve[place][key]:.2f} %" for curve in known.values() for key in names]
         rows.append([f"{100 * point['fraction']:g} %", *cells])
-    unread = f"; {result['bad_videos']} could not be read and count as wrong" if result["bad_videos"] else ""
+    unread = f"; {result['bad_videos']} unreadable, counted as wrong" if result["bad_videos"] else ""
     lines: list[str | TextTable] = [TextTable(rows), f"{result['videos']} videos, step {result['step']}{unread}"]
     model = spec.model
     if (why := stream_problem(model.arch, model.shift_direction, model.non_local, model.adapter)) is not None:

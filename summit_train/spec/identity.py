@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from summit_train.spec.data import DataSpec
@@ -22,11 +23,13 @@ _NOT_IN_SCORES = {
 
 
 def flat_keys(spec: Spec) -> dict[str, Any]:
-    """Return all values of a spec, as in JSON, as flat `section.key: value`."""
-    values = spec.model_dump(mode="json")
-    sections = {name: value for name, value in values.items() if isinstance(value, dict)}
-    flat = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
-    return {name: value for name, value in values.items() if name not in sections} | flat
+    """Return all values of a spec, as in JSON, as flat `key: value`, then `section.key: value` at any depth."""
+
+    def flat(values: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, value in sorted(values.items(), key=lambda item: isinstance(item[1], dict)):
+            yield from flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
+
+    return dict(flat(spec.model_dump(mode="json"), ""))
 
 
 def rank_keys(spec: Spec) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def validate(
     measures, seconds = known.values(scores), time.perf_counter() - began
     if log is not None:
         step, videos = epoch * run.plan.steps_per_epoch, len(scores.videos)
-        bad = f"{scores.num_bad} could not be read and count as wrong" if scores.num_bad else ""
+        bad = f"{scores.num_bad} unreadable, counted as wrong" if scores.num_bad else ""
         missing = say_left_out(left_out(scores, run.val_set.manifest.class_names))
         views, clips = ("one clip each", 1) if spec.evaluate.mode == "clips" else ("all frames streamed", None)
         log.write("eval", epoch=epoch, step=step, **measures, videos=videos, clips=clips, seconds=seconds)

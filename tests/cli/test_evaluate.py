@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from summit_train.cli.evaluate import _changed_keys, _result_folder
+from summit_train.spec import dump_spec, load_spec
 from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
+from tests.detectors import detector_spec
 from tests.runs import load_any
 from tests.worlds import Say, command
 
@@ -116,6 +119,19 @@ def test_a_run_is_evaluated_by_its_directory_without_its_training_data(
         }
         assert [Path(row["path"]).parent.parent for row in found["checkpoints"]] == [run]
     assert found["overrides"] == {"data.workers": 1}
+
+
+def test_a_nested_key_is_named_alone(tmp_path: Path) -> None:
+    own = detector_spec(run_dir=str(tmp_path), optimizer={"trust_ratio": {"kind": "lars"}}, precision="fp32")
+    own.run_path.mkdir()
+    (file := own.run_path / "spec.yaml").write_text(dump_spec(own))
+    spec = load_spec(file, ["model.detector.nms=0.5", "precision=bf16"])
+    changed = _changed_keys(spec, [], 1)
+    assert changed == {"precision": "bf16", "model.detector.nms": 0.5}
+    assert _result_folder(spec, None, changed, "eval.json") == own.run_path / "evals/precision-bf16_nms-0.5"
+    # A section that only the run has.
+    changed = _changed_keys(load_spec(file, ["optimizer.trust_ratio=null"]), [], 1)
+    assert changed["optimizer.trust_ratio.kind"] is None
 
 
 def test_an_evaluation_by_other_keys_has_a_folder_of_its_own(run: Path, say: Say) -> None:
