@@ -25,11 +25,11 @@ def detect(
     """
     maps = split_maps(maps_FCHW, detector, num_classes)
     with torch.autocast(maps_FCHW.device.type, enabled=False):  # it would round votes, and so the order of boxes
-        proposals = propose(maps, size, detector)
-        scores_FRK = functional.softmax(vote(maps.class_maps, proposals.boxes, detector.grid), -1)[..., 1:]
-        deltas_FR4 = vote(maps.box_maps, proposals.boxes, detector.grid)[..., 4:]
-    boxes_FR4 = clipped(decode(deltas_FR4, proposals.boxes, BOX_STD), size)
-    scores_FRK = scores_FRK * proposals.are_there[..., None]
+        proposals, are_there = propose(maps, size, detector)
+        scores_FRK = functional.softmax(vote(maps.class_maps, proposals, detector.grid), -1)[..., 1:]
+        deltas_FR4 = vote(maps.box_maps, proposals, detector.grid)[..., 4:]
+    boxes_FR4 = clipped(decode(deltas_FR4, proposals, BOX_STD), size)
+    scores_FRK = scores_FRK * are_there[..., None]
     return [_best(scores, boxes, size, detector) for scores, boxes in zip(scores_FRK, boxes_FR4, strict=True)]
 
 

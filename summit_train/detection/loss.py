@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional
 
 from summit_train.data.manifest.boxes import IGNORED
-from summit_train.detection.anchors import make_anchors
 from summit_train.detection.boxes import areas, encode, intersections, iou
 from summit_train.detection.detect import BOX_STD
 from summit_train.detection.pooling import vote
@@ -54,8 +53,7 @@ class DetectionLoss:
         return proposed + found, right * len(outputs)
 
     def _proposal_loss(self, maps: Maps, boxes_FB5: torch.Tensor, seed: int) -> torch.Tensor:
-        score_FN2, delta_FN4 = by_anchor(maps.rpn_scores, 2), by_anchor(maps.rpn_boxes, 4)
-        anchors = make_anchors(self.detector, (maps.rpn_scores.shape[2], maps.rpn_scores.shape[3]), delta_FN4)
+        score_FN2, delta_FN4, anchors = by_anchor(maps, self.detector)
         generator = torch.Generator(score_FN2.device).manual_seed(seed)
         draws_FN = torch.rand(score_FN2.shape[:2], generator=generator, device=score_FN2.device)
         losses = []
@@ -74,10 +72,10 @@ class DetectionLoss:
         self, maps: Maps, boxes_FB5: torch.Tensor, size: tuple[int, int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss, and the share of the hard proposals that are classified right."""
-        proposals = propose(maps, size, self.detector)
-        places = torch.cat([proposals.boxes, boxes_FB5[..., :4]], 1)
+        proposals, are_there = propose(maps, size, self.detector)
+        places = torch.cat([proposals, boxes_FB5[..., :4]], 1)
         label, matched = label_proposals(places, boxes_FB5)
-        is_used = torch.cat([proposals.are_there, boxes_FB5[..., 4] >= 0], 1) & (label >= 0)
+        is_used = torch.cat([are_there, boxes_FB5[..., 4] >= 0], 1) & (label >= 0)
         with torch.no_grad():
             each, _ = self._losses(maps, places, label, matched)
             hardest = in_order(each.masked_fill(~is_used, -torch.inf))[:, : self.detector.hard_examples]

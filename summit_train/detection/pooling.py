@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from summit_train.detection.anchors import STRIDE
+from summit_train.models.rfcn import STRIDE
 
 
 def vote(maps_FCHW: torch.Tensor, boxes_FR4: torch.Tensor, grid: int) -> torch.Tensor:
@@ -42,11 +42,8 @@ def _shares(edges_FR2: torch.Tensor, grid: int, extent: int, dtype: torch.dtype)
     begin, end = (edges_FR2.detach() + 0.5).floor().long().unbind(-1)
     unit = 5 * grid
     length = (5 * (end - begin)).clamp(min=5 * STRIDE // 10)  # in fifths of a pixel: of a cell, in units
-    number = torch.arange(grid, device=begin.device)
-    first = (begin[..., None] * unit + number * length[..., None]).div(STRIDE * unit, rounding_mode="floor")
-    behind = (begin[..., None] * unit + (number + 1) * length[..., None] - 1).div(
-        STRIDE * unit, rounding_mode="floor"
-    ) + 1
+    ends = begin[..., None] * unit + torch.arange(grid + 1, device=begin.device) * length[..., None]
+    first, behind = ends[..., :-1] // (STRIDE * unit), -(-ends[..., 1:] // (STRIDE * unit))
     place = torch.arange(extent, device=begin.device)
     is_inside = (place >= first[..., None]) & (place < behind[..., None])
     return is_inside.to(dtype) / is_inside.sum(-1, keepdim=True).clamp(min=1)

@@ -15,6 +15,7 @@ from summit_train.models.resnet import scaled_channels
 from summit_train.models.video import VideoNetwork
 from summit_train.spec.detection import DetectorSpec
 
+STRIDE = 16  # pixels of the frame for a place of the maps
 _CLASSIFIERS = ("avgpool", "dropout", "fc", "classifier")
 
 

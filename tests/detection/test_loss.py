@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from summit_train.detection.anchors import make_anchors
 from summit_train.detection.boxes import encode
 from summit_train.detection.loss import DetectionLoss, label_anchors, label_proposals, sample_anchors
 from summit_train.detection.pooling import vote
-from summit_train.detection.proposals import ANCHOR_STD, by_anchor, propose
+from summit_train.detection.proposals import ANCHOR_STD, by_anchor, make_anchors, propose
 from summit_train.models.rfcn import map_channels, split_maps
 from summit_train.spec.detection import DetectorSpec
 
@@ -96,8 +95,7 @@ def test_the_loss_of_a_frame_is_the_sum_written_out(frame: int) -> None:
     found, right = DetectionLoss(detector, 3)(output, targets, (64, 80), 5)
 
     maps, boxes = split_maps(output[0], detector, 3), targets[0].double()
-    score, delta = by_anchor(maps.rpn_scores, 2)[0], by_anchor(maps.rpn_boxes, 4)[0]
-    anchors = make_anchors(detector, (4, 5), score)
+    (score,), (delta,), anchors = by_anchor(maps, detector)
     label, matched = label_anchors(anchors, boxes[0])  # 40 anchors: all that are not neither are used
     used = label >= 0
     proposed = float(functional.cross_entropy(score[used], label[used]))

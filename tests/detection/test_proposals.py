@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from summit_train.detection.anchors import make_anchors
 from summit_train.detection.detect import detect
-from summit_train.detection.proposals import by_anchor, in_order, propose
+from summit_train.detection.proposals import by_anchor, in_order, make_anchors, propose
 from summit_train.models.rfcn import Maps, map_channels
 from summit_train.spec.detection import DetectorSpec
 from tests.closeness import assert_near
@@ -61,11 +60,14 @@ def test_proposals_by_hand() -> None:
 
 
 def test_numbers_of_anchors_are_in_the_anchors_order() -> None:
-    maps = torch.arange(2 * 6 * 2 * 3).view(2, 6, 2, 3)
-    found = by_anchor(maps, 3)
-    assert found.shape == (2, 12, 3)
-    # The second anchor of the place (1, 0) has channels 3, 4, 5.
-    assert found[1, 7].tolist() == maps[1, 3:, 1, 0].tolist()
+    scores, deltas = (torch.arange(2.0 * 2 * n * 2 * 3).view(2, 2 * n, 2, 3) for n in (2, 4))
+    detector = _detector()
+    found = by_anchor(Maps(scores, deltas, scores, scores), detector)
+    assert [one.shape for one in found] == [(2, 12, 2), (2, 12, 4), (12, 4)]
+    # The second anchor of the place (1, 0) has the scores' channels 2, 3 and the boxes' channels 4 to 7.
+    assert found[0][1, 7].tolist() == scores[1, 2:, 1, 0].tolist()
+    assert found[1][1, 7].tolist() == deltas[1, 4:, 1, 0].tolist()
+    assert found[2].equal(make_anchors(detector, (2, 3), deltas))
 
 
 def test_scores_that_are_equal_but_for_rounding_keep_their_order() -> None:
