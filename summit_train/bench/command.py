@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from summit_train.bench import allreduce, compare, latency, loader, steps, weak
@@ -44,7 +45,7 @@ BENCHES = {
 FIGURE_3 = {
     "a": Bench("computation: throughput and utilisation of a forward pass", *_TABLE_1),
     "b": Bench("data loading: the wait for data in a training step", *_WAITS),
-    "c": Bench("networking: scalability against ranks", weak.add_figure_c, *_SCALING),
+    "c": Bench("networking: scalability against ranks", partial(weak.add_arguments, is_figure=True), *_SCALING),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -67,17 +67,24 @@ def run_table_1(args: argparse.Namespace) -> Values:
         return measure_inference(specs, turns, measure_peaks(specs, args.peak, place), place)
 
 
+@dataclass
 class ForwardBench:
-    """Networks as evaluation runs them, with random weights, each on clips_per_gpu random clips of its own."""
+    """Networks, each with a batch of its own."""
 
-    def __init__(self, specs: Sequence[Spec], device: torch.device) -> None:
-        self._device, self._precision = device, specs[0].precision
-        self._networks: list[tuple[Callable[[torch.Tensor], object], torch.Tensor]] = []
+    networks: Sequence[tuple[Callable[[torch.Tensor], object], torch.Tensor]]
+    precision: str
+    device: torch.device
+
+    @classmethod
+    def of(cls, specs: Sequence[Spec], device: torch.device) -> ForwardBench:
+        """Return networks as evaluation runs them, with random weights, each on clips_per_gpu random clips."""
+        networks = []
         for spec in specs:
             shape = (spec.scale.clips_per_gpu, *spec.data.clip_shape)
             pixels = torch.randn(shape, device=device, dtype=parameter_type(spec.precision))
             # Channels-last in memory, as from the loader.
-            self._networks.append((fresh_model(spec, device).eval(), pixels.permute(0, 1, 4, 2, 3)))
+            networks.append((fresh_model(spec, device).eval(), pixels.permute(0, 1, 4, 2, 3)))
+        return cls(networks, specs[0].precision, device)
 
     def passes(self, clips: int, most: int, seconds: float = math.inf) -> list[float]:
         """Return the seconds of each of `most` passes of `clips` clips; of fewer, and one at least, after `seconds`.
@@ -85,12 +92,12 @@ class ForwardBench:
         In a pass all networks run, one after the other.
         """
         times: list[float] = []
-        with torch.inference_mode(), mixed_precision(self._precision, self._device):
+        with torch.inference_mode(), mixed_precision(self.precision, self.device):
             while not times or (len(times) < most and sum(times) < seconds):
-                start = Mark(self._device)
-                for network, batch in self._networks:
+                start = Mark(self.device)
+                for network, batch in self.networks:
                     network(batch[:clips])
-                times.append(start.seconds_to(Mark(self._device)))
+                times.append(start.seconds_to(Mark(self.device)))
         return times
 
 
@@ -100,7 +107,7 @@ def measure_inference(specs: Sequence[Spec], turns: measure.Turns, peaks: Peaks,
     Throughput and multiply-adds/s are also in multiples of I3D 3x1x1's, or of the last network's.
     """
     batch = specs[0].scale.clips_per_gpu
-    benches = [ForwardBench([spec], place.device) for spec in specs]
+    benches = [ForwardBench.of([spec], place.device) for spec in specs]
     for bench in benches:
         bench.passes(batch, turns.warm_up)
     seconds: list[list[float]] = [[] for _ in specs]

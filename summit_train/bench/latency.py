@@ -14,19 +14,22 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+import torch
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from summit_train.bench.compare import ForwardBench
-from summit_train.bench.frames import BoxBench, FrameBench
 from summit_train.bench.measure import Place, Values, in_turn, open_place, pair_ratios, spread
 from summit_train.bench.steps import network_values
 from summit_train.core.errors import UserError
 from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import NONE, counted
-from summit_train.models.network import count_network
+from summit_train.detection.detect import detect
+from summit_train.models.network import build_network, count_network
+from summit_train.models.online import StreamNetwork
+from summit_train.models.precision import parameter_type
 from summit_train.report.figures import GREY, PALETTE, drawable, drawn, wrapped
 from summit_train.report.tables import machine_text
 from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES, Row, Table
@@ -137,7 +140,7 @@ def measure_latency(entries: Sequence[Entry], settings: Passes, place: Place, *,
     rows: list[Values] = []
     if timed and here:
         place.tell(f"building the networks: {'; '.join(entry.label for entry in here)}")
-        benches, found = [ForwardBench(entry.specs, place.device) for entry in here], {}
+        benches, found = [ForwardBench.of(entry.specs, place.device) for entry in here], {}
         for clips in dict.fromkeys((1, settings.batch)):
             place.tell(f"batch {clips}, the networks in turn")
             found[clips] = measure_rounds(benches, clips, settings)
@@ -148,13 +151,33 @@ def measure_latency(entries: Sequence[Entry], settings: Passes, place: Place, *,
     return [entry.count_values() | (next(times, untimed) if entry.specs else untimed) for entry in entries]
 
 
+def frame_benches(spec: Spec, device: torch.device) -> list[ForwardBench]:
+    """Return the bench of a detector with random weights, and of what follows it: the boxes of its last maps.
+
+    The network sees one random frame as in training again and again, as a stream.
+    """
+    kind, (_, *size, channels), model = parameter_type(spec.precision), spec.data.clip_shape, spec.model
+    stream = StreamNetwork(build_network(spec).to(device=device, dtype=kind))
+    pixels = torch.randn(1, *size, channels, device=device, dtype=kind)
+    maps, caches = torch.empty(0), list[torch.Tensor]()
+
+    def see(frame: torch.Tensor) -> None:
+        nonlocal maps, caches
+        maps, caches = stream(frame, caches)
+
+    def find(_: torch.Tensor) -> None:
+        assert model.detector is not None
+        detect(maps.float(), (size[0], size[1]), model.detector, model.num_classes)
+
+    channels_last = pixels.permute(0, 3, 1, 2)  # in memory, as a stream's
+    network = ForwardBench([(see, channels_last)], spec.precision, device)
+    return [network, ForwardBench([(find, channels_last)], "fp32", device)]
+
+
 def measure_detectors(entries: Sequence[Entry], settings: Passes, place: Place) -> list[Values]:
     """Return a row of each detector, all measured in turn: the network on a frame of a stream, and `boxes_ms` apart."""
     place.tell(f"building the detectors: {'; '.join(entry.label for entry in entries)}")
-    benches: list[ForwardBench] = []
-    for entry in entries:
-        network = FrameBench(entry.specs[0], place.device)
-        benches += [network, BoxBench(network, entry.specs[0], place.device)]
+    benches = [bench for entry in entries for bench in frame_benches(entry.specs[0], place.device)]
     found, rows = measure_rounds(benches, 1, settings), []
     for entry, frames, boxes in zip(entries, found[::2], found[1::2], strict=True):
         times = timed_values(frames, frames, found[0], 1)

@@ -32,19 +32,9 @@ _TIMEOUT = 1800.0  # seconds for the ranks of one measurement
 _BOUNDS = " and ".join(f"{'TSM' if arch == 'tsm' else 'I3D 3x3x3'} {bound}" for arch, bound in SCALABILITY.items())
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `scaling`."""
-    measure.add_spec(parser)
-    _add_ranks(parser)
-
-
-def add_figure_c(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fig3 c`."""
-    add_networks(parser)
-    _add_ranks(parser)
-
-
-def _add_ranks(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, *, is_figure: bool = False) -> None:
+    """Add the arguments of `scaling`, or of `fig3 c`."""
+    (add_networks if is_figure else measure.add_spec)(parser)
     parser.add_argument("--ranks", default="1,2", metavar="N,...", help="numbers of ranks [1,2]")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each rank [1]")
     parser.add_argument("--synthetic", action="store_true", help="random clips, no loader")

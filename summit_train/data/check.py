@@ -42,7 +42,6 @@ class FileFacts(VideoInfo):
 
 
 Found = FileFacts | DecodeError
-Examine = Callable[[str, str], Found]
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 

@@ -17,25 +17,12 @@ from numpy.typing import NDArray
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.boxes import BOX, Boxes
 from summit_train.data.manifest.clip import Clip
-from summit_train.detection.measures import (
-    COLUMNS,
-    FAST,
-    FGFA,
-    LABEL,
-    MEGA,
-    SCORE,
-    SLOW,
-    Curve,
-    Form,
-    Judged,
-    curve,
-    judge,
-    motion_ious,
-)
+from summit_train.detection import measures
+from summit_train.detection.measures import LABEL, SCORE, Curve, Form, Judged, curve, judge, motion_ious
 from summit_train.evaluation.scores import save_columns
 
 RANGES = ("all", "slow", "medium", "fast", "hidden")  # which boxes of the ground truth count
-FORMS = {"map": MEGA, "map_fgfa": FGFA}  # by the key of the measure over all boxes
+FORMS = {"map": measures.MEGA, "map_fgfa": measures.FGFA}  # by the key of the measure over all boxes
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +75,7 @@ class Detections:
     def counted(self) -> NDArray[np.bool_]:
         """Return whether each box of the ground truth counts in each of RANGES, (5, B)."""
         motion = np.concatenate([np.zeros(0), *(motion_ious(self.truth.rows[boxes]) for _, boxes in self.parts())])
-        is_slow, is_fast, hidden = motion > SLOW, motion < FAST, self.truth.rows["hidden"]
+        is_slow, is_fast, hidden = motion > measures.SLOW, motion < measures.FAST, self.truth.rows["hidden"]
         parts = np.stack([np.ones_like(hidden), is_slow, ~is_slow & ~is_fast, is_fast, hidden])
         counted: NDArray[np.bool_] = parts & ~self.truth.rows["ignored"]
         return counted
@@ -140,7 +127,7 @@ def read_detections(path: Path, num_classes: int) -> tuple[Detections, list[str]
     try:
         with np.load(path, allow_pickle=False) as file:
             rows, ends, boxes, box_ends = (file[name] for name in ("detections", "ends", "boxes", "box_ends"))
-            if rows.shape != (ends[-1], COLUMNS) or boxes.dtype != BOX or len(boxes) != box_ends[-1]:
+            if rows.shape != (ends[-1], measures.COLUMNS) or boxes.dtype != BOX or len(boxes) != box_ends[-1]:
                 raise ValueError(f"detections of shape {rows.shape}, {len(boxes)} boxes of type {boxes.dtype}")
             found = Detections(file["video"], file["is_read"], rows, ends, Boxes(boxes, box_ends), num_classes)
             return found, file["path"].tolist(), tuple(file["class_names"].tolist())

@@ -1,4 +1,4 @@
-"""The region proposal network's anchors and proposals (Ren et al., "Faster R-CNN", section 3.1), with FGFA's numbers."""
+"""The region proposal network (Ren et al., "Faster R-CNN", section 3.1): anchors and proposals, as FGFA's code has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SUPPRESSED_AT = 0.7  # IoU
 _MIN_SIDE = 1.0  # pixels
 
 
-def make_anchors(detector: DetectorSpec, places: tuple[int, int], like: torch.Tensor) -> torch.Tensor:
+def make_anchors(detector: DetectorSpec, places: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     """Return the anchors (h * w * A, 4) of h x w places, row by row, on the device and in the type of `like`.
 
     The centre of the place (y, x) is (16 y + 8, 16 x + 8) in pixels. Anchor number i * len(ratios) + j has the area of
@@ -31,14 +31,12 @@ def make_anchors(detector: DetectorSpec, places: tuple[int, int], like: torch.Te
 
 
 def by_anchor(maps: Maps, detector: DetectorSpec) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the scores (F, N, 2) and the coded boxes (F, N, 4) of the N anchors in F frames, and the anchors (N, 4)."""
-    frames, _, *places = maps.rpn_scores.shape
-    scores, deltas = (one.permute(0, 2, 3, 1).flatten(1) for one in (maps.rpn_scores, maps.rpn_boxes))
-    return (
-        scores.view(frames, -1, 2),
-        deltas.view(frames, -1, 4),
-        make_anchors(detector, (places[0], places[1]), deltas),
+    """Return the scores (F, N, 2) and coded boxes (F, N, 4) of the N anchors in F frames, and the anchors (N, 4)."""
+    scores, deltas = (
+        one.permute(0, 2, 3, 1).reshape(len(one), -1, numbers)
+        for one, numbers in ((maps.rpn_scores, 2), (maps.rpn_boxes, 4))
     )
+    return scores, deltas, make_anchors(detector, maps.rpn_scores.shape[2:], deltas)
 
 
 def in_order(scores: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from summit_train.data.batches.loader import WholeVideo, whole_videos
+from summit_train.data.batches.loader import WholeVideo
 from summit_train.data.manifest.boxes import Boxes
-from summit_train.data.video.source import DecodeError
 from summit_train.detection.detect import detect
 from summit_train.detection.detections import Detections
 from summit_train.detection.measures import BOX, COLUMNS
-from summit_train.evaluation.scoring import Results, Scorer, Streamer, unreadable
+from summit_train.evaluation.scoring import Results, Scorer, Streamer
 
 
 class DetectionScorer(Scorer):
@@ -30,14 +30,7 @@ class DetectionScorer(Scorer):
         return (0, COLUMNS)
 
     def _results(self, model: nn.Module, videos: Sequence[int]) -> Results:
-        streamer = Streamer(model, self.spec, self.device)
-        for video in whole_videos(self.spec.data, self.spec.evaluate, self.dataset.store, videos, np.arange):
-            try:
-                found = self._found(streamer, video)
-            except DecodeError as error:
-                yield unreadable(video, error, self.spec.data)
-            else:
-                yield found
+        yield from self.each_video(videos, np.arange, partial(self._found, Streamer(model, self.spec, self.device)))
 
     def _found(self, streamer: Streamer, video: WholeVideo) -> NDArray[np.float32]:
         manifest, model = self.dataset.manifest, self.spec.model

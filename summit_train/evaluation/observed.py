@@ -16,9 +16,8 @@ from torch import nn
 
 from summit_train.core.errors import UserError
 from summit_train.core.saved import give_weights
-from summit_train.data.batches.loader import whole_videos
+from summit_train.data.batches.loader import WholeVideo
 from summit_train.data.video.augment import num_observed, observed_frames, stream_frames
-from summit_train.data.video.source import DecodeError
 from summit_train.evaluation import scoring
 from summit_train.evaluation.evaluation import read_weights
 from summit_train.evaluation.measures import measures_of
@@ -76,11 +75,13 @@ def score_observed(
     own = spec.model
     can_stream = stream_problem(own.arch, own.shift_direction, own.non_local, own.adapter) is None
     streamer = scoring.Streamer(model, spec, scorer.device) if can_stream else None
-    partial = scoring.PartialScores()
-    videos = scorer.remaining(partial)
-    results = _observed_scores(scorer, model, streamer, tuple(fractions), videos, str(path))
+    known = scoring.PartialScores()
+    videos = scorer.remaining(known)
+    frames = partial(_frames, spec.data, tuple(fractions), streamer is not None)
+    find = partial(_observed_scores, scorer, model, streamer, fractions, str(path))
+    results = scorer.each_video(videos, frames, find)
     shape = (1 if streamer is None else 2, len(fractions), spec.model.num_classes)
-    found = scorer.gather(model, videos, results, shape, progress, partial)
+    found = scorer.gather(model, videos, results, shape, progress, known)
     if found is None:
         return None
     about: dict[str, Any] = {"name": spec.name, "arch": spec.model.arch, "backbone": spec.model.backbone}
@@ -92,44 +93,38 @@ def _observed_scores(
     scorer: scoring.Scorer,
     model: nn.Module,
     streamer: scoring.Streamer | None,
-    fractions: tuple[Fraction, ...],
-    videos: Sequence[int],
+    fractions: Sequence[Fraction],
     source: str,
-) -> scoring.Results:
-    """Yield each video's logits after each part, or why it cannot be read.
+    video: WholeVideo,
+) -> NDArray[np.float64]:
+    """Return a video's logits after each part.
 
     fp64 (1, fractions, classes) by a clip of the part, or (2, ...) with those of the stream so far below. A part of
     which the stream has no frame yet is NaN.
     """
-    spec, dataset = scorer.spec, scorer.dataset
+    spec, path = scorer.spec, scorer.dataset.manifest.path(video.video)
     normalise = Normalise(parameter_type(spec.precision), scorer.device, spec.data.input)
-    frames = partial(_frames, spec.data, fractions, streamer is not None)
-    for video in whole_videos(spec.data, spec.evaluate, dataset.store, videos, frames):
-        average: scoring.StreamAverage | None = None
-        try:
-            number, kept = video.first.num_frames, dict[int, torch.Tensor]()
-            clips = observed_frames(number, fractions, spec.data.num_frames)
-            if streamer is not None:
-                edges = [num_observed(number, fraction) for fraction in fractions]
-                average = scoring.StreamAverage(streamer, stream_frames(spec.data, number).tolist(), edges)
-            of_clips = set(clips.ravel().tolist())
-            for block in video.blocks():
-                for place, frame in enumerate(block.numbers.tolist()):
-                    if frame in of_clips:
-                        kept[frame] = block.views[:, place].clone()  # a view would keep the whole block
-                if average is not None:
-                    average.add(block)
-        except DecodeError as error:
-            yield scoring.unreadable(video, error, spec.data)
-            continue
-        views = [torch.stack([kept[frame] for frame in clip], 1) for clip in clips.tolist()]  # (crops, T, h, w, C)
-        logits = scoring.view_logits(model, normalise, torch.cat(views), spec)
-        curves = [logits.view(len(clips), -1, logits.shape[1]).mean(1).cpu().numpy()]
-        scoring.check_finite(curves[0], dataset.manifest.path(video.video), source)
+    number, kept = video.first.num_frames, dict[int, torch.Tensor]()
+    clips = observed_frames(number, fractions, spec.data.num_frames)
+    average: scoring.StreamAverage | None = None
+    if streamer is not None:
+        edges = [num_observed(number, fraction) for fraction in fractions]
+        average = scoring.StreamAverage(streamer, stream_frames(spec.data, number).tolist(), edges)
+    of_clips = set(clips.ravel().tolist())
+    for block in video.blocks():
+        for place, frame in enumerate(block.numbers.tolist()):
+            if frame in of_clips:
+                kept[frame] = block.views[:, place].clone()  # a view would keep the whole block
         if average is not None:
-            scoring.check_finite(average.at_edges(0.0), dataset.manifest.path(video.video), source)
-            curves.append(average.at_edges())
-        yield np.stack(curves)
+            average.add(block)
+    views = [torch.stack([kept[frame] for frame in clip], 1) for clip in clips.tolist()]  # (crops, T, h, w, C)
+    logits = scoring.view_logits(model, normalise, torch.cat(views), spec)
+    curves = [logits.view(len(clips), -1, logits.shape[1]).mean(1).cpu().numpy()]
+    scoring.check_finite(curves[0], path, source)
+    if average is not None:
+        scoring.check_finite(average.at_edges(0.0), path, source)
+        curves.append(average.at_edges())
+    return np.stack(curves)
 
 
 def _frames(data: DataSpec, fractions: tuple[Fraction, ...], is_streamed: bool, num_frames: int) -> NDArray[np.int64]:

@@ -23,10 +23,8 @@ from summit_train.core.errors import RunFailed
 from summit_train.core.files import replacing
 from summit_train.core.watch import Ballot, Stopped, StopRequest
 from summit_train.data.bad_clips import check_test, record_test
-from summit_train.data.batches.loader import BadClip, FrameBlock, WholeVideo, test_batches, whole_videos
-from summit_train.data.batches.stores import Store
+from summit_train.data.batches.loader import BadClip, ChooseFrames, FrameBlock, WholeVideo, test_batches, whole_videos
 from summit_train.data.dataset import Dataset
-from summit_train.data.manifest import Manifest
 from summit_train.data.video.augment import stream_frames
 from summit_train.data.video.source import DecodeError
 from summit_train.evaluation.scores import Found, Scores
@@ -108,10 +106,7 @@ class Scorer:
         """
         partial = partial or PartialScores()
         videos = self.remaining(partial)
-        results = self._results(model, videos)
-        if source is not None:
-            results = _finite(results, videos, self.dataset.manifest, source)
-        return self.gather(model, videos, results, self.shape, progress, partial)
+        return self.gather(model, videos, self._results(model, videos), self.shape, progress, partial, source)
 
     def remaining(self, partial: PartialScores) -> list[int]:
         """Return the videos of this rank's shard without rank 0's earlier results. Collective."""
@@ -126,11 +121,12 @@ class Scorer:
         shape: tuple[int, ...],
         progress: Progress,
         partial: PartialScores,
+        source: str | None = None,
     ) -> Found | None:
         """Return the results of all ranks' videos, gathered on rank 0, None elsewhere. Collective.
 
         results: of this rank's `videos`, computed one by one here, with `model` in evaluation mode. shape: of an
-        unreadable video's; others may be longer.
+        unreadable video's; others may be longer. source: see `score`.
         """
         was_training, ballot = model.training, Ballot(self.world, self.stop)
         model.eval()
@@ -143,6 +139,8 @@ class Scorer:
                 if isinstance(result, BadClip):
                     bad.append(result)
                     result = np.full(shape, np.nan)
+                elif source is not None:
+                    check_finite(result, self.dataset.manifest.path(videos[len(scores)]), source)
                 assert result.shape[1:] == shape[1:]
                 scores.append(result)
                 progress(len(scores), len(videos))
@@ -178,42 +176,46 @@ class Scorer:
 
     def _gathered(self, clips: NDArray[np.int64], results: Sequence[NDArray[Any]], is_read: NDArray[np.bool_]) -> Found:
         """Return the results of all `clips`, in their order, as one object."""
-        labels = true_labels(self.spec, self.dataset.manifest, clips)
+        manifest, is_binary = self.dataset.manifest, self.spec.loss.kind == "binary"
+        labels = manifest.multi_hot(clips, self.spec.model.num_classes) if is_binary else manifest.label_rows(clips)
         return Scores(clips, labels, np.stack(results).astype(np.float32), is_read)
 
     def _results(self, model: nn.Module, videos: Sequence[int]) -> Results:
         """Yield each video's logits, averaged as spec.evaluate.mode says, or why it has none."""
-        spec, store = self.spec, self.dataset.store
+        spec = self.spec
         if spec.evaluate.mode == "stream":
-            yield from stream_scores(Streamer(model, spec, self.device), spec, store, videos)
+            average = partial(stream_scores, Streamer(model, spec, self.device), spec.data)
+            yield from self.each_video(videos, partial(stream_frames, spec.data), average)
             return
         normalise = Normalise(parameter_type(spec.precision), self.device, spec.data.input)
-        for batch, video in zip(test_batches(spec.data, spec.evaluate, store, videos), videos, strict=True):
+        batches = test_batches(spec.data, spec.evaluate, self.dataset.store, videos)
+        for batch, video in zip(batches, videos, strict=True):
             assert batch.video == video
             if batch.bad is None:
                 yield view_logits(model, normalise, batch.views, spec).mean(0).cpu().numpy()
             else:
                 yield batch.bad
 
-
-def true_labels(spec: Spec, manifest: Manifest, clips: NDArray[np.int64]) -> NDArray[np.int64] | NDArray[np.bool_]:
-    """Return the labels of clips as `Scores` has them."""
-    if spec.loss.kind == "binary":
-        return manifest.multi_hot(clips, spec.model.num_classes)
-    return manifest.label_rows(clips)
+    def each_video(
+        self, videos: Sequence[int], choose_frames: ChooseFrames, find: Callable[[WholeVideo], NDArray[Any]]
+    ) -> Results:
+        """Yield what `find` makes of the chosen frames of each video, or why it cannot be read."""
+        data = self.spec.data
+        for video in whole_videos(data, self.spec.evaluate, self.dataset.store, videos, choose_frames):
+            try:
+                found = find(video)
+            except DecodeError as error:
+                if data.on_bad_clip == "fail":
+                    raise
+                yield BadClip(video.video, error.path, error.reason, None)
+            else:
+                yield found
 
 
 def view_logits(model: nn.Module, normalise: Normalise, views: torch.Tensor, spec: Spec) -> torch.Tensor:
     """Return the logits, fp64 (n, classes), of views (n, T, h, w, C), computed in parts of bounded memory."""
     parts = torch.split(views, views_at_once(spec, views.shape[2] * views.shape[3]))
     return torch.cat([model(normalise(part)) for part in parts]).double()
-
-
-def _finite(results: Results, videos: Sequence[int], manifest: Manifest, source: str) -> Results:
-    for video, result in zip(videos, results, strict=True):
-        if not isinstance(result, BadClip):
-            check_finite(result, manifest.path(video), source)
-        yield result
 
 
 def check_finite(scores: NDArray[Any], path: str, source: str) -> None:
@@ -267,26 +269,14 @@ class StreamAverage:
         return np.stack([unknown if one is None else one.cpu().numpy() for one in self._averages])
 
 
-def stream_scores(streamer: Streamer, spec: Spec, store: Store, videos: Sequence[int]) -> Results:
-    """Yield each video's logits, fp64 (classes,), averaged over all frames and crops, or why it cannot be read.
+def stream_scores(streamer: Streamer, data: DataSpec, video: WholeVideo) -> NDArray[np.float64]:
+    """Return a video's logits, fp64 (classes,), averaged over all frames and crops.
 
     Source: the TSM paper (journal version), section 5.5.1 and Table 7: "the prediction averaged from all the frames".
     """
-    frames = partial(stream_frames, spec.data)
-    for video in whole_videos(spec.data, spec.evaluate, store, videos, frames):
-        try:
-            number = video.first.num_frames
-            average = StreamAverage(streamer, frames(number).tolist(), [number])
-            for block in video.blocks():
-                average.add(block)
-        except DecodeError as error:
-            yield unreadable(video, error, spec.data)
-        else:
-            yield average.at_edges()[0]
-
-
-def unreadable(video: WholeVideo, error: DecodeError, data: DataSpec) -> BadClip:
-    """Return the record of a video that cannot be read. Raises `error` with data.on_bad_clip "fail"."""
-    if data.on_bad_clip == "fail":
-        raise error
-    return BadClip(video.video, error.path, error.reason, None)
+    number = video.first.num_frames
+    average = StreamAverage(streamer, stream_frames(data, number).tolist(), [number])
+    for block in video.blocks():
+        average.add(block)
+    logits: NDArray[np.float64] = average.at_edges()[0]
+    return logits

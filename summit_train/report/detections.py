@@ -30,13 +30,10 @@ FOUND, MISSED, RIGHT, WRONG = "found", "missed", "right", "wrong"
 
 @dataclass(frozen=True)
 class Marked:
-    """A box on a picture, in pixels of the stored frame. kind: FOUND or MISSED, of a detection RIGHT or WRONG."""
+    """A box on a picture. kind: FOUND or MISSED, of a detection RIGHT or WRONG. edges: in the stored frame."""
 
     kind: str
-    left: float
-    top: float
-    width: float
-    height: float
+    edges: list[float]
     text: str
 
 
@@ -97,18 +94,14 @@ def read_found(run: Run) -> Section | None:
     table = np.stack([found.of_class(f"map{key}") for key in keys], 1)
     order = [label for label in np.argsort(table[:, 0], kind="stable").tolist() if names[label] in curves]
     classes = [(names[label], curves[names[label]].positives, table[label].tolist()) for label in order]
-    precision = np.mean([at_recalls(one) for one in curves.values()] or [np.zeros(len(RECALLS))], axis=0)
+    # At each of RECALLS, 0 where a curve does not reach it.
+    found_at = [np.append(one.precision, 0.0)[np.searchsorted(one.recall, RECALLS - 1e-9)] for one in curves.values()]
+    precision = np.mean(found_at or [np.zeros(len(RECALLS))], axis=0)
     with house_style():
         pictures = [_curves(curves, [names[label] for label in order], precision, checkpoint), _motion(motion)]
     scores = np.array([one.best_score for one in every])
     shown = found.rows[:, SCORE] >= scores[found.rows[:, LABEL].astype(int)]
     return Section(motion, classes, precision, pictures, _bad_frames(found, judged, shown, videos, names, Videos(run)))
-
-
-def at_recalls(one: Curve) -> Floats:
-    """Return the precision of a curve at RECALLS, 0 where it does not reach them."""
-    places = np.searchsorted(one.recall, RECALLS - 1e-9)
-    return np.concatenate([one.precision, [0.0]])[places]
 
 
 def _bad_frames(
@@ -133,24 +126,20 @@ def _bad_frames(
     bad = []
     for (_, _, video), frame, own, boxes in sorted(worst, key=lambda one: one[0])[:MOST_FRAMES]:
         marked = [
-            _marked(FOUND if hit else MISSED, row["box"], names[row["label"]])
+            Marked(FOUND if hit else MISSED, np.round(row["box"].astype(float), 1).tolist(), names[row["label"]])
             for row, hit in zip(truth[boxes], is_found[boxes], strict=True)
             if row["frame"] == frame and not row["ignored"]
         ]
         marked += [
-            _marked(RIGHT if hit else WRONG, row[BOX], f"{names[int(row[LABEL])]} {100 * row[SCORE]:.0f} %")
+            Marked(RIGHT if hit else WRONG, edges, f"{names[int(row[LABEL])]} {100 * row[SCORE]:.0f} %")
             for row, hit, is_shown in zip(found.rows[own], right[own], shown[own], strict=True)
             if row[FRAME] == frame and is_shown
+            for edges in [np.round(row[BOX].astype(float), 1).tolist()]
         ]
         kinds = [one.kind for one in marked]
         picture = _picture(videos, int(found.videos[video]), paths[video], frame)
         bad.append(BadFrame(paths[video], frame, kinds.count(MISSED), kinds.count(WRONG), marked, *picture))
     return bad
-
-
-def _marked(kind: str, box: NDArray[np.float32], text: str) -> Marked:
-    left, top, right, bottom = np.round(box.astype(float), 1).tolist()
-    return Marked(kind, left, top, right - left, bottom - top, text)
 
 
 def _picture(videos: Videos, place: int, path: str, frame: int) -> tuple[str, tuple[int, int], str]:

@@ -88,9 +88,9 @@ def test_the_worst_frame_of_each_video_is_shown_with_its_boxes(run: Path) -> Non
     assert section is not None
     (bad,) = section.bad
     assert (bad.video, bad.frame, bad.missed, bad.false, bad.size) == ("a.mp4", 3, 0, 1, (192, 96))
-    assert [(one.kind, one.left, one.top, one.width, one.height, one.text) for one in bad.boxes] == [
-        ("found", 20, 10, 40, 40, "<bike>"), ("wrong", 100, 40, 40, 40, "<bike> 95 %"),
-        ("right", 20, 10, 40, 40, "<bike> 1 %"),
+    assert [(one.kind, *one.edges, one.text) for one in bad.boxes] == [
+        ("found", 20, 10, 60, 50, "<bike>"), ("wrong", 100, 40, 140, 80, "<bike> 95 %"),
+        ("right", 20, 10, 60, 50, "<bike> 1 %"),
     ]  # fmt: skip
     content = base64.b64decode(bad.picture.removeprefix("data:image/jpeg;base64,"), validate=True)
     picture = Image.open(io.BytesIO(content))

@@ -84,7 +84,6 @@ class TestBatch(Pinned):
     __test__ = False  # not a test case, whatever pytest makes of the name
 
     video: int
-    label: int
     views: torch.Tensor
     bad: BadClip | None = None
     frames: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
@@ -225,7 +224,6 @@ def _test_batch(
         chosen = num_frames - 1 - frames if manifest.is_reversed(video) else frames
         return chosen
 
-    label = int(manifest.labels[video])
     try:
         with reading(video, manifest.path(video)):
             views = store.read_views(video, choose, views_of)
@@ -233,8 +231,8 @@ def _test_batch(
         if data.on_bad_clip == "fail":
             raise
         bad = BadClip(video, error.path, error.reason, None)
-        return TestBatch(video, label, torch.zeros(0, dtype=torch.uint8), bad)
-    return TestBatch(video, label, torch.from_numpy(views), frames=manifest.span(video).start + chosen)
+        return TestBatch(video, torch.zeros(0, dtype=torch.uint8), bad)
+    return TestBatch(video, torch.from_numpy(views), frames=manifest.span(video).start + chosen)
 
 
 # Whole videos of a test, from the first frame to the last, in bounded memory. A long one is read in blocks of frames,

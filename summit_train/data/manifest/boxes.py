@@ -6,8 +6,8 @@ once.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -122,11 +122,8 @@ class Boxes:
 def stacked_targets(clips: Sequence[Sequence[NDArray[np.float32]]]) -> NDArray[np.float32]:
     """Return the targets of n clips of T frames as one array (n, T, most, 5); rows without a box are -1."""
     most = max(1, *(len(frame) for clip in clips for frame in clip))
-    stacked = np.full((len(clips), len(clips[0]), most, 5), NO_BOX, np.float32)
-    for places, clip in zip(stacked, clips, strict=True):
-        for place, frame in zip(places, clip, strict=True):
-            place[: len(frame)] = frame
-    return stacked
+    pad = partial(np.pad, constant_values=NO_BOX)
+    return np.stack([[pad(frame, ((0, most - len(frame)), (0, 0))) for frame in clip] for clip in clips])
 
 
 # The list.
@@ -216,33 +213,26 @@ class _Rows:
             if cells["frame"].strip():
                 _whole(cells, "frame")
             return None
-        left, top = _pixels(cells, "left"), _pixels(cells, "top")
-        width, height = _pixels(cells, "width", above=0.0), _pixels(cells, "height", above=0.0)
+        is_place, is_length = (lambda one: abs(one) <= MAX_PIXELS), (lambda one: 0 < one <= MAX_PIXELS)
+        left, top = (_number(cells, name, is_place, "a number of pixels") for name in ("left", "top"))
+        width, height = (_number(cells, name, is_length, "a number of pixels above 0") for name in ("width", "height"))
         flags = (name in cells and flag(cells[name]) for name, flag in self._flags.items())
         edges = left, top, left + width, top + height
         return _whole(cells, "frame"), _whole(cells, "track"), self._label(cells["label"]), edges, *flags
 
 
 def _whole(cells: Mapping[str, str], name: str) -> int:
-    value = _number(cells[name])
-    if not (0 <= value <= INT32_MAX and value == int(value)):
-        raise ValueError(f"{name} must be a whole number from 0 on, got {cells[name].strip()!r}")
-    return int(value)
+    return int(
+        _number(cells, name, lambda value: 0 <= value <= INT32_MAX and value.is_integer(), "a whole number from 0 on")
+    )
 
 
-def _pixels(cells: Mapping[str, str], name: str, above: float = -math.inf) -> float:
-    value = _number(cells[name])
-    if not (abs(value) <= MAX_PIXELS and value > above):
-        right = "a number of pixels" + (" above 0" if above == 0 else "")
-        raise ValueError(f"{name} must be {right}, got {cells[name].strip()!r}")
-    return value
-
-
-def _number(cell: str) -> float:
-    try:
-        return float(cell)
-    except ValueError:
-        return math.nan
+def _number(cells: Mapping[str, str], name: str, is_right: Callable[[float], bool], expected: str) -> float:
+    with suppress(ValueError):
+        value = float(cells[name])
+        if is_right(value):
+            return value
+    raise ValueError(f"{name} must be {expected}, got {cells[name].strip()!r}")
 
 
 def box_cells(videos: Iterable[tuple[str, int | None, str | None, NDArray[np.void]]]) -> Iterator[Sequence[object]]:

@@ -22,20 +22,10 @@ from numpy.typing import DTypeLike, NDArray
 from summit_train.core.errors import UserError
 from summit_train.core.files import replacing, write_json, write_text
 from summit_train.core.text import csv_text, from_json
+from summit_train.data.manifest import tables
 from summit_train.data.manifest.boxes import BOX, Boxes, box_cells, box_header, read_boxes
 from summit_train.data.manifest.clip import Clip
-from summit_train.data.manifest.tables import (
-    CLASSES_FILE,
-    DTYPES,
-    OPTIONAL,
-    class_folders,
-    folder_table,
-    label_text,
-    opened,
-    parse_regions,
-    parse_table,
-    read_table,
-)
+from summit_train.data.manifest.tables import CLASSES_FILE, DTYPES, OPTIONAL, label_text, opened
 from summit_train.data.video.region import WHOLE_FRAME, Region
 from summit_train.data.video.span import TO_THE_END, WHOLE, Span
 
@@ -315,22 +305,22 @@ def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
     if (source / PACKING_FOLDER).is_dir():
         raise UserError(f"{source}: its packing was not finished; run `data pack` again to continue it")
     is_folder = source.is_dir()
-    classes = class_folders(source) if is_folder else read_classes(source.parent / CLASSES_FILE)
+    classes = tables.class_folders(source) if is_folder else read_classes(source.parent / CLASSES_FILE)
     boxes: Boxes | None = None
     if is_folder:
-        table = folder_table(source)
+        table = tables.folder_table(source)
     elif (header := box_header(source)) is not None:
         table, boxes = read_boxes(source, header, classes)
     else:
-        table = read_table(source)
+        table = tables.read_table(source)
     if not table[0]:
         raise UserError(f"{source}: no clip found in it")
-    columns: dict[str, Any] = parse_table(source, table, classes)
+    columns: dict[str, Any] = tables.parse_table(source, table, classes)
     if boxes is not None:
         boxes.check_frames(columns["frame_counts"])
         columns |= {"boxes": boxes} | boxes.clip_labels()
     if region is not None:
-        columns["regions"] = parse_regions(source, table)
+        columns["regions"] = tables.parse_regions(source, table)
     return Manifest(str(source), os.path.abspath(source) if is_folder else "", classes, **columns)
 
 
@@ -338,7 +328,7 @@ def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:
     """Yield every clip's row with all columns of its list. Raises UserError."""
     cells: dict[str, Sequence[str]] = {}
     if not manifest.is_packed and not manifest.folder and manifest.boxes is None:
-        cells = read_table(Path(manifest.source))[1]
+        cells = tables.read_table(Path(manifest.source))[1]
     groups = cells.pop("group", [""] * len(manifest))
     others = {name: column for name, column in cells.items() if name not in _KNOWN}
     for clip, group in enumerate(groups):

@@ -68,7 +68,11 @@ def read_table(source: Path, columns: tuple[str, str] = ("path", "label"), what:
     start = next((number for number, text in enumerate(texts) if text.strip()), 0)
     names = [name.strip().strip('"') for name in texts[start].split(",")] if texts else []
     if set(columns) & set(names):
-        _check_header(f"{source}:{start + 1}", names, columns)
+        place = f"{source}:{start + 1}"
+        for name in columns:
+            if names.count(name) != 1:
+                raise UserError(f"{place}: the header must have one column {name!r}, got {', '.join(names)}")
+        check_names(place, names, COLUMNS)
         rows = list(csv_rows(source, texts, start + 1, len(names)))
     else:
         names = ["path", "num_frames", "label"]
@@ -100,13 +104,6 @@ def folder_table(source: Path) -> Table:
 def is_video(name: str) -> bool:
     """Return whether a file's name is a video's, and not hidden."""
     return name.lower().endswith(VIDEO_EXTENSIONS) and not name.startswith(".")
-
-
-def _check_header(place: str, names: Sequence[str], columns: tuple[str, str]) -> None:
-    for name in columns:
-        if names.count(name) != 1:
-            raise UserError(f"{place}: the header must have one column {name!r}, got {', '.join(names)}")
-    check_names(place, names, COLUMNS)
 
 
 def check_names(place: str, names: Sequence[str], known: Sequence[str]) -> None:

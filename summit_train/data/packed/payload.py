@@ -13,15 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.data.packed.format import (
-    MAX_MEMBER_BYTES,
-    MAX_PICTURES_BYTES,
-    Facts,
-    Packing,
-    encode_sample,
-    ending_of,
-    picture_checksum,
-)
+from summit_train.data.packed import format as packed
+from summit_train.data.packed.format import Facts, Packing, encode_sample, ending_of, picture_checksum
 from summit_train.data.video.augment import View, scaled_size
 from summit_train.data.video.clips import decode_picture, holds_pictures, list_pictures
 from summit_train.data.video.decode import count_packets, read_from_start
@@ -83,10 +76,11 @@ def _sample(clip: int, facts: Facts, read: Read, holder: int | None) -> Sample |
     length, base, more = sum(map(len, parts)), facts.checksum(), dict[str, Any]()
     if holder is None:
         ending = ".mjpeg" if all(part.startswith(b"\xff\xd8") for part in parts) else ".pictures"
-        ends, max_bytes, checksum = list(accumulate(map(len, parts))), MAX_PICTURES_BYTES, base
+        ends, max_bytes, checksum = list(accumulate(map(len, parts))), packed.MAX_PICTURES_BYTES, base
         more = {"picture_ends": ends}
     else:
-        ending, ends, max_bytes, checksum = ending_of(facts.path), [], MAX_MEMBER_BYTES, zlib.crc32(parts[0], base)
+        ending, ends = ending_of(facts.path), []
+        max_bytes, checksum = packed.MAX_MEMBER_BYTES, zlib.crc32(parts[0], base)
     if length >= max_bytes:
         return DecodeError(facts.path, f"is too large to be packed: {length:,} bytes")
     pictures = [(end, picture_checksum(base, number, parts[number])) for number, end in enumerate(ends)]

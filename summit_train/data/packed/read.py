@@ -19,20 +19,8 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.reading import PACK_FILE, load_column
-from summit_train.data.packed.format import (
-    CLIP_ROW,
-    CLIPS,
-    INDEX_FOLDER,
-    PICTURE_ROW,
-    PICTURES,
-    Facts,
-    Pack,
-    StoredFile,
-    facts_of,
-    picture_checksum,
-    read_pack,
-    shard_name,
-)
+from summit_train.data.packed import format as packed
+from summit_train.data.packed.format import Facts, Pack, StoredFile, facts_of, picture_checksum, read_pack, shard_name
 from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_picture_views, read_views
 from summit_train.data.video.render import Renderer
 from summit_train.data.video.source import LIMITS, DecodeError, Encoded, Limits
@@ -47,10 +35,10 @@ class _DamagedError(DecodeError):
     """A clip's bytes cannot be read from a shard, or are not those that were packed."""
 
 
-def staged_folder(dest: str | Path, packed: str | Path) -> Path:
+def staged_folder(dest: str | Path, source: str | Path) -> Path:
     """Return the folder of a packed set's copy below `dest`; a changed set has another one. Raises UserError."""
-    digest = hashlib.sha256(read_pack(packed).text().encode()).hexdigest()
-    return Path(dest) / f"{Path(packed).resolve().name}-{digest[:8]}"
+    digest = hashlib.sha256(read_pack(source).text().encode()).hexdigest()
+    return Path(dest) / f"{Path(source).resolve().name}-{digest[:8]}"
 
 
 class _Entry(NamedTuple):
@@ -95,9 +83,10 @@ class ShardStore:
 
     @cached_property
     def _index(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        folder = self._folder / INDEX_FOLDER
+        folder = self._folder / packed.INDEX_FOLDER
         try:
-            clips, pictures = load_column(folder / CLIPS, CLIP_ROW), load_column(folder / PICTURES, PICTURE_ROW)
+            clips = load_column(folder / packed.CLIPS, packed.CLIP_ROW)
+            pictures = load_column(folder / packed.PICTURES, packed.PICTURE_ROW)
             if len(clips) != len(self.manifest):
                 raise ValueError(f"{len(clips)} clips instead of {len(self.manifest)}")
         except (OSError, ValueError) as error:
@@ -157,13 +146,13 @@ class ShardStore:
         num_frames = len(facts.span.frames(name, facts.num_frames + is_flow)) - is_flow
         if len(entry.pictures) != -(-num_frames // every) * (1 + is_flow):
             raise _DamagedError(name, _CHANGED)
-        packed: NDArray[np.int64] = np.asarray(choose(num_frames)) // every
-        pictures = self._pictures(entry, np.unique(packed).tolist())
+        numbers: NDArray[np.int64] = np.asarray(choose(num_frames)) // every
+        pictures = self._pictures(entry, np.unique(numbers).tolist())
 
         # The size before packing scaled the frame down gives the same view as the video itself.
         render = Renderer(lambda w, h: views_of(facts.width or w, facts.height or h), is_grey=is_flow)
         fetch = lambda number: (f"{name}, picture {number}", pictures[number])  # noqa: E731
-        return read_picture_views(name, fetch, lambda _: packed, render, len(entry.pictures), self._limits)
+        return read_picture_views(name, fetch, lambda _: numbers, render, len(entry.pictures), self._limits)
 
     def _pictures(self, entry: _Entry, numbers: Sequence[int]) -> dict[int, bytes]:
         """Return the bytes of the pictures `numbers`, which rise; those that are close are read together."""

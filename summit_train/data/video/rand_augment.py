@@ -35,10 +35,6 @@ def _affine(img: Image.Image, *matrix: float) -> Image.Image:
     return img.transform(img.size, Image.Transform.AFFINE, matrix, resample=_BICUBIC, fillcolor=_GREY)
 
 
-def _solarize_add(img: Image.Image, by: float) -> Image.Image:
-    return img.point([min(255, value + int(by)) if value < 128 else value for value in range(256)] * 3)
-
-
 def _enhance(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Kind:
     return Kind(lambda img, by: enhancer(img).enhance(max(0.1, 1.0 + by)), 0.9, True)
 
