@@ -156,9 +156,9 @@ def frame_benches(spec: Spec, device: torch.device) -> list[ForwardBench]:
 
     The network sees one random frame as in training again and again, as a stream.
     """
-    kind, (_, *size, channels), model = parameter_type(spec.precision), spec.data.clip_shape, spec.model
+    kind, model, (_, height, width, channels) = parameter_type(spec.precision), spec.model, spec.data.clip_shape
     stream = StreamNetwork(build_network(spec).to(device=device, dtype=kind))
-    pixels = torch.randn(1, *size, channels, device=device, dtype=kind)
+    pixels = torch.randn(1, height, width, channels, device=device, dtype=kind)
     maps, caches = torch.empty(0), list[torch.Tensor]()
 
     def see(frame: torch.Tensor) -> None:
@@ -167,7 +167,7 @@ def frame_benches(spec: Spec, device: torch.device) -> list[ForwardBench]:
 
     def find(_: torch.Tensor) -> None:
         assert model.detector is not None
-        detect(maps.float(), (size[0], size[1]), model.detector, model.num_classes)
+        detect(maps.float(), (height, width), model.detector, model.num_classes)
 
     channels_last = pixels.permute(0, 3, 1, 2)  # in memory, as a stream's
     network = ForwardBench([(see, channels_last)], spec.precision, device)
