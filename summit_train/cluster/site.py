@@ -177,7 +177,6 @@ class Site(Section):
 
     @property
     def cores_per_rank(self) -> int:
-        """Return the number of cores that a rank and its loader workers share."""
         return max(1, self.cores_per_node // self.ranks)
 
     def walltime_cap(self, nodes: int) -> int | None:

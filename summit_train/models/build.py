@@ -20,7 +20,7 @@ from summit_train.models.shift import add_shifts
 from summit_train.models.slowfast import SlowFast
 from summit_train.models.trn import TRN
 from summit_train.models.video import VideoNetwork, initialise
-from summit_train.models.vit import build_vit
+from summit_train.models.vit import FrameViT, VideoViT
 from summit_train.models.x3d import X3D, X3DBlock
 from summit_train.spec import catalog
 
@@ -70,9 +70,10 @@ def build_model(
     for problem in (*_number_problems(numbers, shift_direction), *problems):
         raise ValueError(problem)
     sizes = (num_frames, num_classes, width, dropout, in_channels)
-    if arch == "vit":
-        shift = (shift_fraction, shift_direction)
-        model: VideoNetwork = build_vit(backbone or "", sizes, drop_path, adapter, positions, shift)
+    if arch == "vit" and adapter == "none":
+        model: VideoNetwork = VideoViT(backbone or "", sizes, drop_path, positions)
+    elif arch == "vit":
+        model = FrameViT(backbone or "", sizes, drop_path, adapter, (shift_fraction, shift_direction))
     else:
         model = _built(arch, backbone or "", sizes, pool1)
     if arch == "tsm":

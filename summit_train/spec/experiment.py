@@ -269,7 +269,6 @@ class Spec(Section):
 
     @property
     def run_path(self) -> Path:
-        """The run's own folder, run_dir/name."""
         return Path(self.run_dir) / self.name
 
     @property
