@@ -52,8 +52,7 @@ def build_model(
     adapter "shift" of a vit, read the shift's settings. Without `backbone` it is the architecture's usual one. `width`
     multiplies the channels, rounded to multiples of 8. With `zero_init_residual` every residual block begins as its
     shortcut (Goyal et al., section 5.1); non-local blocks always begin as the identity. Weights are drawn from
-    `generator`, or from torch's global one. FILE.py:callable as `arch` alone reads `options`. Raises ValueError for a
-    wrong argument, and for clips too short for the network's strides in time.
+    `generator`, or torch's global one. Only FILE.py:callable reads `options`. Raises ValueError for wrong arguments.
     """
     if catalog.is_foreign(arch):
         return build_foreign(arch, num_frames, num_classes, in_channels, options or {}, generator)
