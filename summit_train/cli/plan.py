@@ -35,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_site_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """Add --site, --set and --walltime."""
     add = parser.add_argument
     add("--site", required=required, metavar="NAME", help="a shipped site profile, or the path of one")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="key of the site to override: account=abc123")

@@ -72,7 +72,7 @@ def check_launcher(site: Site, timeout: float = 120.0) -> Check:
 
 
 def check_account(site: Site) -> Check:
-    """Compare the site's account with those that the scheduler knows of this user."""
+    """Compare the site's account with this user's in the scheduler."""
     own = site.account or "none"
     try:
         known = site.batch.accounts()

@@ -79,7 +79,7 @@ def render(site: Site, job: Job) -> str:
     """Return the job script, which ends with a newline.
 
     Raises UserError for an array where the scheduler has none, staging without node-local disks, and for a key that the
-    site requires and nobody has set.
+    site requires and that is not set.
     """
     for key in site.requires:
         if getattr(site, key) is None:

@@ -86,7 +86,7 @@ class Container(Section):
         return tuple(bind if ":" in bind else f"{bind}:{bind}" for bind in self.binds)
 
     def check(self, site: str, launcher: str) -> None:
-        """Raise UserError where the launcher cannot enter the image, or nobody reads the binds."""
+        """Raise UserError where the launcher cannot enter the image, or nothing reads the binds."""
         if self.runtime in ("pyxis", "edf") and launcher != "srun":
             wrong = f"{self.runtime} must be used with launcher srun, got {launcher}"
             raise UserError(f"{site}: container.runtime: {wrong}")
@@ -177,7 +177,6 @@ class Site(Section):
 
     @property
     def cores_per_rank(self) -> int:
-        """Return the number of cores that a rank and its loader workers share."""
         return max(1, self.cores_per_node // self.ranks)
 
     def walltime_cap(self, nodes: int) -> int | None:

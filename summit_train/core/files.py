@@ -64,7 +64,6 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def file_sha256(path: str | Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal digits."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):

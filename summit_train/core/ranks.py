@@ -1,4 +1,4 @@
-"""Start the ranks of a command and stand in for them: they get its signals, and it has their exit status.
+"""Start the ranks of a command and act for them: pass signals on, and end with their exit status.
 
 mpirun starts them where Horovod joins them, and on other hosts. Otherwise each is a process of this one, and
 torch.distributed joins them at a port that this process keeps for them.

@@ -192,7 +192,6 @@ class Watchdog:
                 self._world.abort(1)
 
     def _fault(self, seconds: float, before: Neighbour | None) -> str | None:
-        """Return what is wrong, or None while nothing is."""
         stood, where = time.monotonic() - self._since, self._where
         text = f"no progress for {stood:.0f} s while {where}"
         if before is None:

@@ -20,7 +20,7 @@ from summit_train.models.shift import add_shifts
 from summit_train.models.slowfast import SlowFast
 from summit_train.models.trn import TRN
 from summit_train.models.video import VideoNetwork, initialise
-from summit_train.models.vit import build_vit
+from summit_train.models.vit import FrameViT, VideoViT
 from summit_train.models.x3d import X3D, X3DBlock
 from summit_train.spec import catalog
 
@@ -52,8 +52,7 @@ def build_model(
     adapter "shift" of a vit, read the shift's settings. Without `backbone` it is the architecture's usual one. `width`
     multiplies the channels, rounded to multiples of 8. With `zero_init_residual` every residual block begins as its
     shortcut (Goyal et al., section 5.1); non-local blocks always begin as the identity. Weights are drawn from
-    `generator`, or from torch's global one. FILE.py:callable as `arch` alone reads `options`. Raises ValueError for a
-    wrong argument, and for clips too short for the network's strides in time.
+    `generator`, or torch's global one. Only FILE.py:callable reads `options`. Raises ValueError for wrong arguments.
     """
     if catalog.is_foreign(arch):
         return build_foreign(arch, num_frames, num_classes, in_channels, options or {}, generator)
@@ -70,9 +69,10 @@ def build_model(
     for problem in (*_number_problems(numbers, shift_direction), *problems):
         raise ValueError(problem)
     sizes = (num_frames, num_classes, width, dropout, in_channels)
-    if arch == "vit":
-        shift = (shift_fraction, shift_direction)
-        model: VideoNetwork = build_vit(backbone or "", sizes, drop_path, adapter, positions, shift)
+    if arch == "vit" and adapter == "none":
+        model: VideoNetwork = VideoViT(backbone or "", sizes, drop_path, positions)
+    elif arch == "vit":
+        model = FrameViT(backbone or "", sizes, drop_path, adapter, (shift_fraction, shift_direction))
     else:
         model = _built(arch, backbone or "", sizes, pool1)
     if arch == "tsm":

@@ -30,7 +30,6 @@ class Layer:
 
     @property
     def multiply_adds(self) -> int:
-        """Return those of the forward pass."""
         return math.prod(self.product)
 
 

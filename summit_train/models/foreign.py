@@ -24,7 +24,7 @@ LAYOUTS = ("NTCHW", "NCTHW")
 
 
 class ForeignNetwork(VideoNetwork):
-    """Adapts the module `network`, whose attributes `layout`, `head`, `stem` and `feature_maps` say what it has.
+    """Adapts the module `network`, whose attributes `layout`, `head`, `stem` and `feature_maps` describe it.
 
     Names of tensors and of modules are those of `network`. All its draws from torch's default generators, those of
     nn.Dropout and of any drop path, are functions of the seed that `reseed` gets.

@@ -71,7 +71,6 @@ def inflated(conv: nn.Module, kernel: int = 1, stride: int = 1) -> nn.Conv3d:
 
 
 def inflate_norms(network: nn.Module) -> None:
-    """Put a 3D normalisation in place of each 2D one of `network`."""
     for name, module in list(network.named_modules()):
         if isinstance(module, nn.BatchNorm2d):
             network.set_submodule(name, nn.BatchNorm3d(module.num_features))

@@ -93,7 +93,6 @@ class RecomputedBlocks(nn.Sequential):
 
 
 def recompute_blocks(network: VideoNetwork) -> None:
-    """Make the sequences of blocks of `network` keep the blocks' inputs only."""
     for name in network.sequences:
         network.set_submodule(name, RecomputedBlocks(OrderedDict(network.get_submodule(name).named_children())))
 

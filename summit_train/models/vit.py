@@ -237,15 +237,6 @@ def _joined(parts: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
     return torch.cat(list(found.values()))
 
 
-def build_vit(
-    backbone: str, sizes: tuple[int, int, float, float, int], drop_path: float, adapter: Adapter, positions: Positions,
-    shift: tuple[float, ShiftDirection],
-) -> ViT:  # fmt: skip
-    if adapter == "none":
-        return VideoViT(backbone, sizes, drop_path, positions)
-    return FrameViT(backbone, sizes, drop_path, adapter, shift)
-
-
 def fixed_positions(kind: Positions, grid: Sequence[int], channels: int, device: torch.device) -> torch.Tensor:
     """Return what tells the patches of a grid (T, H, W) apart: sines and cosines (T*H*W, channels) in double precision.
 

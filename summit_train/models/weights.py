@@ -220,7 +220,6 @@ def _pool1(content: Content, found: Tensors) -> str | None:
 def _fitting(
     found: Tensors, targets: Tensors, model: VideoNetwork, shifts: dict[str, Shift]
 ) -> tuple[dict[str, Fitted], list[str]]:
-    """Return what of `found` fits the shapes of `targets`, and what does not."""
     fitting, mismatched = dict[str, Fitted](), list[str]()
     stem = {f"{layer}.weight" for layer in model.stem}
     no_shift: Shift = (0.0, "both")  # in a TSM, a convolution without a shift sees its own frame alone

@@ -170,7 +170,6 @@ def seconds_per_clip(spec: Spec, machine: Machine) -> float:
 
 
 def gradient_element_bytes(spec: Spec) -> int:
-    """Return the bytes of one gradient element in an allreduce."""
     return 2 if spec.optimizer.compression == "fp16" else spec.weight_bytes
 
 

@@ -115,7 +115,6 @@ def load_machine(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Mac
 
 
 def machine_names() -> list[str]:
-    """Return the names of the shipped machines."""
     return sorted(path.stem for path in shipped("configs/machines").glob("*.yaml"))
 
 

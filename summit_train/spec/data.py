@@ -81,7 +81,6 @@ class DataSpec(Section):
 
     @property
     def rand_augment_settings(self) -> RandAugmentSpec:
-        """Return what augment rand_augment does."""
         return self.rand_augment or RandAugmentSpec()
 
     @property

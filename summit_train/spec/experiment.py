@@ -269,7 +269,6 @@ class Spec(Section):
 
     @property
     def run_path(self) -> Path:
-        """The run's own folder, run_dir/name."""
         return Path(self.run_dir) / self.name
 
     @property
@@ -306,7 +305,7 @@ def spec_from_tree(tree: Tree) -> Spec:
 
 
 def _with_task(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with the keys that task detection stands for, where they are not given."""
+    """Return the values with the keys that task detection implies, where they are not given."""
     model, loss = values.get("model"), values.get("loss", {})
     if values.get("task") != "detection" or not isinstance(model, dict) or not isinstance(loss, dict):
         return values

@@ -78,7 +78,6 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[yaml.Node, int] = {}  # values in a finished node, with aliases written out
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
-        """Compose a node, and count its values."""
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         is_alias = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
@@ -95,7 +94,6 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Compose a mapping whose keys are words, each given once."""
         # Keys are checked here because the constructor's `<<` may add a second one of a key.
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()

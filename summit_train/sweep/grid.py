@@ -30,9 +30,9 @@ from pydantic import ConfigDict, Field
 
 from summit_train.core.errors import UserError
 from summit_train.evaluation.measures import Measures, measures_of
-from summit_train.spec import PathText, Spec, spec_from_tree
+from summit_train.spec import Spec, spec_from_tree
 from summit_train.spec.source import Tree, apply_override, put, read_tree, to_yaml
-from summit_train.spec.typed import Count, Section, validated
+from summit_train.spec.typed import Count, PathText, Section, validated
 
 MOST_RUNS = 1000  # an array's indices stay below Slurm's usual MaxArraySize, 1001
 _LONGEST_NAME = 80
@@ -119,7 +119,6 @@ class Sweep:
 
     @property
     def measures(self) -> Measures:
-        """The measures of the sweep's table and figure."""
         return measures_of(self.runs[0].spec.loss.kind)
 
 

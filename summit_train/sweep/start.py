@@ -75,7 +75,6 @@ def plan_runs(
 
 
 def planned_table(planned: Sequence[PlannedRun]) -> TextTable:
-    """Return the plans as a table for people."""
     rows = []
     for run in planned:
         plan, cost = run.plan, run.cost

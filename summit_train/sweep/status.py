@@ -111,7 +111,6 @@ def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -
 
 
 def _results(found: Run, nodes: int | None) -> Row:
-    """Return what the run has recorded."""
     training = [step.top1 for step in found.steps if step.epoch == found.steps[-1].epoch]
     row: Row = {key: found.plan[key] for key in _PLANNED if key in found.plan}
     row |= {"step": found.last_step, "machine": machine_of(found.environment), "training_top1": _mean_std(training)[0]}

@@ -72,7 +72,7 @@ def experiment_of(spec: Spec, plan: Plan, train: Dataset | None, model: VideoNet
     """Return what must be equal for one run to resume from another's checkpoint, as flat `section.key: value`.
 
     The number of ranks is not part of it, nor where the data are, nor what only changes the speed. train: None where
-    the list of the clips is not at hand; its fingerprints are then missing.
+    the list of the clips is missing; its fingerprints are then left out.
     """
     same = experiment_keys(spec) | {"scale.gpus": plan.virtual_gpus, "scale.clips_per_gpu": plan.clips_per_gpu}
     same |= model.sources

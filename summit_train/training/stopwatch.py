@@ -80,7 +80,6 @@ class Recorder(Stopwatch):
         self._steps: list[TimedStep] = []
 
     def begin_step(self, step: int, start: Mark) -> None:
-        """Begin update number `step` at `start`."""
         self._steps.append(TimedStep(step, [("", start)]))
 
     def lap(self, phase: str) -> None:

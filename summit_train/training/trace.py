@@ -114,7 +114,6 @@ class SlowestRank:
 
 
 def slowest_ranks(ranks: Sequence[RankTrace]) -> list[SlowestRank]:
-    """Return the slowest rank of each phase, in the order of a step."""
     seconds: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0] * len(ranks)))
     for rank, trace in enumerate(ranks):
         for one in trace.slices:

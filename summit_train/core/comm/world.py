@@ -62,7 +62,6 @@ class World:
         return [value]
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
         self.broadcast(self.gather(None))
 
     def abort(self, status: int) -> None:

@@ -26,8 +26,6 @@ class FusedBlock:
 
 
 class FusedBasicBlock(FusedBlock, BasicBlock):
-    """Two convolutions."""
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.in_place_shift(x)
         shortcut = self.downsample(x)
@@ -36,8 +34,6 @@ class FusedBasicBlock(FusedBlock, BasicBlock):
 
 
 class FusedBottleneck(FusedBlock, Bottleneck):
-    """Three convolutions."""
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.in_place_shift(x)
         shortcut = self.downsample(x)
@@ -78,7 +74,6 @@ def execution() -> str:
 
 
 def _join_shift(block: ResidualBlock | InvertedResidual, shift: TemporalShift) -> None:
-    """Join the shift of a branch with the branch's first convolution."""
     name = "conv1" if isinstance(block, ResidualBlock) else "conv.0.0"
     conv = block.get_submodule(name)
     assert isinstance(conv, nn.Conv2d)
