@@ -172,6 +172,13 @@ def test_the_examples_are_specs(tmp_path: Path) -> None:
         assert load_spec(tmp_path / "spec.yaml").name == name
 
 
+def test_the_page_on_detection_shows_the_spec_whose_figures_it_gives(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(_example("docs/detection.md"))
+    own = {"name": True, "run_dir": True, "data": {"train", "val", "workers"}}
+    page, shipped = map(load_spec, (tmp_path / "spec.yaml", ROOT / "configs/motion/boxes_tsm.yaml"))
+    assert page.model_dump(exclude=own) == shipped.model_dump(exclude=own)
+
+
 def test_the_sweeps_example_is_a_sweep(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(_example("README.md"))
     (tmp_path / "sweep.yaml").write_text(_example("docs/sweeps.md"))
