@@ -21,7 +21,7 @@ from summit_train.data.video.render import Frames
 _SMALLEST = 8  # letters, pixels
 # Encodes a uint8 RGB picture (H, W, 3) to be shown at a time in ticks.
 Write = Callable[[Frames, int], None]
-Drawn = tuple[int, str, tuple[float, float, float, float]]  # a box: its class, text and edges
+Drawn = tuple[int, str, tuple[float, float, float, float]]  # a box: its class, text, left, top, width and height
 
 
 @contextmanager
@@ -121,17 +121,17 @@ def with_caption(picture: Frames, text: str) -> Frames:
 
 
 def with_boxes(picture: Frames, boxes: Sequence[Drawn]) -> Frames:
-    """Return a copy of an RGB picture (H, W, 3) with boxes, the first one on top: (class, text, edges) each.
+    """Return a copy of an RGB picture (H, W, 3) with boxes, the first one on top.
 
-    The edges are left, top, right and bottom in pixels, continuous: 0, 0, 1, 1 is the first pixel. A class has a colour
-    of its own. The text stands above its box or, where there is no room, in it.
+    Their edges are in pixels, continuous: 0, 0, 1, 1 is the first pixel. A class has a colour of its own. The text
+    stands above its box or, where there is no room, in it.
     """
     image = Image.fromarray(picture)
     draw = ImageDraw.Draw(image)
     size = max(_SMALLEST, image.height // 30)
     font, line = ImageFont.load_default(size), max(2, image.height // 200)
-    for label, text, edges in reversed(boxes):
-        left, top, right, bottom = map(round, edges)
+    for label, text, (x, y, across, down) in reversed(boxes):
+        left, top, right, bottom = map(round, (x, y, x + across, y + down))
         # The golden angle: hues of neighbouring numbers are far apart.
         colour = ImageColor.getrgb(f"hsv({label * 137.508 % 360:.0f}, 90%, 100%)")
         draw.rectangle((left, top, max(left, right - 1), max(top, bottom - 1)), outline=colour, width=line)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 import torch
 
 from summit_train.core.text import listed
-from summit_train.data.video.encode import Drawn, with_boxes
+from summit_train.data.video.encode import with_boxes
 from summit_train.data.video.render import Frames, turn_in
 from summit_train.data.video.stream import StreamFrame
 from summit_train.detection.detect import detect
@@ -54,9 +56,6 @@ class BoxFinder(Stream):
         return listed([f"{box['name']} {box['score']:.2f}" for box in values["boxes"]], _NAMED) or "no box"
 
     def draw(self, picture: Frames, values: Values) -> Frames:
-        drawn: list[Drawn] = []
-        for box in values["boxes"]:
-            left, top = box["left"], box["top"]
-            edges = left, top, left + box["width"], top + box["height"]
-            drawn.append((box["label"], f"{box['name']} {box['score']:.2f}", edges))
-        return with_boxes(picture, drawn)
+        place = itemgetter("left", "top", "width", "height")
+        boxes = [(box["label"], f"{box['name']} {box['score']:.2f}", place(box)) for box in values["boxes"]]
+        return with_boxes(picture, boxes)
