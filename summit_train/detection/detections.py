@@ -47,8 +47,7 @@ class Detections:
 
     @property
     def left_out(self) -> list[int]:
-        missing: list[int] = np.flatnonzero(~self._positives[0].astype(bool)).tolist()
-        return missing
+        return list(np.flatnonzero(self._positives[0] == 0).tolist())
 
     def mean(self, key: str) -> float:
         """Return the mean average precision, in percent, over the classes with boxes; NaN without any."""
@@ -61,9 +60,9 @@ class Detections:
 
     def curves(self, judged: Judged, number: int = 0) -> list[Curve]:
         """Return the curve of each class in one of RANGES. judged: of a form."""
-        right = np.zeros(len(judged.found), np.bool_)
-        right[judged.found >= 0] = self.counted[number][judged.found[judged.found >= 0]]
-        wrong, positives, scores = judged.wrong[number], self._positives[number].tolist(), self.rows[:, SCORE]
+        found, wrong = judged[0], judged[1][number]
+        right = np.append(self.counted[number], False)[found]  # one that finds no box, -1, has the last
+        positives, scores = self._positives[number].tolist(), self.rows[:, SCORE]
         return [curve(scores[own], right[own], wrong[own], n) for own, n in zip(self._order, positives, strict=True)]
 
     def parts(self) -> list[tuple[slice, slice]]:
@@ -77,18 +76,17 @@ class Detections:
         motion = np.concatenate([np.zeros(0), *(motion_ious(self.truth.rows[boxes]) for _, boxes in self.parts())])
         is_slow, is_fast, hidden = motion > measures.SLOW, motion < measures.FAST, self.truth.rows["hidden"]
         parts = np.stack([np.ones_like(hidden), is_slow, ~is_slow & ~is_fast, is_fast, hidden])
-        counted: NDArray[np.bool_] = parts & ~self.truth.rows["ignored"]
-        return counted
+        return np.asarray(parts & ~self.truth.rows["ignored"])
 
     def judged(self, form: Form) -> Judged:
         """Judge the detections of all videos; see `judge`. The boxes that they find are places among all."""
         shares = self.counted.sum(1) / max(1, (~self.truth.rows["ignored"]).sum())
         found, wrong = [np.zeros(0, np.int64)], [np.zeros((len(RANGES), 0), np.float32)]
         for rows, boxes in self.parts():
-            one = judge(self.rows[rows], self.truth.rows[boxes], self.counted[:, boxes], form, shares)
-            found.append(np.where(one.found < 0, -1, one.found + boxes.start))
-            wrong.append(one.wrong)
-        return Judged(np.concatenate(found), np.concatenate(wrong, 1))
+            own, weights = judge(self.rows[rows], self.truth.rows[boxes], self.counted[:, boxes], form, shares)
+            found.append(np.where(own < 0, -1, own + boxes.start))
+            wrong.append(weights)
+        return np.concatenate(found), np.concatenate(wrong, 1)
 
     @cached_property
     def _percents(self) -> dict[str, NDArray[np.float64]]:

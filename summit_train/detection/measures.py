@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+# What became of N detections in R ranges: the box that each finds, -1 without any, int64 (N,), and how much it counts
+# as a false detection in each range, float32 (R, N).
+Judged = tuple[Places, NDArray[np.float32]]
 
 NEARBY = 10  # frames before and after, of motion IoU
 SLOW, FAST = 0.9, 0.7  # motion IoU above the one, below the other; medium between them, both included
@@ -28,8 +31,7 @@ def overlaps(one: NDArray[np.float32], other: NDArray[np.float32]) -> Floats:
     ends, starts = np.minimum(one[..., 2:], other[..., 2:]), np.maximum(one[..., :2], other[..., :2])
     shared = np.maximum(ends - starts, 0).prod(-1)
     areas = [(boxes[..., 2:] - boxes[..., :2]).prod(-1) for boxes in (one, other)]
-    found: Floats = shared / (areas[0] + areas[1] - shared)
-    return found
+    return np.asarray(shared / (areas[0] + areas[1] - shared))
 
 
 def motion_ious(rows: NDArray[np.void]) -> Floats:
@@ -66,8 +68,7 @@ class Form:
 
     def thresholds(self, boxes: NDArray[np.float32]) -> Floats:
         sides = (boxes[:, 2:] - boxes[:, :2]).astype(np.float64)
-        enough: Floats = np.minimum(0.5, (sides / (sides + self.tolerance)).prod(1))
-        return enough
+        return np.asarray(np.minimum(0.5, (sides / (sides + self.tolerance)).prod(1)))
 
 
 # Chen et al., github.com/Scalsol/mega.pytorch, mega_core/data/datasets/evaluation/vid/vid_eval.py. There boxes of whole
@@ -75,18 +76,6 @@ class Form:
 MEGA = Form(tolerance=0, same_class=True)
 # Zhu et al., github.com/msracver/Flow-Guided-Feature-Aggregation, lib/dataset/imagenet_vid_eval_motion.py.
 FGFA = Form(tolerance=10, same_class=False)
-
-
-@dataclass(frozen=True)
-class Judged:
-    """What became of N detections in R ranges of the ground truth (m boxes).
-
-    found: the box that each one finds, -1 without any, int64 (N,). wrong: how much it counts as a false detection in
-    each range, float32 (R, N).
-    """
-
-    found: Places
-    wrong: NDArray[np.float32]
 
 
 def judge(
@@ -132,7 +121,7 @@ def judge(
             outside = np.add.reduceat(~inside, starts, dtype=np.float64) / np.diff(starts, append=len(own))
             weights[having] = np.where(within == beyond, outside, within > beyond)
         weights[excused] = 0
-    return Judged(found, wrong)
+    return found, wrong
 
 
 @dataclass(frozen=True)

@@ -111,10 +111,10 @@ def _bad_frames(
 
     shown: which detections are looked at.
     """
-    truth, right = found.truth.rows, judged.found >= 0
-    is_found = np.zeros(len(truth), bool)
-    is_found[judged.found[right & shown]] = True
-    is_false, is_missed = shown & (judged.wrong[0] > 0), ~is_found & ~truth["ignored"]
+    truth, (places, wrong) = found.truth.rows, judged
+    right, is_found = places >= 0, np.zeros(len(truth), bool)
+    is_found[places[right & shown]] = True
+    is_false, is_missed = shown & (wrong[0] > 0), ~is_found & ~truth["ignored"]
     worst = []
     for video, (own, boxes) in enumerate(found.parts()):
         false, missed = found.rows[own][is_false[own]], truth[boxes][is_missed[boxes]]

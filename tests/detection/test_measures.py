@@ -81,7 +81,7 @@ def test_the_highest_overlap_that_is_free_is_found() -> None:
     truth = truth_of((0, 0, 0, SQUARE), (0, 1, 0, (2, 0, 12, 10)))
     rows = [(0, 0, 0.5, *SQUARE), (0, 0, 0.9, 0.5, 0, 10.5, 10)]
     found = found_of([(rows, truth)], 1)
-    assert found.judged(MEGA).found.tolist() == [1, 0]
+    assert found.judged(MEGA)[0].tolist() == [1, 0]
     assert found.mean("map") == 100
 
 
@@ -115,7 +115,7 @@ def test_each_range_counts_its_own_boxes() -> None:
     apart = found_of([([nowhere, *right], truth)], 1)
     assert apart.mean("map_slow") == pytest.approx(100 * 2 * (2 / 2.8) / 4)
     assert apart.left_out == [] and found_of([([], truth)], 3).left_out == [1, 2]
-    wrong = found.judged(MEGA).wrong
+    _, wrong = found.judged(MEGA)
     assert wrong[:, 2].tolist() == [1, 1, 0, 0, 0]  # the false one: among all and the slow
 
 
@@ -282,8 +282,8 @@ def test_megas_second_pixel_is_the_only_difference_to_its_code() -> None:
 
 
 def test_videos_without_detections_or_boxes_are_judged() -> None:
-    nothing = judge(np.zeros((0, 7), np.float32), truth_of(), np.zeros((5, 0), bool), Form(0, True), np.zeros(5))
-    assert nothing.found.shape == (0,) and nothing.wrong.shape == (5, 0)
+    places, wrong = judge(np.zeros((0, 7), np.float32), truth_of(), np.zeros((5, 0), bool), Form(0, True), np.zeros(5))
+    assert places.shape == (0,) and wrong.shape == (5, 0)
     found = found_of([([], truth_of()), ([(0, 0, 0.5, *SQUARE)], truth_of())])
     assert all(value is None for value in measures_of("detection").values(found).values())
     assert found.left_out == [0, 1]
