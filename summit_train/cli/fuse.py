@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> Result:
     values = fused_values(runs, weights, fused)
     values["scores"] = "logits" if not args.softmax else "sigmoid" if binary else "softmax"
     if not binary:
-        confusion = confusion_of("the fused scores", fused.labels, fused.scores, fused.is_read, names)
+        confusion = confusion_of("the fused scores", fused, names)
         values["confusion"] = {"names": list(confusion.names), "counts": confusion.counts.tolist()}
     text = _text(values, measures_of(fused.kind, fused.scores.shape[1]))
     if out is not None:

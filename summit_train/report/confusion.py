@@ -122,7 +122,7 @@ def read_confusion(run: Run) -> Confusion | None:
     if found is None:
         return None
     checkpoint, scores, names, videos = found
-    return confusion_of(checkpoint, scores.labels, scores.scores, scores.is_read, names, videos)
+    return confusion_of(checkpoint, scores, names, videos)
 
 
 def read_precisions(run: Run) -> tuple[list[tuple[str, str, str]], int]:
@@ -167,22 +167,15 @@ def _read_scores(run: Run, kind: str) -> tuple[str, Scores, tuple[str, ...], lis
         return None
 
 
-def confusion_of(
-    checkpoint: str,
-    labels: NDArray[np.int64],
-    scores: NDArray[np.float64],
-    is_read: NDArray[np.bool_],
-    names: tuple[str, ...],
-    videos: Sequence[str] = (),
-) -> Confusion:
-    """Count labels (V,) against the highest of scores (V, classes) of the videos that were read.
+def confusion_of(checkpoint: str, found: Scores, names: tuple[str, ...], videos: Sequence[str] = ()) -> Confusion:
+    """Count the labels, one a video, against the highest scores of the videos that were read.
 
     names: of the first classes; the others are their numbers. Of equal scores the first class counts. videos: the names
     of the videos, for examples.
     """
+    labels, scores, read = found.labels, found.scores, np.flatnonzero(found.is_read)
     size = scores.shape[1]
     counts = np.zeros((size, size), np.int64)
-    read = np.flatnonzero(is_read)
     predicted = scores[read].argmax(1)
     np.add.at(counts, (labels[read], predicted), 1)
     examples = dict[tuple[int, int], str]()
@@ -190,7 +183,7 @@ def confusion_of(
         lead = scores[read, predicted] - scores[read, labels[read]]
         for place in np.argsort(lead, kind="stable").tolist():  # so the largest lead of a cell is the last
             examples[int(labels[read[place]]), int(predicted[place])] = videos[read[place]]
-    return Confusion(checkpoint, all_names(names, size), counts, int((~is_read).sum()), examples)
+    return Confusion(checkpoint, all_names(names, size), counts, found.num_bad, examples)
 
 
 def all_names(names: tuple[str, ...], size: int) -> tuple[str, ...]:

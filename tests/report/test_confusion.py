@@ -22,6 +22,10 @@ SCORES = np.array([[9, 1, 0], [1, 9, 0], [1, 1, 0], [0, 2, 5], [0, 1, 7], [NAN, 
 IS_READ = np.array([True] * 5 + [False])
 
 
+def all_read(labels: np.ndarray, scores: np.ndarray) -> Scores:
+    return Scores(np.arange(len(labels)), labels, scores, np.ones(len(labels), np.bool_))
+
+
 @pytest.fixture
 def run_with_scores(write_run) -> Path:
     none = ("metrics.jsonl",)
@@ -35,7 +39,7 @@ def run_with_scores(write_run) -> Path:
 
 def test_by_hand() -> None:
     """Three videos of class 0: one right, one taken for 1, one undecided between 0 and 1, which is a 0."""
-    confusion = confusion_of("last", LABELS, SCORES, IS_READ, ("a", "b"))
+    confusion = confusion_of("last", Scores(np.arange(6), LABELS, SCORES, IS_READ), ("a", "b"))
     assert confusion.counts.tolist() == [[2, 1, 0], [0, 0, 1], [0, 0, 1]]
     assert confusion.names == ("a", "b", "2") and confusion.unread == 1
     assert confusion.pairs() == [("a", "b", "1", "33.3 %", ""), ("b", "2", "1", "100.0 %", "")]
@@ -48,13 +52,13 @@ def test_the_most_frequent_mistakes_come_first_and_ten_at_most() -> None:
     scores = np.zeros((144, 12))
     scores[np.arange(144), np.tile(np.arange(12), 12)] = 1
     scores[1] = np.eye(12)[5]
-    pairs = confusion_of("last", labels, scores, labels >= 0, ()).pairs()
+    pairs = confusion_of("last", all_read(labels, scores), ()).pairs()
     assert len(pairs) == 10 and pairs[0] == ("0", "5", "2", "16.7 %", "")
 
 
 def test_a_mistake_has_the_video_where_the_wrong_class_leads_most() -> None:
     scores = np.array([[1, 5], [1, 9], [4, 5], [5, 1]])
-    confusion = confusion_of("last", np.zeros(4, np.int64), scores, np.ones(4, bool), (), ["v0", "v1", "v2", "v3"])
+    confusion = confusion_of("last", all_read(np.zeros(4, np.int64), scores), (), ["v0", "v1", "v2", "v3"])
     assert confusion.pairs() == [("0", "1", "3", "75.0 %", "v1")]
 
 
@@ -78,7 +82,7 @@ def test_of_many_classes_the_matrix_has_the_16_that_are_most_confused() -> None:
     """Of 31 classes with one video each, 20 .. 29 are taken for the next one, and 30, which has three, for 0."""
     labels = np.append(np.arange(31), [30, 30])
     predicted = np.where(labels >= 20, (labels + 1) % 31, labels)
-    many = confusion_of("last", labels, np.eye(31)[predicted], labels >= 0, ())
+    many = confusion_of("last", all_read(labels, np.eye(31)[predicted]), ())
     assert many.most_confused() == [0, *range(20, 31)] and many.classes() == [
         (str(i), "1", "0.0 %") for i in range(20, 30)
     ]
@@ -86,8 +90,8 @@ def test_of_many_classes_the_matrix_has_the_16_that_are_most_confused() -> None:
     assert picture is not None and "The 12 most confused of 31 classes." in picture.caption
     assert curve is not None and "all 31 classes" in curve.caption
     predicted = (labels + 1) % 31
-    assert confusion_of("last", labels, np.eye(31)[predicted], labels >= 0, ()).most_confused() == [*range(15), 30]
-    right = confusion_of("last", labels, np.eye(31)[labels], labels >= 0, ())
+    assert confusion_of("last", all_read(labels, np.eye(31)[predicted]), ()).most_confused() == [*range(15), 30]
+    right = confusion_of("last", all_read(labels, np.eye(31)[labels]), ())
     assert right.picture() is None and right.curve() is not None
 
 
