@@ -155,8 +155,7 @@ class Thing:
         cover = np.clip(0.5 - self._outside(along, across), 0, 1)[..., None]
         stripe = np.clip(0.5 + 2 * np.sin(2 * math.pi * along / self.radius), 0, 1)[..., None]
         paint = self.colours[0] * stripe + self.colours[1] * (1 - stripe)
-        blend: Picture = picture * (1 - cover) + paint * cover
-        return blend
+        return np.asarray(picture * (1 - cover) + paint * cover)
 
     @property
     def half_side(self) -> float:

@@ -81,5 +81,4 @@ class _Object(Thing):
             return self.over(picture, x, y)
         rows, columns = np.mgrid[: len(picture), : len(picture)]
         distance = np.hypot(columns - x, rows - y) / self.half_side
-        blend: Picture = picture + (200 - picture) * 0.8 * np.clip(1 - distance**2, 0, 1)[..., None]
-        return blend
+        return np.asarray(picture + (200 - picture) * 0.8 * np.clip(1 - distance**2, 0, 1)[..., None])

@@ -101,8 +101,7 @@ def _precision(scores: Scores) -> NDArray[np.float64]:
 def _accuracies(scores: Scores) -> NDArray[np.float64]:
     videos = scores.hot.sum(0)
     right = scores.hot[scores.right(1)].sum(0)
-    percents: NDArray[np.float64] = np.where(videos, 100 * right / np.maximum(videos, 1), np.nan)
-    return percents
+    return np.where(videos, 100 * right / np.maximum(videos, 1), np.nan)
 
 
 _OF_BOXES = (

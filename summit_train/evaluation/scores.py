@@ -52,8 +52,7 @@ class Scores:
     @property
     def left_out(self) -> list[int]:
         """The classes that mean average precision leaves out, as no video is of them; none of other measures."""
-        missing: list[int] = np.flatnonzero(~self.labels.any(0)).tolist() if self.kind == "binary" else []
-        return missing
+        return np.flatnonzero(~self.labels.any(0)).tolist() if self.kind == "binary" else []
 
     def right(self, k: int) -> NDArray[np.bool_]:
         """Return whether each video's label is among its k highest scores, (V,).
@@ -63,8 +62,7 @@ class Scores:
         own = np.take_along_axis(self.scores, self.labels[:, None], axis=1)
         classes = np.arange(self.scores.shape[1])[None, :]
         ahead = (self.scores > own) | ((self.scores == own) & (classes < self.labels[:, None]))
-        is_right: NDArray[np.bool_] = (ahead.sum(axis=1) < k) & self.is_read
-        return is_right
+        return np.asarray((ahead.sum(axis=1) < k) & self.is_read)
 
     def top(self, k: int) -> float:
         return 100.0 * float(np.mean(self.right(k)))

@@ -278,5 +278,4 @@ def stream_scores(streamer: Streamer, data: DataSpec, video: WholeVideo) -> NDAr
     average = StreamAverage(streamer, stream_frames(data, number).tolist(), [number])
     for block in video.blocks():
         average.add(block)
-    logits: NDArray[np.float64] = average.at_edges()[0]
-    return logits
+    return np.asarray(average.at_edges()[0])

@@ -69,8 +69,7 @@ def most_confident(scores: Scores, shares: NDArray[np.float64]) -> list[int]:
     """Return the rows of up to 12 wrong videos, those with the highest of the probabilities (V, classes) first."""
     wrong = np.flatnonzero(scores.is_read & ~scores.right(1))
     highest = shares[wrong].max(1)
-    order: list[int] = wrong[np.argsort(-highest, kind="stable")[:MOST_MISTAKES]].tolist()
-    return order
+    return list(wrong[np.argsort(-highest, kind="stable")[:MOST_MISTAKES]].tolist())
 
 
 def _mistake(found: RunScores, shares: NDArray[np.float64], place: int, videos: Videos) -> Mistake:

@@ -42,8 +42,7 @@ class Kept:
         """Return the manifest's numbers of the clips at these places among the kept ones."""
         # e_j - j kept clips come before e_j, the j-th excluded one.
         kept_before = self.excluded - np.arange(len(self.excluded))
-        found: NDArray[np.int64] = places + np.searchsorted(kept_before, places, side="right")
-        return found
+        return places + np.searchsorted(kept_before, places, side="right")
 
     def fingerprint(self) -> str | None:
         """Return 32 hexadecimal digits of the excluded clips, None where there is none."""

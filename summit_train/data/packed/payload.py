@@ -44,12 +44,7 @@ class Sample:
 
 
 def make_samples(
-    clips: Sequence[int],
-    path: str,
-    facts: Sequence[Facts],
-    packing: Packing,
-    sha256: bytes | None,
-    region: Region,
+    clips: Sequence[int], path: str, facts: Sequence[Facts], packing: Packing, sha256: bytes | None, region: Region
 ) -> list[Sample | DecodeError]:
     """Read a file once and convert it to what is packed of each clip that is a span of it, or return the clips' errors.
 

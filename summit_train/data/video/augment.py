@@ -119,8 +119,7 @@ class View:
         if self.flip:
             seen[:, [0, 2]] = self.crop_width - seen[:, [2, 0]]
         limits = np.array([self.crop_width, self.crop_height] * 2, np.float32)
-        moved: NDArray[np.float32] = np.clip(seen, 0, limits)
-        return moved
+        return np.asarray(np.clip(seen, 0, limits))
 
 
 def scaled_size(width: int, height: int, short_side: int, long_side: int | None = None) -> tuple[int, int]:
@@ -222,8 +221,7 @@ def mirrored_x(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
     No motion stays no motion. 0, below the least value that has an opposite, becomes 255.
     """
-    opposite: NDArray[np.uint8] = (2 * FLOW_ZERO - np.maximum(values, 1).astype(np.int16)).astype(np.uint8)
-    return opposite
+    return (2 * FLOW_ZERO - np.maximum(values, 1).astype(np.int16)).astype(np.uint8)
 
 
 def cut(picture: NDArray[np.uint8], view: View) -> NDArray[np.uint8]:

@@ -94,8 +94,7 @@ def _chosen(choose: Choose, num_frames: int) -> tuple[NDArray[np.int64], frozens
 def _clip_by_clip(chosen: NDArray[np.int64], pictures: dict[int, list[Frames]]) -> Frames:
     """Put the pictures of each view into the order of the chosen frames (K, T)."""
     clips = [[pictures[number] for number in row] for row in chosen.tolist()]
-    views: Frames = np.array([view for clip in clips for view in zip(*clip, strict=True)])
-    return views
+    return np.array([view for clip in clips for view in zip(*clip, strict=True)])
 
 
 # Pictures.

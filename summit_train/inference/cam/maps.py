@@ -72,8 +72,7 @@ class Heatmap:
         slices = torch.from_numpy(np.ascontiguousarray(self.map[self.slices[list(places)]]))
         size = self.pictures.shape[1:3]
         resized = functional.interpolate(slices[:, None], size, mode="bilinear", align_corners=False)[:, 0]
-        above: NDArray[np.bool_] = resized.numpy() >= threshold
-        return above
+        return resized.numpy() >= threshold
 
     def record(self, threshold: float) -> dict[str, Any]:
         """Return the row of tables.

@@ -118,8 +118,7 @@ def exported(
         part.ClearField("metadata_props")
     onnx.helper.set_model_props(model, {name: json.dumps(value) for name, value in metadata.items()})
     onnx.checker.check_model(model)
-    content: bytes = model.SerializeToString()
-    return content
+    return bytes(model.SerializeToString())
 
 
 def state_of(inputs: Iterable[str]) -> dict[str, str]:
