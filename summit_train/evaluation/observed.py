@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -72,16 +73,7 @@ def score_observed(
     spec = scorer.spec
     weights, _, step = read_weights(scorer, model, path)
     scorer.world.together(lambda: give_weights(model, path, weights))
-    own = spec.model
-    can_stream = stream_problem(own.arch, own.shift_direction, own.non_local, own.adapter) is None
-    streamer = scoring.Streamer(model, spec, scorer.device) if can_stream else None
-    known = scoring.PartialScores()
-    videos = scorer.remaining(known)
-    frames = partial(_frames, spec.data, tuple(fractions), streamer is not None)
-    find = partial(_observed_scores, scorer, model, streamer, fractions, str(path))
-    results = scorer.each_video(videos, frames, find)
-    shape = (1 if streamer is None else 2, len(fractions), spec.model.num_classes)
-    found = scorer.gather(model, videos, results, shape, progress, known)
+    found = _Observer(**vars(scorer), fractions=tuple(fractions), path=path).score(model, progress, source=None)
     if found is None:
         return None
     about: dict[str, Any] = {"name": spec.name, "arch": spec.model.arch, "backbone": spec.model.backbone}
@@ -89,42 +81,55 @@ def score_observed(
     return about | _curves(found, fractions)
 
 
-def _observed_scores(
-    scorer: scoring.Scorer,
-    model: nn.Module,
-    streamer: scoring.Streamer | None,
-    fractions: Sequence[Fraction],
-    source: str,
-    video: WholeVideo,
-) -> NDArray[np.float64]:
-    """Return a video's logits after each part.
+@dataclass(frozen=True, kw_only=True)
+class _Observer(scoring.Scorer):
+    """Scores the videos after each fraction of them. path: of the checkpoint, for messages.
 
-    fp64 (1, fractions, classes) by a clip of the part, or (2, ...) with those of the stream so far below. A part of
-    which the stream has no frame yet is NaN.
+    A result is fp64 (1, fractions, classes) by a clip of the part, or (2, ...) with those of the stream so far below. A
+    part of which the stream has no frame yet is NaN.
     """
-    spec, path = scorer.spec, scorer.dataset.manifest.path(video.video)
-    normalise = Normalise(parameter_type(spec.precision), scorer.device, spec.data.input)
-    number, kept = video.first.num_frames, dict[int, torch.Tensor]()
-    clips = observed_frames(number, fractions, spec.data.num_frames)
-    average: scoring.StreamAverage | None = None
-    if streamer is not None:
-        edges = [num_observed(number, fraction) for fraction in fractions]
-        average = scoring.StreamAverage(streamer, stream_frames(spec.data, number).tolist(), edges)
-    of_clips = set(clips.ravel().tolist())
-    for block in video.blocks():
-        for place, frame in enumerate(block.numbers.tolist()):
-            if frame in of_clips:
-                kept[frame] = block.views[:, place].clone()  # a view would keep the whole block
+
+    fractions: tuple[Fraction, ...]
+    path: Path
+
+    @property
+    def can_stream(self) -> bool:
+        own = self.spec.model
+        return stream_problem(own.arch, own.shift_direction, own.non_local, own.adapter) is None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (1 + self.can_stream, len(self.fractions), self.spec.model.num_classes)
+
+    def _results(self, model: nn.Module, videos: Sequence[int]) -> scoring.Results:
+        streamer = scoring.Streamer(model, self.spec, self.device) if self.can_stream else None
+        frames = partial(_frames, self.spec.data, self.fractions, self.can_stream)
+        yield from self.each_video(videos, frames, partial(self._observed, model, streamer))
+
+    def _observed(self, model: nn.Module, streamer: scoring.Streamer | None, video: WholeVideo) -> NDArray[np.float64]:
+        spec, path = self.spec, self.dataset.manifest.path(video.video)
+        normalise = Normalise(parameter_type(spec.precision), self.device, spec.data.input)
+        number, kept = video.first.num_frames, dict[int, torch.Tensor]()
+        clips = observed_frames(number, self.fractions, spec.data.num_frames)
+        average: scoring.StreamAverage | None = None
+        if streamer is not None:
+            edges = [num_observed(number, fraction) for fraction in self.fractions]
+            average = scoring.StreamAverage(streamer, stream_frames(spec.data, number).tolist(), edges)
+        of_clips = set(clips.ravel().tolist())
+        for block in video.blocks():
+            for place, frame in enumerate(block.numbers.tolist()):
+                if frame in of_clips:
+                    kept[frame] = block.views[:, place].clone()  # a view would keep the whole block
+            if average is not None:
+                average.add(block)
+        views = [torch.stack([kept[frame] for frame in clip], 1) for clip in clips.tolist()]  # (crops, T, h, w, C)
+        logits = scoring.view_logits(model, normalise, torch.cat(views), spec)
+        curves = [logits.view(len(clips), -1, logits.shape[1]).mean(1).cpu().numpy()]
+        scoring.check_finite(curves[0], path, str(self.path))
         if average is not None:
-            average.add(block)
-    views = [torch.stack([kept[frame] for frame in clip], 1) for clip in clips.tolist()]  # (crops, T, h, w, C)
-    logits = scoring.view_logits(model, normalise, torch.cat(views), spec)
-    curves = [logits.view(len(clips), -1, logits.shape[1]).mean(1).cpu().numpy()]
-    scoring.check_finite(curves[0], path, source)
-    if average is not None:
-        scoring.check_finite(average.at_edges(0.0), path, source)
-        curves.append(average.at_edges())
-    return np.stack(curves)
+            scoring.check_finite(average.at_edges(0.0), path, str(self.path))
+            curves.append(average.at_edges())
+        return np.stack(curves)
 
 
 def _frames(data: DataSpec, fractions: tuple[Fraction, ...], is_streamed: bool, num_frames: int) -> NDArray[np.int64]:

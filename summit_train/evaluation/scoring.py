@@ -104,49 +104,11 @@ class Scorer:
         many, DecodeError at the first one otherwise. Raises RunFailed, with `source`, at the first scores that are not
         finite; source None: those are results like others.
         """
-        partial = partial or PartialScores()
-        videos = self.remaining(partial)
-        return self.gather(model, videos, self._results(model, videos), self.shape, progress, partial, source)
-
-    def remaining(self, partial: PartialScores) -> list[int]:
-        """Return the videos of this rank's shard without rank 0's earlier results. Collective."""
+        partial, ballot = partial or PartialScores(), Ballot(self.world, self.stop)
         known = set(self.world.broadcast(list(partial.results)))
-        return [video for video in self.dataset.shard(self.world.rank, self.world.size).tolist() if video not in known]
-
-    def gather(
-        self,
-        model: nn.Module,
-        videos: Sequence[int],
-        results: Results,
-        shape: tuple[int, ...],
-        progress: Progress,
-        partial: PartialScores,
-        source: str | None = None,
-    ) -> Found | None:
-        """Return the results of all ranks' videos, gathered on rank 0, None elsewhere. Collective.
-
-        results: of this rank's `videos`, computed one by one here, with `model` in evaluation mode. shape: of an
-        unreadable video's; others may be longer. source: see `score`.
-        """
-        was_training, ballot = model.training, Ballot(self.world, self.stop)
-        model.eval()
-        scores: list[NDArray[Any]] = []
-        bad: list[BadClip] = []
-        if not videos:
-            progress(0, 0)
-        with torch.inference_mode(), mixed_precision(self.spec.precision, self.device), closing(results):
-            for result in results:
-                if isinstance(result, BadClip):
-                    bad.append(result)
-                    result = np.full(shape, np.nan)
-                elif source is not None:
-                    check_finite(result, self.dataset.manifest.path(videos[len(scores)]), source)
-                assert result.shape[1:] == shape[1:]
-                scores.append(result)
-                progress(len(scores), len(videos))
-                if ballot.is_over(busy=len(scores) < len(videos)):
-                    break
-        model.train(was_training)
+        mine = self.dataset.shard(self.world.rank, self.world.size).tolist()
+        videos = [video for video in mine if video not in known]
+        scores, bad = self._score_own(model, videos, progress, ballot, source)
         for _ in ballot.rounds():
             progress(len(scores), len(videos))  # the others still score: a wait longer than a stall is allowed
         gathered = self.world.gather((videos[: len(scores)], scores, bad))
@@ -169,9 +131,33 @@ class Scorer:
         is_read = ~np.isin(clips, [clip.clip for clip in partial.bad])
         return self._gathered(clips, [partial.results[clip] for clip in clips.tolist()], is_read)
 
+    def _score_own(
+        self, model: nn.Module, videos: Sequence[int], progress: Progress, ballot: Ballot, source: str | None
+    ) -> tuple[list[NDArray[Any]], list[BadClip]]:
+        """Return this rank's results up to a stop, with the model in evaluation mode, and its bad videos."""
+        scores, bad, was_training = list[NDArray[Any]](), list[BadClip](), model.training
+        model.eval()
+        if not videos:
+            progress(0, 0)
+        results = self._results(model, videos)
+        with torch.inference_mode(), mixed_precision(self.spec.precision, self.device), closing(results):
+            for result in results:
+                if isinstance(result, BadClip):
+                    bad.append(result)
+                    result = np.full(self.shape, np.nan)
+                elif source is not None:
+                    check_finite(result, self.dataset.manifest.path(videos[len(scores)]), source)
+                assert result.shape[1:] == self.shape[1:]
+                scores.append(result)
+                progress(len(scores), len(videos))
+                if ballot.is_over(busy=len(scores) < len(videos)):
+                    break
+        model.train(was_training)
+        return scores, bad
+
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the result of a video that cannot be read."""
+        """The shape of the result of a video that cannot be read; others may be longer."""
         return (self.spec.model.num_classes,)
 
     def _gathered(self, clips: NDArray[np.int64], results: Sequence[NDArray[Any]], is_read: NDArray[np.bool_]) -> Found:

@@ -50,8 +50,9 @@ def test_a_rank_that_is_done_waits_as_long_as_the_others_work(write_spec: WriteS
     world = _Second([None, WORKS, None, WORKS, STANDS_IDLE])
     told = list[tuple[int, int, bool]]()
 
-    def results(videos: Sequence[int]) -> Results:
-        yield from [np.zeros(4)] * len(videos)
+    class Zeros(Scorer):
+        def _results(self, model: nn.Module, videos: Sequence[int]) -> Results:
+            yield from [np.zeros(4)] * len(videos)
 
     with Watchdog(World(), None) as watchdog, watched("videos", "evaluating video", world, watchdog) as progress:
 
@@ -59,9 +60,8 @@ def test_a_rank_that_is_done_waits_as_long_as_the_others_work(write_spec: WriteS
             progress(done, total)
             told.append((done, total, watchdog._waits))
 
-        scorer = Scorer(spec, dataset, world, torch.device("cpu"))
-        videos = scorer.remaining(partial)
-        assert scorer.gather(nn.Identity(), videos, results(videos), (4,), note, partial) is None
+        scorer = Zeros(spec, dataset, world, torch.device("cpu"))
+        assert scorer.score(nn.Identity(), note, partial=partial) is None
     # At the beginning, then after each round in which the other rank still works.
     assert told == [(20 - known, 20 - known, True)] * 3
 
