@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from summit_train.core.files import write_json
-from summit_train.core.saved import CheckpointError, bound_of, digest_path, give_weights, load_checkpoint
+from summit_train.core.saved import bound_of, digest_path, give_weights, load_checkpoint
 from summit_train.core.watch import Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
+from summit_train.data.manifest.reading import check_same_classes
 from summit_train.evaluation.measures import left_out, measures_of
 from summit_train.evaluation.precise_bn import recompute_from_training
 from summit_train.evaluation.scores import PREDICTIONS, Found, prediction_names
@@ -105,19 +106,15 @@ class Evaluation:
 def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tensors, Tensors | None, int]:
     """Return the weights of a checkpoint, their average if it holds one, and its step. Rank 0 reads. Collective.
 
-    Raises CheckpointError if its class names differ from those of the data set.
+    Raises UserError if its class names differ from those of the data set.
     """
     manifest = scorer.dataset.manifest
 
     def read() -> tuple[Tensors, Tensors | None, int]:
         state = load_checkpoint(path, bound_of(model))
         model.check_sources(path, state)
-        names, ours = state.get("classes"), manifest.classes
-        if isinstance(names, list) and ours is not None and ours != tuple(names):
-            differing = sorted(set(ours) ^ set(map(str, names))) or ["only in their order"]
-            wrong = "do not have the same classes, so their labels mean different things"
-            named = ", ".join(map(repr, differing[:5]))
-            raise CheckpointError(f"{path} and {manifest.source} {wrong}: they differ in {named}")
+        if isinstance(names := state.get("classes"), list):
+            check_same_classes(path, map(str, names), manifest.source, manifest.classes)
         # The optimizer's state, which is as large as the weights, is not used here.
         return state["model"], state.get("ema", {}).get("model"), state["step"]
 

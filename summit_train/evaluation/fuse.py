@@ -22,6 +22,7 @@ import numpy as np
 from summit_train.core.errors import UserError
 from summit_train.core.text import from_json
 from summit_train.data.manifest.clip import Clip
+from summit_train.data.manifest.reading import check_same_classes
 from summit_train.data.video.region import Region
 from summit_train.data.video.span import Span
 from summit_train.evaluation.measures import measures_of
@@ -148,10 +149,7 @@ def _check_match(one: RunScores, other: RunScores) -> None:
     sizes = [run.scores.scores.shape[1] for run in (one, other)]
     if sizes[0] != sizes[1]:
         raise UserError(f"{one.path} has {sizes[0]} classes and {other.path} has {sizes[1]}; must be the same")
-    if one.class_names and other.class_names and one.class_names != other.class_names:
-        differing = sorted(set(one.class_names) ^ set(other.class_names)) or ["only in their order"]
-        named = ", ".join(map(repr, differing[:5]))
-        raise UserError(f"{one.path} and {other.path} do not have the same classes: they differ in {named}")
+    check_same_classes(one.path, one.class_names, other.path, other.class_names)
     if one.clips != other.clips:
         both = set(one.clips) & set(other.clips)
         has, lacks = (one, other) if len(one.clips) > len(both) else (other, one)

@@ -24,6 +24,7 @@ from summit_train.core.machine import keep_freed_memory, processor_name
 from summit_train.core.saved import CheckpointError, bound_of, load_newest
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
+from summit_train.data.manifest.reading import check_same_classes
 from summit_train.data.packed.stage import stage
 from summit_train.models import VideoNetwork
 from summit_train.models.network import build_network, count_network, cpu_kernels
@@ -64,7 +65,7 @@ def read_inputs(spec: Spec, ranks: int) -> Inputs:
 def open_datasets(spec: Spec) -> tuple[Dataset, Dataset]:
     """Open the training and the validation set. Raises UserError if one is wrong or they do not fit together."""
     train, val = Dataset.open(spec, "train"), Dataset.open(spec, "val")
-    val.manifest.check_classes(train.manifest)
+    check_same_classes(val.manifest.source, val.manifest.classes, train.manifest.source, train.manifest.classes)
     return train, val
 
 

@@ -131,7 +131,10 @@ FOUR = [[0.25] * 4] * 3
     ("other", "part"),
     [
         ((FOUR, LABELS, CLIPS, ()), "rgb.npz has 3 classes and .*flow.npz has 4; must be the same"),
-        ((FLOW, LABELS, CLIPS, ("hop", "jog", "skip")), "same classes: they differ in 'jog', 'run'"),
+        (
+            (FLOW, LABELS, CLIPS, ("hop", "jog", "skip")),
+            "not have the same classes, .*: they differ in 'jog', 'run'",
+        ),
         ((FLOW, (0, 2, 2)), r"b.mp4: is class 1 in .*rgb.npz and 2 in .*flow.npz \(1 of 3 videos differ\)"),
         ((FLOW[:2], LABELS[:2], CLIPS[:2]), "of 3 and 2 videos 2 match; flow lacks c.mp4"),
         ((FLOW, LABELS, [Clip("a.mp4", Span(1)), *CLIPS[1:]]), "2 match; flow lacks a.mp4, and has a.mp4 1:"),

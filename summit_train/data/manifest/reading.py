@@ -253,16 +253,6 @@ class Manifest:
             named = f"{self.source} has {len(self.classes)} classes by its {'folders' if self.folder else CLASSES_FILE}"
             raise UserError(f"model.num_classes must be {len(self.classes)}, got {num_classes}: {named}")
 
-    def check_classes(self, other: Manifest) -> None:
-        """Raise UserError where two manifests of one experiment number their classes differently."""
-        if self.classes is None or other.classes is None or self.classes == other.classes:
-            return
-        differing = sorted(set(self.classes) ^ set(other.classes)) or ["only in their order"]
-        raise UserError(
-            f"{self.source} and {other.source} do not have the same classes, so their labels mean different "
-            f"things: they differ in {', '.join(map(repr, differing[:5]))}"
-        )
-
     def fingerprint(self) -> str:
         """Return 32 hexadecimal digits of the clips' paths, labels, directions, spans, regions and boxes, in order.
 
@@ -426,6 +416,15 @@ def read_classes(path: str | Path) -> tuple[str, ...] | None:
 def write_classes(folder: Path, classes: Iterable[str]) -> None:
     """Write the names of the classes, label 0 first, into a folder's classes.txt."""
     write_text(folder / CLASSES_FILE, "".join(f"{name}\n" for name in classes))
+
+
+def check_same_classes(one: object, classes: Iterable[str] | None, other: object, others: Iterable[str] | None) -> None:
+    """Raise UserError where two lists, or what was made of them, number classes differently. None: without names."""
+    names, theirs = tuple(classes or ()), tuple(others or ())
+    if names and theirs and names != theirs:
+        differing = ", ".join(map(repr, (sorted({*names} ^ {*theirs}) or ["only in their order"])[:5]))
+        wrong = "do not have the same classes, so their labels mean different things"
+        raise UserError(f"{one} and {other} {wrong}: they differ in {differing}")
 
 
 def check_beside(manifest: Path, classes: tuple[str, ...] | None, source: Path) -> None:

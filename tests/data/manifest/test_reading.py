@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.quarantine import Kept, clips_per_class
-from summit_train.data.manifest.reading import read_rows
+from summit_train.data.manifest.reading import check_same_classes, read_rows
 from summit_train.data.video.span import TO_THE_END, WHOLE, Span
 
 
@@ -237,13 +237,11 @@ def test_check_classes(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         manifests.append(_read(tmp_path / name, "path,label\nx,0\n", classes))
     first, same, swapped, fewer, nameless = manifests
-    first.check_classes(same)
-    first.check_classes(nameless)
-    nameless.check_classes(first)
-    with pytest.raises(UserError, match="only in their order"):
-        first.check_classes(swapped)
-    with pytest.raises(UserError, match="they differ in 'walk'"):
-        first.check_classes(fewer)
+    for one, other in ((first, same), (first, nameless), (nameless, first)):
+        check_same_classes(one.source, one.classes, other.source, other.classes)
+    for other, difference in ((swapped, "'only in their order'"), (fewer, "'walk'")):
+        with pytest.raises(UserError, match=rf"a/list\.csv and {other.source} do not .* differ in {difference}$"):
+            check_same_classes(first.source, first.classes, other.source, other.classes)
 
 
 def test_the_fingerprint_is_of_paths_labels_directions_and_spans(tmp_path: Path) -> None:
