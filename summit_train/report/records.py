@@ -299,7 +299,8 @@ class Run:
         self.log = list(self._log())
         self.steps, self.evals = self._last(StepRecord), self._last(EvalRecord)
         self.trust_ratios, self.averages = self._last(TrustRatioRecord), self._last(AverageRecord)
-        self.batches = _sorted({record.epoch: record for record in self.log if isinstance(record, BatchRecord)})
+        batches = {record.epoch: record for record in self.log if isinstance(record, BatchRecord)}
+        self.batches = [batches[epoch] for epoch in sorted(batches)]
         self.checkpoints = [record for record in self.log if isinstance(record, CheckpointRecord)]
         self.starts, self.seconds, done = list[StartRecord](), 0.0, set[int]()
         for record in self.log:
@@ -322,7 +323,7 @@ class Run:
                 found[record.step] = record
             elif isinstance(record, StartRecord):
                 found = {step: one for step, one in found.items() if step <= record.step}
-        return _sorted(found)
+        return [found[step] for step in sorted(found)]
 
     def _log(self) -> Iterator[LogRecord]:
         """Yield the records of metrics.jsonl; note each line that cannot be read. A missing file is in `missing`."""
@@ -431,10 +432,6 @@ def _check_is_run(path: Path) -> None:
         inside = [str(child) for child in runs][:8]
         hint = f"give the runs within it: {' '.join(inside)}" if inside else "give run_dir/name of a spec"
         raise UserError(f"{path}: not a run, it has neither spec.yaml nor metrics.jsonl; {hint}")
-
-
-def _sorted(records: dict[int, RecordType]) -> list[RecordType]:
-    return [records[place] for place in sorted(records)]
 
 
 def _object(text: str) -> dict[str, Any]:
