@@ -10,7 +10,7 @@ from pathlib import Path
 
 from summit_train.core import rng
 from summit_train.core.errors import UserError
-from summit_train.data.manifest.reading import ManifestRow, read_manifest, read_rows, write_classes, write_manifest
+from summit_train.data.manifest.reading import read_manifest, read_rows, write_classes, write_manifest
 
 # Shuffles that are tried where groups of several classes leave a part without a class.
 _ATTEMPTS = 32
@@ -74,15 +74,14 @@ def split_manifest(
     done = []
     for number in range(folds):
         folder = Path(out) / f"fold{number + 1}"
-        sides: dict[str, list[ManifestRow]] = {"train": [], "val": []}
-        for row, part in zip(rows, parts, strict=True):
-            sides["val" if part == number else "train"].append(row)
-        for side, clips in sides.items():
+        sides = list[Counter[str]]()
+        for side in ("train", "val"):
+            clips = [row for row, part in zip(rows, parts, strict=True) if (part == number) == (side == "val")]
             write_manifest(folder / f"{side}.csv", clips)
+            sides.append(Counter(names[label] for row in clips for label in row.labels))
         if both_directions or source.classes is not None:
             write_classes(folder, names)
-        train, val = (Counter(names[label] for row in clips for label in row.labels) for clips in sides.values())
-        done.append(Fold(folder, *({name: side[name] for name in names if train[name]} for side in (train, val))))
+        done.append(Fold(folder, *({name: side[name] for name in names if sides[0][name]} for side in sides)))
     return done
 
 
