@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from io import BytesIO
 from itertools import chain
-from typing import IO, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import av
 from av.container import InputContainer
@@ -49,7 +49,9 @@ _MIN_SAVED_FRAMES = 4
 class _InMemory(BytesIO):
     """Bytes with a name: FFmpeg looks at its extension where the bytes could be of several formats."""
 
-    name = ""
+    def __init__(self, video: Encoded) -> None:
+        super().__init__(video.content or b"")
+        self.name = video.name
 
 
 @contextmanager
@@ -64,9 +66,10 @@ def open_video(video: Encoded, budget: Budget, pipe: Any = None) -> Iterator[tup
     try:
         with ExitStack() as stack:
             # An opened file: PyAV would take a name such as "a:b.mp4" for a protocol, and refuse one that is not UTF-8.
-            source = pipe or stack.enter_context(_opened(video))
+            if pipe is None:
+                pipe = _InMemory(video) if video.content is not None else stack.enter_context(open(video.name, "rb"))
             try:
-                opened = av.open(source, options=codec_options(budget), **_OPEN)
+                opened = av.open(pipe, options=codec_options(budget), **_OPEN)
             except (av.InvalidDataError, av.ArgumentError) as error:
                 reason = "is not a video of a kind that is read here, or its header is damaged"
                 raise DecodeError(video.name, reason) from error
@@ -87,14 +90,6 @@ def open_video(video: Encoded, budget: Budget, pipe: Any = None) -> Iterator[tup
         raise DecodeError(video.name, "needs more memory than a video may have") from error
     except OSError as error:
         raise DecodeError(video.name, error.strerror or str(error)) from error
-
-
-def _opened(video: Encoded) -> IO[bytes]:
-    if video.content is None:
-        return open(video.name, "rb")
-    file = _InMemory(video.content)
-    file.name = video.name
-    return file
 
 
 def codec_options(budget: Budget) -> dict[str, str]:

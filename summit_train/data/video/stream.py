@@ -217,19 +217,14 @@ def _every_frame(
                 reading.damaged(f"frame {reading.num_frames} is damaged")
             reading.num_frames += 1
             yield frame, is_damaged
-        _read_log(log, container, reading)
+        for _, speaker, line in log:
+            # Decoders' messages are often harmless; those of containers are not, nor of HEVC, which marks no frame.
+            if speaker in (container.format.name, "hevc"):
+                reading.damaged(f"{speaker}: {line.strip()}")
+        log.clear()  # it must not grow with a stream
     # The index names a packet behind the end. (A pipe has a negative size.)
     if any(entry.pos + entry.size > container.size >= 0 for entry in stream.index_entries):
         reading.damaged("the file is cut short")
-
-
-def _read_log(log: Log, container: InputContainer, reading: Reading) -> None:
-    """Note FFmpeg's messages of damage, and clear the log, which must not grow with a stream."""
-    for _, speaker, line in log:
-        # Decoders' messages are often harmless; those of containers are not, nor of HEVC, which marks no frame.
-        if speaker in (container.format.name, "hevc"):
-            reading.damaged(f"{speaker}: {line.strip()}")
-    log.clear()
 
 
 @contextmanager
