@@ -326,8 +326,8 @@ def _accuracy_curves(canvas: Canvas, i: int, run: Run) -> dict[str, int]:
 
 
 def draw_observed(path: Path, runs: Sequence[Observed]) -> None:
-    """Draw the curves of several runs."""
-    curves = dict(zip(labels(runs), runs, strict=True))
+    """Draw the curves of several runs, numbered where several have one name."""
+    curves = dict(zip(numbered([run.name for run in runs], "{} ({})"), runs, strict=True))
     with drawn(path, wrapped(_observed_caption(runs)), (10.0, 5.0)) as figure:
         add_legend(figure, [*_draw_observed(figure, curves), *_kinds(runs)], "outside right upper")
 
@@ -345,11 +345,6 @@ def _observed(runs: Sequence[Run]) -> Picture | None:
     add_legend(figure, entries, "outside lower left")
     alt = f"Early recognition, {_Y} by {_X}: {', '.join(label for label in found if found[label])}"
     return Picture("Early recognition", _observed_caption(curves), alt, image(figure), third=False)
-
-
-def labels(runs: Sequence[Observed]) -> list[str]:
-    """Return the runs' names, numbered where several have one."""
-    return numbered([run.name for run in runs], "{} ({})")
 
 
 def _draw_observed(figure: Figure, runs: Mapping[str, Observed | None]) -> list[tuple[Line2D, str]]:

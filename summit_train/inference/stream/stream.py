@@ -105,21 +105,17 @@ class Follower:
             self.num_dropped += dropped
             is_due = frame.number % self.stride == 0
             if is_due:
-                values = self._see(frame, dropped)
+                seen = self.see(frame)
+                latency_s = time.monotonic() - frame.arrived  # with the wait in the queue of a live source
+                self.latencies.append(latency_s)
+                self.num_seen += 1
+                values = {"frame": frame.number, "seconds": round(frame.seconds, 6), **seen}
+                values |= {"latency_ms": round(1000 * latency_s, 3)} | ({"dropped": dropped} if dropped else {})
             # Before they are yielded, as the reader of the values may end the stream.
             if show is not None:
                 show(frame, values)
             if is_due and values is not None:
                 yield values
-
-    def _see(self, frame: StreamFrame, dropped: int) -> Values:
-        seen = self.see(frame)
-        latency_s = time.monotonic() - frame.arrived  # with the wait in the queue of a live source
-        self.latencies.append(latency_s)
-        self.num_seen += 1
-        values = {"frame": frame.number, "seconds": round(frame.seconds, 6), **seen}
-        values |= {"latency_ms": round(1000 * latency_s, 3)}
-        return values | ({"dropped": dropped} if dropped else {})
 
     def summary(self) -> str:
         """Return the counts and the latencies in one line."""
