@@ -98,14 +98,11 @@ def save_columns(
 def probabilities(logits: NDArray[Any], kind: str) -> NDArray[np.float64]:
     """Return the probabilities, by the loss.kind, of logits (..., classes)."""
     logits = logits.astype(np.float64)
-    probability: NDArray[np.float64]
     if kind == "binary":
         with np.errstate(over="ignore"):
-            probability = 1 / (1 + np.exp(-logits))
-        return probability
+            return np.asarray(1 / (1 + np.exp(-logits)))
     powers = np.exp(logits - logits.max(-1, keepdims=True))
-    probability = powers / powers.sum(-1, keepdims=True)
-    return probability
+    return np.asarray(powers / powers.sum(-1, keepdims=True))
 
 
 def prediction_names(checkpoints: Sequence[Path]) -> list[str]:

@@ -80,7 +80,7 @@ def predict_videos(
     data = trained.spec.data.model_copy(update={"on_bad_clip": "skip"})
     spec, network = trained.spec.model_copy(update={"data": data}), trained.network(device)
     counts = [len(listing.shard(world.rank, world.size)) for listing in listings]
-    videos, labels, logits, is_read = list[PredictedVideo](), list[Any](), list[NDArray[Any]](), list[bool]()
+    videos, known = list[PredictedVideo](), list[tuple[Any, NDArray[Any], bool]]()
     for number, listing in enumerate(listings):
         before, found = sum(counts[:number]), PartialScores()
         follow = lambda done, _, before=before: progress(before + done, sum(counts))  # noqa: E731
@@ -94,14 +94,10 @@ def predict_videos(
             best = most_probable(own, trained.classes, top, spec.loss.kind) if error is None else []
             videos.append(PredictedVideo(listing.clip(clip), best, error))
             if listing.has_labels:
-                labels.append(label)
-                logits.append(own)
-                is_read.append(error is None)
+                known.append((label, own, error is None))
     if world.rank != 0:
         return None
-    labelled = None
-    if labels:
-        labelled = Scores(np.arange(len(labels)), np.stack(labels), np.stack(logits), np.array(is_read))
+    labelled = Scores(np.arange(len(known)), *map(np.array, zip(*known, strict=True))) if known else None
     return Predictions(videos, labelled)
 
 

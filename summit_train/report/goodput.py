@@ -52,10 +52,9 @@ def time_spent(run: Run) -> TimeSpent | None:
     times = [time for record in log if (time := number(record.time)) is not None]
     if not run.steps or len(times) < len(log) or not isinstance(log[0], StartRecord):
         return None
-    starts = [i for i, record in enumerate(log) if isinstance(record, StartRecord)]
     startups = {i: record.startup_s or 0.0 for i, record in enumerate(log) if isinstance(record, StartRecord)}
-    began = {i: times[i] - startups[i] for i in starts}
-    between = sum(max(0.0, began[later] - times[later - 1]) for _, later in pairwise(starts))
+    began = {i: times[i] - seconds for i, seconds in startups.items()}
+    between = sum(max(0.0, began[later] - times[later - 1]) for _, later in pairwise(startups))
     all_steps = sum(number(record.step_s) or 0.0 for record in log if isinstance(record, StepRecord))
     steps = sum(number(step.step_s) or 0.0 for step in run.steps if not step.skipped)
     checkpoints = sum(number(record.seconds) or 0.0 for record in log if isinstance(record, CheckpointRecord))
