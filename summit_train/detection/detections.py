@@ -61,7 +61,7 @@ class Detections:
     def curves(self, judged: Judged, number: int = 0) -> list[Curve]:
         """Return the curve of each class in one of RANGES. judged: of a form."""
         found, wrong = judged[0], judged[1][number]
-        right = np.append(self.counted[number], False)[found]  # one that finds no box, -1, has the last
+        right = np.pad(self.counted[number], (0, 1))[found]  # one that finds no box, -1, has the last
         positives, scores = self._positives[number].tolist(), self.rows[:, SCORE]
         return [curve(scores[own], right[own], wrong[own], n) for own, n in zip(self._order, positives, strict=True)]
 

@@ -95,7 +95,7 @@ def read_found(run: Run) -> Section | None:
     order = [label for label in np.argsort(table[:, 0], kind="stable").tolist() if names[label] in curves]
     classes = [(names[label], curves[names[label]].positives, table[label].tolist()) for label in order]
     # At each of RECALLS, 0 where a curve does not reach it.
-    found_at = [np.append(one.precision, 0.0)[np.searchsorted(one.recall, RECALLS - 1e-9)] for one in curves.values()]
+    found_at = [np.pad(one.precision, (0, 1))[np.searchsorted(one.recall, RECALLS - 1e-9)] for one in curves.values()]
     precision = np.mean(found_at or [np.zeros(len(RECALLS))], axis=0)
     with house_style():
         pictures = [_curves(curves, [names[label] for label in order], precision, checkpoint), _motion(motion)]
