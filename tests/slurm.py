@@ -101,7 +101,7 @@ class Slurm:
             (self.folder / name).mkdir(parents=True)
         host, memory = socket.gethostname().split(".")[0], 1024 * self._cpus
         # Ranks meet at a port made from the job's number: one that no other Slurm of this machine gives.
-        own = {"controller": _free_port(), "first_job": os.getpid()}
+        own = {"controller": _free_port(), "first_job": first_job()}
         text = _CONFIG.format(folder=self.folder, timeout=self._node_lost_after_s, **own)
         for node in NODES:
             text += f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={_free_port()} "
@@ -270,6 +270,11 @@ def _environments() -> Iterator[tuple[int, dict[str, str]]]:
         except OSError:
             continue
         yield int(folder.name), dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def first_job() -> int:
+    """The first number of this process's jobs, far from other processes': ranks meet at a port made from it."""
+    return 1000 + 100 * (os.getpid() % 100_000)
 
 
 def _free_port() -> int:

@@ -73,7 +73,7 @@ def _text(values: Mapping[str, Any], known: Measures) -> list[str | TextTable]:
     what = "logits" if values["scores"] == "logits" else f"{values['scores']} probabilities"
     notes = [f"{counted(values['videos'], 'video')}, matched by {values['matched_by']}; fused: weighted mean of {what}"]
     if values["bad_videos"]:
-        notes.append(f"{counted(values['bad_videos'], 'video')} unreadable for a run, counted as wrong")
+        notes.append(f"{counted(values['bad_videos'], 'video')} unreadable in at least one run, counted as wrong")
     return [TextTable(rows, left=2), *notes, *_changes(values, main.class_key)]
 
 

@@ -1,4 +1,4 @@
-"""The region proposal network (Ren et al., "Faster R-CNN", section 3.1): anchors and proposals, as FGFA's code has."""
+"""The region proposal network (Ren et al., "Faster R-CNN", section 3.1): anchors and proposals, with FGFA's numbers."""
 
 from __future__ import annotations
 

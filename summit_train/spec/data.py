@@ -42,8 +42,8 @@ class DataSpec(Section):
     short_side: tuple[Extent, Extent] = (256, 320)
     """scale_jitter, whole: the short side is drawn from [low, high], pixels."""
     long_side: Extent | None = None
-    """detection: the long side of a scaled frame is at most this, in training and evaluation; null: no limit. Costs of
-    augment whole are those of frames as wide as this and as high as the largest short_side; null: of squares."""
+    """detection: the long side of a scaled frame is at most this, in training and evaluation; null: no limit.
+    Counts and costs of augment whole are for frames this wide and as high as the largest short_side; null: squares."""
     crop_scales: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(max_length=100)] | None = None
     """multi_scale_crop: sides of the crops, as parts of the short side; a crop's two sides are at most one step apart.
     null: 1, 0.875, 0.75, 0.66; for flow without the last."""
@@ -92,7 +92,8 @@ class DataSpec(Section):
     def clip_shape(self) -> tuple[int, int, int, int]:
         """Return the shape of a uint8 training clip, (T, H, W, C): what counts, memory and costs are of.
 
-        Whole frames differ in shape: it is the largest that is drawn, of a landscape as wide as long_side allows.
+        Whole frames differ in shape. It is that of the largest landscape that long_side allows, without it a square:
+        frames that are wider cost more.
         """
         height = width = self.crop
         if self.augment == "whole":

@@ -5,11 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch import nn
 
 from summit_train.core import rng
 from summit_train.core.comm import World
@@ -203,7 +203,10 @@ def build_step(
         spec.data.mix,
         spec.data.erase,
     )
-    drive = partial(drive_solver, solver, settings, device)
+
+    def drive(model: VideoNetwork, world: World) -> TrainStep:
+        return drive_solver(solver, settings, world, model, device, lr_factors(model, solver))
+
     if is_synchronous:
         return drive(model, world)
     learners, alone = dict[int, TrainStep](), World()
@@ -235,10 +238,17 @@ def lr_factors(model: VideoNetwork, solver: OptimizerSpec) -> dict[str, float]:
 
 
 def drive_solver(
-    solver: OptimizerSpec, settings: StepSettings, device: torch.device, model: VideoNetwork, world: World
+    solver: OptimizerSpec,
+    settings: StepSettings,
+    world: World,
+    model: nn.Module,
+    device: torch.device,
+    factors: Mapping[str, float],
 ) -> TrainStep:
-    """Return the step that drives `model` by the solver over all ranks, before its first update."""
-    factors = lr_factors(model, solver)
+    """Return the step that drives `model` by the solver over all ranks, before its first update.
+
+    factors: of the LR of some parameters, by name.
+    """
     groups = parameter_groups(model, solver.weight_decay, factors, decay_norms=solver.decay_norms)
     optimizer = build_solver(solver, groups)
     trust = None if solver.trust_ratio is None else TrustRatio(solver.trust_ratio, model, optimizer)

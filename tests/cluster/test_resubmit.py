@@ -17,6 +17,7 @@ import pytest
 from summit_train.__main__ import main
 from tests.conftest import WriteSpec, made_once, spec_writer
 from tests.runs import assert_bit_equal, final_state, steps_of
+from tests.slurm import first_job
 from tests.standins import Standins, start_flux_job, start_pbs_job, warn
 from tests.worlds import PATIENCE_S, ROOT, forked, train
 
@@ -31,7 +32,7 @@ def _standins(folder: Path, scheduler: str, launcher: str) -> Standins:
     if scheduler == "pbs":
         standins.program({"mpiexec": "hydra"}.get(launcher, launcher), standins.bin / "mpiexec")
     # The ranks meet at a port made from the job's number: one that no test beside this one has.
-    (standins.folder / "first_job").write_text(str(os.getpid()))
+    (standins.folder / "first_job").write_text(str(first_job()))
     return standins
 
 
@@ -62,7 +63,7 @@ def test_a_job_that_the_walltime_ends_goes_on_as_a_new_one(
         os.environ.update(standins.environ)
         return main(["submit", str(spec), "--site", str(profile), "--nodes", "1", "--walltime", "1:00"])
 
-    first, second = (IDS[scheduler].format(number) for number in (os.getpid(), os.getpid() + 1))
+    first, second = (IDS[scheduler].format(number) for number in (first_job(), first_job() + 1))
     status, said = forked(0, work)
     assert (status, f": job {first} submitted" in said) == (0, True), said
     (job,) = standins.jobs()

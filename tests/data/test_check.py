@@ -14,7 +14,6 @@ import pytest
 
 from summit_train.core.errors import UserError
 from summit_train.data.check import (
-    Examine,
     FileFacts,
     Found,
     Journal,
@@ -56,7 +55,7 @@ def _hang_at_b(root: str, path: str) -> Found:
     ],
 )
 def test_a_file_that_kills_or_holds_its_process_is_named_and_the_rest_follows(
-    monkeypatch: pytest.MonkeyPatch, examine_b: Examine, seconds: float, message: str
+    monkeypatch: pytest.MonkeyPatch, examine_b: Callable[[str, str], Found], seconds: float, message: str
 ) -> None:
     monkeypatch.setattr("summit_train.data.check._PATHS_PER_WORKER", 2)  # "c" needs a new pool
     found = list(spread(examine_b, "", "abc", workers=1, seconds=seconds))

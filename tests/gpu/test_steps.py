@@ -45,7 +45,7 @@ def train_step(
         model = model.to(device=device, dtype=torch.float32)
         accelerate(model)
     spec = OptimizerSpec.model_validate({"weight_decay": 1e-3, **run[0]})
-    return drive_solver(spec, StepSettings(0, VIRTUAL_GPUS, precision, **run[1]), device, model, World())
+    return drive_solver(spec, StepSettings(0, VIRTUAL_GPUS, precision, **run[1]), World(), model, device, {})
 
 
 def take(step: TrainStep, case: Case, number: int) -> Vote:
