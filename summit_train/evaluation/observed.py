@@ -104,11 +104,13 @@ class _Observer(scoring.Scorer):
     def _results(self, model: nn.Module, videos: Sequence[int]) -> scoring.Results:
         streamer = scoring.Streamer(model, self.spec, self.device) if self.can_stream else None
         frames = partial(_frames, self.spec.data, self.fractions, self.can_stream)
-        yield from self.each_video(videos, frames, partial(self._observed, model, streamer))
+        normalise = Normalise(parameter_type(self.spec.precision), self.device, self.spec.data.input)
+        yield from self.each_video(videos, frames, partial(self._observed, model, normalise, streamer))
 
-    def _observed(self, model: nn.Module, streamer: scoring.Streamer | None, video: WholeVideo) -> NDArray[np.float64]:
+    def _observed(
+        self, model: nn.Module, normalise: Normalise, streamer: scoring.Streamer | None, video: WholeVideo
+    ) -> NDArray[np.float64]:
         spec, path = self.spec, self.dataset.manifest.path(video.video)
-        normalise = Normalise(parameter_type(spec.precision), self.device, spec.data.input)
         number, kept = video.first.num_frames, dict[int, torch.Tensor]()
         clips = observed_frames(number, self.fractions, spec.data.num_frames)
         average: scoring.StreamAverage | None = None

@@ -135,7 +135,7 @@ class Scorer:
         self, model: nn.Module, videos: Sequence[int], progress: Progress, ballot: Ballot, source: str | None
     ) -> tuple[list[NDArray[Any]], list[BadClip]]:
         """Return this rank's results up to a stop, with the model in evaluation mode, and its bad videos."""
-        scores, bad, was_training = list[NDArray[Any]](), list[BadClip](), model.training
+        scores, bad, was_training, shape = list[NDArray[Any]](), list[BadClip](), model.training, self.shape
         model.eval()
         if not videos:
             progress(0, 0)
@@ -144,10 +144,10 @@ class Scorer:
             for result in results:
                 if isinstance(result, BadClip):
                     bad.append(result)
-                    result = np.full(self.shape, np.nan)
+                    result = np.full(shape, np.nan)
                 elif source is not None:
                     check_finite(result, self.dataset.manifest.path(videos[len(scores)]), source)
-                assert result.shape[1:] == self.shape[1:]
+                assert result.shape[1:] == shape[1:]
                 scores.append(result)
                 progress(len(scores), len(videos))
                 if ballot.is_over(busy=len(scores) < len(videos)):

@@ -126,20 +126,23 @@ def _bad_frames(
     bad = []
     for (_, _, video), frame, own, boxes in sorted(worst, key=lambda one: one[0])[:MOST_FRAMES]:
         marked = [
-            Marked(FOUND if hit else MISSED, np.round(row["box"].astype(float), 1).tolist(), names[row["label"]])
+            Marked(FOUND if hit else MISSED, _rounded(row["box"]), names[row["label"]])
             for row, hit in zip(truth[boxes], is_found[boxes], strict=True)
             if row["frame"] == frame and not row["ignored"]
         ]
         marked += [
-            Marked(RIGHT if hit else WRONG, edges, f"{names[int(row[LABEL])]} {100 * row[SCORE]:.0f} %")
+            Marked(RIGHT if hit else WRONG, _rounded(row[BOX]), f"{names[int(row[LABEL])]} {100 * row[SCORE]:.0f} %")
             for row, hit, is_shown in zip(found.rows[own], right[own], shown[own], strict=True)
             if row[FRAME] == frame and is_shown
-            for edges in [np.round(row[BOX].astype(float), 1).tolist()]
         ]
         kinds = [one.kind for one in marked]
         picture = _picture(videos, int(found.videos[video]), paths[video], frame)
         bad.append(BadFrame(paths[video], frame, kinds.count(MISSED), kinds.count(WRONG), marked, *picture))
     return bad
+
+
+def _rounded(edges: NDArray[np.float32]) -> list[float]:
+    return list(np.round(edges.astype(float), 1).tolist())
 
 
 def _picture(videos: Videos, place: int, path: str, frame: int) -> tuple[str, tuple[int, int], str]:
