@@ -122,8 +122,11 @@ class Boxes:
 def stacked_targets(clips: Sequence[Sequence[NDArray[np.float32]]]) -> NDArray[np.float32]:
     """Return the targets of n clips of T frames as one array (n, T, most, 5); rows without a box are -1."""
     most = max(1, *(len(frame) for clip in clips for frame in clip))
-    pad = partial(np.pad, constant_values=NO_BOX)
-    return np.stack([[pad(frame, ((0, most - len(frame)), (0, 0))) for frame in clip] for clip in clips])
+    stacked = np.full((len(clips), len(clips[0]), most, 5), NO_BOX, np.float32)
+    for places, clip in zip(stacked, clips, strict=True):
+        for place, frame in zip(places, clip, strict=True):
+            place[: len(frame)] = frame
+    return stacked
 
 
 # The list.
