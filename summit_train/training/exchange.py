@@ -8,14 +8,16 @@ backward pass, then the buckets, then the votes. Equal runs on the same ranks en
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import nn
 
 from summit_train.core.comm import World
+from summit_train.core.errors import RunFailed
 from summit_train.training.stopwatch import UNTIMED, Stopwatch
 
 # A larger message uses a network better. The last one is small, as it starts when the backward pass has ended: all of
@@ -35,8 +37,13 @@ class Bucket:
     flat: torch.Tensor
     parameters: list[nn.Parameter]
     views: list[torch.Tensor]
-    missing: int = 0  # gradients that the last backward pass has not finished yet
+    missing: set[nn.Parameter] = field(default_factory=set)  # those without a gradient in the last backward pass so far
+    repeats: bool = False  # whether a gradient has ever come in several parts, so that only the pass's end completes it
     finish: Callable[[], None] | None = None  # waits for the mean, once it has begun
+
+    @property
+    def is_full(self) -> bool:
+        return not self.missing and not self.repeats
 
 
 def bucket_counts(sizes: Sequence[int]) -> list[int]:
@@ -73,28 +80,34 @@ def split_buckets(parameters: Iterable[nn.Parameter]) -> list[Bucket]:
 class Exchange:
     """Averages gradients over the ranks. The gradient of a parameter that a step does not use is zero.
 
-    One rank has none: its gradients stay where autograd puts them.
+    A bucket is sent once each of its parameters has a gradient. A block that is used several times through
+    checkpoint(use_reentrant=True) gets its gradients in as many parts: the first step, which sends nothing before its
+    backward passes end, finds the buckets of such parameters, and these always wait for the end.
+    One rank has no buckets: its gradients stay where autograd puts them.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], world: World, compression: str = "none") -> None:
-        """Give each parameter a place in a bucket. compression: "fp16" sends gradients as halves."""
-        self._parameters = list(parameters)
+    def __init__(
+        self, parameters: Iterable[tuple[str, nn.Parameter]], world: World, compression: str = "none"
+    ) -> None:
+        """Give each parameter, by name, a place in a bucket. compression: "fp16" sends gradients as halves."""
+        names = {parameter: name for name, parameter in parameters}
+        self._parameters = list(names)
         self._world = world
         self._type = torch.float16 if compression == "fp16" else None
         self.buckets = split_buckets(self._parameters) if world.size > 1 else []
         self._begun = 0  # buckets whose mean has begun
         self._stopwatch = UNTIMED
-        self._is_last_pass = False
+        self._is_last_pass, self._is_first_step = False, True
         for bucket in self.buckets:
             for parameter in bucket.parameters:
-                fill = partial(self._fill, bucket)
+                fill = partial(self._fill, bucket, names[parameter])
                 parameter.register_post_accumulate_grad_hook(fill)  # type: ignore[no-untyped-call]
 
     def begin_step(self, stopwatch: Stopwatch = UNTIMED) -> None:
         self._begun, self._is_last_pass, self._stopwatch = 0, False, stopwatch
         for bucket in self.buckets:
             bucket.flat.zero_()
-            bucket.missing = len(bucket.parameters)
+            bucket.missing = set(bucket.parameters)
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 parameter.grad = view
         if not self.buckets:
@@ -102,7 +115,7 @@ class Exchange:
                 parameter.grad = None
 
     def begin_last_pass(self) -> None:
-        """From here on, send each bucket as soon as it and those before it are full."""
+        """From here on, but for the first step, send each bucket as soon as it and those before it are full."""
         self._is_last_pass = True
 
     def finish(self) -> None:
@@ -118,25 +131,37 @@ class Exchange:
             bucket.finish()
             bucket.finish = None
             self._stopwatch.arrived(bucket.name)
+        self._is_first_step = False
 
-    def _fill(self, bucket: Bucket, _: torch.Tensor) -> None:
+    def _fill(self, bucket: Bucket, name: str, parameter: nn.Parameter) -> None:
         if not self._is_last_pass:
             return
-        bucket.missing -= 1
-        while self._begun < len(self.buckets) and self.buckets[self._begun].missing == 0:
+        if parameter in bucket.missing:
+            bucket.missing.remove(parameter)
+        elif bucket.finish is None:
+            bucket.repeats = True
+        else:
+            late = f"a part of the gradient of {name} arrived after the ranks began to average it"
+            why = "the network used it more often in this step than in the first one"
+            raise RunFailed(f"{late}: {why}; use torch.utils.checkpoint with use_reentrant=False")
+        while not self._is_first_step and self._begun < len(self.buckets) and self.buckets[self._begun].is_full:
             self._begin(self.buckets[self._begun])
 
     def _begin(self, bucket: Bucket) -> None:
         self._begun += 1
-        message = bucket.flat if self._type is None else bucket.flat.to(self._type)
+        # In halves the sum of R ranks overflows above 65,504, and quotients below 6e-8 vanish, so half of the division
+        # by R comes before the sum and half after it: first by 2^k, about the root of R, which costs no digit.
+        first = 2 ** math.ceil(math.log2(self._world.size) / 2)
+        message = bucket.flat if self._type is None else (bucket.flat / first).to(self._type)
         self._stopwatch.sent(bucket.name, message.nbytes)
-        bucket.finish = finish = self._world.start_mean(message, bucket.name)
         if self._type is None:
+            bucket.finish = self._world.start_mean(message, bucket.name)
             return
+        finish = self._world.start_total(message, bucket.name)
 
         def unpack() -> None:
             finish()
-            bucket.flat.copy_(message)
+            bucket.flat.copy_(message).mul_(first / self._world.size)
 
         bucket.finish = unpack
 

@@ -276,7 +276,7 @@ class TrainStep:
         self._dtype = parameter_type(settings.precision)
         self._normalise = None if settings.modality is None else Normalise(self._dtype, device, settings.modality)
         self.statistics = RunningStatistics(model, settings.accumulation, world)
-        self._exchange = Exchange(model.parameters(), world, settings.compression)
+        self._exchange = Exchange(model.named_parameters(), world, settings.compression)
         self.loss_scale = LossScale(settings.precision == "fp16", device)
         self.average = None if settings.ema_decay is None else WeightAverage(model, settings.ema_decay)
         self._squares = PassSquares(model)
@@ -335,7 +335,7 @@ class TrainStep:
         skipped = (votes[VOTES.index("nonfinite")] > 0).float()
         self.statistics.finish(skipped)
         stopwatch.lap("other")
-        ratios = self._update(lr, norm, skipped)
+        ratios = self._update(lr, gradients, norm, skipped)
         if self.average is not None:
             self.average.update(skipped)
         stopwatch.lap("update")
@@ -407,15 +407,20 @@ class TrainStep:
             **asdict(requests),
         }
 
-    def _update(self, lr: float, norm: torch.Tensor, skipped: torch.Tensor) -> Ratios | None:
+    def _update(
+        self, lr: float, gradients: list[torch.Tensor], norm: torch.Tensor, skipped: torch.Tensor
+    ) -> Ratios | None:
         """Unscale, clip and update, or do nothing where `skipped` is 1; return the layers' trust ratios, if any."""
         divisor, clip_norm = self.loss_scale.scale, self._settings.clip_norm
         if clip_norm is not None:
             divisor = divisor * torch.clamp(norm / divisor / clip_norm, min=1.0)
         unscaled = not self.loss_scale.enabled and clip_norm is None
+        if not unscaled and divisor.dtype == torch.float64:  # the fused solvers take a divisor in single precision only
+            torch._foreach_div_(gradients, divisor)
+            unscaled = True
         set_learning_rate(self.optimizer, lr)
         # The solvers read both attributes; torch.amp.GradScaler hands them over to the fused ones in the same way.
-        self.optimizer.grad_scale = None if unscaled else divisor.float()  # type: ignore[attr-defined]
+        self.optimizer.grad_scale = None if unscaled else divisor  # type: ignore[attr-defined]
         self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
         ratios = None
         if self._trust is None:

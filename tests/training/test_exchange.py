@@ -7,8 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from summit_train.core.comm import World
+from summit_train.core.comm import BACKENDS, World, open_world
+from summit_train.core.errors import RunFailed
 from summit_train.training.exchange import (
     BUCKET_BYTES,
     LAST_BUCKET_BYTES,
@@ -17,6 +19,7 @@ from summit_train.training.exchange import (
     bucket_counts,
     split_buckets,
 )
+from tests.worlds import joined, needs_ranks
 
 KB, MB = 2**10, 2**20
 
@@ -29,11 +32,9 @@ class _Recorded(World):
     def __init__(self) -> None:
         super().__init__()
         self.messages: list[tuple[str, list[float]]] = []
-        self.types: list[torch.dtype] = []
 
     def start_mean(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
         self.messages.append((name, tensor.tolist()))
-        self.types.append(tensor.dtype)
 
         def finish() -> None:
             tensor.div_(4)
@@ -76,12 +77,18 @@ class _TwoWays(nn.Module):
         return ((x * self.b) * self.a).sum() * self.c.sum()
 
 
-def test_messages_begin_in_the_order_of_the_buckets_whatever_is_ready_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One parameter a bucket. d gets no gradient, so all wait for `finish`; without d, c's goes first, then b's."""
+@pytest.fixture
+def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One parameter of one number a bucket."""
     monkeypatch.setattr("summit_train.training.exchange.LAST_BUCKET_BYTES", 4)
     monkeypatch.setattr("summit_train.training.exchange.BUCKET_BYTES", 4)
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_messages_begin_in_the_order_of_the_buckets_whatever_is_ready_first() -> None:
+    """d gets no gradient, so all wait for `finish`; without d, c's goes first, then b's, but not in the first step."""
     model, world = _TwoWays(), _Recorded()
-    exchange = Exchange(model.parameters(), world)
+    exchange = Exchange(model.named_parameters(), world)
     exchange.begin_step()
     exchange.begin_last_pass()
     torch.autograd.backward(model(torch.ones(1)))
@@ -93,17 +100,68 @@ def test_messages_begin_in_the_order_of_the_buckets_whatever_is_ready_first(monk
 
     model.d.requires_grad_(False)
     early = _Recorded()
-    exchange = Exchange(model.parameters(), early)
-    exchange.begin_step()
-    exchange.begin_last_pass()
-    torch.autograd.backward(model(torch.ones(1)))
-    assert [name for name, _ in early.messages] == ["gradients.0", "gradients.1", "gradients.2"]
-    assert [message for _, message in early.messages] == [[6.0], [10.0], [15.0]]
+    exchange = Exchange(model.named_parameters(), early)
+    for sent in ([], ["gradients.0", "gradients.1", "gradients.2"]):
+        early.messages.clear()
+        exchange.begin_step()
+        exchange.begin_last_pass()
+        torch.autograd.backward(model(torch.ones(1)))
+        assert [name for name, _ in early.messages] == sent
+        exchange.finish()
+        assert [message for _, message in early.messages] == [[6.0], [10.0], [15.0]]
+
+
+class _Tied(nn.Module):
+    """y <- a y several times, each recomputed, after y <- b x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.times = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False), 3
+        nn.init.constant_(self.a.weight, 2.0)
+        nn.init.constant_(self.b.weight, 1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.b(x)
+        for _ in range(self.times):
+            y = checkpoint(self.a, y, use_reentrant=True)
+        return y.sum()
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_a_gradient_that_comes_in_parts_is_sent_whole_or_the_run_ends() -> None:
+    """y = b a^3 x with the gradients 3 a^2 b = 12 and a^3 = 8 of a and b."""
+    model, world = _Tied(), _Recorded()
+    exchange = Exchange(model.named_parameters(), world)
+
+    def step(times: int) -> None:
+        world.messages.clear()
+        model.times = times
+        exchange.begin_step()
+        exchange.begin_last_pass()
+        torch.autograd.backward(model(torch.ones(1, 1)))
+        exchange.finish()
+
+    for _ in range(3):
+        step(3)
+        assert world.messages == [("gradients.0", [8.0]), ("gradients.1", [12.0])]
+    # In a process that has seen the block used once only, b is waited for, and so is what follows it.
+    exchange = Exchange((model := _Tied()).named_parameters(), world)
+    step(1)
+    step(2)
+    assert world.messages == [("gradients.0", [4.0]), ("gradients.1", [4.0])]
+    # Without b, the gradient of a is sent at once.
+    model = _Tied()
+    model.b.requires_grad_(False)
+    exchange = Exchange(model.named_parameters(), world)
+    model.b.forward = lambda x: x.clone().requires_grad_()  # type: ignore[method-assign]
+    step(1)
+    with pytest.raises(RunFailed, match=r"gradient of a\.weight arrived after .*use_reentrant=False"):
+        step(2)
 
 
 def test_passes_add_up_and_only_the_last_one_sends() -> None:
     model, world = nn.Linear(2, 1, bias=False), _Recorded()
-    exchange = Exchange(model.parameters(), world)
+    exchange = Exchange(model.named_parameters(), world)
     for _ in range(2):  # nothing of the step before is left
         exchange.begin_step()
         torch.autograd.backward(model(torch.tensor([1.0, 2.0])).sum())
@@ -118,20 +176,41 @@ def test_passes_add_up_and_only_the_last_one_sends() -> None:
 
 def test_halves_travel_and_floats_come_out() -> None:
     model, world = nn.Linear(1, 1, bias=False), _Recorded()
-    exchange = Exchange(model.parameters(), world, "fp16")
+    exchange = Exchange(model.named_parameters(), world, "fp16")
     exchange.begin_step()
     exchange.begin_last_pass()
     torch.autograd.backward(model(torch.tensor([1 + 2.0**-12])).sum())
     exchange.finish()
-    assert world.types == [torch.float16]
-    assert model.weight.grad is not None
-    assert (model.weight.grad.dtype, model.weight.grad.item()) == (torch.float32, 0.25)
+    assert model.weight.grad is not None and model.weight.grad.dtype == torch.float32
+    assert model.weight.grad.item() == 0.5  # the other rank has 0; what a half cannot hold is gone
+
+
+def _average_halves() -> int:
+    world, weight = open_world(), nn.Parameter(torch.ones(2))
+    exchange = Exchange([("weight", weight)], world, "fp16")
+    exchange.begin_step()
+    exchange.begin_last_pass()
+    torch.autograd.backward((weight * torch.tensor([40000.0, 3e-6])).sum())
+    exchange.finish()
+    assert weight.grad is not None
+    large, small = weight.grad.tolist()
+    print(f"averaged {large} {small:.1e}", flush=True)
+    world.close()
+    return 0
+
+
+@needs_ranks
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_halves_do_not_overflow_where_their_mean_does_not(backend: str) -> None:
+    """The sum of three gradients of 40,000 is beyond a half; 3e-6 is near the smallest ones."""
+    status, output = joined(3, _average_halves, backend)
+    assert status == 0 and output.count("averaged 40000.0 3.0e-06") == 3, output
 
 
 def test_one_rank_has_no_buckets_and_zeros_for_what_a_step_did_not_use() -> None:
     model, unused = nn.Linear(2, 1), nn.Parameter(torch.ones(3))
     frozen = nn.Parameter(torch.ones(1), requires_grad=False)
-    exchange = Exchange([*model.parameters(), unused, frozen], World())
+    exchange = Exchange([*model.named_parameters(), ("unused", unused), ("frozen", frozen)], World())
     torch.autograd.backward(model(torch.ones(2)).sum())
     exchange.begin_step()
     assert exchange.buckets == [] and model.weight.grad is None

@@ -204,6 +204,27 @@ def test_every_solver_skips_an_overflow_of_fp16_and_goes_on(solver: str, kind: s
     assert not torch.equal(model.state_dict()["fc.weight"], before["fc.weight"])
 
 
+@pytest.mark.parametrize(
+    ("solver", "kind"),
+    [(name, None) for name in ("sgd", "adam", "adamw", "lamb", "rmsprop", "adagrad")]
+    + [("sgd", "lars"), ("sgd", "bounded"), ("adam", "lars")],
+)
+def test_every_solver_clips_in_the_precision_of_the_run(solver: str, kind: str | None) -> None:
+    """The clipped gradient is that of a loss times clip_norm / norm."""
+    models, batches = [_model() for _ in range(2)], _micro_batches(2)
+    gradients = _reference_gradients(copy.deepcopy(models[0]), batches)
+    factor = 0.05 / torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+    assert factor < 1
+
+    def smaller(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, correct = Loss().of_batch(*arguments)
+        return loss * factor, correct
+
+    _step(models[0], 2, solver=solver, trust=kind, clip_norm=0.05)(batches, 0.1)
+    _step(models[1], 2, solver=solver, trust=kind, loss=smaller)(batches, 0.1)
+    assert_all_near(models[0].parameters(), models[1].parameters(), 1e-12)
+
+
 class _Poison(nn.Module):
     """Wraps a network; its logits are NaN while `on`."""
 

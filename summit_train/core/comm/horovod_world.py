@@ -59,6 +59,10 @@ class HorovodWorld(World):
         handle = self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Average)
         return lambda: self._hvd.synchronize(handle)
 
+    def start_total(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
+        handle = self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Sum)
+        return lambda: self._hvd.synchronize(handle)
+
     def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         return cast("torch.Tensor", self._hvd.allreduce(tensor, name=name, op=self._hvd.Sum))
 

@@ -85,13 +85,21 @@ class TorchWorld(World):
             raise RunFailed(f"{self.who}: {what} ({words[-1] if words else type(error).__name__})") from error
 
     def start_mean(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
+        wait = self.start_total(tensor, name)
+
+        def finish() -> None:
+            wait()
+            tensor.div_(self.size)  # not every back end has a mean
+
+        return finish
+
+    def start_total(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
         with self._joined():
             work = self._dist.all_reduce(tensor, async_op=True)
 
         def finish() -> None:
             with self._joined():
                 work.wait()
-            tensor.div_(self.size)  # not every back end has a mean
 
         return finish
 

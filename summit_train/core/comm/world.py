@@ -42,6 +42,10 @@ class World:
         """
         return lambda: None
 
+    def start_total(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
+        """Begin to add up `tensor` over the ranks in place, as `start_mean` averages it."""
+        return lambda: None
+
     def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Return the sum of `tensor` over the ranks, the same bits on each."""
         return tensor
