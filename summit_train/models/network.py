@@ -7,14 +7,12 @@ import os
 import tempfile
 from collections import OrderedDict
 from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from summit_train.core.errors import UserError
@@ -23,7 +21,7 @@ from summit_train.models import VideoNetwork, build_model
 from summit_train.models.count import Count, count
 from summit_train.models.online import cache_shapes
 from summit_train.models.rfcn import RFCN
-from summit_train.models.video import freeze_norms, freeze_trunk, norm_momentum
+from summit_train.models.video import freeze_norms, freeze_trunk
 from summit_train.spec import ModelSpec, Spec
 from summit_train.spec.catalog import is_foreign, stream_problem
 
@@ -76,17 +74,16 @@ def make_ready(network: VideoNetwork, spec: Spec) -> None:
 class RecomputedBlocks(nn.Sequential):
     """Blocks one after the other. Between forward and backward pass only each block's input is kept.
 
-    The others are computed again (Chen et al., 2016). The gradients are those of nn.Sequential to the bit, and BN's
-    running statistics take each micro-batch in once.
+    The others are computed again (Chen et al., 2016). The gradients are those of nn.Sequential to the bit. For BN's
+    running statistics a training step sets the momentum to 0 in its backward pass.
     """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self:
             if torch.is_grad_enabled() and self.training:
-                contexts = partial(_contexts, block)
                 # Blocks draw from no generator of torch's, and DropPath restarts its own from its seed in each pass,
                 # so the state of the generators need not be kept.
-                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = block(x)
         return x
@@ -95,11 +92,6 @@ class RecomputedBlocks(nn.Sequential):
 def recompute_blocks(network: VideoNetwork) -> None:
     for name in network.sequences:
         network.set_submodule(name, RecomputedBlocks(OrderedDict(network.get_submodule(name).named_children())))
-
-
-def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of the two forward passes. The second leaves the running statistics, which have the batch."""
-    return nullcontext(), norm_momentum([m for m in block.modules() if isinstance(m, _BatchNorm)], 0.0)
 
 
 def separate_compile_cache() -> None:

@@ -26,6 +26,7 @@ from summit_train.training.exchange import Exchange
 from summit_train.training.loss import BatchLoss, Loss
 from summit_train.training.mix import UNMIXED, Mix, draw_mix
 from summit_train.training.noise import PassSquares, Squares
+from summit_train.training.running_statistics import CountedStatistics, RunningStatistics
 from summit_train.training.stopwatch import UNTIMED, Mark, Stopwatch
 
 # What the ranks add up in a step, in this order.
@@ -62,58 +63,6 @@ class LossScale:
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self.scale = state["scale"].to(self.scale)
         self._good_steps = state["good_steps"].to(self._good_steps)
-
-
-class RunningStatistics:
-    """Average the micro-batches' statistics of one step over the rank's virtual GPUs, then over the ranks.
-
-    One step of V virtual GPUs with micro-batch statistics s_1 .. s_V is defined as
-
-        r <- (1 - m) r + m / V * sum_i s_i
-
-    BN itself updates r once per forward pass, r <- (1 - q) r + q s. With q_i = 1 / (A / m - A + i) in the i-th of A
-    passes (i = 1 .. A) every s_i gets the weight m / A and r gets 1 - m: the product of the (1 - q_j) telescopes. The
-    update is linear, so the mean of r over the ranks is the r of all V virtual GPUs.
-
-    The ranks average in every step, hidden under the backward pass (for a ResNet-50 0.2 MB beside 97 MB of gradients).
-    Averaging only before a checkpoint would make a run that was stopped differ in the last bits from one that was not.
-    """
-
-    def __init__(self, model: nn.Module, accumulation: int, world: World) -> None:
-        self._norms = trained_norms(model)
-        self._momenta = [norm.momentum for norm in self._norms]
-        self._accumulation, self._world = accumulation, world
-        self._before = self._mean = torch.empty(0)
-        self._wait: Callable[[], None] = lambda: None
-
-    def begin_step(self) -> None:
-        if self._norms:
-            self._before = torch.cat(self._buffers())  # a step that is skipped must leave them as they were
-
-    def begin_pass(self, micro_batch: int) -> None:
-        """Set the weight of the forward pass number `micro_batch` (from 0) of the step."""
-        if self._accumulation == 1:
-            return
-        for norm, momentum in zip(self._norms, self._momenta, strict=True):
-            if momentum is not None:
-                norm.momentum = 1 / (self._accumulation / momentum - self._accumulation + micro_batch + 1)
-
-    def start_mean(self) -> None:
-        if self._norms:
-            self._mean = torch.cat(self._buffers())
-            self._wait = self._world.start_mean(self._mean, "batch_norm")
-
-    def finish(self, skipped: torch.Tensor) -> None:
-        """Put the average in place or, if `skipped` is 1, the statistics from before the step."""
-        if self._norms:
-            self._wait()
-            buffers = self._buffers()
-            settled = torch.where(skipped > 0, self._before, self._mean)
-            torch._foreach_copy_(buffers, list(torch.split(settled, [b.numel() for b in buffers])))
-
-    def _buffers(self) -> list[torch.Tensor]:
-        both = (buffer for norm in self._norms for buffer in (norm.running_mean, norm.running_var))
-        return [buffer for buffer in both if buffer is not None]
 
 
 class WeightAverage:
@@ -275,7 +224,8 @@ class TrainStep:
         self._trust, self._settings = trust, settings
         self._dtype = parameter_type(settings.precision)
         self._normalise = None if settings.modality is None else Normalise(self._dtype, device, settings.modality)
-        self.statistics = RunningStatistics(model, settings.accumulation, world)
+        kind = RunningStatistics if getattr(model, "replaceable", True) else CountedStatistics  # of a foreign network
+        self.statistics = kind(model, settings.accumulation, world)
         self._exchange = Exchange(model.named_parameters(), world, settings.compression)
         self.loss_scale = LossScale(settings.precision == "fp16", device)
         self.average = None if settings.ema_decay is None else WeightAverage(model, settings.ema_decay)
@@ -307,7 +257,7 @@ class TrainStep:
             every = self._settings.noise_every
             measured = every > 0 and (batch.step + 1) % every == 0
             stopwatch.lap("other")
-            with self._squares.listening(measured):
+            with self._squares.listening(measured), self.statistics.kept():
                 torch.autograd.backward(loss * self.loss_scale.scale / self._settings.accumulation)
             stopwatch.lap("backward")
             losses.append(loss.detach())
@@ -364,7 +314,7 @@ class TrainStep:
 
         A mixed clip is right where the class with the larger share wins.
         """
-        self.statistics.begin_pass(index)
+        self.statistics.begin_pass(index, batch.step)
         normalise = self._normalise
         clips = batch.clips.to(self._device, non_blocking=True) if normalise is None else normalise(batch.clips)
         labels = batch.labels.to(self._device, non_blocking=True)

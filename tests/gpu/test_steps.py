@@ -94,9 +94,9 @@ def test_three_steps_are_those_of_double_precision(name: str, device: torch.devi
 def test_statistics_of_the_last_micro_batch_alone_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = RunningStatistics.begin_pass
 
-    def wrong(self: RunningStatistics, micro_batch: int) -> None:
+    def wrong(self: RunningStatistics, micro_batch: int, step: int) -> None:
         if self._norms[0].weight.dtype == torch.float64:
-            honest(self, micro_batch)
+            honest(self, micro_batch, step)
 
     monkeypatch.setattr(RunningStatistics, "begin_pass", wrong)
     (problem,) = problems("sgd", CPU)

@@ -308,7 +308,7 @@ def test_every_micro_batch_has_the_same_weight(accumulation: int) -> None:
         mine = batches[step * accumulation : (step + 1) * accumulation]
         statistics.begin_step()
         for index, batch in enumerate(mine):
-            statistics.begin_pass(index)
+            statistics.begin_pass(index, 0)
             norm(batch)
         statistics.start_mean()
         statistics.finish(torch.zeros(()))
@@ -324,7 +324,7 @@ def test_a_skipped_step_leaves_no_trace() -> None:
     statistics = RunningStatistics(norm, 2, World())
     statistics.begin_step()
     for index in range(2):
-        statistics.begin_pass(index)
+        statistics.begin_pass(index, 0)
         norm(torch.full((2, 3, 2, 2), float("nan")))
     assert norm.running_mean is not None and norm.running_mean.isnan().all()
     statistics.start_mean()
