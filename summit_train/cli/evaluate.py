@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import figure_path, write_json
 from summit_train.core.progress import watched
 from summit_train.core.result import Result, TextTable, tell
-from summit_train.core.saved import CheckpointError, best_checkpoint
+from summit_train.core.saved import CheckpointError, best_checkpoint, load_checkpoint
 from summit_train.core.session import session
 from summit_train.core.text import counted, from_json
 from summit_train.core.watch import Watchdog
@@ -28,6 +29,7 @@ from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation
 from summit_train.evaluation.measures import Measures, measures_of, say_left_out
 from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
 from summit_train.evaluation.scoring import Scorer
+from summit_train.models.foreign import check_sources, sources_of
 from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, flat_keys, folder_name, load_spec
 from summit_train.spec.catalog import stream_problem
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace) -> Result:
     if "loss.kind" in changed:
         raise UserError("loss.kind must be the run's own: it decides by what the run is measured; train another run")
     folder = _result_folder(spec, args.name, changed, RESULT_FILE)
-    with _scoring(spec, datasets, command="eval", checkpoints=list(map(str, paths))) as (scorer, watchdog):
+    with _scoring(spec, datasets, paths, command="eval", checkpoints=list(map(str, paths))) as (scorer, watchdog):
         training = None if inputs is None else (inputs.plan, inputs.train)
         goodput = scorer.world.from_first(lambda: goodput_values(spec.run_path))
         evaluation = Evaluation(scorer, watchdog, folder, training, changed, goodput=goodput)
@@ -88,9 +90,25 @@ def run(args: argparse.Namespace) -> Result:
 
 
 @contextmanager
-def _scoring(spec: Spec, datasets: Mapping[str, Dataset], **arguments: object) -> Iterator[tuple[Scorer, Watchdog]]:
-    """Open the ranks, compare what they were started with, and yield what scores the validation set."""
+def _scoring(
+    spec: Spec, datasets: Mapping[str, Dataset], paths: Sequence[Path], **arguments: object
+) -> Iterator[tuple[Scorer, Watchdog]]:
+    """Open the ranks, compare what they were started with, and yield what scores the validation set.
+
+    A foreign network's code is compared with that of the checkpoints `paths` before it runs.
+    """
+
+    def compare_code() -> None:
+        def compared(path: Path, state: dict[str, Any]) -> int:
+            check_sources(path, state, sources)
+            return sys.maxsize
+
+        sources = sources_of(spec.model.arch)
+        for path in paths if sources else []:
+            load_checkpoint(path, compared)
+
     with session(this_launch()) as world, Watchdog(world, world.broadcast(spec.watch.stall_seconds)) as watchdog:
+        world.from_first(compare_code)
         check_agreement(world, spec, datasets, **arguments)
         yield scorer_of(spec)(spec, datasets["val"], world, choose_device(world)), watchdog
 
@@ -237,7 +255,7 @@ def _run_observed(
     path = paths[0]
     arguments = {"checkpoint": str(path), "fractions": [str(fraction) for fraction in fractions]}
     with (
-        _scoring(spec, datasets, command="eval --observed", **arguments) as (scorer, watchdog),
+        _scoring(spec, datasets, paths, command="eval --observed", **arguments) as (scorer, watchdog),
         watched("videos", "evaluating video", scorer.world, watchdog) as progress,
     ):
         result = score_observed(scorer, fresh_model(spec, scorer.device), path, fractions, progress)

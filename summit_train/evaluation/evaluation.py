@@ -21,6 +21,7 @@ from summit_train.evaluation.precise_bn import recompute_from_training
 from summit_train.evaluation.scores import PREDICTIONS, Found, prediction_names
 from summit_train.evaluation.scoring import PartialScores, Scorer
 from summit_train.models import VideoNetwork
+from summit_train.models.foreign import check_sources
 from summit_train.plan import Plan
 from summit_train.spec import Spec
 
@@ -112,7 +113,7 @@ def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tenso
 
     def read() -> tuple[Tensors, Tensors | None, int]:
         state = load_checkpoint(path, bound_of(model))
-        model.check_sources(path, state)
+        check_sources(path, state, model.sources)
         if isinstance(names := state.get("classes"), list):
             check_same_classes(path, map(str, names), manifest.source, manifest.classes)
         # The optimizer's state, which is as large as the weights, is not used here.

@@ -12,6 +12,7 @@ import torch
 from summit_train.core import saved
 from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork
+from summit_train.models.foreign import check_sources, sources_of
 from summit_train.models.network import build_network, make_ready
 from summit_train.models.precision import parameter_type
 from summit_train.spec import Spec, load_spec, spec_from_tree
@@ -83,10 +84,10 @@ def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: st
         return spec
 
     def most_bytes(file: Path, state: dict[str, Any]) -> int:
+        spec = spec_in(file, state)
+        check_sources(file, state, sources_of(spec.model.arch))  # before anything of that code runs
         with torch.device("meta"):
-            network = build_network(spec_in(file, state))
-        network.check_sources(file, state)
-        return saved.bytes_for(network)
+            return saved.bytes_for(build_network(spec))
 
     path, run_path, complaints = Path(path), None, list[str]()
     if checkpoint != "last":

@@ -6,7 +6,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import nn
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256
 from summit_train.models.video import VideoNetwork
+from summit_train.spec.catalog import is_foreign
 
 LAYOUTS = ("NTCHW", "NCTHW")
 
@@ -108,9 +110,10 @@ def build_foreign(
     that cannot be imported, does not take the options, or returns no module; its own errors keep their traceback.
     """
     place, _, name = arch.rpartition(":")
-    try:
+    sources = sources_of(arch)
+    with _importing(arch):
         with torch.device("cpu"):  # what a module makes when it is imported serves all its networks
-            module, digest = _imported(place)
+            module = _imported(place, *sources.values())
         build = getattr(module, name, None)
         if not callable(build):
             raise UserError(f"model.arch: {place} has no callable {name}")
@@ -120,14 +123,39 @@ def build_foreign(
             if generator is not None:
                 torch.manual_seed(generator.initial_seed())
             network, note = _built(lambda: build(**arguments))
-    except ImportError as error:
-        right = "install what is missing, or add its folder to PYTHONPATH"
-        raise UserError(f"model.arch: {arch} cannot be imported: {error}; {right}") from error
     if not isinstance(network, nn.Module):
         raise UserError(f"model.arch: {arch} must return a torch.nn.Module, got {type(network).__name__}")
     foreign = ForeignNetwork(network, arch, num_frames, num_classes, in_channels, note)
-    foreign.sources = {"model.arch (SHA-256)": digest}
+    foreign.sources = sources
     return foreign
+
+
+def sources_of(arch: str) -> dict[str, str]:
+    """Return the SHA-256 of the file that `arch` names, as a key of an experiment; {} for a built-in network.
+
+    Nothing in the file runs. Of a dotted name, the packages that contain the module are imported.
+    """
+    if not is_foreign(arch):
+        return {}
+    with _importing(arch):
+        return {"model.arch (SHA-256)": file_sha256(_source_of(arch.rpartition(":")[0]))}
+
+
+def check_sources(path: Path, state: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    """Raise UserError where `sources` are not those that the checkpoint `path` was trained with."""
+    for key, digest in sources.items():
+        if (before := state.get("experiment", {}).get(key)) != digest:
+            changed = f"its network's code has changed: {key} was {before}, is {digest}"
+            raise UserError(f"{path}: {changed}; restore the file, or set model.arch to a copy of the old one")
+
+
+@contextmanager
+def _importing(arch: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        right = "install what is missing, or add its folder to PYTHONPATH"
+        raise UserError(f"model.arch: {arch} cannot be imported: {error}; {right}") from error
 
 
 def _check_arguments(arch: str, build: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -152,18 +180,22 @@ def _built(build: Callable[[], Any]) -> tuple[Any, str]:
             return build().to("meta"), f"on the CPU to be counted, as it cannot be on torch's meta device: {error}"
 
 
-def _imported(place: str) -> tuple[ModuleType, str]:
-    """Return the module `place`, dotted or FILE.py, and the SHA-256 of its source file."""
+def _source_of(place: str) -> Path:
+    """Return the source file of the module `place`, dotted or FILE.py."""
     path = Path(place).absolute()
-    if place.endswith(".py") and not path.is_file():
-        raise UserError(f"model.arch: {path} not found; a relative path starts at the current directory")
     if place.endswith(".py"):
-        digest = file_sha256(path)
-        return _executed(path, digest), digest
-    module = importlib.import_module(place)
-    if (file := getattr(module, "__file__", None)) is None:
+        if not path.is_file():
+            raise UserError(f"model.arch: {path} not found; a relative path starts at the current directory")
+        return path
+    if (spec := importlib.util.find_spec(place)) is None:
+        raise ModuleNotFoundError(f"No module named {place!r}")
+    if not spec.has_location or spec.origin is None:
         raise UserError(f"model.arch: {place} must have a source file, because its SHA-256 is part of the experiment")
-    return module, file_sha256(file)
+    return Path(spec.origin)
+
+
+def _imported(place: str, digest: str) -> ModuleType:
+    return _executed(Path(place).absolute(), digest) if place.endswith(".py") else importlib.import_module(place)
 
 
 @cache

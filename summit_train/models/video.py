@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,6 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from summit_train.core.errors import UserError
 from summit_train.models.non_local import NonLocal
 from summit_train.spec.catalog import FreezeBN, Pool1
 
@@ -172,13 +170,6 @@ class VideoNetwork(nn.Module):
     def fitted(self, found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return a file's tensors, under this network's names, in its form. Raises ValueError for another network's."""
         return dict(found)
-
-    def check_sources(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Raise UserError where the `sources` are not those that the checkpoint `path` was trained with."""
-        for key, digest in self.sources.items():
-            if (before := state.get("experiment", {}).get(key)) != digest:
-                changed = f"its network's code has changed: {key} was {before}, is {digest}"
-                raise UserError(f"{path}: {changed}; restore the file, or set model.arch to a copy of the old one")
 
     def layer_numbers(self) -> dict[str, int]:
         """Return the layer of each parameter, by name: 1, 2, ... for the members of `sequences`, in their order.

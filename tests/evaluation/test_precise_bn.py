@@ -14,9 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from summit_train.core.comm import World
 from summit_train.core.watch import Stopped, StopRequest, Watchdog
 from summit_train.data.batches.loader import MicroBatch
-from summit_train.evaluation.precise_bn import _elements_per_clip, recompute_from_training, recompute_statistics
+from summit_train.evaluation.precise_bn import recompute_from_training, recompute_statistics
 from summit_train.evaluation.scoring import Scorer
-from summit_train.models import VideoNetwork
+from summit_train.models import VideoNetwork, build_model
 from summit_train.models.precision import Normalise
 from summit_train.spec import Spec, load_spec
 from summit_train.training.run import fresh_model
@@ -26,6 +26,19 @@ from tests.conftest import WriteSpec
 from tests.worlds import lines, succeed, train
 
 CPU = torch.device("cpu")
+_LOOP = """
+import torch
+from torch import nn
+
+class Loop(nn.Module):
+    def __init__(self, num_classes, num_frames):
+        super().__init__()
+        self.norm, self.other, self.head = nn.BatchNorm2d(3), nn.BatchNorm2d(3), nn.Linear(3, num_classes)
+
+    def forward(self, x):
+        frames = [*x[:, :3].unbind(1), x[:, 3, :, ::2]]
+        return self.head(sum(self.norm(frame).mean((2, 3)) for frame in frames))
+"""
 
 
 def _batches(count: int, clips: int = 2) -> list[MicroBatch]:
@@ -88,11 +101,17 @@ def test_one_batch_gives_its_own_statistics_in_every_norm(spec: Spec) -> None:
             assert_near(value, theirs[name], 1e-11, name)
 
 
-def test_elements_are_frames_times_pixels(spec: Spec) -> None:
-    """4 frames of 32 x 32: 16 x 16 behind the first convolution, 1 x 1 in the last stage."""
-    elements = _elements_per_clip(spec)
-    assert elements["bn1"] == 4 * 16 * 16 and elements["layer4.1.bn2"] == 4
-    assert set(elements) == {n for n, m in _network(spec).named_modules() if isinstance(m, _BatchNorm)}
+def test_a_norm_that_runs_often_gets_the_statistics_of_all_its_inputs(spec: Spec, tmp_path: Path) -> None:
+    """Once per frame, the last frame on fewer pixels; and one that never runs stays as it is."""
+    (tmp_path / "nets.py").write_text(_LOOP)
+    model, batches = build_model(f"{tmp_path}/nets.py:Loop", None, 4, 4).double(), _batches(3)
+    recompute_statistics(model, batches, spec, World(), CPU)
+    clips = torch.cat([Normalise(torch.float64, CPU)(batch.clips) for batch in batches])
+    inputs = torch.cat([clips[:, :3].transpose(1, 2).flatten(2), clips[:, 3, :, ::2].flatten(2)], 2)
+    var, mean = torch.var_mean(inputs, (0, 2))
+    assert_near(model.get_buffer("norm.running_mean"), mean, 1e-12)
+    assert_near(model.get_buffer("norm.running_var"), var, 1e-11)
+    assert torch.equal(model.get_buffer("other.running_var"), torch.ones(3).double())
 
 
 def test_frozen_norms_stay(write_spec: WriteSpec) -> None:

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from summit_train.core.errors import UserError
-from summit_train.evaluation.precise_bn import _elements_per_clip
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
 from summit_train.models.network import build_network, count_model, count_network
@@ -257,15 +256,6 @@ def test_one_that_cannot_see_the_pictures_of_the_evaluation_is_refused(write: Ca
     count_network(_spec(f"{write(text)}:Small"))
     with pytest.raises(UserError, match=r"evaluate\.short_side: .* takes 16 x 16 pixels \(data.crop\) but not 20 x 20"):
         count_network(_spec(f"{write(text)}:Small", evaluate={"short_side": 20}))
-
-
-def test_one_that_reads_numbers_has_its_bn_recomputed(write: Callable[[str], Path]) -> None:
-    text = SMALL.replace("return torch.relu(", "assert x.sum().item() < 1e9\n        return torch.relu(")
-    values = {"name": "any", "model": {"arch": f"{write(text)}:Small", "num_classes": 4}}
-    values |= {"data": {"train": "t.csv", "val": "v.csv", "num_frames": 2, "crop": 6, "short_side": [6, 6]}}
-    assert _elements_per_clip(spec_from_values(values | {"evaluate": {"short_side": 6}}, "spec")) == {
-        "network.norm": 72
-    }
 
 
 def test_a_layer_decay_is_refused_by_the_spec(write: Callable[[str], Path]) -> None:

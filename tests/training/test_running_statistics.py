@@ -1,0 +1,92 @@
+"""BN's running statistics of a step against their definition, however often a norm runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from summit_train.core.comm import World
+from summit_train.training.running_statistics import CountedStatistics, RunningStatistics
+from tests.closeness import assert_near
+
+
+def _normed_batches(count: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [2 * torch.randn(6, 3, 4, 4, generator=generator, dtype=torch.float64) + 1 for _ in range(count)]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 3, 8])
+def test_every_micro_batch_has_the_same_weight(accumulation: int) -> None:
+    """r <- (1 - m) r + m / A * sum(s_i), for mean and (unbiased) variance, over three steps."""
+    norm = nn.BatchNorm2d(3, momentum=0.1, dtype=torch.float64)
+    statistics = RunningStatistics(norm, accumulation, World())
+    mean, var = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    batches = _normed_batches(3 * accumulation)
+    for step in range(3):
+        mine = batches[step * accumulation : (step + 1) * accumulation]
+        statistics.begin_step()
+        for index, batch in enumerate(mine):
+            statistics.begin_pass(index, 0)
+            norm(batch)
+        statistics.start_mean()
+        statistics.finish(torch.zeros(()))
+        mean = 0.9 * mean + 0.1 * torch.stack([b.mean((0, 2, 3)) for b in mine]).mean(0)
+        var = 0.9 * var + 0.1 * torch.stack([b.var((0, 2, 3)) for b in mine]).mean(0)
+    assert norm.running_mean is not None and norm.running_var is not None
+    assert_near(norm.running_mean, mean, 1e-13)
+    assert_near(norm.running_var, var, 1e-13)
+
+
+def test_a_skipped_step_leaves_no_trace() -> None:
+    norm = nn.BatchNorm2d(3)
+    statistics = RunningStatistics(norm, 2, World())
+    statistics.begin_step()
+    for index in range(2):
+        statistics.begin_pass(index, 0)
+        norm(torch.full((2, 3, 2, 2), float("nan")))
+    assert norm.running_mean is not None and norm.running_mean.isnan().all()
+    statistics.start_mean()
+    statistics.finish(torch.ones(()))
+    assert norm.running_mean.tolist() == [0, 0, 0]
+    assert norm.running_var is not None and norm.running_var.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("momentum", [0.3, None])
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_norm_may_run_any_number_of_times_in_a_pass(
+    accumulation: int, momentum: float | None, use_reentrant: bool
+) -> None:
+    """0 to 4 times, and again in the backward pass: r <- (1 - m) r + m / A * sum(mean of the calls), or + r for none."""
+    norm = nn.BatchNorm2d(3, momentum=momentum, dtype=torch.float64)
+    statistics = CountedStatistics(norm, accumulation, World())
+    expected = {"mean": torch.zeros(3, dtype=torch.float64), "var": torch.ones(3, dtype=torch.float64)}
+    for step, counts in enumerate([[2, 0, 1], [4, 1, 3], [0, 0, 0], [1, 1, 0]]):
+        passes = [_normed_batches(count) for count in counts[:accumulation]]
+        statistics.begin_step()
+        for index, batches in enumerate(passes):
+            statistics.begin_pass(index, step)
+            total = torch.zeros((), requires_grad=True) + sum(
+                checkpoint(norm, batch.requires_grad_(), use_reentrant=use_reentrant).sum() for batch in batches
+            )
+            if index == accumulation - 1:
+                statistics.start_mean()
+            with statistics.kept():
+                torch.autograd.backward(total)
+        statistics.finish(torch.zeros(()))
+        for name, own in expected.items():
+            seen = [[getattr(batch.detach(), name)((0, 2, 3)) for batch in batches] for batches in passes]
+            means = [torch.stack(calls).mean(0) if calls else own for calls in seen]
+            m = 1 / (step + 1) if momentum is None else momentum
+            expected[name] = (1 - m) * own + m * torch.stack(means).mean(0)
+            assert_near(norm.get_buffer(f"running_{name}"), expected[name], 1e-13)
+
+
+def test_outside_of_a_step_a_norm_is_torchs_own() -> None:
+    norm, (batch,) = nn.BatchNorm2d(3, momentum=1.0, dtype=torch.float64), _normed_batches(1)
+    CountedStatistics(norm, 1, World())
+    for _ in range(2):
+        norm(batch)
+    assert_near(norm.get_buffer("running_mean"), batch.mean((0, 2, 3)), 1e-13)
