@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -46,24 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
-            return _run(arguments)
-        finally:
-            print(end="", flush=True)  # here, where an error can still be caught
-    except BrokenPipeError:
-        # The reader of our output left (| head); what Python would still flush at exit goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-
-
-def _run(arguments: Sequence[str]) -> int:
-    parser, command = _parser(arguments)
-    args = _parse(parser, arguments)
-    try:
+            parser, command = _parser(arguments)
+            args = _parse(parser, arguments)
+        except SystemExit:
+            show(Result())  # flushes a help text here, where an error can still be caught
+            raise
         result = command(args)
         show(result, as_json=getattr(args, "json", False))
         return result.status
-    except BrokenPipeError:
-        raise
     except KeyboardInterrupt:
         return 130
     except Exception as error:

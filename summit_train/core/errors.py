@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import traceback
 
+from summit_train.core.text import printable
 
-class UserError(Exception):
+_MOST_LETTERS = 4000  # of a message
+
+
+class _Told(Exception):
+    """An error with a message for people: each argument is a line of it."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(printable, self.args))
+
+
+class UserError(_Told):
     """The user's input is wrong; exit status 2.
 
     The message is for people: what is wrong, where, and what would be right.
     """
 
 
-class RunFailed(Exception):
+class RunFailed(_Told):
     """The run cannot continue, for a known reason, such as a lost rank or a full disk; exit status 1."""
 
 
@@ -20,7 +31,7 @@ class AgreedError(RunFailed):
     """All ranks raise it together, after a vote: no rank waits for another, and rank 0 has the whole message."""
 
     def __init__(self, message: str, status: int = 1) -> None:
-        super().__init__(message)
+        super().__init__(*message.split("\n"))
         self.status = status
 
 
@@ -41,7 +52,11 @@ def exit_status(error: BaseException) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """Return the one line of an error, or the traceback of a bug."""
+    """Return the one line of an error, or the traceback of a bug. A value that makes it too long is cut."""
     if is_bug(error):
         return "".join(traceback.format_exception(error)).rstrip()
-    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    text = printable(f"{error.filename}: {error.strerror}") if isinstance(error, OSError) else str(error)
+    if len(text) <= _MOST_LETTERS:
+        return text
+    left_out = f"\N{HORIZONTAL ELLIPSIS} ({len(text):,} characters in all) \N{HORIZONTAL ELLIPSIS}"
+    return f"{text[: _MOST_LETTERS // 2]}{left_out}{text[-_MOST_LETTERS // 2 :]}"

@@ -300,7 +300,7 @@ def spec_from_tree(tree: Tree) -> Spec:
     spec = validated(Spec, replace(tree, values=_with_task(tree.values)))
     conflicts = [f"{tree.place(tuple(key.split('.')))}: {key}: {message}" for key, message in _conflicts(spec)]
     if conflicts:
-        raise UserError("\n".join(conflicts))
+        raise UserError(*conflicts)
     return spec
 
 
