@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import resource
 import traceback
 
 from summit_train.core.text import printable
@@ -38,10 +40,19 @@ class AgreedError(RunFailed):
 def is_bug(error: BaseException) -> bool:
     """Return True unless the exception's message tells a person what to fix.
 
-    An OSError that names its file is the machine's fault; without a name it could be anything.
+    An OSError that names its file, or lacks room for one more, is the machine's fault; otherwise it could be anything.
     """
     names_file = isinstance(error, OSError) and error.filename is not None
-    return not names_file and not isinstance(error, UserError | RunFailed)
+    return not names_file and not isinstance(error, UserError | RunFailed) and not _too_many_files(error)
+
+
+def _too_many_files(error: BaseException | None) -> bool:
+    """Return whether this error, or one that it follows from, is that too many files are open."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def exit_status(error: BaseException) -> int:
@@ -55,6 +66,9 @@ def describe(error: BaseException) -> str:
     """Return the one line of an error, or the traceback of a bug. A value that makes it too long is cut."""
     if is_bug(error):
         return "".join(traceback.format_exception(error)).rstrip()
+    if _too_many_files(error):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"too many open files: the limit of {limit:,} for a process is too low; raise it by ulimit -n"
     text = printable(f"{error.filename}: {error.strerror}") if isinstance(error, OSError) else str(error)
     if len(text) <= _MOST_LETTERS:
         return text

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from summit_train.core.files import naming
+from summit_train.core.files import naming, regular
 from summit_train.core.result import say
-from summit_train.core.text import duration, noise_text
+from summit_train.core.text import duration, from_json, noise_text
 from summit_train.evaluation.measures import EVERY
 
 METRICS_FILE = "metrics.jsonl"
@@ -95,10 +95,10 @@ def validated(run_path: Path, step: int) -> dict[str, Any] | None:
     A record from before the run reached that step again, such as from another checkpoint, belongs to other weights.
     """
     found: dict[str, Any] | None = None
-    with suppress(FileNotFoundError), open(run_path / METRICS_FILE, "rb") as file:
+    with suppress(FileNotFoundError), open(run_path / METRICS_FILE, "rb", opener=regular) as file:
         for line in file:
             with suppress(ValueError):  # half a line
-                record = json.loads(line)
+                record = from_json(line)
                 if record["kind"] == "step" and record["step"] <= step:
                     found = None
                 elif record["kind"] == "eval" and record["step"] == step:

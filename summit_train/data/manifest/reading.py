@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import replacing, write_json, write_text
+from summit_train.core.files import read_file, regular, replacing, write_json, write_text
 from summit_train.core.text import csv_text, from_json
 from summit_train.data.manifest import tables
 from summit_train.data.manifest.boxes import BOX, Boxes, box_cells, box_header, read_boxes
@@ -330,7 +330,7 @@ def _read_packed_manifest(source: Path) -> Manifest:
     """Map the manifest of a packed set, which `write_packed_manifest` wrote."""
     folder = source / PACKED_MANIFEST
     try:
-        about = from_json((folder / _ABOUT).read_bytes())
+        about = from_json(read_file(folder / _ABOUT))
         names = [name for name in DTYPES if name not in OPTIONAL or about.get(name)]
         columns: dict[str, Any] = {name: load_column(folder / f"{name}.npy", DTYPES[name]) for name in names}
         of_clips = {name: column for name, column in columns.items() if name != "more_labels"}
@@ -391,7 +391,8 @@ def save_column(path: Path, column: NDArray[Any], dtype: DTypeLike) -> None:
 def load_column(path: Path, *dtypes: DTypeLike) -> NDArray[Any]:
     """Map a .npy file of one of these types. Raises OSError, and ValueError where it is damaged or of another type."""
     try:
-        column: NDArray[Any] = np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
+        with open(path, "rb", opener=regular):
+            column: NDArray[Any] = np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
     except (ArithmeticError, EOFError, SyntaxError, TokenError, TypeError) as error:  # by a damaged header
         raise ValueError(f"{path}: its header is damaged: {error}") from error
     if column.ndim != 1 or column.dtype not in [np.dtype(dtype) for dtype in dtypes]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.errors import UserError
+from summit_train.core.files import regular
 from summit_train.data.video.region import Region
 from summit_train.data.video.span import TO_THE_END, DecodeError, Span
 
@@ -51,7 +52,7 @@ def opened(path: str | Path, what: str = "") -> Iterator[TextIO]:
     Bytes that are not UTF-8 become surrogates, because paths may hold any bytes.
     """
     try:
-        with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape", opener=regular) as file:
             yield file
     except (OSError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error

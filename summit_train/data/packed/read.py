@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import file_sha256
+from summit_train.core.files import file_sha256, regular
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.reading import PACK_FILE, load_column
 from summit_train.data.packed import format as packed
@@ -179,7 +179,7 @@ class ShardStore:
     def _read(self, entry: _Entry, start: int, end: int) -> bytes:
         """Return the bytes start .. end - 1 of a clip. Raises _DamagedError, also if the file is too short."""
         try:
-            file = self._files.pop(entry.shard, None) or open(entry.shard, "rb", buffering=0)  # noqa: SIM115  (closed when the oldest)
+            file = self._files.pop(entry.shard, None) or open(entry.shard, "rb", buffering=0, opener=regular)  # noqa: SIM115  (closed when the oldest)
             self._files[entry.shard] = file  # the last
             if len(self._files) > _MAX_OPEN_FILES:
                 self._files.pop(next(iter(self._files))).close()
