@@ -246,7 +246,7 @@ class Run:
         except UserError as error:
             self.notes.append(f"{error}; shown as it is")
             self.spec = {}
-        self.label = str(self.spec.get("name") or path.resolve().name)
+        self.label = str(self.spec.get("name") or os.path.basename(os.path.realpath(path)))
         self.plan, self.environment = self._json("plan.json"), self._json("environment.json")
         counts = self.plan.pop("clips_per_class", None)
         self.clips_per_class = self._parsed(ClipsPerClass, counts, "plan.json: clips_per_class")

@@ -83,7 +83,7 @@ def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
     rows = list(rows)
     if any(row.boxes is not None for row in rows):
         videos = ((row.path, row.num_frames, row.sha256, row.boxes.rows) for row in rows if row.boxes)
-        write_text(path, csv_text(box_cells(videos)))
+        write_text(path, csv_text(box_cells(videos), exact=True))
         return
     cells: list[dict[str, object]] = []
     for row in rows:
@@ -94,7 +94,9 @@ def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
     filled = dict.fromkeys(chain(("path", "label"), *cells))
     names = [*(name for name in order if name in filled), *(name for name in filled if name not in order)]
     empty = {"reversed": 0}
-    write_text(path, csv_text([names, *([row.get(name, empty.get(name)) for name in names] for row in cells)]))
+    write_text(
+        path, csv_text([names, *([row.get(name, empty.get(name)) for name in names] for row in cells)], exact=True)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -405,7 +407,7 @@ def read_classes(path: str | Path) -> tuple[str, ...] | None:
     if not Path(path).exists():
         return None
     with opened(path) as file:
-        names = tuple(line.strip() for line in file.read().rstrip().splitlines())
+        names = tuple(line.strip() for line in file.read().rstrip().split("\n"))
     first = dict(zip(reversed(names), range(len(names), 0, -1), strict=True))
     for line, name in enumerate(names, 1):
         if not name or first[name] < line:
@@ -415,7 +417,10 @@ def read_classes(path: str | Path) -> tuple[str, ...] | None:
 
 
 def write_classes(folder: Path, classes: Iterable[str]) -> None:
-    """Write the names of the classes, label 0 first, into a folder's classes.txt."""
+    """Write the names of the classes, label 0 first, into a folder's classes.txt. Raises UserError for a line break."""
+    classes = list(classes)
+    if broken := next((name for name in classes if "\n" in name), None):
+        raise UserError(f"{folder / CLASSES_FILE}: a class must have a name of one line, got {broken!r}; rename it")
     write_text(folder / CLASSES_FILE, "".join(f"{name}\n" for name in classes))
 
 

@@ -7,6 +7,7 @@ bytes, and so does a packing that was killed and continued.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -68,7 +69,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     """
     with ExitStack() as held:
         if not (folder / PACK_FILE).exists() or (folder / PACKING_FOLDER).exists():
-            whole = folder.resolve()  # "." has no name
+            whole = Path(os.path.realpath(folder))  # "." has no name
             try:
                 held.enter_context(locked(whole.parent / f".{whole.name}.lock", wait=False))
             except BlockingIOError as error:

@@ -38,7 +38,7 @@ class _DamagedError(DecodeError):
 def staged_folder(dest: str | Path, source: str | Path) -> Path:
     """Return the folder of a packed set's copy below `dest`; a changed set has another one. Raises UserError."""
     digest = hashlib.sha256(read_pack(source).text().encode()).hexdigest()
-    return Path(dest) / f"{Path(source).resolve().name}-{digest[:8]}"
+    return Path(dest) / f"{os.path.basename(os.path.realpath(source))}-{digest[:8]}"
 
 
 class _Entry(NamedTuple):
