@@ -29,6 +29,7 @@ VID_CLASSES = {
     "n04468005": "train", "n01662784": "turtle", "n04530566": "watercraft", "n02062744": "whale",
     "n02391049": "zebra",
 }  # fmt: skip
+_EDGES = ("xmin", "ymin", "xmax", "ymax")
 # MOT16 and later: pedestrians count; finding persons on vehicles, standing ones, dummies and reflections is no error.
 _PEDESTRIAN, _IGNORED = 1, (2, 7, 8, 12)
 HIDDEN_BELOW = 0.25  # of a person can be seen
@@ -113,14 +114,10 @@ def _vid_boxes(clip: Path, pictures: list[str], size: tuple[int, int]) -> Iterat
             stated = [parse_integer(tree.findtext(f"size/{side}", "")) for side in ("width", "height")]
             for number, item in enumerate(tree.iterfind("object")):
                 if (name := item.findtext("name")) in VID_CLASSES:
-                    edges = [
-                        parse_number(item.findtext(f"bndbox/{edge}", "")) for edge in ("xmin", "ymin", "xmax", "ymax")
-                    ]
-                    box = edges[0], edges[1], edges[2] + 1, edges[3] + 1  # the last pixels belong to it
-                    track, hidden = (
-                        parse_integer(item.findtext("trackid", str(number))),
-                        item.findtext("occluded") == "1",
-                    )
+                    left, top, right, bottom = (parse_number(item.findtext(f"bndbox/{edge}", "")) for edge in _EDGES)
+                    box = left, top, right + 1, bottom + 1  # the last pixels belong to it
+                    track = parse_integer(item.findtext("trackid", str(number)))
+                    hidden = item.findtext("occluded") == "1"
                     yield str(file), (frame, track, numbers.index(name), box, False, hidden)
                     is_empty = False
         except ValueError as error:

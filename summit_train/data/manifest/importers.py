@@ -16,17 +16,10 @@ from typing import Any, NamedTuple
 
 from summit_train.core.errors import UserError
 from summit_train.core.text import from_json
+from summit_train.data.manifest import tables
 from summit_train.data.manifest.box_importers import LabelledPictures, read_mot, read_vid
 from summit_train.data.manifest.reading import ManifestRow
-from summit_train.data.manifest.tables import (
-    VIDEO_EXTENSIONS,
-    class_folders,
-    is_video,
-    label_text,
-    opened,
-    parse_integer,
-    parse_number,
-)  # fmt: skip
+from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, is_video, label_text, opened
 from summit_train.data.video.clips import list_clip
 from summit_train.data.video.source import MISSING, DecodeError
 
@@ -134,7 +127,7 @@ def _kinetics(ask: Request) -> Annotations:
         if not identity or not label:
             raise UserError(f"{place}: must have a youtube_id and a label (a test list has no labels)")
         try:
-            start, end = (int(parse_number(time)) for time in times)
+            start, end = (int(tables.parse_number(time)) for time in times)
         except ValueError:
             raise UserError(f"{place}: time_start and time_end must be seconds, got {times}") from None
         # A file ID.mp4 is ambiguous where several clips of the video are listed.
@@ -213,7 +206,7 @@ def _something_v2(ask: Request) -> Annotations:
         raise UserError(f"{ask.source}: name the labels' numbers (something-something-v2-labels.json) by --labels")
     numbers, listed = _json(ask.labels), _json(ask.source)
     try:
-        names = {parse_integer(str(number)): str(name) for name, number in numbers.items()}
+        names = {tables.parse_integer(str(number)): str(name) for name, number in numbers.items()}
     except (AttributeError, TypeError, ValueError):
         raise UserError(f"{ask.labels}: must be a JSON object from each label to its number") from None
     if sorted(names) != list(range(len(numbers))):

@@ -31,7 +31,7 @@ COLUMNS = (
 CLASSES_FILE = "classes.txt"
 _INT32_MAX = 2**31 - 1
 # int() and float() also take `nan`, `1_0` and the digits of every script.
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,400}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _FLAGS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
@@ -278,10 +278,9 @@ def parse_label(numbers: dict[str, int], text: str) -> int:
 
 def parse_number(text: str) -> float:
     """Parse a finite decimal number. Raises ValueError."""
-    word = text.strip()
-    if not _NUMBER.fullmatch(word) or not math.isfinite(float(word)):
+    if not _NUMBER.fullmatch(text.strip()) or not math.isfinite(float(text)):
         raise ValueError(f"{text!r} is not a number")
-    return float(word)
+    return float(text)
 
 
 def parse_integer(text: str) -> int:
