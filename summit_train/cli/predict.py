@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from summit_train.core.comm.launch import this_launch
-from summit_train.core.errors import UserError
+from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import check_output, write_text
 from summit_train.core.progress import watched
 from summit_train.core.result import Result, TextTable, show, tell
