@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -38,6 +37,8 @@ _WITH_JSON = (
     "plan", "eval", "predict", "stream", "cam", "export", "fuse", "model", "simulate", "sweep", "report", "doctor",
 )  # fmt: skip
 
+_ONLY_PRINT = ("plan", "model", "simulate", "doctor", "schema")  # and fail without a reader
+
 Run = Callable[[argparse.Namespace], Result]
 
 
@@ -46,24 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
-            return _run(arguments)
-        finally:
-            print(end="", flush=True)  # here, where an error can still be caught
-    except BrokenPipeError:
-        # The reader of our output left (| head); what Python would still flush at exit goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-
-
-def _run(arguments: Sequence[str]) -> int:
-    parser, command = _parser(arguments)
-    args = _parse(parser, arguments)
-    try:
+            parser, command = _parser(arguments)
+            args = _parse(parser, arguments)
+        except SystemExit:
+            if not show(Result()):  # flushes a help text here, where an error can still be caught
+                return 1
+            raise
         result = command(args)
-        show(result, as_json=getattr(args, "json", False))
-        return result.status
-    except BrokenPipeError:
-        raise
+        is_read = show(result, as_json=getattr(args, "json", False))
+        return result.status if is_read or args.writes else 1
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -88,6 +80,7 @@ def _parser(arguments: Sequence[str]) -> tuple[argparse.ArgumentParser, Run]:
         if name == chosen:
             module = importlib.import_module(f"summit_train.{module_name}")
             module.add_arguments(command)
+            command.set_defaults(writes=name not in _ONLY_PRINT)
             if name in _WITH_JSON:
                 command.add_argument("--json", action="store_true", help="print JSON instead of text")
             run = module.run

@@ -319,3 +319,10 @@ def test_a_reader_that_left_is_no_error_of_ours(word: str) -> None:
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("word", ["schema", "--help"])
+def test_a_full_disk_behind_stdout_is_one_line_and_1(word: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = _started("-m", "summit_train", word, stdout=full.fileno())
+    assert (done.returncode, done.stderr) == (1, "summit-train: standard output: No space left on device\n")

@@ -82,9 +82,11 @@ def finish(args: argparse.Namespace, bench: Bench, values: Values, out: Path | N
     if bench.draw is not None and out is not None:
         bench.draw(out, values)
         write_json(out.with_suffix(".json"), values)
-    result = Result([bench.as_text(values)], values=values)
+    result = Result(bench.as_text(values).split("\n"), values=values)
     if getattr(args, "write", None) is None:
         return result
-    show(result, as_json=args.json)  # the file may be refused: what was measured is shown all the same
-    allreduce.write_machine(args.write, values)
+    try:
+        show(result, as_json=args.json)  # the file may be refused: what was measured is shown all the same
+    finally:
+        allreduce.write_machine(args.write, values)
     return Result([f"written: {args.write}"])

@@ -406,7 +406,7 @@ def _verify(args: argparse.Namespace) -> Result:
             return Result()
         if found := [*chain.from_iterable(everyone), *stray_files(args.out, pack)]:
             what = f"{len(found)} files are damaged, missing or do not belong to the set"
-            raise RunFailed("\n".join([f"{args.out}: {what}:", *found]))
+            raise RunFailed(f"{args.out}: {what}:", *found)
     size = with_unit(sum(file.size for file in files), "B")
     return Result([f"{args.out}: {pack.clips:,} clips in {len(files):,} files, {size}: all checksums match"])
 

@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> Result:
     done: list[Check] = []
     for check in checks:
         done.append(check)
-        fix = f"\n{'':<33} -> {check.mend}" if check.mend else ""
-        show(Result([f"{check.status:<5} {check.name:<27} {check.found}{fix}"]), as_json=args.json)
+        fix = [f"{'':<33} -> {check.mend}"] if check.mend else []
+        show(Result([f"{check.status:<5} {check.name:<27} {check.found}", *fix]), as_json=args.json)
     is_healthy = all(check.status != "fail" for check in done)
     values = {"ok": is_healthy, "checks": [dataclasses.asdict(check) for check in done], "ranks": ranks}
     return Result(values=values, status=0 if is_healthy else 1)

@@ -17,7 +17,7 @@ from typing import Any
 
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
-from summit_train.core.files import figure_path, write_json
+from summit_train.core.files import figure_path, read_file, write_json
 from summit_train.core.progress import watched
 from summit_train.core.result import Result, TextTable, tell
 from summit_train.core.saved import CheckpointError, best_checkpoint, load_checkpoint
@@ -174,7 +174,7 @@ def _result_folder(spec: Spec, name: str | None, changed: Mapping[str, Any], fil
     except ValueError as error:
         raise UserError(f"--name: {error}, got {name!r}") from error
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # nothing is there, or half of it
-        theirs = telling(from_json((folder / file).read_bytes())["overrides"])
+        theirs = telling(from_json(read_file(folder / file))["overrides"])
         if theirs != mine:
             keys = ", ".join(f"{key}={value}" for key, value in theirs.items()) or "the run's own"
             raise UserError(f"{folder / file}: is a result with other keys ({keys}); try another --name")

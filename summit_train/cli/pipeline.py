@@ -14,7 +14,7 @@ from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import AgreedError, RunFailed, UserError
 from summit_train.core.files import write_json, write_text
 from summit_train.core.processes import seconds_alive
-from summit_train.core.result import Result, show, warn
+from summit_train.core.result import Result, say, warn
 from summit_train.core.saved import find_checkpoints
 from summit_train.core.session import leave_reason, session
 from summit_train.core.text import duration
@@ -61,7 +61,7 @@ def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, forc
             raise
         except UserError as error:
             # The input was checked before training: a file that has disappeared since is not a mistake in it.
-            raise RunFailed(str(error)) from error
+            raise RunFailed(*error.args) from error
 
 
 def _run(inputs: start.Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, traced: range) -> Result:
@@ -77,7 +77,8 @@ def _run(inputs: start.Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, 
         return Result()
     for partial in (spec.run_path / PREDICTIONS).glob("*.partial"):
         partial.unlink(missing_ok=True)
-    return Result([f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}"])
+    say(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")
+    return Result()
 
 
 def _evaluate(inputs: start.Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
@@ -100,7 +101,7 @@ def _evaluate(inputs: start.Inputs, run: Run, watchdog: Watchdog, stop: StopRequ
     scorer = scorer_of(spec)(spec, inputs.val, world, run.device, stop)
     training = (inputs.plan, inputs.train) if spec.evaluate.precise_bn else None
     evaluation = Evaluation(scorer, watchdog, spec.run_path, training, resume_key=key, goodput=goodput)
-    show(accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)))
+    say(*accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)).text)
 
 
 def _report(spec: Spec, stop: StopRequest) -> Path | None:
@@ -126,7 +127,7 @@ def _stopped(run: Run, stop: StopRequest) -> Result:
         write_text(spec.run_path / "stopped", f"{last}\n")
         by = stop.signal or "a signal to another rank"
         line = f"stopped by {by}; resumes from {last} when started again"
-        show(Result([line]))
+        say(line)
         leave_reason(line)
 
     run.world.from_first(record)  # no rank leaves before that is written

@@ -38,13 +38,11 @@ def run(args: argparse.Namespace) -> Result:
         ):
             predictions = predict_videos(trained, listings, world, choose_device(world), args.top, progress)
         if predictions is not None:
-            # Shown before the CSV is written: a full disk does not take the result with it.
-            show(_result(predictions, trained.spec.model.num_classes), as_json=args.json)
-            if args.csv is not None:
-                try:
-                    write_text(args.csv, predictions.csv_text())
-                except OSError as error:
-                    raise RunFailed(f"{args.csv}: cannot be written: {error.strerror}") from error
+            # A full disk behind one of the two outputs does not take the other with it.
+            try:
+                show(_result(predictions, trained.spec.model.num_classes), as_json=args.json)
+            finally:
+                _write(args.csv, predictions)
             bad = [(video.clip, video.error) for video in predictions.videos if video.error is not None]
             report_bad(bad, len(predictions.videos), "--json and --csv name all")
         has_bad = world.broadcast(predictions is not None and any(video.error for video in predictions.videos))
@@ -61,6 +59,14 @@ def _prepared(args: argparse.Namespace) -> tuple[Trained, list[Listing]]:
     trained = open_named(args, overrides)
     trained.check_labels("predict")
     return trained, list_videos(words, trained, tell)
+
+
+def _write(path: str | None, predictions: Predictions) -> None:
+    try:
+        if path is not None:
+            write_text(path, predictions.csv_text())
+    except OSError as error:
+        raise RunFailed(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _result(predictions: Predictions, num_classes: int) -> Result:

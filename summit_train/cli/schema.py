@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     schema: dict[str, Any] = json.loads(json.dumps(Spec.model_json_schema()).replace("\\n", " "))
     if args.markdown:
-        return Result([_reference(schema)])
+        return Result(_reference(schema).split("\n"))
     # A file may leave to the one it extends what a whole spec must have; `extends` itself is gone by then.
     schema["properties"]["extends"] = {
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> Result:
     }
     for section in (schema, *schema["$defs"].values()):
         section["required"] = []
-    return Result([json.dumps(schema, indent=1)])
+    return Result(json.dumps(schema, indent=1).split("\n"))
 
 
 def _reference(schema: dict[str, Any]) -> str:

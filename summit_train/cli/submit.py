@@ -45,9 +45,9 @@ def run(args: argparse.Namespace) -> Result:
         warn(line)
     tell(f"{spec.name}: {args.nodes} nodes of {site.name}, {plan.ranks} ranks")
     rows = [*taken_rows(site, taken), *cost.rows(), *staging_row(site, spec, job.stage), *start_rows(start, files)]
-    tell(str(TextTable(rows, left=2, indent="  ")))
+    tell(TextTable(rows, left=2, indent="  "))
     if args.dry_run:
-        return Result([text.removesuffix("\n")])
+        return Result(text.removesuffix("\n").split("\n"))
     script = prepare_job(site, job, spec)
     ids = chain(site, job, script, cost.jobs)
     submitted = f"job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs, one after the other, {ids[0]} to {ids[-1]},"

@@ -7,7 +7,7 @@ import argparse
 from summit_train.cli.plan import Files, add_site_arguments, plan_start, read_files
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import UserError
-from summit_train.core.result import Result, TextTable, show, warn
+from summit_train.core.result import Result, TextTable, warn
 from summit_train.plan import Plan
 from summit_train.spec import DataSpec, ModelSpec, Spec
 from summit_train.sweep.figure import write_sweep, written
@@ -58,13 +58,9 @@ def run(args: argparse.Namespace) -> Result:
             text.append(f"{values['node_hours']:,.1f} node-hours of training in all")
         return Result(text, values=values)
     jobs = read_jobs(sweep, site, warn)
-
-    def say(line: str) -> None:
-        show(Result([line]))
-
     if site.is_here:
-        return Result(status=run_here(sweep, site, planned, jobs, say))
-    submit_runs(sweep, site, planned, jobs, say)
+        return Result(status=run_here(sweep, site, planned, jobs))
+    submit_runs(sweep, site, planned, jobs)
     return Result()
 
 
@@ -85,4 +81,4 @@ def _status(sweep: Sweep, site: Site | None) -> Result:
     values = as_values(sweep, rows)
     states = ", ".join(f"{count} {state}" for state, count in values["states"].items() if count)
     place = [f"in {sweep.folder}: {written(sweep)}"] if was_started else []
-    return Result([tables(sweep, rows), f"{sweep.name}: {states}", *place], values=values)
+    return Result([*tables(sweep, rows).split("\n"), f"{sweep.name}: {states}", *place], values=values)

@@ -17,7 +17,8 @@ from typing import Any
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import Site
 from summit_train.core.errors import UserError
-from summit_train.core.files import naming, write_text
+from summit_train.core.files import naming, read_file, write_text
+from summit_train.core.text import from_json
 from summit_train.data.manifest.reading import PACK_FILE
 from summit_train.spec import Spec, dump_spec
 
@@ -116,7 +117,7 @@ def submissions(run: Path) -> list[dict[str, Any]]:
     path = run / "job/submitted.jsonl"
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [from_json(line) for line in read_file(path).splitlines()]
 
 
 def job_states(site: Site, ids: Sequence[str]) -> dict[str, str]:

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+import resource
 import traceback
 
+from summit_train.core.text import printable
 
-class UserError(Exception):
+_MOST_LETTERS = 4000  # of a message
+
+
+class _Told(Exception):
+    """An error with a message for people: each argument is a line of it."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(printable, self.args))
+
+
+class UserError(_Told):
     """The user's input is wrong; exit status 2.
 
     The message is for people: what is wrong, where, and what would be right.
     """
 
 
-class RunFailed(Exception):
+class RunFailed(_Told):
     """The run cannot continue, for a known reason, such as a lost rank or a full disk; exit status 1."""
 
 
@@ -20,17 +33,26 @@ class AgreedError(RunFailed):
     """All ranks raise it together, after a vote: no rank waits for another, and rank 0 has the whole message."""
 
     def __init__(self, message: str, status: int = 1) -> None:
-        super().__init__(message)
+        super().__init__(*message.split("\n"))
         self.status = status
 
 
 def is_bug(error: BaseException) -> bool:
     """Return True unless the exception's message tells a person what to fix.
 
-    An OSError that names its file is the machine's fault; without a name it could be anything.
+    An OSError that names its file, or lacks room for one more, is the machine's fault; otherwise it could be anything.
     """
     names_file = isinstance(error, OSError) and error.filename is not None
-    return not names_file and not isinstance(error, UserError | RunFailed)
+    return not names_file and not isinstance(error, UserError | RunFailed) and not _too_many_files(error)
+
+
+def _too_many_files(error: BaseException | None) -> bool:
+    """Return whether this error, or one that it follows from, is that too many files are open."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def exit_status(error: BaseException) -> int:
@@ -41,7 +63,14 @@ def exit_status(error: BaseException) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """Return the one line of an error, or the traceback of a bug."""
+    """Return the one line of an error, or the traceback of a bug. A value that makes it too long is cut."""
     if is_bug(error):
         return "".join(traceback.format_exception(error)).rstrip()
-    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+    if _too_many_files(error):
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"too many open files: the limit of {limit:,} for a process is too low; raise it by ulimit -n"
+    text = printable(f"{error.filename}: {error.strerror}") if isinstance(error, OSError) else str(error)
+    if len(text) <= _MOST_LETTERS:
+        return text
+    left_out = f"\N{HORIZONTAL ELLIPSIS} ({len(text):,} characters in all) \N{HORIZONTAL ELLIPSIS}"
+    return f"{text[: _MOST_LETTERS // 2]}{left_out}{text[-_MOST_LETTERS // 2 :]}"

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import struct
 import tempfile
 from collections.abc import Iterator
@@ -29,6 +30,23 @@ def naming(path: str | Path) -> Iterator[None]:
         if error.filename is None and error.errno in _NO_ROOM:
             raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
         raise
+
+
+def regular(path: str, flags: int) -> int:
+    """Open a regular file, for `open(..., opener=regular)`: a FIFO or a device could be read for ever."""
+    file = os.open(path, flags | os.O_NONBLOCK)  # without which opening a FIFO waits
+    mode = os.fstat(file).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(file)
+        why = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "is not a regular file"
+        raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, why, path)
+    return file
+
+
+def read_file(path: str | Path) -> bytes:
+    """Return the content of a regular file. Raises OSError, with the name of the file."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
 
 
 @contextmanager
@@ -65,7 +83,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 def file_sha256(path: str | Path) -> str:
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

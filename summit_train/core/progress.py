@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from summit_train.core.result import tell
 
 if TYPE_CHECKING:
     from summit_train.core.comm import World
@@ -66,7 +67,7 @@ def shown(what: str, world: World | None = None, *, in_logs: bool = False) -> It
             now = time.monotonic()
             if done and now - last >= _PLAIN_EVERY_SECONDS:
                 last, left = now, (now - start) / done * (total - done)
-                print(f"{done}/{total} {what}, {left:.0f} s left", file=sys.stderr, flush=True)
+                tell(f"{done}/{total} {what}, {left:.0f} s left")
 
         yield print_line
     else:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
-from summit_train.core.text import NONE
+from summit_train.core.text import NONE, printable
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,12 @@ class TextTable:
         return cls(list(zip(*columns, strict=True)), left=len(columns))
 
     def __str__(self) -> str:
-        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
-        left = self.left
+        rows, left = [[printable(cell) for cell in row] for row in self.rows], self.left
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(
             self.indent
             + "  ".join([*map(str.ljust, row[:left], widths), *map(str.rjust, row[left:], widths[left:])]).rstrip()
-            for row in self.rows
+            for row in rows
         )
 
 
@@ -60,19 +62,41 @@ class Result:
     status: int = field(default=0, kw_only=True)
 
 
-def tell(line: str) -> None:
-    """Print a line on stderr, at once."""
-    print(line, file=sys.stderr, flush=True)
+def tell(*lines: str | TextTable) -> None:
+    """Print lines on stderr, at once."""
+    _print(lines, sys.stderr)
 
 
 def warn(line: str) -> None:
     tell(f"warning: {line}")
 
 
-def show(result: Result, *, as_json: bool = False) -> None:
-    """Print a result. Commands call this themselves only for what is shown before their end."""
-    if not as_json:
-        for part in result.text:
-            print(part, flush=True)
-    elif result.values is not None:
-        print(json.dumps(result.values), flush=True)
+def say(*lines: str | TextTable) -> OSError | None:
+    """Print lines of a log on stdout, at once. If that fails, say so on stderr and return why: no work ends with it."""
+    lost = _print(lines, sys.stdout)
+    if lost is not None:
+        warn(f"the rest of this log is lost: standard output: {lost.strerror}")
+    return lost
+
+
+def show(result: Result, *, as_json: bool = False) -> bool:
+    """Print a result. Return False where its reader has left (`| head`); other errors are raised, with a name.
+
+    Commands call this themselves only for what is shown before their end.
+    """
+    values = [] if result.values is None else [json.dumps(result.values)]
+    lost = _print(values if as_json else result.text, sys.stdout)
+    if lost is not None and lost.errno != errno.EPIPE:
+        raise OSError(lost.errno, lost.strerror, "standard output")
+    return lost is None
+
+
+def _print(lines: Iterable[str | TextTable], stream: TextIO) -> OSError | None:
+    """Print lines in one write, as launchers mix the output of ranks. After an error the stream leads nowhere."""
+    text = "".join(f"{printable(line) if isinstance(line, str) else line}\n" for line in lines)
+    try:
+        print(text, end="", file=stream, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return error
+    return None

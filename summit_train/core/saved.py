@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import file_sha256
+from summit_train.core.files import file_sha256, read_file, regular
 from summit_train.core.text import from_json
 
 # Weights, two states of a solver, and the average of the weights; each in double at most.
@@ -68,7 +68,7 @@ def best_checkpoint(run_path: Path) -> Path:
     """Return the checkpoint that checkpoint.keep_best keeps. Raises CheckpointError if there is none."""
     file = best_path(run_path)
     try:
-        step = from_json(file.read_bytes())["step"]
+        step = from_json(read_file(file))["step"]
         return run_path / "checkpoints" / f"step_{step:08d}.pt"
     except FileNotFoundError as error:
         why = "has no best checkpoint; train with checkpoint.keep_best, or use last or a file"
@@ -117,7 +117,7 @@ def check_digest(path: Path, *, may_be_alone: bool) -> None:
     digest_file = digest_path(path)
     try:
         found = file_sha256(path)
-        wanted = found if may_be_alone and not digest_file.exists() else digest_file.read_text().split()[0]
+        wanted = found if may_be_alone and not digest_file.exists() else read_file(digest_file).decode().split()[0]
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: {error.filename} is missing") from error
     except (OSError, IndexError, UnicodeDecodeError) as error:
@@ -143,7 +143,7 @@ def _load_safetensors(path: Path, bound: Bound) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         raise UserError(f"{path}: reading it needs the package safetensors: pip install safetensors") from error
     try:
-        with safe_open(path, "pt") as file:
+        with open(path, "rb", opener=regular), safe_open(path, "pt") as file:
             about = from_json((file.metadata() or {}).get(SAFETENSORS_KEY, "{}"))
             if not isinstance(about, dict):
                 raise ValueError(f"its {SAFETENSORS_KEY} must hold values by name, got {_kind(about)}")
@@ -169,7 +169,7 @@ def peek(path: Path) -> Any:
 def _unpacked_size(path: Path) -> int:
     """Return the bytes of the file in memory, from its zip directory; older formats are not compressed."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             if file.read(4) != b"PK\3\4":
                 return path.stat().st_size
         with zipfile.ZipFile(path) as archive:

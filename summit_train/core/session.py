@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from summit_train.core.comm import World, open_world
 from summit_train.core.comm.launch import Launch, this_launch
 from summit_train.core.errors import AgreedError, UserError, describe, exit_status, is_bug
 from summit_train.core.files import write_json
-from summit_train.core.result import warn
+from summit_train.core.result import tell, warn
 
 _SECONDS_FOR_RANK_0 = 3.0
 _SECONDS_BETWEEN_FIRST_AND_LAST = 3.0
@@ -66,8 +65,8 @@ def report_failure(error: BaseException, launch: Launch) -> None:
     is_common = launch.rank == 0 and isinstance(error, UserError | AgreedError)
     is_named = launch.size > 1 and not is_common and not text.startswith("rank ")
     name = f"summit-train, rank {launch.rank} on {socket.gethostname()}:" if is_named else "summit-train:"
-    said = f"{name}\n{text}\n" if is_bug(error) else f"{name} {text}\n"
-    print(said, end="", file=sys.stderr, flush=True)  # in one write, as launchers mix the ranks' output and their own
+    said = f"{name}\n{text}" if is_bug(error) else f"{name} {text}"
+    tell(*said.split("\n"))
     leave_reason(said)
 
 

@@ -6,11 +6,14 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 NONE = "\N{EM DASH}"
 MOST_ITEMS = 20
+# Control characters, line breaks, what turns the direction of text, and bytes outside UTF-8 as Python names them.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -96,12 +99,24 @@ def with_unit(value: float, unit: str) -> str:
     return f"{value:.4g} {unit}"
 
 
-def csv_text(rows: Iterable[Iterable[object]]) -> str:
+def csv_text(rows: Iterable[Iterable[object]], *, exact: bool = False) -> str:
+    """Return a CSV. Text that a spreadsheet would run as a formula gets an apostrophe in front, unless `exact`."""
     text = io.StringIO(newline="")
+    rows = rows if exact else (map(_not_a_formula, row) for row in rows)
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
-def printable(path: str) -> str:
-    """Return a path as a terminal takes it: bytes outside UTF-8 are escaped."""
-    return path.encode("utf-8", "backslashreplace").decode()
+def _not_a_formula(cell: object) -> object:
+    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
+
+
+def printable(text: str) -> str:
+    """Return one line of text as a terminal takes it: what it would obey, or not show, is escaped as in Python."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

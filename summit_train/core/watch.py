@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from summit_train.core.comm import World
+from summit_train.core.result import tell
 
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 _SECONDS_BETWEEN_LOOKS = 0.01
@@ -187,7 +188,7 @@ class Watchdog:
             if before is not None:
                 before.exchange(self._where)
             if fault := self._fault(seconds, before):
-                print(f"{self._world.who}: {fault}", file=sys.stderr, flush=True)
+                tell(f"{self._world.who}: {fault}")
                 faulthandler.dump_traceback(file=sys.stderr)
                 self._world.abort(1)
 

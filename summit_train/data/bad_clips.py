@@ -10,7 +10,8 @@ from typing import Any
 
 from summit_train.core.comm import World
 from summit_train.core.errors import AgreedError
-from summit_train.core.files import naming, write_text
+from summit_train.core.files import naming, read_file, write_text
+from summit_train.core.text import from_json
 from summit_train.data.batches.loader import BadClip, MicroBatch
 
 FILE = "bad_clips.jsonl"
@@ -33,11 +34,11 @@ class BadClips:
         self.total, self._epoch, self._in_epoch = state["total"], state["epoch"], state["in_epoch"]
         if self._world.rank == 0 and self._path.exists():
             kept = []
-            for line in self._path.read_text(encoding="utf-8").splitlines(keepends=True):
+            for line in read_file(self._path).decode().splitlines(keepends=True):
                 try:
-                    if json.loads(line).get("step", 0) <= step:  # those of a test have none
+                    if from_json(line).get("step", 0) <= step:  # those of a test have none
                         kept.append(line)
-                except json.JSONDecodeError:  # half a line of a killed run
+                except ValueError:  # half a line of a killed run
                     continue
             write_text(self._path, "".join(kept))
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import naming
+from summit_train.core.files import naming, read_file
+from summit_train.core.text import from_json
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest
 from summit_train.data.manifest.reading import read_rows
 from summit_train.data.manifest.tables import is_video
@@ -126,9 +127,9 @@ class Journal:
     def read(self, paths: Collection[str]) -> dict[str, Found]:
         asked, found = set(paths), dict[str, Found]()
         for file in sorted(self.folder.glob("*.jsonl")):
-            for line in file.read_bytes().splitlines():
+            for line in read_file(file).splitlines():
                 try:
-                    record = json.loads(line)
+                    record = from_json(line)
                 except ValueError:  # the process was killed while it wrote this line
                     continue
                 path = record["path"]

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
+from summit_train.core.files import regular
 from summit_train.data.manifest.boxes import BOX, Boxes
 from summit_train.data.manifest.clip import Clip
 from summit_train.detection import measures
@@ -123,7 +124,7 @@ def read_detections(path: Path, num_classes: int) -> tuple[Detections, list[str]
     Raises UserError for a file that is damaged or is none.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb", opener=regular) as content, np.load(content, allow_pickle=False) as file:
             rows, ends, boxes, box_ends = (file[name] for name in ("detections", "ends", "boxes", "box_ends"))
             if rows.shape != (ends[-1], measures.COLUMNS) or boxes.dtype != BOX or len(boxes) != box_ends[-1]:
                 raise ValueError(f"detections of shape {rows.shape}, {len(boxes)} boxes of type {boxes.dtype}")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from summit_train.core.files import write_json
+from summit_train.core.files import read_file, write_json
 from summit_train.core.saved import bound_of, digest_path, give_weights, load_checkpoint
 from summit_train.core.watch import Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
@@ -87,7 +87,7 @@ class Evaluation:
         scorer, dataset, folder = self.scorer, self.scorer.dataset, self.folder / PREDICTIONS
         known = PartialScores()
         if self.resume_key is not None and scorer.world.rank == 0:
-            key = f"{self.resume_key} {digest_path(path).read_text()}"
+            key = f"{self.resume_key} {read_file(digest_path(path)).decode()}"
             known = PartialScores(folder / f"{name}.partial", key)
         is_scored = scorer.world.broadcast(len(known.results) == len(dataset))
         leave_if_asked(scorer.world, scorer.stop)

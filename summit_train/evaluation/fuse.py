@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from summit_train.core.errors import UserError
+from summit_train.core.files import read_file, regular
 from summit_train.core.text import from_json
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.reading import check_same_classes
@@ -103,7 +104,7 @@ def _newest(run: Path) -> Path:
     if not any((run / name).is_file() for name in ("spec.yaml", "eval.json")):
         raise UserError(f"{run}: is not a run folder: no spec.yaml found in it")
     try:
-        rows = from_json((run / "eval.json").read_bytes())["checkpoints"]
+        rows = from_json(read_file(run / "eval.json"))["checkpoints"]
         path = run / PREDICTIONS / f"{prediction_names([Path(row['path']) for row in rows])[-1]}.npz"
         problem = "" if path.is_file() else f"has no {PREDICTIONS}/{path.name}"
     except FileNotFoundError:
@@ -118,10 +119,11 @@ def _newest(run: Path) -> Path:
 def _columns(path: Path) -> dict[str, np.ndarray]:
     """Read a file of scores. Raises UserError where its columns are not all there, or do not fit together."""
     try:
-        if not zipfile.is_zipfile(path):
-            raise ValueError("not an npz")
-        with np.load(path, allow_pickle=False) as file:
-            columns = dict(file)
+        with open(path, "rb", opener=regular) as content:
+            if not zipfile.is_zipfile(content):
+                raise ValueError("not an npz")
+            with np.load(content, allow_pickle=False) as file:
+                columns = dict(file)
         if "detections" in columns:
             raise UserError(f"{path}: has a detector's detections; fuse combines the scores of classifiers")
         columns = dict.fromkeys(Region._fields, np.zeros_like(columns["video"])) | columns  # older files lack regions

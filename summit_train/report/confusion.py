@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from summit_train.core.files import regular
 from summit_train.core.text import counted
 from summit_train.evaluation.measures import measures_of
 from summit_train.evaluation.scores import Scores
@@ -147,7 +148,7 @@ def _read_scores(run: Run, kind: str) -> tuple[str, Scores, tuple[str, ...], lis
     if not path.is_file():
         return None
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb", opener=regular) as content, np.load(content, allow_pickle=False) as file:
             labels, scores = file["label"], file["scores"].astype(np.float64)
             # Files of version 0.1 lack this column: their unreadable videos have no score at all.
             is_read = file["is_read"] if "is_read" in file.files else ~np.isnan(scores).all(axis=1)

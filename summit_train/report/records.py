@@ -7,6 +7,7 @@ clips per second over all ranks. `step_s` is the whole step, including the wait 
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from summit_train.core.errors import UserError
+from summit_train.core.files import read_file, regular
 from summit_train.core.text import from_json, mean_std
 from summit_train.evaluation.measures import Measure, measures_of
 from summit_train.spec.source import parse_mapping
@@ -244,7 +246,7 @@ class Run:
         except UserError as error:
             self.notes.append(f"{error}; shown as it is")
             self.spec = {}
-        self.label = str(self.spec.get("name") or path.resolve().name)
+        self.label = str(self.spec.get("name") or os.path.basename(os.path.realpath(path)))
         self.plan, self.environment = self._json("plan.json"), self._json("environment.json")
         counts = self.plan.pop("clips_per_class", None)
         self.clips_per_class = self._parsed(ClipsPerClass, counts, "plan.json: clips_per_class")
@@ -331,7 +333,7 @@ class Run:
         if name in self.missing:
             return
         try:
-            with (self.path / name).open("rb") as lines:
+            with open(self.path / name, "rb", opener=regular) as lines:
                 for i, line in enumerate(lines, start=1):
                     text = line.decode("utf-8", "replace")
                     if text.strip():
@@ -376,7 +378,7 @@ class Run:
 
     def _text(self, name: str) -> str:
         try:
-            return (self.path / name).read_bytes().decode("utf-8", "replace")
+            return read_file(self.path / name).decode("utf-8", "replace")
         except FileNotFoundError:
             return ""
         except OSError as error:
@@ -396,7 +398,7 @@ def read_runs(directories: Sequence[str | Path]) -> list[Run]:
     """Read each directory once and make the labels unique. Raises UserError for a directory that is not a run."""
     paths: dict[Path, Path] = {}
     for directory in directories:
-        paths.setdefault(Path(directory).resolve(), Path(directory))
+        paths.setdefault(os.path.realpath(directory), Path(directory))
     runs = [Run(path) for path in paths.values()]
     tell_apart(runs)
     return runs
@@ -414,7 +416,7 @@ def read_observed(run_path: Path) -> Observed:
     """Read a run's curves. Raises UserError where there are none."""
     path = run_path / OBSERVED_FILE
     try:
-        return Observed.model_validate(from_json(path.read_text(encoding="utf-8")))
+        return Observed.model_validate(from_json(read_file(path)))
     except OSError as error:
         why = f"{path}: {error.strerror}; `summit-train eval SPEC --observed` writes it into its run folder"
         raise UserError(why) from error

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 from pydantic_core import PydanticKnownError
 
 from summit_train.core.errors import UserError
+from summit_train.core.files import read_file
 from summit_train.spec import catalog
 from summit_train.spec.data import DataSpec, data_problems
 from summit_train.spec.detection import DetectorSpec
@@ -38,10 +39,7 @@ def _read_weights(value: object) -> object:
         return value
     try:
         if isinstance(value, str):
-            path = Path(expand(value))
-            if path.exists() and not path.is_file():  # an untrusted checkpoint could name a pipe
-                raise ValueError("it is not a file")
-            value = [float(line) for line in path.read_text(encoding="utf-8").split()]
+            value = [float(line) for line in read_file(expand(value)).decode().split()]
         if not isinstance(value, list) or not all(type(one) in (int, float) and 0 < one <= MOST for one in value):
             raise ValueError(f"each weight must be a number above 0 and at most {MOST:,}")
     except (OSError, ValueError) as error:
@@ -300,7 +298,7 @@ def spec_from_tree(tree: Tree) -> Spec:
     spec = validated(Spec, replace(tree, values=_with_task(tree.values)))
     conflicts = [f"{tree.place(tuple(key.split('.')))}: {key}: {message}" for key, message in _conflicts(spec)]
     if conflicts:
-        raise UserError("\n".join(conflicts))
+        raise UserError(*conflicts)
     return spec
 
 

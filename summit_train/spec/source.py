@@ -7,6 +7,7 @@ Only this module imports yaml.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import yaml
 
 import summit_train
 from summit_train.core.errors import UserError
+from summit_train.core.files import regular
 
 KeyPath = tuple[str, ...]
 
@@ -180,7 +182,7 @@ def _read_file(path: Path, above: tuple[Path, ...], read: dict[Path, Tree]) -> T
 
     above: the files that extend it. read: every file that was read so far; none is read twice.
     """
-    resolved = path.resolve()
+    resolved = Path(os.path.realpath(path))
     if resolved in above:
         raise UserError(f"{path}: extends runs in a circle: {' -> '.join(map(str, (*above, resolved)))}")
     if resolved in read:
@@ -208,7 +210,7 @@ def _read_file(path: Path, above: tuple[Path, ...], read: dict[Path, Tree]) -> T
 
 def _read_text(path: Path) -> str:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise UserError(f"{path}: larger than {_MOST_BYTES:,} bytes; give the path of a YAML spec")

@@ -59,7 +59,7 @@ def validated(model: type[SectionType], tree: Tree) -> SectionType:
         # Through JSON, as strict mode then takes a YAML list for a tuple and still no string for a number.
         return model.model_validate_json(json.dumps(tree.values, default=str))
     except ValidationError as error:
-        raise UserError("\n".join(_line(model, tree, details) for details in error.errors())) from None
+        raise UserError(*(_line(model, tree, details) for details in error.errors())) from None
 
 
 def _line(model: type[Section], tree: Tree, details: Any) -> str:

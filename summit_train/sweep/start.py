@@ -17,7 +17,7 @@ from summit_train.cluster.site import Site, walltime_text
 from summit_train.cluster.submit import chain, check_scheduler, folders_to_stage, write_job
 from summit_train.core.errors import UserError
 from summit_train.core.files import locked, write_text
-from summit_train.core.result import TextTable
+from summit_train.core.result import TextTable, say
 from summit_train.core.text import NONE, duration, mean_std, show
 from summit_train.plan import Plan
 from summit_train.spec import Spec
@@ -26,7 +26,6 @@ from summit_train.sweep.figure import write_sweep, written
 from summit_train.sweep.grid import Sweep, sweep_texts
 from summit_train.sweep.status import read_rows, tables, to_start
 
-Say = Callable[[str], None]
 Jobs = Mapping[str, tuple[str, str]]  # run -> (id, state) of its last job
 
 _STOPPED, _INTERRUPTED = 85, 130
@@ -69,7 +68,7 @@ def plan_runs(
                 plan, videos = plan_run(spec, check_ranks(site, spec, nodes))
                 cost = estimate(site, spec, plan, nodes, walltime, videos=videos)
         except UserError as error:
-            raise UserError(f"{run.name}: {error}") from error
+            raise UserError(*(f"{run.name}: {line}" for line in error.args)) from error
         planned.append(PlannedRun(run.name, spec, nodes, plan, cost))
     return planned
 
@@ -110,12 +109,12 @@ def planned_values(sweep: Sweep, planned: Sequence[PlannedRun]) -> dict[str, Any
     return {"sweep": sweep.name, "at_once": sweep.at_once, "node_hours": total, "runs": runs}
 
 
-def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs, say: Say) -> None:
+def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs) -> None:
     """Submit the missing and failed runs: as one job array if the scheduler has arrays and all have one node count."""
     check_scheduler(site)
     folder = sweep.folder.absolute()
     with locked(sweep.folder / "submit.lock"):
-        starting = _runs_to_start(sweep, planned, jobs, say)
+        starting = _runs_to_start(sweep, planned, jobs)
         if not starting:
             return
         write_text(sweep.folder / "site.yaml", to_yaml(site.model_dump(mode="json")))
@@ -144,9 +143,9 @@ def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: J
     say(f"summit-train sweep {sweep.folder} --status    shows their state and writes the table")
 
 
-def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs, say: Say) -> int:
+def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs) -> int:
     """Run the missing and failed runs one after another; return 0, 1 if any failed, 85 or 130 if asked to stop."""
-    runs = _runs_to_start(sweep, planned, jobs, say)
+    runs = _runs_to_start(sweep, planned, jobs)
     began, num_failed = time.monotonic(), 0
     for i, run in enumerate(runs, 1):
         say(f"[{i}/{len(runs)}] {run.name}: {run.plan.total_steps:,} steps, {run.plan.ranks} ranks")
@@ -167,12 +166,12 @@ def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs
         now = time.monotonic()
         left = f"; about {duration((now - began) / i * (len(runs) - i))} left" if i < len(runs) else ""
         say(f"[{i}/{len(runs)}] {run.name}: {outcome} in {duration(now - start)}{left}")
-    say(tables(sweep, write_sweep(sweep, jobs)))
+    say(*tables(sweep, write_sweep(sweep, jobs)).split("\n"))
     say(f"{sweep.name}: {num_failed} of {len(runs)} failed; in {sweep.folder}: {written(sweep)}")
     return 1 if num_failed else 0
 
 
-def _runs_to_start(sweep: Sweep, planned: Sequence[PlannedRun], jobs: Jobs, say: Say) -> list[PlannedRun]:
+def _runs_to_start(sweep: Sweep, planned: Sequence[PlannedRun], jobs: Jobs) -> list[PlannedRun]:
     """Return the failed and missing runs, name the others, and write the sweep into its folder."""
     rows = read_rows(sweep, jobs)
     names = set(to_start(rows))

@@ -166,7 +166,7 @@ def to_start(rows: Sequence[Row]) -> list[str]:
     """
     changed = [f"{row['run']}: {row['note']}" for row in rows if row["state"] == "changed"]
     if changed:
-        raise UserError("\n".join(f"{line}; give the sweep another name, or move the run away" for line in changed))
+        raise UserError(*(f"{line}; give the sweep another name, or move the run away" for line in changed))
     return [row["name"] for row in rows if row["state"] in ("failed", "missing")]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from summit_train.core.errors import RunFailed
-from summit_train.core.files import replacing, write_text
+from summit_train.core.files import read_file, replacing, write_text
 from summit_train.core.saved import CheckpointError, check_fit, digest_path, find_checkpoints, peek
 from summit_train.core.text import from_json
 from summit_train.optim.solvers import kept_state
@@ -120,7 +120,7 @@ def prune_checkpoints(spec: Spec, steps_per_epoch: int, newest: Path, best: Path
 def steps_per_epoch(run_path: Path) -> int:
     """Return the steps of an epoch from the run's plan.json. Raises CheckpointError if it cannot be read."""
     try:
-        steps = from_json((run_path / "plan.json").read_bytes())["steps_per_epoch"]
+        steps = from_json(read_file(run_path / "plan.json"))["steps_per_epoch"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         steps = error
     if type(steps) is not int or steps < 1:

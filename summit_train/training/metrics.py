@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from torch.utils.tensorboard import SummaryWriter
 
-from summit_train.core.files import naming
-from summit_train.core.text import duration, noise_text
+from summit_train.core.files import naming, regular
+from summit_train.core.result import say
+from summit_train.core.text import duration, from_json, noise_text
 from summit_train.evaluation.measures import EVERY
 
 METRICS_FILE = "metrics.jsonl"
@@ -35,7 +35,6 @@ class RunLog:
         # purge_step hides what the run wrote beyond the checkpoint that it resumes from
         with naming(run_path / "tensorboard"):
             self._events = SummaryWriter(str(run_path / "tensorboard"), purge_step=start_step + 1)
-        self._console = Console(highlight=False, markup=False, soft_wrap=True)
         self._title, self._start, self._total = title, start_step, total_steps
         self._began = self._last_line = time.monotonic()
         self._noise_scale: float | None = None  # as measured last
@@ -85,7 +84,9 @@ class RunLog:
             self.say(f"{self._title}: step {step}/{self._total}  {state}  {duration(left)} left")
 
     def say(self, text: str) -> None:
-        self._console.print(text)
+        """Print a line. The first one that cannot be printed leaves a record; the run continues."""
+        if (lost := say(text)) is not None:
+            self.write("log_lost", reason=lost.strerror)
 
 
 def validated(run_path: Path, step: int) -> dict[str, Any] | None:
@@ -94,10 +95,10 @@ def validated(run_path: Path, step: int) -> dict[str, Any] | None:
     A record from before the run reached that step again, such as from another checkpoint, belongs to other weights.
     """
     found: dict[str, Any] | None = None
-    with suppress(FileNotFoundError), open(run_path / METRICS_FILE, "rb") as file:
+    with suppress(FileNotFoundError), open(run_path / METRICS_FILE, "rb", opener=regular) as file:
         for line in file:
             with suppress(ValueError):  # half a line
-                record = json.loads(line)
+                record = from_json(line)
                 if record["kind"] == "step" and record["step"] <= step:
                     found = None
                 elif record["kind"] == "eval" and record["step"] == step:

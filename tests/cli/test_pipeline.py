@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from summit_train.report import page
 from summit_train.training.step import TrainStep
 from tests.conftest import WriteSpec
 from tests.runs import records, steps_of
-from tests.worlds import Say, forked, lines, main_without_reports, succeed, train_signalled
+from tests.worlds import PATIENCE_S, Say, forked, lines, main_without_reports, start, succeed, train_signalled
 
 VIDEOS = 41
 
@@ -50,6 +51,20 @@ def scoring(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scoring]:
     yield Scoring(monkeypatch)
     for number, handler in former.items():
         signal.signal(number, handler)
+
+
+def test_a_run_carries_on_without_the_reader_of_its_log(write_spec: WriteSpec, tmp_path: Path) -> None:
+    spec = write_spec("t", schedule={"epochs": 1, "warmup_epochs": 0})
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        process = start(0, "-m", "summit_train", "train", str(spec), output=pipe, errors=subprocess.PIPE)
+        _, err = process.communicate(timeout=PATIENCE_S)
+    lost = "warning: the rest of this log is lost: standard output: Broken pipe\n"
+    assert (process.returncode, err) == (0, lost)
+    (run,) = (path.parent for path in tmp_path.rglob("metrics.jsonl"))
+    assert [record["reason"] for record in records(run, "log_lost")] == ["Broken pipe"]
+    assert (run / "report.html").is_file()
 
 
 @pytest.fixture

@@ -150,6 +150,18 @@ def test_what_is_wrong_is_one_line_and_2(
         assert err.startswith("summit-train: ") and err.count("\n") == 1 and reason in err, err
 
 
+def test_names_reach_the_terminal_without_their_control_characters(say: Say, videos: Path, tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("\x1b[31mred\nÖl\u2028l\n走\nd\n")
+    for number, name in ((0, "a\nb.mp4"), (1, "\x1b]0;bad.mp4")):
+        (videos / f"{number}.mp4").rename(videos / name)
+    words = (videos, "--classes", tmp_path / "names.txt")
+    status, out, err = say(*words)
+    assert status == 1 and "\x1b" not in out + err and r"/a\nb.mp4" in out and r"/\x1b]0;bad.mp4: " in err
+    assert {line.split()[-3] for line in lines(out)[1:]} == {r"\x1b[31mred", r"Öl\u2028l", "走", "d"}
+    named = {one["name"] for one in json.loads(say(*words, "--json")[1])["videos"][1]["predictions"]}
+    assert named == {"\x1b[31mred", "Öl\u2028l", "走", "d"}
+
+
 def test_a_disk_that_fails_in_the_end_leaves_the_old_csv_and_the_printed_result(
     say: Say, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -282,6 +283,15 @@ def test_here_a_failing_run_stops_no_other_and_is_all_that_starts_again(
     assert status == 0 and "not started again: b (done), c (done)\n" in out and "[1/1] after: top-1 " in out
     assert (folder / "b/metrics.jsonl").read_bytes() == kept
     assert json.loads((folder / "table.json").read_text())["states"]["done"] == 3
+
+
+def test_here_a_full_disk_behind_the_log_ends_no_run(write_sweep: Sweeps, tmp_path: Path) -> None:
+    path = write_sweep("grid: {seed: [0]}\n", schedule={"epochs": 1, "warmup_epochs": 0})
+    with open("/dev/full", "w") as full:
+        process = start(0, "-m", "summit_train", "sweep", str(path), *_LOCAL, output=full, errors=subprocess.PIPE)
+        _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0 and "standard output: No space left on device" in err
+    assert json.loads((tmp_path / "runs/study/table.json").read_text())["states"]["done"] == 1
 
 
 @pytest.mark.slow

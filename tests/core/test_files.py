@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from summit_train.core.errors import UserError, describe
-from summit_train.core.files import check_output, is_locked, locked, naming, replacing, write_json, write_text
+from summit_train.core.errors import RunFailed, UserError, describe
+from summit_train.core.files import (
+    check_output,
+    file_sha256,
+    is_locked,
+    locked,
+    naming,
+    read_file,
+    replacing,
+    write_json,
+    write_text,
+)  # fmt: skip
 from tests.killing import another_holds, killed_at
 from tests.runs import full_disk
 
@@ -57,6 +69,32 @@ def test_a_process_killed_while_it_writes_leaves_the_old_or_the_new_content(tmp_
 def test_a_name_that_is_no_utf8_is_written_as_its_bytes(tmp_path: Path) -> None:
     write_text(tmp_path / "names", os.fsdecode(b"a\xff.mp4"))
     assert (tmp_path / "names").read_bytes() == b"a\xff.mp4"
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    not_regular = "is not a regular file"
+    for path, why in ((tmp_path / "fifo", not_regular), (Path("/dev/zero"), not_regular), (tmp_path, "Is a directory")):
+        for read in (read_file, file_sha256):
+            with pytest.raises(OSError, match=why) as caught:
+                read(path)
+            assert caught.value.filename == str(path)
+
+
+def test_the_limit_of_open_files_is_one_line_whatever_met_it(tmp_path: Path) -> None:
+    try:
+        try:
+            raise OSError(errno.EMFILE, "Too many open files")
+        except OSError:
+            raise RuntimeError("a library's own words") from None
+    except RuntimeError as error:
+        assert re.fullmatch(r"too many open files: the limit of [\d,-]+ for a process is too low; .*", describe(error))
+
+
+def test_a_value_of_ten_megabytes_is_not_echoed_whole() -> None:
+    text = describe(RunFailed(f"list.csv:1: got {'x' * 10_000_000!r}; try y"))
+    assert text.startswith("list.csv:1: got 'xxx") and "(10,000,025 characters in all)" in text
+    assert text.endswith("xxx'; try y") and len(text) < 5000
 
 
 def test_a_lock_is_seen_from_outside_and_ends_with_its_holder(tmp_path: Path) -> None:

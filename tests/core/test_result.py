@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import summit_train
-from summit_train.core.result import Result, TextTable, show
+from summit_train.core.errors import UserError
+from summit_train.core.result import Result, TextTable, say, show, tell
 
 PACKAGE = Path(summit_train.__file__).parent
 
@@ -34,18 +35,27 @@ def test_a_result_is_text_or_one_line_of_json(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == ""
 
 
-def _prints_to_stdout(call: ast.Call) -> bool:
-    """print(end="") is a flush."""
-    name = ast.unparse(call.func)
-    return name == "sys.stdout.write" or (
-        name == "print" and bool(call.args) and not any(word.arg == "file" for word in call.keywords)
-    )
+def test_names_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    red, broken = "\x1b[31mred", "a\nb\u2028\x85\u202e.mp4"
+    show(Result([red, TextTable([(broken, "Öl 走 \N{ZERO WIDTH JOINER}")])]))
+    say(broken)
+    tell(str(UserError(f"{red}: {broken}", "next line")).split("\n")[0])
+    out, err = capsys.readouterr()
+    escaped = r"a\nb\u2028\x85\u202e.mp4"
+    assert out == f"\\x1b[31mred\n{escaped}  Öl 走 \N{ZERO WIDTH JOINER}\n{escaped}\n"
+    assert err == f"\\x1b[31mred: {escaped}\n"
+    show(Result(values={"name": red}), as_json=True)
+    assert capsys.readouterr().out == '{"name": "\\u001b[31mred"}\n'
+
+
+def _prints(call: ast.Call) -> bool:
+    return ast.unparse(call.func) in ("print", "sys.stdout.write", "sys.stderr.write")
 
 
 def test_results_are_printed_in_one_place() -> None:
     found = set()
     for path in PACKAGE.rglob("*.py"):
         calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-        if any(map(_prints_to_stdout, calls)):
+        if any(map(_prints, calls)):
             found.add(str(path.relative_to(PACKAGE)))
     assert found == {"core/result.py"}

@@ -2,11 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from summit_train.core.text import duration, mean_std, show
+from summit_train.core.text import csv_text, duration, mean_std, show
 
 
 def test_long_lists_say_how_long_they_are():
     assert show(list(range(1000))).endswith("19, … (1,000 in all)")
+
+
+def test_a_csv_for_people_holds_no_formulas():
+    rows = [["=cmd|'/C calc'!A0", "+1+1", "-video.mp4", "@SUM(1)", "\tx", -1.5, "-1.5", "+2", "a=b"]]
+    assert csv_text(rows) == "'=cmd|'/C calc'!A0,'+1+1,'-video.mp4,'@SUM(1),'\tx,-1.5,-1.5,+2,a=b\n"
+    assert csv_text(rows, exact=True) == "=cmd|'/C calc'!A0,+1+1,-video.mp4,@SUM(1),\tx,-1.5,-1.5,+2,a=b\n"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import csv
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.boxes import BOX, INT32_MAX, MAX_PIXELS, Boxes
 from summit_train.data.manifest.reading import ManifestRow
+from summit_train.data.manifest.tables import opened, parse_integer, parse_number
 from summit_train.data.video.clips import list_pictures, picture_size
 from summit_train.data.video.source import DecodeError, read_bytes
 
@@ -29,6 +29,7 @@ VID_CLASSES = {
     "n04468005": "train", "n01662784": "turtle", "n04530566": "watercraft", "n02062744": "whale",
     "n02391049": "zebra",
 }  # fmt: skip
+_EDGES = ("xmin", "ymin", "xmax", "ymax")
 # MOT16 and later: pedestrians count; finding persons on vehicles, standing ones, dummies and reflections is no error.
 _PEDESTRIAN, _IGNORED = 1, (2, 7, 8, 12)
 HIDDEN_BELOW = 0.25  # of a person can be seen
@@ -81,7 +82,7 @@ def read_vid(source: Path) -> LabelledPictures:
     A folder of annotations 000000.xml, ... is a video. One of another name is a picture, a video of one frame, which is
     left out if none of the classes is in it. Objects of other classes do not count, occluded ones are hidden.
     """
-    if "Data" not in source.resolve().parts:
+    if "Data" not in os.path.realpath(source).split(os.sep):
         raise UserError(f"{source}: must be a folder below Data, such as ILSVRC2015/Data/VID/train")
     beside, clips = _annotations(source), list[Path]()
     for folder, below, files in os.walk(beside):
@@ -97,7 +98,7 @@ def read_vid(source: Path) -> LabelledPictures:
 
 def _annotations(path: Path) -> Path:
     """Return what stands below Annotations where `path` stands below Data."""
-    parts = list(path.resolve().parts)
+    parts = list(Path(os.path.realpath(path)).parts)
     parts[len(parts) - 1 - parts[::-1].index("Data")] = "Annotations"
     return Path(*parts)
 
@@ -110,17 +111,18 @@ def _vid_boxes(clip: Path, pictures: list[str], size: tuple[int, int]) -> Iterat
     for frame, file in enumerate(files):
         tree = _xml(clip, file)
         try:
-            stated = (int(tree.findtext("size/width", "")), int(tree.findtext("size/height", "")))
+            stated = [parse_integer(tree.findtext(f"size/{side}", "")) for side in ("width", "height")]
             for number, item in enumerate(tree.iterfind("object")):
                 if (name := item.findtext("name")) in VID_CLASSES:
-                    edges = [float(item.findtext(f"bndbox/{edge}", "")) for edge in ("xmin", "ymin", "xmax", "ymax")]
-                    box = edges[0], edges[1], edges[2] + 1, edges[3] + 1  # the last pixels belong to it
-                    track, hidden = int(item.findtext("trackid", str(number))), item.findtext("occluded") == "1"
+                    left, top, right, bottom = (parse_number(item.findtext(f"bndbox/{edge}", "")) for edge in _EDGES)
+                    box = left, top, right + 1, bottom + 1  # the last pixels belong to it
+                    track = parse_integer(item.findtext("trackid", str(number)))
+                    hidden = item.findtext("occluded") == "1"
                     yield str(file), (frame, track, numbers.index(name), box, False, hidden)
                     is_empty = False
         except ValueError as error:
             raise DecodeError(clip, f"{file}: invalid number: {error}") from error
-        if stated != size:
+        if stated != list(size):
             what = f"{file}: says {stated[0]} x {stated[1]} pixels, but the frame has {size[0]} x {size[1]}"
             raise DecodeError(clip, what)
     if is_empty and not clip.is_dir():
@@ -153,15 +155,16 @@ def _mot_boxes(clip: Path, pictures: list[str], size: tuple[int, int]) -> Iterat
     """
     _check_seqinfo(clip, [len(pictures), *size])
     path = clip.parent / "gt" / "gt.txt"
-    with open(path, newline="", encoding="utf-8", errors="replace") as file:
-        for line, cells in enumerate(csv.reader(file), 1):
+    with opened(path) as file:
+        for line, text in enumerate(file, 1):
+            cells = text.split(",")
             try:
-                frame, track, left, top, width, height, flag = map(float, cells[:7])
-                kind, visible = map(float, cells[7:9]) if len(cells) == 9 else (_PEDESTRIAN, 1.0)
+                frame, track, left, top, width, height, flag = map(parse_number, cells[:7])
+                kind, visible = map(parse_number, cells[7:9]) if len(cells) == 9 else (_PEDESTRIAN, 1.0)
                 if frame < 1 or frame != int(frame) or track != int(track):
                     raise ValueError
-            except (ValueError, OverflowError):
-                what = f"{path}:{line}: must be frame,id,left,top,width,height,flag, ..., got {','.join(cells)!r}"
+            except ValueError:
+                what = f"{path}:{line}: must be frame,id,left,top,width,height,flag, ..., got {text.strip()!r:.200}"
                 raise DecodeError(clip, what) from None
             if kind == _PEDESTRIAN or kind in _IGNORED:
                 box = left - 1, top - 1, left - 1 + width, top - 1 + height
@@ -171,11 +174,12 @@ def _mot_boxes(clip: Path, pictures: list[str], size: tuple[int, int]) -> Iterat
 
 def _check_seqinfo(clip: Path, found: list[int]) -> None:
     """Compare the frames, the width and the height with seqinfo.ini, where there is one. Raises DecodeError."""
-    info = configparser.ConfigParser(interpolation=None)
+    info, path = configparser.ConfigParser(interpolation=None), clip.parent / "seqinfo.ini"
     try:
-        info.read(clip.parent / "seqinfo.ini", encoding="utf-8")
+        if path.exists():
+            info.read_string(read_bytes(str(path)).decode())
         section = dict(info.items("Sequence")) if info.has_section("Sequence") else {}
-        stated = [int(section[name]) for name in ("seqlength", "imwidth", "imheight") if name in section]
+        stated = [parse_integer(section[name]) for name in ("seqlength", "imwidth", "imheight") if name in section]
     except (configparser.Error, ValueError) as error:
         raise DecodeError(clip, f"its seqinfo.ini is wrong: {error}") from error
     if stated and stated != found:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
+from summit_train.data.manifest import tables
 from summit_train.data.manifest.tables import DTYPES, Table, check_names, csv_rows, opened, parse_flag, parse_label
 from summit_train.data.video.augment import View
 from summit_train.data.video.source import DecodeError
@@ -232,7 +233,7 @@ def _whole(cells: Mapping[str, str], name: str) -> int:
 
 def _number(cells: Mapping[str, str], name: str, is_right: Callable[[float], bool], expected: str) -> float:
     with suppress(ValueError):
-        value = float(cells[name])
+        value = tables.parse_number(cells[name])
         if is_right(value):
             return value
     raise ValueError(f"{name} must be {expected}, got {cells[name].strip()!r}")

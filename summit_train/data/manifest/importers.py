@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import re
 from collections import Counter, defaultdict
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from summit_train.core.errors import UserError
+from summit_train.core.text import from_json
+from summit_train.data.manifest import tables
 from summit_train.data.manifest.box_importers import LabelledPictures, read_mot, read_vid
 from summit_train.data.manifest.reading import ManifestRow
 from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, is_video, label_text, opened
@@ -126,7 +127,7 @@ def _kinetics(ask: Request) -> Annotations:
         if not identity or not label:
             raise UserError(f"{place}: must have a youtube_id and a label (a test list has no labels)")
         try:
-            start, end = (int(float(time)) for time in times)
+            start, end = (int(tables.parse_number(time)) for time in times)
         except ValueError:
             raise UserError(f"{place}: time_start and time_end must be seconds, got {times}") from None
         # A file ID.mp4 is ambiguous where several clips of the video are listed.
@@ -147,13 +148,14 @@ def _ucf101(ask: Request) -> Annotations:
         if number != str(len(classes) + 1) or not name:
             raise UserError(f"{place}: must be `{len(classes) + 1} ClassName`, got {text!r}")
         classes.append(name.strip())
+    numbers = {name: str(place) for place, name in enumerate(classes, 1)}
     clips = []
     for place, text in _lines(ask.source):
         path, _, number = text.partition(" ")
         name, slash, _ = path.partition("/")
         if not slash:
             raise UserError(f"{place}: must be Class/video.avi, got {text!r}")
-        if number and (not number.isdecimal() or classes[int(number) - 1 : int(number)] != [name]):
+        if number and numbers.get(name) != number:
             raise UserError(f"{place}: {number} is not the number of {name} in the list of classes")
         group = re.search(r"_(g\d+)_", path)
         clips.append(Listed(place, (path,), (name,), group and f"{name}_{group[1]}"))
@@ -204,7 +206,7 @@ def _something_v2(ask: Request) -> Annotations:
         raise UserError(f"{ask.source}: name the labels' numbers (something-something-v2-labels.json) by --labels")
     numbers, listed = _json(ask.labels), _json(ask.source)
     try:
-        names = {int(number): str(name) for name, number in numbers.items()}
+        names = {tables.parse_integer(str(number)): str(name) for name, number in numbers.items()}
     except (AttributeError, TypeError, ValueError):
         raise UserError(f"{ask.labels}: must be a JSON object from each label to its number") from None
     if sorted(names) != list(range(len(numbers))):
@@ -227,7 +229,7 @@ def _something_v2(ask: Request) -> Annotations:
 def _json(path: Path) -> Any:
     with opened(path) as file:
         try:
-            return json.load(file)
+            return from_json(file.read())
         except ValueError as error:
             raise UserError(f"{path}: is not JSON: {error}") from error
 

@@ -91,7 +91,8 @@ def write_quarantine(path: str | Path, bad: Iterable[DecodeError]) -> None:
     bad = list(bad)
     clips = clip_columns([Clip(error.path, error.span, region=error.region) for error in bad])
     reasons = ["reason", *(error.reason for error in bad)]
-    write_text(path, csv_text([(name, why, *part) for (name, *part), why in zip(clips, reasons, strict=True)]))
+    rows = [(name, why, *part) for (name, *part), why in zip(clips, reasons, strict=True)]
+    write_text(path, csv_text(rows, exact=True))
 
 
 def clips_per_class(manifest: Manifest, kept: Kept | None = None) -> dict[str, int]:

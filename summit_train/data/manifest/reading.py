@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import replacing, write_json, write_text
+from summit_train.core.files import read_file, regular, replacing, write_json, write_text
 from summit_train.core.text import csv_text, from_json
 from summit_train.data.manifest import tables
 from summit_train.data.manifest.boxes import BOX, Boxes, box_cells, box_header, read_boxes
@@ -83,7 +83,7 @@ def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
     rows = list(rows)
     if any(row.boxes is not None for row in rows):
         videos = ((row.path, row.num_frames, row.sha256, row.boxes.rows) for row in rows if row.boxes)
-        write_text(path, csv_text(box_cells(videos)))
+        write_text(path, csv_text(box_cells(videos), exact=True))
         return
     cells: list[dict[str, object]] = []
     for row in rows:
@@ -94,7 +94,9 @@ def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
     filled = dict.fromkeys(chain(("path", "label"), *cells))
     names = [*(name for name in order if name in filled), *(name for name in filled if name not in order)]
     empty = {"reversed": 0}
-    write_text(path, csv_text([names, *([row.get(name, empty.get(name)) for name in names] for row in cells)]))
+    write_text(
+        path, csv_text([names, *([row.get(name, empty.get(name)) for name in names] for row in cells)], exact=True)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,7 +332,7 @@ def _read_packed_manifest(source: Path) -> Manifest:
     """Map the manifest of a packed set, which `write_packed_manifest` wrote."""
     folder = source / PACKED_MANIFEST
     try:
-        about = from_json((folder / _ABOUT).read_bytes())
+        about = from_json(read_file(folder / _ABOUT))
         names = [name for name in DTYPES if name not in OPTIONAL or about.get(name)]
         columns: dict[str, Any] = {name: load_column(folder / f"{name}.npy", DTYPES[name]) for name in names}
         of_clips = {name: column for name, column in columns.items() if name != "more_labels"}
@@ -391,7 +393,8 @@ def save_column(path: Path, column: NDArray[Any], dtype: DTypeLike) -> None:
 def load_column(path: Path, *dtypes: DTypeLike) -> NDArray[Any]:
     """Map a .npy file of one of these types. Raises OSError, and ValueError where it is damaged or of another type."""
     try:
-        column: NDArray[Any] = np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
+        with open(path, "rb", opener=regular):
+            column: NDArray[Any] = np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
     except (ArithmeticError, EOFError, SyntaxError, TokenError, TypeError) as error:  # by a damaged header
         raise ValueError(f"{path}: its header is damaged: {error}") from error
     if column.ndim != 1 or column.dtype not in [np.dtype(dtype) for dtype in dtypes]:
@@ -404,7 +407,7 @@ def read_classes(path: str | Path) -> tuple[str, ...] | None:
     if not Path(path).exists():
         return None
     with opened(path) as file:
-        names = tuple(line.strip() for line in file.read().rstrip().splitlines())
+        names = tuple(line.strip() for line in file.read().rstrip().split("\n"))
     first = dict(zip(reversed(names), range(len(names), 0, -1), strict=True))
     for line, name in enumerate(names, 1):
         if not name or first[name] < line:
@@ -414,7 +417,10 @@ def read_classes(path: str | Path) -> tuple[str, ...] | None:
 
 
 def write_classes(folder: Path, classes: Iterable[str]) -> None:
-    """Write the names of the classes, label 0 first, into a folder's classes.txt."""
+    """Write the names of the classes, label 0 first, into a folder's classes.txt. Raises UserError for a line break."""
+    classes = list(classes)
+    if broken := next((name for name in classes if "\n" in name), None):
+        raise UserError(f"{folder / CLASSES_FILE}: a class must have a name of one line, got {broken!r}; rename it")
     write_text(folder / CLASSES_FILE, "".join(f"{name}\n" for name in classes))
 
 

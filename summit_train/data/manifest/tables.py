@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.errors import UserError
+from summit_train.core.files import regular
 from summit_train.data.video.region import Region
 from summit_train.data.video.span import TO_THE_END, DecodeError, Span
 
@@ -28,7 +30,9 @@ COLUMNS = (
 )  # fmt: skip
 CLASSES_FILE = "classes.txt"
 _INT32_MAX = 2**31 - 1
-_INTEGER = re.compile(r"[+-]?\d+")
+# int() and float() also take `nan`, `1_0` and the digits of every script.
+_INTEGER = re.compile(r"[+-]?[0-9]{1,400}")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _FLAGS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -51,7 +55,7 @@ def opened(path: str | Path, what: str = "") -> Iterator[TextIO]:
     Bytes that are not UTF-8 become surrogates, because paths may hold any bytes.
     """
     try:
-        with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        with open(path, newline="", encoding="utf-8-sig", errors="surrogateescape", opener=regular) as file:
             yield file
     except (OSError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
@@ -270,6 +274,20 @@ def parse_label(numbers: dict[str, int], text: str) -> int:
     near = difflib.get_close_matches(name, numbers, n=1)
     hint = f": did you mean {near[0]!r}?" if near else f" with its {len(numbers)} classes"
     raise ValueError(f"the class {name!r} is not in {CLASSES_FILE}{hint}")
+
+
+def parse_number(text: str) -> float:
+    """Parse a finite decimal number. Raises ValueError."""
+    if not _NUMBER.fullmatch(text.strip()) or not math.isfinite(float(text)):
+        raise ValueError(f"{text!r} is not a number")
+    return float(text)
+
+
+def parse_integer(text: str) -> int:
+    """Parse an integer. Raises ValueError."""
+    if not _INTEGER.fullmatch(text.strip()):
+        raise ValueError(f"{text!r} is not an integer")
+    return int(text)
 
 
 def parse_flag(name: str, text: str) -> bool:

@@ -26,6 +26,8 @@ from typing import Any
 import numpy as np
 
 from summit_train.core.errors import UserError
+from summit_train.core.files import read_file
+from summit_train.core.text import from_json
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, Manifest
 from summit_train.data.manifest.tables import label_text
 from summit_train.data.video.span import WHOLE, Span
@@ -222,8 +224,8 @@ def read_pack(folder: str | Path) -> Pack:
     """Read the record of a packed set. Raises UserError where it is missing, or one byte of it is not as written."""
     path = Path(folder) / PACK_FILE
     try:
-        text = path.read_bytes().decode()
-        values = json.loads(text)
+        text = read_file(path).decode()
+        values = from_json(text)
         if values["format"] != _FORMAT:
             raise ValueError(f"format must be {_FORMAT}, got {values['format']!r}")
         shards, files = (tuple(StoredFile(**item) for item in values[name]) for name in ("shards", "files"))

@@ -7,7 +7,7 @@ bytes, and so does a packing that was killed and continued.
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 import shutil
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import file_sha256, locked, replacing, write_json, write_text
+from summit_train.core.files import file_sha256, locked, read_file, replacing, write_json, write_text
+from summit_train.core.text import from_json
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER, write_packed_manifest
 from summit_train.data.manifest.tables import DTYPES
@@ -68,7 +69,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     """
     with ExitStack() as held:
         if not (folder / PACK_FILE).exists() or (folder / PACKING_FOLDER).exists():
-            whole = folder.resolve()  # "." has no name
+            whole = Path(os.path.realpath(folder))  # "." has no name
             try:
                 held.enter_context(locked(whole.parent / f".{whole.name}.lock", wait=False))
             except BlockingIOError as error:
@@ -100,7 +101,7 @@ def begin(store: FileStore, folder: Path, packing: packed.Packing, shard_bytes: 
     plan["shard_bytes"] = shard_bytes
     plan_path = folder / PACKING_FOLDER / "plan.json"
     if plan_path.exists():
-        old = json.loads(plan_path.read_text(encoding="utf-8"))
+        old = from_json(read_file(plan_path))
         if old != plan | {"clips_per_shard": old["clips_per_shard"]}:
             raise UserError(f"{folder}: contains an unfinished, different set; delete it, or pack elsewhere")
         plan = old

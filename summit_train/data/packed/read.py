@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import file_sha256
+from summit_train.core.files import file_sha256, regular
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.reading import PACK_FILE, load_column
 from summit_train.data.packed import format as packed
@@ -38,7 +38,7 @@ class _DamagedError(DecodeError):
 def staged_folder(dest: str | Path, source: str | Path) -> Path:
     """Return the folder of a packed set's copy below `dest`; a changed set has another one. Raises UserError."""
     digest = hashlib.sha256(read_pack(source).text().encode()).hexdigest()
-    return Path(dest) / f"{Path(source).resolve().name}-{digest[:8]}"
+    return Path(dest) / f"{os.path.basename(os.path.realpath(source))}-{digest[:8]}"
 
 
 class _Entry(NamedTuple):
@@ -179,7 +179,7 @@ class ShardStore:
     def _read(self, entry: _Entry, start: int, end: int) -> bytes:
         """Return the bytes start .. end - 1 of a clip. Raises _DamagedError, also if the file is too short."""
         try:
-            file = self._files.pop(entry.shard, None) or open(entry.shard, "rb", buffering=0)  # noqa: SIM115  (closed when the oldest)
+            file = self._files.pop(entry.shard, None) or open(entry.shard, "rb", buffering=0, opener=regular)  # noqa: SIM115  (closed when the oldest)
             self._files[entry.shard] = file  # the last
             if len(self._files) > _MAX_OPEN_FILES:
                 self._files.pop(next(iter(self._files))).close()

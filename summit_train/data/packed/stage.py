@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import file_sha256, locked, replacing, write_text
+from summit_train.core.files import file_sha256, locked, regular, replacing, write_text
 from summit_train.data.manifest.reading import PACK_FILE
 from summit_train.data.packed.format import StoredFile, read_pack
 from summit_train.data.packed.read import staged_folder
@@ -100,7 +100,7 @@ def _copy_file(packed: Path, folder: Path, file: StoredFile) -> int:
 def _blocks(source: Path) -> Iterator[bytes]:
     """Yield the pieces of a shared file. Raises UserError for its errors: those of the copy are the disk's."""
     try:
-        with open(source, "rb", buffering=0) as file:
+        with open(source, "rb", buffering=0, opener=regular) as file:
             yield from iter(lambda: file.read(_READ_BYTES), b"")
     except OSError as error:
         raise UserError(f"{source}: {error.strerror}") from error

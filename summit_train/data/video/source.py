@@ -24,7 +24,7 @@ from multiprocessing import util
 from pathlib import Path
 from typing import Any, cast
 
-from summit_train.core.files import file_sha256
+from summit_train.core.files import file_sha256, read_file
 from summit_train.core.machine import keep_freed_frames
 from summit_train.data.video.region import MAX_SIDE_RATIO
 from summit_train.data.video.span import DecodeError as DecodeError
@@ -119,7 +119,7 @@ def load_video(path: str, sha256: bytes | None) -> Encoded:
     video.check()
     try:
         if os.path.getsize(path) <= MAX_HELD_BYTES:
-            video = Encoded(path, Path(path).read_bytes())
+            video = Encoded(path, read_file(path))
         if sha256 is not None and video.sha256() != sha256.hex():
             raise DecodeError(path, "has changed since it was indexed: its SHA-256 is not the manifest's")
     except OSError as error:
@@ -130,7 +130,7 @@ def load_video(path: str, sha256: bytes | None) -> Encoded:
 def read_bytes(path: str) -> bytes:
     """Read a file whole. Raises DecodeError."""
     try:
-        return Path(path).read_bytes()
+        return read_file(path)
     except OSError as error:
         raise DecodeError(path, error.strerror or str(error)) from error
 

@@ -135,7 +135,8 @@ def _print(
             more = f"  ({dropped:,} frames dropped before it)" if dropped else ""
             text.append(f"{result['seconds']:9.2f} s  {watcher.text(result)}{more}")
             dropped = 0
-        show(Result(text, values=result), as_json=args.json)
+        if not show(Result(text, values=result), as_json=args.json) and not args.draw:
+            return  # nobody reads it
         last = watcher.key(result)
 
 

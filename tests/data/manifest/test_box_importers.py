@@ -101,9 +101,9 @@ FOX = OBJECT.format(3, "n02118333", "{}", 10, 20, 5, 0)
         (b'<?xml version="1.0" encoding="nonsense-7"?><annotation/>', "is not XML: unknown encoding"),
         (FOX.format(19).replace("<trackid>3", "<trackid>99999999999"), "from 0 to 2147483647, got 99999999999"),
         (FOX.format(19).replace("<xmin>10", "<xmin>-1e40"), "width and height of a box must be above 0"),
-        (b"<annotation/>", "invalid number: invalid literal for int"),
-        (FOX.format("x"), "invalid number: could not convert string to float: 'x'"),
-        (FOX.format("nan"), "width and height of a box must be above 0"),
+        (b"<annotation/>", "invalid number: '' is not an integer"),
+        (FOX.format("x"), "invalid number: 'x' is not a number"),
+        (FOX.format("nan"), "invalid number: 'nan' is not a number"),
         (FOX.format(9), "width and height of a box must be above 0"),
         (FOX.format(19) * 2, "track 3 already has a box in frame 1"),
         (FOX.format(60).replace("<xmin>10", "<xmin>40"), "its box of track 3 in frame 1 lies outside the frame of 40"),
@@ -173,6 +173,11 @@ def test_mot_counts_from_1_and_ignores_what_looks_like_a_person(tmp_path: Path) 
     [
         ("1,4,3,1,2,3,1\n0,4,3,1,2,3,1\n", "", "gt.txt:2: must be frame,id,left,top,width,height,flag, ..., got '0,4,"),
         ("1,4,3,x,12,13,1\n", "", "gt.txt:1: must be frame,id,left,top,width,height,flag, ..., got '1,4,3,x"),
+        *(
+            (f"{row}\n", "", "gt.txt:1: must be frame,id,left,top,width,height,flag, ..., got '1,")
+            for row in ("1,4,3,1,2,3,nan", "1,4,3,1,2,3,1,nan,1", "1,4,3,1,2,3,1,1,nan", "1,4,3,1_0,2,3,1",
+                        "1,4,\N{FULLWIDTH DIGIT THREE},1,2,3,1", f"1,4,{'x' * 200_000},1,2,3,1")
+        ),
         ("1,4,3\n", "", "gt.txt:1: must be frame,id,left,top,width,height,flag, ..., got '1,4,3'"),
         ("1,4,3,11,0,13,1\n", "", "gt.txt:1: width and height of a box must be above 0"),
         ("1,-1,3,11,12,13,1\n", "", "gt.txt:1: a track must be a number from 0 to 2147483647, got -1"),

@@ -56,6 +56,8 @@ def test_flags_and_facts_of_videos_are_columns_in_any_order(tmp_path: Path) -> N
     [
         ("a.mp4,0,0,cat,nan,2,3,4", "left must be a number of pixels, got 'nan'"),
         ("a.mp4,0,0,cat,1,inf,3,4", "top must be a number of pixels, got 'inf'"),
+        ("a.mp4,0,0,cat,1_0,2,3,4", "left must be a number of pixels, got '1_0'"),
+        ("a.mp4,0,\N{FULLWIDTH DIGIT ONE},cat,1,2,3,4", "track must be a whole number from 0 on, got "),
         ("a.mp4,0,0,cat,1,2,x,4", "width must be a number of pixels above 0, got 'x'"),
         ("a.mp4,0,0,cat,1,2,0,4", "width must be a number of pixels above 0, got '0'"),
         ("a.mp4,0,0,cat,1,2,3,-4", "height must be a number of pixels above 0, got '-4'"),

@@ -156,6 +156,9 @@ def test_something_v2(tmp_path: Path) -> None:
         ("something_v2", {"labels": V2, "source": '[{"id": "1"}]'}, "entry 0 has no id and template"),
         ("something_v2", {"labels": V2, "source": '{"id": 1}'}, "must be a JSON list"),
         ("something_v2", {"labels": V2, "source": "["}, "is not JSON"),
+        ("something_v2", {"labels": V2, "source": "[" * 100_000}, "is not JSON: its values are nested too deeply"),
+        ("something_v2", {"labels": '{"a": "1_0"}', "source": "[]"}, "a JSON object from each label to its number"),
+        ("kinetics", {"source": f"{HEADER}\na,x,nan,1_0,train\n"}, ":2: time_start and time_end must be seconds"),
         (
             "something_v2",
             {"labels": V2, "source": '[{"id": "1", "template": "Waving"}]'},

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.quarantine import Kept, clips_per_class
-from summit_train.data.manifest.reading import check_same_classes, read_rows
+from summit_train.data.manifest.reading import check_same_classes, read_classes, read_rows, write_classes
 from summit_train.data.video.span import TO_THE_END, WHOLE, Span
 
 
@@ -77,6 +77,14 @@ def test_names_are_labels_by_their_place_in_classes_txt(tmp_path: Path) -> None:
     manifest = _read(tmp_path, "path,label\na,jump high\nb,run\nc,2\n", "run\njump high\nwalk\n")
     assert manifest.labels.tolist() == [1, 0, 2]
     assert manifest.classes == manifest.class_names == ("run", "jump high", "walk")
+
+
+def test_a_name_with_a_line_break_of_unicode_is_one_class(tmp_path: Path) -> None:
+    write_classes(tmp_path, names := ("a\u2028b", "c\x85d", "e\x1cf", "走"))
+    assert read_classes(tmp_path / "classes.txt") == names
+    assert _read(tmp_path, "=a.mp4 0\n", "a\r\nb\r\n").classes == ("a", "b")
+    with pytest.raises(UserError, match=r"a class must have a name of one line, got 'a\\nb'"):
+        write_classes(tmp_path, ["a\nb"])
 
 
 def test_class_folders(tmp_path: Path) -> None:
