@@ -6,10 +6,11 @@ import os
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 
-from summit_train.core.text import counted
+from summit_train.core.text import counted, printable
 from summit_train.data.manifest.files import located_root
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.video.span import TO_THE_END
@@ -41,14 +42,30 @@ def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None])
     return pairs
 
 
-def overlap_warning(pairs: Pairs, val: Manifest) -> list[str]:
-    """Return a line if clips of data.val are training clips, too, with the first of them."""
-    if not pairs:
-        return []
-    (_, clip), how = next(iter(pairs.items()))
-    name, count = val.clip(clip), counted(len({other for _, other in pairs}), "clip")
-    found = f"{count} of data.val also in data.train, such as {name} (same {how})"
-    return [f"{found}: the accuracy will be too high; `summit-train data compare` lists them all"]
+@dataclass(frozen=True)
+class Leaks:
+    """What training and validation share: clips, see `shared_clips`, and the names of groups, sorted."""
+
+    clips: Pairs
+    groups: Sequence[str] = ()
+
+    def values(self) -> dict[str, int]:
+        """Return what plan.json has of it."""
+        return {"shared_clips": len({other for _, other in self.clips}), "shared_groups": len(self.groups)}
+
+    def warnings(self, val: Manifest) -> list[str]:
+        """Return a line for clips of data.val that are training clips, too, with the first of them, and for groups."""
+        lines, numbers = [], self.values()
+        if self.clips:
+            (_, clip), how = next(iter(self.clips.items()))
+            name, count = val.clip(clip), counted(numbers["shared_clips"], "clip")
+            found = f"{count} of data.val also in data.train, such as {name} (same {how})"
+            lines.append(f"{found}: the accuracy will be too high; `summit-train data compare` lists them all")
+        if self.groups:
+            count, names = counted(numbers["shared_groups"], "group"), printable(", ".join(self.groups[:3]))
+            found = f"{count} in both data.train and data.val by the column group, such as {names}"
+            lines.append(f"{found}: the accuracy will be too high; `summit-train data split` keeps groups on one side")
+        return lines
 
 
 def _by_file(manifest: Manifest, keys: Iterable[bytes], among: Container[bytes]) -> dict[bytes, _Spans]:
