@@ -155,8 +155,7 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range) -> No
         warn(line)
     datasets = {"train": run.train_set, "val": run.val_set}
     counts = {name: clips_per_class(dataset.manifest, dataset.kept) for name, dataset in datasets.items()}
-    about = {"clips_per_class": counts} | leaked.values()
-    about["val_fingerprint"] = run.val_set.manifest.fingerprint()
+    about = {"clips_per_class": counts, "val_fingerprint": run.val_set.manifest.fingerprint(), **leaked.values()}
     write_json(spec.run_path / "plan.json", plan.values() | about)
     machine = start.environment(world, run.device, hosts)
     write_json(spec.run_path / "environment.json", machine | {"network": run.model.execution})

@@ -93,9 +93,9 @@ def _write(folder: Path, sides: Sequence[Sequence[ManifestRow]], names: Sequence
     for side, rows in zip(("train", "val"), sides, strict=True):
         write_manifest(folder / f"{side}.csv", rows)
     counts = [Counter(names[label] for row in rows for label in row.labels) for rows in sides]
-    per_class = ({name: count[name] for name in names if counts[0][name]} for count in counts)
+    train, val = ({name: count[name] for name in names if counts[0][name]} for count in counts)
     groups = tuple(len(set(map(_group, rows))) for rows in sides)
-    return Fold(folder, *per_class, tuple(map(len, sides)), groups, grouping)
+    return Fold(folder, train, val, tuple(map(len, sides)), groups, grouping)
 
 
 def _group(row: ManifestRow) -> str:
