@@ -1,8 +1,9 @@
-"""`summit-train data compare A B`: the clips that two lists share, by path, by content and by what they show."""
+"""`summit-train data compare A [B]`: the clips that two lists share, or that one has twice, by path and by content."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,7 +34,8 @@ _HOW = {"path": "by path", "sha256": "by SHA-256", "near": "by what they show"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("lists", metavar="LIST", nargs=2, help="A and B: manifests, or folders of class folders")
+    one = "A and B: manifests, or folders of class folders; A alone: find clips that it has twice"
+    add("lists", metavar="LIST", nargs="+", help=one)
     near = f"also compare what clips show: list pairs that differ by up to N of 64 bits [{NEAR:g}]"
     add("--near", type=float, nargs="?", const=NEAR, metavar="N", help=near)
     add("--root", nargs="+", metavar="DIR", help="folder of the videos: one, or one for A and one for B [each list's]")
@@ -82,30 +84,44 @@ def run(args: argparse.Namespace) -> Result:
     """Compare the lists. The status is 0 even if pairs are found."""
     check_single("data compare")
     roots: list[str | None] = [None] if args.root is None else args.root
-    if len(roots) > 2:
+    if len(args.lists) > 2:
+        raise UserError(f"data compare takes one list or two, got {len(args.lists)}")
+    if len(roots) not in (1, len(args.lists)):
         raise UserError(f"--root must be one folder, or one for A and one for B, got {len(roots)}")
     if args.near is not None and not 0 <= args.near <= _MOST_BITS:
         raise UserError(f"--near must be 0 to {_MOST_BITS:g} bits, got {args.near:g}")
     workers = num_cpus() if args.workers is None else max(0, args.workers)
-    sides = list[_Side]()
-    for path, root in zip(args.lists, roots * (2 // len(roots)), strict=True):
+    sides = dict[tuple[str, str], _Side]()
+    for path, root in zip(args.lists, roots * (len(args.lists) // len(roots)), strict=True):
         manifest = read_manifest(path)
         if manifest.is_packed:
             raise UserError(f"{path}: must be a list, got a packed set; try the list that it was packed from")
-        sides.append(_Side(manifest, located_root(root, manifest), workers))
-    first, second = (side.hashed() for side in sides)
-    shared, near, others = shared_clips(first, second, [side.root for side in sides]), list[Near](), None
-    if args.near is not None:
-        (ours, signed), (theirs, others_signed) = (side.signatures() for side in sides)
-        found, others = near_pairs(signed, others_signed, args.near)
-        near = [replace(one, first=ours[one.first], second=theirs[one.second]) for one in found]
-    pairs, bad = _pairs(sides, shared, near), [error for side in sides for error in side.bad]
+        side = _Side(manifest, located_root(root, manifest), workers)
+        sides[os.path.realpath(path), os.path.realpath(side.root)] = side
+    return _compared(list(sides.values()), args.near)
+
+
+def _compared(sides: Sequence[_Side], limit: float | None) -> Result:
+    """Compare two lists, or the clips of one with each other."""
+    is_one, hashed = len(sides) == 1, [side.hashed() for side in sides]
+    shared = shared_clips(hashed[0], hashed[-1], [sides[0].root, sides[-1].root])
+    if is_one:
+        shared = {(clip, other): how for (clip, other), how in shared.items() if clip < other}
+    near, others = list[Near](), None
+    if limit is not None:
+        signed = [side.signatures() for side in sides]
+        (ours, first), (theirs, second) = signed[0], signed[-1]
+        near_ones, others = near_pairs(first, second, limit, rising=is_one)
+        near = [replace(one, first=ours[one.first], second=theirs[one.second]) for one in near_ones]
+    pairs, bad = _pairs((sides[0], sides[-1]), shared, near), [error for side in sides for error in side.bad]
     values: dict[str, Any] = {"clips": [len(side.clips) for side in sides], "pairs": pairs, "same_scene": others}
     values["unreadable"] = [{"path": error.path, "error": error.reason} for error in bad]
     text = _text(pairs)
-    for name, other, path, side in zip("ab", "BA", args.lists, sides, strict=True):
-        count = len({str(pair[name]) for pair in pairs})
-        text.append(f"{path}: {count:,} of {counted(len(side.clips), 'clip')} also in {other}")
+    found = list(zip(*{*shared, *((one.first, one.second) for one in near)}, strict=True)) or [(), ()]
+    counts = [{*found[0], *found[1]}] if is_one else map(set, found)
+    wheres = ["here twice or more"] if is_one else ["also in B", "also in A"]
+    for side, clips, where in zip(sides, counts, wheres, strict=True):
+        text.append(f"{side.manifest.source}: {len(clips):,} of {counted(len(side.clips), 'clip')} {where}")
     text += [f"{counted(others, 'other pair')} with the same scene, other motion: same camera?"] if others else []
     return Result([*text, *(f"not compared: {error}" for error in bad)], values=values)
 

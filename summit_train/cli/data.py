@@ -240,7 +240,7 @@ def _split_arguments(parser: argparse.ArgumentParser) -> None:
     add("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
     add("out", metavar="OUT", type=Path, help="folder that gets fold1 .. foldN")
     add("--folds", type=int, metavar="N", required=True, help="fold k validates on part k of N")
-    group = "what it matches in a file's name (its first parenthesis, if any) is never on both sides [each file]"
+    group = "what it matches in a file's name (its first parenthesis, if any) is never on both sides [column group]"
     add("--group", metavar="REGEX", help=group)
     add("--seed", type=int, default=0, help="of the shuffle [%(default)s]")
     add("--only", nargs="+", default=[], metavar="CLASS", help="take these classes; labels stay")
@@ -253,10 +253,11 @@ def _split(args: argparse.Namespace) -> Result:
     folds = split_manifest(args.manifest, args.out, args.folds, args.group, **how)
     rows = [["class", *(f"{fold.folder.name} train/val" for fold in folds)]]
     rows += [[name, *(f"{fold.train[name]:,}/{fold.val[name]:,}" for fold in folds)] for name in folds[0].train]
-    text: list[str | TextTable] = [TextTable(rows)]
+    text: list[str | TextTable] = [TextTable(rows), folds[0].grouping]
     for fold in folds:
-        train, val = sum(fold.train.values()), sum(fold.val.values())
-        text.append(f"{fold.folder}: {train:,} clips to train on, {val:,} to validate on")
+        (train, val), (trained, validated) = fold.clips, fold.groups
+        clips = f"{train:,} clips to train on, {val:,} to validate on"
+        text.append(f"{fold.folder}: {clips}; groups: {trained:,} and {validated:,}")
     return Result([*text, f"set data.root to the folder that the paths of {args.manifest} are relative to"])
 
 

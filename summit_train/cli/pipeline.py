@@ -19,8 +19,7 @@ from summit_train.core.saved import find_checkpoints
 from summit_train.core.session import leave_reason, session
 from summit_train.core.text import duration
 from summit_train.core.watch import Stopped, StopRequest, Watchdog, leave_if_asked
-from summit_train.data.dataset import leaked_clips
-from summit_train.data.manifest.overlap import overlap_warning
+from summit_train.data.dataset import leaks
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class
 from summit_train.evaluation.evaluation import Evaluation
 from summit_train.evaluation.scores import PREDICTIONS
@@ -151,14 +150,13 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range) -> No
         return
     (spec.run_path / "stopped").unlink(missing_ok=True)
     write_text(spec.run_path / "spec.yaml", dump_spec(spec))
-    leaked = leaked_clips(run.train_set, run.val_set)
+    leaked = leaks(run.train_set, run.val_set)
     lines = class_warnings(run.train_set.manifest, run.val_set.manifest)
-    for line in [*lines, *overlap_warning(leaked, run.val_set.manifest)]:
+    for line in [*lines, *leaked.warnings(run.val_set.manifest)]:
         warn(line)
     datasets = {"train": run.train_set, "val": run.val_set}
     counts = {name: clips_per_class(dataset.manifest, dataset.kept) for name, dataset in datasets.items()}
-    about = {"clips_per_class": counts, "shared_clips": len({clip for _, clip in leaked})}
-    about["val_fingerprint"] = run.val_set.manifest.fingerprint()
+    about = {"clips_per_class": counts, "val_fingerprint": run.val_set.manifest.fingerprint(), **leaked.values()}
     write_json(spec.run_path / "plan.json", plan.values() | about)
     machine = start.environment(world, run.device, hosts)
     write_json(spec.run_path / "environment.json", machine | {"network": run.model.execution})

@@ -130,8 +130,7 @@ def read_files(spec: Spec, clips: int | None) -> Files:
         has_weights = spec.model.pretrained is None or Path(spec.model.pretrained).exists()
         return Files(clips, not_checked=not_checked if has_weights else [*not_checked, "model.pretrained"])
     # Imported here: with --clips the command needs neither numpy nor PyAV.
-    from summit_train.data.dataset import leaked_clips
-    from summit_train.data.manifest.overlap import overlap_warning
+    from summit_train.data.dataset import leaks
     from summit_train.data.manifest.quarantine import class_warnings
     from summit_train.training.start import open_datasets
 
@@ -141,7 +140,7 @@ def read_files(spec: Spec, clips: int | None) -> Files:
             raise UserError(f"data.{key}: {path} not found; give {number} with --clips N")
     train, val = open_datasets(spec)
     warnings = class_warnings(train.manifest, val.manifest)
-    warnings += overlap_warning(leaked_clips(train, val), val.manifest)
+    warnings += leaks(train, val).warnings(val.manifest)
     return Files(len(train), len(val), len(train.kept.excluded), warnings, train=train)
 
 

@@ -97,8 +97,12 @@ def _hashes(pictures: NDArray[np.float32]) -> Hashes:
     return np.packbits(bits.reshape(-1)).view(np.uint64)
 
 
-def near_pairs(first: Sequence[Signature], second: Sequence[Signature], limit: float) -> tuple[list[Near], int]:
+def near_pairs(
+    first: Sequence[Signature], second: Sequence[Signature], limit: float, *, rising: bool = False
+) -> tuple[list[Near], int]:
     """Return the pairs at a distance of up to `limit`, nearest first, and the number of others of one scene.
+
+    rising: only pairs whose first number is below the second, for pairs within one list.
 
     The distance is the mean of two numbers of differing bits: those of the scenes' hashes, and the mean over the frames
     of the motions', at the alignment in time with the least of it. Whole pictures are compared, and the centre of each
@@ -114,7 +118,7 @@ def near_pairs(first: Sequence[Signature], second: Sequence[Signature], limit: f
         for start in range(0, len(ours), rows):
             bits = np.bitwise_count(ours[start : start + rows, None, a] ^ turned)
             # The motion's part is 0 or more, so no pair within the limit is left out.
-            near, places = np.nonzero(bits <= 2 * limit)
+            near, places = np.nonzero(np.triu(bits <= 2 * limit, start + 1 if rising else -rows))
             for chunk in np.array_split(np.arange(len(near)), -(-len(near) // 4096)) if len(near) else ():
                 pairs = list(zip((near[chunk] + start).tolist(), places[chunk].tolist(), strict=True))
                 scene = bits[near[chunk], places[chunk]].astype(np.float64)

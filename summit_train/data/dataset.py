@@ -14,7 +14,7 @@ from summit_train.data.batches.order import Classes, Order
 from summit_train.data.batches.spans import SpanStore
 from summit_train.data.batches.stores import Store, open_store
 from summit_train.data.manifest import Manifest, read_manifest
-from summit_train.data.manifest.overlap import Pairs, shared_clips
+from summit_train.data.manifest.overlap import Leaks, shared_clips
 from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.spec import DataSpec, Spec
 
@@ -102,8 +102,10 @@ def _check_boxes(manifest: Manifest, spec: Spec, which: str) -> None:
         raise UserError(f"data.train: {what}; each class must have a box that is not ignored")
 
 
-def leaked_clips(train: Dataset, val: Dataset) -> Pairs:
-    """Return the pairs (training clip, validation clip) in use that show the same frames, see `shared_clips`."""
+def leaks(train: Dataset, val: Dataset) -> Leaks:
+    """Return the pairs (training clip, validation clip) in use that show the same frames, and the shared groups."""
     pairs = shared_clips(train.manifest, val.manifest, (train.data.root, val.data.root))
     excluded = [set(one.kept.excluded.tolist()) for one in (train, val)]
-    return {pair: how for pair, how in pairs.items() if not any(map(set.__contains__, excluded, pair))}
+    pairs = {pair: how for pair, how in pairs.items() if not any(map(set.__contains__, excluded, pair))}
+    groups = set.intersection(*(one.manifest.groups_of(one.clips) for one in (train, val)))
+    return Leaks(pairs, sorted(groups))

@@ -85,8 +85,9 @@ def notes_of(run: Run) -> list[str]:
         if start.forced:
             since = f"Another experiment since step {start.step:,} (--force-resume)"
             notes.append(f"{since}; only its checkpoints are in the mean: {'; '.join(start.forced)}")
-    if shared := number(run.plan.get("shared_clips")):
-        notes.append(f"{counted(int(shared), 'validation clip')} also trained on: the accuracy is too high")
+    for key, what in (("shared_clips", "validation clip"), ("shared_groups", "validation group")):
+        if shared := number(run.plan.get(key)):
+            notes.append(f"{counted(int(shared), what)} also trained on: the accuracy is too high")
     for side, counts in run.clips_per_class.sides().items() if run.clips_per_class else ():
         if empty := [name for name, count in counts.items() if count == 0]:
             notes.append(f"Classes without {side} clips: {listed(empty)}")

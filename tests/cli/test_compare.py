@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from summit_train.data.manifest import ManifestRow, write_manifest
+from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest.reading import read_rows
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.data.video.encode import write_video
 from tests.data.clips import CLIPS, all_of, needs_clips, read_clip
@@ -60,11 +61,31 @@ def test_without_near_nothing_is_decoded(lists: tuple[Path, Path], say: Say) -> 
     assert json.loads(out)["same_scene"] is None and json.loads(out)["pairs"][0]["distance"] is None
 
 
+@pytest.mark.parametrize("near", [(), ("--near",)])
+@pytest.mark.parametrize("times", [1, 2])
+def test_one_list_is_searched_for_clips_that_it_has_twice(
+    lists: tuple[Path, Path], say: Say, near: tuple[str, ...], times: int
+) -> None:
+    both = lists[0].with_name("both.csv")
+    write_manifest(both, [row for path in lists for row in read_rows(read_manifest(path))])
+    status, out, _ = say("data", "compare", *[both] * times, *near, "--workers", 0, "--json")
+    found = json.loads(out)
+    pairs = [(one["by"], Path(one["a"]["path"]).name, Path(one["b"]["path"]).name) for one in found["pairs"]]
+    expected = [
+        ("path", "train_000000.mp4", "train_000000.mp4"), ("sha256", "train_000001.mp4", "bytes.mp4"),
+        ("near", "train_000002.mp4", "mirrored.mp4"),
+    ]  # fmt: skip
+    assert status == 0 and found["clips"] == [11] and pairs == expected[: 3 if near else 2]
+    _, out, _ = say("data", "compare", *[both] * times, "--workers", 0)
+    assert f"{both}: 4 of 11 clips here twice or more" in out.splitlines()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("--near", "17"), "--near must be 0 to 16 bits, got 17"),
         (("--near", "-1"), "--near must be 0 to 16 bits, got -1"),
+        (("c.csv",), "data compare takes one list or two, got 3"),
         (("--root", "x", "y", "z"), "--root must be one folder, or one for A and one for B, got 3"),
     ],
 )

@@ -253,3 +253,26 @@ def test_clips_of_both_sets_are_named(
     bad = tmp_path / "bad.csv"  # a clip that is left out is not trained on
     bad.write_text(f"path,reason\n{leaked[0].path},x\n{leaked[1].path},x\n")
     assert json.loads(main_said(capsys, "plan", spec, "--json", f"data.quarantine={bad}")[1])["warnings"] == []
+
+
+def test_groups_of_both_sets_are_named(
+    write_spec: WriteSpec, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Persons g0 to g3 in training and g2 to g5 in validation; without the clips of g3 one is on both sides."""
+    for side, first in (("train", 0), ("val", 2)):
+        manifest = read_manifest(motion_set / f"{side}.csv")
+        rows = [replace(manifest.row(clip), group=f"g{first + clip % 4}") for clip in range(len(manifest))]
+        rows = [replace(row, path=str(motion_set / row.path)) for row in rows]
+        write_manifest(tmp_path / f"{side}.csv", rows)
+    bad = [row.path for row in rows if row.group == "g3"]
+    write_classes(tmp_path, manifest.classes or ())
+    spec = write_spec(data={side: str(tmp_path / f"{side}.csv") for side in ("train", "val")})
+    status, out, err = main_said(capsys, "plan", spec, "--json")
+    (line,) = json.loads(out)["warnings"]
+    assert status == 0 and err == f"warning: {line}\n"
+    assert line.startswith("2 groups in both data.train and data.val by the column group, such as g2, g3: the accuracy")
+    (tmp_path / "bad.csv").write_text("".join(f"{line}\n" for line in ("path,reason", *(f"{path},x" for path in bad))))
+    (line,) = json.loads(main_said(capsys, "plan", spec, "--json", f"data.quarantine={tmp_path}/bad.csv")[1])[
+        "warnings"
+    ]
+    assert line.startswith("1 group in both data.train and data.val by the column group, such as g2: ")

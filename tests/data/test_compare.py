@@ -120,7 +120,7 @@ def test_other_clips_of_a_scene_are_counted() -> None:
     clips = [_signature([7, 7], rng.integers(1, 2**63, (2, 9)).tolist()) for _ in range(3)]
     found, others = near_pairs(clips, clips, NEAR)
     assert [(pair.first, pair.second, pair.distance) for pair in found] == [(0, 0, 0.0), (1, 1, 0.0), (2, 2, 0.0)]
-    assert others == 6
+    assert others == 6 and near_pairs(clips, clips, NEAR, rising=True) == ([], 3)
     assert near_pairs([], clips, NEAR) == ([], 0)
 
 

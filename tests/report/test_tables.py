@@ -116,6 +116,8 @@ def test_validation_clips_that_were_trained_on_are_noted(write_run):
     for number, clips in ((1, "1 validation clip"), (1200, "1,200 validation clips")):
         run.plan["shared_clips"] = number
         assert f"{clips} also trained on: the accuracy is too high" in notes_of(run)
+    run.plan["shared_groups"] = 2
+    assert "2 validation groups also trained on: the accuracy is too high" in notes_of(run)
 
 
 def test_averages_and_a_batch_that_grew_are_noted(write_run, run_records):

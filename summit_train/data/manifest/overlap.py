@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 
-from summit_train.core.text import counted
+from summit_train.core.text import counted, printable
 from summit_train.data.manifest.files import located_root
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.video.span import TO_THE_END
 
 Pairs = dict[tuple[int, int], str]
+_Spans = list[tuple[int, int, int]]
 _UNKNOWN = bytes(32)
+_NO_END = 1 << 32  # behind every frame
 
 
 def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None]) -> Pairs:
@@ -26,30 +31,62 @@ def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None])
     as_stored = first.is_packed or second.is_packed
     places = [None if as_stored else located_root(root, one) for one, root in zip(lists, roots, strict=True)]
     paths = [_paths(one, place) for one, place in zip(lists, places, strict=True)]
-    for how, (ours, theirs) in (("path", paths), ("sha256", [one.digests.tolist() for one in lists])):
-        clips_of, both = defaultdict[bytes, list[int]](list), set(theirs) - {_UNKNOWN}
-        for clip, key in enumerate(ours):
-            if key in both:
-                clips_of[key].append(clip)
-        for other, key in enumerate(theirs):
-            for clip in clips_of.get(key, ()):
-                counts = {int(first.frame_counts[clip]), int(second.frame_counts[other])} - {-1, 0}
-                if how == "path" and as_stored and len(counts) > 1:
-                    continue  # two videos of one name
-                (start, end), (begin, stop) = first.span(clip), second.span(other)
-                if (end == TO_THE_END or begin < end) and (stop == TO_THE_END or start < stop):
-                    pairs.setdefault((clip, other), how)
+    for how, keys in (("path", paths), ("sha256", [one.digests.tolist() for one in lists])):
+        ours = _by_file(first, keys[0], set(keys[1]) - {_UNKNOWN})
+        theirs = _by_file(second, keys[1], ours)
+        found = [pair for key, spans in ours.items() for pair in _overlapping(spans, theirs[key])]
+        for clip, other in sorted(found, key=itemgetter(1, 0)):
+            counts = {int(first.frame_counts[clip]), int(second.frame_counts[other])} - {-1, 0}
+            if how == "sha256" or not as_stored or len(counts) < 2:  # else two videos of one name
+                pairs.setdefault((clip, other), how)
     return pairs
 
 
-def overlap_warning(pairs: Pairs, val: Manifest) -> list[str]:
-    """Return a line if clips of data.val are training clips, too, with the first of them."""
-    if not pairs:
-        return []
-    (_, clip), how = next(iter(pairs.items()))
-    name, count = val.clip(clip), counted(len({other for _, other in pairs}), "clip")
-    found = f"{count} of data.val also in data.train, such as {name} (same {how})"
-    return [f"{found}: the accuracy will be too high; `summit-train data compare` lists them all"]
+@dataclass(frozen=True)
+class Leaks:
+    """What training and validation share: clips, see `shared_clips`, and the names of groups, sorted."""
+
+    clips: Pairs
+    groups: Sequence[str] = ()
+
+    def values(self) -> dict[str, int]:
+        """Return what plan.json has of it."""
+        return {"shared_clips": len({other for _, other in self.clips}), "shared_groups": len(self.groups)}
+
+    def warnings(self, val: Manifest) -> list[str]:
+        """Return a line for clips of data.val that are training clips, too, with the first of them, and for groups."""
+        lines, numbers = [], self.values()
+        if self.clips:
+            (_, clip), how = next(iter(self.clips.items()))
+            name, count = val.clip(clip), counted(numbers["shared_clips"], "clip")
+            found = f"{count} of data.val also in data.train, such as {name} (same {how})"
+            lines.append(f"{found}: the accuracy will be too high; `summit-train data compare` lists them all")
+        if self.groups:
+            count, names = counted(numbers["shared_groups"], "group"), printable(", ".join(self.groups[:3]))
+            found = f"{count} in both data.train and data.val by the column group, such as {names}"
+            lines.append(f"{found}: the accuracy will be too high; `summit-train data split` keeps groups on one side")
+        return lines
+
+
+def _by_file(manifest: Manifest, keys: Iterable[bytes], among: Container[bytes]) -> dict[bytes, _Spans]:
+    """Return the spans of each file among these, by start: (start, end, clip), the end exclusive."""
+    found = defaultdict[bytes, _Spans](list)
+    for clip, key in enumerate(keys):
+        if key in among:
+            start, end = manifest.span(clip)
+            found[key].append((start, _NO_END if end == TO_THE_END else end, clip))
+    return {key: sorted(spans) for key, spans in found.items()}
+
+
+def _overlapping(ours: _Spans, theirs: _Spans) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of clips whose spans overlap, each once: one of the two starts within the other."""
+    starts, begins = ([start for start, _, _ in spans] for spans in (ours, theirs))
+    for start, end, clip in ours:
+        for place in range(bisect_left(begins, start), bisect_left(begins, end)):
+            yield clip, theirs[place][2]
+    for begin, stop, other in theirs:
+        for place in range(bisect_right(starts, begin), bisect_left(starts, stop)):
+            yield ours[place][2], other
 
 
 def _paths(manifest: Manifest, root: str | None) -> list[bytes]:

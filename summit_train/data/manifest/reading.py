@@ -32,7 +32,7 @@ from summit_train.data.video.span import TO_THE_END, WHOLE, Span
 # A packed set: its record, the columns of its manifest, and the folder that exists until it is finished.
 PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER = "pack.json", "manifest", ".packing"
 # The columns of a list that `read_rows` parses; it copies the others.
-_KNOWN = {"path", "label", "num_frames", "sha256", "reversed", "start_frame", "end_frame"}
+_KNOWN = {"path", "label", "num_frames", "group", "sha256", "reversed", "start_frame", "end_frame"}
 _ABOUT = "columns.json"
 
 
@@ -113,6 +113,7 @@ class Manifest:
     spans: (N,), each clip's `start` and `end` in its video, see Span, or (0,) where all are whole videos. is_packed:
     the clips are in shards, in the folder `source`. stored_fingerprint: a packed set's. pixels: what packing did to the
     pixels ("": nothing). regions: (N,), each clip's part of the frame, see Region, or (0,) where it is not read.
+    groups: int32 (N,), the place of each clip's group in `group_names`, -1 where it has none, or (0,) if all have none.
     boxes: of each clip, if the list has boxes; its labels are then the classes that occur.
     """
 
@@ -132,6 +133,8 @@ class Manifest:
     stored_fingerprint: str = ""
     pixels: str = ""
     regions: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, DTYPES["regions"]))
+    groups: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    group_names: tuple[str, ...] = ()
     boxes: Boxes | None = None
 
     def __len__(self) -> int:
@@ -170,6 +173,11 @@ class Manifest:
         """Return what tells a clip from all others, with its stored path."""
         return Clip(self.stored_path(index), self.span(index), self.is_reversed(index), self.region(index))
 
+    def groups_of(self, clips: NDArray[np.int64] | Sequence[int]) -> set[str]:
+        """Return the names of the groups that clips belong to."""
+        codes = set(self.groups[clips].tolist()) if self.group_names else set()
+        return {self.group_names[code] for code in codes if code >= 0}
+
     @property
     def has_spans(self) -> bool:
         """Return whether a clip is less than its whole video."""
@@ -181,6 +189,7 @@ class Manifest:
         row = ManifestRow(self.path(index), label_text(self.labels_of(index)), self.num_frames(index))
         row = replace(row, sha256=digest.hex() if digest else None, reversed=self.is_reversed(index))
         row = row if self.boxes is None else replace(row, boxes=self.boxes.only(index))
+        row = replace(row, group=next(iter(self.groups_of([index])), None))
         return row.with_span(self.span(index))
 
     @property
@@ -321,11 +330,10 @@ def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:
     cells: dict[str, Sequence[str]] = {}
     if not manifest.is_packed and not manifest.folder and manifest.boxes is None:
         cells = tables.read_table(Path(manifest.source))[1]
-    groups = cells.pop("group", [""] * len(manifest))
     others = {name: column for name, column in cells.items() if name not in _KNOWN}
-    for clip, group in enumerate(groups):
+    for clip in range(len(manifest)):
         more = tuple((name, column[clip]) for name, column in others.items())
-        yield replace(manifest.row(clip), group=group or None, others=more)
+        yield replace(manifest.row(clip), others=more)
 
 
 def _read_packed_manifest(source: Path) -> Manifest:
@@ -346,6 +354,9 @@ def _read_packed_manifest(source: Path) -> Manifest:
         clips, labels = (columns["more_labels"][name] for name in ("clip", "label"))
         if np.any(np.diff(clips) < 0) or np.any((clips < 0) | (clips >= len(columns["labels"])) | (labels < 0)):
             raise ValueError(f"{folder}: some of its labels do not belong to a clip")
+        columns["group_names"] = tuple(about.get("group_names", ()))
+        if np.any(columns["groups"] >= len(columns["group_names"])):
+            raise ValueError(f"{folder}: some of its groups have no name")
         if about.get("boxes"):
             rows, ends = load_column(folder / "boxes.npy", BOX), load_column(folder / "box_ends.npy", np.int64)
             is_whole = len(ends) == len(columns["offsets"]) and (ends[0], ends[-1]) == (0, len(rows))
@@ -370,7 +381,9 @@ def write_packed_manifest(folder: Path, manifest: Manifest) -> str:
     """Write a manifest into the folder of a packed set; return its fingerprint."""
     wide = len(manifest.paths) >= 1 << 32
     dtypes = DTYPES | {"paths": np.uint8, "offsets": np.int64 if wide else np.uint32}
-    used = {name: True for name in OPTIONAL if len(getattr(manifest, name))}  # the files of the others are missing
+    used: dict[str, Any] = {
+        name: True for name in OPTIONAL if len(getattr(manifest, name))
+    }  # the files of the others are missing
     for name, dtype in dtypes.items():
         if name not in OPTIONAL or name in used:
             save_column(folder / PACKED_MANIFEST / f"{name}.npy", getattr(manifest, name), dtype)
@@ -379,6 +392,7 @@ def write_packed_manifest(folder: Path, manifest: Manifest) -> str:
         save_column(folder / PACKED_MANIFEST / "box_ends.npy", manifest.boxes.ends, np.int64)
         used["boxes"] = True
     fingerprint = manifest.fingerprint()
+    used |= {"group_names": manifest.group_names} if manifest.group_names else {}
     about = {"classes": manifest.classes, "pixels": manifest.pixels, "fingerprint": fingerprint}
     write_json(folder / PACKED_MANIFEST / _ABOUT, about | used)
     return fingerprint

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from summit_train.core import rng
 from summit_train.core.errors import UserError
-from summit_train.data.manifest.reading import read_manifest, read_rows, write_classes, write_manifest
+from summit_train.core.text import counted
+from summit_train.data.manifest.reading import ManifestRow, read_manifest, read_rows, write_classes, write_manifest
 
 # Shuffles that are tried where groups of several classes leave a part without a class.
 _ATTEMPTS = 32
@@ -18,11 +19,17 @@ _ATTEMPTS = 32
 
 @dataclass(frozen=True)
 class Fold:
-    """One fold that was written: its folder, and the clips of each class in train.csv and val.csv."""
+    """One fold that was written: its folder, and the clips of each class in train.csv and val.csv.
+
+    clips, groups: their numbers in both files. grouping: what made the groups.
+    """
 
     folder: Path
     train: dict[str, int]
     val: dict[str, int]
+    clips: tuple[int, ...]
+    groups: tuple[int, ...]
+    grouping: str
 
 
 def split_manifest(
@@ -41,9 +48,9 @@ def split_manifest(
     clips and the seed, not on the manifest's order.
 
     group: a regular expression; its first match in a file's name (the match's first parenthesis, if there is one) is
-    the clip's group, and a group is never on both sides. None: each file is a group. only: the classes to take (empty:
-    all). both_directions: the classes become forwards and backwards, and every clip appears twice, once played
-    backwards, so that a network that cannot see time is at chance.
+    the clip's group, and a group is never on both sides. None: the list's column; a file without a group is one of its
+    own. only: the classes to take (empty: all). both_directions: the classes become forwards and backwards, and every
+    clip appears twice, once played backwards, so that a network that cannot see time is at chance.
 
     Raises UserError if the expression is bad, there are fewer groups than folds, a class cannot be on both sides of
     every fold, or both directions are requested of clips that are already reversed.
@@ -59,9 +66,10 @@ def split_manifest(
     backwards = next((row.path for row in rows if row.reversed), None)
     if both_directions and backwards is not None:
         raise UserError(f"{source.source}: {backwards} is reversed already; both directions need unreversed clips")
-    groups = [row.path if group is None else _group_of(row.path, group) for row in rows]
     if group is not None:
-        rows = [replace(row, group=name) for row, name in zip(rows, groups, strict=True)]
+        rows = [replace(row, group=_group_of(row.path, group)) for row in rows]
+    grouping = _grouping(rows, group)
+    groups = list(map(_group, rows))
     counts: dict[str, Counter[str]] = {name: Counter() for name in sorted(set(groups))}
     for row, name in zip(rows, groups, strict=True):
         counts[name].update(names[label] for label in row.labels)
@@ -74,15 +82,24 @@ def split_manifest(
     done = []
     for number in range(folds):
         folder = Path(out) / f"fold{number + 1}"
-        sides = list[Counter[str]]()
-        for side in ("train", "val"):
-            clips = [row for row, part in zip(rows, parts, strict=True) if (part == number) == (side == "val")]
-            write_manifest(folder / f"{side}.csv", clips)
-            sides.append(Counter(names[label] for row in clips for label in row.labels))
+        sides = [[row for row, part in zip(rows, parts, strict=True) if (part == number) == val] for val in (0, 1)]
+        done.append(_write(folder, sides, names, grouping))
         if both_directions or source.classes is not None:
             write_classes(folder, names)
-        done.append(Fold(folder, *({name: side[name] for name in names if sides[0][name]} for side in sides)))
     return done
+
+
+def _write(folder: Path, sides: Sequence[Sequence[ManifestRow]], names: Sequence[str], grouping: str) -> Fold:
+    for side, rows in zip(("train", "val"), sides, strict=True):
+        write_manifest(folder / f"{side}.csv", rows)
+    counts = [Counter(names[label] for row in rows for label in row.labels) for rows in sides]
+    train, val = ({name: count[name] for name in names if counts[0][name]} for count in counts)
+    groups = tuple(len(set(map(_group, rows))) for rows in sides)
+    return Fold(folder, train, val, tuple(map(len, sides)), groups, grouping)
+
+
+def _group(row: ManifestRow) -> str:
+    return row.path if row.group is None else row.group
 
 
 def _group_of(path: str, pattern: str) -> str:
@@ -90,9 +107,19 @@ def _group_of(path: str, pattern: str) -> str:
         match = re.search(pattern, Path(path).name)
     except re.error as error:
         raise UserError(f"--group must be a regular expression, got {pattern!r}: {error}") from error
-    if match is None:
+    found = match and match.group(min(1, match.re.groups))
+    if found is None:
         raise UserError(f"{path}: the group {pattern!r} matches nothing in the file's name")
-    return match.group(1) if match.re.groups else match.group()
+    return found
+
+
+def _grouping(rows: Sequence[ManifestRow], pattern: str | None) -> str:
+    if pattern is not None:
+        return f"groups: what --group {pattern!r} matches in the files' names"
+    without = len({row.path for row in rows if row.group is None})
+    alone = f"{counted(without, 'file')} without a group, each a group of its own"
+    column = "groups: the list's column 'group'" + (f"; {alone}" if without else "")
+    return column if any(row.group for row in rows) else "groups: each file is one (no column 'group', no --group)"
 
 
 def _parts(groups: Mapping[str, Counter[str]], folds: int, seed: int) -> dict[str, int]:

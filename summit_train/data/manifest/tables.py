@@ -40,10 +40,10 @@ _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 DTYPES: dict[str, DTypeLike] = {
     "labels": np.int32, "frame_counts": np.int32, "reversed_flags": np.bool_, "lines": np.int32, "digests": "V32",
     "spans": [("start", "<i4"), ("end", "<i4")], "more_labels": [("clip", "<i4"), ("label", "<i4")],
-    "regions": [(name, "<i4") for name in Region._fields],
+    "regions": [(name, "<i4") for name in Region._fields], "groups": np.int32,
 }  # fmt: skip
 # Empty where no clip needs them; more_labels has rows for some clips only.
-OPTIONAL = ("spans", "more_labels", "regions")
+OPTIONAL = ("spans", "more_labels", "regions", "groups")
 # The rows of a list: their line numbers (0 in class folders), and their cells, column by column.
 Table = tuple[Sequence[int], dict[str, Sequence[str]]]
 
@@ -148,8 +148,8 @@ def _list_row(place: str, text: str) -> tuple[str, str, str]:
     return shorter, frames[0], label[0]
 
 
-def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> dict[str, NDArray[Any]]:
-    """Return the columns of DTYPES, and "paths" and "offsets" (see `reading.Manifest`).
+def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> dict[str, Any]:
+    """Return the columns of DTYPES, "paths", "offsets" and "group_names" (see `reading.Manifest`).
 
     Raises UserError at the first bad cell of a column.
     """
@@ -171,6 +171,9 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
                 raise UserError(f"{source}:{lines[texts.index(text)]}: {error}") from None
         return [values[text] for text in texts]
 
+    groups = cells.get("group", ())
+    group_names = sorted({*groups} - {""})
+    codes = {name: code for code, name in enumerate(("", *group_names), -1)}
     labels: list[tuple[int, ...]] = parsed("label")
     frame_counts = np.array(parsed("num_frames"), np.int32)
     spans = parse_spans(source, table, frame_counts.tolist()) if cells.keys() & {"start_frame", "end_frame"} else []
@@ -183,6 +186,8 @@ def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> 
         "lines": np.array(lines, np.int32),
         "digests": np.array(parsed("sha256") if "sha256" in cells else [], "V32"),
         "spans": np.array(spans, DTYPES["spans"]),
+        "groups": np.array([codes[name] for name in groups if group_names], np.int32),
+        "group_names": tuple(group_names),
         "more_labels": np.array(
             [(clip, label) for clip, found in enumerate(labels) for label in found[1:]], DTYPES["more_labels"]
         ),

@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
-from summit_train.data.manifest.overlap import overlap_warning, shared_clips
+from summit_train.data.manifest.files import plain_manifest
+from summit_train.data.manifest.overlap import Leaks, shared_clips
+from summit_train.data.manifest.tables import DTYPES
 
 A, B = "a" * 64, "b" * 64
 
@@ -54,6 +59,26 @@ def test_spans_of_a_file_are_shared_where_they_overlap(
     assert shared_clips(*lists, (None, None)) == ({(0, 0): "sha256"} if shares else {})
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    lists=st.tuples(*[st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(-1, 9)), min_size=1)] * 2)
+)
+def test_all_overlapping_spans_are_found_in_order(lists: tuple[list[tuple[int, int, int]], ...]) -> None:
+    """lists: file, start and length of each clip; a length of 0 or less reaches to the end."""
+    clips = [[(file, start, start + length if length > 0 else -1) for file, start, length in one] for one in lists]
+    sides = []
+    for one in clips:
+        manifest = plain_manifest([f"/{file}.mp4" for file, _, _ in one])
+        sides.append(replace(manifest, spans=np.array([span for _, *span in one], "i4").view(DTYPES["spans"])[:, 0]))
+    expected = [
+        (clip, other)
+        for other, (their_file, begin, stop) in enumerate(clips[1])
+        for clip, (file, start, end) in enumerate(clips[0])
+        if file == their_file and (end == -1 or begin < end) and (stop == -1 or start < stop)
+    ]
+    assert list(shared_clips(*sides, ("/", "/"))) == expected
+
+
 def test_packed_sets_are_compared_by_the_paths_that_they_store(tmp_path: Path) -> None:
     lists = [
         replace(_read(tmp_path / f"{n}.csv", *(ManifestRow(f"{i}.mp4", 0, i + 20) for i in clips)), is_packed=True)
@@ -73,6 +98,8 @@ def test_a_packed_set_is_compared_with_a_list_of_unknown_lengths(tmp_path: Path)
 def test_the_warning_names_the_first_clip_and_counts_each_once(tmp_path: Path) -> None:
     val = _read(tmp_path / "val.csv", _clip("a.mp4", None, 3, 9), _clip("b.mp4"))
     pairs = {(0, 0): "path", (4, 0): "sha256"}
-    (line,) = overlap_warning(pairs, val)
+    (line,) = Leaks(pairs).warnings(val)
     assert line.startswith("1 clip of data.val also in data.train, such as a.mp4 3:9 (same path): the accuracy will be")
-    assert overlap_warning({}, val) == []
+    assert Leaks({}).warnings(val) == []
+    (line,) = Leaks({}, ["p1", "p2", "p3", "p4"]).warnings(val)
+    assert line.startswith("4 groups in both data.train and data.val by the column group, such as p1, p2, p3: the")

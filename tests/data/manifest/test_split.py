@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -131,7 +132,7 @@ def test_a_rare_class_within_mixed_groups_comes_on_both_sides(tmp_path: Path) ->
 
 def test_every_column_of_the_manifest_is_kept(tmp_path: Path) -> None:
     header = "path,label,num_frames,fps,width,height,group,sha256,reversed,start_frame,end_frame,duration,codec,place"
-    rows = [f"p{n}_0.mp4,0,84,25.0,180,144,ido,{n}{'a' * 63},1,{n},{n + 9},3.36,h264,lab" for n in (1, 2)]
+    rows = [f"p{n}_0.mp4,0,84,25.0,180,144,ido{n},{n}{'a' * 63},1,{n},{n + 9},3.36,h264,lab" for n in (1, 2)]
     (tmp_path / "clips.csv").write_text("\n".join([header, *rows]))
     _split(tmp_path, 2, None)
     for fold in (1, 2):
@@ -186,11 +187,52 @@ def test_reversed_clips_stay_reversed_and_cannot_be_reversed_again(tmp_path: Pat
         _split(tmp_path, 2, both_directions=True)
 
 
+def _grouped(folder: Path, more: str = "") -> str:
+    """Six persons, who are in no file's name, each with two clips of both classes."""
+    rows = [f"{n:02}.mp4,{n % 2},p{n % 6},{n}" for n in range(24)]
+    (folder / "clips.csv").write_text("\n".join(["path,label,group,own", *rows, more]))
+    return str(folder / "clips.csv")
+
+
+@pytest.mark.parametrize(
+    ("words", "groups", "grouping"),
+    [
+        ([], 6, "groups: the list's column 'group'"),
+        (["--group", "[0-9]+"], 24, "groups: what --group '[0-9]+' matches in the files' names"),
+    ],
+)
+def test_the_lists_groups_stay_together_unless_an_expression_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], groups: int, grouping: str
+) -> None:
+    assert main(["data", "split", _grouped(tmp_path), f"{tmp_path}/out", "--folds", "3", *words]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert grouping in printed
+    sizes = f"16 clips to train on, 8 to validate on; groups: {groups * 2 // 3} and {groups // 3}"
+    assert f"{tmp_path}/out/fold1: {sizes}" in printed
+    for fold in (1, 2, 3):
+        train, val = _sides(tmp_path / "out", fold)
+        sides = [side.groups_of(np.arange(len(side))) for side in (train, val)]
+        assert not set.intersection(*sides) and len(set.union(*sides)) == groups
+        assert (tmp_path / f"out/fold{fold}/val.csv").read_text().startswith("path,label,group,own\n")
+
+
+def test_files_without_a_group_are_counted_and_too_few_groups_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["data", "split", _grouped(tmp_path, "x.mp4,0,,\ny.mp4,0,,"), f"{tmp_path}/out", "--folds"]
+    assert main([*words, "9"]) == 2
+    assert "--folds must be 2 to 8, the number of groups (p0, p1, p2, p3, p4, p5, x.mp4, y" in capsys.readouterr().err
+    assert main([*words, "2"]) == 0
+    alone = "groups: the list's column 'group'; 2 files without a group, each a group of its own"
+    assert alone in capsys.readouterr().out.splitlines()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--folds", "2", "--group", "(p"], "--group must be a regular expression, got '(p'"),
         (["--folds", "2", "--group", "q[0-9]"], "bend/p0_bend.avi: the group 'q[0-9]' matches nothing"),
+        (["--folds", "2", "--group", "p|(q)"], "bend/p0_bend.avi: the group 'p|(q)' matches nothing"),
         (["--folds", "5", "--group", PERSON], "--folds must be 2 to 4, the number of groups (p0, p1, p2, p3), got 5"),
         (["--folds", "1", "--group", PERSON], "--folds must be 2 to 4"),
         (["--folds", "2", "--group", PERSON, "--only", "runn"], "must have the class 'runn'; valid: bend, run, walk"),
@@ -214,6 +256,29 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
     lines = [f"{name:<9}              2/2              2/2" for name in ("forwards", "backwards")]
     assert "\n".join(["class      fold1 train/val  fold2 train/val", *lines]) in output
     assert "data.root" in output
+    main(["data", "split", str(tmp_path / "clips.csv"), f"{tmp_path}/other", "--folds", "2"])
+    assert "groups: each file is one (no column 'group', no --group)" in capsys.readouterr().out
+
+
+def test_a_list_of_several_labels_with_all_columns_keeps_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Labels 3;17 and none, groups, spans, regions and columns of the user's own, in a list of two clips a person."""
+    header = "path,label,num_frames,group,start_frame,end_frame,left,top,width,height,note"
+    rows = [f'"{n}, {n}.mp4",{("0;1", ";")[n % 2]},84,p{n // 2},{n},{n + 9},{n},2,30,40,"n ""{n}"""' for n in range(8)]
+    (tmp_path / "clips.csv").write_text("\n".join([header, *rows]))
+    assert main(["data", "split", f"{tmp_path}/clips.csv", f"{tmp_path}/out", "--folds", "2"]) == 0
+    assert "fold1: 4 clips to train on, 4 to validate on; groups: 2 and 2" in capsys.readouterr().out
+    source = read_manifest(tmp_path / "clips.csv", "columns")
+    for fold in (1, 2):
+        found = []
+        for side in ("train", "val"):
+            text = (tmp_path / f"out/fold{fold}/{side}.csv").read_text().splitlines()
+            manifest = read_manifest(tmp_path / f"out/fold{fold}/{side}.csv", "columns")
+            assert sorted(text[0].split(",")) == sorted(header.split(","))
+            assert all(line.endswith(f'"n ""{manifest.path(n)[0]}"""') for n, line in enumerate(text[1:]))
+            found += [(manifest.row(clip), manifest.region(clip)) for clip in range(4)]
+        assert sorted(found, key=str) == [(source.row(clip), source.region(clip)) for clip in range(8)]
 
 
 def test_several_labels_are_split_by_each_and_kept(tmp_path: Path) -> None:

@@ -222,6 +222,20 @@ def test_several_labels_are_packed_and_lists_of_one_label_have_no_trace_of_them(
         read_manifest(out)
 
 
+def test_groups_are_packed_and_are_no_part_of_the_fingerprint(videos: Path, tmp_path: Path, pack_set: PackSet) -> None:
+    rows = [ManifestRow(f"walk/clip {number}.mp4", 0, group=group) for number, group in ((0, "p2"), (2, None))]
+    write_manifest(tmp_path / "list.csv", rows)
+    source, out = FileStore(read_manifest(tmp_path / "list.csv"), str(videos)), tmp_path / "grouped"
+    pack_module.pack_set(source, out, Packing("bytes"), SHARD_BYTES)
+    packed = read_manifest(out)
+    assert [packed.row(clip).group for clip in (0, 1)] == ["p2", None] and complaints(out) == []
+    assert packed.fingerprint() == replace(source.manifest, groups=np.zeros(0, np.int32)).fingerprint()
+    assert not (pack_set() / "manifest/groups.npy").exists()
+    np.save(out / "manifest/groups.npy", np.array([0, 1], np.int32))
+    with pytest.raises(UserError, match=r"is damaged .*some of its groups have no name"):
+        read_manifest(out)
+
+
 def test_a_region_is_cut_when_it_is_packed(videos: Path, tmp_path: Path) -> None:
     rows = ["run/clip 1.mp4,1,4,6,30,21", "run/clip 1.mp4,1,0,0,20,20", "walk/clip 0.mp4,0,,,,"]
     (tmp_path / "list.csv").write_text("path,label,left,top,width,height\n" + "".join(f"{row}\n" for row in rows))
