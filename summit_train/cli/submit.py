@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from summit_train.cli.plan import add_site_arguments, plan_start, read_files, start_rows, taken_rows
+from summit_train.cli.plan import add_site_arguments, read_files, start_notes, start_rows, taken_rows
 from summit_train.cluster.estimate import check_ranks, estimate
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site, load_spec_on
 from summit_train.cluster.submit import chain, folders_to_stage, prepare_job, staging_row
 from summit_train.core.result import Result, TextTable, tell, warn
+from summit_train.plan import make_plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +30,8 @@ def run(args: argparse.Namespace) -> Result:
     site = load_site(args.site, args.set)
     spec, taken = load_spec_on(site, args.spec, args.overrides)
     files = read_files(spec, args.clips)
-    plan, start = plan_start(spec, check_ranks(site, spec, args.nodes), files)
+    plan = make_plan(spec, check_ranks(site, spec, args.nodes), files.clips)
+    start = start_notes(spec, plan, files)
     asked = {"price": args.price, "max_requeues": args.max_requeues}
     cost = estimate(site, spec, plan, args.nodes, args.walltime, args.speed, files.videos, **asked)
     job = Job(

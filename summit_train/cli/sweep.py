@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from summit_train.cli.plan import Files, add_site_arguments, plan_start, read_files
+from summit_train.cli.plan import Files, add_site_arguments, read_files, start_notes
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, TextTable, show, warn
-from summit_train.plan import Plan
+from summit_train.plan import Plan, make_plan
 from summit_train.spec import DataSpec, ModelSpec, Spec
 from summit_train.sweep.figure import write_sweep, written
 from summit_train.sweep.grid import Sweep, load_sweep
@@ -48,7 +48,9 @@ def run(args: argparse.Namespace) -> Result:
             read[key] = read_files(spec, args.clips)
             for line in read[key].warnings:
                 warn(line)
-        return plan_start(spec, ranks, read[key], sweep.folder)[0], read[key].videos
+        planned = make_plan(spec, ranks, read[key].clips)
+        start_notes(spec, planned, read[key], sweep.folder)
+        return planned, read[key].videos
 
     planned = plan_runs(sweep, site, plan, args.walltime)
     if args.dry_run or site is None:
