@@ -110,7 +110,8 @@ def load_machine(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Mac
     tree = read_kind("machine", str(name_or_path), overrides)
     machine = validated(Machine, tree)
     if machine.network.algorithm == "hierarchical" and machine.network.inter is None:
-        raise UserError(f"{tree.place(('network', 'algorithm'))}: network.algorithm: hierarchical needs network.inter, a link between nodes")
+        at = tree.place(("network", "algorithm"))
+        raise UserError(f"{at}: network.algorithm: hierarchical needs network.inter, a link between nodes")
     return machine
 
 

@@ -151,9 +151,7 @@ def test_what_cannot_be_is_refused_with_what_would_be_right(
 
 @pytest.mark.parametrize("name", ["slurm_generic", str(ROOT / "configs/sites/summit.yaml")])
 @pytest.mark.parametrize("option", ["--machine", "--site"])
-def test_a_site_profile_is_not_taken_for_a_machine(
-    option: str, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_site_profile_is_not_taken_for_a_machine(option: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", SPEC, option, name]) == 2
     right = "--machine takes a machine file, such as configs/machines/summit.yaml"
     assert capsys.readouterr().err == f"summit-train: {name} is a site profile; {right}\n"
