@@ -50,7 +50,7 @@ def test_a_row_is_what_its_command_prints(
 def test_what_failures_cost_the_papers_run(capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for words in ([], ["checkpoint.background=true"]):
-        assert main(["simulate", *SPECS["TSM"], "--site", "summit", "--nodes", "256", "--json", *words]) == 0
+        assert main(["simulate", *SPECS["TSM"], "--machine", "summit", "--nodes", "256", "--json", *words]) == 0
         row = json.loads(capsys.readouterr().out)["rows"][0]
         found.append(row["losses"])
     epoch, every_epoch, stall, daly, best = re.findall(

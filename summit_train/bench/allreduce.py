@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_spec(parser)
     parser.add_argument("--seconds", type=float, default=30.0, metavar="S", help="about how long (default 30)")
     parser.add_argument("--max-bytes", type=int, default=2**26, metavar="N", help="largest message (default 64 MB)")
-    parser.add_argument("--write", metavar="FILE.yaml", help="write this machine for `simulate --site FILE.yaml`")
+    parser.add_argument("--write", metavar="FILE.yaml", help="write this machine for `simulate --machine FILE.yaml`")
 
 
 def run(args: argparse.Namespace) -> Values | None:

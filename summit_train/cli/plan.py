@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from summit_train.cluster.estimate import check_ranks, estimate
 from summit_train.cluster.site import Site, load_site, load_spec_on, parse_walltime
 from summit_train.core.errors import UserError
-from summit_train.core.result import Result, TextTable, warn
-from summit_train.core.saved import find_checkpoints
+from summit_train.core.result import Result, TextTable, show, warn
+from summit_train.core.saved import CheckpointError, find_checkpoints
 from summit_train.core.text import counted
 from summit_train.plan import Plan, averages_per_epoch, make_plan, sample_learning_rates
 from summit_train.spec import Spec
@@ -53,7 +53,12 @@ def run(args: argparse.Namespace) -> Result:
     spec, taken = load_spec_on(site, args.spec, args.overrides)
     nodes, ranks = _nodes_and_ranks(args, site, spec)
     files = read_files(spec, args.clips)
-    plan, start = plan_start(spec, ranks, files)
+    plan, conflict = make_plan(spec, ranks, files.clips), None
+    start: list[str] = []
+    try:
+        start = start_notes(spec, plan, files)
+    except CheckpointError as error:  # the run folder's; the numbers of the plan do not depend on it
+        conflict = error
     warnings = [*(site.notes if site else ()), *files.warnings]
     for line in warnings:
         warn(line)
@@ -63,6 +68,7 @@ def run(args: argparse.Namespace) -> Result:
         "warnings": warnings,
         "not_checked": files.not_checked,
         "start": start,
+        "conflict": conflict and str(conflict),
     }
     rows = [("left out", f"{files.left_out:,} clips, by {spec.data.quarantine}")] if files.left_out else []
     rows += start_rows(start, files)
@@ -72,7 +78,11 @@ def run(args: argparse.Namespace) -> Result:
         joined = "auto: Horovod where it is installed and MPI starts the ranks, else torch.distributed"
         comm = joined if site.comm == "auto" else f"{site.comm}, by the site profile"
         rows += [*taken_rows(site, taken), ("nodes", f"{cost.nodes:,}"), ("comm", comm), *cost.rows()]
-    return Result(_text(spec, plan, rows), values=values)
+    result = Result(_text(spec, plan, rows), values=values)
+    if conflict is not None:
+        show(result, as_json=args.json)
+        raise conflict
+    return result
 
 
 def taken_rows(site: Site, taken: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -80,7 +90,7 @@ def taken_rows(site: Site, taken: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def start_rows(start: Sequence[str], files: Files) -> list[tuple[str, str]]:
-    """Return what the run starts from, by `plan_start`, and the keys whose files were not read."""
+    """Return what the run starts from, by `start_notes`, and the keys whose files were not read."""
     rows = [("start", note) for note in start]
     return [*rows, ("not checked", ", ".join(files.not_checked))] if files.not_checked else rows
 
@@ -144,20 +154,20 @@ def read_files(spec: Spec, clips: int | None) -> Files:
     return Files(len(train), len(val), len(train.kept.excluded), warnings, train=train)
 
 
-def plan_start(spec: Spec, ranks: int, files: Files, sweep: Path | None = None) -> tuple[Plan, list[str]]:
-    """Return the plan of a run, and the notes on the weights or the checkpoint that it starts from.
+def start_notes(spec: Spec, plan: Plan, files: Files, sweep: Path | None = None) -> list[str]:
+    """Return notes on the weights or the checkpoint that a run starts from.
 
     sweep: the folder of the run's sweep, which knows the states of its runs and makes the weights that are there.
-    Raises UserError for what `train` would refuse of these.
+    Raises UserError for what `train` would refuse of these: CheckpointError for the checkpoints in the run's folder.
     """
-    plan, weights = make_plan(spec, ranks, files.clips), spec.model.pretrained
+    weights = spec.model.pretrained
     if find_checkpoints(spec.run_path):  # the run takes its weights from them
         is_fresh = sweep is not None
     else:
         is_made = weights is not None and sweep is not None and sweep.absolute() in Path(weights).absolute().parents
         is_fresh = weights is None or is_made or "model.pretrained" in files.not_checked
     if is_fresh:
-        return plan, []
+        return []
     import torch
 
     from summit_train.models.network import build_network
@@ -165,7 +175,7 @@ def plan_start(spec: Spec, ranks: int, files: Files, sweep: Path | None = None) 
 
     with torch.device("meta"):  # a network without numbers takes little time and memory
         model = build_network(spec)
-    return plan, first_state(spec, plan, files.train, model)[1]
+    return first_state(spec, plan, files.train, model)[1]
 
 
 def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""`summit-train simulate SPEC --site NAME`: what the spec would take on that machine, by the number of nodes."""
+"""`summit-train simulate SPEC --machine NAME`: what the spec would take on that machine, by the number of nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ NODES = "1,8,16,32,64,128,256,384,512,1024"  # those of the paper's Table 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
     shipped = ", ".join(machine_names())
-    parser.add_argument("--site", required=True, metavar="NAME", help=f"machine: {shipped}, or a file")
+    machine = parser.add_mutually_exclusive_group(required=True)
+    machine.add_argument("--machine", metavar="NAME", help=f"a machine file: {shipped}, or the path of one")
+    machine.add_argument("--site", dest="machine", help=argparse.SUPPRESS)  # its former name
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the machine's file")
     parser.add_argument("--nodes", default=NODES, metavar="N,...", help=f"default {NODES}; a,...,b doubles from a to b")
     parser.add_argument("--fixed-batch", action="store_true", help="keep scale.gpus: fewer GPUs accumulate")
@@ -82,7 +84,7 @@ def parse_nodes(text: str) -> list[int]:
 def _job(args: argparse.Namespace) -> Job:
     """Return the job on one node."""
     spec = load_spec(args.spec, args.overrides)
-    machine = load_machine(args.site, args.set)
+    machine = load_machine(args.machine, args.set)
     if args.clips_per_second is not None:
         machine = with_rate(machine, spec, args.clips_per_second)
     gpus = spec.scale.gpus if args.fixed_batch else None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from summit_train.cli.plan import add_site_arguments, plan_start, read_files, start_rows, taken_rows
+from summit_train.cli.plan import add_site_arguments, read_files, start_notes, start_rows, taken_rows
 from summit_train.cluster.estimate import check_ranks, estimate
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site, load_spec_on
-from summit_train.cluster.submit import chain, folders_to_stage, prepare_job, staging_row
+from summit_train.cluster.submit import chain, folders_to_stage, output_rows, prepare_job, staging_row
 from summit_train.core.result import Result, TextTable, tell, warn
+from summit_train.core.text import counted
+from summit_train.plan import make_plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,9 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
     parser.add_argument("--speed", type=float, metavar="CLIPS_PER_S", help="clips a second of one rank, for the cost")
     parser.add_argument("--price", type=float, metavar="P", help="price of a node-hour, in any currency")
-    requeues = "requeues that a job may make (20)"
-    parser.add_argument("--max-requeues", type=int, default=Job.max_requeues, metavar="N", help=requeues)
+    requeues = "requeues that a job may make (default: the site's, else twice the jobs that the run needs)"
+    parser.add_argument("--max-requeues", type=int, metavar="N", help=requeues)
     parser.add_argument("--dry-run", action="store_true", help="print the script, and the cost on stderr; no more")
+    write = "write the run's job folder and print the line of shell that submits it; submit nothing"
+    parser.add_argument("--write", action="store_true", help=write)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
@@ -29,7 +33,8 @@ def run(args: argparse.Namespace) -> Result:
     site = load_site(args.site, args.set)
     spec, taken = load_spec_on(site, args.spec, args.overrides)
     files = read_files(spec, args.clips)
-    plan, start = plan_start(spec, check_ranks(site, spec, args.nodes), files)
+    plan = make_plan(spec, check_ranks(site, spec, args.nodes), files.clips)
+    start = start_notes(spec, plan, files)
     asked = {"price": args.price, "max_requeues": args.max_requeues}
     cost = estimate(site, spec, plan, args.nodes, args.walltime, args.speed, files.videos, **asked)
     job = Job(
@@ -37,18 +42,27 @@ def run(args: argparse.Namespace) -> Result:
         runs=(spec.run_path.absolute(),),
         nodes=args.nodes,
         walltime_minutes=cost.walltime_minutes,
-        max_requeues=args.max_requeues,
+        max_requeues=cost.requeues_alone if args.write else cost.max_requeues,
         stage=folders_to_stage(site, [spec]),
     )
     text = render(site, job)
     for line in [*site.notes, *files.warnings]:
         warn(line)
     tell(f"{spec.name}: {args.nodes} nodes of {site.name}, {plan.ranks} ranks")
-    rows = [*taken_rows(site, taken), *cost.rows(), *staging_row(site, spec, job.stage), *start_rows(start, files)]
+    rows = [*taken_rows(site, taken), *cost.rows(), *staging_row(site, spec, job.stage), *output_rows(site, job.runs)]
+    rows += start_rows(start, files)
     tell(TextTable(rows, left=2, indent="  "))
+    if args.write:
+        script = prepare_job(site, job, spec, by_hand=True)
+        chained = f", which requeues itself in place of a chain of {cost.jobs} jobs" if cost.jobs > 1 else ""
+        tell(f"{spec.name}: nothing is submitted; the script is {script}{chained}")
+        return Result([site.batch.by_hand(script, site.launcher)])
     if args.dry_run:
+        tell(f"{spec.name}: nothing is written; --write writes what this script reads, to submit it by hand")
         return Result(text.removesuffix("\n").split("\n"))
     script = prepare_job(site, job, spec)
     ids = chain(site, job, script, cost.jobs)
     submitted = f"job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs, one after the other, {ids[0]} to {ids[-1]},"
-    return Result([f"{spec.name}: {submitted} submitted; the script is {script}, its output goes to {script.parent}"])
+    most = f"at most {counted(cost.max_requeues, 'requeue')}, {cost.most_node_hours:,.1f} node-hours in all"
+    place = f"the script is {script}, its output goes to {script.parent}"
+    return Result([f"{spec.name}: {submitted} submitted; {place}; {most}"])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from summit_train.cli.plan import Files, add_site_arguments, plan_start, read_files
+from summit_train.cli.plan import Files, add_site_arguments, read_files, start_notes
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, TextTable, warn
-from summit_train.plan import Plan
+from summit_train.plan import Plan, make_plan
 from summit_train.spec import DataSpec, ModelSpec, Spec
 from summit_train.sweep.figure import write_sweep, written
 from summit_train.sweep.grid import Sweep, load_sweep
-from summit_train.sweep.start import plan_runs, planned_table, planned_values, run_here, submit_runs
+from summit_train.sweep.start import plan_runs, planned_jobs, planned_table, planned_values, run_here, submit_runs
 from summit_train.sweep.status import as_values, read_jobs, read_rows, tables
 
 
@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", help="sweep (YAML), or the folder of one that was started")
     add_site_arguments(parser, required=False)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--dry-run", action="store_true", help="print the runs and their plans; start nothing")
+    dry_run = "print the runs, their plans and, with --site, the job script; start nothing"
+    what.add_argument("--dry-run", action="store_true", help=dry_run)
     what.add_argument("--local", action="store_true", help="run them here, one after another (--site local)")
     status = "state of the runs; writes table and, over batch sizes, figure"
     what.add_argument("--status", action="store_true", help=status)
@@ -48,7 +49,9 @@ def run(args: argparse.Namespace) -> Result:
             read[key] = read_files(spec, args.clips)
             for line in read[key].warnings:
                 warn(line)
-        return plan_start(spec, ranks, read[key], sweep.folder)[0], read[key].videos
+        planned = make_plan(spec, ranks, read[key].clips)
+        start_notes(spec, planned, read[key], sweep.folder)
+        return planned, read[key].videos
 
     planned = plan_runs(sweep, site, plan, args.walltime)
     if args.dry_run or site is None:
@@ -56,6 +59,8 @@ def run(args: argparse.Namespace) -> Result:
         text: list[str | TextTable] = [f"{sweep.name}: {len(planned)} runs, to {sweep.folder}", planned_table(planned)]
         if values["node_hours"] is not None:
             text.append(f"{values['node_hours']:,.1f} node-hours of training in all")
+        if site is not None and not site.is_here:
+            text += planned_jobs(sweep, site, planned)
         return Result(text, values=values)
     jobs = read_jobs(sweep, site, warn)
     if site.is_here:

@@ -18,6 +18,8 @@ from summit_train.spec import Spec
 # start of Python on all nodes and the last checkpoint (minutes).
 _MARGIN = 1.2
 _MINUTES_A_JOB = 15
+# Requeues by default where the time is known: for each job that the run needs, and the fewest.
+_REQUEUES_A_JOB, _FEWEST_REQUEUES = 2, 3
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class Estimate:
     @property
     def most_node_hours(self) -> float:
         return (self.nodes + self.spare_nodes) * (self.jobs + self.max_requeues) * self.walltime_minutes / 60
+
+    @property
+    def requeues_alone(self) -> int:
+        """Return the requeues of one job in place of the chain."""
+        return self.jobs - 1 + self.max_requeues
 
     @property
     def cost(self) -> float | None:
@@ -127,17 +134,18 @@ def estimate(
     videos: int | None = None,
     *,
     price: float | None = None,
-    max_requeues: int = Job.max_requeues,
+    max_requeues: int | None = None,
 ) -> Estimate:
     """Return the cost of `plan` on `nodes` nodes.
 
     walltime: minutes asked for; by default what the run needs, or the site's default where that is unknown. A walltime
     above the site's cap becomes a chain of jobs. speed: clips a second of one rank, in place of the site's figure.
     videos: the number in a validation, None if unknown. A scored clip counts as much as a trained one: it is decoded
-    alike, though it has no backward pass. price: of a node-hour, in any currency. max_requeues: of the last job.
+    alike, though it has no backward pass. price: of a node-hour, in any currency. max_requeues: of the last job, by
+    default the site's, else twice the jobs and at least 3, or Job's where the time is unknown.
     Raises UserError for more nodes than the site has and for an invalid speed, walltime, price or number of requeues.
     """
-    if max_requeues < 0:
+    if max_requeues is not None and max_requeues < 0:
         raise UserError(f"--max-requeues must be 0 or more, got {max_requeues}")
     if price is not None and not 0 <= price < math.inf:
         raise UserError(f"--price must be 0 or more and finite, got {price:g}")
@@ -150,6 +158,9 @@ def estimate(
     scored = None if videos is None else scored_clips(spec, plan, videos)
     evaluation = scored / plan.ranks / rate / 3600 if rate and scored is not None else None
     minutes, jobs = _chain(site, nodes, walltime, None if hours is None else hours + (evaluation or 0))
+    if max_requeues is None:
+        by_time = Job.max_requeues if hours is None else max(_FEWEST_REQUEUES, _REQUEUES_A_JOB * jobs)
+        max_requeues = by_time if site.max_requeues is None else site.max_requeues
     asked = (price, max_requeues, site.scheduler, site.spare_nodes)
     return Estimate(nodes, plan.ranks, rate, source, hours, evaluation, minutes, jobs, *asked)
 

@@ -13,8 +13,8 @@ from summit_train.cluster.schedulers import SCHEDULERS, Scheduler
 from summit_train.core.errors import UserError
 from summit_train.spec import ArchName, Spec, smallest_spec, spec_from_tree
 from summit_train.spec.catalog import Backbone, NonLocal
-from summit_train.spec.source import Tree, file_of, put, read_tree
-from summit_train.spec.typed import Count, Positive, Section, validated
+from summit_train.spec.source import Tree, put, read_kind, read_tree
+from summit_train.spec.typed import Count, NonNegative, Positive, Section, validated
 
 COMM = "SUMMIT_TRAIN_COMM"  # names the back end to ranks
 
@@ -142,6 +142,7 @@ class Site(Section):
     queue: Word | None = Field(default=None, description="Slurm's partition, LSF's queue.")
     chunk: Word | None = Field(default=None, description="PBS: a node's resources; null: its cores and GPUs.")
     spare_nodes: Annotated[int, Field(ge=0)] = Field(default=0, description="Nodes in place of those in bad_nodes.")
+    max_requeues: NonNegative | None = Field(default=None, description="Of a run; null: what its time suggests.")
     requires: tuple[Literal["account", "queue"], ...] = Field(default=(), description="Keys that a job must have.")
     directives: tuple[DirectiveLine, ...] = ()
     launcher_options: tuple[LauncherOption, ...] = ()
@@ -199,7 +200,7 @@ def load_site(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Site:
     Its notes have a line for each list of an extended profile that is replaced, as its options may be needed.
     Raises UserError with one line for each mistake: `file:line: key: what is wrong and what would be right`.
     """
-    tree = read_tree(file_of("site", str(name_or_path)), overrides)
+    tree = read_kind("site", str(name_or_path), overrides)
     site = validated(Site, tree)
     if site.launcher not in site.batch.launchers:
         choices = " or ".join(site.batch.launchers)

@@ -40,6 +40,24 @@ def staging_row(site: Site, spec: Spec, folders: Iterable[Path]) -> list[tuple[s
     return [("staging", f"{names} to {site.node_local}" if names else "none: data.train and data.val are not packed")]
 
 
+def output_rows(site: Site, runs: Sequence[Path], array: Path | None = None) -> list[tuple[str, str]]:
+    """Return (name, value) rows for people: where the output of the runs goes, and who is mailed.
+
+    array: folder of an array's script. None on this machine, where a job prints to the terminal.
+    """
+    if site.is_here:
+        return []
+    batch, folder = site.batch, f"{runs[0] if len(runs) == 1 else 'RUN'}/job"
+    own = f"{array}/array_*.out" if array else batch.own_output and f"{folder}/{batch.own_output}"
+    output = f"{folder}/*.out" + (f"; {site.scheduler}'s own words: {own}" if own else "")
+    if batch.mail is None:
+        return [("output", output), ("mail", f"none; {site.scheduler} sends none")]
+    name = re.split("[= ]", batch.mail)[0]
+    asked = [line.option for line in site.directives if re.split("[= ]", line.option)[0] == name]
+    add = f"""none asked for; the profile may: +directives: [{{option: "{batch.mail}", why: mail}}]"""
+    return [("output", output), ("mail", f"as {', '.join(asked)} says" if asked else add)]
+
+
 def write_job(site: Site, job: Job, specs: Sequence[Spec] = (), folder: Path | None = None) -> Path:
     """Write every run's spec and the script, delete the marks of earlier jobs, and return the script's path.
 
@@ -57,12 +75,14 @@ def write_job(site: Site, job: Job, specs: Sequence[Spec] = (), folder: Path | N
     return script
 
 
-def prepare_job(site: Site, job: Job, *specs: Spec) -> Path:
+def prepare_job(site: Site, job: Job, *specs: Spec, by_hand: bool = False) -> Path:
     """Write the spec and the script of a job of one run; return the script's path. specs: as in write_job.
 
-    Raises UserError without a scheduler, and where a job of this run is queued or running.
+    by_hand: it is not submitted here. Raises UserError without a scheduler, and where a job of this run is queued or
+    running; by hand, the scheduler is needed only if jobs of this run were submitted before.
     """
-    check_scheduler(site)
+    if not by_hand:
+        check_scheduler(site)
     # Another scheduler's number says nothing here.
     ids = [line["id"] for line in submissions(job.runs[0]) if line["scheduler"] == site.scheduler]
     for job_id, state in job_states(site, ids).items():

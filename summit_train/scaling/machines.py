@@ -12,7 +12,7 @@ from summit_train.core.errors import UserError
 from summit_train.models.network import count_network
 from summit_train.spec import ArchName, Spec
 from summit_train.spec.catalog import Backbone, NonLocal
-from summit_train.spec.source import file_of, read_tree, shipped
+from summit_train.spec.source import read_kind, shipped
 from summit_train.spec.typed import Count, Positive, Section, validated
 
 Seconds = Annotated[float, Field(ge=0)]
@@ -107,10 +107,11 @@ def load_machine(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Mac
 
     Raises UserError for a name that is neither, and (file:line) for a mistake in the file.
     """
-    path = file_of("machine", str(name_or_path))
-    machine = validated(Machine, read_tree(path, overrides))
+    tree = read_kind("machine", str(name_or_path), overrides)
+    machine = validated(Machine, tree)
     if machine.network.algorithm == "hierarchical" and machine.network.inter is None:
-        raise UserError(f"{path}: network.algorithm: hierarchical needs network.inter, a link between nodes")
+        at = tree.place(("network", "algorithm"))
+        raise UserError(f"{at}: network.algorithm: hierarchical needs network.inter, a link between nodes")
     return machine
 
 

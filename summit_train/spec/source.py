@@ -154,16 +154,30 @@ def shipped(folder: str) -> Path:
     return path
 
 
-def file_of(kind: str, name_or_path: str) -> Path:
-    """Return the path given, or that of the shipped configs/KINDs/NAME.yaml. Raises UserError for no such name."""
-    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
-        return Path(name_or_path)
-    folder = shipped(f"configs/{kind}s")
-    path = folder / f"{name_or_path}.yaml"
-    if not path.is_file():
-        names = ", ".join(sorted(file.stem for file in folder.glob("*.yaml")))
-        raise UserError(f"{kind} {name_or_path!r} not found; shipped: {names}; or give the path of a YAML file")
-    return path
+# Kinds of files in configs/KINDs: what one is called, a key that no file of another kind has, and a shipped one.
+_KINDS = {"site": ("site profile", "scheduler", "slurm_generic"), "machine": ("machine file", "network", "summit")}
+
+
+def read_kind(kind: str, name_or_path: str, overrides: Sequence[str] = ()) -> Tree:
+    """Read the file of --KIND: one at a path, or the shipped configs/KINDs/NAME.yaml.
+
+    Raises UserError for no such name, for a file of another kind, and as `read_tree` does.
+    """
+    path = Path(name_or_path)
+    if "/" not in name_or_path and path.suffix not in (".yaml", ".yml"):
+        folders = [shipped(f"configs/{one}s") for one in sorted(_KINDS, key=lambda one: one != kind)]
+        paths = [folder / f"{name_or_path}.yaml" for folder in folders]
+        if not any(path.is_file() for path in paths):
+            names = ", ".join(sorted(file.stem for file in folders[0].glob("*.yaml")))
+            raise UserError(f"{kind} {name_or_path!r} not found; shipped: {names}; or give the path of a YAML file")
+        path = next(path for path in paths if path.is_file())
+    tree = read_tree(path, overrides)
+    takes, own_key, example = _KINDS[kind]
+    for title, key, _ in _KINDS.values():
+        if key in tree.values and own_key not in tree.values:
+            right = f"--{kind} takes a {takes}, such as configs/{kind}s/{example}.yaml"
+            raise UserError(f"{name_or_path} is a {title}; {right}")
+    return tree
 
 
 def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Tree:

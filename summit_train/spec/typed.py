@@ -66,7 +66,7 @@ def _line(model: type[Section], tree: Tree, details: Any) -> str:
     path: KeyPath = tuple(str(part) for part in details["loc"] if not str(part).startswith(("function-", "tuple[")))
     kind, given, context = details["type"], details["input"], details.get("ctx", {})
     if kind == "extra_forbidden":
-        message = _unknown_key(model, path)
+        message = f"unknown key; {_cut_off(tree, path) or _known_keys(model, path)}"
     elif kind == "missing":
         message = "is missing and has no default"
     elif kind == "literal_error":
@@ -79,12 +79,24 @@ def _line(model: type[Section], tree: Tree, details: Any) -> str:
     return f"{tree.place(path)}: {'.'.join(path)}: {message}"
 
 
-def _unknown_key(model: type[Section], path: KeyPath) -> str:
+def _known_keys(model: type[Section], path: KeyPath) -> str:
     section: Any = model
     for part in path[:-1]:
         section = section.model_fields[part].annotation if hasattr(section, "model_fields") else _item(section)
     section = section if hasattr(section, "model_fields") else _item(section)
-    return f"unknown key; {_choices(path[-1], list(section.model_fields))}"
+    return _choices(path[-1], list(section.model_fields))
+
+
+def _cut_off(tree: Tree, path: KeyPath) -> str:
+    """Return advice where the key is the end of a value with a comma, in one line within { }; else ""."""
+    section: Any = tree.values
+    for part in path[:-1]:
+        section = section[int(part)] if isinstance(section, list) else section.get(part, section)
+    keys = list(section)
+    start = next((key for key in reversed(keys[: keys.index(path[-1])]) if section[key] is not None), None)
+    if section[path[-1]] is not None or start is None or tree.place((*path[:-1], start)) != tree.place(path):
+        return ""
+    return f'within {{ }} a comma ends a value, so quote one that has a comma: {start}: "{section[start]},{path[-1]}"'
 
 
 def _item(container: Any) -> Any:

@@ -12,9 +12,9 @@ from types import FrameType
 from typing import Any
 
 from summit_train.cluster.estimate import Estimate, check_ranks, estimate
-from summit_train.cluster.job import Job
+from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import Site, walltime_text
-from summit_train.cluster.submit import chain, check_scheduler, folders_to_stage, write_job
+from summit_train.cluster.submit import chain, check_scheduler, folders_to_stage, output_rows, write_job
 from summit_train.core.errors import UserError
 from summit_train.core.files import locked, write_text
 from summit_train.core.result import TextTable, say
@@ -109,8 +109,44 @@ def planned_values(sweep: Sweep, planned: Sequence[PlannedRun]) -> dict[str, Any
     return {"sweep": sweep.name, "at_once": sweep.at_once, "node_hours": total, "runs": runs}
 
 
+def sweep_jobs(sweep: Sweep, site: Site, runs: Sequence[PlannedRun]) -> list[tuple[Job, Sequence[PlannedRun]]]:
+    """Return the jobs of the runs: one array if the scheduler has arrays and all have one node count."""
+    as_one = site.batch.has_arrays and len({run.nodes for run in runs}) == 1
+    jobs = []
+    for group in [runs] if as_one else [[run] for run in runs]:
+        specs, costs = [run.spec for run in group], [run.cost for run in group if run.cost]
+        job = Job(
+            name=group[0].name if len(group) == 1 else sweep.name,
+            runs=tuple(spec.run_path.absolute() for spec in specs),
+            nodes=group[0].nodes or 1,
+            walltime_minutes=max(cost.walltime_minutes for cost in costs),
+            at_once=sweep.at_once,
+            max_requeues=max(cost.requeues_alone if len(group) > 1 else cost.max_requeues for cost in costs),
+            stage=folders_to_stage(site, specs),
+            sweep=sweep.folder.absolute(),
+        )
+        jobs.append((job, group))
+    return jobs
+
+
+def planned_jobs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun]) -> list[str | TextTable]:
+    """Return where output would go if all runs are submitted, and the script of the first job, or why there is none."""
+    jobs = [job for job, _ in sweep_jobs(sweep, site, planned)]
+    first = "the script" if len(jobs) == 1 else f"the script of the first of {len(jobs)} jobs"
+    try:
+        script = [f"{first}:", "", *render(site, jobs[0]).removesuffix("\n").split("\n")]
+    except UserError as error:  # the plan needs no account
+        script = [f"no script: {error}"]
+    return [_output_table(sweep, site, jobs), *script]
+
+
+def _output_table(sweep: Sweep, site: Site, jobs: Sequence[Job]) -> TextTable:
+    array = sweep.folder.absolute() / "job" if jobs[0].is_array else None
+    return TextTable(output_rows(site, [run for job in jobs for run in job.runs], array), left=2, indent="  ")
+
+
 def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs) -> None:
-    """Submit the missing and failed runs: as one job array if the scheduler has arrays and all have one node count."""
+    """Submit the missing and failed runs."""
     check_scheduler(site)
     folder = sweep.folder.absolute()
     with locked(sweep.folder / "submit.lock"):
@@ -118,21 +154,11 @@ def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: J
         if not starting:
             return
         write_text(sweep.folder / "site.yaml", to_yaml(site.model_dump(mode="json")))
-        as_one = site.batch.has_arrays and len({run.nodes for run in starting}) == 1
-        groups = [starting] if as_one else [[run] for run in starting]
         last: list[str] = []
-        for i, runs in enumerate(groups):
-            specs, cost = [run.spec for run in runs], runs[0].cost
-            job = Job(
-                name=runs[0].name if len(runs) == 1 else sweep.name,
-                runs=tuple(spec.run_path.absolute() for spec in specs),
-                nodes=runs[0].nodes or 1,
-                walltime_minutes=max((run.cost.walltime_minutes for run in runs if run.cost), default=60),
-                at_once=sweep.at_once,
-                stage=folders_to_stage(site, specs),
-                sweep=folder,
-            )
-            script = write_job(site, job, specs, folder / "job" if job.is_array else None)
+        to_submit = sweep_jobs(sweep, site, starting)
+        for i, (job, runs) in enumerate(to_submit):
+            cost = runs[0].cost
+            script = write_job(site, job, [run.spec for run in runs], folder / "job" if job.is_array else None)
             # Jobs that are not an array keep the cap by waiting: job i for job i - at_once.
             after = last[i - sweep.at_once] if sweep.at_once and i >= sweep.at_once else None
             ids = chain(site, job, script, cost.jobs if cost and not job.is_array else 1, after)
@@ -140,6 +166,7 @@ def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: J
             cap = f", {sweep.at_once} at once" if sweep.at_once else ""
             array, alone = f"job array {ids[0]} of {len(runs)} runs{cap}", f"job {' '.join(ids)} on {job.nodes} nodes"
             say(f"{job.name}: {array if job.is_array else alone}; the script is {script}")
+    say(_output_table(sweep, site, [job for job, _ in to_submit]))
     say(f"summit-train sweep {sweep.folder} --status    shows their state and writes the table")
 
 

@@ -51,7 +51,7 @@ def test_a_machine_is_written_that_simulate_reads(tmp_path: Path) -> None:
     assert (written.name, written.gpus_per_node, written.network.inter) == ("mine", 2, None)
     assert written.network.intra.bytes_per_second == pytest.approx(2e9)
     rate = ["--clips-per-second", "10", "--clips", "240", "--videos", "10", "--json"]
-    simulated = json.loads(succeed(0, "simulate", SPEC, "--site", str(machine), "--nodes", "1", *rate))
+    simulated = json.loads(succeed(0, "simulate", SPEC, "--machine", str(machine), "--nodes", "1", *rate))
     assert simulated["rows"][0]["step_s"] >= 8 / 10
 
 

@@ -88,8 +88,15 @@ def test_a_run_folder_that_train_continues_is_named_and_one_that_it_refuses_is_r
     status, out, _ = main_said(capsys, "plan", spec, "model.pretrained=no.pth")
     assert status == 0 and f"  start          resumes from {checkpoint}\n" in out
     for more in ([], ["--clips", "80"]):
-        status, out, err = main_said(capsys, "plan", spec, *more, "loss.label_smoothing=0.5")
-        assert (status, out) == (2, "") and f"{checkpoint} is of another experiment: loss.label_smoothing: the" in err
+        conflict = f"{checkpoint} is of another experiment: loss.label_smoothing: the"
+        for name in ("submit", "plan"):
+            words = COMMANDS[1] if name == "submit" else [name]
+            status, out, err = main_said(capsys, *words, spec, *more, "loss.label_smoothing=0.5")
+            assert status == 2 and err.startswith(f"summit-train: {conflict}") and err.count("\n") == 1
+            assert ("\n  global batch " in out) == (name == "plan")  # the numbers come before the conflict
+        status, out, err = main_said(capsys, "plan", spec, *more, "loss.label_smoothing=0.5", "--json")
+        found = json.loads(out)
+        assert status == 2 and found["total_steps"] > 0 and err == f"summit-train: {found['conflict']}\n"
     for path in (run / "checkpoints").glob("*.pt"):
         path.write_bytes(path.read_bytes()[:-1])
     said = []

@@ -37,7 +37,8 @@ def simulated(capsys: pytest.CaptureFixture[str]) -> Simulate:
 
 
 def test_the_contracts_rows_of_the_papers_run(simulated: Simulate) -> None:
-    found = simulated("--site", "summit")
+    found = simulated("--machine", "summit")
+    assert simulated("--site", "summit") == found  # its former name
     rows = {row["nodes"]: row for row in found["rows"]}
     assert list(rows) == [1, 8, 16, 32, 64, 128, 256, 384, 512, 1024]
     assert all(set(row) >= KEYS for row in rows.values())
@@ -56,14 +57,14 @@ def test_the_contracts_rows_of_the_papers_run(simulated: Simulate) -> None:
 
 
 def test_another_network_or_machine_has_no_published_times(simulated: Simulate) -> None:
-    for words in (("--site", "summit", "model.arch=tsn"), ("--site", "ib_cluster")):
+    for words in (("--machine", "summit", "model.arch=tsn"), ("--machine", "ib_cluster")):
         row = simulated("--nodes", "8", *words)["rows"][0]
         assert row["projection"] and row["published_run_s"] is None
     assert row["steps_per_epoch"] == 240_000 // (8 * 64)
 
 
 def test_a_fixed_batch_and_a_measured_rate(simulated: Simulate) -> None:
-    words = ("--site", "summit", "--nodes", "64", "--fixed-batch", "--clips-per-second", "100")
+    words = ("--machine", "summit", "--nodes", "64", "--fixed-batch", "--clips-per-second", "100")
     row = simulated(*words, "--set", "last_batch=drop")["rows"][0]
     assert row["steps_per_epoch"] == 19
     assert (row["accumulation"], row["global_batch"]) == (4, 12_288)
@@ -73,7 +74,7 @@ def test_a_fixed_batch_and_a_measured_rate(simulated: Simulate) -> None:
 def test_ones_own_data_set_is_counted(simulated: Simulate, tmp_path: Path) -> None:
     (tmp_path / "clips.csv").write_text("path,label\n" + "".join(f"{i}.mp4,0\n" for i in range(960)))
     data = [f"data.{which}={tmp_path}/clips.csv" for which in ("train", "val")]
-    found = simulated("--site", "summit", "--nodes", "1", *data)
+    found = simulated("--machine", "summit", "--nodes", "1", *data)
     assert (found["clips"], found["videos"], found["manifest_counted"]) == (960, 960, True)
     assert found["rows"][0]["steps_per_epoch"] == 20
 
@@ -86,13 +87,13 @@ def test_training_sees_the_spans_of_a_list_with_boxes(capsys: pytest.CaptureFixt
     data = {"train": path, "val": path, "root": str(tmp_path), "span_frames": 8}
     spec = detector_spec(data=data, precision="fp32", scale={"gpus": None, "clips_per_gpu": 1})
     (tmp_path / "spec.yaml").write_text(dump_spec(spec))
-    assert main(["simulate", str(tmp_path / "spec.yaml"), "--site", "summit", "--nodes", "1", "--json"]) == 0
+    assert main(["simulate", str(tmp_path / "spec.yaml"), "--machine", "summit", "--nodes", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["clips"], found["videos"]) == (6, 1)
 
 
 def test_the_table_shows_predicted_beside_published(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", SPEC, "--site", "summit", "--nodes", "256,1024"]) == 0
+    assert main(["simulate", SPEC, "--machine", "summit", "--nodes", "256,1024"]) == 0
     _, steps, runs, notes, failures, _ = (block.splitlines() for block in capsys.readouterr().out.split("\n\n"))
     for table in (steps, runs, failures):
         assert len(table) == 3 and len({len(line) for line in table}) == 1
@@ -104,7 +105,7 @@ def test_the_table_shows_predicted_beside_published(capsys: pytest.CaptureFixtur
 
 
 def test_each_row_says_what_failures_cost(simulated: Simulate) -> None:
-    found = simulated("--site", "summit", "--set", "failures.gpu_hours=7440", "checkpoint.background=true")
+    found = simulated("--machine", "summit", "--set", "failures.gpu_hours=7440", "checkpoint.background=true")
     costs = [row["losses"] for row in found["rows"]]
     assert costs[6]["mtbf_s"] == 7440 * 3600 / 1536
     for key in ("goodput", "daly_s", "young_s"):
@@ -115,7 +116,7 @@ def test_each_row_says_what_failures_cost(simulated: Simulate) -> None:
 
 def test_the_figure_is_drawn(simulated: Simulate, tmp_path: Path) -> None:
     path = tmp_path / "figure.png"
-    found = simulated("--site", "summit", "--nodes", "3,...,20,256", "--out", str(path))
+    found = simulated("--machine", "summit", "--nodes", "3,...,20,256", "--out", str(path))
     assert [row["nodes"] for row in found["rows"]] == [3, 6, 12, 20, 256]
     assert found["figure"] == str(path) and path.read_bytes().startswith(b"\x89PNG")
 
@@ -143,6 +144,14 @@ def test_nodes_that_are_none(text: str) -> None:
 def test_what_cannot_be_is_refused_with_what_would_be_right(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["simulate", SPEC, "--site", "summit", *words]) == 2
+    assert main(["simulate", SPEC, "--machine", "summit", *words]) == 2
     printed = capsys.readouterr()
     assert message in printed.err and printed.out == ""
+
+
+@pytest.mark.parametrize("name", ["slurm_generic", str(ROOT / "configs/sites/summit.yaml")])
+@pytest.mark.parametrize("option", ["--machine", "--site"])
+def test_a_site_profile_is_not_taken_for_a_machine(option: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", SPEC, option, name]) == 2
+    right = "--machine takes a machine file, such as configs/machines/summit.yaml"
+    assert capsys.readouterr().err == f"summit-train: {name} is a site profile; {right}\n"

@@ -78,11 +78,16 @@ def test_a_dry_run_prints_every_runs_plan_and_touches_nothing(
     rows = [line.split() for line in lines(out)]
     assert rows[1][:4] == ["run", "nodes", "ranks", "virtual"]
     # 80 clips, 2 epochs: 10 steps of 8 clips, 5 of 16; the LR 0.005 is of 8
-    assert rows[2:] == [
+    assert rows[2:5] == [
         ["gpus-4", "1", "4", "4", "1", "8", "32", "20", "0.005", "4:00"],
         ["gpus-8", "2", "8", "8", "1", "16", "64", "10", "0.01", "4:00"],
         ["gpus-8_seed-1", "1", "4", "8", "2", "16", "64", "10", "0.01", "4:00"],
     ]
+    assert "\n  output  RUN/job/*.out\n  mail    none asked for; " in out
+    script = "the script of the first of 3 jobs:\n\n#!/bin/bash\n#SBATCH --job-name=gpus-4\n"
+    assert script in out and out.endswith("\nexit 85\n")
+    refused = say("sweep", str(path), "--dry-run", "--site", "slurm_generic", "--set", "requires=[account]")
+    assert refused[0] == 0 and refused[1].splitlines()[-1].startswith("no script: slurm_generic: a job must have acc")
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -130,13 +135,16 @@ def test_runs_of_equal_nodes_are_one_array_with_the_cap(
 ) -> None:
     (standins.folder / "sbatch").write_text("77\n")
     path = write_sweep(SIX + "nodes: 1\n")
+    planned = say("sweep", str(path), "--site", "slurm_generic", "--dry-run")[1]
     status, out, err = say("sweep", str(path), "--site", "slurm_generic")
     assert (status, err) == (0, "")
     assert "study: job array 77 of 6 runs, 2 at once" in out
+    own = f"; slurm's own words: {tmp_path}/runs/study/job/array_*.out\n  mail    none asked for; the profile may: "
+    assert f"\n  output  RUN/job/*.out{own}" in out
     assert len(standins.calls("sbatch")) == 1
     script = tmp_path / "runs/study/job/job.sh"
     text = script.read_text()
-    assert "#SBATCH --array=1-6%2\n" in text
+    assert "#SBATCH --array=1-6%2\n" in text and planned.endswith(f"\nthe script:\n\n{text}")
     runs = [line.strip() for line in text.split("runs=(")[1].split(")")[0].splitlines() if line.strip()]
     assert [Path(run).name for run in runs] == [f"gpus-{gpus}_seed-{seed}" for gpus in (4, 8) for seed in (0, 1, 2)]
     assert f"summit_train sweep {tmp_path}/runs/study --status" in text

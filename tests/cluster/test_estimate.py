@@ -45,7 +45,7 @@ def test_the_256_node_run_is_one_job() -> None:
     # 1,900 steps of 12,288 clips at 1,536 x 18.3 clips/s: 830.6 s; 20 % and 15 min on top.
     assert cost.hours == pytest.approx(830.6 / 3600, rel=1e-3)
     assert (cost.ranks, cost.jobs, cost.walltime_minutes) == (1536, 1, 17 + 15)
-    assert cost.most_node_hours == pytest.approx(256 * 32 / 60 * (1 + 20))  # it may requeue itself 20 times
+    assert cost.most_node_hours == pytest.approx(256 * 32 / 60 * (1 + 3))  # it may requeue itself 3 times
     assert _cost("tsm_r50_8f_1536gpu", 256, max_requeues=0).most_node_hours == pytest.approx(256 * 32 / 60)
 
 
@@ -110,8 +110,8 @@ def test_a_price_counts_training_and_evaluation_and_the_limit() -> None:
     alone, both = (_cost("tsm_r50_8f", 2, *keys, **asked, **more) for more in ({}, {"videos": 13_000}))
     assert alone.cost == pytest.approx(3 * 2 * 30_000 / 3600, rel=1e-3)
     assert both.cost == pytest.approx(3 * 2 * 30_016.25 / 3600, rel=1e-4)
-    # 10 h of training, 20 % on top and 15 min; 20 requeues.
-    assert both.values()["most_cost"] == pytest.approx(3 * 2 * 21 * both.walltime_minutes / 60)
+    # 10 h of training, 20 % on top and 15 min; 3 requeues.
+    assert both.values()["most_cost"] == pytest.approx(3 * 2 * 4 * both.walltime_minutes / 60)
     assert dict(alone.rows())["price"].startswith(f"{alone.cost:,.2f} for training, at most ")
     assert dict(both.rows())["price"].startswith(f"{both.cost:,.2f} for training and evaluation, at most ")
     here = _cost("tsm_r50_8f", 1, site=load_site("local"), speed=2.0, price=1.0)
@@ -156,13 +156,25 @@ def test_a_speed_or_walltime_that_is_none() -> None:
             _cost("tsm_r50_8f", 1, **asked)
 
 
+@pytest.mark.parametrize(("nodes", "jobs", "requeues"), [(64, 1, 3), (32, 2, 4), (8, 5, 10)])
+def test_requeues_follow_from_the_time_unless_the_site_or_the_command_says_how_many(
+    nodes: int, jobs: int, requeues: int
+) -> None:
+    keys, own = (f"scale.gpus={6 * nodes}", "scale.clips_per_gpu=8"), load_site("summit", ["max_requeues=1"])
+    cost = _cost("tsm_r50_8f", nodes, *keys)
+    assert (cost.jobs, cost.max_requeues, cost.requeues_alone) == (jobs, requeues, requeues + jobs - 1)
+    assert _cost("tsm_r50_8f", nodes, *keys, site=own).max_requeues == 1
+    assert _cost("tsm_r50_8f", nodes, *keys, site=own, max_requeues=0).max_requeues == 0
+    assert _cost("tsm_r50_8f", nodes, *keys, "data.crop=112").max_requeues == 20  # the time is unknown
+
+
 def test_the_rows_for_people() -> None:
     rows = dict(_cost("tsm_r50_8f", 8, "scale.gpus=48", "scale.clips_per_gpu=8").rows())
     assert rows["training"].startswith("7:08, 57.0 node-hours at 19.5 clips/s a rank (Training Kinetics")
-    chain = "a chain of 5 jobs of 2:00: 80.0 node-hours; at most 400.0 with 20 requeues"
+    chain = "a chain of 5 jobs of 2:00: 80.0 node-hours; at most 240.0 with 10 requeues"
     assert rows["walltime"] == chain
     one = replace(_cost("tsm_r50_8f", 8, "scale.gpus=48"), jobs=1)
-    assert dict(one.rows())["walltime"].startswith("one job of 2:00: 16.0 node-hours; at most 336.0 with")
+    assert dict(one.rows())["walltime"].startswith("one job of 2:00: 16.0 node-hours; at most 176.0 with")
     here = _cost("tsm_r50_8f", 1, site=load_site("local"), speed=2.0)  # this machine has no walltime
     assert [name for name, _ in here.rows()] == ["training", "evaluation"]
     uncapped = _cost("tsm_r50_8f", 1, "scale.gpus=4", site=load_site("slurm_generic"), walltime=10_000)

@@ -167,3 +167,4 @@ def test_a_back_end_that_is_named_reaches_all_ranks(site: str, comm: str) -> Non
     assert "forwarded=(" not in script or " -x SUMMIT_TRAIN_COMM)" in script
     assert ("forwarded=(" in script) == (named.launcher == "mpirun")
     assert "SUMMIT_TRAIN_COMM" not in render(plain, ONE)
+    assert ("MPI_Init" in script) == (named.launcher == "srun" and comm == "horovod")

@@ -152,6 +152,12 @@ def test_walltimes_are_hours_and_minutes() -> None:
         ('directives: [{option: "--mem=0\\n#SBATCH -x", why: w}]\n', "an option of the scheduler"),
         ("directives: [{option: mem=0, why: w}]\n", "an option of the scheduler, such as --mem=0, got 'mem=0'"),
         ("directives: [{option: --mem=0}]\n", "directives.0.why: is missing"),
+        (
+            "directives: [{option: --mail-type=END,FAIL, why: w}]\n",
+            "directives.0.FAIL: unknown key; within { } a comma ends a value, so quote one that has a comma: "
+            'option: "--mail-type=END,FAIL"',
+        ),
+        ("directives:\n  - option: --x\n    fail:\n    why: w\n", "fail: unknown key; valid: option, why"),
         ("launcher_options: [{option: --mpi=$(id), why: w}]\n", "an option without quotes"),
         ("launcher_options: [{option: -x; id, why: w}]\n", "an option without quotes"),
         ("node_local: tmp\n", "an absolute path without spaces"),
@@ -201,6 +207,13 @@ def test_an_unknown_site_lists_the_shipped_ones() -> None:
         load_site("sumit")
     with pytest.raises(UserError, match=r"nowhere/site.yaml: cannot be read"):
         load_site("nowhere/site.yaml")
+
+
+@pytest.mark.parametrize("name", ["ib_cluster", str(shipped("configs/machines") / "summit.yaml")])
+def test_a_machine_file_is_not_taken_for_a_site(name: str) -> None:
+    right = "--site takes a site profile, such as configs/sites/slurm_generic.yaml"
+    with pytest.raises(UserError, match=f"^{name} is a machine file; {right}$"):
+        load_site(name)
 
 
 def test_a_package_without_its_checkout_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,6 +134,19 @@ def test_a_job_that_is_warned_then_killed_then_resubmitted_ends_bit_equal(
     assert_bit_equal(final_state(whole), final_state(run))
 
 
+def test_the_line_of_a_job_that_was_written_submits_it(
+    slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path
+) -> None:
+    """A dry run's script lacks what it reads; this one has it, and its output is where it was said to go."""
+    spec, run = write_spec("by 'hand'", schedule={"epochs": 1}), tmp_path / "runs/by 'hand'"
+    words = ["submit", str(spec), "--site", str(site), "--nodes", "2", "--walltime", "0:30", "--write"]
+    status, said = slurm.program(*words, *set_words(BY_TORCH))
+    assert status == 0 and f"\n  output    {run}/job/*.out\n" in said, said
+    job = slurm.run("bash", "-c", said.splitlines()[-1]).strip()
+    slurm.wait(job, "COMPLETED")
+    assert (run / f"job/{job}.out").read_text().endswith(f"job {job}: done, {run}\n")
+
+
 def submit_stand_in(slurm: Slurm, site: Path, spec: Path, folder: Path, program: str, **more: int) -> str:
     """Submit a job with a shell's program in the place of Python; its id."""
     python, run = folder / "python", folder / "runs" / spec.stem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from summit_train.cluster.schedulers.scheduler import Scheduler, ask, job_id
+from summit_train.cluster.schedulers.scheduler import Scheduler, ask
 
 
 class Flux(Scheduler):
@@ -14,10 +14,14 @@ class Flux(Scheduler):
     can_spare = launchers
     command = "flux"
     has_arrays = False
+    own_output = "flux-*.out"
+    answer = r"^[fƒ](\w+)$"  # ƒ where the locale has it
+
+    def words(self, script: Path, launcher: str, after: str | None = None) -> list[str]:
+        return ["flux", "batch", *([f"--dependency=afterany:{after}"] if after else []), script.name]
 
     def submit(self, script: Path, launcher: str, after: str | None) -> str:
-        words = ["flux", "batch", *([f"--dependency=afterany:{after}"] if after else []), script.name]
-        return "f" + job_id(r"^[fƒ](\w+)$", words, ask(words, script.parent))  # ƒ where the locale has it
+        return "f" + super().submit(script, launcher, after)
 
     def states(self) -> dict[str, str]:
         answer = ask(["flux", "jobs", "--no-header", "--filter=pending,running", "--format={id.f58plain} {status}"])

@@ -15,6 +15,9 @@ class Local(Scheduler):
     command = None
     has_arrays = False
 
+    def words(self, script: Path, launcher: str, after: str | None = None) -> list[str]:
+        return ["bash", script.name]
+
     def submit(self, script: Path, launcher: str, after: str | None) -> NoReturn:
         """Replace this process with the job, so that signals reach the script."""
         sys.stdout.flush()

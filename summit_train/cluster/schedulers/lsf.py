@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from summit_train.cluster.schedulers.scheduler import Scheduler, ask, job_id
+from summit_train.cluster.schedulers.scheduler import Scheduler, ask
 from summit_train.core.errors import RunFailed
 
 
 class Lsf(Scheduler):
     launchers = ("jsrun", "mpirun")
     command = "bsub"
+    mail = "-N"
+    answer = r"Job <(\d+)>"
 
-    def submit(self, script: Path, launcher: str, after: str | None) -> str:
-        words = ["bsub", *(["-w", f"ended({after})"] if after else [])]
+    def words(self, script: Path, launcher: str, after: str | None = None) -> list[str]:
         # bsub reads a script given as an argument only with LSB_BSUB_PARSE_SCRIPT, which sites with jsrun set.
-        named = launcher == "jsrun"
-        answer = ask([*words, script.name] if named else words, script.parent, None if named else script)
-        return job_id(r"Job <(\d+)>", words, answer)
+        named = [script.name] if launcher == "jsrun" else []
+        return ["bsub", *(["-w", f"ended({after})"] if after else []), *named]
 
     def states(self) -> dict[str, str]:
         try:

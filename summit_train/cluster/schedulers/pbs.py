@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 from pathlib import Path
 
-from summit_train.cluster.schedulers.scheduler import Scheduler, ask, job_id
+from summit_train.cluster.schedulers.scheduler import Scheduler, ask
 
 
 class Pbs(Scheduler):
@@ -18,10 +18,12 @@ class Pbs(Scheduler):
     can_spare = launchers
     command = "qsub"
     has_arrays = False
+    mail = "-m ae"
+    own_output = "*.o[0-9]*"
+    answer = r"^(\d+(?:\.[\w.-]+)?)$"
 
-    def submit(self, script: Path, launcher: str, after: str | None) -> str:
-        words = ["qsub", *(["-W", f"depend=afterany:{after}"] if after else []), script.name]
-        return job_id(r"^(\d+(?:\.[\w.-]+)?)$", words, ask(words, script.parent))
+    def words(self, script: Path, launcher: str, after: str | None = None) -> list[str]:
+        return ["qsub", *(["-W", f"depend=afterany:{after}"] if after else []), script.name]
 
     def states(self) -> dict[str, str]:
         # qselect names what has not finished, by its whole id, which qstat cuts off.

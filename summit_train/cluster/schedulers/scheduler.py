@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ class Scheduler(ABC):
     has_arrays: one job may have many runs.
     can_spare: those launchers that leave the hosts in job/bad_nodes out, so that a job may have spare nodes.
     gpus_flag: the option that asks for the {gpus} of a node, where a site may have another one.
+    mail: the option that asks for mail at a job's end; None: there is none.
+    own_output: files beside a job's script that get the scheduler's own words; None: the job's output has them.
+    answer: a pattern of what the command prints, whose first group is the job's id.
     """
 
     launchers: ClassVar[tuple[str, ...]]
@@ -30,14 +34,35 @@ class Scheduler(ABC):
     has_arrays: ClassVar[bool] = True
     can_spare: ClassVar[tuple[str, ...]] = ()
     gpus_flag: ClassVar[str | None] = None
+    mail: ClassVar[str | None] = None
+    own_output: ClassVar[str | None] = None
+    answer: ClassVar[str]
 
     @abstractmethod
+    def words(self, script: Path, launcher: str, after: str | None = None) -> list[str]:
+        """Return the command that submits the script, in its own folder, and on stdin if it does not name it.
+
+        after: id of a job that has to end first, in any state. Raises UserError for a path that the scheduler misreads.
+        """
+
+    def by_hand(self, script: Path, launcher: str) -> str:
+        """Return the line of shell that submits the script."""
+        words = self.words(script, launcher)
+        stdin = "" if script.name in words else f" < {script.name}"
+        return f"cd {shlex.quote(str(script.parent))} && {shlex.join(words)}{stdin}"
+
     def submit(self, script: Path, launcher: str, after: str | None) -> str:
         """Hand the script over in its own folder, where the output goes, and return the job's id.
 
-        after: id of a job that has to end first, in any state. Directives need no path of the user's in this way.
-        Raises UserError for a path that the scheduler misreads, RunFailed where it refuses.
+        Directives need no path of the user's in this way. Raises UserError as `words` does, RunFailed where the
+        scheduler refuses.
         """
+        words = self.words(script, launcher, after)
+        answer = ask(words, script.parent, None if script.name in words else script)
+        found = re.search(self.answer, answer, re.M)
+        if found is None:
+            raise RunFailed(f"{words[0]} answered {answer.strip()!r}, which names no job")
+        return found.group(1)
 
     @abstractmethod
     def states(self) -> dict[str, str]:
@@ -79,11 +104,3 @@ def minutes_of(text: str) -> int | None:
     found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     days, hours, minutes = (int(part or 0) for part in found.groups()[:3]) if found else (0, 0, 0)
     return 60 * (24 * days + hours) + minutes if found else None
-
-
-def job_id(pattern: str, words: Sequence[str], answer: str) -> str:
-    """Return the id in a command's answer, the first group of `pattern`. Raises RunFailed where there is none."""
-    found = re.search(pattern, answer, re.M)
-    if found is None:
-        raise RunFailed(f"{words[0]} answered {answer.strip()!r}, which names no job")
-    return found.group(1)

@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from summit_train.cluster.schedulers.scheduler import Scheduler, ask, job_id, minutes_of
+from summit_train.cluster.schedulers.scheduler import Scheduler, ask, minutes_of
 from summit_train.core.errors import RunFailed, UserError
 
 
@@ -16,13 +16,14 @@ class Slurm(Scheduler):
     can_spare = ("srun",)
     command = "sbatch"
     gpus_flag = "--gpus-per-node={gpus}"
+    mail = "--mail-type=END,FAIL"
+    answer = r"^(\d+)(?:;.*)?$"
 
-    def submit(self, script: Path, launcher: str, after: str | None) -> str:
+    def words(self, script: Path, launcher: str, after: str | None = None) -> list[str]:
         # It expands %j and the like even in the folder's own path.
         if set(str(script.absolute())) & set("%\\"):
             raise UserError(f"{script.parent}: Slurm cannot write output below a name with % or \\; change it")
-        words = ["sbatch", "--parsable", *([f"--dependency=afterany:{after}"] if after else []), script.name]
-        return job_id(r"^(\d+)(?:;.*)?$", words, ask(words, script.parent))
+        return ["sbatch", "--parsable", *([f"--dependency=afterany:{after}"] if after else []), script.name]
 
     def member(self, array: str, number: int) -> str:
         return f"{array}_{number}"

@@ -103,7 +103,7 @@ first=$(newest_step)
 scored=$(scored_bytes)
 rm -f -- "$run/stopped"
 say "job $job_id: $run from step $first on 16 nodes, 96 ranks"
-# Where Slurm's PMIx starts the ranks, Open MPI crashes in MPI_Init about once in 400 starts: one such crash is forgiven.
+# One crash of the ranks at their start is forgiven.
 for attempt in 1 2; do
     began=$SECONDS
     attend "${all_ranks[@]}" "$python" -m summit_train train "$run/job/spec.yaml"
