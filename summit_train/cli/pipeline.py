@@ -93,8 +93,8 @@ def _evaluate(inputs: start.Inputs, run: Run, watchdog: Watchdog, stop: StopRequ
     paths, left_out, goodput = world.from_first(last)
     # What scores depend on: another walltime, number of workers or place of the data loses none of them.
     same = start.identity(spec, inputs.datasets)
-    known = {key: value for key, value in same.items() if "(" in key or changes_scores(spec, key)}
-    key = hashlib.sha256(repr(known).encode()).hexdigest()
+    keys = {key: value for key, value in same.keys.items() if changes_scores(spec, key)}
+    key = hashlib.sha256(repr((keys, same.lists, same.code)).encode()).hexdigest()
     if world.rank == 0:
         warn_left_out(left_out)
     scorer = scorer_of(spec)(spec, inputs.val, world, run.device, stop)

@@ -18,13 +18,10 @@ import torch
 from summit_train.core.errors import RunFailed
 from summit_train.core.files import replacing, write_text
 from summit_train.core.saved import CheckpointError, check_fit, digest_path, find_checkpoints, peek
+from summit_train.core.saved import checkpoint_path as checkpoint_path
 from summit_train.core.text import from_json
 from summit_train.optim.solvers import kept_state
 from summit_train.spec import Spec, experiment_defaults
-
-
-def checkpoint_path(run_path: Path, step: int) -> Path:
-    return run_path / "checkpoints" / f"step_{step:08d}.pt"
 
 
 def step_of(path: Path) -> int:

@@ -15,7 +15,7 @@ from summit_train.core import rng
 from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import naming
-from summit_train.core.saved import check_fit, give_weights
+from summit_train.core.saved import check_fit, checkpoint_path, give_weights
 from summit_train.data.bad_clips import BadClips
 from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.data.manifest.quarantine import clips_per_class
@@ -30,7 +30,7 @@ from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.tasks import loss_of
 from summit_train.training.averaging import AveragingStep, GrowingBatch
 from summit_train.training.best import Best
-from summit_train.training.checkpoint import Writer, checkpoint_path, prune_checkpoints, serialised, write_checkpoint
+from summit_train.training.checkpoint import Writer, prune_checkpoints, serialised, write_checkpoint
 from summit_train.training.loss import build_loss
 from summit_train.training.noise import NoiseScale
 from summit_train.training.start import Inputs, check_arithmetic, experiment_of, first_state
@@ -118,7 +118,7 @@ class Run:
             "line": self.line,
             **({} if self.spec.checkpoint.keep_best is None else {self.best.part: self.best.state_dict()}),
             "backend": self.world.backend,
-            "experiment": experiment_of(self.spec, self.plan, self.train_set, self.model),
+            "experiment": experiment_of(self.spec, self.plan, self.train_set, self.model).values(),
             "spec": self.spec.model_dump(mode="json"),
             # So that the file alone is enough to use the network.
             "classes": (classes := self.train_set.manifest.classes) and list(classes),

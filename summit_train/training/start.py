@@ -30,7 +30,7 @@ from summit_train.models import VideoNetwork
 from summit_train.models.network import build_network, count_network, cpu_kernels
 from summit_train.models.weights import load_pretrained
 from summit_train.plan import Plan, make_plan
-from summit_train.spec import Spec, experiment_keys, load_spec, rank_keys
+from summit_train.spec import Identity, Spec, experiment_keys, load_spec, rank_keys
 from summit_train.training.checkpoint import experiment_differences
 
 _WRONG = 0.1  # relative error of a gradient; a right one in bf16 is off by 0.002
@@ -39,7 +39,7 @@ _PACKAGES = ("torch", "horovod", "mpi4py", "numpy", "av", "pydantic")
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the words of an option that takes files and overrides as one list: (files, overrides)."""
-    overrides = [word for word in words if re.match(r"[a-z_.0-9]+=", word) and not Path(word).exists()]
+    overrides = [word for word in words if re.match(r"(\w+\.)*\+?\w+=", word) and not Path(word).exists()]
     return [word for word in words if word not in overrides], overrides
 
 
@@ -69,19 +69,18 @@ def open_datasets(spec: Spec) -> tuple[Dataset, Dataset]:
     return train, val
 
 
-def experiment_of(spec: Spec, plan: Plan, train: Dataset | None, model: VideoNetwork) -> dict[str, Any]:
-    """Return what must be equal for one run to resume from another's checkpoint, as flat `section.key: value`.
+def experiment_of(spec: Spec, plan: Plan, train: Dataset | None, model: VideoNetwork) -> Identity:
+    """Return what must be equal for one run to resume from another's checkpoint.
 
     The number of ranks is not part of it, nor where the data are, nor what only changes the speed. train: None where
     the list of the clips is missing; its fingerprints are then left out.
     """
-    same = experiment_keys(spec) | {"scale.gpus": plan.virtual_gpus, "scale.clips_per_gpu": plan.clips_per_gpu}
-    same |= model.sources
-    if train is not None:
-        same["data.train (fingerprint)"] = train.manifest.fingerprint()
-        if (quarantine := train.kept.fingerprint()) is not None:
-            same["data.quarantine (fingerprint)"] = quarantine
-    return same
+    lists = {
+        "data.train (fingerprint)": None if train is None else train.manifest.fingerprint(),
+        "data.quarantine (fingerprint)": None if train is None else train.kept.fingerprint(),
+    }
+    scale = {"scale.gpus": plan.virtual_gpus, "scale.clips_per_gpu": plan.clips_per_gpu}
+    return Identity(experiment_keys(spec) | scale, lists, model.sources)
 
 
 def first_state(
@@ -103,10 +102,10 @@ def first_state(
                 raise UserError(f"model.pretrained: {error}") from error
             notes.append(f"pretrained: {report}")
         return {}, notes
-    saved = state.get("experiment", {})
-    if train is None:
-        saved = {key: value for key, value in saved.items() if not key.endswith("(fingerprint)")}
-    differing = experiment_differences(saved, experiment_of(spec, plan, train, model))
+    own = experiment_of(spec, plan, train, model)
+    unknown = own.lists if train is None else ()
+    saved = {key: value for key, value in state.get("experiment", {}).items() if key not in unknown}
+    differing = experiment_differences(saved, own.values())
     if differing and not force_resume:
         right = "Give this run another name, or take it over all the same with --force-resume"
         raise CheckpointError(f"{path} is of another experiment: {'; '.join(differing)}. {right}")
@@ -140,7 +139,7 @@ def check_agreement(world: World, spec: Spec, datasets: Mapping[str, Dataset], *
     """
     if world.size == 1:
         return
-    mine = arguments | identity(spec, datasets)
+    mine = arguments | identity(spec, datasets).values()
     who, expected = world.broadcast((world.who, mine))
 
     def compare() -> None:
@@ -152,21 +151,23 @@ def check_agreement(world: World, spec: Spec, datasets: Mapping[str, Dataset], *
     world.together(compare)
 
 
-def identity(spec: Spec, datasets: Mapping[str, Dataset]) -> dict[str, Any]:
-    """Return what must be equal on all ranks of a run, the most telling first, as flat `section.key: value`."""
-    same = rank_keys(spec)
+def identity(spec: Spec, datasets: Mapping[str, Dataset]) -> Identity:
+    """Return what must be equal on all ranks of a run, the most telling first."""
+    lists = dict[str, str | None]()
     for name, dataset in datasets.items():
-        same[f"data.{name} (fingerprint)"] = dataset.manifest.fingerprint()
-        same[f"data.quarantine of data.{name} (fingerprint)"] = dataset.kept.fingerprint()
-    same["summit_train (version)"] = summit_train.__version__
-    same["torch (version)"] = torch.__version__
-    same["summit_train (digest of the code)"] = code_digest(Path(summit_train.__file__).parent)
+        lists[f"data.{name} (fingerprint)"] = dataset.manifest.fingerprint()
+        lists[f"data.quarantine of data.{name} (fingerprint)"] = dataset.kept.fingerprint()
     with torch.device("meta"):
         network = build_network(spec)
-    state = network.state_dict()
-    same |= network.sources
-    shapes = repr([(name, tuple(value.shape), value.dtype) for name, value in state.items()])
-    return same | {"network (digest of names and shapes)": hashlib.sha256(shapes.encode()).hexdigest()}
+    shapes = repr([(name, tuple(value.shape), value.dtype) for name, value in network.state_dict().items()])
+    code = {
+        "summit_train (version)": summit_train.__version__,
+        "torch (version)": torch.__version__,
+        "summit_train (digest of the code)": code_digest(Path(summit_train.__file__).parent),
+        **network.sources,
+        "network (digest of names and shapes)": hashlib.sha256(shapes.encode()).hexdigest(),
+    }
+    return Identity(rank_keys(spec), lists, code)
 
 
 def code_digest(package: Path) -> str:
