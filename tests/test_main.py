@@ -269,11 +269,9 @@ def test_overrides_stand_before_and_behind_options(say: Callable[..., Said], spe
 def test_files_and_overrides_in_one_list_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "seed=1").touch()
-    words = ["last:5", "evaluate.clips=1", "runs/lr=0.1/step_00000001.pt", "seed=1", "seed=2"]
-    assert split_overrides(words) == (
-        ["last:5", "runs/lr=0.1/step_00000001.pt", "seed=1"],
-        ["evaluate.clips=1", "seed=2"],
-    )
+    overrides = ["evaluate.clips=1", "seed=2", "data.+crop_scales=[0.5]", "+tags=[a]", "model.options.Depth=3"]
+    files = ["last:5", "runs/lr=0.1/step_00000001.pt", "seed=1", "a+b.mp4"]
+    assert split_overrides([*files, *overrides]) == (files, overrides)
 
 
 def _started(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:

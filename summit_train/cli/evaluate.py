@@ -31,13 +31,13 @@ from summit_train.evaluation.observed import TENTHS, parse_fractions, score_obse
 from summit_train.evaluation.scoring import Scorer
 from summit_train.models.foreign import check_sources, sources_of
 from summit_train.report.goodput import goodput_values
-from summit_train.spec import Spec, changes_scores, flat_keys, folder_name, load_spec
+from summit_train.spec import Spec, changes_scores, flat_keys, folder_name, load_spec, run_spec
 from summit_train.spec.catalog import stream_problem
 from summit_train.sweep.grid import joined_name
 from summit_train.tasks import scorer_of
 from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
 from summit_train.training.run import fresh_model
-from summit_train.training.start import check_agreement, choose_device, read_inputs, run_spec, split_overrides
+from summit_train.training.start import check_agreement, choose_device, read_inputs, split_overrides
 
 _CHOOSE = ("checkpoints", "checkpoint.every_epochs", "schedule.epochs")  # keys that change which checkpoints count
 

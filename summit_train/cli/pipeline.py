@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +17,43 @@ from summit_train.core.processes import seconds_alive
 from summit_train.core.result import Result, say, warn
 from summit_train.core.saved import find_checkpoints
 from summit_train.core.session import leave_reason, session
-from summit_train.core.text import duration
+from summit_train.core.text import duration, from_json
 from summit_train.core.watch import Stopped, StopRequest, Watchdog, leave_if_asked
 from summit_train.data.dataset import leaks
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class
-from summit_train.evaluation.evaluation import Evaluation
+from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation
 from summit_train.evaluation.scores import PREDICTIONS
 from summit_train.report.goodput import goodput_values
-from summit_train.spec import Spec, changes_scores, dump_spec, load_spec
+from summit_train.spec import Spec, changes_scores, dump_spec, run_spec
 from summit_train.tasks import scorer_of
 from summit_train.training import start
-from summit_train.training.checkpoint import current_line, epoch_checkpoints
+from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
 from summit_train.training.loop import train
-from summit_train.training.metrics import RunLog
+from summit_train.training.metrics import RunLog, last_extension
 from summit_train.training.run import Run, RunLock
 from summit_train.training.trace import traced_steps
 
+Change = tuple[int, int]  # the epochs of a run before and after --more-epochs
 
-def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, force: bool, trace: str | None) -> Result:
-    """Train, evaluate and report a spec. The status is 85 if it was stopped on request. trace: FROM:TO."""
-    launch = this_launch()
-    inputs = start.read_inputs(load_spec(path, overrides), launch.size)
-    traced = traced_steps(trace, inputs.plan.total_steps)
+
+def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
+    """Train, evaluate and report a spec, with the arguments of `train`. The status is 85 if it was asked to stop."""
+    launch, options = this_launch(), {"force_resume": args.force_resume, "more_epochs": args.more_epochs is not None}
+    change = None if args.more_epochs is None else _change_of_epochs(args.spec, args.more_epochs)
+    own = [] if change is None else [f"schedule.epochs={change[1]}"]
+    inputs = start.read_inputs(run_spec(args.spec, [*args.overrides, *own]), launch.size)
+    traced = traced_steps(args.trace, inputs.plan.total_steps)
     with (
         session(launch) as world,
         Watchdog(world, world.broadcast(inputs.spec.watch.stall_seconds)) as watchdog,
         ExitStack() as held,
     ):
-        start.check_agreement(world, inputs.spec, inputs.datasets, command="train", force_resume=force, trace=trace)
+        start.check_agreement(world, inputs.spec, inputs.datasets, command="train", trace=args.trace, **options)
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
-        run = Run(inputs, world, start.choose_device(world), force_resume=force, lock=lock)
+        run = Run(inputs, world, start.choose_device(world), lock, **options)
         run.notes += start.stage_sets(inputs, world, watchdog)
         try:
-            return _run(inputs, run, watchdog, stop, traced)
+            return _run(inputs, run, watchdog, stop, traced, change)
         except Stopped:
             return _stopped(run, stop)
         except AgreedError as error:
@@ -63,10 +67,48 @@ def run_pipeline(path: str, overrides: Sequence[str], stop: StopRequest, *, forc
             raise RunFailed(*error.args) from error
 
 
-def _run(inputs: start.Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, traced: range) -> Result:
+def _change_of_epochs(path: str, more_epochs: int) -> Change:
+    """Return the epochs of a run folder before and after --more-epochs.
+
+    A command that is started again finds its own record, and adds nothing until the result of that is there.
+    """
+    if more_epochs < 1 or not Path(path).is_dir():
+        raise UserError(f"--more-epochs must be 1 or more of a run folder, got {more_epochs} of {path}")
+    own = run_spec(path)
+    epochs, recorded = own.schedule.epochs, last_extension(own.run_path)
+    if recorded is not None and recorded[1] - recorded[0] == more_epochs:
+        before, after = recorded
+        if epochs == before or (epochs == after and not _is_evaluated(own.run_path, epochs)):
+            return recorded
+    return epochs, epochs + more_epochs
+
+
+def _is_evaluated(run_path: Path, epochs: int) -> bool:
+    """Return whether the run's own result includes the checkpoint at the end of an epoch."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        rows = from_json((run_path / RESULT_FILE).read_bytes())["checkpoints"]
+        return any(row["step"] == epochs * steps_per_epoch(run_path) for row in rows)
+    return False
+
+
+def _keep_result(run_path: Path, epochs: int) -> None:
+    """Move the run's own result, that of so many epochs, to where `eval schedule.epochs=N` would write it."""
+    file, kept = run_path / RESULT_FILE, run_path / EVALS / f"epochs-{epochs}"
+    if file.exists() and not (kept / RESULT_FILE).exists():
+        kept.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            (run_path / PREDICTIONS).rename(kept / PREDICTIONS)
+        result = from_json(file.read_bytes())
+        write_json(kept / RESULT_FILE, result | {"overrides": {"schedule.epochs": epochs}})
+        file.unlink()
+
+
+def _run(
+    inputs: start.Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, traced: range, change: Change | None
+) -> Result:
     began = time.monotonic()
     spec, world = run.spec, run.world
-    _train(run, watchdog, stop, traced)
+    _train(run, watchdog, stop, traced, change)
     _evaluate(inputs, run, watchdog, stop)
     leave_if_asked(world, stop)
     report = world.from_first(lambda: _report(spec, stop))
@@ -93,8 +135,8 @@ def _evaluate(inputs: start.Inputs, run: Run, watchdog: Watchdog, stop: StopRequ
     paths, left_out, goodput = world.from_first(last)
     # What scores depend on: another walltime, number of workers or place of the data loses none of them.
     same = start.identity(spec, inputs.datasets)
-    known = {key: value for key, value in same.items() if "(" in key or changes_scores(spec, key)}
-    key = hashlib.sha256(repr(known).encode()).hexdigest()
+    keys = {key: value for key, value in same.keys.items() if changes_scores(spec, key)}
+    key = hashlib.sha256(repr((keys, same.lists, same.code)).encode()).hexdigest()
     if world.rank == 0:
         warn_left_out(left_out)
     scorer = scorer_of(spec)(spec, inputs.val, world, run.device, stop)
@@ -141,15 +183,14 @@ def _still_there(spec: Spec, paths: list[Path]) -> list[Path]:
     return paths
 
 
-def _train(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range) -> None:
-    """Train; rank 0 writes the run's records."""
+def _train(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range, change: Change | None) -> None:
+    """Train; rank 0 writes the run's records, that of a `change` before anything that it changes."""
     spec, plan, world = run.spec, run.plan, run.world
     hosts = world.gather(world.host)
     if world.rank != 0 or hosts is None:
         train(run, None, watchdog, stop, traced)
         return
     (spec.run_path / "stopped").unlink(missing_ok=True)
-    write_text(spec.run_path / "spec.yaml", dump_spec(spec))
     leaked = leaks(run.train_set, run.val_set)
     lines = class_warnings(run.train_set.manifest, run.val_set.manifest)
     for line in [*lines, *leaked.warnings(run.val_set.manifest)]:
@@ -161,6 +202,11 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range) -> No
     machine = start.environment(world, run.device, hosts)
     write_json(spec.run_path / "environment.json", machine | {"network": run.model.execution})
     with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps) as log:
+        if change is not None:
+            if change != last_extension(spec.run_path):
+                log.write("more_epochs", **{"from": change[0], "to": change[1]}, step=run.start_step)
+            _keep_result(spec.run_path, change[0])
+        write_text(spec.run_path / "spec.yaml", dump_spec(spec))
         forced = {"forced": run.forced} if run.forced else {}
         log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive(), **forced)
         for note in run.notes:

@@ -11,13 +11,14 @@ from summit_train.core.errors import UserError
 from summit_train.core.ranks import PASSED_ON, run_ranks
 from summit_train.core.result import Result, tell
 from summit_train.core.watch import StopRequest
-from summit_train.spec import load_spec
+from summit_train.spec import run_spec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
+    parser.add_argument("spec", metavar="SPEC|RUN", help="experiment spec (YAML), or a run folder")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
     parser.add_argument("--force-resume", action="store_true", help="resume from a checkpoint of another experiment")
+    parser.add_argument("--more-epochs", type=int, metavar="N", help="train a run folder for N epochs more")
     trace = "record what all ranks do in these steps, both included, in RUN/trace/ (for ui.perfetto.dev)"
     parser.add_argument("--trace", metavar="FROM:TO", help=trace)
     parser.add_argument("--ranks", type=int, metavar="N", help="start N ranks, on this machine or on --hosts")
@@ -35,16 +36,17 @@ def run(args: argparse.Namespace) -> Result:
         # meanwhile must not end the rank, so it is caught by now.
         from summit_train.cli.pipeline import run_pipeline
 
-        return run_pipeline(args.spec, args.overrides, stop, force=args.force_resume, trace=args.trace)
+        return run_pipeline(args, stop)
 
 
 def _start_ranks(args: argparse.Namespace) -> Result:
     options = ["--force-resume"] if args.force_resume else []
     options += [] if args.trace is None else ["--trace", args.trace]
+    options += [] if args.more_epochs is None else ["--more-epochs", str(args.more_epochs)]
     hosts = [] if args.hosts is None else args.hosts.split(",")
     former = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # a request to stop waits for the ranks
     try:
-        load_spec(args.spec, args.overrides)  # a mistake in it is said once, by no rank
+        run_spec(args.spec, args.overrides)  # a mistake in it is said once, by no rank
         words = ["train", args.spec, *args.overrides, *options]
         return Result(status=run_ranks(words, args.ranks, hosts, tell))
     finally:

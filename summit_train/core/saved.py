@@ -54,6 +54,10 @@ def digest_path(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
 
 
+def checkpoint_path(run_path: Path, step: int) -> Path:
+    return run_path / "checkpoints" / f"step_{step:08d}.pt"
+
+
 def find_checkpoints(run_path: Path) -> list[Path]:
     """Return the run's checkpoints, oldest first."""
     return sorted((run_path / "checkpoints").glob(f"step_{'[0-9]' * 8}.pt"))
@@ -68,8 +72,7 @@ def best_checkpoint(run_path: Path) -> Path:
     """Return the checkpoint that checkpoint.keep_best keeps. Raises CheckpointError if there is none."""
     file = best_path(run_path)
     try:
-        step = from_json(read_file(file))["step"]
-        return run_path / "checkpoints" / f"step_{step:08d}.pt"
+        return checkpoint_path(run_path, from_json(read_file(file))["step"])
     except FileNotFoundError as error:
         why = "has no best checkpoint; train with checkpoint.keep_best, or use last or a file"
         raise CheckpointError(f"{run_path}: {why}") from error

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file, regular
@@ -128,6 +128,14 @@ class StartRecord(LogRecord):
     forced: tuple[str, ...] = ()
 
 
+class MoreEpochsRecord(LogRecord):
+    """A run that continues after `step` updates to more epochs than its schedule had."""
+
+    step: int
+    before: int = Field(alias="from")
+    after: int = Field(alias="to")
+
+
 class CheckpointRecord(LogRecord):
     """A checkpoint after `step` updates, for which the steps waited `seconds`."""
 
@@ -218,6 +226,7 @@ _KINDS: dict[str, type[LogRecord]] = {
     "batch": BatchRecord,
     "checkpoint": CheckpointRecord,
     "start": StartRecord,
+    "more_epochs": MoreEpochsRecord,
 }
 
 
@@ -304,6 +313,7 @@ class Run:
         batches = {record.epoch: record for record in self.log if isinstance(record, BatchRecord)}
         self.batches = [batches[epoch] for epoch in sorted(batches)]
         self.checkpoints = [record for record in self.log if isinstance(record, CheckpointRecord)]
+        self.extensions = [record for record in self.log if isinstance(record, MoreEpochsRecord)]
         self.starts, self.seconds, done = list[StartRecord](), 0.0, set[int]()
         for record in self.log:
             match record:

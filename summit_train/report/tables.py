@@ -85,6 +85,9 @@ def notes_of(run: Run) -> list[str]:
         if start.forced:
             since = f"Another experiment since step {start.step:,} (--force-resume)"
             notes.append(f"{since}; only its checkpoints are in the mean: {'; '.join(start.forced)}")
+    for more in run.extensions:
+        since = f"{more.after} epochs instead of {more.before} since step {more.step:,} (--more-epochs)"
+        notes.append(f"{since}; only checkpoints after it are in the mean")
     for key, what in (("shared_clips", "validation clip"), ("shared_groups", "validation group")):
         if shared := number(run.plan.get(key)):
             notes.append(f"{counted(int(shared), what)} also trained on: the accuracy is too high")
@@ -168,8 +171,9 @@ def differences_of(result: FinalEval, run: Run) -> str:
 
 
 def _line(run: Run) -> int:
-    """Return the step at which the run's line of checkpoints began: that of the last --force-resume with other keys."""
-    return max((start.step for start in run.starts if start.forced), default=0)
+    """Return the step at which the run's line of checkpoints began: with the last other keys, or more epochs."""
+    begins = [*(start for start in run.starts if start.forced), *run.extensions]
+    return max((begin.step for begin in begins), default=0)
 
 
 def _earlier(run: Run, result: FinalEval) -> list[str]:

@@ -10,8 +10,10 @@ from summit_train.spec.experiment import Spec as Spec
 from summit_train.spec.experiment import dump_spec as dump_spec
 from summit_train.spec.experiment import folder_name as folder_name
 from summit_train.spec.experiment import load_spec as load_spec
+from summit_train.spec.experiment import run_spec as run_spec
 from summit_train.spec.experiment import spec_from_tree as spec_from_tree
 from summit_train.spec.experiment import spec_from_values as spec_from_values
+from summit_train.spec.identity import Identity as Identity
 from summit_train.spec.identity import changes_scores as changes_scores
 from summit_train.spec.identity import experiment_defaults as experiment_defaults
 from summit_train.spec.identity import experiment_keys as experiment_keys

@@ -7,6 +7,7 @@ The plan checks what depends on the number of ranks or of clips.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -281,6 +282,19 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
     Raises UserError; its message has one line a mistake: `file:line: key: what is wrong and what would be right`.
     """
     return spec_from_tree(read_tree(path, overrides))
+
+
+def run_spec(path: str, overrides: Sequence[str] = ()) -> Spec:
+    """Return the spec in a file, or that of a run folder, wherever the folder is now. Raises UserError."""
+    if not Path(path).is_dir():
+        return load_spec(path, overrides)
+    file, run = Path(path) / "spec.yaml", Path(os.path.abspath(path))
+    if not file.is_file():
+        raise UserError(f"{path}: must be a spec or a run folder; no spec.yaml found in it")
+    spec = load_spec(file, overrides)
+    if spec.run_path.exists() and spec.run_path.samefile(run):
+        return spec
+    return spec.model_copy(update={"run_dir": str(run.parent), "name": run.name})
 
 
 def spec_from_values(values: dict[str, Any], place: str) -> Spec:

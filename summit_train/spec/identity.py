@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from summit_train.spec.data import DataSpec
@@ -20,6 +21,23 @@ _PLACES = {"data.train", "data.val", "data.root", "data.quarantine", "data.stage
 _NOT_IN_SCORES = {
     "data.root", "data.stage", "data.workers", "data.clip_seconds", "evaluate.every_epochs", "model.pretrained",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What must be equal, by kind: keys of the spec, digests of lists of clips, versions and digests of code.
+
+    The names are for people and files; no meaning is read from their text. The digest None is that of no list.
+    """
+
+    keys: Mapping[str, Any]
+    lists: Mapping[str, Any]
+    code: Mapping[str, Any]
+
+    def values(self) -> dict[str, Any]:
+        """Return all entries, as checkpoints hold them."""
+        lists = {name: digest for name, digest in self.lists.items() if digest is not None}
+        return {**self.keys, **lists, **self.code}
 
 
 def flat_keys(spec: Spec) -> dict[str, Any]:

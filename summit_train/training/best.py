@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from summit_train.core.files import write_json
-from summit_train.core.saved import best_path
+from summit_train.core.saved import best_path, checkpoint_path
 from summit_train.spec import Spec
-from summit_train.training.checkpoint import checkpoint_path
 
 
 class Best:

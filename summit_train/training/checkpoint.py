@@ -18,13 +18,10 @@ import torch
 from summit_train.core.errors import RunFailed
 from summit_train.core.files import read_file, replacing, write_text
 from summit_train.core.saved import CheckpointError, check_fit, digest_path, find_checkpoints, peek
+from summit_train.core.saved import checkpoint_path as checkpoint_path
 from summit_train.core.text import from_json
 from summit_train.optim.solvers import kept_state
 from summit_train.spec import Spec, experiment_defaults
-
-
-def checkpoint_path(run_path: Path, step: int) -> Path:
-    return run_path / "checkpoints" / f"step_{step:08d}.pt"
 
 
 def step_of(path: Path) -> int:
@@ -146,7 +143,7 @@ def epoch_checkpoints(spec: Spec, steps_per_epoch: int) -> list[Path]:
 def current_line(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """Return the checkpoints of the newest one's line, and a text for each that is left out.
 
-    A line begins with the run, and again where --force-resume takes another experiment's checkpoint.
+    A line begins with the run, and again where --more-epochs or --force-resume takes another experiment's checkpoint.
     """
     kept, left_out = list[Path](), list[str]()
     newest: Mapping[str, Any] = {}
@@ -160,7 +157,7 @@ def current_line(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
         if not kept:
             newest, line = experiment, content.get("line", 0)
         if differing := experiment_differences(experiment, newest):
-            left_out.append(f"{path} is of another experiment: {'; '.join(differing)}")
+            left_out.append(f"{path} is of another experiment: {'; '.join(differing.values())}")
         elif content.get("line", 0) != line:
             left_out.append(f"{path} is from before --force-resume changed the experiment, at step {line}")
         else:
@@ -168,14 +165,14 @@ def current_line(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     return kept[::-1], left_out[::-1]
 
 
-def experiment_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Return what two experiments differ in, key by key. A key that an older checkpoint lacks has its default."""
+def experiment_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, str]:
+    """Return a text for each key in which two experiments differ. A key that an older checkpoint lacks is a default."""
     saved = {**{key: value for key, value in experiment_defaults().items() if key in wanted}, **saved}
-    return [
-        f"{key}: the checkpoint has {saved.get(key)!r}, this run {wanted.get(key)!r}"
+    return {
+        key: f"{key}: the checkpoint has {saved.get(key)!r}, this run {wanted.get(key)!r}"
         for key in sorted(saved.keys() | wanted.keys())
         if saved.get(key) != wanted.get(key)
-    ]
+    }
 
 
 def restore_solver(path: Path, optimizer: torch.optim.Optimizer, saved: Any) -> None:

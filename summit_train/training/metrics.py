@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -95,12 +96,24 @@ def validated(run_path: Path, step: int) -> dict[str, Any] | None:
     A record from before the run reached that step again, such as from another checkpoint, belongs to other weights.
     """
     found: dict[str, Any] | None = None
+    for record in _records(run_path):
+        if record["kind"] == "step" and record["step"] <= step:
+            found = None
+        elif record["kind"] == "eval" and record["step"] == step:
+            found = record
+    return found
+
+
+def last_extension(run_path: Path) -> tuple[int, int] | None:
+    """Return the epochs before and after the last `--more-epochs` that the run has recorded, None without any."""
+    found = [(record["from"], record["to"]) for record in _records(run_path, b'"more_epochs"')]
+    return found[-1] if found else None
+
+
+def _records(run_path: Path, word: bytes = b"") -> Iterator[dict[str, Any]]:
+    """Yield the records with a word in their line; half lines have none."""
     with suppress(FileNotFoundError), open(run_path / METRICS_FILE, "rb", opener=regular) as file:
         for line in file:
-            with suppress(ValueError):  # half a line
-                record = from_json(line)
-                if record["kind"] == "step" and record["step"] <= step:
-                    found = None
-                elif record["kind"] == "eval" and record["step"] == step:
-                    found = record
-    return found
+            with suppress(ValueError):
+                if word in line:
+                    yield from_json(line)

@@ -15,7 +15,7 @@ from summit_train.core import rng
 from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import naming
-from summit_train.core.saved import check_fit, give_weights
+from summit_train.core.saved import check_fit, checkpoint_path, give_weights
 from summit_train.data.bad_clips import BadClips
 from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.data.manifest.quarantine import clips_per_class
@@ -30,7 +30,7 @@ from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.tasks import loss_of
 from summit_train.training.averaging import AveragingStep, GrowingBatch
 from summit_train.training.best import Best
-from summit_train.training.checkpoint import Writer, checkpoint_path, prune_checkpoints, serialised, write_checkpoint
+from summit_train.training.checkpoint import Writer, prune_checkpoints, serialised, write_checkpoint
 from summit_train.training.loss import build_loss
 from summit_train.training.noise import NoiseScale
 from summit_train.training.start import Inputs, check_arithmetic, experiment_of, first_state
@@ -50,14 +50,13 @@ class Run:
         inputs: Inputs,
         world: World,
         device: torch.device,
-        *,
-        force_resume: bool = False,
         lock: RunLock | None = None,
+        **may: bool,
     ) -> None:
         """Build the model and the optimizer and load the newest whole checkpoint. Collective.
 
-        Raises CheckpointError if the checkpoint is of another experiment (unless `force_resume`) or none is whole, and
-        UserError where this machine's gradients would be wrong. lock: rank 0's, checked at each checkpoint.
+        may: what first_state may do; it raises CheckpointError otherwise. Raises UserError where this machine's
+        gradients would be wrong. lock: rank 0's, checked at each checkpoint.
         """
         self.world, self.device, self._lock = world, device, lock
         self.spec, self.plan = spec, plan = inputs.spec, inputs.plan
@@ -69,7 +68,7 @@ class Run:
             kept = inputs.train.kept
             out = f"{len(kept.excluded):,} of {kept.total:,} training clips, by {spec.data.quarantine}"
             self.notes.append(f"left out: {out}")
-        saved = world.from_first(lambda: self._first_state(force_resume))
+        saved = world.from_first(lambda: self._first_state(**may))
         path = checkpoint_path(spec.run_path, saved.get("step", 0))
         own = {name: value.cpu() for name, value in self.model.state_dict().items()}
         weights = saved["model"] if saved else world.broadcast(own)
@@ -118,7 +117,7 @@ class Run:
             "line": self.line,
             **({} if self.spec.checkpoint.keep_best is None else {self.best.part: self.best.state_dict()}),
             "backend": self.world.backend,
-            "experiment": experiment_of(self.spec, self.plan, self.train_set, self.model),
+            "experiment": experiment_of(self.spec, self.plan, self.train_set, self.model).values(),
             "spec": self.spec.model_dump(mode="json"),
             # So that the file alone is enough to use the network.
             "classes": (classes := self.train_set.manifest.classes) and list(classes),
@@ -154,8 +153,8 @@ class Run:
         if self._lock is not None:
             self._lock.check()
 
-    def _first_state(self, force_resume: bool) -> dict[str, Any]:
-        state, notes = first_state(self.spec, self.plan, self.train_set, self.model, force_resume=force_resume)
+    def _first_state(self, **may: bool) -> dict[str, Any]:
+        state, notes = first_state(self.spec, self.plan, self.train_set, self.model, **may)
         self.notes += notes
         if (before := state.get("backend", self.world.backend)) != self.world.backend:
             own = self.world.backend

@@ -30,8 +30,9 @@ from summit_train.models import VideoNetwork
 from summit_train.models.network import build_network, count_network, cpu_kernels
 from summit_train.models.weights import load_pretrained
 from summit_train.plan import Plan, make_plan
-from summit_train.spec import Spec, experiment_keys, load_spec, rank_keys
+from summit_train.spec import Identity, Spec, experiment_keys, rank_keys
 from summit_train.training.checkpoint import experiment_differences
+from summit_train.training.metrics import last_extension
 
 _WRONG = 0.1  # relative error of a gradient; a right one in bf16 is off by 0.002
 _PACKAGES = ("torch", "horovod", "mpi4py", "numpy", "av", "pydantic")
@@ -39,7 +40,7 @@ _PACKAGES = ("torch", "horovod", "mpi4py", "numpy", "av", "pydantic")
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the words of an option that takes files and overrides as one list: (files, overrides)."""
-    overrides = [word for word in words if re.match(r"[a-z_.0-9]+=", word) and not Path(word).exists()]
+    overrides = [word for word in words if re.match(r"(\w+\.)*\+?\w+=", word) and not Path(word).exists()]
     return [word for word in words if word not in overrides], overrides
 
 
@@ -69,29 +70,35 @@ def open_datasets(spec: Spec) -> tuple[Dataset, Dataset]:
     return train, val
 
 
-def experiment_of(spec: Spec, plan: Plan, train: Dataset | None, model: VideoNetwork) -> dict[str, Any]:
-    """Return what must be equal for one run to resume from another's checkpoint, as flat `section.key: value`.
+def experiment_of(spec: Spec, plan: Plan, train: Dataset | None, model: VideoNetwork) -> Identity:
+    """Return what must be equal for one run to resume from another's checkpoint.
 
     The number of ranks is not part of it, nor where the data are, nor what only changes the speed. train: None where
     the list of the clips is missing; its fingerprints are then left out.
     """
-    same = experiment_keys(spec) | {"scale.gpus": plan.virtual_gpus, "scale.clips_per_gpu": plan.clips_per_gpu}
-    same |= model.sources
-    if train is not None:
-        same["data.train (fingerprint)"] = train.manifest.fingerprint()
-        if (quarantine := train.kept.fingerprint()) is not None:
-            same["data.quarantine (fingerprint)"] = quarantine
-    return same
+    lists = {
+        "data.train (fingerprint)": None if train is None else train.manifest.fingerprint(),
+        "data.quarantine (fingerprint)": None if train is None else train.kept.fingerprint(),
+    }
+    scale = {"scale.gpus": plan.virtual_gpus, "scale.clips_per_gpu": plan.clips_per_gpu}
+    return Identity(experiment_keys(spec) | scale, lists, model.sources)
 
 
 def first_state(
-    spec: Spec, plan: Plan, train: Dataset | None, model: VideoNetwork, *, force_resume: bool = False
+    spec: Spec,
+    plan: Plan,
+    train: Dataset | None,
+    model: VideoNetwork,
+    *,
+    force_resume: bool = False,
+    more_epochs: bool = False,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the newest whole checkpoint of the run, or {} after loading pretrained weights into `model`; and notes.
 
-    train: as in experiment_of. By force the checkpoint begins a line of its own; "forced" are the keys that differ.
-    Raises CheckpointError if the checkpoint is of another experiment (unless `force_resume`) or none is whole, and
-    UserError for weights that are missing or of another network.
+    train: as in experiment_of. more_epochs: asked for, or recorded, the run may be longer than that of the checkpoint,
+    which then begins a line of its own. So it does by force; "forced" are the keys that differ. Raises CheckpointError
+    if the checkpoint is of another experiment otherwise or none is whole, and UserError for weights that are missing or
+    of another network.
     """
     path, state, complaints = load_newest(spec.run_path, bound_of(model))
     notes = [f"passed over: {complaint}" for complaint in complaints]
@@ -103,33 +110,29 @@ def first_state(
                 raise UserError(f"model.pretrained: {error}") from error
             notes.append(f"pretrained: {report}")
         return {}, notes
-    saved = state.get("experiment", {})
-    if train is None:
-        saved = {key: value for key, value in saved.items() if not key.endswith("(fingerprint)")}
-    differing = experiment_differences(saved, experiment_of(spec, plan, train, model))
-    if differing and not force_resume:
+    own = experiment_of(spec, plan, train, model)
+    unknown = own.lists if train is None else ()
+    saved = {key: value for key, value in state.get("experiment", {}).items() if key not in unknown}
+    differing = experiment_differences(saved, own.values())
+    epochs = spec.schedule.epochs
+    is_longer = differing.keys() == {"schedule.epochs"} and saved.get("schedule.epochs", epochs) < epochs
+    may_be_longer = more_epochs or (is_longer and (last_extension(spec.run_path) or (0, 0))[1] == epochs)
+    if is_longer and may_be_longer:
+        lr = f"LR continues at {plan.learning_rate(state['step']):.6g}, as a run of {epochs} epochs has it"
+        notes.append(f"more epochs: {saved['schedule.epochs']} become {epochs}; {lr}")
+    elif differing and not force_resume:
         right = "Give this run another name, or take it over all the same with --force-resume"
-        raise CheckpointError(f"{path} is of another experiment: {'; '.join(differing)}. {right}")
-    if any(difference.startswith("optimizer.name:") for difference in differing):
+        if is_longer:
+            right = f"To train it longer: train {spec.run_path} --more-epochs {epochs - saved['schedule.epochs']}"
+        raise CheckpointError(f"{path} is of another experiment: {'; '.join(differing.values())}. {right}")
+    else:
+        notes += [f"forced: {difference}" for difference in differing.values()]
+        state["forced"] = list(differing.values())
+    if "optimizer.name" in differing:
         raise CheckpointError(f"{path} has another solver's state, which {spec.optimizer.name} cannot use")
-    notes += [f"forced: {difference}" for difference in differing]
     if differing:
         state = {key: value for key, value in state.items() if not key.startswith("best_")} | {"line": state["step"]}
-    state["forced"] = differing
     return state, [*notes, f"resumes from {path}"]
-
-
-def run_spec(path: str, overrides: Sequence[str]) -> Spec:
-    """Return the spec in a file, or that of a run folder, wherever the folder is now. Raises UserError."""
-    if not Path(path).is_dir():
-        return load_spec(path, overrides)
-    file, run = Path(path) / "spec.yaml", Path(os.path.abspath(path))
-    if not file.is_file():
-        raise UserError(f"{path}: must be a spec or a run folder; no spec.yaml found in it")
-    spec = load_spec(file, overrides)
-    if spec.run_path.exists() and spec.run_path.samefile(run):
-        return spec
-    return spec.model_copy(update={"run_dir": str(run.parent), "name": run.name})
 
 
 def check_agreement(world: World, spec: Spec, datasets: Mapping[str, Dataset], **arguments: object) -> None:
@@ -140,7 +143,7 @@ def check_agreement(world: World, spec: Spec, datasets: Mapping[str, Dataset], *
     """
     if world.size == 1:
         return
-    mine = arguments | identity(spec, datasets)
+    mine = arguments | identity(spec, datasets).values()
     who, expected = world.broadcast((world.who, mine))
 
     def compare() -> None:
@@ -152,21 +155,23 @@ def check_agreement(world: World, spec: Spec, datasets: Mapping[str, Dataset], *
     world.together(compare)
 
 
-def identity(spec: Spec, datasets: Mapping[str, Dataset]) -> dict[str, Any]:
-    """Return what must be equal on all ranks of a run, the most telling first, as flat `section.key: value`."""
-    same = rank_keys(spec)
+def identity(spec: Spec, datasets: Mapping[str, Dataset]) -> Identity:
+    """Return what must be equal on all ranks of a run, the most telling first."""
+    lists = dict[str, str | None]()
     for name, dataset in datasets.items():
-        same[f"data.{name} (fingerprint)"] = dataset.manifest.fingerprint()
-        same[f"data.quarantine of data.{name} (fingerprint)"] = dataset.kept.fingerprint()
-    same["summit_train (version)"] = summit_train.__version__
-    same["torch (version)"] = torch.__version__
-    same["summit_train (digest of the code)"] = code_digest(Path(summit_train.__file__).parent)
+        lists[f"data.{name} (fingerprint)"] = dataset.manifest.fingerprint()
+        lists[f"data.quarantine of data.{name} (fingerprint)"] = dataset.kept.fingerprint()
     with torch.device("meta"):
         network = build_network(spec)
-    state = network.state_dict()
-    same |= network.sources
-    shapes = repr([(name, tuple(value.shape), value.dtype) for name, value in state.items()])
-    return same | {"network (digest of names and shapes)": hashlib.sha256(shapes.encode()).hexdigest()}
+    shapes = repr([(name, tuple(value.shape), value.dtype) for name, value in network.state_dict().items()])
+    code = {
+        "summit_train (version)": summit_train.__version__,
+        "torch (version)": torch.__version__,
+        "summit_train (digest of the code)": code_digest(Path(summit_train.__file__).parent),
+        **network.sources,
+        "network (digest of names and shapes)": hashlib.sha256(shapes.encode()).hexdigest(),
+    }
+    return Identity(rank_keys(spec), lists, code)
 
 
 def code_digest(package: Path) -> str:

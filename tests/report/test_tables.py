@@ -75,6 +75,11 @@ def test_where_a_line_of_checkpoints_began_is_noted(write_run, run_records):
         assert f"{since}: seed: the checkpoint has 0, this run 1" in notes_of(run)
         assert run.final is not None and run.evals and remarks_of(run) == earlier  # no validation is of the new line
         assert differences_of(run.final, run) == (earlier[0] if earlier else "—")
+    lines = [line for line in run_records() if line["step"] <= 30]
+    run = Run(write_run("longer", lines=[*lines, {"kind": "more_epochs", "step": 30, "from": 3, "to": 4}]))
+    since = "4 epochs instead of 3 since step 30 (--more-epochs); only checkpoints after it are in the mean"
+    assert since in notes_of(run) and run.final is not None
+    assert differences_of(run.final, run) == "from the experiment before step 30"
 
 
 def test_nested_values_become_dotted_rows():

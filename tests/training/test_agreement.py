@@ -61,7 +61,7 @@ def inputs(write_spec: WriteSpec) -> Inputs:
 def test_other_code_or_another_network_is_named(
     inputs: Inputs, monkeypatch: pytest.MonkeyPatch, place: str, value: object, key: str
 ) -> None:
-    world = _Second(identity(inputs.spec, inputs.datasets))
+    world = _Second(identity(inputs.spec, inputs.datasets).values())
     check_agreement(world, inputs.spec, inputs.datasets)
     monkeypatch.setattr(place, value)
     with pytest.raises(UserError) as caught:
@@ -72,7 +72,7 @@ def test_other_code_or_another_network_is_named(
 def test_a_nodes_own_copy_of_the_data_is_no_difference(inputs: Inputs) -> None:
     data = inputs.spec.data.model_copy(update={"root": "/local/7/videos", "stage": "/local/7"})
     elsewhere = Inputs(inputs.spec.model_copy(update={"data": data}), inputs.plan, inputs.train, inputs.val)
-    check_agreement(_Second(identity(inputs.spec, inputs.datasets)), elsewhere.spec, elsewhere.datasets)
+    check_agreement(_Second(identity(inputs.spec, inputs.datasets).values()), elsewhere.spec, elsewhere.datasets)
 
 
 def test_the_digest_of_the_code_is_of_names_and_contents(tmp_path: Path) -> None:

@@ -156,10 +156,10 @@ def test_a_damaged_newer_checkpoint_takes_the_place_of_no_other(tmp_path: Path) 
 
 def test_differences_are_named_key_by_key() -> None:
     saved, wanted = {"seed": 0, "model.width": 1.0, "old": 1}, {"seed": 1, "model.width": 1.0}
-    assert experiment_differences(saved, wanted) == [
-        "old: the checkpoint has 1, this run None",
-        "seed: the checkpoint has 0, this run 1",
-    ]
+    assert experiment_differences(saved, wanted) == {
+        "old": "old: the checkpoint has 1, this run None",
+        "seed": "seed: the checkpoint has 0, this run 1",
+    }
 
 
 SOLVERS = ("sgd", "adam", "rmsprop", "adagrad", "lamb")

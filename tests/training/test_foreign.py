@@ -130,7 +130,7 @@ def test_a_trained_one_is_used_as_any_other(
 
 def test_ranks_compare_the_code(trained: Trained) -> None:
     same = identity(load_spec(trained.specs[1]), {})
-    assert same["model.arch (SHA-256)"] == _state(trained, 1)["experiment"]["model.arch (SHA-256)"]
+    assert same.code["model.arch (SHA-256)"] == _state(trained, 1)["experiment"]["model.arch (SHA-256)"]
 
 
 def test_changed_code_is_another_experiment_and_does_not_run(

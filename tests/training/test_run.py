@@ -9,10 +9,13 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from summit_train.spec import load_spec
 from summit_train.training.checkpoint import save_checkpoint
+from summit_train.training.step import TrainStep
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, final_state, load_any, records, steps_of
 from tests.worlds import PATIENCE_S, command, forked, main_without_reports, start, succeed, train, train_signalled
@@ -169,6 +172,57 @@ def test_another_experiment_is_refused_with_the_difference(done: str, tmp_path: 
     assert "optimizer.momentum: the checkpoint has 0.9, this run 0.5" in output
     assert "model.width: the checkpoint has 0.125, this run 0.25" in output and "--force-resume" in output
     assert "forced: optimizer.momentum" in train(0, done, "optimizer.momentum=0.5", "--force-resume")
+
+
+def _killed_in(step: int, ranks: int, *words: str) -> None:
+    """Run `train ...` whose ranks kill themselves as they begin update `step`."""
+    honest = TrainStep.__call__
+
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        if len(steps_of(Path(words[0]))) + 1 >= step - 1:  # a step is recorded after the next one was launched
+            os.kill(os.getpid(), signal.SIGKILL)
+        return honest(self, *arguments, **options)
+
+    def work() -> int:
+        TrainStep.__call__ = call  # type: ignore[assignment]
+        return main_without_reports(["train", *words])
+
+    assert forked(ranks, work, grace_s=0)[0] == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_more_epochs_continue_a_finished_run_once_and_bit_equal_after_kills(
+    one_epoch: Path, tmp_path: Path, ranks: int
+) -> None:
+    """Killed before and after the first checkpoint that is longer; started again with --more-epochs, and without."""
+    whole, killed = (tmp_path / name / "run" for name in ("whole", "killed"))
+    for run in (whole, killed):
+        shutil.copytree(one_epoch, run)
+    words = ("--more-epochs", "2", "evaluate.last_checkpoints=3")
+    said = train(ranks, whole, *words)
+    assert "more epochs: 1 become 3; LR continues at 0.00452254, as a run of 3 epochs has it" in said
+    _killed_in(14, ranks, str(killed), *words)
+    _killed_in(25, ranks, str(killed), *words if ranks else words[2:])
+    train(ranks, killed, *words[2:] if ranks else words)
+    assert_bit_equal(final_state(whole), final_state(killed))
+    for run in (whole, killed):
+        assert load_spec(run / "spec.yaml").schedule.epochs == 3
+        (record,) = records(run, "more_epochs")
+        assert (record["from"], record["to"], record["step"]) == (1, 3, 10)
+        former, result = (json.loads((run / place / "eval.json").read_text()) for place in ("evals/epochs-1", "."))
+        assert former == json.loads((one_epoch / "eval.json").read_text()) | {"overrides": {"schedule.epochs": 1}}
+        assert (run / "evals/epochs-1/predictions/step_00000010.npz").exists()
+        assert [row["step"] for row in result["checkpoints"]] == [20, 30]  # those of the line alone
+    # the result is there: the same command adds its epochs again
+    assert "more epochs: 3 become 5" in train(ranks, whole, *words)
+
+
+@pytest.mark.parametrize("words", [("run.yaml", "--more-epochs", "1"), ("runs/run", "--more-epochs", "0")])
+def test_more_epochs_are_those_of_a_run_folder(done: str, tmp_path: Path, words: tuple[str, ...]) -> None:
+    status, output = command(0, "train", f"{tmp_path}/{words[0]}", *words[1:])
+    assert status == 2 and f"--more-epochs must be 1 or more of a run folder, got {words[2]} of {tmp_path}" in output
+    status, output = command(0, "train", done, "schedule.epochs=4")
+    assert status == 2 and f"To train it longer: train {tmp_path}/runs/run --more-epochs 3" in output
 
 
 def test_where_the_data_lie_and_how_fast_they_come_is_no_other_experiment(done: str, tmp_path: Path) -> None:

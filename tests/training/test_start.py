@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,15 +14,17 @@ import torch
 from summit_train.__main__ import main
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
+from summit_train.core.saved import find_checkpoints
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import shipped
 from summit_train.training import start
+from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.start import check_arithmetic, error_of_two_frames, stage_sets
 from tests.conftest import WriteSpec
-from tests.runs import records, rewound
-from tests.worlds import command, train
+from tests.runs import load_any, records, rewound
+from tests.worlds import command, main_said, train
 
 
 @pytest.fixture(scope="session")
@@ -153,3 +156,21 @@ def test_the_probe_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch, spoil
     monkeypatch.setattr(torch.autograd, "grad", grad)
     with torch.backends.mkldnn.flags(enabled=False):
         assert least <= error_of_two_frames() <= least + (0.01 if least == 0 else 0)
+
+
+def test_a_checkpoint_keeps_the_names_of_its_experiment_and_without_a_list_its_digests_are_unknown(
+    trained_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names in files are those of earlier versions. What is skipped where the list is missing, no spelling decides."""
+    shutil.copytree(trained_run, run := tmp_path / "run")
+    words = ("plan", run / "spec.yaml", f"run_dir={tmp_path}", "--clips", 80)
+    path = find_checkpoints(run)[-1]
+    state = load_any(path)
+    assert [name for name in state["experiment"] if "(" in name] == ["data.train (fingerprint)"]
+    state["experiment"] |= {"data.train (fingerprint)": "another", "data.quarantine (fingerprint)": "another"}
+    save_checkpoint(path, state)
+    assert main_said(capsys, *words)[0] == 0
+    state["experiment"]["data.other (fingerprint)"] = "abc"
+    save_checkpoint(path, state)
+    status, _, err = main_said(capsys, *words)
+    assert status == 2 and "data.other (fingerprint): the checkpoint has 'abc', this run None" in err
