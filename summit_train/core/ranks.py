@@ -9,18 +9,19 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
 from summit_train.core.comm import choose_backend
-from summit_train.core.comm.launch import PORTS, RANK, RANKS, Launch, this_launch
+from summit_train.core.comm.launch import LISTENER, PORTS, RANK, RANKS, SECRET, Launch, this_launch
 from summit_train.core.errors import UserError
 from summit_train.core.machine import num_cpus
 from summit_train.core.processes import ROOT_ALLOWED, find_mpirun, mpirun_command, refuses_root
@@ -55,7 +56,7 @@ def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Calla
     if not all(hosts):
         raise UserError(f"--hosts must be names separated by commas, got {','.join(hosts)!r}")
     threads = max(1, num_cpus() * max(1, len(hosts)) // ranks)
-    environ = {"OMP_NUM_THREADS": str(threads), **os.environ}
+    environ = {"OMP_NUM_THREADS": str(threads), SECRET: secrets.token_hex(), **os.environ}
     backend = choose_backend(Launch("--ranks", 0, ranks, by_mpi=mpirun is not None), environ)
     program, how = [sys.executable, "-m", "summit_train", *words], f"joined by {backend}"
     if hosts:
@@ -74,21 +75,14 @@ def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Calla
         quiet = {} if hosts else _QUIET  # why a host cannot be reached is worth reading
         return attend([([*launcher, *program], environ | root | quiet)], say)
     say(f"{ranks} ranks {how}")
-    with _kept_port() as port:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         # gloo's own choice is the interface of the host's name, which need not be one of this machine.
-        environ = {"GLOO_SOCKET_IFNAME": "lo"} | environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
+        environ = {"GLOO_SOCKET_IFNAME": "lo"} | environ | meeting
         each = [environ | {RANK: str(rank), RANKS: str(ranks)} for rank in range(ranks)]
+        each[0] |= {LISTENER: str(listener.fileno())}
         # A rank that starts keeps a request to stop until it has a handler. mpirun must not: it needs its signals.
         return attend([(program, own) for own in each], say, blocked=STOP_SIGNALS)
-
-
-@contextmanager
-def _kept_port() -> Iterator[int]:
-    """Keep a port for rank 0 within the block: only a socket with SO_REUSEADDR, as its store has, can listen there."""
-    with socket.socket() as keeper:
-        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        keeper.bind(("", 0))
-        yield keeper.getsockname()[1]
 
 
 def attend(commands: Sequence[Command], say: Callable[[str], None], blocked: Sequence[int] = ()) -> int:
@@ -109,7 +103,8 @@ def attend(commands: Sequence[Command], say: Callable[[str], None], blocked: Seq
     try:
         for words, environ in commands:
             # A session of its own: the terminal's SIGINT comes to this process alone.
-            own: dict[str, Any] = {"start_new_session": True, "preexec_fn": begin}
+            kept = [int(environ[LISTENER])] if LISTENER in environ else []
+            own: dict[str, Any] = {"start_new_session": True, "preexec_fn": begin, "pass_fds": kept}
             processes.append(subprocess.Popen(words, env=environ, stdin=subprocess.DEVNULL, **own))
         return _exit_status(processes, received, say)
     finally:
