@@ -159,7 +159,7 @@ def identity(spec: Spec, datasets: Mapping[str, Dataset]) -> dict[str, Any]:
         same[f"data.{name} (fingerprint)"] = dataset.manifest.fingerprint()
         same[f"data.quarantine of data.{name} (fingerprint)"] = dataset.kept.fingerprint()
     same["summit_train (version)"] = summit_train.__version__
-    same["torch (version)"] = torch.__version__
+    same["torch (version)"] = str(torch.__version__)
     same["summit_train (digest of the code)"] = code_digest(Path(summit_train.__file__).parent)
     with torch.device("meta"):
         network = build_network(spec)

@@ -7,13 +7,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from summit_train.core.errors import AgreedError, UserError, describe, exit_status, is_bug
 
-if TYPE_CHECKING:  # commands that need no torch have worlds too
-    import torch
-    from mpi4py.MPI import Intracomm
+if TYPE_CHECKING:
+    import torch  # for the types alone: commands that need no torch have worlds too
 
 T = TypeVar("T")
 _WAIT_SECONDS = 0.1
@@ -110,7 +109,7 @@ class World:
         return cast(T, self.broadcast(self.together(lambda: work() if self.rank == 0 else None)))
 
 
-def refuse_mixed(mpi: Intracomm, backend: str, host: str) -> None:
+def refuse_mixed(mpi: Any, backend: str, host: str) -> None:
     """Raise UserError where the ranks of MPI's world were started for different back ends. Collective."""
     own = f"{backend} {host}".encode()[:_NAME_BYTES].ljust(_NAME_BYTES)
     everyone = bytearray(_NAME_BYTES * mpi.Get_size())

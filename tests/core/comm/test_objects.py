@@ -41,9 +41,9 @@ def _returned(value: object) -> Any:
 
 STRUCTURED = np.array([(1, 2.5, "é")], dtype=[("a", "<i8"), ("b", "<f4"), ("c", "<U3")])
 VALUES = [
-    None, True, False, 0, -1, 1 << 63, -(1 << 20_000), 1.5, math.inf, -0.0, "", "é\U0001f600", "a\udcffb", "\ud83d\ude00",
-    b"", b"\0\xff", [], [1, [2.0, ("list", {"type": "int"})]], (), ({3, 4}, frozenset({"x"})), {1: "a", (2, None): {}},
-    OrderedDict(b=1, a=2), Path("/x/\udcfe"), np.float32(1 / 3), np.bool_(True), np.str_("a"),
+    None, True, False, 0, -1, 1 << 63, -(1 << 20_000), 1.5, math.inf, -0.0, "", "é\U0001f600", "a\udcffb",
+    "\ud83d\ude00", b"", b"\0\xff", [], [1, [2.0, ("list", {"type": "int"})]], (), ({3, 4}, frozenset({"x"})),
+    {1: "a", (2, None): {}}, OrderedDict(b=1, a=2), Path("/x/\udcfe"), np.float32(1 / 3), np.bool_(True), np.str_("a"),
     Span(3, 9), [WHOLE] * 3, Slice("phases", "step 1", 1, 0.5, math.inf, None), RankTrace("rank 1", 0.1, 0.2, []),
     DataSpec(train="a.csv", val="b.csv"), DataSpec.model_construct({"train"}, train="broken"),
 ]  # fmt: skip
@@ -57,7 +57,9 @@ def test_a_value_arrives_as_it_was_sent_in_one_message_if_it_is_short(value: obj
 
 
 def test_what_a_model_was_given_is_known_to_its_copy() -> None:
-    assert _returned(DataSpec(train="a")).model_fields_set == {"train"} and math.isnan(_returned(math.nan))
+    assert _returned(DataSpec(train="a", val="b")).model_fields_set == {"train", "val"} and math.isnan(
+        _returned(math.nan)
+    )
 
 
 @pytest.mark.parametrize("piece", [1000, 1 << 20])
