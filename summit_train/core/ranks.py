@@ -33,6 +33,7 @@ _SECONDS_TO_END = 3.0  # from SIGTERM to SIGKILL
 _SECONDS_BETWEEN_LOOKS = 0.05
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _QUIET = {"OMPI_MCA_orte_execute_quiet": "1"}  # no banners behind the message of a rank
+_ONE_HOST = {"OMPI_MCA_btl": "^tcp"}  # ranks that share memory need no ports
 # What ranks of other hosts need of this environment. Open MPI sends its own variables.
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHON", "OMP_", "MASTER_", "SUMMIT_TRAIN_", "NCCL_", "GLOO_", "HOROVOD_")
 
@@ -72,8 +73,9 @@ def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Calla
         say(f"{ranks} ranks {how}, started by mpirun{settings}")
         forwarded = [word for name in environ if name.startswith(_FORWARDED) for word in ("-x", name)]
         launcher = [*mpirun_command(mpirun, ranks, hosts), *(forwarded if hosts else [])]
-        quiet = {} if hosts else _QUIET  # why a host cannot be reached is worth reading
-        return attend([([*launcher, *program], environ | root | quiet)], say)
+        if not hosts:  # why one cannot be reached is worth reading
+            environ = _ONE_HOST | environ | _QUIET
+        return attend([([*launcher, *program], environ | root)], say)
     say(f"{ranks} ranks {how}")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         # gloo's own choice is the interface of the host's name, which need not be one of this machine.
@@ -119,10 +121,11 @@ def _exit_status(processes: Sequence[Process], received: Sequence[int], say: Cal
         codes = [process.poll() for process in processes]
         interrupted = received.count(signal.SIGINT) > 1
         if kill_at == math.inf and (interrupted or any(codes)):
-            failed = next((code for code in codes if code), 0)
+            rank, failed = next(((rank, code) for rank, code in enumerate(codes) if code), (0, 0))
             status = _INTERRUPTED if interrupted else failed if failed > 0 else 128 - failed
             if (number := status - 128) in signal.valid_signals() and not interrupted:
-                say(f"a rank was ended by {signal.Signals(number).name}")
+                who = f"rank {rank}" if len(processes) > 1 else "a rank"
+                say(f"{who} was ended by {signal.Signals(number).name}")
             _signal(processes, signal.SIGTERM)
             kill_at = time.monotonic() + _SECONDS_TO_END
         elif len(received) > num_seen:

@@ -146,19 +146,19 @@ class TorchWorld(World):
 
     def broadcast(self, value: T) -> T:
         with self._joined():
-            return objects.broadcast(value, self.rank, self._passed(self._dist.broadcast, src=0))
+            return objects.broadcast(value, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True))
 
     def gather(self, value: T) -> list[T] | None:
-        def take(piece: objects.Bytes, source: int) -> None:
-            self._passed(self._dist.recv, src=source)(piece)
-
         with self._joined():
-            return objects.gather(value, self.rank, self.size, self._passed(self._dist.send, dst=0), take)
+            put, take = self._mover(self._dist.isend, dst=0), self._mover(self._dist.irecv)
+            return objects.gather(value, self.rank, self.size, put, lambda piece, source: take(piece, src=source))
 
-    def _passed(self, move: Callable[..., object], **place: int) -> objects.Pass:
+    @staticmethod
+    def _mover(start: Callable[..., Any], **place: int) -> Callable[..., object]:
+        """Return what passes a message on by `start`, however late the other rank is."""
         import torch
 
-        return lambda piece: move(torch.from_numpy(piece), **place)
+        return lambda piece, **more: start(torch.from_numpy(piece), **place, **more).wait(_FOREVER)
 
     def close(self) -> None:
         self.barrier()
