@@ -149,11 +149,17 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
 def _index(args: argparse.Namespace) -> Result:
     if args.root is not None and args.source.is_dir():
         raise UserError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
+
+    def listed() -> check.Listing:
+        listing = check.list_videos(args.source, args.root)
+        check_beside(args.out, listing.classes, listing.root)
+        return listing
+
     with session(this_launch()) as world:
-        listing = world.from_first(lambda: check.list_videos(args.source, args.root))
-        world.from_first(lambda: check_beside(args.out, listing.classes, listing.root))
-        found = _survey(world, str(listing.root), (row.path for row in listing.rows), args.out, args.workers)
-        if world.rank:
+        listing = world.together(lambda: None if world.rank else listed())
+        root = world.broadcast("" if listing is None else str(listing.root))
+        found = _survey(world, root, (row.path for row in listing.rows) if listing else (), args.out, args.workers)
+        if listing is None:
             return Result()
         rows, left_out = check.sort_clips(listing.rows, found, compare=False)
         text = _index_text(listing, rows)
@@ -190,7 +196,8 @@ def _journal_folder(out: Path) -> Path:
 def _survey(world: World, root: str, paths: Iterable[str], out: Path, workers: int | None) -> dict[str, check.Found]:
     """Decode all files by all ranks; return the findings on rank 0, elsewhere nothing. Collective.
 
-    An interrupted survey for the same `out` is continued: files that have not changed since are not decoded again.
+    paths: on rank 0. An interrupted survey for the same `out` is continued: files that have not changed since are not
+    decoded again.
     Delete the journal once `out` is written.
     """
     world.from_first(lambda: check_output("--out", out, out))  # before the work, not after it
@@ -360,10 +367,16 @@ def _work(args: argparse.Namespace, packing: Packing) -> Result:
     store = FileStore(manifest, located_root(args.root, manifest))
     with session(this_launch()) as world, ExitStack() as held:
         workers = _num_workers(args.workers, world)
+
+        def clips_per_shard() -> int | None:
+            job = begin(store, args.out, packing, args.shard_size, workers)
+            return None if job is None else job.clips_per_shard
+
         world.from_first(lambda: held.enter_context(alone_in(args.out)))
-        job = world.from_first(lambda: begin(store, args.out, packing, args.shard_size, workers))
+        per_shard = world.from_first(clips_per_shard)
         text = [f"{args.out}: is packed already; `data verify` checks it"]
-        if job is not None:
+        if per_shard is not None:
+            job = Job(store, args.out, packing, per_shard)
             shards = world.from_first(lambda: missing_shards(job))[world.rank :: world.size]
             clips = sum(len(job.clips(shard)) for shard in shards)
             done = followed(pack_shards(job, shards, workers), clips, "clips", world, in_logs=True)

@@ -9,18 +9,19 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
 from summit_train.core.comm import choose_backend
-from summit_train.core.comm.launch import PORTS, RANK, RANKS, Launch, this_launch
+from summit_train.core.comm.launch import LISTENER, PORTS, RANK, RANKS, SECRET, Launch, this_launch
 from summit_train.core.errors import UserError
 from summit_train.core.machine import num_cpus
 from summit_train.core.processes import ROOT_ALLOWED, find_mpirun, mpirun_command, refuses_root
@@ -32,6 +33,7 @@ _SECONDS_TO_END = 3.0  # from SIGTERM to SIGKILL
 _SECONDS_BETWEEN_LOOKS = 0.05
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _QUIET = {"OMPI_MCA_orte_execute_quiet": "1"}  # no banners behind the message of a rank
+_ONE_HOST = {"OMPI_MCA_btl": "^tcp"}  # ranks that share memory need no ports
 # What ranks of other hosts need of this environment. Open MPI sends its own variables.
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHON", "OMP_", "MASTER_", "SUMMIT_TRAIN_", "NCCL_", "GLOO_", "HOROVOD_")
 
@@ -55,7 +57,7 @@ def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Calla
     if not all(hosts):
         raise UserError(f"--hosts must be names separated by commas, got {','.join(hosts)!r}")
     threads = max(1, num_cpus() * max(1, len(hosts)) // ranks)
-    environ = {"OMP_NUM_THREADS": str(threads), **os.environ}
+    environ = {"OMP_NUM_THREADS": str(threads), SECRET: secrets.token_hex(), **os.environ}
     backend = choose_backend(Launch("--ranks", 0, ranks, by_mpi=mpirun is not None), environ)
     program, how = [sys.executable, "-m", "summit_train", *words], f"joined by {backend}"
     if hosts:
@@ -71,24 +73,18 @@ def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Calla
         say(f"{ranks} ranks {how}, started by mpirun{settings}")
         forwarded = [word for name in environ if name.startswith(_FORWARDED) for word in ("-x", name)]
         launcher = [*mpirun_command(mpirun, ranks, hosts), *(forwarded if hosts else [])]
-        quiet = {} if hosts else _QUIET  # why a host cannot be reached is worth reading
-        return attend([([*launcher, *program], environ | root | quiet)], say)
+        if not hosts:  # why one cannot be reached is worth reading
+            environ = _ONE_HOST | environ | _QUIET
+        return attend([([*launcher, *program], environ | root)], say)
     say(f"{ranks} ranks {how}")
-    with _kept_port() as port:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         # gloo's own choice is the interface of the host's name, which need not be one of this machine.
-        environ = {"GLOO_SOCKET_IFNAME": "lo"} | environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
+        environ = {"GLOO_SOCKET_IFNAME": "lo"} | environ | meeting
         each = [environ | {RANK: str(rank), RANKS: str(ranks)} for rank in range(ranks)]
+        each[0] |= {LISTENER: str(listener.fileno())}
         # A rank that starts keeps a request to stop until it has a handler. mpirun must not: it needs its signals.
         return attend([(program, own) for own in each], say, blocked=STOP_SIGNALS)
-
-
-@contextmanager
-def _kept_port() -> Iterator[int]:
-    """Keep a port for rank 0 within the block: only a socket with SO_REUSEADDR, as its store has, can listen there."""
-    with socket.socket() as keeper:
-        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        keeper.bind(("", 0))
-        yield keeper.getsockname()[1]
 
 
 def attend(commands: Sequence[Command], say: Callable[[str], None], blocked: Sequence[int] = ()) -> int:
@@ -109,7 +105,8 @@ def attend(commands: Sequence[Command], say: Callable[[str], None], blocked: Seq
     try:
         for words, environ in commands:
             # A session of its own: the terminal's SIGINT comes to this process alone.
-            own: dict[str, Any] = {"start_new_session": True, "preexec_fn": begin}
+            kept = [int(environ[LISTENER])] if LISTENER in environ else []
+            own: dict[str, Any] = {"start_new_session": True, "preexec_fn": begin, "pass_fds": kept}
             processes.append(subprocess.Popen(words, env=environ, stdin=subprocess.DEVNULL, **own))
         return _exit_status(processes, received, say)
     finally:
@@ -124,10 +121,11 @@ def _exit_status(processes: Sequence[Process], received: Sequence[int], say: Cal
         codes = [process.poll() for process in processes]
         interrupted = received.count(signal.SIGINT) > 1
         if kill_at == math.inf and (interrupted or any(codes)):
-            failed = next((code for code in codes if code), 0)
+            rank, failed = next(((rank, code) for rank, code in enumerate(codes) if code), (0, 0))
             status = _INTERRUPTED if interrupted else failed if failed > 0 else 128 - failed
             if (number := status - 128) in signal.valid_signals() and not interrupted:
-                say(f"a rank was ended by {signal.Signals(number).name}")
+                who = f"rank {rank}" if len(processes) > 1 else "a rank"
+                say(f"{who} was ended by {signal.Signals(number).name}")
             _signal(processes, signal.SIGTERM)
             kill_at = time.monotonic() + _SECONDS_TO_END
         elif len(received) > num_seen:

@@ -121,7 +121,7 @@ class Neighbour:
 
     def __init__(self, world: World) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.bind(("", 0))
+        self._socket.bind(("127.0.0.1" if world.local_size == world.size else "", 0))
         self._socket.setblocking(False)
         self._key = os.urandom(8)  # tells this run's datagrams from anybody else's
         ring = world.broadcast(world.gather((world.who, world.host, self._socket.getsockname()[1], self._key)))

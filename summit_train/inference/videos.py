@@ -47,28 +47,46 @@ class Listing(Dataset):
 
 
 def list_videos(words: Sequence[str], trained: Trained, tell: Tell, *, use_labels: bool = True) -> list[Listing]:
-    """Return the videos that `words` name, in their order.
+    """Return the videos that `words` name, in their order: what `find_videos` finds, opened by `open_videos`."""
+    return open_videos(find_videos(words, trained, tell), trained, tell, use_labels=use_labels)
+
+
+def find_videos(words: Sequence[str], trained: Trained, tell: Tell) -> list[str | list[str]]:
+    """Return the lists that `words` name and, for neighbouring files and folders, the list of their videos.
 
     A folder is searched at any depth, except hidden entries; one with numbered pictures and no video is one clip. A
-    text file without a video's extension is a manifest. Neighbouring files and folders share a Listing. A manifest
-    with other classes than the network's gets no labels. tell: takes a line about what is ignored. use_labels: False
-    ignores labels and their classes. Raises UserError for a word that names nothing and for a bad manifest.
+    text file without a video's extension is a manifest. tell: takes a line about what is ignored. Raises UserError for
+    a word that names nothing.
     """
     if not words:
         raise UserError("VIDEO is missing: name files, folders, manifests or packed sets")
     missing = [word for word in words if not os.path.exists(word)]
     if missing:
         raise UserError(f"{listed(missing)}: {MISSING}; name files, folders, manifests or packed sets")
-    listings = list[Listing]()
     if trained.spec.data.region is not None and (files := [word for word in words if not _is_list(word)]):
         right = "name a manifest with the columns left,top,width,height, or set data.region=null"
         raise UserError(f"{listed(files)}: the network was trained on regions of frames (data.region): {right}")
+    found = list[str | list[str]]()
     for is_list, group in groupby(words, _is_list):
-        if is_list:
-            listings += [_listing(word, trained, tell, use_labels=use_labels) for word in group]
+        names = list(group)
+        found += names if is_list else [[path for word in names for path in _files(word, tell)]]
+    return found
+
+
+def open_videos(
+    found: Sequence[str | list[str]], trained: Trained, tell: Tell, *, use_labels: bool = True
+) -> list[Listing]:
+    """Open what `find_videos` found. Raises UserError for a bad manifest.
+
+    A manifest with other classes than the network's gets no labels. use_labels: False ignores labels and their classes.
+    """
+    listings = list[Listing]()
+    for each in found:
+        if isinstance(each, str):
+            listings.append(_listing(each, trained, tell, use_labels=use_labels))
         else:
-            manifest = plain_manifest([path for word in group for path in _files(word, tell)])
-            kept, data = Kept(len(manifest), np.zeros(0, np.int64)), trained.spec.data
+            manifest, data = plain_manifest(each), trained.spec.data
+            kept = Kept(len(manifest), np.zeros(0, np.int64))
             listings.append(Listing(data, manifest, kept, file_store(data, manifest, ""), has_labels=False))
     return listings
 

@@ -104,6 +104,7 @@ def separate_compile_cache() -> None:
     kind = f"{isa.lower()}-{processor_digest(isa, os.environ.get('ONEDNN_MAX_CPU_ISA', ''))}"
     parent = Path(os.environ.get(_COMPILE_CACHE) or Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"))
     if parent.name != kind:
+        (parent / kind).mkdir(mode=0o755, parents=True, exist_ok=True)  # only this user may write code there
         os.environ.update({_COMPILE_CACHE: str(parent / kind)})
 
 

@@ -68,15 +68,15 @@ class Run:
             kept = inputs.train.kept
             out = f"{len(kept.excluded):,} of {kept.total:,} training clips, by {spec.data.quarantine}"
             self.notes.append(f"left out: {out}")
-        saved = world.from_first(lambda: self._first_state(**may))
-        path = checkpoint_path(spec.run_path, saved.get("step", 0))
-        own = {name: value.cpu() for name, value in self.model.state_dict().items()}
-        weights = saved["model"] if saved else world.broadcast(own)
-        world.together(lambda: give_weights(self.model, path, weights))
+        state = world.together(lambda: {} if world.rank else self._first_state(**may))
+        path = checkpoint_path(spec.run_path, world.broadcast(state.get("step", 0)))
+        self._take_weights(path, state)
+        saved = world.broadcast(state)
         counts = list(clips_per_class(inputs.train.manifest, inputs.train.kept).values())
         self.step = build_step(spec, plan, world, self.model, device, counts)
         if saved:
-            self.notes += world.together(lambda: self.step.restore(path, saved))
+            whole = saved | {"model": self.model.state_dict()}
+            self.notes += world.together(lambda: self.step.restore(path, whole))
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.noise.load_state_dict(_part(path, saved, "noise_scale", self.noise.state_dict()))
         if spec.noise_scale.every_steps and spec.parallel.method == "averaging":
@@ -152,6 +152,11 @@ class Run:
         self.writer.wait()
         if self._lock is not None:
             self._lock.check()
+
+    def _take_weights(self, path: Path, state: dict[str, Any]) -> None:
+        """Take over the weights of rank 0's `state`, which loses them: they are gone before the rest is sent."""
+        weights = self.world.broadcast(state.pop("model", None) or self.model.state_dict())
+        self.world.together(lambda: give_weights(self.model, path, weights))
 
     def _first_state(self, **may: bool) -> dict[str, Any]:
         state, notes = first_state(self.spec, self.plan, self.train_set, self.model, **may)

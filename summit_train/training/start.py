@@ -166,7 +166,7 @@ def identity(spec: Spec, datasets: Mapping[str, Dataset]) -> Identity:
     shapes = repr([(name, tuple(value.shape), value.dtype) for name, value in network.state_dict().items()])
     code = {
         "summit_train (version)": summit_train.__version__,
-        "torch (version)": torch.__version__,
+        "torch (version)": str(torch.__version__),
         "summit_train (digest of the code)": code_digest(Path(summit_train.__file__).parent),
         **network.sources,
         "network (digest of names and shapes)": hashlib.sha256(shapes.encode()).hexdigest(),

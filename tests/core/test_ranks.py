@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ _WAIT = "echo ready; while :; do sleep 0.1; done"
 )
 def test_the_exit_status_is_that_of_the_first_rank_that_fails(commands: list[str], status: int) -> None:
     """It ends the others, those that ignore SIGTERM too."""
-    said = "a rank was ended by SIGSEGV\n" if status == 139 else ""
+    said = "rank 1 was ended by SIGSEGV\n" if status == 139 else ""
     assert run(0, "-c", _ATTEND, *commands) == (status, said)
 
 
@@ -197,6 +198,46 @@ def test_a_request_to_stop_before_the_ranks_listen_is_kept(write_spec: WriteSpec
     output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 85, output
     assert (tmp_path / "runs/run/stopped").exists()
+
+
+def _addresses(processes: Iterable[int]) -> dict[str, set[str]]:
+    """The local addresses, in the kernel's hex, at which these processes listen: {"tcp": ..., "udp": ...}."""
+    owned = set[str]()
+    for process in processes:
+        for file in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                owned.add(os.readlink(file))
+    found: dict[str, set[str]] = {"tcp": set(), "udp": set()}
+    for name in ("tcp", "tcp6", "udp", "udp6"):
+        for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = row.split()[:10]
+            if f"socket:[{inode}]" in owned and state in ("0A", "07"):
+                found[name[:3]].add(local.split(":")[0])
+    return found
+
+
+@pytest.mark.parametrize("comm", [pytest.param("horovod", marks=needs_ranks), "torch"])
+def test_ranks_of_one_machine_listen_on_the_loopback_alone(write_spec: WriteSpec, tmp_path: Path, comm: str) -> None:
+    spec = str(write_spec(schedule={"epochs": 200}))
+    process = start(0, *TRAIN, spec, "--ranks", "2", env={"SUMMIT_TRAIN_COMM": comm})
+    assert process.stdout is not None
+    while not (tmp_path / "runs/run/metrics.jsonl").exists():
+        assert process.stdout.readline(), "the ranks ended early"
+    ranks = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/environ") if _is_rank_of(path, spec)]
+    found = _addresses(ranks)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 85 and len(ranks) >= 2, output
+    loopback = {"0100007F"}
+    assert found == {"tcp": loopback if comm == "torch" else set(), "udp": loopback}
+
+
+def _is_rank_of(path: Path, spec: str) -> bool:
+    try:
+        words = path.with_name("cmdline").read_bytes().split(b"\0")
+        return spec.encode() in words and b"--ranks" not in words and b"mpirun" not in words[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_torchrun_says_last_why_a_rank_failed() -> None:

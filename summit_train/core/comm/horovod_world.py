@@ -6,8 +6,10 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from summit_train.core.comm import objects
 from summit_train.core.comm.world import SAME_EVERY_TIME, World, refuse_mixed
 from summit_train.core.errors import UserError
 
@@ -44,7 +46,7 @@ class HorovodWorld(World):
         from mpi4py import MPI
 
         self._hvd, self._mpi, self._in_place = hvd, MPI.COMM_WORLD, MPI.IN_PLACE
-        refuse_mixed(self._mpi.allgather((self.backend, socket.gethostname())))
+        refuse_mixed(self._mpi, self.backend, socket.gethostname())
         hvd.init()
         self.rank, self.size = int(hvd.rank()), int(hvd.size())
         self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
@@ -79,10 +81,10 @@ class HorovodWorld(World):
         self._mpi.Allreduce(self._in_place, values.numpy())
 
     def broadcast(self, value: T) -> T:
-        return cast(T, self._mpi.bcast(value, root=0))
+        return objects.broadcast(value, self.rank, self._mpi.Bcast)
 
     def gather(self, value: T) -> list[T] | None:
-        return cast("list[T] | None", self._mpi.gather(value, root=0))
+        return objects.gather(value, self.rank, self.size, partial(self._mpi.Send, dest=0), self._mpi.Recv)
 
     def abort(self, status: int) -> None:
         sys.stdout.flush()

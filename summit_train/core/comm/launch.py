@@ -16,6 +16,8 @@ from summit_train.core.errors import UserError
 
 HYDRA = "mpirun (Hydra)"  # of MPICH and Intel MPI; PALS' mpiexec looks the same
 RANK, RANKS = "SUMMIT_TRAIN_RANK", "SUMMIT_TRAIN_RANKS"  # by `--ranks`
+LISTENER = "SUMMIT_TRAIN_LISTENER"  # by `--ranks` for rank 0: the descriptor of the socket on which the ranks meet
+SECRET = "SUMMIT_TRAIN_SECRET"  # of the job: what a rank must know for the others to believe it
 
 # (launcher, variable with the rank, variable with the number of processes). SLURM_NTASKS is set in a batch script too,
 # where only one process runs; SLURM_STEP_NUM_TASKS is set by srun alone.

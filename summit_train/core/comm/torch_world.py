@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import datetime
 import fcntl
+import hashlib
+import hmac
 import importlib.util
 import os
 import socket
@@ -17,7 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from summit_train.core.comm.launch import HYDRA, Launch, job_address, node_name
+from summit_train.core.comm import objects
+from summit_train.core.comm.launch import HYDRA, LISTENER, SECRET, Launch, job_address, node_name
 from summit_train.core.comm.world import SAME_EVERY_TIME, World, refuse_mixed
 from summit_train.core.errors import RunFailed, UserError
 
@@ -69,11 +72,35 @@ class TorchWorld(World):
                 world_size=self.size,
                 timeout=datetime.timedelta(seconds=RENDEZVOUS_S),
             )
-        nodes, own = [""] * self.size, node_name(os.environ, self.host)
-        with self._joined("a rank ended while all got to know each other"):
-            dist.all_gather_object(nodes, own)
+        nodes = self._prove()
         dist.distributed_c10d._set_pg_timeout(_FOREVER)
+        own = nodes[self.rank]
         self.local_rank, self.local_size = nodes[: self.rank].count(own), nodes.count(own)
+
+    def _prove(self) -> list[bytes]:
+        """Return a digest of each rank's node, once each rank has proven that it knows the job's secret.
+
+        Only tensors of a fixed size are exchanged here: nothing that a rank says is read as an object before.
+        """
+        secret = os.environ.get(SECRET, "").encode()
+        node = hashlib.sha256(node_name(os.environ, self.host).encode()).digest()
+        said = self._exchange(os.urandom(len(node)) + node)
+        proofs = [hmac.digest(secret, b"".join([*said, struct.pack("q", rank)]), "sha256") for rank in range(self.size)]
+        for rank, proof in enumerate(self._exchange(proofs[self.rank])):
+            if not hmac.compare_digest(proof, proofs[rank]):
+                why = "it is of another job, or its launcher does not pass the variable on"
+                raise RunFailed(f"{self.who}: rank {rank} does not know this rank's {SECRET}: {why}")
+        return [words[len(node) :] for words in said]
+
+    def _exchange(self, own: bytes) -> list[bytes]:
+        """Return the equally many bytes of each rank."""
+        import torch
+
+        mine = torch.tensor(list(own), dtype=torch.uint8)
+        everyone = [torch.empty_like(mine) for _ in range(self.size)]
+        with self._joined("a rank ended while all got to know each other"):
+            self._dist.all_gather(everyone, mine)
+        return [bytes(words.tolist()) for words in everyone]
 
     @contextmanager
     def _joined(self, what: str = "another rank has ended or is cut off") -> Iterator[None]:
@@ -126,18 +153,20 @@ class TorchWorld(World):
         return poll
 
     def broadcast(self, value: T) -> T:
-        import torch
-
-        values = [value]
         with self._joined():
-            self._dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
-        return values[0]
+            return objects.broadcast(value, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True))
 
     def gather(self, value: T) -> list[T] | None:
-        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
         with self._joined():
-            self._dist.gather_object(value, values, dst=0)
-        return values
+            put, take = self._mover(self._dist.isend, dst=0), self._mover(self._dist.irecv)
+            return objects.gather(value, self.rank, self.size, put, lambda piece, source: take(piece, src=source))
+
+    @staticmethod
+    def _mover(start: Callable[..., Any], **place: int) -> Callable[..., object]:
+        """Return what passes a message on by `start`, however late the other rank is."""
+        import torch
+
+        return lambda piece, **more: start(torch.from_numpy(piece), **place, **more).wait(_FOREVER)
 
     def close(self) -> None:
         self.barrier()
@@ -151,7 +180,7 @@ def meet(launch: Launch, host: str) -> tuple[TCPStore, str]:
     """
     address, port, keeps = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"), launch.rank == 0
     if (world := _mpi_world(launch)) is not None:
-        refuse_mixed(world.allgather(("torch", host)))
+        refuse_mixed(world, "torch", host)
         if address is None or port is None:
             return _meet_by_mpi(world, launch, address or host)
     if address is None or port is None:
@@ -190,7 +219,7 @@ def _meet_by_mpi(world: Intracomm, launch: Launch, address: str) -> tuple[TCPSto
             told = address, store.port
         except (UserError, RunFailed) as error:
             told = error
-    told = world.bcast(told)
+    told = objects.broadcast(told, launch.rank, world.Bcast)
     if isinstance(told, Exception):
         raise told
     assert told is not None
@@ -209,8 +238,11 @@ def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
         if error.errno == socket.EAI_NONAME:
             right = "set MASTER_ADDR to one that every rank can reach"
             raise UserError(f"{who}: rank 0's host {address} has no address here; {right}") from error
+    # By `--ranks`: a socket that listens on the loopback alone; torch's own would listen on every interface.
+    listener = os.environ.get(LISTENER) if keeps else None
+    own = {} if listener is None else {"master_listen_fd": int(listener)}
     try:
-        return TCPStore(address, port, None, keeps, patience, wait_for_workers=False)
+        return TCPStore(address, port, None, keeps, patience, wait_for_workers=False, **own)
     except RuntimeError as error:
         if keeps:
             reason = str(error).strip().splitlines()[0]

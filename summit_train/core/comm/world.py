@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from summit_train.core.errors import AgreedError, UserError, describe, exit_status, is_bug
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _WAIT_SECONDS = 0.1
+_NAME_BYTES = 300  # of a back end and a host
 
 # Switches that add for NCCL (NVLS, on Hopper and later) add in another order in each call: NVIDIA/nccl issue 1497.
 SAME_EVERY_TIME = ("NCCL_NVLS_ENABLE", "0")
@@ -58,7 +59,7 @@ class World:
         return lambda: list(numbers)
 
     def broadcast(self, value: T) -> T:
-        """Return rank 0's object on every rank."""
+        """Return rank 0's value on every rank: plain values, arrays, tensors and types of ours; see `objects`."""
         return value
 
     def gather(self, value: T) -> list[T] | None:
@@ -112,10 +113,14 @@ class World:
         return cast(T, self.broadcast(self.together(lambda: work() if self.rank == 0 else None)))
 
 
-def refuse_mixed(backends: Sequence[tuple[str, str]]) -> None:
-    """Raise UserError where ranks were started for different back ends; (back end, host) of each rank."""
-    for rank, (backend, host) in enumerate(backends):
-        first, first_host = backends[0]
-        if backend != first:
-            mixed = f"rank {rank} on {host} uses {backend}, but rank 0 on {first_host} uses {first}"
+def refuse_mixed(mpi: Any, backend: str, host: str) -> None:
+    """Raise UserError where the ranks of MPI's world were started for different back ends. Collective."""
+    own = f"{backend} {host}".encode()[:_NAME_BYTES].ljust(_NAME_BYTES)
+    everyone = bytearray(_NAME_BYTES * mpi.Get_size())
+    mpi.Allgather(own, everyone)
+    names = [everyone[start : start + _NAME_BYTES].decode().split() for start in range(0, len(everyone), _NAME_BYTES)]
+    first, first_host = names[0]
+    for rank, (other, other_host) in enumerate(names):
+        if other != first:
+            mixed = f"rank {rank} on {other_host} uses {other}, but rank 0 on {first_host} uses {first}"
             raise UserError(f"{mixed}; set SUMMIT_TRAIN_COMM to the same value on all ranks")

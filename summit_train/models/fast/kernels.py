@@ -93,13 +93,15 @@ def compiled(target: str) -> Path:
     processor_option = "-mcpu" if target.startswith("ppc") else "-march"
     command = [compiler, *_FLAGS, f"{processor_option}={target if target in _X86 else 'native'}", str(SOURCE), "-o"]
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        # Whatever the umask: who may write here runs code as this user.
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder, path.name)
             done = subprocess.run(
                 [*command, str(made)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE_S
             )
             if done.returncode == 0:
+                made.chmod(0o755)
                 made.replace(path)
     except subprocess.TimeoutExpired as error:
         raise RunFailed(f"{compiler} took longer than {_PATIENCE_S} s") from error

@@ -6,10 +6,14 @@ import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
+import torch
+from torch import distributed as dist
 
 from summit_train.core.comm import open_world
 from summit_train.core.comm import torch_world as module
@@ -145,6 +149,63 @@ def test_a_rank_that_ends_before_all_are_connected_is_not_waited_for() -> None:
             module.use_interface_towards = lambda address: sys.exit(0)  # type: ignore[assignment]
         with pytest.raises(RunFailed, match=f"{socket.gethostname()}: the ranks do not connect within 2 s"):
             open_world()
+        return 0
+
+    status, output = forked(2, work)
+    assert status == 0, output
+
+
+class _Planted:
+    """Pickled, it writes a file where it is read."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (Path("planted"),)
+
+
+@pytest.mark.parametrize("knows_protocol", [True, False])
+def test_a_stranger_that_joins_as_a_rank_is_refused_and_runs_no_code(tmp_path: Path, knows_protocol: bool) -> None:
+    def work() -> int:
+        os.chdir(tmp_path)
+        if (launch := this_launch()).rank == 0:
+            os.environ["SUMMIT_TRAIN_SECRET"] = "ours"
+            with pytest.raises(RunFailed, match="(rank 1 does not know|got to know)"):
+                open_world()
+            return 0
+        store, _ = meet(launch, "here")
+        dist.init_process_group("gloo", store=dist.PrefixStore("0", store), rank=1, world_size=2)
+        with suppress(RuntimeError):  # rank 0 has left
+            for size in (64, 32) if knows_protocol else ():
+                dist.all_gather([torch.zeros(size, dtype=torch.uint8) for _ in range(2)], torch.ones(size).byte())
+            dist.all_gather_object([None, None], _Planted())
+            dist.gather_object(_Planted(), None)
+        return 0
+
+    status, output = forked(2, work)
+    assert status == 0 or not knows_protocol, output  # gloo ends a process that gets more bytes than it expects
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("secret", "is_believed"), [("ours", True), ("theirs", False), ("", False)])
+def test_a_rank_is_believed_if_it_knows_the_secret(secret: str, is_believed: bool) -> None:
+    def work() -> int:
+        os.environ["SUMMIT_TRAIN_SECRET"] = secret if this_launch().rank == 2 else "ours"
+        with nullcontext() if is_believed else pytest.raises(RunFailed, match=wrong):
+            open_world().close()
+        return 0
+
+    wrong = "(rank [01] on .* rank 2|rank 2 on .* rank 0) does not know this rank's SUMMIT_TRAIN_SECRET"
+    status, output = forked(3, work)
+    assert status == 0, output
+
+
+def test_a_rank_may_be_late_for_longer_than_the_ranks_may_take_to_connect() -> None:
+    def work() -> int:
+        module.RENDEZVOUS_S = 2
+        world = open_world()
+        if world.rank == 1:
+            time.sleep(4)
+        assert world.gather(world.rank) in ([0, 1], None)
+        world.close()
         return 0
 
     status, output = forked(2, work)

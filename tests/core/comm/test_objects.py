@@ -1,0 +1,158 @@
+"""What travels between ranks arrives as it was sent, and nothing that arrives runs code."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from summit_train.core.comm import objects, open_world
+from summit_train.core.errors import AgreedError
+from summit_train.data.manifest.clip import WHOLE, Span
+from summit_train.data.manifest.quarantine import Kept
+from summit_train.spec import DataSpec
+from summit_train.training.trace import RankTrace, Slice
+from tests.worlds import joined, needs_ranks
+
+
+def _messages(value: object) -> list[np.ndarray[Any, Any]]:
+    sent: list[np.ndarray[Any, Any]] = []
+    objects.send(value, lambda piece: sent.append(piece.copy()))
+    return sent
+
+
+def _returned(value: object) -> Any:
+    messages: Iterator[np.ndarray[Any, Any]] = iter(_messages(value))
+
+    def take(piece: np.ndarray[Any, Any]) -> None:
+        piece[:] = next(messages)
+
+    received = objects.receive(take)
+    assert not list(messages)
+    return received
+
+
+STRUCTURED = np.array([(1, 2.5, "é")], dtype=[("a", "<i8"), ("b", "<f4"), ("c", "<U3")])
+VALUES = [
+    None, True, False, 0, -1, 1 << 63, -(1 << 20_000), 1.5, math.inf, -0.0, "", "é\U0001f600", "a\udcffb",
+    "\ud83d\ude00", b"", b"\0\xff", [], [1, [2.0, ("list", {"type": "int"})]], (), ({3, 4}, frozenset({"x"})),
+    {1: "a", (2, None): {}}, OrderedDict(b=1, a=2), Path("/x/\udcfe"), np.float32(1 / 3), np.bool_(True), np.str_("a"),
+    Span(3, 9), [WHOLE] * 3, Slice("phases", "step 1", 1, 0.5, math.inf, None), RankTrace("rank 1", 0.1, 0.2, []),
+    DataSpec(train="a.csv", val="b.csv"), DataSpec.model_construct({"train"}, train="broken"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_a_value_arrives_as_it_was_sent_in_one_message_if_it_is_short(value: object) -> None:
+    returned = _returned(value)
+    assert returned == value and type(returned) is type(value) and (type(value) is int or repr(returned) == repr(value))
+    assert len(_messages(value)) <= 2
+
+
+def test_what_a_model_was_given_is_known_to_its_copy() -> None:
+    assert _returned(DataSpec(train="a", val="b")).model_fields_set == {"train", "val"} and math.isnan(
+        _returned(math.nan)
+    )
+
+
+@pytest.mark.parametrize("piece", [1000, 1 << 20])
+def test_arrays_and_tensors_arrive_bit_for_bit(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    """Those of any memory order, of none, and one that occurs twice; large ones in pieces."""
+    monkeypatch.setattr(objects, "PIECE", piece)
+    random = torch.Generator().manual_seed(1)
+    large = torch.randn(2, 3, 100, 100, generator=random).to(memory_format=torch.channels_last)
+    tensors = [
+        large,
+        large.bfloat16(),
+        large > 0,
+        torch.tensor(7),
+        torch.zeros(0, 3),
+        torch.nn.Parameter(large.double()),
+    ]
+    arrays = [np.asfortranarray(large[0].numpy()), STRUCTURED, np.zeros(2, "V32"), np.array(3, ">i2"), np.zeros((2, 0))]
+    frozen = np.arange(50_000)
+    frozen.flags.writeable = False
+    value = {"tensors": tensors, "arrays": [*arrays, frozen], "again": large}
+    assert max(map(len, _messages(value))) <= max(piece, 1024)
+    returned = _returned(value)
+    for tensor, copy in zip(tensors, returned["tensors"], strict=True):
+        assert copy.dtype == tensor.dtype and torch.equal(copy, tensor.detach())
+    for array, copy in zip(value["arrays"], returned["arrays"], strict=True):
+        assert (copy.dtype, copy.shape, copy.tobytes()) == (array.dtype, array.shape, array.tobytes())
+    assert returned["again"] is returned["tensors"][0]
+
+
+def test_objects_of_ours_arrive_without_their_constructors(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, error = Kept(9, np.array([2])), AgreedError("no such list", 2)
+    monkeypatch.delattr(AgreedError, "__init__")
+    returned, found = _returned([kept, error])
+    assert (returned.total, returned.excluded.tolist()) == (9, [2])
+    assert (type(found), str(found), found.status) == (AgreedError, "no such list", 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (Counter(), "collections.Counter"),
+        (lambda: 1, "builtins.function"),
+        ([{"a": object()}], "builtins.object"),
+        (DataSpec, "ModelMetaclass"),
+        (np.array([None]), "numpy.ndarray"),
+        (ValueError("x"), "builtins.ValueError"),
+        (objects._Receiver(np.zeros(0, np.uint8), print), "summit_train.core.comm.objects._Receiver"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_before_anything_is_sent(value: object, name: str) -> None:
+    sent: list[object] = []
+    with pytest.raises(TypeError, match=f"{name} cannot be sent to other ranks"):
+        objects.send(value, sent.append)
+    assert sent == []
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        ["type", "subprocess", "Popen", ["dict", "args", "true"]],
+        ["type", "summit_train.core.ranks", "subprocess.Popen", ["dict", "args", "true"]],
+        ["type", "summit_train.core.ranks", "attend", ["dict"]],
+        ["type", "summit_train.core.comm.world", "World", ["dict"]],
+        ["array", "__import__('os').system('true')", [1], 0],
+        ["tensor", "load", [1], 0],
+        ["eval", "1"],
+    ],
+)
+def test_what_no_rank_of_ours_sends_is_refused(node: list[Any]) -> None:
+    text = json.dumps(node).encode()
+    first = np.zeros(1024, np.uint8)
+    first[:16].view(np.int64)[:] = len(text), len(text)
+    first[16 : 16 + len(text)] = np.frombuffer(text, np.uint8)
+    with pytest.raises((TypeError, ValueError, KeyError)):
+        objects.receive(lambda piece: piece.__setitem__(slice(None), first))
+
+
+@pytest.mark.parametrize("backend", [pytest.param("horovod", marks=needs_ranks), "torch"])
+def test_both_worlds_carry_large_and_small_values_between_sums(backend: str) -> None:
+    def work() -> int:
+        objects.PIECE = 1 << 20
+        world = open_world()
+        large = torch.arange(700_000) + world.rank
+        wait = world.start_mean(torch.ones(1 << 20), "mean")
+        shared = world.broadcast({"large": large, "path": Path("a\udcff")})
+        gathered = world.gather((world.rank, large.numpy()[::2], Span(world.rank, 9)))
+        wait()
+        assert shared["path"] == Path("a\udcff") and torch.equal(shared["large"], torch.arange(700_000))
+        for rank, (number, array, span) in enumerate(gathered or ()):
+            assert (number, span) == (rank, Span(rank, 9)) and np.array_equal(array, np.arange(700_000)[::2] + rank)
+        assert (gathered is None) == (world.rank > 0)
+        world.close()
+        return 0
+
+    status, output = joined(3, work, backend)
+    assert status == 0, output
