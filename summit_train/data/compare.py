@@ -70,9 +70,9 @@ def sign(root: str, clip: Clip) -> Signature | DecodeError:
     views_of = lambda width, height: [View(_SIDE, _SIDE, 0, 0, _SIDE, _SIDE)]  # noqa: E731
     try:
         if os.path.isdir(path):
-            (frames,) = read_folder_views(path, choose, views_of, None, NO_HURRY)
+            (frames,) = read_folder_views(path, choose, views_of, None, NO_HURRY).views
         else:
-            (frames,) = read_views(load_video(path, None), choose, views_of, limits=NO_HURRY)
+            (frames,) = read_views(load_video(path, None), choose, views_of, limits=NO_HURRY).views
     except DecodeError as error:
         return DecodeError(clip.path, error.reason, clip.span)
     return signature(frames[::-1] if clip.is_reversed else frames)

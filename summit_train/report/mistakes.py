@@ -110,7 +110,7 @@ class Videos:
         try:
             if place >= len(listed) or clip != listed.clip(place):
                 raise UserError(f"{listed.source}: has changed since the evaluation; {clip} is in another place")
-            (frames,) = self._store.read_views(place, choose, views_of)
+            (frames,) = self._store.read_views(place, choose, views_of).views
         except (UserError, OSError) as error:
             return "", str(error)
         gap = np.full((frames.shape[1], _GAP, 3), 255, np.uint8)

@@ -41,12 +41,12 @@ def _single(choose: Choose, view_of: ViewOf) -> tuple[Choose, Callable[[int, int
 
 
 def read_clip(video: Video, choose: Choose, view_of: ViewOf, num_frames: int | None = None, **how: Any) -> Frames:
-    clip: Frames = read_views(encoded(video), *_single(choose, view_of), num_frames, **how)[0]
+    clip: Frames = read_views(encoded(video), *_single(choose, view_of), num_frames, **how).views[0]
     return clip
 
 
 def stored_clip(store: Store, clip: int, choose: Choose, view_of: ViewOf) -> Frames:
-    found: Frames = store.read_views(clip, *_single(choose, view_of))[0]
+    found: Frames = store.read_views(clip, *_single(choose, view_of)).views[0]
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from summit_train.core.errors import UserError
 from summit_train.data.batches import loader
 from summit_train.data.batches.loader import whole_videos
 from summit_train.data.batches.stores import open_store
-from summit_train.data.manifest import read_manifest
+from summit_train.data.manifest import files, read_manifest
+from summit_train.data.video import decode
 from summit_train.data.video.augment import stream_frames
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import load_spec
@@ -77,6 +79,37 @@ def test_a_long_video_is_read_in_pieces(
     np.testing.assert_array_equal(score(spec, model).scores, at_once.scores)
 
 
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_long_video_is_loaded_and_decoded_once(
+    write_spec: WriteSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: bool
+) -> None:
+    """Without the number of frames in the list it is decoded once more, for its length."""
+    spec = load_spec(write_spec(data={"val": noise_videos(tmp_path, [25], counted=counted)}))
+    monkeypatch.setattr(loader, "PICTURES_AT_ONCE", 4)
+    every_frame, load_video, decoded, loaded = decode.every_frame, files.load_video, list[int](), list[str]()
+    counting = lambda *args: (decoded.append(frame.width) or frame for frame in every_frame(*args))  # noqa: E731
+    monkeypatch.setattr(decode, "every_frame", counting)
+    monkeypatch.setattr(files, "load_video", lambda *args: loaded.append(args[0]) or load_video(*args))
+    store = open_store(spec.data, read_manifest(spec.data.val))
+    for one in whole_videos(spec.data, spec.evaluate, store, [0], np.arange):
+        assert sum(len(block.numbers) for block in one.blocks()) == 25
+    assert (len(decoded), len(loaded)) == (25 if counted else 50, 1)
+
+
+def test_workers_pass_over_a_video_that_is_left_in_the_middle(
+    write_spec: WriteSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {"val": noise_videos(tmp_path, [25, 9, 40, 10, 30]), "workers": 2, "on_bad_clip": "skip"}
+    spec = load_spec(write_spec(data=data))
+    monkeypatch.setattr(loader, "PICTURES_AT_ONCE", 10)
+    store, found = open_store(spec.data, read_manifest(spec.data.val)), list[list[int]]()
+    for one in whole_videos(spec.data, spec.evaluate, store, range(5), np.arange):
+        blocks = list(islice(one.blocks(), 1 if one.video == 0 else None))
+        assert {block.video for block in blocks} == {one.video}
+        found.append([number for block in blocks for number in block.numbers.tolist()])
+    assert found == [list(range(number)) for number in (10, 9, 40, 10, 30)]
+
+
 def test_pieces_of_a_video_with_fewer_frames_than_its_manifest_says(
     write_spec: WriteSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,8 +118,8 @@ def test_pieces_of_a_video_with_fewer_frames_than_its_manifest_says(
     spec = load_spec(write_spec(data={"val": str(path)}))
     monkeypatch.setattr(loader, "PICTURES_AT_ONCE", 10)
     store = open_store(spec.data, read_manifest(path))
-    (one,) = whole_videos(spec.data, spec.evaluate, store, [0], partial(stream_frames, spec.data))
-    assert [(block.num_frames, len(block.numbers)) for block in one.blocks()] == [(25, 10), (25, 10), (25, 5)]
+    for one in whole_videos(spec.data, spec.evaluate, store, [0], partial(stream_frames, spec.data)):
+        assert [(block.num_frames, len(block.numbers)) for block in one.blocks()] == [(25, 10), (25, 10), (25, 5)]
 
 
 def test_a_video_that_cannot_be_read(write_spec: WriteSpec, tmp_path: Path) -> None:

@@ -6,9 +6,12 @@ Pixels stay uint8; the device normalises them.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, cycle, islice
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -18,11 +21,12 @@ from numpy.typing import NDArray
 from summit_train.core import rng
 from summit_train.data.batches.order import MicroBatchKey, Order
 from summit_train.data.batches.stores import Store
-from summit_train.data.batches.workers import Batches, Reading
+from summit_train.data.batches.workers import PREFETCHED_PER_WORKER, Batches, Reading
 from summit_train.data.manifest.boxes import stacked_targets
 from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video import augment
 from summit_train.data.video.clips import Frames, ViewsOf
+from summit_train.data.video.decode import Playback
 from summit_train.data.video.rand_augment import apply_operations, draw_operations
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import DataSpec, EvaluateSpec
@@ -158,29 +162,22 @@ class _TrainingClips:
         # The first view has the draws of a clip that is not repeated.
         places = [(*drawn, *([repeat] if repeat else [])) for repeat in range(data.repeats)]
 
-        # The last choices, which are those that are read.
-        num_frames, frames, size, views = 0, np.zeros(0, np.int64), (0, 0), list[augment.View]()
-
         def choose(number: int) -> NDArray[np.int64]:
-            nonlocal num_frames, frames
             generator = draw("sampling", *drawn)
             frames = augment.train_frames(data.sampling, number, data.num_frames, data.frame_stride, generator)
-            num_frames, frames = number, number - 1 - frames if manifest.is_reversed(clip) else frames
-            return frames[None]
+            return (number - 1 - frames if manifest.is_reversed(clip) else frames)[None]
 
         def views_of(width: int, height: int) -> list[augment.View]:
-            nonlocal size, views
-            size = width, height
-            views = [augment.train_view(data, width, height, draw("augment", *place)) for place in places]
-            return views
+            return [augment.train_view(data, width, height, draw("augment", *place)) for place in places]
 
         with reading(clip, manifest.path(clip)):
-            pixels = self.store.read_views(clip, choose, views_of)
+            pixels, num_frames, size = self.store.read_views(clip, choose, views_of)
         targets: Targets = []
         if manifest.boxes is not None:
             start = manifest.span(clip).start
             manifest.boxes.check(clip, manifest.path(clip), start + num_frames, *size)
-            targets = [manifest.boxes.targets(clip, start + frames, view, size) for view in views]
+            frames = start + choose(num_frames)[0]
+            targets = [manifest.boxes.targets(clip, frames, view, size) for view in views_of(*size)]
         if data.augment != "rand_augment":
             return pixels, targets
         operations = [draw_operations(data.rand_augment_settings, draw("rand_augment", *place)) for place in places]
@@ -216,39 +213,37 @@ def _test_batch(
     data: DataSpec, store: Store, num_clips: int, views_of: ViewsOf, video: int, reading: Reading
 ) -> TestBatch:
     """Read the views of a video."""
-    manifest, chosen = store.manifest, np.zeros((0, 0), np.int64)
+    manifest = store.manifest
 
     def choose(num_frames: int) -> NDArray[np.int64]:
-        nonlocal chosen  # the last choice is the one that is read
         frames = augment.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, num_clips)
-        chosen = num_frames - 1 - frames if manifest.is_reversed(video) else frames
-        return chosen
+        return num_frames - 1 - frames if manifest.is_reversed(video) else frames
 
     try:
         with reading(video, manifest.path(video)):
-            views = store.read_views(video, choose, views_of)
+            views, num_frames, _ = store.read_views(video, choose, views_of)
     except DecodeError as error:
         if data.on_bad_clip == "fail":
             raise
         bad = BadClip(video, error.path, error.reason, None)
         return TestBatch(video, torch.zeros(0, dtype=torch.uint8), bad)
-    return TestBatch(video, torch.from_numpy(views), frames=manifest.span(video).start + chosen)
+    return TestBatch(video, torch.from_numpy(views), frames=manifest.span(video).start + choose(num_frames))
 
 
-# Whole videos of a test, from the first frame to the last, in bounded memory. A long one is read in blocks of frames,
-# each on its own: from the key frame before it if the manifest has the number of frames, else from the video's start.
+# Whole videos of a test, from the first frame to the last, in bounded memory: each is read by one worker, in one pass.
 
 
 @dataclass(frozen=True)
 class FrameBlock(Pinned):
     """Some frames of one video.
 
-    num_frames: of the video, 0 with an error. num_chosen: how many of them are chosen in all. numbers: of the frames
-    here, in order of playing. size: width and height of the upright frame as it is stored. views: uint8 (crops,
-    len(numbers), height, width, C). error: why it has no views.
+    start: the place of the first among the video's `num_chosen` chosen frames. num_frames: of the video, 0 with an
+    error. numbers: of the frames here, in order of playing. size: width and height of the upright frame as it is
+    stored. views: uint8 (crops, len(numbers), height, width, C). error: why it has no views.
     """
 
     video: int
+    start: int
     num_frames: int
     num_chosen: int
     numbers: NDArray[np.int64]
@@ -259,25 +254,18 @@ class FrameBlock(Pinned):
 
 @dataclass(frozen=True)
 class WholeVideo:
-    """One video, `video` its place in the manifest, of which the first block is read."""
+    """One video, `video` its place in the manifest, of which the first block is read. later: yields the others."""
 
     video: int
     first: FrameBlock
-    blocks_at: Callable[[Sequence[tuple[int, int]]], Batches[FrameBlock]]
-    size: int
+    later: Iterator[FrameBlock]
 
     def blocks(self) -> Iterator[FrameBlock]:
         """Yield the video's blocks. Raises DecodeError at one that could not be read."""
-        if self.first.error is not None:
-            raise self.first.error
-        yield self.first
-        later = [(self.video, start) for start in range(self.size, self.first.num_chosen, self.size)]
-        if later:
-            with self.blocks_at(later) as blocks:
-                for block in blocks:
-                    if block.error is not None:
-                        raise block.error
-                    yield block
+        for block in chain([self.first], self.later):
+            if block.error is not None:
+                raise block.error
+            yield block
 
 
 def whole_videos(
@@ -290,44 +278,109 @@ def whole_videos(
     crops, pixels = evaluate.crops if isinstance(evaluate.crops, int) else 1, max(256, evaluate.short_side) ** 2
     size = max(1, PICTURES_AT_ONCE * 256**2 // pixels // crops)
     views_of = partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
-    read = partial(_read_block, views_of, store, choose_frames, size)
+    make = _Passes(store, choose_frames, views_of, size)
+    num_lanes, places = max(1, min(data.workers, len(videos))), [int(video) for video in videos]
+    with ExitStack() as stack:
+        lanes = [_Lane(make, places[n::num_lanes], min(1, data.workers), data.clip_seconds) for n in range(num_lanes)]
+        for lane in lanes:
+            stack.enter_context(lane.batches)
+        for video, lane in zip(places, cycle(lanes)):
+            first = lane.first(video)
+            yield WholeVideo(video, first, lane.later(first))
 
-    def blocks_at(keys: Sequence[tuple[int, int]]) -> Batches[FrameBlock]:
-        return Batches(read, keys, min(data.workers, len(keys)), data.clip_seconds)
 
-    with blocks_at([(int(video), 0) for video in videos]) as firsts:
-        for first in firsts:
-            yield WholeVideo(first.video, first, blocks_at, size)
+BlockKey = tuple[int, int]  # a video, and the place among its chosen frames of the first one of a block
 
 
-def _read_block(
-    views_of: ViewsOf, store: Store, choose_frames: ChooseFrames, size: int, key: tuple[int, int], reading: Reading
-) -> FrameBlock:
-    """Read at most `size` frames of a video. key: the video, and the place among its chosen frames of the first."""
-    (video, start), manifest = key, store.manifest
-    # As the last choice had it, which is the one that counts: the first may begin with a wrong number of frames.
-    num_frames, frames, num_anchors, size_stored = 0, np.zeros(0, np.int64), 0, (0, 0)
+class _Lane:
+    """The blocks of some videos, all read by one worker.
 
-    def choose(number: int) -> NDArray[np.int64]:
-        nonlocal num_frames, frames, num_anchors
-        num_frames, frames = number, np.unique(choose_frames(number))
-        stored = number - 1 - frames if manifest.is_reversed(video) else frames
-        here = stored[start : start + size]
-        # Every block reads the first and the last frame too: the one gives the size of the picture, the other shows a
-        # number of frames that is too high.
-        anchors = np.array([stored.min(), stored.max()]) if len(stored) > size else here[:0]
-        num_anchors = len(anchors)
-        return np.concatenate([anchors, here])[None]
+    The number of a video's blocks is known when the first has come. Until then the next video's first is asked for.
+    """
 
-    def noted(width: int, height: int) -> Sequence[augment.View]:
-        nonlocal size_stored
-        size_stored = width, height
-        return views_of(width, height)
+    def __init__(self, make: _Passes, videos: Sequence[int], num_workers: int, seconds: float) -> None:
+        self._size, self._videos, self._later = make.size, deque(videos), deque[BlockKey]()
+        self._firsts, self._num_asked = dict[int, FrameBlock](), 0  # those that came, and how many have not
+        self.batches = Batches(make, self._keys(), num_workers, seconds)
 
-    try:
-        with reading(video, manifest.path(video)):
-            views = store.read_views(video, choose, noted)
-    except DecodeError as error:
-        return FrameBlock(video, 0, 0, frames[:0], size_stored, torch.zeros(0, dtype=torch.uint8), error)
-    here = frames[start : start + size]
-    return FrameBlock(video, num_frames, len(frames), here, size_stored, torch.from_numpy(views[:, num_anchors:]))
+    def _keys(self) -> Iterator[BlockKey | None]:
+        """Yield what to ask for next; None, which is answered at once, while nothing is known."""
+        while self._videos or self._later or self._num_asked:
+            if self._later or not self._videos:
+                yield self._later.popleft() if self._later else None
+            else:
+                self._num_asked += 1
+                yield self._videos.popleft(), 0
+
+    def _next(self) -> FrameBlock | None:
+        block = next(self.batches)
+        if block is not None and not block.start:
+            self._firsts[block.video], self._num_asked = block, self._num_asked - 1
+            self._later += self._later_keys(block)
+        return block
+
+    def _later_keys(self, first: FrameBlock) -> list[BlockKey]:
+        return [(first.video, start) for start in range(self._size, first.num_chosen, self._size)]
+
+    def first(self, video: int) -> FrameBlock:
+        # Those of a video that was left in the middle are not read any more.
+        self._later = deque(key for key in self._later if key[0] == video or key[0] in self._firsts)
+        while video not in self._firsts:
+            self._next()
+        return self._firsts.pop(video)
+
+    def later(self, first: FrameBlock) -> Iterator[FrameBlock]:
+        for key in self._later_keys(first):
+            while (block := self._next()) is None or (block.video, block.start) != key:
+                pass
+            yield block
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Reads the block of a key: on from where this worker's last block of the video ended."""
+
+    store: Store
+    choose_frames: ChooseFrames
+    views_of: ViewsOf
+    size: int
+    _open: dict[BlockKey, Iterator[FrameBlock]] = field(default_factory=dict)
+
+    def __call__(self, key: BlockKey | None, reading: Reading) -> FrameBlock | None:
+        if key is None:
+            return None
+        video, start = key
+        # A worker that replaces another reads the video again.
+        blocks = self._open.pop(key, None) or islice(self._blocks(video), start // self.size, None)
+        try:
+            with reading(video, self.store.manifest.path(video)):
+                block = next(blocks)
+        except DecodeError as error:
+            return FrameBlock(video, start, 0, 0, np.zeros(0, np.int64), (0, 0), torch.zeros(0), error)
+        if start + self.size < block.num_chosen:
+            self._open[video, start + self.size] = blocks
+        if len(self._open) > PREFETCHED_PER_WORKER:  # one was left in the middle
+            self._open.pop(next(iter(self._open)))
+        return block
+
+    def _blocks(self, video: int) -> Iterator[FrameBlock]:
+        """Yield a video's blocks."""
+        playback, is_reversed = Playback(), self.store.manifest.is_reversed(video)
+
+        def stored(number: int) -> NDArray[np.int64]:
+            frames = np.unique(self.choose_frames(number))
+            return number - 1 - frames if is_reversed else frames
+
+        def begin(number: int) -> NDArray[np.int64]:
+            """Choose a short video whole; of a long one the first frame for its size, and the last for its length."""
+            frames = stored(number)
+            return (frames if len(frames) <= self.size else np.array([frames.min(), frames.max()]))[None]
+
+        views, number, size = self.store.read_views(video, begin, self.views_of, playback)
+        frames = stored(number)
+        for start in range(0, len(frames), self.size):
+            here = frames[start : start + self.size]
+            if len(frames) > self.size:
+                views, _, _ = self.store.read_views(video, lambda _, here=here: here[None], self.views_of, playback)
+            played = number - 1 - here if is_reversed else here
+            yield FrameBlock(video, start, number, len(frames), played, size, torch.from_numpy(views))

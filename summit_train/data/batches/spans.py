@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from summit_train.data.batches.stores import Store
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.tables import DTYPES
-from summit_train.data.video.clips import Choose, Frames, ViewsOf
+from summit_train.data.video.clips import Choose, Decoded, ViewsOf
+from summit_train.data.video.decode import Playback
 from summit_train.data.video.span import TO_THE_END
 
 
@@ -74,7 +75,8 @@ class SpanStore:
             **columns,
         )
 
-    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
+    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf, playback: Playback | None = None) -> Decoded:
         """Read a span's frames, see Store; `choose` numbers them from the span's first."""
-        name, video = self.manifest.path(clip), int(self._videos[clip])
-        return self.whole.read_views(video, self.manifest.span(clip).chosen_in(name, choose), views_of)
+        name, video, span = self.manifest.path(clip), int(self._videos[clip]), self.manifest.span(clip)
+        read = self.whole.read_views(video, span.chosen_in(name, choose), views_of, playback)
+        return read._replace(num_frames=len(span.frames(name, read.num_frames)))

@@ -13,8 +13,9 @@ from summit_train.core.errors import UserError
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.packed.read import ShardStore, staged_folder
-from summit_train.data.video.augment import View, mirrored_x
-from summit_train.data.video.clips import Choose, Frames, ViewsOf, holds_flow
+from summit_train.data.video.augment import mirrored_x
+from summit_train.data.video.clips import Choose, Decoded, ViewsOf, holds_flow
+from summit_train.data.video.decode import Playback
 from summit_train.data.video.source import Limits
 from summit_train.spec import DataSpec
 
@@ -28,7 +29,7 @@ class Store(Protocol):
     def manifest(self) -> Manifest:
         """The list of the clips."""
 
-    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
+    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf, playback: Playback | None = None) -> Decoded:
         """Read K clips in C views, uint8 (K * C, T, height, width, channels), as `clips.read_views` does."""
 
 
@@ -50,26 +51,27 @@ class FlowStore:
     def manifest(self) -> Manifest:
         return self.pictures.manifest
 
-    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
-        """Read K clips in C views: uint8 (K * C, T, height, width, 2 * length)."""
-        views: list[View] = []
+    def _num_starts(self, num_fields: int) -> int:
+        """Return the number of places where a frame may start."""
+        return num_fields if self.sampling == "dense" else max(1, num_fields - self.length + 1)
 
-        def noted(width: int, height: int) -> list[View]:
-            views[:] = views_of(width, height)
-            return views
+    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf, playback: Playback | None = None) -> Decoded:
+        """Read K clips in C views: uint8 (K * C, T, height, width, 2 * length)."""
 
         def chosen(num_fields: int) -> NDArray[np.int64]:
-            starts = choose(num_fields if self.sampling == "dense" else max(1, num_fields - self.length + 1))  # (K, T)
+            starts = choose(self._num_starts(num_fields))  # (K, T)
             fields = np.minimum(starts[..., None] + np.arange(self.length, dtype=np.int64), num_fields - 1)
             return np.stack([2 * fields, 2 * fields + 1], -1).reshape(len(starts), -1)
 
-        grey = self.pictures.read_views(clip, chosen, noted)[..., 0]
+        read = self.pictures.read_views(clip, chosen, views_of, playback)
+        grey, views = read.views[..., 0], views_of(*read.size)
         frames = grey.reshape(len(grey), -1, 2 * self.length, *grey.shape[2:])
         for number, view in enumerate(views):
             if view.flip:
                 mirrored = frames[number :: len(views), :, ::2]
                 mirrored[:] = mirrored_x(mirrored)
-        return np.ascontiguousarray(np.moveaxis(frames, 2, -1))
+        stacked = np.ascontiguousarray(np.moveaxis(frames, 2, -1))
+        return Decoded(stacked, self._num_starts(read.num_frames), read.size)
 
 
 def open_store(data: DataSpec, manifest: Manifest) -> Store:

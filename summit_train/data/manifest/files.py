@@ -13,7 +13,9 @@ import numpy as np
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.manifest.tables import parse_table
-from summit_train.data.video.clips import Choose, Frames, ViewsOf, holds_pictures, read_folder_views, read_views
+from summit_train.data.video.clips import Choose, Decoded, ViewsOf, holds_pictures, read_folder_views, read_views
+from summit_train.data.video.decode import Playback
+from summit_train.data.video.region import WHOLE_FRAME
 from summit_train.data.video.render import views_of_region
 from summit_train.data.video.source import LIMITS, Limits, load_video
 
@@ -34,16 +36,21 @@ class FileStore:
     def path(self, clip: int) -> str:
         return os.path.join(self.root, self.manifest.path(clip))
 
-    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
-        path, num_frames = self.path(clip), self.manifest.num_frames(clip)
-        views_of = views_of_region(self.manifest.region(clip), views_of, path, self.manifest.place(clip))
+    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf, playback: Playback | None = None) -> Decoded:
+        path, num_frames, span = self.path(clip), self.manifest.num_frames(clip), self.manifest.span(clip)
+        region = self.manifest.region(clip)
+        views_of = views_of_region(region, views_of, path, self.manifest.place(clip))
         if self.is_flow:
             return read_folder_views(path, choose, views_of, num_frames, self.limits, is_flow=True)
-        choose = self.manifest.span(clip).chosen_in(path, choose)
+        choose = span.chosen_in(path, choose)
         if holds_pictures(path):
-            return read_folder_views(path, choose, views_of, num_frames, self.limits)
-        video = load_video(path, self.manifest.sha256(clip))
-        return read_views(video, choose, views_of, num_frames, limits=self.limits)
+            read = read_folder_views(path, choose, views_of, num_frames, self.limits)
+        else:
+            playback = playback or Playback()
+            playback.video = video = playback.video or load_video(path, self.manifest.sha256(clip))
+            read = read_views(video, choose, views_of, num_frames, self.limits, playback)
+        size = read.size if region == WHOLE_FRAME else region[2:]
+        return Decoded(read.views, len(span.frames(path, read.num_frames)), size)
 
 
 def plain_manifest(paths: Sequence[str]) -> Manifest:

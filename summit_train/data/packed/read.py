@@ -21,7 +21,8 @@ from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.reading import PACK_FILE, load_column
 from summit_train.data.packed import format as packed
 from summit_train.data.packed.format import Facts, Pack, StoredFile, facts_of, picture_checksum, read_pack, shard_name
-from summit_train.data.video.clips import Choose, Frames, ViewsOf, read_picture_views, read_views
+from summit_train.data.video.clips import Choose, Decoded, ViewsOf, read_picture_views, read_views
+from summit_train.data.video.decode import Playback
 from summit_train.data.video.render import Renderer
 from summit_train.data.video.source import LIMITS, DecodeError, Encoded, Limits
 
@@ -113,7 +114,7 @@ class ShardStore:
         shard, facts = self._folder / shard_name(number), facts_of(self.manifest, clip, width, height)
         return _Entry(shard, f"{shard}:{self.manifest.path(clip)}", facts, checksum, start, length, pictures[first:end])
 
-    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf) -> Frames:
+    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf, playback: Playback | None = None) -> Decoded:
         """Read clips in several views, see Store. Frame numbers are the video's, also where every n-th is packed.
 
         Of a span the numbers are its own; where pictures are packed, only its pictures are. In a set of flow `choose`
@@ -123,23 +124,26 @@ class ShardStore:
         entry = self._entry(clip)
         if entry.shard not in self._damaged:
             try:
-                return self._read_from(entry, choose, views_of)
+                return self._read_from(entry, choose, views_of, playback or Playback())
             except _DamagedError as error:
                 if self._folder == self._shared:
                     raise
                 self._warn(error, "this shard")
                 self._damaged.add(entry.shard)
-        return self._shared_store.read_views(clip, choose, views_of)
+        return self._shared_store.read_views(clip, choose, views_of, playback)
 
-    def _read_from(self, entry: _Entry, choose: Choose, views_of: ViewsOf) -> Frames:
+    def _read_from(self, entry: _Entry, choose: Choose, views_of: ViewsOf, playback: Playback) -> Decoded:
         name, facts = entry.name, entry.facts
         if not len(entry.pictures):
             count = facts.num_frames if facts.num_frames > 0 else None
-            content = self._read(entry, 0, entry.length)
-            if zlib.crc32(content, facts.checksum()) != entry.checksum:
-                raise _DamagedError(name, _CHANGED)
+            if playback.video is None:
+                content = self._read(entry, 0, entry.length)
+                if zlib.crc32(content, facts.checksum()) != entry.checksum:
+                    raise _DamagedError(name, _CHANGED)
+                playback.video = Encoded(name, content)
             chosen = facts.span.chosen_in(name, choose)
-            return read_views(Encoded(name, content), chosen, views_of, count, limits=self._limits)
+            read = read_views(playback.video, chosen, views_of, count, self._limits, playback)
+            return read._replace(num_frames=len(facts.span.frames(name, read.num_frames)))
 
         # A span counts frames; the facts of flow count fields, one less, of two pictures each.
         every, is_flow = self.pack.packing.every, self.pack.packing.modality == "flow"
@@ -150,9 +154,11 @@ class ShardStore:
         pictures = self._pictures(entry, np.unique(numbers).tolist())
 
         # The size before packing scaled the frame down gives the same view as the video itself.
-        render = Renderer(lambda w, h: views_of(facts.width or w, facts.height or h), is_grey=is_flow)
+        upright = lambda w, h: (facts.width or w, facts.height or h)  # noqa: E731
+        render = Renderer(lambda w, h: views_of(*upright(w, h)), is_grey=is_flow)
         fetch = lambda number: (f"{name}, picture {number}", pictures[number])  # noqa: E731
-        return read_picture_views(name, fetch, lambda _: numbers, render, len(entry.pictures), self._limits)
+        read = read_picture_views(name, fetch, lambda _: numbers, render, len(entry.pictures), self._limits)
+        return Decoded(read.views, num_frames, upright(*read.size))
 
     def _pictures(self, entry: _Entry, numbers: Sequence[int]) -> dict[int, bytes]:
         """Return the bytes of the pictures `numbers`, which rise; those that are close are read together."""

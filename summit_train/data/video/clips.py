@@ -13,7 +13,7 @@ import re
 import struct
 from collections.abc import Callable
 from itertools import chain
-from typing import cast
+from typing import NamedTuple, cast
 
 import av
 import numpy as np
@@ -23,7 +23,7 @@ from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
-from summit_train.data.video.decode import codec_options, count_packets, read_by_jumps, read_from_start
+from summit_train.data.video.decode import Playback, codec_options, count_packets, read_by_jumps, read_from_start
 from summit_train.data.video.render import Frames as Frames
 from summit_train.data.video.render import Renderer, turn_in
 from summit_train.data.video.render import ViewsOf as ViewsOf
@@ -41,34 +41,54 @@ _NUMBERED = re.compile(r"(.*?)(\d+)\.(jpe?g|png)", re.IGNORECASE)
 _ACROSS = re.compile(r"(|.*[_-])([xX])([_-]?\*\..*)")
 
 
+class Decoded(NamedTuple):
+    """Clips, uint8 (K * C, T, height, width, channels), and the last arguments of `choose` and of `views_of`."""
+
+    views: Frames
+    num_frames: int
+    size: tuple[int, int]
+
+
 def read_views(
-    video: Encoded, choose: Choose, views_of: ViewsOf, num_frames: int | None = None, limits: Limits = LIMITS
-) -> Frames:
+    video: Encoded,
+    choose: Choose,
+    views_of: ViewsOf,
+    num_frames: int | None = None,
+    limits: Limits = LIMITS,
+    playback: Playback | None = None,
+) -> Decoded:
     """Read K clips of T frames of a video in C views: uint8 RGB (K * C, T, height, width, 3), clip by clip.
 
     choose: from the number of frames to frame numbers int64 (K, T), in any order and with repeats. views_of: from the
     upright (width, height) in pixels to C views whose crops have one size. Both must be pure: they may be called again.
     num_frames: from the manifest; with it a video is decoded from the nearest key frames if that is certain to give
     the same frames, without it the packets are counted. If the video holds fewer frames, `choose` is called again with
-    the true number. A frame is decoded and scaled once.
+    the true number. A frame is decoded and scaled once. playback: of the same video, with the views of its first read.
     Raises DecodeError if the video cannot be read, something that the wanted frames need is damaged, or it takes more
     than `limits`.
     """
-    budget, pictures = Budget(video.name, limits), dict[int, list[Frames]]()
-    chosen, wanted = _chosen(choose, num_frames or count_packets(video, budget))
-    if num_frames:
-        pictures = read_by_jumps(video, wanted, Renderer(views_of), num_frames, budget)
+    budget, playback = Budget(video.name, limits), playback or Playback(video)
+    number = num_frames or playback.num_frames or count_packets(video, budget)
+    chosen, wanted = _chosen(choose, number)
+    render = playback.render or Renderer(views_of)
+    pictures = playback.read_on(wanted, budget)
+    if not pictures and num_frames:
+        pictures = read_by_jumps(video, wanted, render, num_frames, budget)
     if not pictures:
-        pictures, num_seen = read_from_start(video, wanted, Renderer(views_of), budget)
+        render = playback.render or Renderer(views_of)
+        pictures, num_seen = read_from_start(video, wanted, render, budget)
         if num_seen <= chosen.max():
-            chosen, wanted = _chosen(choose, num_seen)
-            pictures, _ = read_from_start(video, wanted, Renderer(views_of), budget)
-    return _clip_by_clip(chosen, pictures)
+            number = num_seen
+            chosen, wanted = _chosen(choose, number)
+            render = playback.render or Renderer(views_of)
+            pictures, _ = read_from_start(video, wanted, render, budget)
+    playback.num_frames, playback.render = number, render
+    return Decoded(_clip_by_clip(chosen, pictures), number, render.size)
 
 
 def read_picture_views(
     name: str, fetch: Fetch, choose: Choose, render: Renderer, num_frames: int, limits: Limits = LIMITS
-) -> Frames:
+) -> Decoded:
     """Read clips as `read_views` does, from frames that are stored as pictures of their own, in the renderer's views.
 
     name: of the whole, for messages. fetch: from a frame's number to its name for messages and the bytes of its JPEG or
@@ -80,7 +100,7 @@ def read_picture_views(
     for number in sorted(wanted):
         _, frame = decode_picture(*fetch(number), budget, decoders)
         pictures[number] = render(frame)
-    return _clip_by_clip(chosen, pictures)
+    return Decoded(_clip_by_clip(chosen, pictures), num_frames, render.size)
 
 
 def _chosen(choose: Choose, num_frames: int) -> tuple[NDArray[np.int64], frozenset[int]]:
@@ -234,7 +254,7 @@ def read_folder_views(
     limits: Limits = LIMITS,
     *,
     is_flow: bool = False,
-) -> Frames:
+) -> Decoded:
     """Read clips of a folder as `read_views` does. Raises DecodeError, also for a wrong `num_frames`.
 
     is_flow: read its pictures of flow, uint8 grey (K * C, P, height, width, 1). `num_frames` and the argument of
@@ -249,7 +269,8 @@ def read_folder_views(
         raise DecodeError(folder, f"holds {len(paths) // each} {what}, but the manifest says {num_frames}")
     fetch = lambda number: (paths[number], read_bytes(paths[number]))  # noqa: E731
     render = Renderer(views_of, is_grey=is_flow)
-    return read_picture_views(folder, fetch, lambda pictures: choose(pictures // each), render, len(paths), limits)
+    read = read_picture_views(folder, fetch, lambda pictures: choose(pictures // each), render, len(paths), limits)
+    return read._replace(num_frames=len(paths) // each)
 
 
 def probe_folder(folder: str) -> tuple[VideoInfo, str]:

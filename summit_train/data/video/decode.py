@@ -44,6 +44,8 @@ _OPEN: dict[str, Any] = {
 _SKIPPING_CODECS = frozenset({"h264", "hevc"})
 # A jump must save at least this many frames to be worth the decoder's flush.
 _MIN_SAVED_FRAMES = 4
+# A playback decodes at most this many frames that nobody wants before it gives way to a jump.
+_MAX_SKIPPED_FRAMES = 1000
 
 
 class _InMemory(BytesIO):
@@ -63,33 +65,39 @@ def open_video(video: Encoded, budget: Budget, pipe: Any = None) -> Iterator[tup
     """
     if pipe is None:
         video.check()
+    with _naming_errors(video.name), ExitStack() as stack:
+        # An opened file: PyAV would take a name such as "a:b.mp4" for a protocol, and refuse one that is not UTF-8.
+        if pipe is None:
+            pipe = _InMemory(video) if video.content is not None else stack.enter_context(open(video.name, "rb"))
+        try:
+            opened = av.open(pipe, options=codec_options(budget), **_OPEN)
+        except (av.InvalidDataError, av.ArgumentError) as error:
+            reason = "is not a video of a kind that is read here, or its header is damaged"
+            raise DecodeError(video.name, reason) from error
+        container = stack.enter_context(cast(InputContainer, opened))
+        covers = Disposition.attached_pic
+        stream = next((stream for stream in container.streams.video if not stream.disposition & covers), None)
+        if stream is None:
+            raise DecodeError(video.name, "has no video stream")
+        if stream.codec_context is None:
+            raise DecodeError(video.name, "has a video codec without a decoder here")
+        budget.size(stream.width, stream.height)
+        stream.codec_context.thread_count = 1
+        stream.codec_context.options = codec_options(budget)
+        yield container, stream
+
+
+@contextmanager
+def _naming_errors(name: str) -> Iterator[None]:
+    """Turn the errors of FFmpeg in the block into DecodeErrors."""
     try:
-        with ExitStack() as stack:
-            # An opened file: PyAV would take a name such as "a:b.mp4" for a protocol, and refuse one that is not UTF-8.
-            if pipe is None:
-                pipe = _InMemory(video) if video.content is not None else stack.enter_context(open(video.name, "rb"))
-            try:
-                opened = av.open(pipe, options=codec_options(budget), **_OPEN)
-            except (av.InvalidDataError, av.ArgumentError) as error:
-                reason = "is not a video of a kind that is read here, or its header is damaged"
-                raise DecodeError(video.name, reason) from error
-            container = stack.enter_context(cast(InputContainer, opened))
-            covers = Disposition.attached_pic
-            stream = next((stream for stream in container.streams.video if not stream.disposition & covers), None)
-            if stream is None:
-                raise DecodeError(video.name, "has no video stream")
-            if stream.codec_context is None:
-                raise DecodeError(video.name, "has a video codec without a decoder here")
-            budget.size(stream.width, stream.height)
-            stream.codec_context.thread_count = 1
-            stream.codec_context.options = codec_options(budget)
-            yield container, stream
+        yield
     except av.FFmpegError as error:
-        raise DecodeError(video.name, f"cannot be decoded: {error.strerror}") from error
+        raise DecodeError(name, f"cannot be decoded: {error.strerror}") from error
     except MemoryError as error:
-        raise DecodeError(video.name, "needs more memory than a video may have") from error
+        raise DecodeError(name, "needs more memory than a video may have") from error
     except OSError as error:
-        raise DecodeError(video.name, error.strerror or str(error)) from error
+        raise DecodeError(name, error.strerror or str(error)) from error
 
 
 def codec_options(budget: Budget) -> dict[str, str]:
@@ -114,15 +122,47 @@ def count_packets(video: Encoded, budget: Budget) -> int:
 # The wanted frames.
 
 
-def read_from_start(video: Encoded, wanted: frozenset[int], render: Render, budget: Budget) -> tuple[Pictures, int]:
-    """Decode from the start; return the wanted frames' pictures and the number of frames seen. Raises DecodeError."""
+def every_frame(video: Encoded, budget: Budget) -> Iterator[VideoFrame]:
+    """Yield all frames. Raises DecodeError, also if there is none."""
+    num_seen = 0
     with open_video(video, budget) as (container, stream):
-        packets = chain(demuxed(container, stream, budget), [None])
-        frames = (frame for packet in packets for frame in stream.decode(packet))
-        pictures, num_seen = _pick(video.name, enumerate(frames), wanted, render)
+        for packet in chain(demuxed(container, stream, budget), [None]):
+            for frame in stream.decode(packet):
+                num_seen += 1
+                yield frame
     if not num_seen:
         raise DecodeError(video.name, "no frame can be decoded")
-    return pictures, num_seen
+
+
+def read_from_start(video: Encoded, wanted: frozenset[int], render: Render, budget: Budget) -> tuple[Pictures, int]:
+    """Decode from the start; return the wanted frames' pictures and the number of frames seen. Raises DecodeError."""
+    return _pick(video.name, enumerate(every_frame(video, budget)), wanted, render)
+
+
+class Playback:
+    """A video that is read forwards, in several reads: each goes on from where the decoder of the last one stopped.
+
+    video, num_frames, render: as the first read loaded, counted and rendered it; None before.
+    """
+
+    def __init__(self, video: Encoded | None = None) -> None:
+        self.video, self.num_frames = video, 0
+        self.render: Renderer | None = None
+        self._budget: Budget | None = None
+        self._frames: Iterator[tuple[int, VideoFrame]] = iter(())
+        self._next = 0
+
+    def read_on(self, wanted: frozenset[int], budget: Budget) -> Pictures:
+        """Decode on to the wanted frames; return none in the first read, or if they are behind or far ahead."""
+        if self.video is None or self.render is None or not 0 <= min(wanted) - self._next < _MAX_SKIPPED_FRAMES:
+            return {}
+        if self._budget is None:
+            self._budget, self._frames = budget, enumerate(every_frame(self.video, budget))
+        self._budget.began = budget.began
+        pictures, self._next = _pick(self.video.name, self._frames, wanted, self.render)
+        if len(pictures) < len(wanted):
+            raise DecodeError(self.video.name, f"is damaged: read through, it lacks frame {max(wanted)}")
+        return pictures
 
 
 def read_by_jumps(
@@ -160,14 +200,15 @@ def _pick(
     Raises DecodeError if a wanted frame is damaged.
     """
     pictures, num_seen = Pictures(), 0
-    for number, frame in numbered:
-        num_seen = number + 1
-        if number in wanted:
-            if frame.is_corrupt:
-                raise DecodeError(name, f"frame {number} is damaged")
-            pictures[number] = render(frame)
-            if len(pictures) == len(wanted):
-                break
+    with _naming_errors(name):
+        for number, frame in numbered:
+            num_seen = number + 1
+            if number in wanted:
+                if frame.is_corrupt:
+                    raise DecodeError(name, f"frame {number} is damaged")
+                pictures[number] = render(frame)
+                if len(pictures) == len(wanted):
+                    break
     return pictures, num_seen
 
 

@@ -97,14 +97,15 @@ class Renderer:
         self._views_of, self._is_grey = views_of, is_grey
         self._views: Sequence[View] = ()
         self._scaler, self._painter = VideoReformatter(), VideoReformatter()
-        self.stored_size = (0, 0)
+        self.stored_size = self.size = (0, 0)  # of the first frame, stored and upright
 
     def __call__(self, frame: VideoFrame) -> list[Frames]:
         """Return one contiguous (crop_height, crop_width, C) picture a view; the first frame's size counts."""
         turn = turn_in(frame)
         if not self._views:
             self.stored_size = (frame.width, frame.height)
-            self._views = self._views_of(*turn.size(*self.stored_size))
+            self.size = turn.size(*self.stored_size)
+            self._views = self._views_of(*self.size)
         if (region := self._views[0].region) is not None:
             whole = View(*turn.size(frame.width, frame.height), *region)
             picture = self._crop(whole, turn, self._scaled(frame, (frame.width, frame.height)))

@@ -51,7 +51,7 @@ LIMITS = Limits()
 NO_HURRY = Limits(seconds=3600.0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Budget:
     """The limits of one video while it is read. Its methods raise DecodeError if one is exceeded."""
 

@@ -119,10 +119,10 @@ class Trap:
     def manifest(self) -> Manifest:
         return self.store.manifest
 
-    def read_views(self, clip: int, choose: Any, views_of: Any) -> Any:
+    def read_views(self, clip: int, choose: Any, views_of: Any, *more: Any) -> Any:
         if clip == 3:
             time.sleep(1000) if self.hangs else os.kill(os.getpid(), signal.SIGKILL)
-        return self.store.read_views(clip, choose, views_of)
+        return self.store.read_views(clip, choose, views_of, *more)
 
 
 def _trapped(manifest: Manifest, hangs: bool) -> loader.Batches[loader.MicroBatch]:

@@ -118,8 +118,8 @@ def test_a_flipped_clip_is_the_flow_of_the_flipped_clip(tmp_path: Path) -> None:
     assert np.array_equal(clip, _read(store, [0, 2, 3], 1, same))
     assert not np.array_equal(clip[..., ::2], _read(store, [0, 2, 3], 0, same)[..., ::2])
     # Only the mirrored ones of several views are turned round.
-    views = store.read_views(0, lambda number: np.array([[0], [1]]), lambda width, height: [same, flipped])
-    plain = store.read_views(0, lambda number: np.array([[0], [1]]), lambda width, height: [same, same])
+    views = store.read_views(0, lambda number: np.array([[0], [1]]), lambda width, height: [same, flipped]).views
+    plain = store.read_views(0, lambda number: np.array([[0], [1]]), lambda width, height: [same, same]).views
     assert [np.array_equal(a, b) for a, b in zip(views, plain, strict=True)] == [True, False, True, False]
 
 

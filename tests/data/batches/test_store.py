@@ -69,7 +69,7 @@ def test_each_path_is_a_video_or_a_folder_of_pictures(folder: Path) -> None:
     store = FileStore(_manifest(folder, "a.mp4", "b"), str(folder))
     assert pickle.loads(pickle.dumps(store)).path(1) == store.path(1)
     for clip in range(2):
-        views = store.read_views(clip, lambda n: np.array([[0, n - 1], [1, 2]]), lambda w, h: [all_of(w, h)])
+        views = store.read_views(clip, lambda n: np.array([[0, n - 1], [1, 2]]), lambda w, h: [all_of(w, h)]).views
         assert views.shape == (2, 2, 16, 32, 3)
         np.testing.assert_allclose(views, 90, atol=5)
         one = stored_clip(store, clip, lambda n: np.array([n - 1]), all_of)

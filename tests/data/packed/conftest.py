@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -93,8 +93,8 @@ def bad_clips(store: FileStore, out: Path, packing: Packing) -> list[str]:
 
 def all_frames(store: Any, clip: int) -> Frames:
     """All frames of a clip in their own size: (T, H, W, 3)."""
-    frames: Frames = store.read_views(clip, lambda n: np.arange(n)[None], lambda w, h: [View(w, h, 0, 0, w, h)])[0]
-    return frames
+    read = store.read_views(clip, lambda n: np.arange(n)[None], lambda w, h: [View(w, h, 0, 0, w, h)])
+    return cast(Frames, read.views[0])
 
 
 def complaints(folder: Path) -> list[str]:

@@ -55,7 +55,8 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _pictures(store: ShardStore, clip: int) -> NDArray[np.uint8]:
     """All pictures of a clip, (F, H, W, 2)."""
-    views = store.read_views(clip, lambda fields: np.arange(2 * fields)[None], lambda w, h: [View(w, h, 0, 0, w, h)])
+    read = store.read_views(clip, lambda fields: np.arange(2 * fields)[None], lambda w, h: [View(w, h, 0, 0, w, h)])
+    views = read.views
     return views[0, ..., 0].reshape(-1, 2, *views.shape[2:4]).transpose(0, 2, 3, 1)
 
 
@@ -91,7 +92,7 @@ def test_the_record_says_how(videos: Path, tmp_path: Path) -> None:
 def test_frames_are_scaled_before_their_flow(videos: Path, tmp_path: Path) -> None:
     half = Packing(**{**DIS.entries(), "short_side": HEIGHT // 2})
     packed = packed_store(stored(videos), tmp_path / "out", half)
-    views = packed.read_views(0, lambda fields: np.array([[0, 1]]), lambda w, h: [View(w, h, 0, 0, w, h)])
+    views = packed.read_views(0, lambda fields: np.array([[0, 1]]), lambda w, h: [View(w, h, 0, 0, w, h)]).views
     assert views.shape[2:4] == (HEIGHT, WIDTH)  # views are chosen for the video's own size
     assert np.median(decode(views[0, ..., 0]), (1, 2)) == pytest.approx([1.5, -1], abs=0.2)
 

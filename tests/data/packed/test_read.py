@@ -45,7 +45,7 @@ def _test_views(store: Store, clip: int) -> Frames:
     def choose(num_frames: int) -> np.ndarray:
         return augment.test_frames("uniform", num_frames, 4, 1, 3)
 
-    return store.read_views(clip, choose, lambda w, h: augment.test_views(24, 3, w, h))
+    return store.read_views(clip, choose, lambda w, h: augment.test_views(24, 3, w, h)).views
 
 
 READ: list[Callable[[Store, int], Frames]] = [_training_clip, _test_views]
@@ -66,7 +66,7 @@ def test_of_every_nth_frame_the_one_before_is_taken(raw: FileStore, pack_set: Pa
     packed = _open(pack_set(kind="jpeg", every=5, quality=95), frame_stride=5)
     for frame in range(NUM_FRAMES):
         ours, files = (
-            store.read_views(1, lambda n, f=f: np.array([[f]]), lambda w, h: augment.test_views(40, "full", w, h))
+            store.read_views(1, lambda n, f=f: np.array([[f]]), lambda w, h: augment.test_views(40, "full", w, h)).views
             for store, f in ((packed, frame), (raw, frame // 5 * 5))
         )
         assert np.abs(ours.astype(int) - files).mean() < 12

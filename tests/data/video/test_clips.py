@@ -59,9 +59,9 @@ def _grey(frames: NDArray[np.uint8]) -> list[int]:
 
 def test_frames_are_read_by_their_numbers_in_any_order_in_several_views(folder: Path) -> None:
     two = [View(24, 16, 0, 2, 10, 12), View(24, 16, 14, 2, 10, 12, flip=True)]
-    views = read_folder_views(str(folder), _these(9, 1, 1, 11), _all_of, 12)
+    views = read_folder_views(str(folder), _these(9, 1, 1, 11), _all_of, 12).views
     assert views.shape == (1, 4, 32, 48, 3) and _grey(views[0]) == [9, 1, 1, 11]
-    views = read_folder_views(str(folder), lambda n: np.array([[0, n - 1], [5, 6]]), lambda w, h: two, None)
+    views = read_folder_views(str(folder), lambda n: np.array([[0, n - 1], [5, 6]]), lambda w, h: two, None).views
     assert views.shape == (4, 2, 12, 10, 3)
     assert [_grey(view) for view in views] == [[0, 11], [0, 11], [5, 6], [5, 6]]
 
@@ -188,7 +188,7 @@ def _pixels(*contents: bytes, limits: Limits = LIMITS) -> NDArray[np.uint8]:
     fetch = lambda number: (f"picture {number}", contents[number])  # noqa: E731
     clip: NDArray[np.uint8] = read_picture_views(
         "clip", fetch, lambda n: np.arange(n)[None], Renderer(_all_of), len(contents), limits
-    )[0]
+    ).views[0]
     return clip
 
 

@@ -191,7 +191,7 @@ def test_views_are_crops_of_the_scaled_picture_clip_by_clip(video: Path) -> None
     left, right = View(24, 16, 0, 2, 10, 12), View(24, 16, 14, 2, 10, 12, flip=True)
     views = read_views(
         Encoded(str(video)), lambda n: np.array([[5, 6], [7, 5]]), lambda w, h: [left, right], NUM_FRAMES
-    )
+    ).views
     assert views.shape == (4, 2, 12, 10, 3) and views.flags.c_contiguous and views.dtype == np.uint8
     np.testing.assert_array_equal(views[0], whole[[0, 1], 2:14, :10])
     np.testing.assert_array_equal(views[1], whole[[0, 1], 2:14, 14:][:, :, ::-1])

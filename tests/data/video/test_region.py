@@ -46,10 +46,10 @@ def test_a_region_has_the_pixels_of_a_picture_that_was_cut(tmp_path: Path, crops
     store = FileStore(_listed(tmp_path, "whole,0,5,7,41,27", "cut,0,,,,"), str(tmp_path))
     for side in (27, 40, 16):  # as it is, scaled up, scaled down
         views_of = lambda width, height, side=side: evaluation_views(side, crops, width, height)  # noqa: E731
-        clips = [store.read_views(number, lambda n: _all(n)[None], views_of) for number in (0, 1)]
+        clips = [store.read_views(number, lambda n: _all(n)[None], views_of).views for number in (0, 1)]
         assert np.array_equal(*clips)
         mirrored = lambda width, height, of=views_of: [replace(one, flip=True) for one in of(width, height)]  # noqa: E731
-        assert np.array_equal(store.read_views(0, lambda n: _all(n)[None], mirrored), clips[0][:, :, :, ::-1])
+        assert np.array_equal(store.read_views(0, lambda n: _all(n)[None], mirrored).views, clips[0][:, :, :, ::-1])
 
 
 @pytest.mark.parametrize("rotation", [0, 90, 180])

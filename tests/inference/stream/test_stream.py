@@ -46,7 +46,7 @@ def pictures(trained: Trained, motion_set: Path) -> list[Frames]:
 def clip_logits(trained: Trained, video: Path, frames: Sequence[int]) -> NDArray[np.float64]:
     """What the clip network, run as evaluation runs it, gives these frames of a file."""
     views_of = lambda width, height: renderer(trained.spec)._views_of(width, height)  # noqa: E731
-    views = read_views(Encoded(str(video)), lambda n: np.array([frames]), views_of)
+    views = read_views(Encoded(str(video)), lambda n: np.array([frames]), views_of).views
     normalise = Normalise(parameter_type(trained.spec.precision), CPU)
     with torch.inference_mode():
         logits: NDArray[np.float64] = trained.network(CPU)(normalise(torch.from_numpy(views)))[0].double().numpy()
