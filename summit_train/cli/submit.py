@@ -10,6 +10,7 @@ from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site, load_spec_on
 from summit_train.cluster.submit import chain, folders_to_stage, prepare_job, staging_row
 from summit_train.core.result import Result, TextTable, tell, warn
+from summit_train.core.text import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> Result:
     text = render(site, job)
     for line in [*site.notes, *files.warnings]:
         warn(line)
-    tell(f"{spec.name}: {args.nodes} nodes of {site.name}, {plan.ranks} ranks")
+    tell(f"{spec.name}: {counted(args.nodes, 'node')} of {site.name}, {counted(plan.ranks, 'rank')}")
     rows = [*taken_rows(site, taken), *cost.rows(), *staging_row(site, spec, job.stage), *start_rows(start, files)]
     tell(str(TextTable(rows, left=2, indent="  ")))
     if args.dry_run:
