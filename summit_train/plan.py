@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from summit_train.core.errors import UserError
+from summit_train.core.text import counted
 from summit_train.data.batches.order import Order
 from summit_train.models.count import Count
 from summit_train.models.network import count_network
@@ -147,7 +148,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
     if views < global_batch:
         repeated = f" x data.repeats {spec.data.repeats}" if spec.data.repeats > 1 else ""
         batch = f"{global_batch} (scale.gpus {virtual_gpus} x scale.clips_per_gpu {spec.scale.clips_per_gpu})"
-        raise UserError(f"data.train has {num_clips} clips{repeated}, less than one global batch of {batch}")
+        raise UserError(f"data.train has {counted(num_clips, 'clip')}{repeated}, less than one global batch of {batch}")
     accumulation = virtual_gpus // ranks
     schedule = plan_schedule(spec.optimizer, spec.schedule, global_batch, views)
     clip_bytes = math.prod(spec.data.clip_shape)  # uint8
@@ -231,8 +232,8 @@ def plan_schedule(optimizer: OptimizerSpec, course: ScheduleSpec, global_batch: 
             unit = 10.0 ** (math.floor(math.log10(fits)) - 2)
             fits = math.floor(fits / unit) * unit
         factor = f" x {global_batch:,} / {optimizer.base_batch:,} (schedule.warmup_scaling)" if is_scaled else ""
-        warmup = f"a warm-up of {course.warmup_epochs:g}{factor} epochs = {warmup_steps:,} steps"
-        run = f"leaves nothing of the run, {course.epochs:,} epochs = {total_steps:,} steps; at most {fits:g} fits"
+        warmup = f"a warm-up of {course.warmup_epochs:g}{factor} epochs = {counted(warmup_steps, 'step')}"
+        run = f"leaves nothing of {counted(course.epochs, 'epoch')} = {total_steps:,} steps; at most {fits:g} fits"
         raise UserError(f"schedule.warmup_epochs: {warmup} {run}")
     peak_lr = peak_learning_rate(optimizer.base_lr, optimizer.base_batch, global_batch, optimizer.lr_scaling)
     if peak_lr > _LARGEST_LR:

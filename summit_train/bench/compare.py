@@ -114,7 +114,7 @@ def measure_inference(specs: Sequence[Spec], turns: measure.Turns, peaks: Peaks,
     measurements = {i: partial(bench.passes, batch, turns.steps) for i, bench in enumerate(benches)}
     for i, found in measure.in_turn(measurements, turns.repeats):
         seconds[i].append(fmean(found))
-        place.tell(f"{label_of(specs[i])}: {seconds[i][-1]:.3f} s a forward pass of {batch} clips")
+        place.tell(f"{label_of(specs[i])}: {seconds[i][-1]:.3f} s a forward pass of {counted(batch, 'clip')}")
     base = next((i for i, spec in enumerate(specs) if spec.model.arch == SLOWEST), len(specs) - 1)
     base_work, rows = count_network(specs[base]).multiply_adds, []
     for spec, times in zip(specs, seconds, strict=True):
@@ -234,7 +234,7 @@ def run_waits(args: argparse.Namespace) -> Values:
         row = {"label": label_of(spec), "name": step["name"], "clips_per_step": clips, "frames_per_step": frames}
         times = {"busy_s": busy_s, "data_wait_s": wait_s, "step_s": busy_s + wait_s}
         rows.append(row | times | {"clips_per_second": clips / (busy_s + wait_s)})
-    source = f"Clips of {steps[0]['clips']}, {steps[0]['workers']} workers"
+    source = f"Clips of {steps[0]['clips']}, {counted(steps[0]['workers'], 'worker')}"
     if rate is not None:
         source = f"PROJECTION: the wait is computed from a loader of {rate:g} frames/s, the rest is measured"
     about = {"projection": rate is not None, "frames_per_second": rate, "source": source}

@@ -183,9 +183,9 @@ def run(args: argparse.Namespace) -> Values:
 
 def as_text(values: Values) -> str:
     settings, kinds, gpu = values["settings"], values["kinds"], values["gpu"]
-    rows = [("clips/s", "one core", f"{settings['workers']} workers")]
+    rows = [("clips/s", "one core", counted(settings["workers"], "worker"))]
     rows += [(k["kind"], *(spread_text(k[f"clips_per_second_{of}"], ".1f") for of in ("core", "all"))) for k in kinds]
-    turns = f"{settings['clips']} clips a turn, {settings['repeats']} turns, median (min .. max)"
+    turns = f"{counted(settings['clips'], 'clip')} a turn, {counted(settings['repeats'], 'turn')}, median (min .. max)"
     lines = [f"{turns}; cores here: {settings['cores']}", f"{TextTable(rows, indent='  ')}\n"]
     if gpu["clips_per_second"] is None:
         per_core = "{kind}: a core for each {clips_per_second_per_core:.4g} clips/s of a rank"

@@ -21,7 +21,7 @@ from summit_train.bench.peak import Peaks, add_peak, measure_peaks, peak_text
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.result import TextTable
-from summit_train.core.text import share, with_unit
+from summit_train.core.text import counted, share, with_unit
 from summit_train.core.watch import Watchdog
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import virtual_gpus_of
@@ -254,7 +254,8 @@ def as_text(values: Values) -> str:
     lines = [f"machine: {machine_text(values['environment'])}"]
     for spec in values["specs"]:
         network = " ".join(filter(None, (spec["arch"], spec["backbone"])))
-        batch = f"{spec['accumulation']} x {spec['clips_per_gpu']} clips a step on each of {spec['ranks']} ranks"
+        clips, ranks = counted(spec["clips_per_gpu"], "clip"), counted(spec["ranks"], "rank")
+        batch = f"{spec['accumulation']} x {clips} a step on each of {ranks}"
         clips = "RANDOM CLIPS, no loader" if spec["synthetic"] else f"{spec['clips']}, {spec['workers']} workers"
         parts = [("step", measure.spread_text(spec["step_s"]) + " s", "")]
         for name, seconds in spec["phases_s"].items():

@@ -103,7 +103,7 @@ def _motion(args: argparse.Namespace) -> Result:
     total = args.train + args.val
     for _ in followed(write_motion_set(args.out, args.train, args.val, videos), total, "videos", in_logs=True):
         pass
-    what = f"{total} videos of {videos.num_classes} classes: {', '.join(videos.classes)}"
+    what = f"{counted(total, 'video')} of {videos.num_classes} classes: {', '.join(videos.classes)}"
     return Result([what, f"data.train={args.out / 'train.csv'} data.val={args.out / 'val.csv'} data.root={args.out}"])
 
 
@@ -131,7 +131,7 @@ def _import(args: argparse.Namespace) -> Result:
     found = list(followed(annotations.located(str(root)), len(annotations.clips), "clips", in_logs=True))
     rows = [row for row in found if isinstance(row, ManifestRow)]
     left_out = [error for error in found if isinstance(error, DecodeError)]
-    text = [f"{len(found):,} clips listed, {len(annotations.classes):,} classes: {len(rows):,} found"]
+    text = [f"{counted(len(found), 'clip')} listed, {len(annotations.classes):,} classes: {len(rows):,} found"]
     nothing = f"{root}: contains none of the {len(found):,} clips; check --root"
     text += _write(args.out, rows, annotations.classes, root, left_out, text, nothing)
     return Result([*text, f"next: summit-train data index {args.out} --root {root} --out INDEXED.csv"])
@@ -176,7 +176,7 @@ def _index_text(listing: check.Listing, rows: Sequence[ManifestRow]) -> list[str
     frames = sum(len(row.span.frames(row.path, row.num_frames or 0)) for row in rows)
     what = "clips" if any(row.span != WHOLE for row in rows) else "videos"
     text: list[str | TextTable] = [TextTable(table, left=2)] if table else []
-    text.append(f"{len(rows):,} {what}, {frames:,} frames, {len(names)} classes")
+    text.append(f"{len(rows):,} {what}, {counted(frames, 'frame')}, {len(names)} classes")
     if listing.skipped:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(listing.skipped.items()))
         text.append(f"no videos by their names: {kinds}")
@@ -235,8 +235,8 @@ def _scan(args: argparse.Namespace) -> Result:
         bad += check.bad_regions(manifest, found)
         write_quarantine(args.out, bad)
         shutil.rmtree(_journal_folder(args.out), ignore_errors=True)
-    of = "" if len(found) == len(rows) else f" for {len(rows):,} clips"
-    text = [f"{len(found):,} videos decoded{of}, {len(bad):,} bad"]
+    of = "" if len(found) == len(rows) else f" for {counted(len(rows), 'clip')}"
+    text = [f"{counted(len(found), 'video')} decoded{of}, {len(bad):,} bad"]
     reasons = Counter(error.reason for error in bad).most_common(_SHOWN)
     text += [f"  {count:>6,}  {reason}" for reason, count in reasons]
     return Result([*text, f"wrote {args.out}" + (f"; train without them: data.quarantine={args.out}" if bad else "")])
@@ -263,7 +263,7 @@ def _split(args: argparse.Namespace) -> Result:
     text: list[str | TextTable] = [TextTable(rows), folds[0].grouping]
     for fold in folds:
         (train, val), (trained, validated) = fold.clips, fold.groups
-        clips = f"{train:,} clips to train on, {val:,} to validate on"
+        clips = f"{counted(train, 'clip')} to train on, {val:,} to validate on"
         text.append(f"{fold.folder}: {clips}; groups: {trained:,} and {validated:,}")
     return Result([*text, f"set data.root to the folder that the paths of {args.manifest} are relative to"])
 
@@ -419,10 +419,10 @@ def _verify(args: argparse.Namespace) -> Result:
         if everyone is None:
             return Result()
         if found := [*chain.from_iterable(everyone), *stray_files(args.out, pack)]:
-            what = f"{len(found)} files are damaged, missing or do not belong to the set"
+            what = f"{counted(len(found), 'file')} are damaged, missing or do not belong to the set"
             raise RunFailed(f"{args.out}: {what}:", *found)
-    size = with_unit(sum(file.size for file in files), "B")
-    return Result([f"{args.out}: {pack.clips:,} clips in {len(files):,} files, {size}: all checksums match"])
+    size = f"{counted(len(files), 'file')}, {with_unit(sum(file.size for file in files), 'B')}"
+    return Result([f"{args.out}: {counted(pack.clips, 'clip')} in {size}: all checksums match"])
 
 
 def _stage_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ ranks must divide the virtual GPUs.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
@@ -22,7 +23,7 @@ from summit_train.core.progress import watched
 from summit_train.core.result import Result, TextTable, tell
 from summit_train.core.saved import CheckpointError, best_checkpoint, load_checkpoint
 from summit_train.core.session import session
-from summit_train.core.text import counted, from_json
+from summit_train.core.text import counted, from_json, percent
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation
@@ -186,11 +187,11 @@ def _scores(result: dict[str, Any], known: Measures) -> list[str]:
     rows, main = result["checkpoints"], known.main
     if len(rows) == 1:
         return [f"{known.text(result)}: 1 checkpoint"]
-    best = max(rows, key=lambda row: row[main.key])
+    best = max(rows, key=lambda row: -math.inf if row[main.key] is None else row[main.key])
     return [
-        f"{known.text(result)}: mean over {len(rows)} checkpoints, the paper's figure",
-        f"{main.name} {result[f'{main.key}_last']:.2f} %: last checkpoint",
-        f"{main.name} {best[main.key]:.2f} %: best checkpoint, step {best['step']}",
+        f"{known.text(result)}: mean over {len(rows)} checkpoints, as the paper computes it",
+        f"{main.name} {percent(result[f'{main.key}_last'])}: last checkpoint",
+        f"{main.name} {percent(best[main.key])}: best checkpoint, step {best['step']}",
     ]
 
 
@@ -277,10 +278,11 @@ def _curves_text(result: dict[str, Any], spec: Spec) -> list[str | TextTable]:
     known = {kind: rows for kind, rows in curves.items() if rows}
     rows = [["observed", *(f"{kind} {name}" for kind in known for name in names.values())]]
     for place, point in enumerate(result["observed"]):
-        cells = [f"{curve[place][key]:.2f} %" for curve in known.values() for key in names]
+        cells = [percent(curve[place][key]) for curve in known.values() for key in names]
         rows.append([f"{100 * point['fraction']:g} %", *cells])
     unread = f"; {result['bad_videos']} unreadable, counted as wrong" if result["bad_videos"] else ""
-    lines: list[str | TextTable] = [TextTable(rows), f"{result['videos']} videos, step {result['step']}{unread}"]
+    about = f"{counted(result['videos'], 'video')}, step {result['step']}{unread}"
+    lines: list[str | TextTable] = [TextTable(rows), about]
     model = spec.model
     if (why := stream_problem(model.arch, model.shift_direction, model.non_local, model.adapter)) is not None:
         lines.append(f"no stream: {why}")

@@ -13,7 +13,7 @@ from summit_train.cluster.site import Site, load_site, load_spec_on, parse_wallt
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, TextTable, show, warn
 from summit_train.core.saved import CheckpointError, find_checkpoints
-from summit_train.core.text import counted
+from summit_train.core.text import binary_size, counted
 from summit_train.plan import Plan, averages_per_epoch, make_plan, sample_learning_rates
 from summit_train.spec import Spec
 from summit_train.spec.optimizer import describe_decay, describe_solver
@@ -108,7 +108,7 @@ def _nodes_and_ranks(args: argparse.Namespace, site: Site | None, spec: Spec) ->
     ranks = args.ranks if args.ranks is not None else spec.scale.gpus or site.ranks
     nodes = args.nodes if args.nodes is not None else max(1, ranks // site.ranks)
     if args.ranks is not None and args.ranks != nodes * site.ranks:
-        have = f"{nodes} nodes of {site.name} have {nodes * site.ranks}"
+        have = f"{counted(nodes, 'node')} of {site.name} have {nodes * site.ranks}"
         raise UserError(f"--ranks {args.ranks}: {have}; give --nodes alone")
     return nodes, check_ranks(site, spec, nodes)
 
@@ -179,7 +179,7 @@ def start_notes(spec: Spec, plan: Plan, files: Files, sweep: Path | None = None)
 
 
 def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
-    warmup_epochs = f"{plan.warmup_steps / plan.steps_per_epoch:.4g} epochs, {spec.schedule.warmup}"
+    warmup_epochs = f"{counted(plan.warmup_steps / plan.steps_per_epoch, 'epoch')}, {spec.schedule.warmup}"
     kept = f"{spec.checkpoint.keep} kept" + ("" if spec.checkpoint.keep_best is None else " and the best")
     views = spec.data.repeats
     repeats = f", {views} views of each of {plan.global_batch // views:,} clips of the list" if views > 1 else ""
@@ -188,20 +188,20 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     beside = "; written alongside the steps from a copy in rank 0's memory" if spec.checkpoint.background else ""
     bn_batch = f"{counted(plan.clips_per_gpu, 'clip')} x {spec.data.num_frames} frames of one virtual GPU"
     return [
-        ("virtual GPUs", f"{plan.virtual_gpus:,} = {plan.ranks:,} ranks x {plan.accumulation:,} accumulation"),
-        ("global batch", f"{plan.global_batch:,} clips = {plan.frames_per_batch:,} frames{repeats}"),
+        ("virtual GPUs", f"{plan.virtual_gpus:,} = {counted(plan.ranks, 'rank')} x {plan.accumulation:,} accumulation"),
+        ("global batch", f"{counted(plan.global_batch, 'clip')} = {counted(plan.frames_per_batch, 'frame')}{repeats}"),
         *([("BN batch", bn_batch)] if plan.network.has_bn else []),
-        ("steps", f"{plan.total_steps:,} = {plan.epochs} epochs x {plan.steps_per_epoch:,}"),
+        ("steps", f"{plan.total_steps:,} = {counted(plan.epochs, 'epoch')} x {plan.steps_per_epoch:,}"),
         ("dropped clips", f"{plan.dropped_clips_per_epoch:,} of {plan.clips:,} per epoch, different ones each time"),
         ("solver", describe_solver(spec.optimizer)),
-        ("warm-up", f"{plan.warmup_steps:,} steps = {warmup_epochs}"),
+        ("warm-up", f"{counted(plan.warmup_steps, 'step')} = {warmup_epochs}"),
         ("peak LR", f"{plan.peak_lr:.6g} ({spec.optimizer.lr_scaling} scaling of {spec.optimizer.base_lr:g})"),
         ("decay", describe_decay(spec.schedule)),
         ("parameters", f"{network.parameters:,}{part}"),
         *_communication_rows(spec, plan),
         ("multiply-adds", f"{network.multiply_adds / 1e9:,.2f} G a clip, forward"),
         ("input", f"{plan.input_bytes_per_step_and_rank / 1e6:,.1f} MB a step and rank, uint8"),
-        ("memory", f"about {plan.memory_bytes_per_rank / 2**30:,.1f} GiB a rank (weights and activations)"),
+        ("memory", f"about {binary_size(plan.memory_bytes_per_rank)} a rank (weights and activations)"),
         *([("network built", network.note)] if network.note else []),
         ("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {kept}{beside}"),
     ]
@@ -230,7 +230,7 @@ def _text(spec: Spec, plan: Plan, more: list[tuple[str, str]]) -> list[str | Tex
         bar = f"{'#' * round(24 * lr / plan.peak_lr):<24}"
         rates.append((f"{step:,}", f"{step / plan.steps_per_epoch:.1f}", f"{lr:.6g}", bar))
     return [
-        f"{spec.name}: {spec.model.title}, {spec.data.num_frames} frames{stacked}",
+        f"{spec.name}: {spec.model.title}, {counted(spec.data.num_frames, 'frame')}{stacked}",
         TextTable([*_rows(spec, plan), *more], left=2, indent="  "),
         "",
         TextTable(rates, left=0, indent="  "),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from summit_train.core.errors import UserError
 from summit_train.core.files import figure_path
 from summit_train.core.result import Result, TextTable
-from summit_train.core.text import NONE, duration
+from summit_train.core.text import NONE, counted, duration
 from summit_train.scaling import published
 from summit_train.scaling.cost import Job, forecast
 from summit_train.scaling.failures import PUBLISHED_GPU_HOURS, losses
@@ -188,7 +188,7 @@ def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> Non
             curve = [forecast(replace(job, spec=variant)) for job in jobs]
             ideal = [row.clips_per_second / row.efficiency for row in curve]
             left.plot(nodes, ideal, "--", color=series(i)["color"], linewidth=1.0, alpha=0.7)
-            label = drawable(f"{variant.model.arch}, {variant.data.num_frames} frames")
+            label = drawable(f"{variant.model.arch}, {counted(variant.data.num_frames, 'frame')}")
             left.plot(nodes, [row.clips_per_second for row in curve], "-", markersize=5, label=label, **series(i))
             if i == 0:
                 left.plot([], [], "--", color=GREY, linewidth=1.0, label="ideal: one node's speed times the nodes")

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> Result:
     text = render(site, job)
     for line in [*site.notes, *files.warnings]:
         warn(line)
-    tell(f"{spec.name}: {args.nodes} nodes of {site.name}, {plan.ranks} ranks")
+    tell(f"{spec.name}: {counted(args.nodes, 'node')} of {site.name}, {counted(plan.ranks, 'rank')}")
     rows = [*taken_rows(site, taken), *cost.rows(), *staging_row(site, spec, job.stage), *output_rows(site, job.runs)]
     rows += start_rows(start, files)
     tell(TextTable(rows, left=2, indent="  "))

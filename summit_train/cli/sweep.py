@@ -8,6 +8,7 @@ from summit_train.cli.plan import Files, add_site_arguments, read_files, start_n
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, TextTable, warn
+from summit_train.core.text import counted
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import DataSpec, ModelSpec, Spec
 from summit_train.sweep.figure import write_sweep, written
@@ -56,7 +57,8 @@ def run(args: argparse.Namespace) -> Result:
     planned = plan_runs(sweep, site, plan, args.walltime)
     if args.dry_run or site is None:
         values = planned_values(sweep, planned)
-        text: list[str | TextTable] = [f"{sweep.name}: {len(planned)} runs, to {sweep.folder}", planned_table(planned)]
+        what = f"{sweep.name}: {counted(len(planned), 'run')}, to {sweep.folder}"
+        text: list[str | TextTable] = [what, planned_table(planned)]
         if values["node_hours"] is not None:
             text.append(f"{values['node_hours']:,.1f} node-hours of training in all")
         if site is not None and not site.is_here:

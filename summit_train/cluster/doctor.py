@@ -157,7 +157,7 @@ def check_launch(world: World, launch: Launch) -> tuple[Check, list[dict[str, An
 def check_cpus() -> Check:
     """Check the CPUs that this process may use: at least one for each rank (one rank a GPU, else two ranks)."""
     cpus, ranks = available_cpus(), max(len(listed_gpus()), 2)
-    found = f"{cpus:g} for this process: {cpus / ranks:g} a rank with {ranks} ranks"
+    found = f"{cpus:g} for this process: {cpus / ranks:g} a rank with {counted(ranks, 'rank')}"
     if cpus >= ranks:
         return Check("cpus", "ok", found)
     fix = "ranks will share a CPU (mpirun --oversubscribe): ask the scheduler for more, or run fewer ranks"
@@ -263,7 +263,7 @@ PROBES = {
 import torch
 cuda, onednn = torch.version.cuda, torch.backends.mkldnn.is_available()
 found = [torch.__version__, f"CUDA {cuda}" if cuda else "CPU only", torch.backends.cpu.get_cpu_capability(),
-    "with oneDNN" if onednn else "without oneDNN", f"{torch.get_num_threads()} threads"]
+    "with oneDNN" if onednn else "without oneDNN", counted(torch.get_num_threads(), "thread")]
 print(json.dumps(dict(status="ok", found=", ".join(found), fix="")))
 """
     ),

@@ -106,7 +106,7 @@ def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
         fitting = [n for n in range(1, gpus // site.ranks + 1) if gpus % (n * site.ranks) == 0]
         near = sorted(sorted(fitting, key=lambda n: abs(n - nodes))[:4])
         hint = f"try --nodes {', '.join(map(str, near))}" if near else "change scale.gpus or ranks_per_node"
-        wrong = f"{nodes} nodes of {site.name} have {ranks} ranks, which do not divide scale.gpus {gpus}"
+        wrong = f"{counted(nodes, 'node')} of {site.name} have {ranks} ranks, which do not divide scale.gpus {gpus}"
         raise UserError(f"{wrong}: every rank needs an equal share; {hint}")
     return ranks
 

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from summit_train.cluster.schedulers import SCHEDULERS, Scheduler
 from summit_train.core.errors import UserError
+from summit_train.core.text import counted
 from summit_train.spec import ArchName, Spec, smallest_spec, spec_from_tree
 from summit_train.spec.catalog import Backbone, NonLocal
 from summit_train.spec.source import Tree, put, read_kind, read_tree
@@ -190,7 +191,7 @@ class Site(Section):
                 return cap.walltime
         if self.walltime_caps:
             most = self.walltime_caps[-1].nodes
-            raise UserError(f"{self.name}: a job must have at most {most} nodes, got {nodes}")
+            raise UserError(f"{self.name}: a job must have at most {counted(most, 'node')}, got {nodes}")
         return None
 
 

@@ -25,6 +25,7 @@ from summit_train.core.comm.launch import LISTENER, PORTS, RANK, RANKS, SECRET, 
 from summit_train.core.errors import UserError
 from summit_train.core.machine import num_cpus
 from summit_train.core.processes import ROOT_ALLOWED, find_mpirun, mpirun_command, refuses_root
+from summit_train.core.text import counted
 from summit_train.core.watch import STOP_SIGNALS
 
 PASSED_ON = (*STOP_SIGNALS, signal.SIGINT)
@@ -49,7 +50,7 @@ def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Calla
     """
     launch, mpirun = this_launch(), find_mpirun()
     if launch.size > 1:
-        found = f"{launch.launcher} started {launch.size} ranks"
+        found = f"{launch.launcher} started {counted(launch.size, 'rank')}"
         raise UserError(f"--ranks must be used without a launcher, but {found}; leave out one")
     if ranks < 1 or ranks % max(1, len(hosts)):
         form = f"a multiple of the {len(hosts)} hosts" if hosts else "1 or more"
@@ -70,13 +71,13 @@ def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Calla
     if mpirun is not None and (hosts or backend == "horovod"):
         root = ROOT_ALLOWED if refuses_root(environ) else {}
         settings = f" (with {' '.join(map('='.join, root.items()))}, as you are root)" if root else ""
-        say(f"{ranks} ranks {how}, started by mpirun{settings}")
+        say(f"{counted(ranks, 'rank')} {how}, started by mpirun{settings}")
         forwarded = [word for name in environ if name.startswith(_FORWARDED) for word in ("-x", name)]
         launcher = [*mpirun_command(mpirun, ranks, hosts), *(forwarded if hosts else [])]
         if not hosts:  # why one cannot be reached is worth reading
             environ = _ONE_HOST | environ | _QUIET
         return attend([([*launcher, *program], environ | root)], say)
-    say(f"{ranks} ranks {how}")
+    say(f"{counted(ranks, 'rank')} {how}")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         # gloo's own choice is the interface of the host's name, which need not be one of this machine.
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}

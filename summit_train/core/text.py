@@ -68,7 +68,7 @@ def noise_text(clips: float | None) -> str:
     """Return a noise scale as `1,230 clips`, three digits; `unclear` where its estimates scatter too widely."""
     if clips is None or not math.isfinite(clips):
         return "unclear"
-    return f"{clips:.3g} clips" if clips < 999.5 else f"{float(f'{clips:.3g}'):,.0f} clips"
+    return counted(float(f"{clips:.3g}") if clips < 999.5 else round(float(f"{clips:.3g}")), "clip")
 
 
 def duration(seconds: float) -> str:
@@ -81,9 +81,10 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return 1 clip, 2 clips."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def counted(number: float, noun: str) -> str:
+    """Return 1 clip, 1,536 clips, 2.5 clips."""
+    shown = f"{number:,}" if isinstance(number, int) else f"{number:,.4g}"
+    return f"{shown} {noun}{'' if shown == '1' else 's'}"
 
 
 def share(part: float) -> str:
@@ -97,6 +98,11 @@ def with_unit(value: float, unit: str) -> str:
         if value >= size:
             return f"{value / size:.4g} {prefix}{'' if unit.startswith('B') else ' '}{unit}"
     return f"{value:.4g} {unit}"
+
+
+def binary_size(size: float) -> str:
+    """Return bytes as 12.5 GiB, or below 1 GiB as 320 MiB."""
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
 
 
 def csv_text(rows: Iterable[Iterable[object]], *, exact: bool = False) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from summit_train.core.comm import World
 from summit_train.core.errors import AgreedError
 from summit_train.core.files import naming, read_file, write_text
-from summit_train.core.text import from_json
+from summit_train.core.text import counted, from_json
 from summit_train.data.batches.loader import BadClip, MicroBatch
 
 FILE = "bad_clips.jsonl"
@@ -61,8 +61,8 @@ class BadClips:
         _append(self._path, [record for of_rank in self._world.gather(records) or [] for record in of_rank])
         if self._in_epoch > self._fraction * self._clips_per_epoch:
             raise AgreedError(
-                f"{self._in_epoch} clips of epoch {epoch} could not be read, more than data.max_bad_fraction "
-                f"({self._fraction:g}) of {self._clips_per_epoch}: {self._path} names them. `summit-train data scan` "
+                f"{counted(self._in_epoch, 'clip')} of epoch {epoch} could not be read, more than data.max_bad_fraction"
+                f" ({self._fraction:g}) of {self._clips_per_epoch}: {self._path} names them. `summit-train data scan` "
                 "finds all of a manifest at once and writes a list for data.quarantine"
             )
 

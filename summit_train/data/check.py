@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import naming, read_file
-from summit_train.core.text import from_json
+from summit_train.core.text import counted, from_json
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest
 from summit_train.data.manifest.reading import read_rows
 from summit_train.data.manifest.tables import is_video
@@ -212,7 +212,7 @@ def _with_facts(row: ManifestRow, found: Found, *, compare: bool) -> ManifestRow
     if compare and row.sha256 not in (None, found.sha256):
         raise DecodeError(row.path, "has changed since it was indexed: its SHA-256 is not the manifest's")
     if compare and row.num_frames not in (None, found.num_frames):
-        raise DecodeError(row.path, f"has {found.num_frames} frames, but the manifest says {row.num_frames}")
+        raise DecodeError(row.path, f"has {counted(found.num_frames, 'frame')}, but the manifest says {row.num_frames}")
     row.span.frames(row.path, found.num_frames)
     if row.boxes is not None:
         row.boxes.check(0, row.path, found.num_frames, found.width, found.height)

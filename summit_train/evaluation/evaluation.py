@@ -97,7 +97,7 @@ class Evaluation:
         def progress(done: int, total: int) -> None:
             self.watchdog.at(f"evaluating video {done} of {total} with {path}", waits=done == total)
 
-        scores = scorer.score(model, progress, source=str(path), partial=known)
+        scores = scorer.score(model, progress, source=str(path), earlier=known)
         if scores is not None:
             clips = [dataset.manifest.clip(video) for video in scores.videos.tolist()]
             scores.save(folder / f"{name}.npz", clips, dataset.manifest.classes or ())
@@ -125,19 +125,19 @@ def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tenso
 def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> dict[str, Any]:
     """Return the content of eval.json: mean and standard deviation over the checkpoints' measures, in percent.
 
-    The mean is the paper's figure. Last and best of the main measure are those of one checkpoint. None: the videos say
-    nothing about a measure.
+    The mean is as the paper computes it. Last and best of the main measure are those of one checkpoint. None: the
+    videos say nothing about a measure.
     """
     known = measures_of(spec.loss.kind)
     result: dict[str, Any] = {}
     for key in (measure.key for measure in known.every):
         values = [row[key] for row in rows]
-        if None in values:
-            result |= {f"{key}_mean": None, f"{key}_std": None}
-            continue
-        result |= {f"{key}_mean": statistics.fmean(values), f"{key}_std": statistics.pstdev(values)}
+        found = [value for value in values if value is not None]
+        is_known = bool(found) and found == values
+        result[f"{key}_mean"] = statistics.fmean(found) if is_known else None
+        result[f"{key}_std"] = statistics.pstdev(found) if is_known else None
         if key == known.main.key:
-            result |= {f"{key}_last": values[-1], f"{key}_best": max(values)}
+            result |= {f"{key}_last": values[-1], f"{key}_best": max(found, default=None)}
     return result | {
         "videos": num_videos,
         "mode": spec.evaluate.mode,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train.core.text import listed
+from summit_train.core.text import listed, percent
 from summit_train.evaluation.scores import Found, Scores
 from summit_train.spec import MAIN_MEASURES
 
@@ -62,10 +62,8 @@ class Measures:
         parts = []
         for measure in self.shown:
             value = values.get(measure.key, values.get(f"{measure.key}_mean"))
-            if value is None:
-                continue
             std = values.get(f"{measure.key}_std") if measure == self.main else None
-            parts.append(f"{measure.name} {value:.2f}{'' if std is None else f' +- {std:.2f}'} %")
+            parts.append(f"{measure.name} {percent(value) if std is None else f'{value:.2f} +- {std:.2f} %'}")
         return "  ".join(parts)
 
 
@@ -98,6 +96,11 @@ def _precision(scores: Scores) -> NDArray[np.float64]:
     return 100 * average_precisions(scores.labels, readable)
 
 
+def _mean(values: NDArray[np.float64]) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else math.nan
+
+
 def _accuracies(scores: Scores) -> NDArray[np.float64]:
     videos = scores.hot.sum(0)
     right = scores.hot[scores.right(1)].sum(0)
@@ -114,7 +117,7 @@ _OF_KIND = {
         Measure(MAIN_MEASURES["softmax"], "top-1", lambda scores: scores.top(1), _accuracies, "top1"),
         Measure("top5", "top-5", lambda scores: scores.top(5), _accuracies, "top1", above=5),
     ),
-    "binary": (Measure(MAIN_MEASURES["binary"], "mAP", lambda s: float(np.nanmean(_precision(s))), _precision, "ap"),),
+    "binary": (Measure(MAIN_MEASURES["binary"], "mAP", lambda s: _mean(_precision(s)), _precision, "ap"),),
     # Those of a second form are recorded, and shown by the report alone.
     "detection": tuple(
         Measure(key, name, methodcaller("mean", key), methodcaller("of_class", key), "ap", above)

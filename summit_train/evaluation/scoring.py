@@ -79,7 +79,7 @@ class Scorer:
     No video is padded or scored twice. A video's views form batches of their own, so its scores do not depend on the
     number of ranks. Where `stop` asks one rank to stop, all leave between two videos and raise Stopped. keeps_records:
     write bad videos to the run's bad_clips.jsonl, and allow data.max_bad_fraction of them. A task that finds something
-    other than logits overrides the last three methods.
+    other than logits overrides `shape`, `_gathered` and `_results`.
     """
 
     spec: Spec
@@ -95,17 +95,17 @@ class Scorer:
         progress: Progress = lambda done, total: None,
         *,
         source: str | None = "the network",
-        partial: PartialScores | None = None,
+        earlier: PartialScores | None = None,
     ) -> Found | None:
         """Score all videos; return what is found on rank 0, None elsewhere. Collective.
 
-        partial: rank 0's earlier results, which are not computed again; the new ones are added and saved. With
+        earlier: rank 0's results so far, which are not computed again; the new ones are added and saved. With
         data.on_bad_clip "skip" a video that cannot be read is counted and recorded. Raises AgreedError if there are too
         many, DecodeError at the first one otherwise. Raises RunFailed, with `source`, at the first scores that are not
         finite; source None: those are results like others.
         """
-        partial, ballot = partial or PartialScores(), Ballot(self.world, self.stop)
-        known = set(self.world.broadcast(list(partial.results)))
+        earlier, ballot = earlier or PartialScores(), Ballot(self.world, self.stop)
+        known = set(self.world.broadcast(list(earlier.results)))
         mine = self.dataset.shard(self.world.rank, self.world.size).tolist()
         videos = [video for video in mine if video not in known]
         scores, bad = self._score_own(model, videos, progress, ballot, source)
@@ -113,23 +113,23 @@ class Scorer:
             progress(len(scores), len(videos))  # the others still score: a wait longer than a stall is allowed
         gathered = self.world.gather((videos[: len(scores)], scores, bad))
         if gathered is not None:
-            num_known = len(partial.bad)
+            num_known = len(earlier.bad)
             for found in gathered:
-                partial.add(*found)
-            partial.save()
+                earlier.add(*found)
+            earlier.save()
             if self.keeps_records:  # before the request to stop: the evaluation that resumes records only new ones
-                record_test(self.spec.run_path, partial.bad[num_known:])
+                record_test(self.spec.run_path, earlier.bad[num_known:])
         if ballot.is_stopped:
             raise Stopped
         assert len(scores) == len(videos)
         data, clips = self.spec.data, self.dataset.clips
         if self.keeps_records and data.on_bad_clip == "skip":
-            check_test(self.world, self.spec.run_path, len(partial.bad), len(clips), data.max_bad_fraction)
+            check_test(self.world, self.spec.run_path, len(earlier.bad), len(clips), data.max_bad_fraction)
         if gathered is None:
             return None
-        assert sorted(partial.results) == clips.tolist(), "each video exactly once"
-        is_read = ~np.isin(clips, [clip.clip for clip in partial.bad])
-        return self._gathered(clips, [partial.results[clip] for clip in clips.tolist()], is_read)
+        assert sorted(earlier.results) == clips.tolist(), "each video exactly once"
+        is_read = ~np.isin(clips, [clip.clip for clip in earlier.bad])
+        return self._gathered(clips, [earlier.results[clip] for clip in clips.tolist()], is_read)
 
     def _score_own(
         self, model: nn.Module, videos: Sequence[int], progress: Progress, ballot: Ballot, source: str | None

@@ -85,7 +85,7 @@ def predict_videos(
         before, found = sum(counts[:number]), PartialScores()
         follow = lambda done, _, before=before: progress(before + done, sum(counts))  # noqa: E731
         scorer = Scorer(spec, listing, world, device, keeps_records=False)
-        scores = scorer.score(network, follow, source=None, partial=found)
+        scores = scorer.score(network, follow, source=None, earlier=found)
         if scores is None:  # not rank 0
             continue
         reasons = {one.clip: listing.reason(one) for one in found.bad}

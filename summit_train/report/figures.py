@@ -25,7 +25,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from summit_train.core.files import replacing
-from summit_train.core.text import numbered
+from summit_train.core.text import counted, numbered
 from summit_train.report.records import Observed, Run, StepRecord, number
 from summit_train.report.tables import machine_of, views_of
 
@@ -163,7 +163,7 @@ def pictures(runs: Sequence[Run]) -> list[Picture]:
     wait_share = lambda s: 100 * s.data_wait_s / s.step_s if s.step_s > 0 else np.nan  # noqa: E731
     with house_style():
         drawn = (
-            _steps(runs, "Loss", "training loss (nats)", lambda s: s.loss),
+            _steps(runs, "Loss", "loss (nats)", lambda s: s.loss),
             _accuracy(runs),
             _steps(runs, "Learning rate", "learning rate", lambda s: s.lr, "Of every update.", smooth=False),
             _steps(runs, "Throughput", "clips/s, all ranks", lambda s: s.clips_per_second, f"Training only. {TWICE}"),
@@ -209,7 +209,7 @@ def _steps(
 
     The vertical axis begins at 0 and reaches `least`, except for the loss, which marks skipped steps.
     """
-    is_loss, known = title == "Loss", False
+    is_loss, known, has_validation = title == "Loss", False, False
     canvas = Canvas(runs, y_label, third=not is_loss)
     for i, run in enumerate(runs):
         x, y = canvas.positions(run, (s.step for s in run.steps)), finite(map(value, run.steps))
@@ -221,13 +221,18 @@ def _steps(
         curve = smoothed(x, y) if smooth else thinned(x, y)
         canvas.axes.plot(*curve, canvas.lines[i], color=canvas.colour(i), linewidth=width)
         if is_loss:
+            validated = canvas.positions(run, (one.step for one in run.evals))
+            losses = finite(one.val_loss for one in run.evals)
+            has_validation |= bool(np.isfinite(losses).any())
+            canvas.axes.plot(validated, losses, color=canvas.colour(i, 1), **KINDS[1])
             crosses, floor = canvas.positions(run, run.skipped_steps), canvas.axes.get_xaxis_transform()
-            canvas.axes.plot(crosses, np.full_like(crosses, 0.03), "x", color=canvas.colour(i, 1), transform=floor)
+            canvas.axes.plot(crosses, np.full_like(crosses, 0.03), "x", color=canvas.colour(i, 2), transform=floor)
     if not known:
         return None
     if not is_loss:
         canvas.axes.set_ylim(0, max(least, 1.04 * canvas.axes.get_ylim()[1]))
     skipped = is_loss and any(run.skipped_steps for run in runs)
+    caption += " Circles: on the validation videos." if has_validation else ""
     return canvas.picture(title, caption + (" Cross: step without an update." if skipped else ""))
 
 
@@ -312,11 +317,10 @@ def _accuracy_curves(canvas: Canvas, i: int, run: Run) -> dict[str, int]:
         y = finite(validation.of(main.key) for validation in run.evals)
         canvas.entries.append((axes.plot(x, y, color=colours[1], **KINDS[1])[0], "validation"))
         kinds["validation"] = 1
-    if run.final is not None:
+    if run.final is not None and (mean := run.final.of(f"{main.key}_mean")) is not None:
         label = f"final, {views}" if (views := views_of(run.final)) else "final"
-        mean, std = (run.final.of(f"{main.key}_{what}") or 0.0 for what in ("mean", "std"))
         canvas.entries.append((axes.axhline(mean, color=colours[2], **KINDS[2]), f"{label}: {run.final.text(main)}"))
-        if std:
+        if std := run.final.of(f"{main.key}_std"):
             axes.axhspan(mean - std, mean + std, color=colours[2], alpha=0.2, linewidth=0)
         kinds[label] = 2
     return kinds
@@ -375,7 +379,7 @@ def _observed_caption(runs: Sequence[Observed]) -> str:
     """Return what is drawn, as exactly as the runs agree on it."""
     frames, videos = ({getattr(run, key) for run in runs} for key in ("frames", "videos"))
     of = f"{frames.pop()}" if len(frames) == 1 else "T"
-    count = f" {videos.pop():,} videos." if len(videos) == 1 and None not in videos else ""
+    count = f" {counted(videos.pop(), 'video')}." if len(videos) == 1 and None not in videos else ""
     streams = any(run.anytime for run in runs)
     stream = " Dashed: the average of a stream's logits over the frames of the part." if streams else ""
     what = "Early recognition, as in Figures 7 and 8 of the TSM paper (journal version)."

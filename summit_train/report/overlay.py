@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from summit_train.core.text import percent
+from summit_train.core.text import counted, percent
 from summit_train.report import figures
 from summit_train.report.figures import GREY, LINES, PALETTE, Picture, drawable, finite, smoothed
 from summit_train.report.records import Run
@@ -41,9 +41,8 @@ def overlay(runs: Sequence[Run]) -> Picture | None:
             steps, validated = (np.array([one.step for one in of]) / per_epoch for of in (run.steps, run.evals))
             losses.plot(*smoothed(steps, finite(step.loss for step in run.steps)), **style)
             accuracies.plot(validated, finite(one.of(main.key) for one in run.evals), marker="o", markersize=3, **style)
-            if run.final:
-                end, mean = run.last_step / per_epoch, run.final.of(f"{main.key}_mean")
-                accuracies.plot(end, mean, "*", markersize=9, **style | {"linestyle": "none"})
+            if run.final and (mean := run.final.of(f"{main.key}_mean")) is not None:
+                accuracies.plot(run.last_step / per_epoch, mean, "*", markersize=9, **style | {"linestyle": "none"})
             if i is not None:
                 line = Line2D([], [], **style | {"linewidth": 2.5})
                 entries.append((line, f"{drawable(run.label, 34)}{_result(run)}"))
@@ -57,7 +56,7 @@ def overlay(runs: Sequence[Run]) -> Picture | None:
         columns = 3 if max(len(label) for _, label in entries) <= 45 else 2
         figures.add_legend(figure, entries, "outside lower left", columns)
         figure.set_size_inches(_WIDTH, _HEIGHT * len(rows) + figures.LEGEND_LINE * -(-len(entries) // columns))
-        alt = f"Loss and accuracy by {axis} of {len(runs):,} runs"
+        alt = f"Loss and accuracy by {axis} of {counted(len(runs), 'run')}"
         caption = "Star: final evaluation. Best runs first, by it or the last validation (in brackets)."
         return Picture("Loss and accuracy", caption, alt, figures.image(figure), third=False)
 

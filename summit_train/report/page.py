@@ -13,7 +13,7 @@ import jinja2
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import replacing
-from summit_train.core.text import duration, percent, show
+from summit_train.core.text import counted, duration, percent, show
 from summit_train.report import tables
 from summit_train.report.confusion import read_confusion, read_precisions
 from summit_train.report.detections import read_found
@@ -48,7 +48,7 @@ def environment() -> jinja2.Environment:
     pages.filters.update(percent=percent, show=show, duration=duration, views=tables.views_of, rows=tables.rows)
     pages.filters.update(notes=tables.notes_of, remarks=tables.remarks_of, differences=tables.differences_of)
     pages.filters.update(class_rows=tables.class_rows, start_rows=tables.start_rows, noise=noise_section)
-    pages.filters.update(time_spent=time_spent, goodput_rows=goodput_rows)
+    pages.filters.update(time_spent=time_spent, goodput_rows=goodput_rows, counted=counted)
     pages.globals.update(pictures=pictures, read_mistakes=read_mistakes, read_found=read_found)
     pages.globals.update(read_confusion=read_confusion, read_precisions=read_precisions)
     return pages

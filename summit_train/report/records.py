@@ -85,9 +85,17 @@ class EvalRecord(WithMeasures, LogRecord):
 
     epoch: float
     step: int
+    val_loss: Known = None
     videos: int | None = None
     clips: int | None = None
     seconds: Known = None
+
+
+class WarningRecord(LogRecord):
+    """What training found wrong after `step`."""
+
+    step: int
+    text: str
 
 
 class TrustRatioRecord(LogRecord):
@@ -214,13 +222,14 @@ class ClipsPerClass(Record):
         return {side: {name: counts.get(name, 0) for name in names} for side, counts in sides.items()}
 
 
-ByStep = TypeVar("ByStep", StepRecord, EvalRecord, TrustRatioRecord, AverageRecord)
+ByStep = TypeVar("ByStep", StepRecord, EvalRecord, WarningRecord, TrustRatioRecord, AverageRecord)
 RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environment.json")
 OBSERVED_FILE = "observed.json"  # of `eval --observed`; optional
 RUN_MARKS = ("spec.yaml", "metrics.jsonl")  # of a run folder
 _KINDS: dict[str, type[LogRecord]] = {
     "step": StepRecord,
     "eval": EvalRecord,
+    "warning": WarningRecord,
     "trust_ratio": TrustRatioRecord,
     "average": AverageRecord,
     "batch": BatchRecord,
@@ -309,6 +318,7 @@ class Run:
         """Replay metrics.jsonl: a later record of a step replaces the earlier, a resume takes back what follows it."""
         self.log = list(self._log())
         self.steps, self.evals = self._last(StepRecord), self._last(EvalRecord)
+        self.warnings = self._last(WarningRecord)
         self.trust_ratios, self.averages = self._last(TrustRatioRecord), self._last(AverageRecord)
         batches = {record.epoch: record for record in self.log if isinstance(record, BatchRecord)}
         self.batches = [batches[epoch] for epoch in sorted(batches)]
@@ -381,7 +391,8 @@ class Run:
     def _result(self, name: str) -> FinalEval | None:
         found = self._parsed(FinalEval, self._json(name), name)
         main = f"{self.measures.main.key}_mean"
-        if found is not None and found.of(main) is None:
+        # null: the videos say nothing about the measure
+        if found is not None and found.of(main) is None and (found.model_extra or {}).get(main, "") is not None:
             self.notes.append(f"{name}: has wrong values, left out (no {main!r})")
             return None
         return found

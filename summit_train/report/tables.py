@@ -29,13 +29,13 @@ def summary_row(run: Run) -> dict[str, str]:
             epoch = f" (epoch {last.epoch:g})" if measure == run.measures.main else ""
             measured[measure.key] = f"{percent(last.of(measure.key))}{epoch}"
     model = " ".join(str(part) for key in ("arch", "backbone") if (part := run.setting("model", key)))
-    frames = run.setting("data", "num_frames")
+    frames = number(run.setting("data", "num_frames"))
     planned = number(run.setting("schedule", "epochs"))
     done = NONE if run.steps_per_epoch is None else f"{run.last_step / run.steps_per_epoch:.4g}"
     speed = run.clips_per_second
     return {
         "label": run.label,
-        "model": (f"{model}, {frames} frames" if model and frames else model) or NONE,
+        "model": (f"{model}, {counted(frames, 'frame')}" if model and frames else model) or NONE,
         "scale": _scale(run),
         "global_batch": show(run.plan.get("global_batch")),
         "epochs": done if planned is None else f"{done} of {planned:g}",
@@ -54,7 +54,7 @@ def _scale(run: Run) -> str:
     if not ranks:
         return NONE
     if virtual is None:
-        return " then ".join(f"{count:,} ranks" for count in ranks)
+        return " then ".join(f"{counted(count, 'rank')}" for count in ranks)
     products = [f"{count:,} \N{MULTIPLICATION SIGN} {int(virtual) // count:,}" for count in ranks]
     return f"{' then '.join(products)} = {int(virtual):,}"
 
@@ -69,12 +69,14 @@ def notes_of(run: Run) -> list[str]:
     if run.skipped_steps:
         count = counted(len(run.skipped_steps), "step")
         notes.append(f"{count} without an update, the gradient was not finite: {listed(run.skipped_steps)}")
+    notes += [f"After step {warning.step:,}: {warning.text}" for warning in run.warnings]
     notes += _averaging_notes(run)
     if number(run.plan.get("virtual_gpus")) == 1 and number(run.setting("noise_scale", "every_steps")):
         notes.append("No gradient noise scale: one virtual GPU has no other to compare its gradient with")
     bad_clips = run.steps[-1].bad_clips if run.steps else 0
     if bad_clips:
-        notes.append(f"{bad_clips:,} times a clip could not be read and another took its place: see bad_clips.jsonl")
+        times = counted(bad_clips, "time")
+        notes.append(f"{times} a clip could not be read and another took its place: see bad_clips.jsonl")
     if len(run.starts) > 1:
         again = sum(start.steps_again for start in run.starts)
         times = "once" if len(run.starts) == 2 else f"{len(run.starts) - 1:,} times"
@@ -187,11 +189,11 @@ def machine_of(environment: Mapping[str, Any]) -> str:
     hosts, device = environment.get("hosts"), environment.get("device")
     names = [str(host) for host in hosts] if isinstance(hosts, (Mapping, list)) else []
     on_cpu = device in (None, "cpu")
-    cores = environment.get("cores") if on_cpu else None
+    cores = number(environment.get("cores")) if on_cpu else None
     parts = (
         f"{len(names):,} hosts" if len(names) > 1 else "".join(names),
         environment.get("processor") if on_cpu else device,
-        f"{cores} cores" if cores else "",
+        counted(cores, "core") if cores else "",
     )
     return ", ".join(str(part) for part in parts if part)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from summit_train.core.text import counted
 from summit_train.spec.typed import MOST, Count, Positive, Section
 
 # What null means: the values of torch and, for LAMB, of its paper.
@@ -161,7 +162,7 @@ def solver_problems(
     if trust is not None and trust.kind == "lars" and optimizer.name == "lamb":
         yield "optimizer.trust_ratio", "lamb includes a trust ratio; take lars over another solver, or null"
     if schedule.warmup_scaling == "none" and schedule.warmup_epochs > schedule.epochs:
-        right = f"must be at most the run's {schedule.epochs} epochs, got {schedule.warmup_epochs:g}"
+        right = f"must be at most the run's {counted(schedule.epochs, 'epoch')}, got {schedule.warmup_epochs:g}"
         yield "schedule.warmup_epochs", right
     epochs = [0.0, *schedule.milestones, float(schedule.epochs)]
     is_rising = all(before < after for before, after in pairwise(epochs))

@@ -18,7 +18,7 @@ from summit_train.cluster.submit import chain, check_scheduler, folders_to_stage
 from summit_train.core.errors import UserError
 from summit_train.core.files import locked, write_text
 from summit_train.core.result import TextTable, say
-from summit_train.core.text import NONE, duration, mean_std, show
+from summit_train.core.text import NONE, counted, duration, mean_std, show
 from summit_train.plan import Plan
 from summit_train.spec import Spec
 from summit_train.spec.source import to_yaml
@@ -164,7 +164,8 @@ def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: J
             ids = chain(site, job, script, cost.jobs if cost and not job.is_array else 1, after)
             last.append(ids[-1])
             cap = f", {sweep.at_once} at once" if sweep.at_once else ""
-            array, alone = f"job array {ids[0]} of {len(runs)} runs{cap}", f"job {' '.join(ids)} on {job.nodes} nodes"
+            nodes = counted(job.nodes, "node")
+            array, alone = f"job array {ids[0]} of {len(runs)} runs{cap}", f"job {' '.join(ids)} on {nodes}"
             say(f"{job.name}: {array if job.is_array else alone}; the script is {script}")
     say(_output_table(sweep, site, [job for job, _ in to_submit]))
     say(f"summit-train sweep {sweep.folder} --status    shows their state and writes the table")
@@ -175,7 +176,7 @@ def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs
     runs = _runs_to_start(sweep, planned, jobs)
     began, num_failed = time.monotonic(), 0
     for i, run in enumerate(runs, 1):
-        say(f"[{i}/{len(runs)}] {run.name}: {run.plan.total_steps:,} steps, {run.plan.ranks} ranks")
+        say(f"[{i}/{len(runs)}] {run.name}: {counted(run.plan.total_steps, 'step')}, {counted(run.plan.ranks, 'rank')}")
         start = time.monotonic()
         job = Job(run.name, (run.spec.run_path.absolute(),), 1, site.default_walltime)
         script = write_job(site.model_copy(update={"ranks_per_node": run.plan.ranks}), job, [run.spec])

@@ -240,13 +240,13 @@ class GrowingBatch:
         """Return whether the batch depends on this many validations, and one is still to come."""
         return self._spec is not None and self._validations < validations
 
-    def decide(self, accuracy: float) -> tuple[float, Rung] | None:
+    def decide(self, accuracy: float | None) -> tuple[float, Rung] | None:
         """Take in a validation's accuracy, in percent; return the best one before it and the batch from here on.
 
-        Returns None where the next decision is not due.
+        Returns None where the next decision is not due, or the accuracy is unknown.
         """
         self._validations += 1
-        if self._spec is None or self._validations % self._spec.every:
+        if self._spec is None or accuracy is None or self._validations % self._spec.every:
             return None
         best = self._best
         if accuracy < best * self._spec.margin:

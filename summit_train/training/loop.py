@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from summit_train.core.errors import AgreedError, RunFailed, describe, is_bug
+from summit_train.core.text import counted
 from summit_train.core.watch import Stopped, StopRequest, Watchdog
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.workers import Batches
@@ -121,14 +122,13 @@ def grow(run: Run, log: RunLog | None, epoch: int, measures: Mapping[str, Any] |
         return
     main = measures_of(run.spec.loss.kind).main.key
     accuracy = run.world.broadcast(None if measures is None else measures[main])
-    assert accuracy is not None
     before, decision = run.growth.rung.clips_per_gpu, run.growth.decide(accuracy)
     if log is not None and decision is not None:
         best, rung = decision
         size, batch = rung.clips_per_gpu, rung.global_batch
         log.write("batch", epoch=epoch, clips_per_gpu=size, global_batch=batch, accuracy=accuracy, best=best)
-        grows = f"grows from {before} clips to {size}, {rung.steps_per_epoch} steps an epoch"
-        change = grows if size > before else f"stays at {size} clips"
+        grows = f"grows from {counted(before, 'clip')} to {size:,}, {counted(rung.steps_per_epoch, 'step')} an epoch"
+        change = grows if size > before else f"stays at {counted(size, 'clip')}"
         log.say(f"epoch {epoch}: batch of a learner {change} ({accuracy:.2f} %, best before {best:.2f} %)")
 
 
@@ -175,7 +175,8 @@ def validate(
 ) -> dict[str, float | None] | None:
     """Score one clip and one crop of every video, as for the curve in the paper's Figure 5; return rank 0's measures.
 
-    With evaluate.mode "stream", stream all frames in one crop. Raises Stopped on request.
+    With evaluate.mode "stream", stream all frames in one crop. The loss is that of training on those logits, without
+    mixing. Raises Stopped on request.
     """
     watchdog.at(f"validating after epoch {epoch}")
     began = time.perf_counter()
@@ -197,9 +198,13 @@ def validate(
         bad = f"{scores.num_bad} unreadable, counted as wrong" if scores.num_bad else ""
         missing = say_left_out(left_out(scores, run.val_set.manifest.class_names))
         views, clips = ("one clip each", 1) if spec.evaluate.mode == "clips" else ("all frames streamed", None)
-        log.write("eval", epoch=epoch, step=step, **measures, videos=videos, clips=clips, seconds=seconds)
-        about = "; ".join(filter(None, (f"{videos} videos, {views}", bad, missing)))
-        log.say(f"epoch {epoch}: {known.text(measures)}  ({about})")
+        loss = None if run.val_loss is None else run.val_loss.of_scores(scores)
+        record = measures | {"val_loss": loss, "videos": videos, "clips": clips, "seconds": seconds}
+        log.write("eval", epoch=epoch, step=step, **record)
+        unknown = "" if measures[known.main.key] is not None else "it decides nothing: best checkpoint and batch stay"
+        about = "; ".join(filter(None, (f"{counted(videos, 'video')}, {views}", bad, missing, unknown)))
+        log.say(f"epoch {epoch}: {known.text(measures)}{'' if loss is None else f'  loss {loss:.4f}'}  ({about})")
+        log.warn(step, run.health.of_validation(step, scores, run.val_set.manifest.class_names))
     return measures
 
 
@@ -254,6 +259,7 @@ class UnreadStep:
                 bad_clips=bad_clips.total,
                 **noise,
             )
+            self._log.warn(launched.step, self._run.health.of_step(launched.step, vote.loss))
             if (averaging := launched.result.averaging) is not None:
                 seconds, sent = averaging.start.seconds_to(averaging.end), averaging.num_bytes
                 self._log.write("average", step=launched.step, epoch=epoch, seconds=seconds, bytes=sent)

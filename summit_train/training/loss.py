@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch.nn import functional
 
+from summit_train.evaluation.scores import Scores
 from summit_train.models.precision import parameter_type
 from summit_train.spec import Spec
 
+_AT_ONCE = 1024  # videos of whose logits there is a copy
 # From the network's outputs, the targets, the frames' height and width in pixels, and the seed of random draws on the
 # device, to the mean loss of a micro-batch and the number of its clips that are right.
 BatchLoss = Callable[[torch.Tensor, torch.Tensor, tuple[int, int], int], tuple[torch.Tensor, torch.Tensor]]
@@ -47,6 +50,17 @@ class Loss:
         weights, smoothing = self.class_weights, self.label_smoothing
         total = functional.cross_entropy(logits, targets, weights, label_smoothing=smoothing, reduction="sum")
         return total / len(logits)
+
+    def of_scores(self, scores: Scores) -> float | None:
+        """Return the mean loss of the videos that could be read, by their averaged logits; None without any."""
+        read = np.flatnonzero(scores.is_read)
+        double = replace(self, class_weights=None if self.class_weights is None else self.class_weights.double())
+        total = 0.0
+        for part in np.split(read, range(_AT_ONCE, len(read), _AT_ONCE)):
+            logits, labels = torch.from_numpy(scores.scores[part]), torch.from_numpy(scores.labels[part])
+            targets = labels.double() if labels.dtype == torch.bool else labels
+            total += len(part) * double(logits.double(), targets).item() if len(part) else 0.0
+        return total / len(read) if len(read) else None
 
     def of_batch(
         self, outputs: torch.Tensor, targets: torch.Tensor, size: tuple[int, int], seed: int

@@ -20,7 +20,8 @@ from summit_train.evaluation.measures import EVERY
 
 METRICS_FILE = "metrics.jsonl"
 _SECONDS_BETWEEN_LINES = 10.0
-_SCALARS = ("loss", "lr", *(one.key for one in EVERY), "clips_per_second", "step_s", "data_wait_s", "noise_scale")
+_RATES = ("clips_per_second", "step_s", "data_wait_s", "noise_scale")
+_SCALARS = ("loss", "lr", "val_loss", *(one.key for one in EVERY), *_RATES)
 
 
 class RunLog:
@@ -83,6 +84,12 @@ class RunLog:
             self._last_line = now
             left = (now - self._began) / max(1, step - self._start) * (self._total - step)
             self.say(f"{self._title}: step {step}/{self._total}  {state}  {duration(left)} left")
+
+    def warn(self, step: int, text: str | None) -> None:
+        """Record and say what is wrong after a step, if anything is."""
+        if text is not None:
+            self.write("warning", step=step, text=text)
+            self.say(f"{self._title}: WARNING: {text}")
 
     def say(self, text: str) -> None:
         """Print a line. The first one that cannot be printed leaves a record; the run continues."""

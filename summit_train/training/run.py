@@ -31,6 +31,7 @@ from summit_train.tasks import loss_of
 from summit_train.training.averaging import AveragingStep, GrowingBatch
 from summit_train.training.best import Best
 from summit_train.training.checkpoint import Writer, prune_checkpoints, serialised, write_checkpoint
+from summit_train.training.health import Health
 from summit_train.training.loss import build_loss
 from summit_train.training.noise import NoiseScale
 from summit_train.training.start import Inputs, check_arithmetic, experiment_of, first_state
@@ -42,7 +43,7 @@ class Run:
 
     line: the step at which its line of checkpoints began. forced: the keys in which that of --force-resume differs.
     start_step: the number of updates in the checkpoint that it resumes from. notes: lines for people. writer: writes
-    rank 0's checkpoints.
+    rank 0's checkpoints. val_loss: the training loss, of validation videos; None for detectors.
     """
 
     def __init__(
@@ -74,6 +75,8 @@ class Run:
         saved = world.broadcast(state)
         counts = list(clips_per_class(inputs.train.manifest, inputs.train.kept).values())
         self.step = build_step(spec, plan, world, self.model, device, counts)
+        self.val_loss = None if loss_of(spec) else build_loss(spec, counts, torch.device("cpu"))
+        self.health = Health(spec, plan)
         if saved:
             whole = saved | {"model": self.model.state_dict()}
             self.notes += world.together(lambda: self.step.restore(path, whole))

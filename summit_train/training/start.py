@@ -22,6 +22,7 @@ from summit_train.core.comm import World
 from summit_train.core.errors import UserError
 from summit_train.core.machine import keep_freed_memory, processor_name
 from summit_train.core.saved import CheckpointError, bound_of, load_newest
+from summit_train.core.text import counted
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.reading import check_same_classes
@@ -251,7 +252,8 @@ def stage_sets(inputs: Inputs, world: World, watchdog: Watchdog) -> list[str]:
     notes = []
     if nodes:
         copied, present = (sum(getattr(one, name) for node in nodes for one in node) for name in ("copied", "present"))
-        notes.append(f"staged to {dest} on {len(nodes)} nodes: {copied:,} bytes copied, {present:,} were there")
+        where = f"{dest} on {counted(len(nodes), 'node')}"
+        notes.append(f"staged to {where}: {copied:,} bytes copied, {present:,} were there")
     warnings = [one.warning for node in nodes for one in node if one.warning]
     if warnings:
         more = f" (and {len(warnings) - 1} more such copies)" if len(warnings) > 1 else ""

@@ -206,7 +206,7 @@ def test_the_mean_the_last_and_the_best_are_told_apart(run: Path, say: Say) -> N
     assert (found["top1_last"], found["top1_best"]) == (last, max(one, last))
     mean, deviation, step = (one + last) / 2, abs(one - last) / 2, 10 if one >= last else 20
     assert say("eval", *words)[1].splitlines()[:4] == [
-        f"top-1 {mean:.2f} +- {deviation:.2f} %: mean over 2 checkpoints, the paper's figure",
+        f"top-1 {mean:.2f} +- {deviation:.2f} %: mean over 2 checkpoints, as the paper computes it",
         f"top-1 {last:.2f} %: last checkpoint",
         f"top-1 {max(one, last):.2f} %: best checkpoint, step {step}",
         "41 videos, 1 clip x 1 crop",

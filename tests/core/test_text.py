@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from summit_train.core.text import csv_text, duration, mean_std, show
+from summit_train.core.text import binary_size, counted, csv_text, duration, mean_std, noise_text, show
 
 
 def test_long_lists_say_how_long_they_are():
@@ -25,6 +25,17 @@ def test_a_csv_for_people_holds_no_formulas():
 )  # fmt: skip
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+def test_one_thing_is_counted_as_one():
+    assert [counted(1, "epoch"), counted(1.0, "epoch"), counted(2.5, "epoch"), counted(1536, "rank")] == [
+        "1 epoch", "1 epoch", "2.5 epochs", "1,536 ranks",
+    ]  # fmt: skip
+    assert [noise_text(1.0), noise_text(6.29), noise_text(1234.5)] == ["1 clip", "6.29 clips", "1,230 clips"]
+
+
+def test_memory_below_one_gib_is_in_mib():
+    assert [binary_size(50e6), binary_size(2**30), binary_size(14.83e9)] == ["48 MiB", "1.0 GiB", "13.8 GiB"]
 
 
 def test_mean_and_deviation_as_far_as_known():

@@ -128,7 +128,7 @@ def test_a_stopped_evaluation_keeps_its_detections(
     kept.add([2, 0], [rows[2], rows[0][:0]], [BadClip(0, "a.mp4", "is cut", None)])
     kept.save()
     again = PartialScores(tmp_path / "kept.partial", "key")
-    resumed = scorer(spec.model_copy(update={"run_dir": str(tmp_path)})).score(model, partial=again)
+    resumed = scorer(spec.model_copy(update={"run_dir": str(tmp_path)})).score(model, earlier=again)
     assert resumed is not None and resumed.is_read.tolist() == [False, True, True]
     assert [len(resumed.rows[own]) for own, _ in resumed.parts()] == [0, len(rows[1]), len(rows[2])]
     assert np.array_equal(resumed.rows, np.concatenate(rows[1:]))

@@ -99,7 +99,7 @@ def test_a_bad_video_is_recorded_by_the_evaluation_that_finds_it(write_spec: Wri
                     yield BadClip(video, f"{video}.mp4", "is cut", None) if video in bad else np.zeros(4)
 
         scorer = Zeros(**vars(_scorer(spec.model_copy(update={"data": data}), stop=stop)))
-        return scorer.score(nn.Identity(), partial=partial)
+        return scorer.score(nn.Identity(), earlier=partial)
 
     def recorded() -> list[int]:
         return [json.loads(line)["clip"] for line in (spec.run_path / "bad_clips.jsonl").read_text().splitlines()]

@@ -73,6 +73,12 @@ def test_top_5_is_not_shown_where_it_says_nothing(classes: int, text: str) -> No
     assert measures_of("softmax", classes).text({"top1": 61.0, "top5": 98.765}) == text
 
 
+def test_a_measure_that_is_unknown_is_a_dash() -> None:
+    scores = _scores([[0, 0], [0, 0]], [[2.0, 0.0], [3.0, 1.0]])
+    known = measures_of("binary", 2)
+    assert known.values(scores) == {"map": None} and known.text(known.values(scores)) == "mAP \N{EM DASH}"
+
+
 def test_the_main_measure_of_several_checkpoints_has_its_deviation() -> None:
     values = {"top1_mean": 61.0, "top1_std": 0.25, "top5_mean": 90.0, "top5_std": 1.0}
     assert measures_of("softmax", 6).text(values) == "top-1 61.00 +- 0.25 %  top-5 90.00 %"

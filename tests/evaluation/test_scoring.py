@@ -61,7 +61,7 @@ def test_a_rank_that_is_done_waits_as_long_as_the_others_work(write_spec: WriteS
             told.append((done, total, watchdog._waits))
 
         scorer = Zeros(spec, dataset, world, torch.device("cpu"))
-        assert scorer.score(nn.Identity(), note, partial=partial) is None
+        assert scorer.score(nn.Identity(), note, earlier=partial) is None
     # At the beginning, then after each round in which the other rank still works.
     assert told == [(20 - known, 20 - known, True)] * 3
 

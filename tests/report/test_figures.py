@@ -11,6 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from summit_train.report.figures import (
+    TWICE,
     Canvas,
     _log_axis,
     draw_observed,
@@ -47,6 +48,13 @@ def test_only_what_there_is_data_for_is_drawn(write_run, run_records):
     assert pictures([Run(nothing)]) == []
     assert [picture.title for picture in pictures([Run(only_final)])] == ["Accuracy"]
     assert [picture.title for picture in pictures([Run(no_loss)])] == TITLES[1:]
+
+
+def test_the_loss_of_the_validations_is_drawn_beside_that_of_training(write_run, run_records):
+    lines = [line | {"val_loss": 1.25} if line["kind"] == "eval" else line for line in run_records()]
+    loss = pictures([Run(write_run(lines=lines))])[0]
+    assert loss.title == "Loss" and loss.caption.startswith(f"{TWICE} Circles: on the validation videos.")
+    assert "validation" not in pictures([Run(write_run("older"))])[0].caption
 
 
 def test_restarts_and_skipped_steps_are_explained(write_run, run_records):

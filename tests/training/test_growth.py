@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def test_a_batch_beyond_the_share_is_refused() -> None:
 LADDER = [Rung(size, 2 * size, 24 // size) for size in (4, 8, 12)]
 
 
-def _grown(accuracies: list[float], **keys: Any) -> list[int | None]:
+def _grown(accuracies: Sequence[float | None], **keys: Any) -> list[int | None]:
     batch = GrowingBatch(GrowBatchSpec.model_validate(keys), LADDER)
     decisions = [batch.decide(accuracy) for accuracy in accuracies]
     return [decision and decision[1].clips_per_gpu for decision in decisions]
@@ -65,6 +66,10 @@ def _grown(accuracies: list[float], **keys: Any) -> list[int | None]:
 def test_decisions_by_hand() -> None:
     """Below the best: grow. Equal: stay. The largest stays. The first never grows, even at 0."""
     assert _grown([0.0, 10.0, 10.0, 9.0, 12.0, 11.9, 1.0]) == [4, 4, 4, 8, 8, 12, 12]
+
+
+def test_an_unknown_accuracy_decides_nothing() -> None:
+    assert _grown([10.0, None, 9.0, 9.5]) == [4, None, 8, 12]
 
 
 def test_a_margin_demands_an_improvement_by_that_factor() -> None:

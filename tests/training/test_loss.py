@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import replace
 from math import log
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from summit_train.core.errors import UserError
+from summit_train.data.manifest.quarantine import write_quarantine
+from summit_train.data.video.source import DecodeError
+from summit_train.evaluation.scores import Scores
+from summit_train.report.overlay import overlay
+from summit_train.report.page import render
+from summit_train.report.records import Run
 from summit_train.spec import load_spec
 from summit_train.training.loss import Loss, build_loss, num_correct, one_hot
 from tests.conftest import WriteSpec
@@ -128,11 +138,48 @@ def several(write_spec: WriteSpec, motion_set: Path, tmp_path: Path) -> WriteSpe
 def test_several_labels_weights_and_balance_train_the_same_on_any_ranks(several: WriteSpec, tmp_path: Path) -> None:
     for ranks in (1, 2, 3):
         options = {"precision": "fp64", "scale": {"gpus": 6, "clips_per_gpu": 2}, "schedule": {"epochs": 1}}
-        train(ranks, several(f"on{ranks}", **options))
+        train(ranks, several(f"on{ranks}", **options, evaluate={"every_epochs": 1}))
     alone = final_state(tmp_path / "runs/on1")
     assert alone["step"] == 6
     for ranks in (2, 3):
         assert difference(alone, final_state(tmp_path / f"runs/on{ranks}")) <= 1e-12
+        loss, other = (records(tmp_path / f"runs/on{number}", "eval")[0]["val_loss"] for number in (1, ranks))
+        assert loss == pytest.approx(other, rel=1e-6) and loss > 0
+
+
+def test_the_loss_of_a_validation_is_that_of_training_over_the_videos_that_were_read() -> None:
+    """Of three videos the last was not read. Softmax: ln(1 + 1/3) and ln 4, the second class weighs twice."""
+    rows = np.array([[log(3), 0.0], [log(3), 0.0], [math.nan, math.nan]], np.float32)
+    scores = Scores(np.arange(3), np.array([0, 1, 0]), rows, np.array([True, True, False]))
+    wanted = (log(4 / 3) + 2 * log(4)) / 2
+    assert Loss(class_weights=torch.tensor([1.0, 2.0])).of_scores(scores) == pytest.approx(wanted, rel=1e-7)
+    assert Loss().of_scores(replace(scores, is_read=np.zeros(3, bool))) is None
+    several = replace(scores, labels=np.array([[1, 0], [0, 0], [1, 1]], bool))  # BCE: ln 4/3 and ln 2; ln 4 and ln 2
+    wanted = (log(4 / 3) + log(4) + 2 * log(2)) / 4
+    assert Loss("binary").of_scores(several) == pytest.approx(wanted, rel=1e-7)
+    many = Scores(np.arange(3000), np.arange(3000) % 4, np.zeros((3000, 4), np.float32), np.ones(3000, bool))
+    assert Loss().of_scores(many) == pytest.approx(log(4), rel=1e-12)
+
+
+def test_a_validation_list_without_a_positive_ends_a_run_with_dashes(several: WriteSpec, tmp_path: Path) -> None:
+    """The only video with a label is in quarantine."""
+    evaluate = {"every_epochs": 1, "last_checkpoints": 2}
+    spec, run = several("none", evaluate=evaluate, checkpoint={"keep_best": "map"}), tmp_path / "runs/none"
+    head, *rows = (line.split(",") for line in (tmp_path / "val.csv").read_text().splitlines())
+    path, label = head.index("path"), head.index("label")
+    for number, row in enumerate(rows):
+        row[label] = ";" if number else "0;1"
+    (tmp_path / "val.csv").write_text("".join(",".join(row) + "\n" for row in (head, *rows)))
+    write_quarantine(tmp_path / "bad.csv", [DecodeError(rows[0][path], "is damaged")])
+    output = train(0, spec, f"data.quarantine={tmp_path / 'bad.csv'}")
+    assert "mAP \N{EM DASH}: mean over 2 checkpoints" in output
+    assert "it decides nothing: best checkpoint and batch stay" in output
+    result = json.loads((run / "eval.json").read_text())
+    assert [result[f"map_{what}"] for what in ("mean", "std", "last", "best")] == [None] * 4
+    assert not (run / "checkpoints/best.json").exists()
+    found = Run(run)
+    assert found.is_done and found.notes == [] and "\N{EM DASH}" in render([found])
+    assert overlay([found]) is not None
 
 
 def test_a_run_of_several_labels_resumes_bit_equal(several: WriteSpec, tmp_path: Path) -> None:

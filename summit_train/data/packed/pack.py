@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, locked, read_file, replacing, write_json, write_text
-from summit_train.core.text import from_json
+from summit_train.core.text import counted, from_json
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER, write_packed_manifest
 from summit_train.data.manifest.tables import DTYPES
@@ -133,7 +133,7 @@ def _mean_bytes(job: Job, workers: int) -> float:
                     end += 1
             sizes.append(len(sample.encoded) / (end - first))
     if not sizes:
-        source, tried = job.store.manifest.source, f"none of {len(chosen)} clips that were tried can be read"
+        source, tried = job.store.manifest.source, f"none of {counted(len(chosen), 'clip')} that were tried can be read"
         raise UserError(f"{source}: {tried} below {job.store.root}; the first: {samples[0]}")
     return sum(sizes) / len(sizes)
 

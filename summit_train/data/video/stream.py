@@ -24,6 +24,7 @@ from av.container import InputContainer
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
+from summit_train.core.text import counted
 from summit_train.data.video.decode import Packet, demuxed, open_video
 from summit_train.data.video.render import turn_in
 from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, Limits, VideoInfo
@@ -86,7 +87,7 @@ def probe(video: Encoded, limits: Limits = NO_HURRY) -> VideoInfo:
                 times.append((frame.pts, frame.duration))
         if reading.damage or not reading.num_frames:
             reason = reading.damage or "no frame can be decoded"
-            raise DecodeError(video.name, f"{reason} ({reading.num_frames} frames decoded)")
+            raise DecodeError(video.name, f"{reason} ({counted(reading.num_frames, 'frame')} decoded)")
         fps = float(stream.average_rate or stream.guessed_rate or 0) or None
         duration = duration_of(times, stream.time_base)
         return VideoInfo(reading.num_frames, fps, *size, duration, stream.codec_context.name)

@@ -21,7 +21,7 @@ from summit_train.core.files import check_output, replacing, write_text
 from summit_train.core.progress import followed
 from summit_train.core.result import Result, TextTable, tell
 from summit_train.core.session import check_single
-from summit_train.core.text import csv_text, share
+from summit_train.core.text import counted, csv_text, share
 from summit_train.data.batches.loader import BadClip
 from summit_train.data.manifest.clip import Clip, clip_columns
 from summit_train.inference.arguments import add_network, checked, open_named, report_bad
@@ -140,7 +140,7 @@ def _seen(trained: Trained, measured: Mapping[str, Any]) -> str:
     spec, threshold = trained.spec, f"{measured['threshold']:.6g}"
     stride = f", every {spec.data.frame_stride}" if spec.data.sampling == "dense" else ""
     crop = "whole frame" if spec.evaluate.crops == "full" else "centre square"
-    frames = f"{spec.data.num_frames} frames ({spec.data.sampling}{stride})"
+    frames = f"{counted(spec.data.num_frames, 'frame')} ({spec.data.sampling}{stride})"
     pixels = f"the {crop} at {spec.evaluate.short_side}"
     text = f"{spec.model.title} ({spec.name}): sees {frames}, {pixels}; threshold {threshold}"
     if "kept" not in measured:

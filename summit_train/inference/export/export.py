@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 import summit_train
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import check_output, replacing, write_json
+from summit_train.core.text import counted
 from summit_train.data.batches.loader import test_batches
 from summit_train.data.dataset import Dataset
 from summit_train.data.video.augment import View, scaled_size
@@ -147,7 +148,7 @@ class Export:
             if batch.bad is None:
                 return dataset.manifest.path(batch.video), batch.views, None
             self.tell(f"left out: {batch.bad.path}: {batch.bad.reason}")
-        return "", None, f"none of the first {len(videos)} videos of {data.val} can be read"
+        return "", None, f"none of the first {counted(len(videos), 'video')} of {data.val} can be read"
 
     def _compared(self, network: VideoNetwork, runtime: Runtime, pixels_MTHWC: torch.Tensor) -> dict[str, Any]:
         """Compare the graph's logits with those of the clip network in torch; of a stream, for each frame."""

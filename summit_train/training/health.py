@@ -1,0 +1,77 @@
+"""Notice a network that does not learn: its loss stays that of a guess, or one class takes all its predictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from summit_train.core.text import share
+from summit_train.evaluation.scores import Found, Scores
+from summit_train.plan import Plan
+from summit_train.spec import Spec
+
+# A network that guesses has the loss ln(classes) to within the noise of a batch; one that learns has left it by more
+# than this part, also TSN on a task that it cannot solve, whose mean goes up before it goes down.
+_NEAR = 0.02
+_FEWEST_STEPS = 10  # of a mean loss
+# One class takes a few percent less than all where single clips are far from the others. A class that is nearly all of
+# the list is rightly predicted. With fewer videos a class may take all of them by chance.
+_NEARLY_ALL, _MOST_OF_LIST, _FEWEST_VIDEOS, _VIDEOS_A_CLASS = 0.98, 0.9, 20, 4
+# BN's running statistics lag in the first epochs: a TSM that ends at 97.5 % takes all videos for one class until then.
+_EARLY = 1 / 3
+_CAUSES = (
+    "usual causes: a learning rate too high for the classifier (optimizer.base_lr, optimizer.head_lr_factor), one too "
+    "low, too much of the network frozen (model.freeze_*), shuffled labels"
+)
+
+
+class Health:
+    """What is wrong with the learning of a run with one class a clip, said once of each kind.
+
+    The loss: its mean over a tenth of the steps, from the end of the warm-up. The predictions: of two validations in a
+    row, or of the last one, beyond the first third of the run.
+    """
+
+    def __init__(self, spec: Spec, plan: Plan) -> None:
+        self._spec, self._plan = spec, plan
+        first, number = plan.warmup_steps + 1, max(_FEWEST_STEPS, plan.total_steps // 10)
+        self._window = range(first, first + number)
+        self._losses = list[float]()
+        self._was_one_class = self._is_said = False
+
+    def of_step(self, step: int, loss: float) -> str | None:
+        """Take in the loss of a step; return what is wrong with the mean, at its last step."""
+        loss_spec, classes = self._spec.loss, self._spec.model.num_classes
+        # Class weights change the loss of a guess.
+        if step not in self._window or loss_spec.kind != "softmax" or loss_spec.class_weights is not None:
+            return None
+        self._losses.append(loss)
+        if step != self._window[-1] or len(self._losses) < _FEWEST_STEPS:  # it resumed within
+            return None
+        mean, guess = math.fsum(self._losses) / len(self._losses), math.log(classes)
+        if not abs(mean - guess) <= _NEAR * guess:
+            return None
+        what = f"the mean loss of steps {self._window[0]:,} to {step:,} is {mean:.3f}, that of a guess, ln({classes})"
+        return f"the network does not learn: {what} = {guess:.3f}; {_CAUSES}"
+
+    def of_validation(self, step: int, found: Found, names: Sequence[str]) -> str | None:
+        """Take in the scores after a step; return what is wrong with their predictions."""
+        if not isinstance(found, Scores) or found.kind != "softmax" or step < _EARLY * self._plan.total_steps:
+            return None
+        labels, predicted = found.labels[found.is_read], found.scores[found.is_read].argmax(1)
+        classes = found.scores.shape[1]
+        if len(labels) < max(_FEWEST_VIDEOS, _VIDEOS_A_CLASS * classes):
+            return None
+        top = int(np.bincount(predicted, minlength=classes).argmax())
+        taken, own = float((predicted == top).mean()), float((labels == top).mean())
+        is_one_class = taken >= _NEARLY_ALL and own < _MOST_OF_LIST
+        is_sure = self._was_one_class or step >= self._plan.total_steps
+        self._was_one_class = is_one_class
+        if not is_one_class or not is_sure or self._is_said:
+            return None
+        self._is_said = True
+        name = names[top] if top < len(names) else str(top)
+        what = f"{share(taken)} of the validation videos are taken for {name!r}, {share(own)} are of it"
+        return f"the network does not learn: {what}; {_CAUSES}"
