@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256
@@ -153,8 +153,7 @@ def check_sources(path: Path, state: Mapping[str, Any], sources: Mapping[str, st
 def check_norms(network: nn.Module) -> None:
     """Raise UserError for a module whose running statistics would depend on the number of ranks."""
     for name, module in network.named_modules():
-        is_own = isinstance(module, _NormBase) and not isinstance(module, _BatchNorm) and module.running_mean is not None
-        if isinstance(module, nn.SyncBatchNorm) or is_own:
+        if isinstance(module, nn.SyncBatchNorm) or (isinstance(module, _InstanceNorm) and module.track_running_stats):
             kind = f"{name.removeprefix('network.')} is torch's {type(module).__name__}"
             right = "use BatchNorm, track_running_stats=False, or scale.gpus=1"
             raise UserError(f"model.arch: {kind}, whose running statistics would depend on the ranks; {right}")

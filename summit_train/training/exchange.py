@@ -86,9 +86,7 @@ class Exchange:
     One rank has no buckets: its gradients stay where autograd puts them.
     """
 
-    def __init__(
-        self, parameters: Iterable[tuple[str, nn.Parameter]], world: World, compression: str = "none"
-    ) -> None:
+    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], world: World, compression: str = "none") -> None:
         """Give each parameter, by name, a place in a bucket. compression: "fp16" sends gradients as halves."""
         names = {parameter: name for name, parameter in parameters}
         self._parameters = list(names)

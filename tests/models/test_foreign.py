@@ -262,8 +262,12 @@ def test_one_that_cannot_see_the_pictures_of_the_evaluation_is_refused(write: Ca
 
 @pytest.mark.parametrize(
     ("norm", "is_refused"),
-    [("SyncBatchNorm(width)", True), ("InstanceNorm3d(width, track_running_stats=True)", True)]
-    + [("InstanceNorm3d(width)", False), ("BatchNorm3d(width)", False)],
+    [
+        ("SyncBatchNorm(width)", True),
+        ("InstanceNorm3d(width, track_running_stats=True)", True),
+        ("InstanceNorm3d(width)", False),
+        ("BatchNorm3d(width)", False),
+    ],
 )
 def test_statistics_that_depend_on_the_ranks_are_refused(
     write: Callable[[str], Path], norm: str, is_refused: bool
