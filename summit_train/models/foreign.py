@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256
@@ -147,6 +148,15 @@ def check_sources(path: Path, state: Mapping[str, Any], sources: Mapping[str, st
         if (before := state.get("experiment", {}).get(key)) != digest:
             changed = f"its network's code has changed: {key} was {before}, is {digest}"
             raise UserError(f"{path}: {changed}; restore the file, or set model.arch to a copy of the old one")
+
+
+def check_norms(network: nn.Module) -> None:
+    """Raise UserError for a module whose running statistics would depend on the number of ranks."""
+    for name, module in network.named_modules():
+        if isinstance(module, nn.SyncBatchNorm) or (isinstance(module, _InstanceNorm) and module.track_running_stats):
+            kind = f"{name.removeprefix('network.')} is torch's {type(module).__name__}"
+            right = "use BatchNorm, track_running_stats=False, or scale.gpus=1"
+            raise UserError(f"model.arch: {kind}, whose running statistics would depend on the ranks; {right}")
 
 
 @contextmanager

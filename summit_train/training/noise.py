@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -37,15 +38,18 @@ class PassSquares:
 
     @contextmanager
     def listening(self, on: bool) -> Iterator[None]:
-        """Note the gradients of a backward pass within the block, if `on`.
+        """Note the gradients of a backward pass within the block, if `on`: NaN for one that comes in several parts.
 
         Hooks are added after the forward pass and removed again, so torch.compile never sees them.
         """
+        noted = set[nn.Parameter]()
 
-        def note(gradient: torch.Tensor) -> None:
-            self._norms.append(torch.linalg.vector_norm(gradient))
+        def note(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
+            norm = torch.linalg.vector_norm(gradient)
+            self._norms.append(norm * math.nan if parameter in noted else norm)
+            noted.add(parameter)
 
-        hooks = [parameter.register_hook(note) for parameter in self._parameters if on]  # type: ignore[no-untyped-call]
+        hooks = [p.register_hook(partial(note, p)) for p in self._parameters if on]  # type: ignore[no-untyped-call]
         try:
             yield
         finally:

@@ -126,8 +126,7 @@ class CountedStatistics(RunningStatistics):
             return
         self._calls[number] += 1
         calls = self._calls[number]
-        if calls == 1:
-            self._passes[number] += 1
+        self._passes[number] += calls == 1
         q = self._weight(self._momentum(number), self._passes[number] - 1)
         if calls > 1:
             for name, first in zip(("running_mean", "running_var"), self._first[2 * number :], strict=False):

@@ -28,6 +28,7 @@ from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.reading import check_same_classes
 from summit_train.data.packed.stage import stage
 from summit_train.models import VideoNetwork
+from summit_train.models.foreign import check_norms
 from summit_train.models.network import build_network, count_network, cpu_kernels
 from summit_train.models.weights import load_pretrained
 from summit_train.plan import Plan, make_plan
@@ -99,8 +100,10 @@ def first_state(
     train: as in experiment_of. more_epochs: asked for, or recorded, the run may be longer than that of the checkpoint,
     which then begins a line of its own. So it does by force; "forced" are the keys that differ. Raises CheckpointError
     if the checkpoint is of another experiment otherwise or none is whole, and UserError for weights that are missing or
-    of another network.
+    of another network, and for a foreign network whose norms depend on the ranks.
     """
+    if plan.virtual_gpus > 1:
+        check_norms(model)
     path, state, complaints = load_newest(spec.run_path, bound_of(model))
     notes = [f"passed over: {complaint}" for complaint in complaints]
     if path is None:

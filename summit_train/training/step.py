@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -168,7 +169,7 @@ class StepResult:
         sums = dict(zip(VOTES, self.votes.tolist(), strict=True))
         skipped = sums["nonfinite"] > 0
         squares = None
-        if self.has_squares and not skipped:
+        if self.has_squares and not skipped and math.isfinite(sums["pass_squares"]):
             squares = Squares(sums["pass_squares"] / virtual_gpus, sums["mean_square"] / ranks)
         return Vote(
             loss=sums["loss"] / virtual_gpus,

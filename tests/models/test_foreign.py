@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
+from summit_train.models.foreign import check_norms
 from summit_train.models.network import build_network, count_model, count_network
 from summit_train.models.weights import load_pretrained
 from summit_train.optim.solvers import parameter_groups
@@ -256,6 +258,23 @@ def test_one_that_cannot_see_the_pictures_of_the_evaluation_is_refused(write: Ca
     count_network(_spec(f"{write(text)}:Small"))
     with pytest.raises(UserError, match=r"evaluate\.short_side: .* takes 16 x 16 pixels \(data.crop\) but not 20 x 20"):
         count_network(_spec(f"{write(text)}:Small", evaluate={"short_side": 20}))
+
+
+@pytest.mark.parametrize(
+    ("norm", "is_refused"),
+    [
+        ("SyncBatchNorm(width)", True),
+        ("InstanceNorm3d(width, track_running_stats=True)", True),
+        ("InstanceNorm3d(width)", False),
+        ("BatchNorm3d(width)", False),
+    ],
+)
+def test_statistics_that_depend_on_the_ranks_are_refused(
+    write: Callable[[str], Path], norm: str, is_refused: bool
+) -> None:
+    network = small(write(SMALL.replace("BatchNorm3d(width)", norm)))
+    with pytest.raises(UserError, match=r"model\.arch: norm is torch's .*use Batch") if is_refused else nullcontext():
+        check_norms(network)
 
 
 def test_a_layer_decay_is_refused_by_the_spec(write: Callable[[str], Path]) -> None:

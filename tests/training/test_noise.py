@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
 from summit_train.models.network import recompute_blocks
 from summit_train.models.precision import Normalise
 from summit_train.training.noise import NoiseScale, PassSquares, Squares
+from summit_train.training.step import VOTES, StepResult
 from tests.conftest import WriteSpec
 from tests.runs import records
 from tests.training.test_step import _micro_batches, _model, _Poison, _step
@@ -135,6 +137,18 @@ def test_a_frozen_parameter_has_no_part() -> None:
         with squares.listening(on):
             torch.autograd.backward(layer(torch.tensor([3.0, 4.0])))
         assert squares.take(CPU).item() == wanted
+
+
+def test_a_gradient_in_parts_is_not_measured() -> None:
+    """Its norm is not that of the parts."""
+    layer = nn.Linear(2, 2)
+    squares, x = PassSquares(layer), torch.ones(2, requires_grad=True)
+    with squares.listening(True):
+        y = checkpoint(layer, checkpoint(layer, x, use_reentrant=True), use_reentrant=True)
+        torch.autograd.backward(y.sum())
+    assert math.isnan(squares.take(CPU).item())
+    votes = torch.tensor([math.nan if name == "pass_squares" else 0.0 for name in VOTES])
+    assert StepResult(votes, votes[0], None, has_squares=True).read(4, 2, 1).squares is None
 
 
 def test_fp16_is_unscaled_and_a_skipped_step_has_no_squares() -> None:

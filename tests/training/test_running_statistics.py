@@ -59,7 +59,7 @@ def test_a_skipped_step_leaves_no_trace() -> None:
 def test_a_norm_may_run_any_number_of_times_in_a_pass(
     accumulation: int, momentum: float | None, use_reentrant: bool
 ) -> None:
-    """0 to 4 times, and again in the backward pass: r <- (1 - m) r + m / A * sum(mean of the calls), or + r for none."""
+    """r <- (1 - m) r + m / A * sum(mean of the calls, or r for none). Each call runs again in the backward pass."""
     norm = nn.BatchNorm2d(3, momentum=momentum, dtype=torch.float64)
     statistics = CountedStatistics(norm, accumulation, World())
     expected = {"mean": torch.zeros(3, dtype=torch.float64), "var": torch.ones(3, dtype=torch.float64)}
