@@ -70,7 +70,5 @@ def describe(error: BaseException) -> str:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return f"too many open files: the limit of {limit:,} for a process is too low; raise it by ulimit -n"
     text = printable(f"{error.filename}: {error.strerror}") if isinstance(error, OSError) else str(error)
-    if len(text) <= _MOST_LETTERS:
-        return text
-    left_out = f"\N{HORIZONTAL ELLIPSIS} ({len(text):,} characters in all) \N{HORIZONTAL ELLIPSIS}"
-    return f"{text[: _MOST_LETTERS // 2]}{left_out}{text[-_MOST_LETTERS // 2 :]}"
+    half = _MOST_LETTERS // 2
+    return text if len(text) <= 2 * half else f"{text[:half]} [{len(text):,} characters in all] {text[-half:]}"

@@ -14,6 +14,7 @@ NONE = "\N{EM DASH}"
 MOST_ITEMS = 20
 # Control characters, line breaks, what turns the direction of text, and bytes outside UTF-8 as Python names them.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?![0-9]*\.?[0-9]+(e[+-]?[0-9]+)?$)")  # but not a number
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -108,19 +109,10 @@ def binary_size(size: float) -> str:
 def csv_text(rows: Iterable[Iterable[object]], *, exact: bool = False) -> str:
     """Return a CSV. Text that a spreadsheet would run as a formula gets an apostrophe in front, unless `exact`."""
     text = io.StringIO(newline="")
-    rows = rows if exact else (map(_not_a_formula, row) for row in rows)
+    if not exact:
+        rows = ([f"'{one}" if isinstance(one, str) and _FORMULA.match(one) else one for one in row] for row in rows)
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
-
-
-def _not_a_formula(cell: object) -> object:
-    if not isinstance(cell, str) or not cell.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return cell
-    try:
-        float(cell)
-    except ValueError:
-        return f"'{cell}"
-    return cell
 
 
 def printable(text: str) -> str:

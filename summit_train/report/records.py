@@ -417,7 +417,7 @@ class Run:
 
 def read_runs(directories: Sequence[str | Path]) -> list[Run]:
     """Read each directory once and make the labels unique. Raises UserError for a directory that is not a run."""
-    paths: dict[Path, Path] = {}
+    paths: dict[str, Path] = {}
     for directory in directories:
         paths.setdefault(os.path.realpath(directory), Path(directory))
     runs = [Run(path) for path in paths.values()]

@@ -93,7 +93,7 @@ def test_the_limit_of_open_files_is_one_line_whatever_met_it(tmp_path: Path) -> 
 
 def test_a_value_of_ten_megabytes_is_not_echoed_whole() -> None:
     text = describe(RunFailed(f"list.csv:1: got {'x' * 10_000_000!r}; try y"))
-    assert text.startswith("list.csv:1: got 'xxx") and "(10,000,025 characters in all)" in text
+    assert text.startswith("list.csv:1: got 'xxx") and "[10,000,025 characters in all]" in text
     assert text.endswith("xxx'; try y") and len(text) < 5000
 
 

@@ -94,9 +94,8 @@ def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
     filled = dict.fromkeys(chain(("path", "label"), *cells))
     names = [*(name for name in order if name in filled), *(name for name in filled if name not in order)]
     empty = {"reversed": 0}
-    write_text(
-        path, csv_text([names, *([row.get(name, empty.get(name)) for name in names] for row in cells)], exact=True)
-    )
+    table: list[Iterable[object]] = [names, *([row.get(name, empty.get(name)) for name in names] for row in cells)]
+    write_text(path, csv_text(table, exact=True))
 
 
 @dataclass(frozen=True, eq=False)
