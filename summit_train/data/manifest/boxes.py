@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def read_boxes(source: Path, header: tuple[int, list[str]], classes: tuple[str, 
     line, names = header
     reader = _Rows(names, classes)
     with opened(source, "the manifest ") as file:
-        parsed = reader.parsed(source, csv_rows(source, file, line, len(names)))
+        parsed = reader.parsed(source, csv_rows(source, islice(file, line, None), line, len(names)))
         found = np.fromiter(parsed, np.dtype([("video", "<i4"), ("line", "<i4"), ("box", BOX)]))
     boxes = found["box"]
     found = found[np.lexsort((boxes["track"], boxes["frame"], found["video"]))]

@@ -12,7 +12,7 @@ import numpy as np
 
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.reading import Manifest
-from summit_train.data.manifest.tables import parse_table
+from summit_train.data.manifest.tables import parse_tables
 from summit_train.data.video.clips import Choose, Decoded, ViewsOf, holds_pictures, read_folder_views, read_views
 from summit_train.data.video.decode import Playback
 from summit_train.data.video.region import WHOLE_FRAME
@@ -56,7 +56,7 @@ class FileStore:
 def plain_manifest(paths: Sequence[str]) -> Manifest:
     """Return a list of videos of which only the path is known. Their labels are -1."""
     cells = {"path": paths, "label": ["0"] * len(paths)}
-    columns: dict[str, Any] = parse_table(Path(), ([0] * len(paths), cells), None)
+    columns: dict[str, Any] = parse_tables(Path(), [([0] * len(paths), cells)], None)
     return replace(Manifest("", "", None, **columns), labels=np.full(len(paths), -1, np.int32))
 
 

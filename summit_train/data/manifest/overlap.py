@@ -18,6 +18,7 @@ from summit_train.data.video.span import TO_THE_END
 Pairs = dict[tuple[int, int], str]
 _Spans = list[tuple[int, int, int]]
 _UNKNOWN = bytes(32)
+_BLOCK = 1 << 16  # paths that are objects at a time
 _NO_END = 1 << 32  # behind every frame
 
 
@@ -31,7 +32,7 @@ def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None])
     as_stored = first.is_packed or second.is_packed
     places = [None if as_stored else located_root(root, one) for one, root in zip(lists, roots, strict=True)]
     paths = [_paths(one, place) for one, place in zip(lists, places, strict=True)]
-    for how, keys in (("path", paths), ("sha256", [one.digests.tolist() for one in lists])):
+    for how, keys in (("path", (paths[0], list(paths[1]))), ("sha256", [one.digests.tolist() for one in lists])):
         ours = _by_file(first, keys[0], set(keys[1]) - {_UNKNOWN})
         theirs = _by_file(second, keys[1], ours)
         found = [pair for key, spans in ours.items() for pair in _overlapping(spans, theirs[key])]
@@ -89,11 +90,11 @@ def _overlapping(ours: _Spans, theirs: _Spans) -> Iterator[tuple[int, int]]:
             yield ours[place][2], other
 
 
-def _paths(manifest: Manifest, root: str | None) -> list[bytes]:
-    """Return every clip's absolute path; without a root as it is stored."""
-    paths, ends = manifest.paths.tobytes(), pairwise(manifest.offsets.tolist())
-    if root is None:
-        return [paths[start:end] for start, end in ends]
-    above = os.fsencode(os.path.join(os.path.abspath(root), manifest.folder, ""))
-    # Not os.path.join, which takes as long again as all else for a million clips.
-    return [one if one.startswith(b"/") else above + one for start, end in ends for one in [paths[start:end]]]
+def _paths(manifest: Manifest, root: str | None) -> Iterator[bytes]:
+    """Yield every clip's absolute path; without a root as it is stored."""
+    above = b"" if root is None else os.fsencode(os.path.join(os.path.abspath(root), manifest.folder, ""))
+    for start in range(0, len(manifest), _BLOCK):
+        offsets = manifest.offsets[start : start + _BLOCK + 1]
+        paths, ends = manifest.paths[offsets[0] : offsets[-1]].tobytes(), pairwise((offsets - offsets[0]).tolist())
+        # Not os.path.join, which takes as long again as all else for a million clips.
+        yield from [one if one.startswith(b"/") else above + one for start, end in ends for one in [paths[start:end]]]

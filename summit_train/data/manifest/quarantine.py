@@ -18,7 +18,7 @@ from summit_train.core.files import write_text
 from summit_train.core.text import csv_text
 from summit_train.data.manifest.clip import Clip, clip_columns
 from summit_train.data.manifest.reading import Manifest
-from summit_train.data.manifest.tables import parse_regions, parse_spans, read_table
+from summit_train.data.manifest.tables import parse_regions, parse_spans, read_tables
 from summit_train.data.video.region import WHOLE_FRAME, Region
 from summit_train.data.video.source import DecodeError
 from summit_train.data.video.span import WHOLE, Span
@@ -76,14 +76,16 @@ def kept_clips(data: DataSpec, manifest: Manifest) -> Kept:
 
 def read_quarantine(path: str | Path) -> list[DecodeError]:
     """Read the errors as they were written, with paths as the manifest has them. Raises UserError."""
-    lines, cells = read_table(Path(path), COLUMNS, "the quarantine list ")
-    if "reason" not in cells:
-        raise UserError(f"{path}:1: the header must be {','.join(COLUMNS)}, as `data scan` writes it")
-    if not {"left", "top"} <= cells.keys():  # width and height alone are those of the frame
-        cells |= dict.fromkeys(Region._fields, [""] * len(lines))
-    spans = parse_spans(Path(path), (lines, cells), [-1] * len(lines))
-    regions = map(Region._make, parse_regions(Path(path), (lines, cells)).tolist())
-    return [DecodeError(*row) for row in zip(cells["path"], cells["reason"], spans, regions, strict=True)]
+    errors = list[DecodeError]()
+    for lines, cells in read_tables(Path(path), COLUMNS, "the quarantine list "):
+        if "reason" not in cells:
+            raise UserError(f"{path}:1: the header must be {','.join(COLUMNS)}, as `data scan` writes it")
+        if not {"left", "top"} <= cells.keys():  # width and height alone are those of the frame
+            cells |= dict.fromkeys(Region._fields, [""] * len(lines))
+        spans = parse_spans(Path(path), (lines, cells), [-1] * len(lines))
+        regions = map(Region._make, parse_regions(Path(path), (lines, cells)).tolist())
+        errors += map(DecodeError, cells["path"], cells["reason"], spans, regions)
+    return errors
 
 
 def write_quarantine(path: str | Path, bad: Iterable[DecodeError]) -> None:

@@ -7,9 +7,11 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from functools import cache, partial
+from io import StringIO
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -29,6 +31,8 @@ COLUMNS = (
     "path", "label", "num_frames", "fps", "width", "height", "group", "sha256", "reversed", "start_frame", "end_frame"
 )  # fmt: skip
 CLASSES_FILE = "classes.txt"
+_BLOCK = 1 << 20  # characters that are read at once
+_ROWS = 1 << 14  # of a table
 _INT32_MAX = 2**31 - 1
 # int() and float() also take `nan`, `1_0` and the digits of every script.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,400}")
@@ -62,28 +66,63 @@ def opened(path: str | Path, what: str = "") -> Iterator[TextIO]:
         raise UserError(f"{path}: {what}cannot be read: {reason}") from error
 
 
-def read_table(source: Path, columns: tuple[str, str] = ("path", "label"), what: str = "the manifest ") -> Table:
+def read_tables(
+    source: Path, columns: tuple[str, str] = ("path", "label"), what: str = "the manifest "
+) -> Iterator[Table]:
     """Read a CSV whose header has these columns, or header-less lines `path label` or `path num_frames label`.
 
-    Raises UserError, with `what` if the file cannot be read.
+    Yields an empty table, and the rows in tables of some thousand, since a list may have millions. Raises UserError,
+    with `what` if the file cannot be read.
     """
     with opened(source, what) as file:
-        texts = file.readlines()
-    start = next((number for number, text in enumerate(texts) if text.strip()), 0)
-    names = [name.strip().strip('"') for name in texts[start].split(",")] if texts else []
-    if set(columns) & set(names):
-        place = f"{source}:{start + 1}"
-        for name in columns:
-            if names.count(name) != 1:
-                raise UserError(f"{place}: the header must have one column {name!r}, got {', '.join(names)}")
-        check_names(place, names, COLUMNS)
-        rows = list(csv_rows(source, texts, start + 1, len(names)))
-    else:
-        names = ["path", "num_frames", "label"]
-        listed = ((line, text) for line, text in enumerate(texts, 1) if text.strip())
-        rows = [(line, *_list_row(f"{source}:{line}", text)) for line, text in listed]
-    lines, *cells = zip(*rows, strict=True) if rows else [()] * (1 + len(names))
-    return lines, dict(zip(names, cells, strict=True))
+        filled = ((line, text) for line, text in enumerate(iter(file.readline, ""), 1) if text.strip())
+        line, head = next(filled, (1, ""))
+        blocks = iter(lambda: file.read(_BLOCK) + file.readline(), "")
+        names = [name.strip().strip('"') for name in head.split(",")]
+        if set(columns) & set(names):
+            place = f"{source}:{line}"
+            for name in columns:
+                if names.count(name) != 1:
+                    raise UserError(f"{place}: the header must have one column {name!r}, got {', '.join(names)}")
+            check_names(place, names, COLUMNS)
+            found = _csv_tables(source, blocks, line, names)
+        else:
+            names = ["path", "num_frames", "label"]
+            texts = enumerate(chain([head], _lines_of(blocks)), line)
+            rows = ((line, *_list_row(f"{source}:{line}", text)) for line, text in texts if text.strip())
+            found = _tables(rows, names)
+        yield [], dict.fromkeys(names, ())
+        yield from found
+
+
+def _lines_of(blocks: Iterable[str]) -> Iterator[str]:
+    return chain.from_iterable(StringIO(block, newline="") for block in blocks)
+
+
+def _tables(rows: Iterator[tuple[Any, ...]], names: Sequence[str]) -> Iterator[Table]:
+    while some := list(islice(rows, _ROWS)):
+        lines, *cells = zip(*some, strict=True)
+        yield lines, dict(zip(names, cells, strict=True))
+
+
+def _csv_tables(source: Path, blocks: Iterator[str], first: int, names: Sequence[str]) -> Iterator[Table]:
+    """Yield the rows of blocks of whole lines, which follow the first lines. Raises UserError."""
+    for block in blocks:
+        if cells := _plain_cells(block, len(names)):
+            lines = range(first + 1, first + 1 + len(cells) // len(names))
+            yield lines, {name: cells[place :: len(names)] for place, name in enumerate(names)}
+            first += len(lines)
+        else:  # cells in quotes may reach into the next block, so csv gets all that is left
+            yield from _tables(csv_rows(source, _lines_of(chain([block], blocks)), first, len(names)), names)
+
+
+def _plain_cells(block: str, width: int) -> list[str] | None:
+    """Return all cells of a block if each of its lines has `width` and nothing is in quotes, else None."""
+    text = block.replace("\r\n", "\n").removesuffix("\n")
+    content = np.frombuffer(f"{text}\n".encode("utf-8", "surrogateescape"), np.uint8)
+    is_last = content[(content == ord(",")) | (content == ord("\n"))] == ord("\n")
+    is_plain = not len(is_last) % width and np.all(is_last.reshape(-1, width) == (np.arange(width) == width - 1))
+    return text.replace("\n", ",").split(",") if is_plain and '"' not in text and "\r" not in text else None
 
 
 def class_folders(source: Path) -> tuple[str, ...]:
@@ -119,8 +158,8 @@ def check_names(place: str, names: Sequence[str], known: Sequence[str]) -> None:
 
 
 def csv_rows(source: Path, texts: Iterable[str], first: int, width: int) -> Iterator[tuple[Any, ...]]:
-    """Yield (line, cells) of the rows behind the first lines. Raises UserError."""
-    rows, line = csv.reader(islice(texts, first, None)), first + 1
+    """Yield (line, cells) of the rows of texts that follow the first lines. Raises UserError."""
+    rows, line = csv.reader(texts), first + 1
     try:
         for row in rows:
             if len(row) == width:
@@ -148,48 +187,67 @@ def _list_row(place: str, text: str) -> tuple[str, str, str]:
     return shorter, frames[0], label[0]
 
 
-def parse_table(source: Path, table: Table, classes: tuple[str, ...] | None) -> dict[str, Any]:
-    """Return the columns of DTYPES, "paths", "offsets" and "group_names" (see `reading.Manifest`).
+def parse_tables(
+    source: Path, tables: Iterable[Table], classes: tuple[str, ...] | None, region: str | None = None
+) -> dict[str, Any]:
+    """Return the columns of DTYPES, "paths", "offsets" and "group_names" (see `reading.Manifest`) of all tables.
 
-    Raises UserError at the first bad cell of a column.
+    region: data.region. Raises UserError at the first bad cell of a table's column.
     """
-    lines, cells = table
-    paths = [path.encode("utf-8", "surrogateescape") for path in cells["path"]]
-    if b"" in paths:
-        raise UserError(f"{source}:{lines[paths.index(b'')]}: the path is empty")
-    empty = [""] * len(paths)
     numbers = {name: number for number, name in enumerate(classes or ())}
+    groups, clips, parts = {"": -1}, 0, list[dict[str, NDArray[Any]]]()
+    for table in tables:
+        parts.append(_parse_table(source, table, numbers, groups))
+        parts[-1]["more_labels"]["clip"] += clips
+        parts[-1]["regions"] = np.zeros(0, DTYPES["regions"]) if region is None else parse_regions(source, table)
+        clips += len(table[0])
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    columns["offsets"] = np.cumsum(np.concatenate([[0], columns.pop("lengths")]))
+    columns["groups"] = columns["groups"][: clips if len(groups) > 1 else 0]
+    return columns | {"group_names": tuple(groups)[1:]}
 
-    def parsed(name: str) -> list[Any]:
+
+def _parse_table(
+    source: Path, table: Table, numbers: dict[str, int], groups: dict[str, int]
+) -> dict[str, NDArray[Any]]:
+    """Parse a table. groups: the number of each group so far, which gets those of this table too."""
+    lines, cells = table
+    paths = "".join(cells["path"]).encode("utf-8", "surrogateescape")
+    each = cells["path"] if paths.isascii() else [path.encode("utf-8", "surrogateescape") for path in cells["path"]]
+    if "" in cells["path"]:
+        raise UserError(f"{source}:{lines[cells['path'].index('')]}: the path is empty")
+
+    def parsed(name: str, parse: Callable[[str], object], dtype: DTypeLike) -> NDArray[Any]:
         """Parse a column, each different text once; a missing one has empty cells."""
-        texts = cells.get(name, empty)
-        values: dict[str, object] = {}
-        for text in dict.fromkeys(texts):
+        if name not in cells:
+            return np.full(len(lines), parse(""), dtype)
+        texts = cells[name]
+        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        values = np.empty(len(places), dtype)
+        for text, place in places.items():
             try:
-                values[text] = _labels(numbers, text) if name == "label" else _optional(name, text)
+                values[place] = parse(text)
             except ValueError as error:
                 raise UserError(f"{source}:{lines[texts.index(text)]}: {error}") from None
-        return [values[text] for text in texts]
+        return values[np.fromiter(map(places.__getitem__, texts), np.int64, len(texts))]
 
-    groups = cells.get("group", ())
-    group_names = sorted({*groups} - {""})
-    codes = {name: code for code, name in enumerate(("", *group_names), -1)}
-    labels: list[tuple[int, ...]] = parsed("label")
-    frame_counts = np.array(parsed("num_frames"), np.int32)
+    labels_of = cache(partial(_labels, numbers))
+    more = ((clip, text) for clip, text in enumerate(cells["label"]) if ";" in text)
+    labels = parsed("label", lambda text: (*labels_of(text), -1)[0], np.int32)
+    frame_counts = parsed("num_frames", partial(_optional, "num_frames"), np.int32)
     spans = parse_spans(source, table, frame_counts.tolist()) if cells.keys() & {"start_frame", "end_frame"} else []
     return {
-        "paths": np.frombuffer(b"".join(paths), np.uint8),
-        "offsets": np.cumsum([0, *map(len, paths)]),
-        "labels": np.array([found[0] if found else -1 for found in labels], np.int32),
+        "paths": np.frombuffer(paths, np.uint8),
+        "lengths": np.fromiter(map(len, each), np.int64, len(each)),
+        "labels": labels,
         "frame_counts": frame_counts,
-        "reversed_flags": np.array(parsed("reversed"), np.bool_),
+        "reversed_flags": parsed("reversed", partial(_optional, "reversed"), np.bool_),
         "lines": np.array(lines, np.int32),
-        "digests": np.array(parsed("sha256") if "sha256" in cells else [], "V32"),
+        "digests": parsed("sha256", partial(_optional, "sha256"), "V32") if "sha256" in cells else np.zeros(0, "V32"),
         "spans": np.array(spans, DTYPES["spans"]),
-        "groups": np.array([codes[name] for name in groups if group_names], np.int32),
-        "group_names": tuple(group_names),
+        "groups": parsed("group", lambda name: groups.setdefault(name, len(groups) - 1), np.int32),
         "more_labels": np.array(
-            [(clip, label) for clip, found in enumerate(labels) for label in found[1:]], DTYPES["more_labels"]
+            [(clip, label) for clip, text in more for label in labels_of(text)[1:]], DTYPES["more_labels"]
         ),
     }
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from summit_train.core.errors import UserError
-from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, tables, write_manifest
 from summit_train.data.manifest.quarantine import Kept, clips_per_class
 from summit_train.data.manifest.reading import check_same_classes, read_classes, read_rows, write_classes
 from summit_train.data.video.span import TO_THE_END, WHOLE, Span
@@ -129,6 +129,38 @@ def test_what_is_written_is_read(tmp_path: Path, rows: list[ManifestRow]) -> Non
     assert [manifest.span(clip) for clip in range(len(rows))] == [row.span for row in rows]
     write_manifest(path, list(read_rows(manifest)))
     assert path.read_text() == text
+
+
+_LINES = st.lists(
+    st.sampled_from(["a.mp4,1,x", '"b, c.mp4",2,x', 'd.mp4,0;1,"two\nlines"', "é.mp4,;,", "", '"e ""f"".mp4",3,y']),
+    min_size=1, max_size=9,
+)  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lines=_LINES,
+    end=st.sampled_from(["\n", "\r\n"]),
+    last=st.sampled_from(["", "\n", "x,1\n"]),
+    block=st.integers(1, 40),
+)
+def test_the_size_of_blocks_changes_nothing(tmp_path: Path, lines: list[str], end: str, last: str, block: int) -> None:
+    (tmp_path / "m.csv").write_text(f"\npath,label,note{end}{end.join(lines)}{end}{last}", newline="")
+
+    def read() -> object:
+        try:
+            manifest = read_manifest(tmp_path / "m.csv")
+        except UserError as error:
+            return str(error)
+        return list(read_rows(manifest)), manifest.lines.tolist(), manifest.fingerprint()
+
+    expected = read()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "_BLOCK", block)
+        patch.setattr(tables, "_ROWS", 2)
+        assert read() == expected
+        patch.setattr(tables, "_plain_cells", lambda block, width: None)
+        assert read() == expected
 
 
 def test_columns_that_no_row_fills_are_not_written(tmp_path: Path) -> None:
