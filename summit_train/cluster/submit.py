@@ -43,11 +43,9 @@ def output_rows(site: Site, *jobs: Job) -> list[tuple[str, str]]:
     """Return (name, value) rows for people: where the output of the jobs goes, and how to be mailed; none here."""
     if site.is_here:  # a job prints to the terminal
         return []
-    batch, runs = site.batch, [run for job in jobs for run in job.runs]
-    folder = f"{runs[0] if len(runs) == 1 else 'RUN'}/job"
-    own = (
-        f"{jobs[0].sweep}/job/array_*.out" if jobs[0].is_array else batch.own_output and f"{folder}/{batch.own_output}"
-    )
+    job, batch = jobs[0], site.batch
+    folder = f"{job.runs[0]}/job" if len(jobs) == len(job.runs) == 1 else "RUN/job"
+    own = f"{job.sweep}/job/array_*.out" if job.is_array else batch.own_output and f"{folder}/{batch.own_output}"
     output = f"{folder}/*.out" + (f"; {site.scheduler}'s own words: {own}" if own else "")
     if batch.mail is None:
         return [("output", output), ("mail", f"none; {site.scheduler} sends none")]
