@@ -53,12 +53,11 @@ def run(args: argparse.Namespace) -> Result:
     spec, taken = load_spec_on(site, args.spec, args.overrides)
     nodes, ranks = _nodes_and_ranks(args, site, spec)
     files = read_files(spec, args.clips)
-    plan, conflict = make_plan(spec, ranks, files.clips), None
-    start: list[str] = []
+    plan = make_plan(spec, ranks, files.clips)
     try:
-        start = start_notes(spec, plan, files)
+        start, conflict = start_notes(spec, plan, files), None
     except CheckpointError as error:  # the run folder's; the numbers of the plan do not depend on it
-        conflict = error
+        start, conflict = [], error
     warnings = [*(site.notes if site else ()), *files.warnings]
     for line in warnings:
         warn(line)

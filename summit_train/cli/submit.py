@@ -24,8 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     requeues = "requeues that a job may make (default: the site's, else twice the jobs that the run needs)"
     parser.add_argument("--max-requeues", type=int, metavar="N", help=requeues)
     parser.add_argument("--dry-run", action="store_true", help="print the script, and the cost on stderr; no more")
-    write = "write the run's job folder and print the line of shell that submits it; submit nothing"
-    parser.add_argument("--write", action="store_true", help=write)
+    parser.add_argument("--write", action="store_true", help="write the job's folder; print the line that submits it")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
@@ -42,14 +41,14 @@ def run(args: argparse.Namespace) -> Result:
         runs=(spec.run_path.absolute(),),
         nodes=args.nodes,
         walltime_minutes=cost.walltime_minutes,
-        max_requeues=cost.requeues_alone if args.write else cost.max_requeues,
+        max_requeues=cost.max_requeues + (cost.jobs - 1 if args.write else 0),
         stage=folders_to_stage(site, [spec]),
     )
     text = render(site, job)
     for line in [*site.notes, *files.warnings]:
         warn(line)
     tell(f"{spec.name}: {counted(args.nodes, 'node')} of {site.name}, {counted(plan.ranks, 'rank')}")
-    rows = [*taken_rows(site, taken), *cost.rows(), *staging_row(site, spec, job.stage), *output_rows(site, job.runs)]
+    rows = [*taken_rows(site, taken), *cost.rows(), *staging_row(site, spec, job.stage), *output_rows(site, job)]
     rows += start_rows(start, files)
     tell(TextTable(rows, left=2, indent="  "))
     if args.write:

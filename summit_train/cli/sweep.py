@@ -21,8 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sweep", metavar="SWEEP", help="sweep (YAML), or the folder of one that was started")
     add_site_arguments(parser, required=False)
     what = parser.add_mutually_exclusive_group()
-    dry_run = "print the runs, their plans and, with --site, the job script; start nothing"
-    what.add_argument("--dry-run", action="store_true", help=dry_run)
+    what.add_argument("--dry-run", action="store_true", help="print the runs, plans and job script; start nothing")
     what.add_argument("--local", action="store_true", help="run them here, one after another (--site local)")
     status = "state of the runs; writes table and, over batch sizes, figure"
     what.add_argument("--status", action="store_true", help=status)

@@ -261,10 +261,15 @@ PROBES = {
     "torch": Probe(
         """
 import torch
+from importlib.metadata import distributions
+needs = [line for one in distributions(name="summit-train") for line in one.requires or ()]
+below = [line[6:].split(",")[0] for line in needs if line[:6] == "torch<"]
+new = [text for text in below if [*map(int, torch.__version__.split(".")[:2])] >= [*map(int, text.split("."))]]
 cuda, onednn = torch.version.cuda, torch.backends.mkldnn.is_available()
 found = [torch.__version__, f"CUDA {cuda}" if cuda else "CPU only", torch.backends.cpu.get_cpu_capability(),
     "with oneDNN" if onednn else "without oneDNN", counted(torch.get_num_threads(), "thread")]
-print(json.dumps(dict(status="ok", found=", ".join(found), fix="")))
+fix = f"not tested with summit_train, maybe installed for another package: pip install 'torch<{new[0]}'" if new else ""
+print(json.dumps(dict(status="warn" if new else "ok", found=", ".join(found), fix=fix)))
 """
     ),
     # Horovod's build leaves the version of its torch in metadata.json.

@@ -18,8 +18,6 @@ from summit_train.spec import Spec
 # start of Python on all nodes and the last checkpoint (minutes).
 _MARGIN = 1.2
 _MINUTES_A_JOB = 15
-# Requeues by default where the time is known: for each job that the run needs, and the fewest.
-_REQUEUES_A_JOB, _FEWEST_REQUEUES = 2, 3
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,6 @@ class Estimate:
     @property
     def most_node_hours(self) -> float:
         return (self.nodes + self.spare_nodes) * (self.jobs + self.max_requeues) * self.walltime_minutes / 60
-
-    @property
-    def requeues_alone(self) -> int:
-        """Return the requeues of one job in place of the chain."""
-        return self.jobs - 1 + self.max_requeues
 
     @property
     def cost(self) -> float | None:
@@ -159,7 +152,7 @@ def estimate(
     evaluation = scored / plan.ranks / rate / 3600 if rate and scored is not None else None
     minutes, jobs = _chain(site, nodes, walltime, None if hours is None else hours + (evaluation or 0))
     if max_requeues is None:
-        by_time = Job.max_requeues if hours is None else max(_FEWEST_REQUEUES, _REQUEUES_A_JOB * jobs)
+        by_time = Job.max_requeues if hours is None else max(3, 2 * jobs)
         max_requeues = by_time if site.max_requeues is None else site.max_requeues
     asked = (price, max_requeues, site.scheduler, site.spare_nodes)
     return Estimate(nodes, plan.ranks, rate, source, hours, evaluation, minutes, jobs, *asked)

@@ -40,15 +40,13 @@ def staging_row(site: Site, spec: Spec, folders: Iterable[Path]) -> list[tuple[s
     return [("staging", f"{names} to {site.node_local}" if names else "none: data.train and data.val are not packed")]
 
 
-def output_rows(site: Site, runs: Sequence[Path], array: Path | None = None) -> list[tuple[str, str]]:
-    """Return (name, value) rows for people: where the output of the runs goes, and who is mailed.
-
-    array: folder of an array's script. None on this machine, where a job prints to the terminal.
-    """
-    if site.is_here:
+def output_rows(site: Site, *jobs: Job) -> list[tuple[str, str]]:
+    """Return (name, value) rows for people: where the output of the jobs goes, and how to be mailed; none here."""
+    if site.is_here:  # a job prints to the terminal
         return []
-    batch, folder = site.batch, f"{runs[0] if len(runs) == 1 else 'RUN'}/job"
-    own = f"{array}/array_*.out" if array else batch.own_output and f"{folder}/{batch.own_output}"
+    job, batch = jobs[0], site.batch
+    folder = f"{job.runs[0]}/job" if len(jobs) == len(job.runs) == 1 else "RUN/job"
+    own = f"{job.sweep}/job/array_*.out" if job.is_array else batch.own_output and f"{folder}/{batch.own_output}"
     output = f"{folder}/*.out" + (f"; {site.scheduler}'s own words: {own}" if own else "")
     if batch.mail is None:
         return [("output", output), ("mail", f"none; {site.scheduler} sends none")]

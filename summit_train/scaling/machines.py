@@ -107,11 +107,9 @@ def load_machine(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Mac
 
     Raises UserError for a name that is neither, and (file:line) for a mistake in the file.
     """
-    tree = read_kind("machine", str(name_or_path), overrides)
-    machine = validated(Machine, tree)
+    machine = validated(Machine, read_kind("machine", str(name_or_path), overrides))
     if machine.network.algorithm == "hierarchical" and machine.network.inter is None:
-        at = tree.place(("network", "algorithm"))
-        raise UserError(f"{at}: network.algorithm: hierarchical needs network.inter, a link between nodes")
+        raise UserError(f"{name_or_path}: network.algorithm: hierarchical needs network.inter, a link between nodes")
     return machine
 
 

@@ -165,12 +165,12 @@ def read_kind(kind: str, name_or_path: str, overrides: Sequence[str] = ()) -> Tr
     """
     path = Path(name_or_path)
     if "/" not in name_or_path and path.suffix not in (".yaml", ".yml"):
-        folders = [shipped(f"configs/{one}s") for one in sorted(_KINDS, key=lambda one: one != kind)]
-        paths = [folder / f"{name_or_path}.yaml" for folder in folders]
-        if not any(path.is_file() for path in paths):
-            names = ", ".join(sorted(file.stem for file in folders[0].glob("*.yaml")))
+        paths = [shipped(f"configs/{one}s") / f"{name_or_path}.yaml" for one in (kind, *_KINDS)]
+        found = [path for path in paths if path.is_file()]
+        if not found:
+            names = ", ".join(sorted(file.stem for file in paths[0].parent.glob("*.yaml")))
             raise UserError(f"{kind} {name_or_path!r} not found; shipped: {names}; or give the path of a YAML file")
-        path = next(path for path in paths if path.is_file())
+        path = found[0]
     tree = read_tree(path, overrides)
     takes, own_key, example = _KINDS[kind]
     for title, key, _ in _KINDS.values():

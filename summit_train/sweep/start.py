@@ -121,7 +121,8 @@ def sweep_jobs(sweep: Sweep, site: Site, runs: Sequence[PlannedRun]) -> list[tup
             nodes=group[0].nodes or 1,
             walltime_minutes=max(cost.walltime_minutes for cost in costs),
             at_once=sweep.at_once,
-            max_requeues=max(cost.requeues_alone if len(group) > 1 else cost.max_requeues for cost in costs),
+            # The runs of an array requeue themselves in place of a chain.
+            max_requeues=max(cost.max_requeues + (cost.jobs - 1 if len(group) > 1 else 0) for cost in costs),
             stage=folders_to_stage(site, specs),
             sweep=sweep.folder.absolute(),
         )
@@ -137,18 +138,12 @@ def planned_jobs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun]) -> lis
         script = [f"{first}:", "", *render(site, jobs[0]).removesuffix("\n").split("\n")]
     except UserError as error:  # the plan needs no account
         script = [f"no script: {error}"]
-    return [_output_table(sweep, site, jobs), *script]
-
-
-def _output_table(sweep: Sweep, site: Site, jobs: Sequence[Job]) -> TextTable:
-    array = sweep.folder.absolute() / "job" if jobs[0].is_array else None
-    return TextTable(output_rows(site, [run for job in jobs for run in job.runs], array), left=2, indent="  ")
+    return [TextTable(output_rows(site, *jobs), left=2, indent="  "), *script]
 
 
 def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs) -> None:
     """Submit the missing and failed runs."""
     check_scheduler(site)
-    folder = sweep.folder.absolute()
     with locked(sweep.folder / "submit.lock"):
         starting = _runs_to_start(sweep, planned, jobs)
         if not starting:
@@ -158,7 +153,8 @@ def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: J
         to_submit = sweep_jobs(sweep, site, starting)
         for i, (job, runs) in enumerate(to_submit):
             cost = runs[0].cost
-            script = write_job(site, job, [run.spec for run in runs], folder / "job" if job.is_array else None)
+            folder = sweep.folder.absolute() / "job" if job.is_array else None
+            script = write_job(site, job, [run.spec for run in runs], folder)
             # Jobs that are not an array keep the cap by waiting: job i for job i - at_once.
             after = last[i - sweep.at_once] if sweep.at_once and i >= sweep.at_once else None
             ids = chain(site, job, script, cost.jobs if cost and not job.is_array else 1, after)
@@ -167,7 +163,7 @@ def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: J
             nodes = counted(job.nodes, "node")
             array, alone = f"job array {ids[0]} of {len(runs)} runs{cap}", f"job {' '.join(ids)} on {nodes}"
             say(f"{job.name}: {array if job.is_array else alone}; the script is {script}")
-    say(_output_table(sweep, site, [job for job, _ in to_submit]))
+    say(TextTable(output_rows(site, *(job for job, _ in to_submit)), left=2, indent="  "))
     say(f"summit-train sweep {sweep.folder} --status    shows their state and writes the table")
 
 

@@ -52,6 +52,19 @@ def test_what_this_machine_has_is_found(name: str, status: str, found: str) -> N
     assert re.fullmatch(status, check.status) and re.fullmatch(found, check.found), check
 
 
+@pytest.mark.parametrize(("needs", "status"), [("torch<2.1,>=1.0", "warn"), ("torch<99.0,>=1.0", "ok")])
+def test_a_torch_that_is_too_new_is_a_warning(
+    needs: str, status: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As another package may install it."""
+    metadata = tmp_path / "summit_train-0.dist-info/METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: summit-train\nVersion: 0\nRequires-Dist: {needs}\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    check = doctor.check("torch")
+    assert check.status == status and ("pip install 'torch<2.1'" in check.mend) == (status == "warn")
+
+
 @pytest.mark.parametrize(
     ("module", "text", "name", "status", "found", "fix"),
     [

@@ -54,8 +54,7 @@ class Scheduler(ABC):
     def submit(self, script: Path, launcher: str, after: str | None) -> str:
         """Hand the script over in its own folder, where the output goes, and return the job's id.
 
-        Directives need no path of the user's in this way. Raises UserError as `words` does, RunFailed where the
-        scheduler refuses.
+        Directives need no path of the user's in this way. Raises UserError as `words` does, RunFailed if refused.
         """
         words = self.words(script, launcher, after)
         answer = ask(words, script.parent, None if script.name in words else script)
