@@ -149,16 +149,11 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
 def _index(args: argparse.Namespace) -> Result:
     if args.root is not None and args.source.is_dir():
         raise UserError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
-
-    def listed() -> check.Listing:
-        listing = check.list_videos(args.source, args.root)
-        check_beside(args.out, listing.classes, listing.root)
-        return listing
-
     with session(this_launch()) as world:
-        listing = world.together(lambda: None if world.rank else listed())
-        root = world.broadcast("" if listing is None else str(listing.root))
-        found = _survey(world, root, (row.path for row in listing.rows) if listing else (), args.out, args.workers)
+        listing = world.together(lambda: None if world.rank else check.list_videos(args.source, args.root))
+        world.together(lambda: listing and check_beside(args.out, listing.classes, listing.root))
+        root = world.broadcast(listing and str(listing.root)) or ""
+        found = _survey(world, root, [row.path for row in listing.rows] if listing else (), args.out, args.workers)
         if listing is None:
             return Result()
         rows, left_out = check.sort_clips(listing.rows, found, compare=False)
@@ -196,8 +191,8 @@ def _journal_folder(out: Path) -> Path:
 def _survey(world: World, root: str, paths: Iterable[str], out: Path, workers: int | None) -> dict[str, check.Found]:
     """Decode all files by all ranks; return the findings on rank 0, elsewhere nothing. Collective.
 
-    paths: on rank 0. An interrupted survey for the same `out` is continued: files that have not changed since are not
-    decoded again.
+    paths: rank 0's count. An interrupted survey for the same `out` is continued: files that have not changed since are
+    not decoded again.
     Delete the journal once `out` is written.
     """
     world.from_first(lambda: check_output("--out", out, out))  # before the work, not after it
@@ -367,16 +362,10 @@ def _work(args: argparse.Namespace, packing: Packing) -> Result:
     store = FileStore(manifest, located_root(args.root, manifest))
     with session(this_launch()) as world, ExitStack() as held:
         workers = _num_workers(args.workers, world)
-
-        def clips_per_shard() -> int | None:
-            job = begin(store, args.out, packing, args.shard_size, workers)
-            return None if job is None else job.clips_per_shard
-
         world.from_first(lambda: held.enter_context(alone_in(args.out)))
-        per_shard = world.from_first(clips_per_shard)
+        job = world.from_first(lambda: begin(store, args.out, packing, args.shard_size, workers))
         text = [f"{args.out}: is packed already; `data verify` checks it"]
-        if per_shard is not None:
-            job = Job(store, args.out, packing, per_shard)
+        if job is not None:
             shards = world.from_first(lambda: missing_shards(job))[world.rank :: world.size]
             clips = sum(len(job.clips(shard)) for shard in shards)
             done = followed(pack_shards(job, shards, workers), clips, "clips", world, in_logs=True)

@@ -16,7 +16,7 @@ from summit_train.evaluation.measures import measures_of
 from summit_train.inference.arguments import add_network, open_named, report_bad
 from summit_train.inference.predict import Predictions, predict_videos
 from summit_train.inference.trained import Trained
-from summit_train.inference.videos import find_videos, open_videos
+from summit_train.inference.videos import Listing, list_videos
 from summit_train.training.start import choose_device, split_overrides
 
 
@@ -31,9 +31,8 @@ def run(args: argparse.Namespace) -> Result:
     """Predict. The status is 1 where a video could not be read."""
     launch = this_launch()
     with session(launch) as world:
-        trained, found = world.from_first(lambda: _prepared(args))
-        notes = tell if world.rank == 0 else lambda line: None
-        listings = world.together(lambda: open_videos(found, trained, notes))  # by each rank: a packed set is mapped
+        trained, closed = world.from_first(lambda: _prepared(args))
+        listings = [listing.opened() for listing in closed]
         with (
             Watchdog(world, trained.spec.watch.stall_seconds) as watchdog,
             watched("videos", "predicting video", world, watchdog) as progress,
@@ -51,8 +50,8 @@ def run(args: argparse.Namespace) -> Result:
     return Result(status=1 if has_bad else 0)
 
 
-def _prepared(args: argparse.Namespace) -> tuple[Trained, list[str | list[str]]]:
-    """Check the arguments, open the network and find the videos, and print warnings. Raises UserError."""
+def _prepared(args: argparse.Namespace) -> tuple[Trained, list[Listing]]:
+    """Check all that can be checked before the work starts, and print warnings. Raises UserError."""
     words, overrides = split_overrides([*args.videos, *args.overrides])
     if args.top < 1:
         raise UserError(f"--top must be 1 or more, got {args.top}")
@@ -60,7 +59,7 @@ def _prepared(args: argparse.Namespace) -> tuple[Trained, list[str | list[str]]]
         check_output("--csv", args.csv, args.csv)
     trained = open_named(args, overrides)
     trained.check_labels("predict")
-    return trained, find_videos(words, trained, tell)
+    return trained, [listing.closed() for listing in list_videos(words, trained, tell)]
 
 
 def _write(path: str | None, predictions: Predictions) -> None:

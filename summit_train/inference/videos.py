@@ -36,6 +36,13 @@ class Listing(Dataset):
 
     has_labels: bool
 
+    def closed(self) -> Listing:
+        """Return what other ranks get: each opens a packed set itself."""
+        return replace(self, store=None) if self.manifest.is_packed else self
+
+    def opened(self) -> Listing:
+        return self if self.store is not None else replace(self, store=open_store(self.data, self.manifest))
+
     def clip(self, number: int) -> Clip:
         """Return the clip at this place of the manifest, with the path where it is."""
         return replace(self.manifest.clip(number), path=self.manifest.path(number))
@@ -47,46 +54,28 @@ class Listing(Dataset):
 
 
 def list_videos(words: Sequence[str], trained: Trained, tell: Tell, *, use_labels: bool = True) -> list[Listing]:
-    """Return the videos that `words` name, in their order: what `find_videos` finds, opened by `open_videos`."""
-    return open_videos(find_videos(words, trained, tell), trained, tell, use_labels=use_labels)
-
-
-def find_videos(words: Sequence[str], trained: Trained, tell: Tell) -> list[str | list[str]]:
-    """Return the lists that `words` name and, for neighbouring files and folders, the list of their videos.
+    """Return the videos that `words` name, in their order.
 
     A folder is searched at any depth, except hidden entries; one with numbered pictures and no video is one clip. A
-    text file without a video's extension is a manifest. tell: takes a line about what is ignored. Raises UserError for
-    a word that names nothing.
+    text file without a video's extension is a manifest. Neighbouring files and folders share a Listing. A manifest
+    with other classes than the network's gets no labels. tell: takes a line about what is ignored. use_labels: False
+    ignores labels and their classes. Raises UserError for a word that names nothing and for a bad manifest.
     """
     if not words:
         raise UserError("VIDEO is missing: name files, folders, manifests or packed sets")
     missing = [word for word in words if not os.path.exists(word)]
     if missing:
         raise UserError(f"{listed(missing)}: {MISSING}; name files, folders, manifests or packed sets")
+    listings = list[Listing]()
     if trained.spec.data.region is not None and (files := [word for word in words if not _is_list(word)]):
         right = "name a manifest with the columns left,top,width,height, or set data.region=null"
         raise UserError(f"{listed(files)}: the network was trained on regions of frames (data.region): {right}")
-    found = list[str | list[str]]()
     for is_list, group in groupby(words, _is_list):
-        names = list(group)
-        found += names if is_list else [[path for word in names for path in _files(word, tell)]]
-    return found
-
-
-def open_videos(
-    found: Sequence[str | list[str]], trained: Trained, tell: Tell, *, use_labels: bool = True
-) -> list[Listing]:
-    """Open what `find_videos` found. Raises UserError for a bad manifest.
-
-    A manifest with other classes than the network's gets no labels. use_labels: False ignores labels and their classes.
-    """
-    listings = list[Listing]()
-    for each in found:
-        if isinstance(each, str):
-            listings.append(_listing(each, trained, tell, use_labels=use_labels))
+        if is_list:
+            listings += [_listing(word, trained, tell, use_labels=use_labels) for word in group]
         else:
-            manifest, data = plain_manifest(each), trained.spec.data
-            kept = Kept(len(manifest), np.zeros(0, np.int64))
+            manifest = plain_manifest([path for word in group for path in _files(word, tell)])
+            kept, data = Kept(len(manifest), np.zeros(0, np.int64)), trained.spec.data
             listings.append(Listing(data, manifest, kept, file_store(data, manifest, ""), has_labels=False))
     return listings
 

@@ -77,9 +77,12 @@ def test_compiled_code_is_kept_for_each_kind_of_processor(tmp_path: Path, monkey
         return Path(found)
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    before = os.umask(0)
     folders = [
         folder(*kind, str(tmp_path)) for kind in (("DEFAULT", ""), ("AVX2", ""), ("AVX512", ""), ("AVX2", "SSE41"))
     ]
+    os.umask(before)
+    assert {each.stat().st_mode & 0o777 for each in folders} == {0o755}
     assert len(set(folders)) == 4 and {each.parent for each in folders} == {tmp_path}
     assert folders[1].name.startswith("avx2-")
     assert folder("AVX2", "", None) == tmp_path / f"temporary/torchinductor_{os.getuid()}" / folders[1].name

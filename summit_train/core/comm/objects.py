@@ -1,19 +1,19 @@
 """Send plain values, arrays and tensors between ranks. Nothing that is received can run code.
 
-A value becomes JSON text, and the bytes of its arrays. Text and small arrays travel together, with their lengths in
-front: a short value is one message. A larger array goes in pieces from its own memory into that of its copy.
+A value becomes JSON text and the bytes of its arrays. First come two lengths; then, as one message, the text and the
+small arrays; then each larger array in pieces, from its own memory into that of its copy.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-import enum
 import importlib
+import io
 import json
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, cast
@@ -23,13 +23,11 @@ from numpy.typing import NDArray
 
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
-# Sends the bytes of an array as one message, or fills the array from one. It has at most PIECE bytes.
-Pass = Callable[[Bytes], object]
+Pass = Callable[[Bytes], object]  # sends the bytes of an array as one message, or fills the array from one
+Known = dict[int, tuple[int, Any]]  # by the id of an array: its number, in the order of sending, and itself
 
-PIECE = 64 << 20  # MPI counts up to 2 GiB
-_FIRST = 1024  # bytes of the first message: two lengths, and the beginning of what they are of
-_LENGTHS = 16
-_SMALL = 1 << 16  # arrays below are copied into one message
+PIECE = 64 << 20  # the most bytes of a message; MPI counts up to 2 GiB
+_SMALL = 1 << 16
 _PACKAGE = "summit_train"
 _SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 _MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict}
@@ -53,49 +51,36 @@ def gather(value: T, rank: int, size: int, put: Pass, take: Callable[..., object
 
 
 def send(value: object, put: Pass) -> None:
-    """Send a value by `put`, which is called once for each message.
-
-    Raises TypeError, before anything is sent, for a type that a receiver would not make.
-    """
-    known: dict[int, tuple[int, Any]] = {}
+    """Send a value. Raises TypeError, before anything is sent, for a type that a receiver would not make."""
+    known: Known = {}
     text = json.dumps(_described(value, known)).encode("ascii")
     arrays = [array for _, array in known.values()]
-    small = [_flat(array).tobytes() for array in arrays if array.nbytes < _SMALL]
-    body = np.frombuffer(bytearray(text) + b"".join(small), np.uint8)
-    first = np.zeros(_FIRST, np.uint8)
-    first[:_LENGTHS].view(np.int64)[:] = len(text), len(body)
-    begun = body[: _FIRST - _LENGTHS]
-    first[_LENGTHS : _LENGTHS + len(begun)] = begun
-    put(first)
-    for piece in _pieces(body[len(begun) :]):
-        put(piece)
+    small = b"".join(_flat(array).tobytes() for array in arrays if array.nbytes < _SMALL)
+    put(np.array([len(text), len(small)]).view(np.uint8))
+    _pass(np.frombuffer(text + small, np.uint8), put)
     for array in arrays:
-        for piece in _pieces(_flat(array)) if array.nbytes >= _SMALL else ():
-            # Neither torch nor MPI takes what cannot be written to, as a mapped file.
-            put(piece if piece.flags.writeable else piece.copy())
+        if array.nbytes >= _SMALL:
+            _pass(_flat(array), put)
 
 
 def receive(take: Pass) -> Any:
-    """Return the value that another rank sends, given what fills an array from its next message."""
-    first = np.empty(_FIRST, np.uint8)
-    take(first)
-    text_length, length = first[:_LENGTHS].view(np.int64).tolist()
-    body = np.empty(length, np.uint8)
-    begun = first[_LENGTHS : _LENGTHS + length]
-    body[: len(begun)] = begun
-    _filled(body[len(begun) :], take)
-    return _Receiver(body[text_length:], take).made(json.loads(body[:text_length].tobytes()))
+    """Return the value that another rank sends."""
+    lengths = np.empty(2, np.int64)
+    take(lengths.view(np.uint8))
+    body = np.empty(lengths.sum(), np.uint8)
+    _pass(body, take)
+    text, small = body[: lengths[0]].tobytes(), io.BytesIO(body[lengths[0] :].tobytes())
+
+    def fill(flat: Bytes) -> None:
+        small.readinto(flat) if len(flat) < _SMALL else _pass(flat, take)
+
+    return _made(json.loads(text), fill, [])
 
 
-def _pieces(flat: Bytes) -> Iterator[Bytes]:
+def _pass(flat: Bytes, move: Pass) -> None:
     for start in range(0, len(flat), PIECE):
-        yield flat[start : start + PIECE]
-
-
-def _filled(flat: Bytes, take: Pass) -> Bytes:
-    for piece in _pieces(flat):
-        take(piece)
-    return flat
+        piece = flat[start : start + PIECE]
+        move(piece if piece.flags.writeable else piece.copy())  # torch and MPI want to be able to write, as into a map
 
 
 def _flat(array: Any) -> Bytes:
@@ -104,136 +89,97 @@ def _flat(array: Any) -> Bytes:
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     import torch
 
-    flat: Bytes = array.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return flat
+    return cast(Bytes, array.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
-def _described(value: Any, arrays: dict[int, tuple[int, Any]]) -> Any:
-    """Return what JSON has of a value: itself, or a list that begins with its kind. Its arrays are added to `arrays`.
-
-    Each has a number, by its id: one that occurs twice is sent once.
-    """
-    kind = type(value)
+def _described(value: Any, known: Known) -> Any:
+    """Return what JSON has of a value: itself, or a list that begins with its kind. Its arrays are added to `known`."""
+    kind, torch = type(value), sys.modules.get("torch")  # without torch there are no tensors
     if value is None or kind in (bool, float) or (kind is int and abs(value) < 1 << 63):
         return value
-    if kind is str:  # Python would join two surrogates that JSON has one after the other
+    if kind is str:  # JSON would join two surrogates that Python has one after the other
         is_plain = value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
         return value if is_plain else ["str", *map(ord, value)]
     if kind in _SEQUENCES.values():
-        return [_NAMES[kind], *(_described(each, arrays) for each in value)]
+        return [_NAMES[kind], *(_described(each, known) for each in value)]
     if kind in _MAPPINGS.values():
-        return [_NAMES[kind], *(_described(each, arrays) for pair in value.items() for each in pair)]
+        return [_NAMES[kind], *(_described(each, known) for pair in value.items() for each in pair)]
     if kind is int:
         return ["int", hex(value)]
     if isinstance(value, PurePath):
-        return ["path", _described(str(value), arrays)]
+        return ["path", _described(str(value), known)]
     if kind is bytes:
-        return ["bytes", _described(np.frombuffer(value, np.uint8), arrays)]
+        return ["bytes", _described(np.frombuffer(value, np.uint8), known)]
     if isinstance(value, np.generic):
-        return ["scalar", _described(np.asarray(value), arrays)]
-    if (about := _about(value)) is not None:
-        return [*about, arrays.setdefault(id(value), (len(arrays), value))[0]]
+        return ["scalar", _described(np.asarray(value), known)]
+    is_array = kind in (np.ndarray, np.memmap) and not value.dtype.hasobject
+    if is_array or (torch is not None and isinstance(value, torch.Tensor)):
+        dtype = repr(np.lib.format.dtype_to_descr(value.dtype)) if is_array else str(value.dtype)
+        number, _ = known.setdefault(id(value), (len(known), value))  # one that occurs twice is sent once
+        return ["array" if is_array else "tensor", dtype, list(value.shape), number]
     if kind.__module__.startswith(f"{_PACKAGE}.") and (parts := _parts(value)) is not None:
-        return ["type", kind.__module__, kind.__qualname__, _described(parts, arrays)]
+        return ["type", kind.__module__, kind.__qualname__, _described(parts, known)]
     raise TypeError(f"{kind.__module__}.{kind.__qualname__} cannot be sent to other ranks; send plain values of it")
 
 
-def _about(value: Any) -> list[Any] | None:
-    """Return kind, type and shape of an array or a tensor; None for other values."""
-    if type(value) in (np.ndarray, np.memmap) and not value.dtype.hasobject:
-        return ["array", repr(np.lib.format.dtype_to_descr(value.dtype)), list(value.shape)]
-    torch = sys.modules.get("torch")  # without it there are no tensors
-    if torch is not None and isinstance(value, torch.Tensor) and value.layout is torch.strided:
-        return ["tensor", str(value.dtype).removeprefix("torch."), list(value.shape)]
-    return None
-
-
 def _parts(value: Any) -> Any:
-    """Return what makes up an object of a type of ours, as `_of_parts` takes it."""
-    if isinstance(value, enum.Enum):
-        return value.name
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
+    """Return what makes up an object of a type of ours, as `_of_parts` takes it; None for other types."""
+    if isinstance(value, tuple):
         return tuple(value)
     if isinstance(value, Exception):
         return value.args, vars(value)
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if hasattr(value, "model_construct"):  # pydantic's
-        return dict(value), value.model_fields_set
-    return None
+    return (dict(value), value.model_fields_set) if hasattr(value, "model_construct") else None  # pydantic's
 
 
-def _of_parts(kind: Any, parts: Any) -> Any:
-    """Make an object of a type of ours without its constructor."""
-    if issubclass(kind, enum.Enum):
-        return kind[parts]
+def _of_parts(module: str, name: str, parts: Any) -> Any:
+    """Make an object of a type that a module of this package defines, without its constructor."""
+    kind: Any = importlib.import_module(module) if module.startswith(f"{_PACKAGE}.") else None
+    for part in name.split("."):
+        kind = getattr(kind, part, None)
+    if not isinstance(kind, type) or kind.__module__ != module:
+        raise TypeError(f"{module}.{name} is no type of {_PACKAGE}; do all ranks run the same code?")
     if issubclass(kind, tuple):
         return tuple.__new__(kind, parts)
     if issubclass(kind, Exception):
-        error = kind.__new__(kind, *parts[0])
-        vars(error).update(parts[1])
-        return error
+        made: Any = kind.__new__(kind, *parts[0])
+        vars(made).update(parts[1])
+        return made
     if hasattr(kind, "model_construct"):
         return kind.model_construct(parts[1], **parts[0])
     made = object.__new__(kind)
-    for field in dataclasses.fields(kind):
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         object.__setattr__(made, field.name, parts[field.name])
     return made
 
 
-def _type_named(module: str, name: str) -> Any:
-    """Return a class that a module of this package defines."""
-    found: Any = importlib.import_module(module) if module.startswith(f"{_PACKAGE}.") else None
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, type) or found.__module__ != module:
-        raise TypeError(f"{module}.{name} is no class of {_PACKAGE}; do all ranks run the same code?")
-    return found
+def _made(node: Any, fill: Callable[[Bytes], None], arrays: list[Any]) -> Any:
+    """Return the value that `_described` described, given the arrays that are there already and what fills the next."""
+    if not isinstance(node, list):
+        return node
+    kind, *rest = node
+    if kind == "str":
+        return "".join(map(chr, rest))
+    if kind == "int":
+        return int(rest[0], 16)
+    if kind in ("array", "tensor"):
+        if rest[2] == len(arrays):
+            arrays.append(_empty(kind, *rest[:2]))
+            fill(_flat(arrays[-1]))
+        return arrays[rest[2]]
+    parts = [_made(each, fill, arrays) for each in rest]
+    if kind in _SEQUENCES:
+        return _SEQUENCES[kind](parts)
+    if kind in _MAPPINGS:
+        return _MAPPINGS[kind](zip(parts[::2], parts[1::2], strict=True))
+    single: dict[str, Callable[[Any], Any]] = {"path": Path, "bytes": bytes, "scalar": lambda array: array[()]}
+    return _of_parts(*parts) if kind == "type" else single[kind](parts[0])
 
 
-class _Receiver:
-    """Makes a value again. The arrays come in the order in which the text names them: the small ones from `small`."""
+def _empty(kind: str, dtype: str, shape: list[int]) -> Any:
+    if kind == "array":
+        return np.empty(shape, np.lib.format.descr_to_dtype(ast.literal_eval(dtype)))
+    import torch
 
-    def __init__(self, small: Bytes, take: Pass) -> None:
-        self._small, self._take = small, take
-        self._arrays: list[Any] = []
-
-    def made(self, node: Any) -> Any:
-        if not isinstance(node, list):
-            return node
-        kind, *rest = node
-        if kind == "str":
-            return "".join(map(chr, rest))
-        if kind == "int":
-            return int(rest[0], 16)
-        if kind in ("array", "tensor"):
-            return self._array(kind, *rest)
-        parts = [self.made(each) for each in rest]
-        if kind in _SEQUENCES:
-            return _SEQUENCES[kind](parts)
-        if kind in _MAPPINGS:
-            return _MAPPINGS[kind](zip(parts[::2], parts[1::2], strict=True))
-        if kind == "type":
-            return _of_parts(_type_named(*parts[:2]), parts[2])
-        made: dict[str, Callable[[Any], Any]] = {"path": Path, "bytes": bytes, "scalar": lambda array: array[()]}
-        return made[kind](parts[0])
-
-    def _array(self, kind: str, dtype: str, shape: list[int], number: int) -> Any:
-        if number == len(self._arrays):
-            self._arrays.append(self._next(kind, dtype, shape))
-        return self._arrays[number]
-
-    def _next(self, kind: str, dtype: str, shape: list[int]) -> Any:
-        made: Any
-        if kind == "array":
-            made = np.empty(shape, np.lib.format.descr_to_dtype(ast.literal_eval(dtype)))
-        else:
-            import torch
-
-            made = torch.empty(shape, dtype=getattr(torch, dtype))
-        flat = _flat(made)
-        if made.nbytes >= _SMALL:
-            _filled(flat, self._take)
-        else:
-            flat[:], self._small = self._small[: made.nbytes], self._small[made.nbytes :]
-        return made
+    return torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))

@@ -110,9 +110,11 @@ if __name__ == "__main__":
 
 
 def _named_after(pids: list[int], temporary: Path) -> list[str]:
-    """The semaphores and temporary folders that bear the number of one of some processes."""
-    names = [path.name for folder in (Path("/dev/shm"), temporary) for path in folder.glob("*summit-*")]
-    return [name for name in names if int(name.split("-")[2]) in pids]
+    """The semaphores and temporary folders that bear the number of one of some processes. Nobody else may use them."""
+    found = [path for folder in (Path("/dev/shm"), temporary) for path in folder.glob("*summit-*")]
+    found = [path for path in found if int(path.name.split("-")[2]) in pids]
+    assert not any(path.stat().st_mode & 0o077 for path in found)
+    return [path.name for path in found]
 
 
 @needs_ranks
@@ -121,7 +123,8 @@ def test_what_ranks_leave_that_were_killed_is_deleted_at_a_later_start(
 ) -> None:
     temporary = tmp_path_factory.mktemp("t")  # a socket's path must be short
     spec = write_spec("killed", data={"workers": 1}, schedule={"epochs": 1000})
-    job = start(2, "-m", "summit_train", "train", str(spec), env={"TMPDIR": str(temporary)})
+    program = "import os, sys; from summit_train.__main__ import main; os.umask(0); sys.exit(main(sys.argv[1:]))"
+    job = start(2, "-c", program, "train", str(spec), env={"TMPDIR": str(temporary)})
     begun = until(lambda: len(steps_of(load_spec(spec).run_path)) > 2)
     pids = _descendants(job.pid)
     maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)

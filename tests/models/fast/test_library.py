@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,7 +48,10 @@ def test_it_is_compiled_once_and_kept(tmp_path: Path, empty_cache: Path, monkeyp
     monkeypatch.setattr(library, "SOURCE", source)
     target = targets()[-1]
     assert library_file(target) != of_another
+    before = os.umask(0)
     path = compiled(target)
+    os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in (path, path.parent)} == {0o755}  # whatever the umask
     assert path.parent == empty_cache and [entry.name for entry in empty_cache.iterdir()] == [path.name]
     made = path.stat().st_mtime_ns
     assert compiled(target).stat().st_mtime_ns == made
