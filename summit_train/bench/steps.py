@@ -51,7 +51,7 @@ class Experiment:
     def values(self) -> Values:
         sizes = ("ranks", "accumulation", "clips_per_gpu", "global_batch", "gradient_bytes")
         synthetic, data = self.dataset is None, self.spec.data
-        clips = {"clips": None, "workers": 0} if synthetic else {"clips": data.train, "workers": data.workers}
+        clips = {"clips": None, "workers": 0} if synthetic else {"clips": data.train, "workers": data.num_workers()}
         plan = {name: getattr(self.plan, name) for name in sizes}
         return network_values(self.spec) | plan | {"synthetic": synthetic} | clips
 
@@ -110,7 +110,7 @@ class StepBench:
         """
         if self._last is None or not alone:
             # Until the loader has used up what it read ahead when it opened.
-            ahead = 0 if self._experiment.dataset is None else PREFETCHED_PER_WORKER * self._spec.data.workers
+            ahead = 0 if self._experiment.dataset is None else PREFETCHED_PER_WORKER * self._spec.data.num_workers()
             self.repeat(max(turns.warm_up, -(-ahead // self._plan.accumulation)))
         seconds = self.repeat(turns.steps)
         if not alone:

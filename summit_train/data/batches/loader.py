@@ -102,7 +102,7 @@ def training_batches(
         kept = Kept(len(store.manifest), np.zeros(0, np.int64))
     keys = order.micro_batches(rank, ranks, steps)
     clips = ((step, virtual_gpu, epoch, kept.ids(places)) for step, virtual_gpu, epoch, places in keys)
-    return Batches(_TrainingClips(data, store, order.seed, kept), clips, data.workers, data.clip_seconds)
+    return Batches(_TrainingClips(data, store, order.seed, kept), clips, data.num_workers(), data.clip_seconds)
 
 
 Targets = list[list[NDArray[np.float32]]]  # of each view, of each frame, see Boxes.targets; none without boxes
@@ -206,7 +206,7 @@ def test_batches(
     """
     views_of = views_of or partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
     make = partial(_test_batch, data, store, evaluate.clips, views_of)
-    return Batches(make, [int(video) for video in videos], min(data.workers, len(videos)), data.clip_seconds)
+    return Batches(make, [int(video) for video in videos], min(data.num_workers(), len(videos)), data.clip_seconds)
 
 
 test_batches.__test__ = False  # type: ignore[attr-defined]  # nor is this one
@@ -293,7 +293,7 @@ def whole_videos(
     read = partial(_read_block, views_of, store, choose_frames, size)
 
     def blocks_at(keys: Sequence[tuple[int, int]]) -> Batches[FrameBlock]:
-        return Batches(read, keys, min(data.workers, len(keys)), data.clip_seconds)
+        return Batches(read, keys, min(data.num_workers(), len(keys)), data.clip_seconds)
 
     with blocks_at([(int(video), 0) for video in videos]) as firsts:
         for first in firsts:
