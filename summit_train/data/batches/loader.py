@@ -73,6 +73,10 @@ class MicroBatch(Pinned):
     ids: torch.Tensor
     bad: tuple[BadClip, ...] = ()
 
+    def without_clips(self) -> MicroBatch:
+        """Return it without clips and labels, its ids copied: each tensor of a worker holds a file descriptor."""
+        return replace(self, clips=torch.empty(0), labels=torch.empty(0), ids=self.ids.clone())
+
 
 @dataclass(frozen=True)
 class TestBatch(Pinned):
