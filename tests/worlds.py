@@ -160,6 +160,7 @@ def train_signalled(spec: Path | str, number: int, step: int, *words: str, kind:
     honest = kind.__call__
 
     def call(self: Any, batches: Sequence[Any], *arguments: Any, **options: Any) -> Any:
+        batches = list(batches)
         if batches[0].step + 1 == step:
             os.kill(os.getpid(), number)
         return honest(self, batches, *arguments, **options)

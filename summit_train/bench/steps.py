@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import argparse
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from statistics import fmean
 
 import torch
@@ -51,7 +52,7 @@ class Experiment:
     def values(self) -> Values:
         sizes = ("ranks", "accumulation", "clips_per_gpu", "global_batch", "gradient_bytes")
         synthetic, data = self.dataset is None, self.spec.data
-        clips = {"clips": None, "workers": 0} if synthetic else {"clips": data.train, "workers": data.workers}
+        clips = {"clips": None, "workers": 0} if synthetic else {"clips": data.train, "workers": data.num_workers()}
         plan = {name: getattr(self.plan, name) for name in sizes}
         return network_values(self.spec) | plan | {"synthetic": synthetic} | clips
 
@@ -93,10 +94,7 @@ class StepBench:
         for _ in range(steps):
             self._watchdog.at(f"loading clips to measure {self._spec.name}")
             self._recorder.begin_step(self._next_step, Mark(self._device))
-            micro_batches = self._take()
-            self._recorder.lap("data_wait")
-            self._watchdog.at(f"in a measured step of {self._spec.name}", waits=self._world.size > 1)
-            result = self._step(micro_batches, 0.0, stopwatch=self._recorder)
+            result = self._step(self._take(), 0.0, stopwatch=self._recorder)
             if self._last is not None:  # as the loop does, one step late
                 self._last.read(self._plan.global_batch, self._plan.virtual_gpus, self._world.size)
             self._last = result
@@ -110,7 +108,7 @@ class StepBench:
         """
         if self._last is None or not alone:
             # Until the loader has used up what it read ahead when it opened.
-            ahead = 0 if self._experiment.dataset is None else PREFETCHED_PER_WORKER * self._spec.data.workers
+            ahead = 0 if self._experiment.dataset is None else PREFETCHED_PER_WORKER * self._spec.data.num_workers()
             self.repeat(max(turns.warm_up, -(-ahead // self._plan.accumulation)))
         seconds = self.repeat(turns.steps)
         if not alone:
@@ -123,16 +121,19 @@ class StepBench:
             self._batches.close()
             self._batches = None
 
-    def _take(self) -> list[MicroBatch]:
-        dataset, world = self._experiment.dataset, self._world
-        if dataset is None:
-            return self._random
-        if self._batches is None:
-            # More steps than anyone measures; their keys are made one by one.
-            steps = range(self._next_step, self._next_step + 10**9)
-            self._batches = dataset.training_batches(self._plan.order(), world.rank, world.size, steps)
-        self._next_step += 1
-        return [next(self._batches) for _ in range(self._plan.accumulation)]
+    def _take(self) -> Iterator[MicroBatch]:
+        """Yield this rank's micro-batches of a step as it computes."""
+        dataset, world, batches = self._experiment.dataset, self._world, iter(self._random)
+        if dataset is not None:
+            if self._batches is None:
+                # More steps than anyone measures; their keys are made one by one.
+                steps = range(self._next_step, self._next_step + 10**9)
+                self._batches = dataset.training_batches(self._plan.order(), world.rank, world.size, steps)
+            batches, self._next_step = self._batches, self._next_step + 1
+        for batch in islice(batches, self._plan.accumulation):
+            self._recorder.lap("data_wait")
+            self._watchdog.at(f"in a measured step of {self._spec.name}", waits=world.size > 1)
+            yield batch
 
 
 def random_batches(spec: Spec, plan: Plan, world: World) -> list[MicroBatch]:

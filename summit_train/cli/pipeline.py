@@ -75,20 +75,15 @@ def _change_of_epochs(path: str, more_epochs: int) -> Change:
     if more_epochs < 1 or not Path(path).is_dir():
         raise UserError(f"--more-epochs must be 1 or more of a run folder, got {more_epochs} of {path}")
     own = run_spec(path)
-    epochs, recorded = own.schedule.epochs, last_extension(own.run_path)
+    epochs, run_path, recorded = own.schedule.epochs, own.run_path, last_extension(own.run_path)
     if recorded is not None and recorded[1] - recorded[0] == more_epochs:
-        before, after = recorded
-        if epochs == before or (epochs == after and not _is_evaluated(own.run_path, epochs)):
+        rows = list[dict[str, Any]]()
+        with suppress(OSError, ValueError, KeyError):  # no result yet, or half of one
+            rows = from_json((run_path / RESULT_FILE).read_bytes())["checkpoints"]
+        is_done = any(row["step"] == epochs * steps_per_epoch(run_path) for row in rows)
+        if epochs == recorded[0] or (epochs == recorded[1] and not is_done):
             return recorded
     return epochs, epochs + more_epochs
-
-
-def _is_evaluated(run_path: Path, epochs: int) -> bool:
-    """Return whether the run's own result includes the checkpoint at the end of an epoch."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        rows = from_json((run_path / RESULT_FILE).read_bytes())["checkpoints"]
-        return any(row["step"] == epochs * steps_per_epoch(run_path) for row in rows)
-    return False
 
 
 def _keep_result(run_path: Path, epochs: int) -> None:
@@ -139,8 +134,8 @@ def _evaluate(inputs: start.Inputs, run: Run, watchdog: Watchdog, stop: StopRequ
     key = hashlib.sha256(repr((keys, same.lists, same.code)).encode()).hexdigest()
     if world.rank == 0:
         warn_left_out(left_out)
-    scorer = scorer_of(spec)(spec, inputs.val, world, run.device, stop)
-    training = (inputs.plan, inputs.train) if spec.evaluate.precise_bn else None
+    scorer = scorer_of(spec)(spec, run.val_set, world, run.device, stop)
+    training = (run.plan, run.train_set) if spec.evaluate.precise_bn else None
     evaluation = Evaluation(scorer, watchdog, spec.run_path, training, resume_key=key, goodput=goodput)
     say(*accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)).text)
 

@@ -17,6 +17,11 @@ def num_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def rank_cpus(local_ranks: int) -> int:
+    """Return the CPUs of a rank: those that it is bound to, or its share where `local_ranks` share all of the node."""
+    return min(num_cpus(), max(1, (os.cpu_count() or 1) // local_ranks))
+
+
 def processor_name() -> str:
     """Return the model, e.g. "AMD EPYC 9R14"."""
     return _cpuinfo("model name", "cpu") or platform.processor() or platform.machine()

@@ -174,7 +174,8 @@ class Scorer:
             yield from self.each_video(videos, partial(stream_frames, spec.data), average)
             return
         normalise = Normalise(parameter_type(spec.precision), self.device, spec.data.input)
-        batches = test_batches(spec.data, spec.evaluate, self.dataset.store, videos)
+        data = spec.data.on_node(self.world.local_size)
+        batches = test_batches(data, spec.evaluate, self.dataset.store, videos)
         for batch, video in zip(batches, videos, strict=True):
             assert batch.video == video
             if batch.bad is None:
@@ -186,7 +187,7 @@ class Scorer:
         self, videos: Sequence[int], choose_frames: ChooseFrames, find: Callable[[WholeVideo], NDArray[Any]]
     ) -> Results:
         """Yield what `find` makes of the chosen frames of each video, or why it cannot be read."""
-        data = self.spec.data
+        data = self.spec.data.on_node(self.world.local_size)
         for video in whole_videos(data, self.spec.evaluate, self.dataset.store, videos, choose_frames):
             try:
                 found = find(video)

@@ -174,8 +174,8 @@ def differences_of(result: FinalEval, run: Run) -> str:
 
 def _line(run: Run) -> int:
     """Return the step at which the run's line of checkpoints began: with the last other keys, or more epochs."""
-    begins = [*(start for start in run.starts if start.forced), *run.extensions]
-    return max((begin.step for begin in begins), default=0)
+    forced = [start.step for start in run.starts if start.forced]
+    return max([*forced, *(more.step for more in run.extensions)], default=0)
 
 
 def _earlier(run: Run, result: FinalEval) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from summit_train.core.machine import rank_cpus
 from summit_train.spec.augment import MixSpec, RandAugmentSpec
 from summit_train.spec.modality import RGB, Modality, ModalityName, flow
 from summit_train.spec.typed import Count, Extent, Fraction, NonNegative, PathText, Seconds, Section
@@ -76,12 +77,20 @@ class DataSpec(Section):
     """A clip is bad if reading it takes longer, seconds."""
     stage: PathText | None = None
     """Folder on each node to copy packed sets to; auto: a job copies them to the site's node_local."""
-    workers: NonNegative = 4
-    """Loader processes of each rank; 0 loads in the training process."""
+    workers: NonNegative | None = None
+    """Loader processes of each rank; 0 loads in the training process; null: as many as the rank has cores, at most
+    4."""
 
     @property
     def rand_augment_settings(self) -> RandAugmentSpec:
         return self.rand_augment or RandAugmentSpec()
+
+    def num_workers(self, local_ranks: int = 1) -> int:
+        """Return the loader processes of a rank that is one of `local_ranks` on its node."""
+        return min(4, rank_cpus(local_ranks)) if self.workers is None else self.workers
+
+    def on_node(self, local_ranks: int) -> DataSpec:
+        return self.model_copy(update={"workers": self.num_workers(local_ranks)})
 
     @property
     def input(self) -> Modality:

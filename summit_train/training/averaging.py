@@ -81,8 +81,9 @@ class AveragingStep:
         results, ends_epoch = list[StepResult](), False
         for batch in micro_batches:
             learner = self._learners[batch.virtual_gpu]
-            # Requests are the rank's, so only its first learner votes for them.
-            results.append(learner([batch], lr, NO_REQUESTS if results else requests, stopwatch))
+            # Requests are the rank's, so only its last learner votes for them.
+            is_last = len(results) == len(self._learners) - 1
+            results.append(learner([batch], lr, requests if is_last else NO_REQUESTS, stopwatch))
             learner.optimizer.zero_grad()  # the next learner's gradients take their place
             ends_epoch = (batch.step + 1) % self._numbers_per_epoch == 0
         assert len(results) == len(self._learners)

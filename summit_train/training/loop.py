@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from summit_train.training.checkpoint import is_due
 from summit_train.training.metrics import RunLog, validated
 from summit_train.training.run import Run
 from summit_train.training.step import Requests, StepResult, Vote
-from summit_train.training.stopwatch import Mark
+from summit_train.training.stopwatch import Mark, Stopwatch
 from summit_train.training.trace import Trace
 
 
@@ -38,19 +38,20 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, t
     replay_missed_validation(run, log, watchdog, stop)
     saved_at, seconds_between = time.monotonic(), 60 * (spec.checkpoint.every_minutes or math.inf)
     with Trace(traced, run, watchdog, log) as trace, closing(load_steps(run, watchdog)) as steps:
-        # --- data: this rank's virtual GPUs, one micro-batch each
-        for step, start, micro_batches, data_wait_s in steps:
-            # --- forward, backward, synchronise, vote, update
-            watchdog.at(f"computing step {step + 1}")
+        for step, start, batches, opening_s in steps:
+            # --- data: this rank's virtual GPUs, one micro-batch each, which the step reads as it computes
             stopwatch = trace.begin_step(step + 1, start)
             rung = run.growth.rung
             lr = plan.learning_rate(step, rung)
             # a checkpoint that could not be written ends all ranks in the next one
             save_due = world.rank == 0 and (run.writer.has_failed or time.monotonic() - saved_at >= seconds_between)
-            requests = Requests(bool(stop), save_due, data_wait_s)
+            requests = Requests(bool(stop), save_due, opening_s)
+            finished: list[MicroBatch] = []
+            micro_batches = read_step(run, batches, step, requests, finished, stopwatch, watchdog)
+            # --- forward, backward, synchronise, vote, update
             note_wait = partial(watchdog.at, f"waiting for the other ranks in step {step + 1}", waits=True)
             result = run.step(micro_batches, lr, requests, stopwatch, note_wait if world.size > 1 else lambda: None)
-            launched = LaunchedStep(step + 1, lr, rung.global_batch, micro_batches, result, start, Mark(run.device))
+            launched = LaunchedStep(step + 1, lr, rung.global_batch, finished, result, start, Mark(run.device))
 
             # --- the previous step's vote: the device has finished that step, so reading it waits for nothing
             vote = unread.read()
@@ -84,10 +85,10 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, t
             trace.end_step(step + 1)
 
 
-def load_steps(run: Run, watchdog: Watchdog) -> Generator[tuple[int, Mark, list[MicroBatch], float], None, None]:
-    """Yield each step that is left, its start, this rank's micro-batches, and the seconds that it waited for them.
+def load_steps(run: Run, watchdog: Watchdog) -> Generator[tuple[int, Mark, Batches[MicroBatch], float], None, None]:
+    """Yield each step that is left, its start, the loader, and the seconds that opening it took.
 
-    A batch that has grown gets new worker processes. Raises RunFailed with rank and step where a clip cannot be read.
+    A batch that has grown gets new worker processes.
     """
     plan, world, rung = run.plan, run.world, run.growth.rung
     batches: Batches[MicroBatch] | None = None
@@ -97,23 +98,47 @@ def load_steps(run: Run, watchdog: Watchdog) -> Generator[tuple[int, Mark, list[
             step = max(step, plan.first_step(step // plan.steps_per_epoch, run.growth.rung))
             watchdog.at(f"loading the clips of step {step + 1}")
             start, began = Mark(run.device), time.perf_counter()
-            try:
-                if batches is None or rung != run.growth.rung:
-                    if batches is not None:
-                        batches.close()
-                    rung, steps = run.growth.rung, range(step, plan.total_steps)
-                    batches = run.train_set.training_batches(plan.order(rung), world.rank, world.size, steps)
-                loaded = [next(batches) for _ in range(plan.accumulation)]
-            except Exception as error:
-                if is_bug(error):
-                    raise
-                raise RunFailed(f"{world.who}, step {step + 1}: {describe(error)}") from error
-            assert all(batch.step == step for batch in loaded)
-            yield step, start, loaded, time.perf_counter() - began
+            if batches is None or rung != run.growth.rung:
+                if batches is not None:
+                    batches.close()
+                rung, steps = run.growth.rung, range(step, plan.total_steps)
+                batches = run.train_set.training_batches(plan.order(rung), world.rank, world.size, steps)
+            yield step, start, batches, time.perf_counter() - began
             step += 1
     finally:
         if batches is not None:
             batches.close()
+
+
+def read_step(
+    run: Run,
+    batches: Iterator[MicroBatch],
+    step: int,
+    requests: Requests,
+    finished: list[MicroBatch],
+    stopwatch: Stopwatch,
+    watchdog: Watchdog,
+) -> Iterator[MicroBatch]:
+    """Yield this rank's micro-batches of a step, each when it is asked for; without clips they stay in `finished`.
+
+    The waits add up in requests.data_wait_s. Raises RunFailed with rank and step where a clip cannot be read.
+    """
+    for _ in range(run.plan.accumulation):
+        watchdog.at(f"loading the clips of step {step + 1}")
+        began = time.perf_counter()
+        try:
+            batch = next(batches)
+        except Exception as error:
+            if is_bug(error):
+                raise
+            raise RunFailed(f"{run.world.who}, step {step + 1}: {describe(error)}") from error
+        requests.data_wait_s += time.perf_counter() - began
+        stopwatch.lap("data_wait")
+        watchdog.at(f"computing step {step + 1}")
+        assert batch.step == step
+        finished.append(batch.without_clips())
+        yield batch
+        del batch  # its memory is free before the next one arrives
 
 
 def grow(run: Run, log: RunLog | None, epoch: int, measures: Mapping[str, Any] | None) -> None:
@@ -210,7 +235,7 @@ def validate(
 
 @dataclass(frozen=True)
 class LaunchedStep:
-    """One step as it was launched; `step` counts finished updates."""
+    """One step as it was launched; `step` counts finished updates. micro_batches: without their clips."""
 
     step: int
     lr: float

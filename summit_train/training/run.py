@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,7 +16,9 @@ from summit_train.core import rng
 from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import naming
+from summit_train.core.machine import rank_cpus
 from summit_train.core.saved import check_fit, checkpoint_path, give_weights
+from summit_train.core.text import counted
 from summit_train.data.bad_clips import BadClips
 from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.data.manifest.quarantine import clips_per_class
@@ -61,7 +64,7 @@ class Run:
         """
         self.world, self.device, self._lock = world, device, lock
         self.spec, self.plan = spec, plan = inputs.spec, inputs.plan
-        self.train_set, self.val_set = inputs.train, inputs.val
+        self.train_set, self.val_set = replace(inputs.train, data=spec.data.on_node(world.local_size)), inputs.val
         world.together(lambda: check_arithmetic(spec, device))
         self.model = fresh_model(spec, device)
         self.notes = [f"network: {self.model.execution}"]
@@ -69,6 +72,8 @@ class Run:
             kept = inputs.train.kept
             out = f"{len(kept.excluded):,} of {kept.total:,} training clips, by {spec.data.quarantine}"
             self.notes.append(f"left out: {out}")
+        if (workers := spec.data.workers or 0) > (cpus := rank_cpus(world.local_size)):
+            self.notes.append(f"data.workers: {workers} loader processes share {counted(cpus, 'core')} of a rank")
         state = world.together(lambda: {} if world.rank else self._first_state(**may))
         path = checkpoint_path(spec.run_path, world.broadcast(state.get("step", 0)))
         self._take_weights(path, state)

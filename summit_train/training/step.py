@@ -111,9 +111,12 @@ def count_updates(model: nn.Module, steps: int) -> None:
             norm.num_batches_tracked.fill_(steps)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Requests:
-    """What a rank brings to the vote besides its numbers: requests to stop or to save, and its wait for data."""
+    """What a rank brings to the vote besides its numbers: requests to stop or to save, and its wait for data.
+
+    The vote takes them when the last micro-batch is there: until then the wait grows.
+    """
 
     stop: bool = False
     checkpoint: bool = False

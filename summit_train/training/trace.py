@@ -194,11 +194,10 @@ class Trace:
             self._write()
 
     def begin_step(self, step: int, start: Mark) -> Stopwatch:
-        """Return what is to hear of step number `step`, which began at `start` and has its clips now."""
+        """Return what is to hear of step number `step`, which began at `start`."""
         if step not in self._steps:
             return UNTIMED
         self._recorder.begin_step(step, start)
-        self._recorder.lap("data_wait")
         return self._recorder
 
     def end_step(self, step: int) -> None:

@@ -225,9 +225,13 @@ def test_more_epochs_are_those_of_a_run_folder(done: str, tmp_path: Path, words:
     assert status == 2 and f"To train it longer: train {tmp_path}/runs/run --more-epochs 3" in output
 
 
-def test_where_the_data_lie_and_how_fast_they_come_is_no_other_experiment(done: str, tmp_path: Path) -> None:
+def test_where_the_data_lie_and_how_fast_they_come_is_no_other_experiment(
+    done: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A run that is done trains no step when it is started again."""
-    train(0, done, "data.workers=1", "evaluate.clips=2", "checkpoint.keep=3")
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    output = train(0, done, "data.workers=2", "evaluate.clips=2", "checkpoint.keep=3")
+    assert output.count("orker") == 1 and "data.workers: 2 loader processes share 1 core of a rank" in output
     assert steps_of(tmp_path / "runs/run") == list(range(1, 11))
 
 

@@ -275,7 +275,7 @@ def test_a_slow_rank_is_named_in_its_phase_and_training_is_the_same(
         names = [name for name, _, _, depth in slices if depth == 1]
         if thread == "phases":
             assert [name for name, _, _, depth in slices if depth == 0] == ["step 3", "step 4", "step 5"]
-            work_of_3 = ["data_wait", *["forward", "backward"] * 2, *["allreduce"] * 2, "update"]
+            work_of_3 = [*["data_wait", "forward", "backward"] * 2, *["allreduce"] * 2, "update"]
             assert [name for name in names if name != "other"] == work_of_3 * 3
         else:
             assert names == ["wait"] * 3

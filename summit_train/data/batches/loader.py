@@ -77,6 +77,10 @@ class MicroBatch(Pinned):
     ids: torch.Tensor
     bad: tuple[BadClip, ...] = ()
 
+    def without_clips(self) -> MicroBatch:
+        """Return it without clips and labels, its ids copied: each tensor of a worker holds a file descriptor."""
+        return replace(self, clips=torch.empty(0), labels=torch.empty(0), ids=self.ids.clone())
+
 
 @dataclass(frozen=True)
 class TestBatch(Pinned):
@@ -106,7 +110,7 @@ def training_batches(
         kept = Kept(len(store.manifest), np.zeros(0, np.int64))
     keys = order.micro_batches(rank, ranks, steps)
     clips = ((step, virtual_gpu, epoch, kept.ids(places)) for step, virtual_gpu, epoch, places in keys)
-    return Batches(_TrainingClips(data, store, order.seed, kept), clips, data.workers, data.clip_seconds)
+    return Batches(_TrainingClips(data, store, order.seed, kept), clips, data.num_workers(), data.clip_seconds)
 
 
 Targets = list[list[NDArray[np.float32]]]  # of each view, of each frame, see Boxes.targets; none without boxes
@@ -203,7 +207,7 @@ def test_batches(
     """
     views_of = views_of or partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
     make = partial(_test_batch, data, store, evaluate.clips, views_of)
-    return Batches(make, [int(video) for video in videos], min(data.workers, len(videos)), data.clip_seconds)
+    return Batches(make, [int(video) for video in videos], min(data.num_workers(), len(videos)), data.clip_seconds)
 
 
 test_batches.__test__ = False  # type: ignore[attr-defined]  # nor is this one
@@ -279,9 +283,10 @@ def whole_videos(
     size = max(1, PICTURES_AT_ONCE * 256**2 // pixels // crops)
     views_of = partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
     make = _Passes(store, choose_frames, views_of, size)
-    num_lanes, places = max(1, min(data.workers, len(videos))), [int(video) for video in videos]
+    workers, places = data.num_workers(), [int(video) for video in videos]
+    num_lanes = max(1, min(workers, len(videos)))
     with ExitStack() as stack:
-        lanes = [_Lane(make, places[n::num_lanes], min(1, data.workers), data.clip_seconds) for n in range(num_lanes)]
+        lanes = [_Lane(make, places[n::num_lanes], min(1, workers), data.clip_seconds) for n in range(num_lanes)]
         for lane in lanes:
             stack.enter_context(lane.batches)
         for video, lane in zip(places, cycle(lanes)):

@@ -90,6 +90,11 @@ class WatchedDataset(Dataset[Any]):
         return bool(culprits)
 
 
+class _Loader(DataLoader[Any]):
+    def check_worker_number_rationality(self) -> None:
+        """Leave out torch's warning, which it gives twice in each process; a run says it once."""
+
+
 class Batches(Iterator[Batch]):
     """An iterator over the batches that `make` returns, in the order of the keys.
 
@@ -121,7 +126,7 @@ class Batches(Iterator[Batch]):
         # Forking a process that has MPI, CUDA or threads is unsafe; workers are forked from a clean one.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["summit_train.data.batches.loader"])
-        batches = DataLoader(
+        batches = _Loader(
             self._dataset,
             batch_size=None,
             sampler=noted(),

@@ -10,16 +10,18 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
 from summit_train.core.errors import RunFailed
+from summit_train.core.machine import num_cpus
 from summit_train.data.batches import loader
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest
-from summit_train.spec import EvaluateSpec, load_spec
+from summit_train.spec import EvaluateSpec, load_spec, smallest_spec
 from tests.conftest import WriteSpec
 from tests.data.batches.conftest import data_spec, open_batches, until
 from tests.runs import steps_of
@@ -42,6 +44,26 @@ def test_workers_end_with_their_batches(manifest: Manifest, way: str) -> None:
         del batches
         gc.collect()
     assert until(lambda: not any(worker.is_alive() for worker in workers))
+
+
+@pytest.mark.parametrize(
+    ("bound_to", "cpus", "local_ranks", "workers"),
+    [(2, 2, 1, 2), (2, 2, 2, 1), (2, 2, 4, 1), (42, 42, 6, 4), (7, 42, 6, 4), (3, 64, 8, 3)],
+)
+def test_the_default_number_of_workers_fits_the_cores_of_a_rank(
+    monkeypatch: pytest.MonkeyPatch, bound_to: int, cpus: int, local_ranks: int, workers: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(bound_to)))
+    monkeypatch.setattr(os, "cpu_count", lambda: cpus)
+    assert smallest_spec().data.on_node(local_ranks).workers == workers
+    assert data_spec(workers=9).on_node(local_ranks).workers == 9
+
+
+def test_torch_says_nothing_of_more_workers_than_cores(manifest: Manifest) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with open_batches(manifest, data_spec(workers=num_cpus() + 1), end_step=1) as batches:
+            assert next(batches).step == 0
 
 
 def test_a_signal_to_the_job_leaves_the_workers_to_the_main_process(manifest: Manifest) -> None:
