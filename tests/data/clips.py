@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from summit_train.data.batches.stores import Store
-from summit_train.data.video import stream
+from summit_train.data.video import films, stream
 from summit_train.data.video.augment import View
 from summit_train.data.video.clips import Choose, Frames, read_views
-from summit_train.data.video.source import Encoded, VideoInfo
+from summit_train.data.video.source import LIMITS, Encoded, VideoInfo
 
 CLIPS = Path(__file__).parents[2].parent / "shared" / "clips"
 needs_clips = pytest.mark.skipif(not CLIPS.is_dir(), reason="the real clips in ../shared/clips are not here")
@@ -48,6 +48,14 @@ def read_clip(video: Video, choose: Choose, view_of: ViewOf, num_frames: int | N
 def stored_clip(store: Store, clip: int, choose: Choose, view_of: ViewOf) -> Frames:
     found: Frames = store.read_views(clip, *_single(choose, view_of)).views[0]
     return found
+
+
+def as_film(path: Path, num_frames: int | None = None) -> Encoded:
+    """Return a video that is not held in memory, with the index of its packets if `num_frames` are known."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", os.devnull)
+        patch.setattr(films, "MAX_HELD_BYTES", 0)
+        return films.Films().load(str(path), None, num_frames, LIMITS)
 
 
 def write_sound(path: Path) -> None:

@@ -298,29 +298,25 @@ BlockKey = tuple[int, int]  # a video, and the place among its chosen frames of 
 
 
 class _Lane:
-    """The blocks of some videos, all read by one worker.
-
-    The number of a video's blocks is known when the first has come. Until then the next video's first is asked for.
-    """
+    """The blocks of some videos, all read by one worker. The first of each tells how many follow."""
 
     def __init__(self, make: _Passes, videos: Sequence[int], num_workers: int, seconds: float) -> None:
-        self._size, self._videos, self._later = make.size, deque(videos), deque[BlockKey]()
-        self._firsts, self._num_asked = dict[int, FrameBlock](), 0  # those that came, and how many have not
-        self.batches = Batches(make, self._keys(), num_workers, seconds)
+        self._size, self._later, self._firsts = make.size, deque[BlockKey](), dict[int, FrameBlock]()
+        self.batches = Batches(make, self._keys(videos), num_workers, seconds)
 
-    def _keys(self) -> Iterator[BlockKey | None]:
-        """Yield what to ask for next; None, which is answered at once, while nothing is known."""
-        while self._videos or self._later or self._num_asked:
-            if self._later or not self._videos:
-                yield self._later.popleft() if self._later else None
-            else:
-                self._num_asked += 1
-                yield self._videos.popleft(), 0
+    def _keys(self, videos: Sequence[int]) -> Iterator[BlockKey | None]:
+        """Yield what to ask for next: later blocks, else a first one; None, which is answered at once, at the end."""
+        for video in videos:
+            while self._later:
+                yield self._later.popleft()
+            yield video, 0
+        while True:
+            yield self._later.popleft() if self._later else None
 
     def _next(self) -> FrameBlock | None:
         block = next(self.batches)
         if block is not None and not block.start:
-            self._firsts[block.video], self._num_asked = block, self._num_asked - 1
+            self._firsts[block.video] = block
             self._later += self._later_keys(block)
         return block
 
@@ -329,7 +325,7 @@ class _Lane:
 
     def first(self, video: int) -> FrameBlock:
         # Those of a video that was left in the middle are not read any more.
-        self._later = deque(key for key in self._later if key[0] == video or key[0] in self._firsts)
+        self._later = deque(key for key in self._later if key[0] in self._firsts)
         while video not in self._firsts:
             self._next()
         return self._firsts.pop(video)

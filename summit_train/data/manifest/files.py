@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from summit_train.data.manifest.reading import Manifest
 from summit_train.data.manifest.tables import parse_tables
 from summit_train.data.video.clips import Choose, Decoded, ViewsOf, holds_pictures, read_folder_views, read_views
 from summit_train.data.video.decode import Playback
+from summit_train.data.video.films import Films
 from summit_train.data.video.region import WHOLE_FRAME
 from summit_train.data.video.render import views_of_region
-from summit_train.data.video.source import LIMITS, Limits, load_video
+from summit_train.data.video.source import LIMITS, Limits
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class FileStore:
     root: str
     limits: Limits = LIMITS
     is_flow: bool = False
+    films: Films = field(default_factory=Films, compare=False)
 
     def path(self, clip: int) -> str:
         return os.path.join(self.root, self.manifest.path(clip))
@@ -47,8 +49,10 @@ class FileStore:
             read = read_folder_views(path, choose, views_of, num_frames, self.limits)
         else:
             playback = playback or Playback()
-            playback.video = video = playback.video or load_video(path, self.manifest.sha256(clip))
+            sha256 = self.manifest.sha256(clip)
+            playback.video = video = playback.video or self.films.load(path, sha256, num_frames, self.limits)
             read = read_views(video, choose, views_of, num_frames, self.limits, playback)
+            video.check()
         size = read.size if region == WHOLE_FRAME else region[2:]
         return Decoded(read.views, len(span.frames(path, read.num_frames)), size)
 

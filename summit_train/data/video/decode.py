@@ -7,14 +7,15 @@ not, as in decord and the TSM code: a picture keeps its stored pixels.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from io import BytesIO
-from itertools import chain
+from itertools import chain, dropwhile
 from typing import Any, TypeAlias, cast
 
 import av
+import numpy as np
 from av.container import InputContainer
 from av.packet import Packet as AnyPacket
 from av.stream import Disposition
@@ -22,13 +23,14 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from summit_train.data.video.render import Frames, Renderer
-from summit_train.data.video.source import MAX_HELD_BYTES, Budget, DecodeError, Encoded
+from summit_train.data.video.source import MAX_HELD_BYTES, Budget, DecodeError, Encoded, PacketIndex
 
 Packet: TypeAlias = "AnyPacket[VideoStream]"
 Render = Callable[[VideoFrame], list[Frames]]
 Pictures = dict[int, list[Frames]]
-# The first and the last packet to decode, and the times of the wanted frames among them.
-Jump = tuple[int, int, set[int]]
+# The packets to decode, and the numbers of the wanted frames among them by their times.
+Jump = tuple[slice, dict[int | None, int]]
+Fetch = Callable[[slice], Iterable[Packet]]  # the packets at these places in decoding order
 
 # FFmpeg would also open playlists that name other files, text and images as videos.
 _FORMATS = (
@@ -169,27 +171,30 @@ def read_by_jumps(
     video: Encoded, wanted: frozenset[int], render: Renderer, num_frames: int, budget: Budget
 ) -> Pictures:
     """Decode from the nearest key frames; return the wanted pictures, or none if they might be wrong."""
-    try:
-        with open_video(video, budget) as (container, stream):
-            first_size, packets, num_bytes = (stream.width, stream.height), list[Packet](), 0
-            for packet in demuxed(container, stream, budget):
-                packets.append(packet)
-                num_bytes += packet.size
-                if num_bytes > MAX_HELD_BYTES:  # a header may name one place many times
+    # Where a seek does not lead to the packets of the index, the file is read up to them.
+    for seeks in (True, False) if video.index else (False,):
+        try:
+            with open_video(video, budget) as (container, stream):
+                first_size = (stream.width, stream.height)
+                # AVI stores no presentation times: with reordering FFmpeg's own guesses are wrong.
+                if container.format.name == "avi" and stream.codec_context.has_b_frames:
                     return {}
-            # AVI stores no presentation times: with reordering FFmpeg's own guesses are wrong.
-            if container.format.name == "avi" and stream.codec_context.has_b_frames:
-                return {}
-            facts = [(packet.pts, packet.is_keyframe, packet.is_discard) for packet in packets]
-            plan = plan_jumps(facts, num_frames, wanted)
-            if plan is None:
-                return {}
-            pictures, _ = _pick(video.name, _jumped(stream, packets, *plan), wanted, render)
-    except DecodeError:
-        # Decoding from the start decides: it gives the frames, or the error at its right place.
-        return {}
-    # A video that changes its size is scaled by its first frame, which a jump does not see.
-    return pictures if render.stored_size == first_size and len(pictures) == len(wanted) else {}
+                if video.index is None:
+                    packets = _held(video, demuxed(container, stream, budget))
+                    index, fetch = index_of(packets, lambda _: 0), packets.__getitem__
+                else:
+                    index, fetch = video.index, _Sought(container, stream, budget, video.index, seeks)
+                jumps = plan_jumps(index, num_frames, wanted)
+                if jumps is None:
+                    return {}
+                pictures, _ = _pick(video.name, _jumped(stream, fetch, jumps), wanted, render)
+        except DecodeError:
+            # Decoding from the start decides: it gives the frames, or the error at its right place.
+            continue
+        # A video that changes its size is scaled by its first frame, which a jump does not see.
+        if render.stored_size == first_size and len(pictures) == len(wanted):
+            return pictures
+    return {}
 
 
 def _pick(
@@ -212,51 +217,96 @@ def _pick(
     return pictures, num_seen
 
 
-def plan_jumps(
-    packets: Sequence[tuple[int | None, bool, bool]], num_frames: int, wanted: Iterable[int]
-) -> tuple[dict[int | None, int], list[Jump]] | None:
-    """Return the number of the frame shown at each time, and the jumps, rising; frame i is the i-th to be shown.
+def _held(video: Encoded, packets: Iterable[Packet]) -> list[Packet]:
+    """Return all packets. Raises DecodeError for too many bytes: a header may name one place many times."""
+    found, num_bytes = list[Packet](), 0
+    for packet in packets:
+        found.append(packet)
+        num_bytes += packet.size
+        if num_bytes > MAX_HELD_BYTES:
+            raise DecodeError(video.name, "is too large to be held in memory")
+    return found
 
-    packets: presentation time, whether it is a key frame, whether it is not to be shown, in decoding order. None if
-    they do not tell which frame is which: they are not as many as frames, one has no time or another one's, or none is
-    a key frame. A frame is decoded from the last key frame at or before it, or from the wanted frame before it if a
-    jump would save too little. The first jump may be to the file's start.
+
+class _Sought:
+    """Finds packets of a file again, by the times and checksums of its index."""
+
+    def __init__(
+        self, container: InputContainer, stream: VideoStream, budget: Budget, index: PacketIndex, seeks: bool
+    ) -> None:
+        self._container, self._stream, self._budget, self._index, self._seeks = container, stream, budget, index, seeks
+        self._packets, self._next = demuxed(container, stream, budget), 0
+
+    def __call__(self, places: slice) -> Iterator[Packet]:
+        """Yield the packets at these places. Raises DecodeError if they are not found."""
+        if self._seeks and places.start != self._next:
+            self._container.seek(int(self._index.starts[places.start]), stream=self._stream)
+            self._packets = demuxed(self._container, self._stream, self._budget)
+        checksums = self._index.checksums[places].tolist()
+        packets = dropwhile(lambda packet: checksum(packet) != checksums[0], self._packets)
+        for expected in checksums:
+            packet = next(packets, None)
+            if packet is None or checksum(packet) != expected:
+                raise DecodeError(self._budget.name, "is not as its index says")
+            yield packet
+        self._next = places.stop
+
+
+def checksum(packet: Packet) -> int:
+    """Return the CRC-32 of what a decoder gets."""
+    return zlib.crc32(cast(Any, packet), zlib.crc32(f"{packet.pts} {packet.is_keyframe} {packet.is_discard}".encode()))
+
+
+def index_of(packets: Iterable[Packet], checksum: Callable[[Packet], int] = checksum) -> PacketIndex:
+    """Return the index of packets in decoding order. None of them is kept."""
+    rows = [(p.pts, p.pts if p.dts is None else p.dts, p.is_keyframe, p.is_discard, checksum(p)) for p in packets]
+    places = [place for place, (*_, is_discarded, _) in enumerate(rows) if not is_discarded]
+    shown = sorted((time, place) for place in places if (time := rows[place][0]) is not None)
+    if len({time for time, _ in shown}) < len(places):
+        shown = []  # a frame has no time, or another one's
+    times, ordered = np.array(shown, np.int64).reshape(-1, 2).T
+    keys = [number for number, (_, place) in enumerate(shown) if rows[place][2]]
+    starts, checksums = [row[1] or 0 for row in rows], [row[4] for row in rows]
+    numbers = np.array(keys, np.int32)
+    return PacketIndex(times, ordered.astype(np.int32), numbers, np.array(starts), np.array(checksums, np.uint32))
+
+
+def plan_jumps(index: PacketIndex, num_frames: int, wanted: Iterable[int]) -> list[Jump] | None:
+    """Return the jumps, rising; None if the packets are not as many as frames, or do not tell which frame is which.
+
+    A frame is decoded from the last key frame at or before it, or from the wanted frame before it if a jump would save
+    too little. The first jump may be to the file's start.
     """
-    places = [place for place, (_, _, is_discarded) in enumerate(packets) if not is_discarded]
-    shown = sorted((time, place) for place in places if (time := packets[place][0]) is not None)
-    number_of: dict[int | None, int] = {time: number for number, (time, _) in enumerate(shown)}
-    keys = [number for number, (_, place) in enumerate(shown) if packets[place][1]]
-    if not (len(number_of) == len(places) == num_frames and keys):
+    if not (len(index.times) == num_frames and len(index.keys)):
         return None
     groups = [(0, list[int]())]  # the first packet, and the wanted frames that are decoded from it
     for number in sorted(wanted):
-        key = keys[max(0, bisect_right(keys, number) - 1)]
+        key = int(index.keys[max(0, np.searchsorted(index.keys, number, "right") - 1)])
         decoded = groups[-1][1][-1] if groups[-1][1] else -1
         if decoded + _MIN_SAVED_FRAMES < key <= number:
-            groups.append((shown[key][1], []))
+            groups.append((int(index.places[key]), []))
         groups[-1][1].append(number)
     jumps = list[Jump]()
     for start, numbers in groups:
         if numbers:
-            times, ends = zip(*(shown[number] for number in numbers), strict=True)
             # With B-frames a packet of an earlier frame can stand behind that of a later one.
-            jumps.append((start, max(ends), set(times)))
-    return number_of, jumps
+            places = slice(start, int(index.places[numbers].max()) + 1)
+            jumps.append((places, dict(zip(index.times[numbers].tolist(), numbers, strict=True))))
+    return jumps
 
 
-def _jumped(
-    stream: VideoStream, packets: Sequence[Packet], number_of: dict[int | None, int], jumps: Iterable[Jump]
-) -> Iterator[tuple[int, VideoFrame]]:
-    """Yield the wanted frames (and others) with their numbers, decoded from the nearest key frames."""
+def _jumped(stream: VideoStream, fetch: Fetch, jumps: Iterable[Jump]) -> Iterator[tuple[int, VideoFrame]]:
+    """Yield the wanted frames with their numbers, decoded from the nearest key frames."""
     context = stream.codec_context
     if context.name == "mpeg4":
         # The first packet may name the encoder, whose rounding the decoder imitates.
-        stream.decode(packets[0])
+        for packet in fetch(slice(0, 1)):
+            stream.decode(packet)
         context.flush_buffers()
-    for first, last, times in jumps:
-        for packet in [*packets[first : last + 1], None]:
+    for places, number_of in jumps:
+        for packet in chain(fetch(places), [None]):
             if packet is not None and context.name in _SKIPPING_CODECS:
-                context.skip_frame = "DEFAULT" if packet.pts in times else "NONREF"
+                context.skip_frame = "DEFAULT" if packet.pts in number_of else "NONREF"
             for frame in stream.decode(packet):
                 # Frames that are not to be shown have no number.
                 if (number := number_of.get(frame.pts)) is not None:

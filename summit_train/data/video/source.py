@@ -22,15 +22,19 @@ from dataclasses import dataclass, field
 from itertools import chain
 from multiprocessing import util
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from summit_train.core.files import file_sha256, read_file
 from summit_train.core.machine import keep_freed_frames
 from summit_train.data.video.region import MAX_SIDE_RATIO
 from summit_train.data.video.span import DecodeError as DecodeError
 
-# The bytes of a larger video are not held in memory: it is decoded from its start, packet by packet.
+# The bytes of a larger video are not held in memory.
 MAX_HELD_BYTES = 64 << 20
+CHANGED = "has changed since it was indexed: its SHA-256 is not the manifest's"
 # The reason of the error for a file that does not exist.
 MISSING = os.strerror(errno.ENOENT)
 # The memory of a worker process besides what it starts with: several frames of the largest size.
@@ -73,18 +77,41 @@ class Budget:
             raise DecodeError(self.name, f"takes longer than {self.limits.seconds:g} s to read")
 
 
+class PacketIndex(NamedTuple):
+    """Which frame is which packet, where the packets tell; else the first three are empty.
+
+    times: of presentation, int64, rising; frame i is shown at the i-th. places: of frame i's packet in decoding order.
+    keys: the numbers of the key frames, rising. starts, checksums: of each packet in decoding order, the time to seek
+    to and the checksum by which it is known again.
+    """
+
+    times: NDArray[np.int64]
+    places: NDArray[np.int64]
+    keys: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    checksums: NDArray[np.uint32]
+
+
+def file_state(found: os.stat_result) -> str:
+    """Return what differs when a file has been written or replaced."""
+    return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
+
+
 @dataclass(frozen=True)
 class Encoded:
     """An encoded video: its name for messages and its bytes, or without bytes the file of that name.
 
     Bytes are decoded as the file would be: where they alone could be of several formats, the extension of `name` tells.
+    state: of the file when it was checked, see file_state. index: of its packets.
     """
 
     name: str
     content: bytes | None = None
+    state: str | None = None
+    index: PacketIndex | None = None
 
     def check(self) -> None:
-        """Raise DecodeError if there is nothing to decode: FFmpeg would wait for ever on a FIFO."""
+        """Raise DecodeError if the file has changed, or has nothing to decode: FFmpeg would wait for ever on a FIFO."""
         try:
             found = os.stat(self.name) if self.content is None else None
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
@@ -95,6 +122,8 @@ class Encoded:
             raise DecodeError(self.name, "is not a regular file")
         if not (found.st_size if found else self.content):
             raise DecodeError(self.name, "is empty")
+        if found and self.state not in (None, file_state(found)):
+            raise DecodeError(self.name, "has changed while it was read")
 
     def sha256(self) -> str:
         """Return the digest of the bytes in hexadecimal digits. Raises OSError."""
@@ -121,7 +150,7 @@ def load_video(path: str, sha256: bytes | None) -> Encoded:
         if os.path.getsize(path) <= MAX_HELD_BYTES:
             video = Encoded(path, read_file(path))
         if sha256 is not None and video.sha256() != sha256.hex():
-            raise DecodeError(path, "has changed since it was indexed: its SHA-256 is not the manifest's")
+            raise DecodeError(path, CHANGED)
     except OSError as error:
         raise DecodeError(path, error.strerror or str(error)) from error
     return video

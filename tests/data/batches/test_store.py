@@ -80,7 +80,9 @@ def test_each_path_is_a_video_or_a_folder_of_pictures(folder: Path) -> None:
 def test_a_file_that_is_not_the_one_that_was_indexed_is_named(
     folder: Path, max_held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("summit_train.data.video.source.MAX_HELD_BYTES", max_held)
+    for module in ("source", "films"):
+        monkeypatch.setattr(f"summit_train.data.video.{module}.MAX_HELD_BYTES", max_held)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     content = (folder / "a.mp4").read_bytes()
     write_manifest(folder / "list.csv", [ManifestRow("a.mp4", 0, 6, sha256=hashlib.sha256(content).hexdigest())])
     store = FileStore(read_manifest(folder / "list.csv"), str(folder))

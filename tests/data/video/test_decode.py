@@ -5,6 +5,7 @@ import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import numpy as np
@@ -18,8 +19,8 @@ from summit_train.data.video.augment import View
 from summit_train.data.video.clips import read_views
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Renderer
-from summit_train.data.video.source import DecodeError, Encoded
-from tests.data.clips import CLIPS, all_of, needs_clips, probe, read_clip, write_sound
+from summit_train.data.video.source import DecodeError, Encoded, PacketIndex
+from tests.data.clips import CLIPS, all_of, as_film, needs_clips, probe, read_clip, write_sound
 
 Frames = NDArray[np.uint8]
 NUM_FRAMES = 40
@@ -92,10 +93,12 @@ def test_frame_i_is_the_ith_in_presentation_order(
     write_video(tmp_path / name, _numbered(), **options)
     known = NUM_FRAMES if seek else None
     in_memory, whole = Encoded(name, (tmp_path / name).read_bytes()), read_clip(tmp_path / name, _every, all_of)
+    film = as_film(tmp_path / name, known)
     for number in range(0, NUM_FRAMES, 1 if seek else 7):
-        assert _numbers(read_clip(in_memory, _these(number), all_of, known)) == [number]
+        for video in (in_memory, film):
+            assert _numbers(read_clip(video, _these(number), all_of, known)) == [number]
     for chosen in ([0, 39], [38, 1, 20, 20], [11, 12, 13]):
-        for video in (tmp_path / name, in_memory):
+        for video in (tmp_path / name, in_memory, film):
             clip = read_clip(video, _these(*chosen), all_of, known)
             assert _numbers(clip) == chosen
             np.testing.assert_array_equal(clip, whole[chosen])
@@ -107,25 +110,30 @@ TIMES = [0, 30, 10, 20, 40, 70, 50, 60, 80, 110, 90, 100]
 KEYS = [True, False, False, False] * 3
 
 
+def _index(packets: list[tuple[int | None, bool, bool]]) -> PacketIndex:
+    names = ("pts", "is_keyframe", "is_discard")
+    made = [SimpleNamespace(**dict(zip(names, packet, strict=True)), dts=None) for packet in packets]
+    return decode.index_of(made, lambda packet: 0)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("chosen", "jumps"),
     [
-        ([9], [(8, 10, {90})]),  # from its key frame
-        ([6, 7], [(4, 7, {60, 70})]),  # frame 7 is decoded before frames 5 and 6
-        ([2, 5], [(0, 6, {20, 50})]),  # too short a jump
-        ([10, 0], [(0, 0, {0}), (8, 11, {100})]),
+        ([9], [(slice(8, 11), {90: 9})]),  # from its key frame
+        ([6, 7], [(slice(4, 8), {60: 6, 70: 7})]),  # frame 7 is decoded before frames 5 and 6
+        ([2, 5], [(slice(0, 7), {20: 2, 50: 5})]),  # too short a jump
+        ([10, 0], [(slice(0, 1), {0: 0}), (slice(8, 12), {100: 10})]),
     ],
 )
-def test_a_jump_is_to_the_nearest_key_frame(chosen: list[int], jumps: list[tuple[int, int, set[int]]]) -> None:
+def test_a_jump_is_to_the_nearest_key_frame(chosen: list[int], jumps: list[tuple[slice, dict[int, int]]]) -> None:
     packets = [(time, is_key, False) for time, is_key in zip(TIMES, KEYS, strict=True)]
-    number_of = dict(zip(TIMES, [0, 3, 1, 2, 4, 7, 5, 6, 8, 11, 9, 10], strict=True))
-    assert decode.plan_jumps(packets, 12, chosen) == (number_of, jumps)
+    assert decode.plan_jumps(_index(packets), 12, chosen) == jumps
     hidden = [(-20, True, True), (-10, False, True), *packets]  # two packets that are not shown have no number
-    later = [(first + 2 if first else 0, last + 2, times) for first, last, times in jumps]
-    assert decode.plan_jumps(hidden, 12, chosen) == (number_of, later)
+    later = [(slice(at.start + 2 if at.start else 0, at.stop + 2), times) for at, times in jumps]
+    assert decode.plan_jumps(_index(hidden), 12, chosen) == later
     # Frames before the first key frame are decoded from the start.
     late_keys = [(time, place == 8, False) for place, time in enumerate(TIMES)]
-    assert decode.plan_jumps(late_keys, 12, [5]) == (number_of, [(0, 6, {50})])
+    assert decode.plan_jumps(_index(late_keys), 12, [5]) == [(slice(0, 7), {50: 5})]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +150,7 @@ def test_a_jump_is_to_the_nearest_key_frame(chosen: list[int], jumps: list[tuple
 )
 def test_times_that_do_not_tell_which_frame_is_which(times: list[int | None], first_key: bool, num_frames: int) -> None:
     packets = [(time, first_key and place == 0, False) for place, time in enumerate(times)]
-    assert decode.plan_jumps(packets, num_frames, [0]) is None
+    assert decode.plan_jumps(_index(packets), num_frames, [0]) is None
 
 
 def test_a_jump_passes_over_damage_that_the_frames_do_not_need(video: Path, tmp_path: Path) -> None:
@@ -335,7 +343,12 @@ def test_real_clips_by_jumps_and_from_the_start(name: str, num_frames: int) -> N
     assert len(whole) == num_frames
     in_memory = Encoded(str(path), path.read_bytes())
     assert probe(in_memory) == probe(path)
+    film = as_film(path, num_frames)
     for chosen in np.random.default_rng(0).integers(0, num_frames, (2, 2)).tolist():
-        for video in (path, in_memory):
+        for video in (path, in_memory, film):
             clip = read_clip(video, _these(*chosen), _small, num_frames)
             np.testing.assert_array_equal(clip, whole[chosen])
+    keys = [0] if film.index is None or not len(film.index.keys) else film.index.keys.tolist()
+    for number in {*keys[-6:], *(max(0, key - 1) for key in keys[-6:]), num_frames - 1}:
+        clip = read_clip(film, _these(number), _small, num_frames)
+        np.testing.assert_array_equal(clip, whole[[number]])

@@ -1,0 +1,118 @@
+"""Films: a clip of a long file reads its own frames alone; what is kept of a film is right, bounded and private."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest.files import FileStore
+from summit_train.data.video import decode, films, source
+from summit_train.data.video.encode import write_video
+from summit_train.data.video.films import Films
+from summit_train.data.video.source import LIMITS, DecodeError
+from tests.data.clips import all_of, stored_clip
+
+NUM_FRAMES = 300
+
+
+@pytest.fixture(params=["a.mp4", "a.mkv", "a.avi", "a.ts"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FileStore:
+    """A film of 300 frames, a key frame every 12."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(films, "_MIN_FRAMES", NUM_FRAMES)
+    frames = np.random.default_rng(0).integers(0, 256, (NUM_FRAMES, 16, 32, 3), np.uint8)
+    write_video(tmp_path / request.param, frames, b_frames=0 if request.param == "a.avi" else 2)
+    return _opened(tmp_path, request.param)
+
+
+def _opened(folder: Path, name: str) -> FileStore:
+    digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    write_manifest(folder / "list.csv", [ManifestRow(name, 0, NUM_FRAMES, sha256=digest)])
+    return FileStore(read_manifest(folder / "list.csv"), str(folder))
+
+
+def _clip(store: FileStore, *numbers: int) -> np.ndarray:
+    return stored_clip(store, 0, lambda n: np.array(numbers), all_of)
+
+
+def test_a_later_clip_reads_the_packets_from_its_key_frame_alone(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, demuxed, packets = _clip(store, *range(NUM_FRAMES)), decode.demuxed, list[int]()
+    file_sha256, hashed = source.file_sha256, list[str]()
+    for module in (decode, films):
+        monkeypatch.setattr(module, "demuxed", lambda *a: (packets.append(p.size) or p for p in demuxed(*a)))
+    monkeypatch.setattr(source, "file_sha256", lambda path: hashed.append(path) or file_sha256(path))
+    # The other one has the index on disk.
+    for one, num_hashed in ((store, 0), (FileStore(store.manifest, store.root), 1)):
+        for numbers in ([290], [150, 152], [299, 7]):
+            packets.clear()
+            np.testing.assert_array_equal(_clip(one, *numbers), whole[numbers])
+            assert len(packets) < 60
+        assert len(hashed) == num_hashed
+    (kept,) = films.cache_folder().iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o600 and kept.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("store", ["a.mp4"], indirect=True)
+def test_what_is_kept_of_a_file_that_has_changed_is_made_again(
+    store: FileStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = _clip(store, 290)
+    (kept,) = films.cache_folder().iterdir()
+    kept.write_bytes(kept.read_bytes()[:1000])  # damaged
+    np.testing.assert_array_equal(_clip(_opened(tmp_path, "a.mp4"), 290), first)
+    write_video(tmp_path / "a.mp4", np.full((NUM_FRAMES, 16, 32, 3), 90, np.uint8))
+    with pytest.raises(DecodeError, match="has changed since it was indexed"):
+        _clip(store, 290)
+    assert not caplog.messages
+    changed = _opened(tmp_path, "a.mp4")
+    for _ in range(2):
+        np.testing.assert_allclose(_clip(changed, 290), 90, atol=5)
+    (note,) = caplog.messages
+    assert note == f"summit-train: note: {tmp_path}/a.mp4 has changed since its packets were indexed; it is read again"
+
+
+@pytest.mark.parametrize("store", ["a.mp4"], indirect=True)
+def test_a_film_that_changes_while_it_is_read_is_an_error(store: FileStore, tmp_path: Path) -> None:
+    def change(num_frames: int) -> np.ndarray:
+        os.utime(tmp_path / "a.mp4", (0, 0))
+        return np.array([290])
+
+    with pytest.raises(DecodeError, match=r"a\.mp4: has changed while it was read"):
+        stored_clip(store, 0, change, all_of)
+
+
+@pytest.mark.parametrize("store", ["a.mp4"], indirect=True)
+def test_without_a_cache_on_disk_there_is_one_note(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = _clip(store, 290)
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
+    known = Films()
+    for name in ("b.mp4", "c.mp4"):
+        (tmp_path / name).write_bytes((tmp_path / "a.mp4").read_bytes())
+        assert known.load(str(tmp_path / name), None, NUM_FRAMES, LIMITS).index is not None
+    np.testing.assert_array_equal(_clip(_opened(tmp_path, "b.mp4"), 290), first)
+    assert len(caplog.messages) == 2 and all("(Not a directory); set XDG_CACHE_HOME" in one for one in caplog.messages)
+
+
+@pytest.mark.parametrize("store", ["a.mp4"], indirect=True)
+def test_what_is_kept_is_bounded(store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _clip(store, 290)
+    (kept,) = films.cache_folder().iterdir()
+    monkeypatch.setattr(films, "_MAX_BYTES", 2 * kept.stat().st_size)
+    monkeypatch.setattr(films, "_MAX_PACKETS", 2 * NUM_FRAMES)
+    os.utime(kept, (0, 0))
+    known = Films()
+    for place, name in enumerate(("b.mp4", "c.mp4", "d.mp4")):
+        (tmp_path / name).write_bytes((tmp_path / "a.mp4").read_bytes())
+        known.load(str(tmp_path / name), None, NUM_FRAMES, LIMITS)
+        assert len(list(films.cache_folder().iterdir())) == 2
+        assert len(known._indexes) == min(place + 1, 2)
+    assert not kept.exists() and list(known._indexes) == [str(tmp_path / "c.mp4"), str(tmp_path / "d.mp4")]
