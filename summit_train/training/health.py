@@ -15,7 +15,7 @@ from summit_train.spec import Spec
 # A network that guesses has the loss ln(classes) to within the noise of a batch; one that learns has left it by more
 # than this part, also TSN on a task that it cannot solve, whose mean goes up before it goes down.
 _NEAR = 0.02
-_FEWEST_STEPS = 10  # of a mean loss
+_FEWEST_STEPS = 50  # of a mean loss: a network that learns may need them to leave that of a guess
 # One class takes a few percent less than all where single clips are far from the others. A class that is nearly all of
 # the list is rightly predicted. With fewer videos a class may take all of them by chance.
 _NEARLY_ALL, _MOST_OF_LIST, _FEWEST_VIDEOS, _VIDEOS_A_CLASS = 0.98, 0.9, 20, 4
@@ -30,7 +30,7 @@ _CAUSES = (
 class Health:
     """What is wrong with the learning of a run with one class a clip, said once of each kind.
 
-    The loss: its mean over a tenth of the steps, from the end of the warm-up. The predictions: of two validations in a
+    The loss: its mean over a tenth of the steps, 50 at least, from the end of the warm-up. The predictions: of two validations in a
     row, or of the last one, beyond the first third of the run.
     """
 
@@ -48,7 +48,7 @@ class Health:
         if step not in self._window or loss_spec.kind != "softmax" or loss_spec.class_weights is not None:
             return None
         self._losses.append(loss)
-        if step != self._window[-1] or len(self._losses) < _FEWEST_STEPS:  # it resumed within
+        if step != self._window[-1] or len(self._losses) < _FEWEST_STEPS:  # fewer: resumed within
             return None
         mean, guess = math.fsum(self._losses) / len(self._losses), math.log(classes)
         if not abs(mean - guess) <= _NEAR * guess:
