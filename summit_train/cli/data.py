@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -151,7 +152,7 @@ def _index(args: argparse.Namespace) -> Result:
         raise UserError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
     with session(this_launch()) as world:
         listing = world.together(lambda: None if world.rank else check.list_videos(args.source, args.root))
-        world.together(lambda: listing and check_beside(args.out, listing.classes, listing.root))
+        world.together(partial(check_beside, args.out, listing.classes, listing.root) if listing else bool)
         root = world.broadcast(listing and str(listing.root)) or ""
         found = _survey(world, root, [row.path for row in listing.rows] if listing else (), args.out, args.workers)
         if listing is None:

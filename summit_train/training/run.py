@@ -6,6 +6,7 @@ import fcntl
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -76,7 +77,10 @@ class Run:
             self.notes.append(f"data.workers: {workers} loader processes share {counted(cpus, 'core')} of a rank")
         state = world.together(lambda: {} if world.rank else self._first_state(**may))
         path = checkpoint_path(spec.run_path, world.broadcast(state.get("step", 0)))
-        self._take_weights(path, state)
+        # The weights alone, which are gone before the rest arrives.
+        weights = world.broadcast(state.pop("model", None) or self.model.state_dict())
+        world.together(partial(give_weights, self.model, path, weights))
+        del weights
         saved = world.broadcast(state)
         counts = list(clips_per_class(inputs.train.manifest, inputs.train.kept).values())
         self.step = build_step(spec, plan, world, self.model, device, counts)
@@ -160,11 +164,6 @@ class Run:
         self.writer.wait()
         if self._lock is not None:
             self._lock.check()
-
-    def _take_weights(self, path: Path, state: dict[str, Any]) -> None:
-        """Take over the weights of rank 0's `state`, which loses them: they are gone before the rest is sent."""
-        weights = self.world.broadcast(state.pop("model", None) or self.model.state_dict())
-        self.world.together(lambda: give_weights(self.model, path, weights))
 
     def _first_state(self, **may: bool) -> dict[str, Any]:
         state, notes = first_state(self.spec, self.plan, self.train_set, self.model, **may)
