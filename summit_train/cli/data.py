@@ -437,7 +437,7 @@ PARTS = {
     "index": (_index_arguments, _index, "decode every video and write a manifest of the intact ones"),
     "scan": (_scan_arguments, _scan, "decode every clip of a manifest and list the bad ones for data.quarantine"),
     "split": (_split_arguments, _split, "split a manifest into training and validation folds by groups"),
-    "compare": (compare.add_arguments, compare.run, "find the clips that two lists share, including re-encoded copies"),
+    "compare": (compare.add_arguments, compare.run, "find the clips, or copies, that two lists share or one has twice"),
     "pack": (_pack_arguments, _pack, "pack clips into shards: tar files with an index and checksums"),
     "flow": (_flow_arguments, _flow, "compute the optical flow of clips and pack it into shards"),
     "verify": (_verify_arguments, _verify, "check every byte of a packed set"),
