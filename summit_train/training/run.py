@@ -17,11 +17,11 @@ from summit_train.core import rng
 from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import naming
-from summit_train.core.machine import rank_cpus
+from summit_train.core.machine import raise_open_files, rank_cpus
 from summit_train.core.saved import check_fit, checkpoint_path, give_weights
 from summit_train.core.text import counted
 from summit_train.data.bad_clips import BadClips
-from summit_train.data.batches.order import virtual_gpus_of
+from summit_train.data.batches.order import PREFETCHED_PER_WORKER, virtual_gpus_of
 from summit_train.data.manifest.quarantine import clips_per_class
 from summit_train.models import VideoNetwork
 from summit_train.models.network import build_network, make_ready
@@ -40,6 +40,8 @@ from summit_train.training.loss import build_loss
 from summit_train.training.noise import NoiseScale
 from summit_train.training.start import Inputs, check_arithmetic, experiment_of, first_state
 from summit_train.training.step import StepSettings, TrainStep
+
+_OPEN_FILES = 100  # of a rank besides its batches: libraries, logs, pipes of workers
 
 
 class Run:
@@ -75,6 +77,10 @@ class Run:
             self.notes.append(f"left out: {out}")
         if (workers := spec.data.workers or 0) > (cpus := rank_cpus(world.local_size)):
             self.notes.append(f"data.workers: {workers} loader processes share {counted(cpus, 'core')} of a rank")
+        # A batch that is read ahead has three tensors of shared memory, torch.distributed a socket to each rank.
+        needed = _OPEN_FILES + 3 * (PREFETCHED_PER_WORKER + 1) * self.train_set.data.num_workers() + world.size
+        if (may_open := raise_open_files()) is not None and may_open < needed:
+            self.notes.append(f"open files: a rank may have {may_open:,} and need {needed:,}; raise `ulimit -Hn`")
         state = world.together(lambda: {} if world.rank else self._first_state(**may))
         path = checkpoint_path(spec.run_path, world.broadcast(state.get("step", 0)))
         # The weights alone, which are gone before the rest arrives.
