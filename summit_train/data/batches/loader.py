@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from summit_train.core import rng
-from summit_train.data.batches.order import MicroBatchKey, Order
+from summit_train.data.batches.order import PREFETCHED_PER_WORKER, MicroBatchKey, Order
 from summit_train.data.batches.stores import Store
-from summit_train.data.batches.workers import PREFETCHED_PER_WORKER, Batches, Reading
+from summit_train.data.batches.workers import Batches, Reading
 from summit_train.data.manifest.boxes import stacked_targets
 from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video import augment
