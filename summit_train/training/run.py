@@ -83,10 +83,9 @@ class Run:
             self.notes.append(f"open files: a rank may have {may_open:,} and need {needed:,}; raise `ulimit -Hn`")
         state = world.together(lambda: {} if world.rank else self._first_state(**may))
         path = checkpoint_path(spec.run_path, world.broadcast(state.get("step", 0)))
-        # The weights alone, which are gone before the rest arrives.
         weights = world.broadcast(state.pop("model", None) or self.model.state_dict())
         world.together(partial(give_weights, self.model, path, weights))
-        del weights
+        del weights  # before the rest arrives
         saved = world.broadcast(state)
         counts = list(clips_per_class(inputs.train.manifest, inputs.train.kept).values())
         self.step = build_step(spec, plan, world, self.model, device, counts)
