@@ -296,11 +296,12 @@ def _jumped(stream: VideoStream, fetch: Fetch, jumps: Iterable[Jump]) -> Iterato
     context = stream.codec_context
     if context.name == "mpeg4":
         # The first packet may name the encoder, whose rounding the decoder imitates.
-        for packet in fetch(slice(0, 1)):
-            stream.decode(packet)
+        for header in fetch(slice(0, 1)):
+            stream.decode(header)
         context.flush_buffers()
+    packet: Packet | None
     for places, number_of in jumps:
-        for packet in chain[Packet | None](fetch(places), [None]):
+        for packet in chain(fetch(places), [None]):
             if packet is not None and context.name in _SKIPPING_CODECS:
                 context.skip_frame = "DEFAULT" if packet.pts in number_of else "NONREF"
             for frame in stream.decode(packet):
