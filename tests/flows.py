@@ -108,7 +108,7 @@ def write_packed(out: Path, videos: Sequence[Fields], labels: Sequence[int], mod
         ends = np.cumsum([len(content) for content in contents]).tolist()
         sums = [picture_checksum(facts.checksum(), i, content) for i, content in enumerate(contents)]
         pictures += zip(ends, sums, strict=True)
-        shard += encode_sample(number, ".mjpeg", contents, facts, {})
+        shard += b"".join(map(bytes, encode_sample(number, ".mjpeg", contents, facts, {})))
     shard += SHARD_END
     (out / shard_name(0)).write_bytes(shard)
     (out / INDEX_FOLDER).mkdir()

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, cycle, islice
+from itertools import chain, count, islice
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from summit_train.core import rng
-from summit_train.data.batches.order import PREFETCHED_PER_WORKER, MicroBatchKey, Order
+from summit_train.data.batches.order import MicroBatchKey, Order
 from summit_train.data.batches.stores import Store
 from summit_train.data.batches.workers import Batches, Reading
 from summit_train.data.manifest.boxes import stacked_targets
@@ -235,20 +234,20 @@ def _test_batch(
     return TestBatch(video, torch.from_numpy(views), frames=manifest.span(video).start + choose(num_frames))
 
 
-# Whole videos of a test, from the first frame to the last, in bounded memory: each is read by one worker, in one pass.
+# Whole videos of a test, from the first frame to the last, in bounded memory: what follows the first block of a long
+# one is read by one worker, in one pass.
 
 
 @dataclass(frozen=True)
 class FrameBlock(Pinned):
     """Some frames of one video.
 
-    start: the place of the first among the video's `num_chosen` chosen frames. num_frames: of the video, 0 with an
-    error. numbers: of the frames here, in order of playing. size: width and height of the upright frame as it is
-    stored. views: uint8 (crops, len(numbers), height, width, C). error: why it has no views.
+    num_frames: of the video, 0 with an error. num_chosen: how many of them are chosen in all. numbers: of the frames
+    here, in order of playing. size: width and height of the upright frame as it is stored. views: uint8 (crops,
+    len(numbers), height, width, C). error: why it has no views.
     """
 
     video: int
-    start: int
     num_frames: int
     num_chosen: int
     numbers: NDArray[np.int64]
@@ -257,17 +256,22 @@ class FrameBlock(Pinned):
     error: DecodeError | None = None
 
 
+BlockKey = tuple[int, int, int]  # a video, the place of a block's first frame among the chosen ones, and num_frames
+
+
 @dataclass(frozen=True)
 class WholeVideo:
     """One video, `video` its place in the manifest, of which the first block is read. later: yields the others."""
 
     video: int
     first: FrameBlock
-    later: Iterator[FrameBlock]
+    later: Iterator[FrameBlock | None]
+    num_later: int
 
     def blocks(self) -> Iterator[FrameBlock]:
         """Yield the video's blocks. Raises DecodeError at one that could not be read."""
-        for block in chain([self.first], self.later):
+        own = (block for block in self.later if block is not None and block.video == self.video)
+        for block in chain([self.first], islice(own, self.num_later)):
             if block.error is not None:
                 raise block.error
             yield block
@@ -283,106 +287,67 @@ def whole_videos(
     crops, pixels = evaluate.crops if isinstance(evaluate.crops, int) else 1, max(256, evaluate.short_side) ** 2
     size = max(1, PICTURES_AT_ONCE * 256**2 // pixels // crops)
     views_of = partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
-    make = _Passes(store, choose_frames, views_of, size)
-    workers, places = data.num_workers(), [int(video) for video in videos]
-    num_lanes = max(1, min(workers, len(videos)))
-    with ExitStack() as stack:
-        lanes = [_Lane(make, places[n::num_lanes], min(1, workers), data.clip_seconds) for n in range(num_lanes)]
-        for lane in lanes:
-            stack.enter_context(lane.batches)
-        for video, lane in zip(places, cycle(lanes)):
-            first = lane.first(video)
-            yield WholeVideo(video, first, lane.later(first))
-
-
-BlockKey = tuple[int, int]  # a video, and the place among its chosen frames of the first one of a block
-
-
-class _Lane:
-    """The blocks of some videos, all read by one worker. The first of each tells how many follow."""
-
-    def __init__(self, make: _Passes, videos: Sequence[int], num_workers: int, seconds: float) -> None:
-        self._size, self._later, self._firsts = make.size, deque[BlockKey](), dict[int, FrameBlock]()
-        self.batches = Batches(make, self._keys(videos), num_workers, seconds)
-
-    def _keys(self, videos: Sequence[int]) -> Iterator[BlockKey | None]:
-        """Yield what to ask for next: later blocks, else a first one; None, which is answered at once, at the end."""
-        for video in videos:
-            while self._later:
-                yield self._later.popleft()
-            yield video, 0
-        while True:
-            yield self._later.popleft() if self._later else None
-
-    def _next(self) -> FrameBlock | None:
-        block = next(self.batches)
-        if block is not None and not block.start:
-            self._firsts[block.video] = block
-            self._later += self._later_keys(block)
-        return block
-
-    def _later_keys(self, first: FrameBlock) -> list[BlockKey]:
-        return [(first.video, start) for start in range(self._size, first.num_chosen, self._size)]
-
-    def first(self, video: int) -> FrameBlock:
-        # Those of a video that was left in the middle are not read any more.
-        self._later = deque(key for key in self._later if key[0] in self._firsts)
-        while video not in self._firsts:
-            self._next()
-        return self._firsts.pop(video)
-
-    def later(self, first: FrameBlock) -> Iterator[FrameBlock]:
-        for key in self._later_keys(first):
-            while (block := self._next()) is None or (block.video, block.start) != key:
-                pass
-            yield block
+    make, asked = _Passes(store, choose_frames, views_of, size), deque[BlockKey]()
+    workers, begin = data.num_workers(), [(int(video), 0, 0) for video in videos]
+    # Nothing (None) is asked for, and answered at once, until a video's first block tells of others.
+    more = (asked.popleft() if asked else None for _ in count())
+    with (
+        Batches(make, begin, min(workers, len(videos)), data.clip_seconds) as firsts,
+        Batches(make, more, min(workers, 1), data.clip_seconds) as later,
+    ):
+        for first in firsts:
+            assert first is not None
+            asked.clear()  # of a video that was left in the middle
+            asked += [(first.video, start, first.num_frames) for start in range(size, first.num_chosen, size)]
+            yield WholeVideo(first.video, first, later, len(asked))
 
 
 @dataclass(frozen=True)
 class _Passes:
-    """Reads the block of a key: on from where this worker's last block of the video ended."""
+    """Reads the block of a key; a block that is not a video's first goes on from where the one before it ended."""
 
     store: Store
     choose_frames: ChooseFrames
     views_of: ViewsOf
     size: int
-    _open: dict[BlockKey, Iterator[FrameBlock]] = field(default_factory=dict)
+    _next: dict[BlockKey, Iterator[FrameBlock]] = field(default_factory=dict)
 
     def __call__(self, key: BlockKey | None, reading: Reading) -> FrameBlock | None:
         if key is None:
             return None
-        video, start = key
-        # A worker that replaces another reads the video again.
-        blocks = self._open.pop(key, None) or islice(self._blocks(video), start // self.size, None)
+        video, start, num_frames = key
+        blocks = self._next.pop(key, None) or self._blocks(*key)
+        self._next.clear()
         try:
             with reading(video, self.store.manifest.path(video)):
                 block = next(blocks)
         except DecodeError as error:
-            return FrameBlock(video, start, 0, 0, np.zeros(0, np.int64), (0, 0), torch.zeros(0), error)
-        if start + self.size < block.num_chosen:
-            self._open[video, start + self.size] = blocks
-        if len(self._open) > PREFETCHED_PER_WORKER:  # one was left in the middle
-            self._open.pop(next(iter(self._open)))
+            return FrameBlock(video, 0, 0, np.zeros(0, np.int64), (0, 0), torch.zeros(0), error)
+        if start:
+            self._next[video, start + self.size, num_frames] = blocks
         return block
 
-    def _blocks(self, video: int) -> Iterator[FrameBlock]:
-        """Yield a video's blocks."""
+    def _blocks(self, video: int, begin: int, num_frames: int) -> Iterator[FrameBlock]:
+        """Yield a video's blocks from the one that begins there. num_frames: of the video, 0 if it is not known yet."""
         playback, is_reversed = Playback(), self.store.manifest.is_reversed(video)
 
         def stored(number: int) -> NDArray[np.int64]:
             frames = np.unique(self.choose_frames(number))
             return number - 1 - frames if is_reversed else frames
 
-        def begin(number: int) -> NDArray[np.int64]:
+        def edges(number: int) -> NDArray[np.int64]:
             """Choose a short video whole; of a long one the first frame for its size, and the last for its length."""
-            frames = stored(number)
-            return (frames if len(frames) <= self.size else np.array([frames.min(), frames.max()]))[None]
+            frames = stored(num_frames or number)
+            ends = np.array([frames.min(), frames.min() if num_frames else frames.max()])
+            return (frames if len(frames) <= self.size else ends)[None]
 
-        views, number, size = self.store.read_views(video, begin, self.views_of, playback)
+        views, found, size = self.store.read_views(video, edges, self.views_of, playback)
+        number, same_views = num_frames or found, self.views_of(*size)
         frames = stored(number)
-        for start in range(0, len(frames), self.size):
+        for start in range(begin, len(frames), self.size):
             here = frames[start : start + self.size]
             if len(frames) > self.size:
-                views, _, _ = self.store.read_views(video, lambda _, here=here: here[None], self.views_of, playback)
+                choose = lambda _, here=here: here[None]  # noqa: E731
+                views, _, _ = self.store.read_views(video, choose, lambda *_: same_views, playback)
             played = number - 1 - here if is_reversed else here
-            yield FrameBlock(video, start, number, len(frames), played, size, torch.from_numpy(views))
+            yield FrameBlock(video, number, len(frames), played, size, torch.from_numpy(views))

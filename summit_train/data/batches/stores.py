@@ -16,7 +16,7 @@ from summit_train.data.packed.read import ShardStore, staged_folder
 from summit_train.data.video.augment import mirrored_x
 from summit_train.data.video.clips import Choose, Decoded, ViewsOf, holds_flow
 from summit_train.data.video.decode import Playback
-from summit_train.data.video.source import Limits
+from summit_train.data.video.source import RAISE_SECONDS, Limits
 from summit_train.spec import DataSpec
 
 _MAKE_FLOW = "make its flow with `summit-train data flow`, and name that instead"
@@ -82,7 +82,7 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
     is_flow = data.modality == "flow"
     if manifest.is_packed:
         local = None if data.stage in (None, "auto") else staged_folder(data.stage, manifest.source)
-        shards = ShardStore(manifest, local, Limits(seconds=data.clip_seconds))
+        shards = ShardStore(manifest, local, Limits(seconds=data.clip_seconds, way_out=RAISE_SECONDS))
         every, modality, place = shards.pack.packing.every, shards.pack.packing.modality, f"{manifest.source}:"
         found = "" if modality == data.modality else f"holds {modality}"
         if (cut := shards.pack.packing.region) != data.region:
@@ -114,5 +114,5 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
 def file_store(data: DataSpec, manifest: Manifest, root: str) -> Store:
     """Return the store of a manifest's files and folders, without looking at them."""
     is_flow = data.modality == "flow"
-    store = FileStore(manifest, root, Limits(seconds=data.clip_seconds), is_flow)
+    store = FileStore(manifest, root, Limits(seconds=data.clip_seconds, way_out=RAISE_SECONDS), is_flow)
     return FlowStore(store, data.flow_length, data.sampling) if is_flow else store

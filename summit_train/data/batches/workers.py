@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from summit_train.core.errors import RunFailed
 from summit_train.data.batches.order import PREFETCHED_PER_WORKER
-from summit_train.data.video.source import DecodeError, claim_leftovers, prepare_reader
+from summit_train.data.video.source import RAISE_SECONDS, DecodeError, claim_leftovers, prepare_reader
 
 Batch = TypeVar("Batch")
 Key = Any
@@ -85,7 +85,7 @@ class WatchedDataset(Dataset[Any]):
             hint = ": killed, or out of memory?" if worker.exitcode == -signal.SIGKILL else ""
             reason = f"kills the process that reads it (exit status {worker.exitcode}{hint})"
             if worker.exitcode == -signal.SIGALRM:
-                reason = f"takes longer than {self._seconds:g} s to read: its reader never came back"
+                reason = f"takes longer than {self._seconds:g} s to read: its reader never came back{RAISE_SECONDS}"
             self._given_up[clips[worker.pid]] = reason
         return bool(culprits)
 

@@ -40,7 +40,7 @@ class FileStore:
 
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf, playback: Playback | None = None) -> Decoded:
         path, num_frames, span = self.path(clip), self.manifest.num_frames(clip), self.manifest.span(clip)
-        region = self.manifest.region(clip)
+        region, sha256 = self.manifest.region(clip), self.manifest.sha256(clip)
         views_of = views_of_region(region, views_of, path, self.manifest.place(clip))
         if self.is_flow:
             return read_folder_views(path, choose, views_of, num_frames, self.limits, is_flow=True)
@@ -49,7 +49,6 @@ class FileStore:
             read = read_folder_views(path, choose, views_of, num_frames, self.limits)
         else:
             playback = playback or Playback()
-            sha256 = self.manifest.sha256(clip)
             playback.video = video = playback.video or self.films.load(path, sha256, num_frames, self.limits)
             read = read_views(video, choose, views_of, num_frames, self.limits, playback)
             video.check()

@@ -51,6 +51,8 @@ PICTURE_ROW = np.dtype([("end", "<u4"), ("checksum", "<u4")])
 CONTENT_AT = _BLOCK = 512
 SHARD_END = bytes(2 * _BLOCK)
 _FORMAT = 1
+
+
 _MAX_BOUND = 1024
 # A record may come from a stranger, and its files are opened and copied: no name may lead out of the set's folder.
 _FILE_NAME = re.compile(rf"({PACKED_MANIFEST}|{INDEX_FOLDER})/[a-z_]+\.(npy|json)")
@@ -101,22 +103,24 @@ def shard_name(number: int) -> str:
     return f"{number:06}.tar"
 
 
-def encode_sample(clip: int, ending: str, payload: Sequence[bytes] | None, facts: Facts, more: dict[str, Any]) -> bytes:
+def encode_sample(
+    clip: int, ending: str, payload: Sequence[Any] | None, facts: Facts, more: dict[str, Any]
+) -> list[Any]:
     """Return a clip's three members in its shard, the payload from CONTENT_AT on; without a payload only two.
 
-    more: further entries of KEY.json.
+    They are in parts, each with a length and `bytes(part)`, as those of the payload. more: further entries of KEY.json.
     """
     about = {name: value for name, value in vars(facts).items() if name != "span"} | more
     if facts.span != WHOLE:
         about |= {"start_frame": facts.span.start, "end_frame": facts.span.end}
-    members: list[tuple[str, Sequence[bytes]]] = [] if payload is None else [(ending, payload)]
+    members: list[tuple[str, Sequence[Any]]] = [] if payload is None else [(ending, payload)]
     members += [(".cls", [str(facts.label).encode()]), (".json", [json.dumps(about, sort_keys=True).encode()])]
-    encoded = []
+    encoded = list[Any]()
     for name, parts in members:
         info = tarfile.TarInfo(f"{clip:09}{name}")
         info.size, info.mode = sum(map(len, parts)), 0o644
         encoded += [info.tobuf(tarfile.USTAR_FORMAT), *parts, bytes(-info.size % _BLOCK)]
-    return b"".join(encoded)
+    return encoded
 
 
 def ending_of(path: str) -> str:

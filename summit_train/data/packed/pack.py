@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, groupby, islice, starmap
+from itertools import accumulate, chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,7 @@ def _mean_bytes(job: Job, workers: int) -> float:
                     first -= 1
                 while end < num_clips and job.source(end) == job.source(clip):
                     end += 1
-            sizes.append(len(sample.encoded) / (end - first))
+            sizes.append(sum(map(len, sample.encoded)) / (end - first))
     if not sizes:
         source, tried = job.store.manifest.source, f"none of {counted(len(chosen), 'clip')} that were tried can be read"
         raise UserError(f"{source}: {tried} below {job.store.root}; the first: {samples[0]}")
@@ -173,8 +173,9 @@ def _pack_shard(job: Job, shard: int, samples: Iterable[Sample | DecodeError]) -
             clips.append((shard, sample.checksum, start, sample.length, len(pictures), facts.width, facts.height))
             pictures += sample.pictures
             frame_counts.append(facts.num_frames)
-            digest.update(sample.encoded)
-            file.write(sample.encoded)
+            for content in map(bytes, sample.encoded):
+                digest.update(content)
+                file.write(content)
             yield None
         if not is_whole:
             raise _NotWholeError
@@ -197,21 +198,26 @@ def _samples(job: Job, clips: Iterable[int], workers: int) -> Generator[Sample |
     asked = (
         (run, job.store.path(n), [packed.facts_of(manifest, one) for one in run], job.packing, *about)
         for run in runs
-        for n, about in [(run[0], (manifest.sha256(run[0]), manifest.region(run[0])))]
+        for n in run[:1]
+        for about in [(manifest.sha256(n), manifest.region(n), job.folder / PACKING_FOLDER / f".{n:09}.writing")]
     )
     if not workers:
-        yield from chain.from_iterable(starmap(make_samples, asked))
+        for words in asked:
+            yield from make_samples(*words)
+            words[-1].unlink(missing_ok=True)
         return
     with worker_pool(workers) as pool:
-        futures = ((words[0], pool.submit(make_samples, *words)) for words in asked)
+        futures = ((words, pool.submit(make_samples, *words)) for words in asked)
         waiting = deque(islice(futures, 1 + _READ_AHEAD * workers))
         try:
             while waiting:
-                yield from waiting[0][1].result()
+                words, samples = waiting[0]
+                yield from samples.result()
+                words[-1].unlink(missing_ok=True)
                 waiting.popleft()
                 waiting.extend(islice(futures, 1))
         except BrokenProcessPool as error:
-            paths = ", ".join(manifest.path(run[0]) for run, _ in waiting)
+            paths = ", ".join(manifest.path(run[0]) for (run, *_), _ in waiting)
             why = "is one of them damaged (see `data scan`), or is there too little memory (--workers)?"
             raise UserError(f"a worker died while it packed one of {paths}: {why}") from error
 

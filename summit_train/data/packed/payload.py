@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,21 +24,38 @@ from summit_train.data.video.encode import jpeg
 from summit_train.data.video.flow import encode, flow_method, grey
 from summit_train.data.video.region import WHOLE_FRAME, Region
 from summit_train.data.video.render import Renderer, turn_in, views_of_region
-from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, load_video, read_bytes
+from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, load_video, read_bytes
 
 # From a clip's facts to those that are packed, and to the bytes of its file or pictures. Raises DecodeError.
-Read = Callable[[Facts], tuple[Facts, list[bytes]]]
+Read = Callable[[Facts], tuple[Facts, Sequence[Any]]]
+_MAX_HELD_BYTES = 64 << 20  # of the pictures of one file; the others wait on disk
+
+
+@dataclass(frozen=True)
+class _OnDisk:
+    """The `length` bytes of a file from `start` on."""
+
+    path: Path
+    start: int
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __bytes__(self) -> bytes:
+        with open(self.path, "rb") as file:
+            return os.pread(file.fileno(), self.length, self.start)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A clip as it is packed: its bytes in the shard, and what the index says of the `length` ones of its content.
+    """A clip as it is packed: its parts in the shard, and what the index says of the `length` bytes of its content.
 
     checksum: see CLIP_ROW. pictures: (end, checksum) of each. is_shared: the content is that of the sample before.
     """
 
     facts: Facts
-    encoded: bytes
+    encoded: list[Any]
     length: int
     checksum: int
     pictures: list[tuple[int, int]]
@@ -44,16 +63,23 @@ class Sample:
 
 
 def make_samples(
-    clips: Sequence[int], path: str, facts: Sequence[Facts], packing: Packing, sha256: bytes | None, region: Region
+    clips: Sequence[int],
+    path: str,
+    facts: Sequence[Facts],
+    packing: Packing,
+    sha256: bytes | None,
+    region: Region,
+    scratch: Path,
 ) -> list[Sample | DecodeError]:
     """Read a file once and convert it to what is packed of each clip that is a span of it, or return the clips' errors.
 
     Errors name the clips as the manifest does. Where files are packed as they are, the first clip holds the bytes.
+    scratch: a file for pictures that are too many to be held; whoever has written the samples deletes it.
     """
     is_folder = holds_pictures(path)
     holder = None if is_folder or packing.kind == "jpeg" else clips[0]
     try:
-        convert = _Converter(path, packing, region)
+        convert = _Converter(path, packing, region, scratch)
         read = _of_folder(convert) if is_folder else _of_video(convert, facts, sha256)
     except DecodeError as error:
         return [DecodeError(one.path, error.reason) for one in facts]
@@ -70,15 +96,15 @@ def _sample(clip: int, facts: Facts, read: Read, holder: int | None) -> Sample |
         return DecodeError(facts.path, "has one frame: flow is the motion from a frame to the next")
     length, base, more = sum(map(len, parts)), facts.checksum(), dict[str, Any]()
     if holder is None:
-        ending = ".mjpeg" if all(part.startswith(b"\xff\xd8") for part in parts) else ".pictures"
+        ending = ".mjpeg" if all(bytes(part).startswith(b"\xff\xd8") for part in parts) else ".pictures"
         ends, max_bytes, checksum = list(accumulate(map(len, parts))), packed.MAX_PICTURES_BYTES, base
         more = {"picture_ends": ends}
     else:
         ending, ends = ending_of(facts.path), []
-        max_bytes, checksum = packed.MAX_MEMBER_BYTES, zlib.crc32(parts[0], base)
+        max_bytes, checksum = packed.MAX_MEMBER_BYTES, zlib.crc32(bytes(parts[0]), base)
     if length >= max_bytes:
-        return DecodeError(facts.path, f"is too large to be packed: {length:,} bytes")
-    pictures = [(end, picture_checksum(base, number, parts[number])) for number, end in enumerate(ends)]
+        return DecodeError(facts.path, f"is too large to be packed: {length:,} bytes; list spans of it")
+    pictures = [(end, picture_checksum(base, number, bytes(parts[number]))) for number, end in enumerate(ends)]
     if holder in (None, clip):
         return Sample(facts, encode_sample(clip, ending, parts, facts, more), length, checksum, pictures)
     encoded = encode_sample(clip, "", None, facts, {"content": f"{holder:09}{ending}"})
@@ -91,11 +117,10 @@ def _of_video(convert: _Converter, facts: Sequence[Facts], sha256: bytes | None)
     if packing.modality == "flow" and packing.method is None:
         raise DecodeError(path, "is a video: `data flow` computes its flow; --bound is for folders that hold flow")
     video = load_video(path, sha256)
-    if video.content is None:  # a large one
-        video = Encoded(path, read_bytes(path))
     if packing.kind == "bytes":
+        content = video.content or read_bytes(path)
         video.check()
-        return lambda one: (one, [video.content or b""])
+        return lambda one: (one, [content])
     # A codec may give more frames than packets.
     limit = 2 * count_packets(video, convert.budget) + 1
     spans = [one.span for one in facts]
@@ -104,12 +129,13 @@ def _of_video(convert: _Converter, facts: Sequence[Facts], sha256: bytes | None)
     }
     # No frame has the number -1, so the video is decoded to its end.
     pictures, num_frames = read_from_start(video, frozenset(wanted | {-1}), convert, convert.budget)
+    video.check()
 
-    def read(one: Facts) -> tuple[Facts, list[bytes]]:
+    def read(one: Facts) -> tuple[Facts, Sequence[Any]]:
         frames = one.span.frames(path, num_frames)
         # The first frame of a clip only begins its first field of flow.
         numbers = frames[:: packing.every] if packing.method is None else frames[1:]
-        return convert.sized(one, num_frames), [part.tobytes() for number in numbers for part in pictures[number]]
+        return convert.sized(one, num_frames), [part for number in numbers for part in pictures[number]]
 
     return read
 
@@ -120,18 +146,19 @@ def _of_folder(one_clip: _Converter) -> Read:
     is_flow = packing.modality == "flow" and packing.method is None
     paths = list_pictures(path, is_flow=is_flow)
 
-    def read(one: Facts) -> tuple[Facts, list[bytes]]:
+    def read(one: Facts) -> tuple[Facts, Sequence[Any]]:
         if is_flow:
             fields = len(paths) // 2
             frames = one.span.frames(path, fields + 1)
             chosen = paths[2 * frames.start : 2 * (frames.stop - 1)]
-            return replace(one, num_frames=fields), list(map(read_bytes, chosen))
+            return replace(one, num_frames=fields), [one_clip.kept(read_bytes(picture)) for picture in chosen]
         frames = one.span.frames(path, len(paths))
         if packing.kind == "bytes":
-            return replace(one, num_frames=len(paths)), [read_bytes(paths[number]) for number in frames]
-        convert = _Converter(path, packing, one_clip.region)
-        parts = [convert.picture(paths[number]) for number in frames[:: packing.every]]
-        return convert.sized(one, len(paths)), list(chain.from_iterable(parts))
+            return replace(one, num_frames=len(paths)), [one_clip.kept(read_bytes(paths[n])) for n in frames]
+        convert = _Converter(path, packing, one_clip.region, one_clip.scratch)
+        pictures = chain.from_iterable(convert.picture(paths[number]) for number in frames[:: packing.every])
+        parts = list(map(one_clip.kept, pictures))
+        return convert.sized(one, len(paths)), parts
 
     return read
 
@@ -144,8 +171,8 @@ class _Converter:
     takes. budget: that of one video, without a limit of time for flow. region: of the frame, which is packed alone.
     """
 
-    def __init__(self, path: str, packing: Packing, region: Region) -> None:
-        self.path, self.packing, self.region = path, packing, region
+    def __init__(self, path: str, packing: Packing, region: Region, scratch: Path) -> None:
+        self.path, self.packing, self.region, self.scratch, self._num_held = path, packing, region, scratch, 0
         self.budget, self._compute = Budget(path, NO_HURRY), None
         if packing.method is not None:
             self.budget = Budget(path, replace(NO_HURRY, seconds=math.inf))
@@ -161,9 +188,19 @@ class _Converter:
 
         self._renderer = Renderer(views_of_region(region, whole_frame, path, "data.region"))
 
-    def __call__(self, frame: Any) -> list[NDArray[np.uint8]]:
+    def __call__(self, frame: Any) -> list[Any]:
         (picture,) = self._renderer(frame)
-        return [np.frombuffer(part, np.uint8) for part in self._encoded(picture)]
+        return list(map(self.kept, self._encoded(picture)))
+
+    def kept(self, part: bytes) -> Any:
+        """Return the bytes, or, after many, where they are in the scratch file."""
+        self._num_held += len(part)
+        if self._num_held <= _MAX_HELD_BYTES:
+            return part
+        self.scratch.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.scratch, "ab") as file:
+            file.write(part)
+            return _OnDisk(self.scratch, file.tell() - len(part), len(part))
 
     def picture(self, path: str) -> list[bytes]:
         """Return what is packed of the next frame, a picture file: its own bytes if they are a JPEG that is small."""

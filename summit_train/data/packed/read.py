@@ -154,11 +154,10 @@ class ShardStore:
         pictures = self._pictures(entry, np.unique(numbers).tolist())
 
         # The size before packing scaled the frame down gives the same view as the video itself.
-        upright = lambda w, h: (facts.width or w, facts.height or h)  # noqa: E731
-        render = Renderer(lambda w, h: views_of(*upright(w, h)), is_grey=is_flow)
+        render = Renderer(lambda w, h: views_of(facts.width or w, facts.height or h), is_grey=is_flow)
         fetch = lambda number: (f"{name}, picture {number}", pictures[number])  # noqa: E731
         read = read_picture_views(name, fetch, lambda _: numbers, render, len(entry.pictures), self._limits)
-        return Decoded(read.views, num_frames, upright(*read.size))
+        return Decoded(read.views, num_frames, (facts.width or read.size[0], facts.height or read.size[1]))
 
     def _pictures(self, entry: _Entry, numbers: Sequence[int]) -> dict[int, bytes]:
         """Return the bytes of the pictures `numbers`, which rise; those that are close are read together."""

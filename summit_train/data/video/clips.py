@@ -63,26 +63,24 @@ def read_views(
     upright (width, height) in pixels to C views whose crops have one size. Both must be pure: they may be called again.
     num_frames: from the manifest; with it a video is decoded from the nearest key frames if that is certain to give
     the same frames, without it the packets are counted. If the video holds fewer frames, `choose` is called again with
-    the true number. A frame is decoded and scaled once. playback: of the same video, with the views of its first read.
+    the true number. A frame is decoded and scaled once. playback: of the earlier reads.
     Raises DecodeError if the video cannot be read, something that the wanted frames need is damaged, or it takes more
     than `limits`.
     """
-    budget, playback = Budget(video.name, limits), playback or Playback(video)
+    budget, playback, render = Budget(video.name, limits), playback or Playback(), Renderer(views_of)
     number = num_frames or playback.num_frames or count_packets(video, budget)
     chosen, wanted = _chosen(choose, number)
-    render = playback.render or Renderer(views_of)
-    pictures = playback.read_on(wanted, budget)
+    pictures = playback.read_on(video, wanted, render, budget) if playback.num_frames else {}
     if not pictures and num_frames:
         pictures = read_by_jumps(video, wanted, render, num_frames, budget)
     if not pictures:
-        render = playback.render or Renderer(views_of)
+        render = Renderer(views_of)
         pictures, num_seen = read_from_start(video, wanted, render, budget)
         if num_seen <= chosen.max():
-            number = num_seen
+            number, render = num_seen, Renderer(views_of)
             chosen, wanted = _chosen(choose, number)
-            render = playback.render or Renderer(views_of)
             pictures, _ = read_from_start(video, wanted, render, budget)
-    playback.num_frames, playback.render = number, render
+    playback.num_frames = number
     return Decoded(_clip_by_clip(chosen, pictures), number, render.size)
 
 

@@ -7,6 +7,7 @@ not, as in decord and the TSM code: a picture keeps its stored pixels.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,12 +23,12 @@ from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from summit_train.data.video.render import Frames, Renderer
+from summit_train.data.video.render import Renderer
 from summit_train.data.video.source import MAX_HELD_BYTES, Budget, DecodeError, Encoded, PacketIndex
 
 Packet: TypeAlias = "AnyPacket[VideoStream]"
-Render = Callable[[VideoFrame], list[Frames]]
-Pictures = dict[int, list[Frames]]
+Render = Callable[[VideoFrame], list[Any]]
+Pictures = dict[int, list[Any]]
 # The packets to decode, and the numbers of the wanted frames among them by their times.
 Jump = tuple[slice, dict[int | None, int]]
 Fetch = Callable[[slice], Iterable[Packet]]  # the packets at these places in decoding order
@@ -107,10 +108,15 @@ def codec_options(budget: Budget) -> dict[str, str]:
     return {"max_pixels": str(budget.limits.pixels)}
 
 
-def demuxed(container: InputContainer, stream: VideoStream, budget: Budget) -> Iterator[Packet]:
+def demuxed(
+    container: InputContainer, stream: VideoStream, budget: Budget, max_bytes: float = math.inf
+) -> Iterator[Packet]:
     """Yield the video packets, without the empty ones by which PyAV marks the end."""
     for number, packet in enumerate(container.demux(stream)):
         budget.check(number)
+        max_bytes -= packet.size
+        if max_bytes < 0:  # a header may name one place many times
+            raise DecodeError(budget.name, "has packets that are too large to be held in memory")
         if packet.size:
             yield packet
 
@@ -142,28 +148,28 @@ def read_from_start(video: Encoded, wanted: frozenset[int], render: Render, budg
 
 
 class Playback:
-    """A video that is read forwards, in several reads: each goes on from where the decoder of the last one stopped.
+    """What reads of one video that go forwards share: after the first, each goes on from where the last one stopped.
 
-    video, num_frames, render: as the first read loaded, counted and rendered it; None before.
+    video, num_frames: as the first read loaded and counted it.
     """
 
-    def __init__(self, video: Encoded | None = None) -> None:
-        self.video, self.num_frames = video, 0
-        self.render: Renderer | None = None
+    def __init__(self) -> None:
+        self.video: Encoded | None = None
+        self.num_frames = 0
         self._budget: Budget | None = None
         self._frames: Iterator[tuple[int, VideoFrame]] = iter(())
         self._next = 0
 
-    def read_on(self, wanted: frozenset[int], budget: Budget) -> Pictures:
-        """Decode on to the wanted frames; return none in the first read, or if they are behind or far ahead."""
-        if self.video is None or self.render is None or not 0 <= min(wanted) - self._next < _MAX_SKIPPED_FRAMES:
+    def read_on(self, video: Encoded, wanted: frozenset[int], render: Render, budget: Budget) -> Pictures:
+        """Decode on to the wanted frames; return none if they are behind, or far ahead."""
+        if not 0 <= min(wanted) - self._next < _MAX_SKIPPED_FRAMES:
             return {}
         if self._budget is None:
-            self._budget, self._frames = budget, enumerate(every_frame(self.video, budget))
+            self._budget, self._frames = budget, enumerate(every_frame(video, budget))
         self._budget.began = budget.began
-        pictures, self._next = _pick(self.video.name, self._frames, wanted, self.render)
+        pictures, self._next = _pick(video.name, self._frames, wanted, render)
         if len(pictures) < len(wanted):
-            raise DecodeError(self.video.name, f"is damaged: read through, it lacks frame {max(wanted)}")
+            raise DecodeError(video.name, f"is damaged: read through, it lacks frame {max(wanted)}")
         return pictures
 
 
@@ -179,8 +185,9 @@ def read_by_jumps(
                 # AVI stores no presentation times: with reordering FFmpeg's own guesses are wrong.
                 if container.format.name == "avi" and stream.codec_context.has_b_frames:
                     return {}
+                fetch: Fetch
                 if video.index is None:
-                    packets = _held(video, demuxed(container, stream, budget))
+                    packets = list(demuxed(container, stream, budget, MAX_HELD_BYTES))
                     index, fetch = index_of(packets, lambda _: 0), packets.__getitem__
                 else:
                     index, fetch = video.index, _Sought(container, stream, budget, video.index, seeks)
@@ -215,17 +222,6 @@ def _pick(
                 if len(pictures) == len(wanted):
                     break
     return pictures, num_seen
-
-
-def _held(video: Encoded, packets: Iterable[Packet]) -> list[Packet]:
-    """Return all packets. Raises DecodeError for too many bytes: a header may name one place many times."""
-    found, num_bytes = list[Packet](), 0
-    for packet in packets:
-        found.append(packet)
-        num_bytes += packet.size
-        if num_bytes > MAX_HELD_BYTES:
-            raise DecodeError(video.name, "is too large to be held in memory")
-    return found
 
 
 class _Sought:
@@ -300,9 +296,10 @@ def _jumped(stream: VideoStream, fetch: Fetch, jumps: Iterable[Jump]) -> Iterato
     context = stream.codec_context
     if context.name == "mpeg4":
         # The first packet may name the encoder, whose rounding the decoder imitates.
-        for packet in fetch(slice(0, 1)):
-            stream.decode(packet)
+        for header in fetch(slice(0, 1)):
+            stream.decode(header)
         context.flush_buffers()
+    packet: Packet | None
     for places, number_of in jumps:
         for packet in chain(fetch(places), [None]):
             if packet is not None and context.name in _SKIPPING_CODECS:

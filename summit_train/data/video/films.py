@@ -19,45 +19,38 @@ import numpy as np
 from summit_train.core.files import replacing
 from summit_train.data.video.decode import demuxed, index_of, open_video
 from summit_train.data.video.source import (
-    CHANGED,
     MAX_HELD_BYTES,
     Budget,
     DecodeError,
     Encoded,
     Limits,
     PacketIndex,
-    file_state,
     load_video,
 )
 
 _MIN_FRAMES = 1000  # of a film, unless it is too large to be held
-_MAX_PACKETS = 1 << 20  # of the indexes that a process keeps: 30 MB
-_MAX_BYTES = 512 << 20  # of the indexes on disk: of 200 hours
+_MAX_INDEXES = 16  # that a process keeps: 2 MB for an hour
+_MAX_BYTES = 512 << 20  # of the indexes on disk
+_LOG = logging.getLogger(__name__)
 
 
 class Films:
     """What this process knows of the films that it reads."""
 
     def __init__(self) -> None:
-        self._checked = dict[str, tuple[str, bytes]]()
-        self._indexes = dict[str, tuple[str, PacketIndex]]()  # the last used last
+        self._checked = set[tuple[Encoded, bytes]]()
+        self._indexes = dict[str, tuple[str | None, PacketIndex]]()  # by path; the last used last
         self._can_keep = True
-
-    def __reduce__(self) -> tuple[type[Films], tuple[()]]:
-        return Films, ()
 
     def load(self, path: str, sha256: bytes | None, num_frames: int | None, limits: Limits) -> Encoded:
         """Return a video, as `load_video` does; a film of `num_frames` with its index."""
-        Encoded(path).check()
+        film = Encoded(path, state=Encoded(path).check())
         try:
-            found = os.stat(path)
-            if found.st_size <= MAX_HELD_BYTES and (num_frames or 0) < _MIN_FRAMES:
+            if os.path.getsize(path) <= MAX_HELD_BYTES and (num_frames or 0) < _MIN_FRAMES:
                 return load_video(path, sha256)
-            film = Encoded(path, state=file_state(found))
-            if sha256 is not None and self._checked.get(path) != (film.state, sha256):
-                if film.sha256() != sha256.hex():
-                    raise DecodeError(path, CHANGED)
-                self._checked[path] = film.state, sha256
+            if sha256 is not None and (film, sha256) not in self._checked:
+                film.check_sha256(sha256)
+                self._checked.add((film, sha256))
         except OSError as error:
             raise DecodeError(path, error.strerror or str(error)) from error
         return film if num_frames is None else replace(film, index=self._index(film, limits))
@@ -65,21 +58,29 @@ class Films:
     def _index(self, film: Encoded, limits: Limits) -> PacketIndex:
         state, index = self._indexes.pop(film.name, (None, None))
         if index is None or state != film.state:
-            path = cache_folder() / f"{hashlib.sha256(os.fsencode(os.path.abspath(film.name))).hexdigest()[:32]}.npz"
-            index = _kept(path, film) or self._made(path, film, limits)
+            index = self._kept(film) or self._made(film, limits)
         self._indexes[film.name] = film.state, index
-        while len(self._indexes) > 1 and sum(len(one.starts) for _, one in self._indexes.values()) > _MAX_PACKETS:
+        if len(self._indexes) > _MAX_INDEXES:
             self._indexes.pop(next(iter(self._indexes)))
         return index
 
-    def _made(self, path: Path, film: Encoded, limits: Limits) -> PacketIndex:
+    def _kept(self, film: Encoded) -> PacketIndex | None:
+        """Return the index on disk; None if there is none, or it is damaged or of another state of the film."""
+        failures = (OSError, ValueError, KeyError, EOFError, BadZipFile)
+        with suppress(*failures), np.load(_index_file(film), allow_pickle=False) as arrays:
+            if str(arrays["state"]) == film.state:
+                return PacketIndex(*(arrays[name] for name in PacketIndex._fields))
+            _LOG.warning("summit-train: note: %s has changed since its packets were indexed; reading it", film.name)
+        return None
+
+    def _made(self, film: Encoded, limits: Limits) -> PacketIndex:
         """Read the film once; keep its index on disk, or note once that this cannot be done."""
+        path, budget = _index_file(film), Budget(film.name, limits)
         try:
-            budget = Budget(film.name, limits)
             with open_video(film, budget) as (container, stream):
                 index = index_of(demuxed(container, stream, budget))
         except DecodeError:
-            return index_of([])  # decoding from the start tells where it is damaged
+            return index_of([])  # decoding from the start tells what is wrong
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with replacing(path) as file:
@@ -88,23 +89,15 @@ class Films:
             _delete_oldest(path.parent)
         except OSError as error:
             if self._can_keep:
-                _note("the indexes of films cannot be kept in %s (%s); set XDG_CACHE_HOME", path.parent, error.strerror)
+                text = "summit-train: note: the indexes of films cannot be kept in %s (%s); set XDG_CACHE_HOME"
+                _LOG.warning(text, path.parent, error.strerror)
             self._can_keep = False
         return index
 
 
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "summit_train" / "films"
-
-
-def _kept(path: Path, film: Encoded) -> PacketIndex | None:
-    """Return the index that is kept of a film; None if there is none, or it is damaged or of another state."""
-    # A missing or damaged file: the film is read again.
-    with suppress(OSError, ValueError, KeyError, EOFError, BadZipFile), np.load(path, allow_pickle=False) as arrays:
-        if str(arrays["state"]) == film.state:
-            return PacketIndex(*(arrays[name] for name in PacketIndex._fields))
-        _note("%s has changed since its packets were indexed; it is read again", film.name)
-    return None
+def _index_file(film: Encoded) -> Path:
+    name = hashlib.sha256(os.fsencode(os.path.abspath(film.name))).hexdigest()[:32]
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "summit_train" / "films" / f"{name}.npz"
 
 
 def _delete_oldest(folder: Path) -> None:
@@ -115,7 +108,3 @@ def _delete_oldest(folder: Path) -> None:
             if excess > 0:
                 path.unlink()
             excess -= size
-
-
-def _note(text: str, *words: object) -> None:
-    logging.getLogger(__name__).warning("summit-train: note: " + text, *words)

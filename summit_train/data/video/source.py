@@ -34,7 +34,6 @@ from summit_train.data.video.span import DecodeError as DecodeError
 
 # The bytes of a larger video are not held in memory.
 MAX_HELD_BYTES = 64 << 20
-CHANGED = "has changed since it was indexed: its SHA-256 is not the manifest's"
 # The reason of the error for a file that does not exist.
 MISSING = os.strerror(errno.ENOENT)
 # The memory of a worker process besides what it starts with: several frames of the largest size.
@@ -43,14 +42,19 @@ _WORKER_BYTES = 4 << 30
 
 @dataclass(frozen=True)
 class Limits:
-    """pixels: of a frame (8K has half as many); packets: of a video (46 hours at 25 a second); seconds: to read it."""
+    """pixels: of a frame (8K has half as many); packets: of a video (46 hours at 25 a second); seconds: to read it.
+
+    way_out: what the message about the seconds advises.
+    """
 
     pixels: int = 1 << 26
     packets: int = 1 << 22
     seconds: float = 120.0
+    way_out: str = ""
 
 
 LIMITS = Limits()
+RAISE_SECONDS = "; raise data.clip_seconds, and let `summit-train data index` write num_frames, by which it seeks"
 # For decoding a long video in full.
 NO_HURRY = Limits(seconds=3600.0)
 
@@ -74,27 +78,22 @@ class Budget:
         if packet >= self.limits.packets:
             raise DecodeError(self.name, f"does not end after {self.limits.packets:,} packets")
         if time.monotonic() - self.began > self.limits.seconds:
-            raise DecodeError(self.name, f"takes longer than {self.limits.seconds:g} s to read")
+            raise DecodeError(self.name, f"takes longer than {self.limits.seconds:g} s to read{self.limits.way_out}")
 
 
 class PacketIndex(NamedTuple):
-    """Which frame is which packet, where the packets tell; else the first three are empty.
+    """Which frame is which packet; the first three are empty if the packets do not tell.
 
-    times: of presentation, int64, rising; frame i is shown at the i-th. places: of frame i's packet in decoding order.
-    keys: the numbers of the key frames, rising. starts, checksums: of each packet in decoding order, the time to seek
-    to and the checksum by which it is known again.
+    times: of presentation, rising; frame i is shown at the i-th. places: of frame i's packet in decoding order. keys:
+    the numbers of the key frames. starts, checksums: of each packet in decoding order, the time to seek to, and what it
+    is recognised by.
     """
 
     times: NDArray[np.int64]
-    places: NDArray[np.int64]
-    keys: NDArray[np.int64]
+    places: NDArray[np.int32]
+    keys: NDArray[np.int32]
     starts: NDArray[np.int64]
     checksums: NDArray[np.uint32]
-
-
-def file_state(found: os.stat_result) -> str:
-    """Return what differs when a file has been written or replaced."""
-    return f"{found.st_size} {found.st_mtime_ns} {found.st_ino}"
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class Encoded:
     """An encoded video: its name for messages and its bytes, or without bytes the file of that name.
 
     Bytes are decoded as the file would be: where they alone could be of several formats, the extension of `name` tells.
-    state: of the file when it was checked, see file_state. index: of its packets.
+    state: what `check` returned of the file. index: of its packets.
     """
 
     name: str
@@ -110,8 +109,11 @@ class Encoded:
     state: str | None = None
     index: PacketIndex | None = None
 
-    def check(self) -> None:
-        """Raise DecodeError if the file has changed, or has nothing to decode: FFmpeg would wait for ever on a FIFO."""
+    def check(self) -> str:
+        """Return what differs when the file has been written or replaced. Raises DecodeError if that is not `state`.
+
+        Raises DecodeError if there is nothing to decode: FFmpeg would wait for ever on a FIFO.
+        """
         try:
             found = os.stat(self.name) if self.content is None else None
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
@@ -122,12 +124,19 @@ class Encoded:
             raise DecodeError(self.name, "is not a regular file")
         if not (found.st_size if found else self.content):
             raise DecodeError(self.name, "is empty")
-        if found and self.state not in (None, file_state(found)):
+        state = f"{found.st_size} {found.st_mtime_ns} {found.st_ino}" if found else ""
+        if self.state not in (None, state):
             raise DecodeError(self.name, "has changed while it was read")
+        return state
 
     def sha256(self) -> str:
         """Return the digest of the bytes in hexadecimal digits. Raises OSError."""
         return file_sha256(self.name) if self.content is None else hashlib.sha256(self.content).hexdigest()
+
+    def check_sha256(self, sha256: bytes) -> None:
+        """Raise DecodeError if the bytes have another digest, and OSError."""
+        if self.sha256() != sha256.hex():
+            raise DecodeError(self.name, "has changed since it was indexed: its SHA-256 is not the manifest's")
 
 
 @dataclass(frozen=True)
@@ -144,13 +153,12 @@ class VideoInfo:
 
 def load_video(path: str, sha256: bytes | None) -> Encoded:
     """Read a file, or only name it if it is too large to hold. Raises DecodeError if its SHA-256 differs."""
-    video = Encoded(path)
-    video.check()
+    video = Encoded(path, state=Encoded(path).check())
     try:
         if os.path.getsize(path) <= MAX_HELD_BYTES:
             video = Encoded(path, read_file(path))
-        if sha256 is not None and video.sha256() != sha256.hex():
-            raise DecodeError(path, CHANGED)
+        if sha256 is not None:
+            video.check_sha256(sha256)
     except OSError as error:
         raise DecodeError(path, error.strerror or str(error)) from error
     return video

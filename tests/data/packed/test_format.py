@@ -32,8 +32,9 @@ FACTS = Facts("walk/a.mp4", 3, 84, True)
 
 
 def test_a_shard_is_a_tar_file_with_webdatasets_names() -> None:
-    first = encode_sample(7, ".mp4", [b"one"], FACTS, {})
-    second = encode_sample(8, ".mjpeg", [b"two" * 150] * 2, FACTS, {"picture_ends": [450, 900]})
+    first = b"".join(map(bytes, encode_sample(7, ".mp4", [b"one"], FACTS, {})))
+    parts = encode_sample(8, ".mjpeg", [b"two" * 150] * 2, FACTS, {"picture_ends": [450, 900]})
+    second = b"".join(map(bytes, parts))
     assert first[CONTENT_AT : CONTENT_AT + 3] == b"one"
     with tarfile.open(fileobj=io.BytesIO(first + second + SHARD_END)) as tar:
         members = tar.getmembers()

@@ -105,6 +105,20 @@ def test_packed_pictures_are_those_of_the_cut_files(folder: Path, tmp_path: Path
     assert spans.manifest.fingerprint() not in (store.manifest.fingerprint(), cuts.manifest.fingerprint())
 
 
+def test_pictures_that_wait_on_disk_give_the_same_set(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, held = stored(folder), list[bool]()
+    pack_set(store, tmp_path / "held", Packing("jpeg"), SHARD_BYTES)
+    monkeypatch.setattr(payload, "_MAX_HELD_BYTES", 5000)
+    kept = payload._Converter.kept
+    noted = lambda *args: (part := kept(*args), held.append(isinstance(part, bytes)))[0]  # noqa: E731
+    monkeypatch.setattr(payload._Converter, "kept", noted)
+    pack_set(store, tmp_path / "waiting", Packing("jpeg"), SHARD_BYTES)
+    assert content_of(tmp_path / "waiting") == content_of(tmp_path / "held")
+    assert any(held) and not all(held)
+
+
 @pytest.mark.parametrize("kind", ["bytes", "jpeg"])
 def test_pictures_of_a_folder_are_kept_unchanged(folder: Path, tmp_path: Path, kind: str) -> None:
     store = stored(folder, _rows("p"), "pictures.csv")
@@ -115,7 +129,7 @@ def test_pictures_of_a_folder_are_kept_unchanged(folder: Path, tmp_path: Path, k
 
 def test_workers_change_nothing(folder: Path, tmp_path: Path) -> None:
     for workers in (0, 2):
-        pack_set(stored(folder), tmp_path / str(workers), Packing("jpeg"), SHARD_BYTES, workers)
+        pack_set(stored(folder), tmp_path / str(workers), Packing("jpeg"), SHARD_BYTES)
     assert content_of(tmp_path / "0") == content_of(tmp_path / "2")
 
 

@@ -55,7 +55,7 @@ def test_a_later_clip_reads_the_packets_from_its_key_frame_alone(
             np.testing.assert_array_equal(_clip(one, *numbers), whole[numbers])
             assert len(packets) < 60
         assert len(hashed) == num_hashed
-    (kept,) = films.cache_folder().iterdir()
+    (kept,) = (tmp_path / "cache/summit_train/films").iterdir()
     assert kept.stat().st_mode & 0o777 == 0o600 and kept.parent.stat().st_mode & 0o777 == 0o700
 
 
@@ -64,7 +64,7 @@ def test_what_is_kept_of_a_file_that_has_changed_is_made_again(
     store: FileStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = _clip(store, 290)
-    (kept,) = films.cache_folder().iterdir()
+    (kept,) = (tmp_path / "cache/summit_train/films").iterdir()
     kept.write_bytes(kept.read_bytes()[:1000])  # damaged
     np.testing.assert_array_equal(_clip(_opened(tmp_path, "a.mp4"), 290), first)
     write_video(tmp_path / "a.mp4", np.full((NUM_FRAMES, 16, 32, 3), 90, np.uint8))
@@ -75,7 +75,7 @@ def test_what_is_kept_of_a_file_that_has_changed_is_made_again(
     for _ in range(2):
         np.testing.assert_allclose(_clip(changed, 290), 90, atol=5)
     (note,) = caplog.messages
-    assert note == f"summit-train: note: {tmp_path}/a.mp4 has changed since its packets were indexed; it is read again"
+    assert note == f"summit-train: note: {tmp_path}/a.mp4 has changed since its packets were indexed; reading it"
 
 
 @pytest.mark.parametrize("store", ["a.mp4"], indirect=True)
@@ -105,14 +105,14 @@ def test_without_a_cache_on_disk_there_is_one_note(
 @pytest.mark.parametrize("store", ["a.mp4"], indirect=True)
 def test_what_is_kept_is_bounded(store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _clip(store, 290)
-    (kept,) = films.cache_folder().iterdir()
+    (kept,) = (tmp_path / "cache/summit_train/films").iterdir()
     monkeypatch.setattr(films, "_MAX_BYTES", 2 * kept.stat().st_size)
-    monkeypatch.setattr(films, "_MAX_PACKETS", 2 * NUM_FRAMES)
+    monkeypatch.setattr(films, "_MAX_INDEXES", 2)
     os.utime(kept, (0, 0))
     known = Films()
     for place, name in enumerate(("b.mp4", "c.mp4", "d.mp4")):
         (tmp_path / name).write_bytes((tmp_path / "a.mp4").read_bytes())
         known.load(str(tmp_path / name), None, NUM_FRAMES, LIMITS)
-        assert len(list(films.cache_folder().iterdir())) == 2
+        assert len(list((tmp_path / "cache/summit_train/films").iterdir())) == 2
         assert len(known._indexes) == min(place + 1, 2)
     assert not kept.exists() and list(known._indexes) == [str(tmp_path / "c.mp4"), str(tmp_path / "d.mp4")]
