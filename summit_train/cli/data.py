@@ -380,7 +380,8 @@ def _finish(job: Job, failed: list[str]) -> list[str]:
     if failed:
         more = [f"and {len(failed) - _SHOWN:,} more"] if len(failed) > _SHOWN else []
         right = "leave them out of the manifest (`data index` does) and pack again into another folder"
-        raise UserError("\n  ".join([f"{len(failed):,} clips cannot be packed; {right}:", *failed[:_SHOWN], *more]))
+        listed = (f"  {line}" for line in [*failed[:_SHOWN], *more])
+        raise UserError(f"{len(failed):,} clips cannot be packed; {right}:", *listed)
     pack = finish(job)
     size = with_unit(sum(shard.size for shard in pack.shards), "B")
     how = ", with data.modality=flow" if pack.packing.modality == "flow" else ""
