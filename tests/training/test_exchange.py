@@ -60,10 +60,7 @@ def test_buckets_hold_what_is_trained_in_reverse_order_and_one_type_each() -> No
         [half.shape],
         [(1, 2), (4,), (2, 3)],
     ]
-    assert [(bucket.flat.dtype, bucket.flat.tolist()) for bucket in buckets] == [
-        (torch.float16, [0.0] * 5),
-        (torch.float32, [0.0] * 12),
-    ]
+    assert [(bucket.flat.dtype, len(bucket.flat)) for bucket in buckets] == [(torch.float16, 5), (torch.float32, 12)]
 
 
 class _TwoWays(nn.Module):
