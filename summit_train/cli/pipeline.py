@@ -50,7 +50,7 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
     ):
         start.check_agreement(world, inputs.spec, inputs.datasets, command="train", trace=args.trace, **options)
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
-        run = Run(inputs, world, start.choose_device(world), lock, **options)
+        run = Run(inputs, world, start.choose_device(world), lock, watchdog, **options)
         run.notes += start.stage_sets(inputs, world, watchdog)
         try:
             return _run(inputs, run, watchdog, stop, traced, change)

@@ -21,7 +21,7 @@ import summit_train
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
 from summit_train.core.machine import keep_freed_memory, processor_name
-from summit_train.core.saved import CheckpointError, bound_of, load_newest
+from summit_train.core.saved import CheckLearners, CheckpointError, bound_of, check_learners, load_newest
 from summit_train.core.text import counted
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
@@ -91,20 +91,21 @@ def first_state(
     plan: Plan,
     train: Dataset | None,
     model: VideoNetwork,
+    check: CheckLearners = check_learners,
     *,
     force_resume: bool = False,
     more_epochs: bool = False,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the newest whole checkpoint of the run, or {} after loading pretrained weights into `model`; and notes.
 
-    train: as in experiment_of. more_epochs: asked for, or recorded, the run may be longer than that of the checkpoint,
-    which then begins a line of its own. So it does by force; "forced" are the keys that differ. Raises CheckpointError
-    if the checkpoint is of another experiment otherwise or none is whole, and UserError for weights that are missing or
-    of another network, and for a foreign network whose norms depend on the ranks.
+    train: as in experiment_of. check: as in load_newest. more_epochs: asked for, or recorded, the run may be longer
+    than that of the checkpoint, which then begins a line of its own. So it does by force; "forced" are the keys that
+    differ. Raises CheckpointError if the checkpoint is of another experiment otherwise or none is whole, and UserError
+    for weights that are missing or of another network, and for a foreign network whose norms depend on the ranks.
     """
     if plan.virtual_gpus > 1:
         check_norms(model)
-    path, state, complaints = load_newest(spec.run_path, bound_of(model))
+    path, state, complaints = load_newest(spec.run_path, bound_of(model), check)
     notes = [f"passed over: {complaint}" for complaint in complaints]
     if path is None:
         if (weights := spec.model.pretrained) is not None:
