@@ -9,7 +9,7 @@ from typing import Any
 
 from summit_train.core.errors import UserError
 from summit_train.core.text import counted
-from summit_train.data.batches.order import Order
+from summit_train.data.batches.order import PREFETCHED_PER_WORKER, Order
 from summit_train.models.count import Count
 from summit_train.models.network import count_network
 from summit_train.optim.schedule import Schedule, peak_learning_rate
@@ -20,7 +20,13 @@ _MOST_VIEWS = 16  # of a test at once; more make it no faster
 _LARGEST_LR = 1e30  # fits float32 even times a factor of the head's LR
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 _COUNTS = ("parameters", "trained_parameters", "multiply_adds")  # of the network
-_BY_COUNTS = ("gradient_bytes", "averaging_bytes", "memory_bytes_per_rank", "checkpoint_bytes")  # properties of Plan
+_BY_COUNTS = (
+    "gradient_bytes",
+    "averaging_bytes",
+    "memory_bytes_per_rank",
+    "checkpoint_bytes",
+    "clip_bytes_per_rank",
+)  # properties of Plan
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,12 @@ class Plan:
         views = views_at_once(spec, pixels)
         elements = 2 * network.largest_block_elements * views * pixels // math.prod(spec.data.clip_shape[1:3])
         return _elements(spec, network, copies) * spec.weight_bytes + max(training, elements * bytes_each)
+
+    @property
+    def clip_bytes_per_rank(self) -> int:
+        """The bytes of the clips in a rank's host memory: of the micro-batch at work, and of those read ahead."""
+        batches = 1 + PREFETCHED_PER_WORKER * self.spec.data.num_workers()
+        return batches * self.ladder[-1].clips_per_gpu * math.prod(self.spec.data.clip_shape)
 
     @property
     def checkpoint_bytes(self) -> int:

@@ -25,8 +25,8 @@ from summit_train.core.result import TextTable
 from summit_train.core.text import counted, share, with_unit
 from summit_train.core.watch import Watchdog
 from summit_train.data.batches.loader import MicroBatch
-from summit_train.data.batches.order import virtual_gpus_of
-from summit_train.data.batches.workers import PREFETCHED_PER_WORKER, Batches
+from summit_train.data.batches.order import PREFETCHED_PER_WORKER, virtual_gpus_of
+from summit_train.data.batches.workers import Batches
 from summit_train.data.dataset import Dataset
 from summit_train.models.network import count_network
 from summit_train.plan import Plan, make_plan

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -151,7 +152,7 @@ def _index(args: argparse.Namespace) -> Result:
         raise UserError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
     with session(this_launch()) as world:
         listing = world.together(lambda: None if world.rank else check.list_videos(args.source, args.root))
-        world.together(lambda: listing and check_beside(args.out, listing.classes, listing.root))
+        world.together(partial(check_beside, args.out, listing.classes, listing.root) if listing else bool)
         root = world.broadcast(listing and str(listing.root)) or ""
         found = _survey(world, root, [row.path for row in listing.rows] if listing else (), args.out, args.workers)
         if listing is None:
@@ -436,7 +437,7 @@ PARTS = {
     "index": (_index_arguments, _index, "decode every video and write a manifest of the intact ones"),
     "scan": (_scan_arguments, _scan, "decode every clip of a manifest and list the bad ones for data.quarantine"),
     "split": (_split_arguments, _split, "split a manifest into training and validation folds by groups"),
-    "compare": (compare.add_arguments, compare.run, "find the clips that two lists share, including re-encoded copies"),
+    "compare": (compare.add_arguments, compare.run, "find the clips, or copies, that two lists share or one has twice"),
     "pack": (_pack_arguments, _pack, "pack clips into shards: tar files with an index and checksums"),
     "flow": (_flow_arguments, _flow, "compute the optical flow of clips and pack it into shards"),
     "verify": (_verify_arguments, _verify, "check every byte of a packed set"),

@@ -53,7 +53,7 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
         run = Run(inputs, world, start.choose_device(world), lock, watchdog, **options)
         run.notes += start.stage_sets(inputs, world, watchdog)
         try:
-            return _run(inputs, run, watchdog, stop, traced, change)
+            return _run(run, watchdog, stop, traced, change)
         except Stopped:
             return _stopped(run, stop)
         except AgreedError as error:
@@ -98,13 +98,11 @@ def _keep_result(run_path: Path, epochs: int) -> None:
         file.unlink()
 
 
-def _run(
-    inputs: start.Inputs, run: Run, watchdog: Watchdog, stop: StopRequest, traced: range, change: Change | None
-) -> Result:
+def _run(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range, change: Change | None) -> Result:
     began = time.monotonic()
     spec, world = run.spec, run.world
     _train(run, watchdog, stop, traced, change)
-    _evaluate(inputs, run, watchdog, stop)
+    _evaluate(run, watchdog, stop)
     leave_if_asked(world, stop)
     report = world.from_first(lambda: _report(spec, stop))
     if report is None:
@@ -117,7 +115,7 @@ def _run(
     return Result()
 
 
-def _evaluate(inputs: start.Inputs, run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
+def _evaluate(run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
     """Evaluate the last checkpoints; reuse the scores of an evaluation that was stopped."""
     spec, world = run.spec, run.world
 
@@ -129,7 +127,7 @@ def _evaluate(inputs: start.Inputs, run: Run, watchdog: Watchdog, stop: StopRequ
 
     paths, left_out, goodput = world.from_first(last)
     # What scores depend on: another walltime, number of workers or place of the data loses none of them.
-    same = start.identity(spec, inputs.datasets)
+    same = start.identity(spec, {"train": run.train_set, "val": run.val_set})
     keys = {key: value for key, value in same.keys.items() if changes_scores(spec, key)}
     key = hashlib.sha256(repr((keys, same.lists, same.code)).encode()).hexdigest()
     if world.rank == 0:

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import resource
 from pathlib import Path
 
 # <malloc.h> of glibc.
@@ -20,6 +21,13 @@ def num_cpus() -> int:
 def rank_cpus(local_ranks: int) -> int:
     """Return the CPUs of a rank: those that it is bound to, or its share where `local_ranks` share all of the node."""
     return min(num_cpus(), max(1, (os.cpu_count() or 1) // local_ranks))
+
+
+def raise_open_files() -> int | None:
+    """Let this process open as many files as it may; return how many, None where there is no limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return None if hard == resource.RLIM_INFINITY else hard
 
 
 def processor_name() -> str:

@@ -74,9 +74,8 @@ def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Calla
         say(f"{counted(ranks, 'rank')} {how}, started by mpirun{settings}")
         forwarded = [word for name in environ if name.startswith(_FORWARDED) for word in ("-x", name)]
         launcher = [*mpirun_command(mpirun, ranks, hosts), *(forwarded if hosts else [])]
-        if not hosts:  # why one cannot be reached is worth reading
-            environ = _ONE_HOST | environ | _QUIET
-        return attend([([*launcher, *program], environ | root)], say)
+        quiet = {} if hosts else _QUIET  # why a host cannot be reached is worth reading
+        return attend([([*launcher, *program], ({} if hosts else _ONE_HOST) | environ | root | quiet)], say)
     say(f"{counted(ranks, 'rank')} {how}")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         # gloo's own choice is the interface of the host's name, which need not be one of this machine.
@@ -125,8 +124,7 @@ def _exit_status(processes: Sequence[Process], received: Sequence[int], say: Cal
             rank, failed = next(((rank, code) for rank, code in enumerate(codes) if code), (0, 0))
             status = _INTERRUPTED if interrupted else failed if failed > 0 else 128 - failed
             if (number := status - 128) in signal.valid_signals() and not interrupted:
-                who = f"rank {rank}" if len(processes) > 1 else "a rank"
-                say(f"{who} was ended by {signal.Signals(number).name}")
+                say(f"{f'rank {rank}' if processes[1:] else 'a rank'} was ended by {signal.Signals(number).name}")
             _signal(processes, signal.SIGTERM)
             kill_at = time.monotonic() + _SECONDS_TO_END
         elif len(received) > num_seen:

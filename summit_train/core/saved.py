@@ -82,22 +82,21 @@ def best_checkpoint(run_path: Path) -> Path:
         raise CheckpointError(f"{file}: must name the step of a checkpoint ({error}); use last or a file") from error
 
 
-def check_learner(path: Path, number: int, digest: str) -> None:
-    """Raise CheckpointError unless the file of one learner of the checkpoint `path` matches its SHA-256."""
-    file = learner_path(path, number)
-    try:
-        found = file_sha256(file)
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: {file} is missing") from error
-    except OSError as error:
-        raise CheckpointError(f"{path}: {file} cannot be read: {error.strerror}") from error
-    if found != digest:
-        raise CheckpointError(f"{path}: {file} is damaged: its SHA-256 is not that in the checkpoint")
-
-
-def check_learners(path: Path, digests: list[str]) -> None:
-    for number, digest in enumerate(digests):
-        check_learner(path, number, digest)
+def check_learners(
+    path: Path, digests: list[str], rank: int = 0, size: int = 1, note: Callable[[str], None] = lambda where: None
+) -> None:
+    """Raise CheckpointError unless the files of the learners of one rank of `size` match their SHA-256."""
+    for number in range(rank * len(digests) // size, (rank + 1) * len(digests) // size):
+        file = learner_path(path, number)
+        note(f"checking {file}")
+        try:
+            found = file_sha256(file)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path}: {file} is missing") from error
+        except OSError as error:
+            raise CheckpointError(f"{path}: {file} cannot be read: {error.strerror}") from error
+        if found != digests[number]:
+            raise CheckpointError(f"{path}: {file} is damaged: its SHA-256 is not that in the checkpoint")
 
 
 def load_newest(

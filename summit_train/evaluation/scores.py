@@ -97,12 +97,14 @@ def save_columns(
 
 def probabilities(logits: NDArray[Any], kind: str) -> NDArray[np.float64]:
     """Return the probabilities, by the loss.kind, of logits (..., classes)."""
-    logits = logits.astype(np.float64)
+    logits = logits.astype(np.float64)  # a copy, which softmax changes in place: it may have a GB
     if kind == "binary":
         with np.errstate(over="ignore"):
             return np.asarray(1 / (1 + np.exp(-logits)))
-    powers = np.exp(logits - logits.max(-1, keepdims=True))
-    return np.asarray(powers / powers.sum(-1, keepdims=True))
+    logits -= logits.max(-1, keepdims=True)
+    powers = np.exp(logits, out=logits)
+    powers /= powers.sum(-1, keepdims=True)
+    return np.asarray(powers)
 
 
 def prediction_names(checkpoints: Sequence[Path]) -> list[str]:

@@ -38,7 +38,7 @@ class Listing(Dataset):
 
     def closed(self) -> Listing:
         """Return what other ranks get: each opens a packed set itself."""
-        return replace(self, store=None) if self.manifest.is_packed else self
+        return replace(self, store=None) if self.manifest.is_packed else self  # type: ignore[arg-type]
 
     def opened(self) -> Listing:
         return self if self.store is not None else replace(self, store=open_store(self.data, self.manifest))

@@ -28,43 +28,66 @@ MOST_SHOWN = 16  # classes of a matrix that lacks some
 class Confusion:
     """The videos of each true class (row) by predicted class (column), of one checkpoint.
 
-    names: of the classes. unread: videos without a prediction, which are in no cell. examples: (row, column) -> the
-    video of a cell with the largest lead of the wrong class, where the videos have names.
+    names: of the classes. cells (n, 3): row, column and number of each that is not 0, in the order of the rows: of
+    20,000 classes the whole matrix has 3 GB. unread: videos without a prediction, which are in no cell. examples: (row,
+    column) -> the video of a cell with the largest lead of the wrong class, where the videos have names.
     """
 
     checkpoint: str
     names: tuple[str, ...]
-    counts: NDArray[np.int64]
+    cells: NDArray[np.int64]
     unread: int
     examples: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """The whole matrix."""
+        return self._among(np.arange(len(self.names)))
+
+    def _among(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the matrix of some classes, whose numbers rise."""
+        counts, places = np.zeros((len(chosen), len(chosen)), np.int64), np.full(len(self.names), -1)
+        places[chosen] = np.arange(len(chosen))
+        rows, columns = places[self.cells[:, :2]].T
+        inside = (rows >= 0) & (columns >= 0)
+        counts[rows[inside], columns[inside]] = self.cells[inside, 2]
+        return counts
+
+    @property
+    def _sums(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The videos of each class, and the percentage of them that is right; 0 without any."""
+        rows, columns, numbers = self.cells.T
+        videos, right = (np.bincount(rows, n, len(self.names)) for n in (numbers, numbers * (rows == columns)))
+        return videos.astype(np.int64), 100 * right / np.maximum(1, videos)
+
+    @property
+    def _wrong(self) -> NDArray[np.int64]:
+        """The cells of mistakes, the most frequent first."""
+        wrong = self.cells[self.cells[:, 0] != self.cells[:, 1]]
+        return np.asarray(wrong[np.argsort(-wrong[:, 2], kind="stable")])
+
     def classes(self) -> list[tuple[str, str, str]]:
         """Return (class, videos, accuracy) of each class with videos, the worst first; of more than 30, ten."""
-        videos = self.counts.sum(1)
-        return class_rows(self.names, videos, 100 * np.diag(self.counts) / np.maximum(1, videos))
+        return class_rows(self.names, *self._sums)
 
     def pairs(self) -> list[tuple[str, str, str, str, str]]:
         """Return (true class, predicted class, videos, share of the true class, a video) of the frequent mistakes."""
-        wrong = self.counts - np.diag(np.diag(self.counts))
-        pairs = []
-        for place in np.argsort(-wrong, axis=None, kind="stable")[:MOST_PAIRS].tolist():
-            row, column = divmod(place, len(self.names))
-            if n := int(wrong[row, column]):
-                share = f"{100 * n / self.counts[row].sum():.1f} %"
-                example = self.examples.get((row, column), "")
-                pairs.append((self.names[row], self.names[column], str(n), share, example))
+        pairs, (videos, _) = [], self._sums
+        for row, column, n in self._wrong[:MOST_PAIRS].tolist():
+            example = self.examples.get((row, column), "")
+            pairs.append((self.names[row], self.names[column], str(n), f"{100 * n / videos[row]:.1f} %", example))
         return pairs
 
     def curve(self) -> Picture | None:
         """Draw the accuracies of more than 30 classes, the worst first. None for fewer, which have a table."""
-        videos = self.counts.sum(1)
+        videos, accuracies = self._sums
         known = np.flatnonzero(videos)
         if len(known) <= MOST_CLASSES:
             return None
         with house_style():
             figure = Figure(figsize=(5.6, 2.4), layout="constrained")
             axes = figure.subplots()
-            axes.stairs(np.sort(100 * np.diag(self.counts)[known] / videos[known]), fill=True)
+            axes.stairs(np.sort(accuracies[known]), fill=True)
             axes.set(xlim=(0, len(known)), ylim=(0, 100), xlabel="classes, by their accuracy", ylabel="top-1 (%)")
             svg = image(figure)
         caption = f"The accuracies of all {len(known):,} classes with videos."
@@ -74,9 +97,7 @@ class Confusion:
         """Return all classes; of more than 30, in their order, the 16 that are in the most frequent mistakes."""
         if len(self.names) <= MOST_CLASSES:
             return list(range(len(self.names)))
-        wrong = self.counts - np.diag(np.diag(self.counts))
-        places = np.argsort(-wrong, axis=None, kind="stable")[: np.count_nonzero(wrong)].tolist()
-        chosen = dict.fromkeys(one for place in places for one in divmod(place, len(self.names)))
+        chosen = dict.fromkeys(self._wrong[:, :2].ravel().tolist())
         return sorted(list(chosen)[:MOST_SHOWN])
 
     def picture(self) -> Picture | None:
@@ -85,8 +106,8 @@ class Confusion:
             return None
         cell = min(0.42, 7.5 / len(shown))  # inches
         side = cell * len(shown)
-        counts = self.counts[np.ix_(shown, shown)]
-        share = counts / np.maximum(1, self.counts[shown].sum(1, keepdims=True))
+        counts = self._among(np.array(shown))
+        share = counts / np.maximum(1, self._sums[0][shown, None])
         labels = [drawable(self.names[one], 30) for one in shown]
         with house_style():
             figure = Figure(figsize=(2.2 + side, 1.8 + side), layout="constrained")
@@ -149,7 +170,7 @@ def _read_scores(run: Run, kind: str) -> tuple[str, Scores, tuple[str, ...], lis
         return None
     try:
         with open(path, "rb", opener=regular) as content, np.load(content, allow_pickle=False) as file:
-            labels, scores = file["label"], file["scores"].astype(np.float64)
+            labels, scores = file["label"], file["scores"]
             # Files of version 0.1 lack this column: their unreadable videos have no score at all.
             is_read = file["is_read"] if "is_read" in file.files else ~np.isnan(scores).all(axis=1)
             videos: list[str] = []
@@ -176,15 +197,15 @@ def confusion_of(checkpoint: str, found: Scores, names: tuple[str, ...], videos:
     """
     labels, scores, read = found.labels, found.scores, np.flatnonzero(found.is_read)
     size = scores.shape[1]
-    counts = np.zeros((size, size), np.int64)
-    predicted = scores[read].argmax(1)
-    np.add.at(counts, (labels[read], predicted), 1)
+    predicted = scores.argmax(1)[read]
+    places, numbers = np.unique(labels[read] * size + predicted, return_counts=True)
+    cells = np.stack([*np.divmod(places, size), numbers], 1)
     examples = dict[tuple[int, int], str]()
     if videos:
         lead = scores[read, predicted] - scores[read, labels[read]]
         for place in np.argsort(lead, kind="stable").tolist():  # so the largest lead of a cell is the last
             examples[int(labels[read[place]]), int(predicted[place])] = videos[read[place]]
-    return Confusion(checkpoint, all_names(names, size), counts, found.num_bad, examples)
+    return Confusion(checkpoint, all_names(names, size), cells, found.num_bad, examples)
 
 
 def all_names(names: tuple[str, ...], size: int) -> tuple[str, ...]:

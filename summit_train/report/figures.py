@@ -411,11 +411,17 @@ def thinned(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floa
 
 def smoothed(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
     """Return the centred moving mean of a curve at up to `most` points, without the values that are not finite."""
-    if len(x) > most:
-        # Means of stretches first: a moving mean over all points of a long run takes minutes.
-        starts = np.arange(most) * len(x) // most
-        x, y = (_means(lambda values: np.add.reduceat(values, starts), array) for array in (x, y))
+    x, y = stretches(x, y, most)  # first: a moving mean over all points of a long run takes minutes
     return x, moving_mean(y, max(1, round(len(y) * SMOOTH_SHARE)) | 1) if len(y) else y
+
+
+def stretches(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
+    """Return the means of a curve over `most` stretches; a curve of fewer points as it is."""
+    if len(x) <= most:
+        return x, y
+    starts = np.arange(most) * len(x) // most
+    x, y = (_means(lambda values: np.add.reduceat(values, starts), array) for array in (x, y))
+    return x, y
 
 
 def moving_mean(values: Floats, window: int) -> Floats:

@@ -15,9 +15,10 @@ from urllib.parse import quote
 from summit_train.core.errors import UserError
 from summit_train.core.files import is_locked, write_text
 from summit_train.core.text import csv_text
+from summit_train.report.figures import finite, stretches
 from summit_train.report.overlay import overlay
 from summit_train.report.page import environment, write_page
-from summit_train.report.records import RUN_MARKS, Run, number, tell_apart
+from summit_train.report.records import RUN_MARKS, Run, StepRecord, number, tell_apart
 from summit_train.report.tables import moment
 
 STATES = ("done", "running", "stopped", "unfinished", "not started", "broken")
@@ -74,6 +75,7 @@ def read_index(folder: Path) -> Index:
         try:
             run = Run(path)
             row |= _known(run)
+            _forget_steps(run)
             runs.append(run)
         except (UserError, OSError) as error:
             submitted = (path / _SUBMITTED).is_file()
@@ -126,6 +128,13 @@ def _known(run: Run) -> dict[str, Any]:
         mean = run.final and run.final.of(f"{main.key}_mean")
         row |= {"measure": main.name, "evaluation": "final" if run.final else "training", "mean": mean}
     return row | ({"last": scores[-1], "best": max(scores)} if scores else {})
+
+
+def _forget_steps(run: Run) -> None:
+    """Keep of the log what the overlay draws: 300 long runs do not fit in memory."""
+    steps, losses = finite(one.step for one in run.steps), finite(one.loss for one in run.steps)
+    curve = zip(*stretches(steps, losses), strict=True)
+    run.log, run.trust_ratios, run.steps = [], [], [StepRecord(step=round(x), epoch=0, loss=y) for x, y in curve]
 
 
 def _state(run: Run) -> str:

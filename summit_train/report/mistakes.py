@@ -58,7 +58,7 @@ def read_mistakes(run: Run) -> Mistakes | None:
         return None  # read_confusion notes scores that cannot be read
     if found.scores.labels.ndim > 1:
         return None
-    shares = probabilities(found.scores.scores.astype(np.float64), found.scores.kind)
+    shares = probabilities(found.scores.scores, found.scores.kind)
     videos = Videos(run)
     rows = [_mistake(found, shares, place, videos) for place in most_confident(found.scores, shares)]
     has_none = rows and not any(row.strip for row in rows)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import write_text
 from summit_train.core.text import csv_text
-from summit_train.report.records import Run, number
+from summit_train.report.records import Run, StepRecord, number
 
 Row = dict[str, float]
 _MOST_METRICS, _MOST_PARAMS = 1000, 100  # of a request to MLflow
@@ -27,7 +28,8 @@ def history(run: Run) -> list[Row]:
     for kind, records in (("step", run.steps), ("eval", run.evals)):
         for record in records:
             row = found.setdefault(record.step, {"step": record.step, "time": number(record.time) or written})
-            row |= _numbers(kind, record.model_dump(exclude_unset=True, exclude={"step", "time"}))
+            values = asdict(record) if isinstance(record, StepRecord) else record.model_dump(exclude_unset=True)
+            row |= _numbers(kind, {name: value for name, value in values.items() if name not in ("step", "time")})
     if run.final:
         row = found.setdefault(run.last_step, {"step": run.last_step, "time": written})
         row |= _numbers("final", run.final.model_dump(exclude_unset=True))

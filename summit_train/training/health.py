@@ -30,8 +30,8 @@ _CAUSES = (
 class Health:
     """What is wrong with the learning of a run with one class a clip, said once of each kind.
 
-    The loss: its mean over a tenth of the steps, 50 at least, from the end of the warm-up. The predictions: of two validations in a
-    row, or of the last one, beyond the first third of the run.
+    The loss: its mean over a tenth of the steps, 50 at least, from the end of the warm-up. The predictions: of two
+    validations in a row, or of the last one, beyond the first third of the run.
     """
 
     def __init__(self, spec: Spec, plan: Plan) -> None:

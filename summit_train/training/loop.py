@@ -138,7 +138,6 @@ def read_step(
         assert batch.step == step
         finished.append(batch.without_clips())
         yield batch
-        del batch  # its memory is free before the next one arrives
 
 
 def grow(run: Run, log: RunLog | None, epoch: int, measures: Mapping[str, Any] | None) -> None:

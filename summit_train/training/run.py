@@ -6,6 +6,7 @@ import fcntl
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,19 +17,12 @@ from summit_train.core import rng
 from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import naming
-from summit_train.core.machine import rank_cpus
-from summit_train.core.saved import (
-    CheckpointError,
-    check_fit,
-    check_learner,
-    checkpoint_path,
-    give_weights,
-    learner_path,
-)
+from summit_train.core.machine import raise_open_files, rank_cpus
+from summit_train.core.saved import CheckpointError, check_fit, check_learners, checkpoint_path, give_weights
 from summit_train.core.text import counted
 from summit_train.core.watch import Watchdog
 from summit_train.data.bad_clips import BadClips
-from summit_train.data.batches.order import virtual_gpus_of
+from summit_train.data.batches.order import PREFETCHED_PER_WORKER, virtual_gpus_of
 from summit_train.data.manifest.quarantine import clips_per_class
 from summit_train.models import VideoNetwork
 from summit_train.models.network import build_network, make_ready
@@ -47,6 +41,8 @@ from summit_train.training.loss import build_loss
 from summit_train.training.noise import NoiseScale
 from summit_train.training.start import Inputs, check_arithmetic, experiment_of, first_state
 from summit_train.training.step import StepSettings, TrainStep
+
+_OPEN_FILES = 100  # of a rank besides its batches: libraries, logs, pipes of workers
 
 
 class Run:
@@ -83,9 +79,16 @@ class Run:
             self.notes.append(f"left out: {out}")
         if (workers := spec.data.workers or 0) > (cpus := rank_cpus(world.local_size)):
             self.notes.append(f"data.workers: {workers} loader processes share {counted(cpus, 'core')} of a rank")
+        # A batch that is read ahead has three tensors of shared memory, torch.distributed a socket to each rank.
+        needed = _OPEN_FILES + 3 * (PREFETCHED_PER_WORKER + 1) * self.train_set.data.num_workers() + world.size
+        if (may_open := raise_open_files()) is not None and may_open < needed:
+            self.notes.append(f"open files: a rank may have {may_open:,} and need {needed:,}; raise `ulimit -Hn`")
         state = world.together(lambda: self._first_state(watchdog or Watchdog(world, None), **may))
         path = checkpoint_path(spec.run_path, world.broadcast(state.get("step", 0)))
-        self._take_weights(path, state)
+        # The weights alone, which are gone before the rest arrives.
+        weights = world.broadcast(state.pop("model", None) or self.model.state_dict())
+        world.together(partial(give_weights, self.model, path, weights))
+        del weights
         saved = world.broadcast(state)
         counts = list(clips_per_class(inputs.train.manifest, inputs.train.kept).values())
         self.step = build_step(spec, plan, world, self.model, device, counts)
@@ -170,24 +173,17 @@ class Run:
         if self._lock is not None:
             self._lock.check()
 
-    def _take_weights(self, path: Path, state: dict[str, Any]) -> None:
-        """Take over the weights of rank 0's `state`, which loses them: they are gone before the rest is sent."""
-        weights = self.world.broadcast(state.pop("model", None) or self.model.state_dict())
-        self.world.together(lambda: give_weights(self.model, path, weights))
-
     def _first_state(self, watchdog: Watchdog, **may: bool) -> dict[str, Any]:
         """Return rank 0's first state, {} elsewhere. Collective, and over on all ranks where rank 0 raises an error.
 
         Rank 0 offers each checkpoint that has learners' files, and each rank checks those that it will load.
         """
-        world, rank, size = self.world, self.world.rank, self.world.size
+        world = self.world
 
         def check(path: Path, digests: list[str]) -> None:
             wrong = None
             try:
-                for number in range(rank * len(digests) // size, (rank + 1) * len(digests) // size):
-                    watchdog.at(f"checking {learner_path(path, number)}")
-                    check_learner(path, number, digests[number])
+                check_learners(path, digests, world.rank, world.size, watchdog.at)
             except CheckpointError as error:
                 wrong = str(error)
             watchdog.at("waiting for the other ranks' learners", waits=True)
@@ -198,7 +194,7 @@ class Run:
         def offer(path: Path, digests: list[str]) -> None:
             check(*world.broadcast((path, digests)))
 
-        if rank > 0:
+        if world.rank > 0:
             while (offered := world.broadcast(None)) is not None:
                 check(*offered)
             return {}

@@ -121,8 +121,7 @@ def first_state(
     differing = experiment_differences(saved, own.values())
     epochs = spec.schedule.epochs
     is_longer = differing.keys() == {"schedule.epochs"} and saved.get("schedule.epochs", epochs) < epochs
-    may_be_longer = more_epochs or (is_longer and (last_extension(spec.run_path) or (0, 0))[1] == epochs)
-    if is_longer and may_be_longer:
+    if is_longer and (more_epochs or (last_extension(spec.run_path) or (0, 0))[1] == epochs):
         lr = f"LR continues at {plan.learning_rate(state['step']):.6g}, as a run of {epochs} epochs has it"
         notes.append(f"more epochs: {saved['schedule.epochs']} become {epochs}; {lr}")
     elif differing and not force_resume:

@@ -124,3 +124,13 @@ def test_a_run_with_several_labels_has_average_precisions_instead(run_with_score
     assert "mAP leaves out classes without ground truth: &lt;c&gt;" in page
     (run_with_scores / "eval.json").write_text(json.dumps({"top1_mean": 75.0}))
     assert Run(run_with_scores).notes == ["eval.json: has wrong values, left out (no 'map_mean')"]
+
+
+def test_the_cells_of_20000_classes_are_those_that_are_not_0() -> None:
+    scores = np.zeros((3, 20_000), np.float32)
+    scores[[0, 1, 2], [19_999, 7, 7]] = 1
+    found = Scores(np.arange(3), np.array([19_999, 19_999, 19_999]), scores, np.ones(3, bool))
+    confusion = confusion_of("last", found, ())
+    assert confusion.cells.tolist() == [[19_999, 7, 2], [19_999, 19_999, 1]]
+    assert confusion.pairs() == [("19999", "7", "2", "66.7 %", "")] and confusion.most_confused() == [7, 19_999]
+    assert confusion.classes() == [("19999", "3", "33.3 %")] and confusion.picture() is not None

@@ -14,6 +14,7 @@ import yaml
 
 from summit_train.core.errors import UserError
 from summit_train.report.index import find_runs, read_index, write_index
+from summit_train.report.overlay import overlay
 from tests.killing import another_holds
 from tests.report.test_page import HOSTILE, Page
 
@@ -120,3 +121,13 @@ def test_the_page_is_one_file_whose_only_script_is_ours(write_run, tmp_path):
     rows = list(csv.DictReader((tmp_path / "pages/index.csv").open(newline="")))
     assert [row["name"] for row in rows] == [HOSTILE, "b"] and rows[1]["seed"] == "1" and rows[1]["epochs"] == "4.0"
     assert len(index.rows) == 2 and rows[0]["mean"] == "96.875"
+
+
+def test_the_index_keeps_a_curve_of_a_long_run_and_not_its_records(write_run, run_records, tmp_path):
+    step = next(line for line in run_records() if line["kind"] == "step")
+    lines = [run_records()[0], *(step | {"step": number, "loss": float(number)} for number in range(1, 6001))]
+    path = write_run("runs/long", lines=lines)
+    (run,) = read_index(path.parent).runs
+    assert run.log == [] and len(run.steps) == 1500 and run.last_step == 6000
+    assert [(one.step, one.loss) for one in run.steps[:2]] == [(2, 2.5), (6, 6.5)]  # the means of four steps
+    assert overlay([run]) is not None

@@ -1,11 +1,21 @@
-"""When a run validates."""
+"""When a run validates, and how a step reads its micro-batches."""
 
 from __future__ import annotations
 
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from summit_train.data.batches.loader import MicroBatch
 from summit_train.spec import spec_from_values
 from summit_train.training.loop import validates
+from summit_train.training.step import TrainStep
+from tests.conftest import WriteSpec
+from tests.runs import records
+from tests.worlds import forked, main_without_reports
 
 
 @pytest.mark.parametrize(("every", "epochs"), [(0, []), (1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (9, [5])])
@@ -23,3 +33,39 @@ def test_a_run_validates_every_so_often_and_after_its_last_epoch(every: int, epo
         "here",
     )
     assert [epoch for epoch in range(1, 6) if validates(spec, epoch)] == epochs
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_step_holds_the_clips_of_a_micro_batch_and_those_read_ahead(
+    write_spec: WriteSpec, tmp_path: Path, workers: int
+) -> None:
+    """Steps of 20 micro-batches in a process that may open few files; the clips of a step alone would be 60 of them."""
+    spec = write_spec(data={"workers": workers}, scale={"gpus": 20, "clips_per_gpu": 2}, schedule={"epochs": 1})
+    honest, held, files = TrainStep._forward, list[int](), list[int]()
+
+    def forward(self: Any, *arguments: Any) -> Any:
+        held.append(sum(isinstance(one, MicroBatch) and one.clips.numel() > 0 for one in gc.get_objects()))
+        files.append(len(os.listdir("/proc/self/fd")))
+        return honest(self, *arguments)
+
+    def work() -> int:
+        TrainStep._forward = forward  # type: ignore[method-assign]
+        status = main_without_reports(["train", str(spec)])
+        print("held", max(held), "files", max(files) - min(files))
+        return status
+
+    status, output = forked(0, work)
+    assert status == 0, output
+    most, more_files = (int(output.split(f"{word} ")[1].split()[0]) for word in ("held", "files"))
+    assert most <= 1 + 2 * workers + 1 and more_files <= 3 * (1 + 2 * workers + 1), output
+    steps = records(tmp_path / "runs/run", "step")
+    assert [step["step"] for step in steps] == [1, 2]
+    assert all(0 < step["data_wait_s"] < step["step_s"] for step in steps)
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_said_once(
+    write_spec: WriteSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("summit_train.training.run.raise_open_files", lambda: 64)
+    status, output = forked(0, lambda: main_without_reports(["train", str(write_spec(schedule={"epochs": 1}))]))
+    assert status == 0 and output.count("open files: a rank may have 64 and need 101") == 1, output

@@ -72,7 +72,7 @@ def receive(take: Pass) -> Any:
     text, small = body[: lengths[0]].tobytes(), io.BytesIO(body[lengths[0] :].tobytes())
 
     def fill(flat: Bytes) -> None:
-        small.readinto(flat) if len(flat) < _SMALL else _pass(flat, take)
+        small.readinto(flat.data) if len(flat) < _SMALL else _pass(flat, take)
 
     return _made(json.loads(text), fill, [])
 
@@ -95,11 +95,11 @@ def _flat(array: Any) -> Bytes:
 def _described(value: Any, known: Known) -> Any:
     """Return what JSON has of a value: itself, or a list that begins with its kind. Its arrays are added to `known`."""
     kind, torch = type(value), sys.modules.get("torch")  # without torch there are no tensors
-    if value is None or kind in (bool, float) or (kind is int and abs(value) < 1 << 63):
+    is_plain = kind in (bool, float) or (kind is str and value.isascii()) or (kind is int and abs(value) < 1 << 63)
+    if value is None or is_plain:
         return value
     if kind is str:  # JSON would join two surrogates that Python has one after the other
-        is_plain = value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
-        return value if is_plain else ["str", *map(ord, value)]
+        return ["str", *map(ord, value)] if any("\ud800" <= letter <= "\udfff" for letter in value) else value
     if kind in _SEQUENCES.values():
         return [_NAMES[kind], *(_described(each, known) for each in value)]
     if kind in _MAPPINGS.values():
@@ -114,7 +114,7 @@ def _described(value: Any, known: Known) -> Any:
         return ["scalar", _described(np.asarray(value), known)]
     is_array = kind in (np.ndarray, np.memmap) and not value.dtype.hasobject
     if is_array or (torch is not None and isinstance(value, torch.Tensor)):
-        dtype = repr(np.lib.format.dtype_to_descr(value.dtype)) if is_array else str(value.dtype)
+        dtype = repr(np.lib.format.dtype_to_descr(value.dtype)) if is_array else str(value.dtype).removeprefix("torch.")
         number, _ = known.setdefault(id(value), (len(known), value))  # one that occurs twice is sent once
         return ["array" if is_array else "tensor", dtype, list(value.shape), number]
     if kind.__module__.startswith(f"{_PACKAGE}.") and (parts := _parts(value)) is not None:
@@ -164,10 +164,13 @@ def _made(node: Any, fill: Callable[[Bytes], None], arrays: list[Any]) -> Any:
     if kind == "int":
         return int(rest[0], 16)
     if kind in ("array", "tensor"):
-        if rest[2] == len(arrays):
-            arrays.append(_empty(kind, *rest[:2]))
+        dtype, shape, number = rest
+        if number == len(arrays):
+            of: Any = np if kind == "array" else sys.modules["torch"]
+            own = np.lib.format.descr_to_dtype(ast.literal_eval(dtype)) if of is np else getattr(of, dtype)
+            arrays.append(of.empty(shape, dtype=own))
             fill(_flat(arrays[-1]))
-        return arrays[rest[2]]
+        return arrays[number]
     parts = [_made(each, fill, arrays) for each in rest]
     if kind in _SEQUENCES:
         return _SEQUENCES[kind](parts)
@@ -175,11 +178,3 @@ def _made(node: Any, fill: Callable[[Bytes], None], arrays: list[Any]) -> Any:
         return _MAPPINGS[kind](zip(parts[::2], parts[1::2], strict=True))
     single: dict[str, Callable[[Any], Any]] = {"path": Path, "bytes": bytes, "scalar": lambda array: array[()]}
     return _of_parts(*parts) if kind == "type" else single[kind](parts[0])
-
-
-def _empty(kind: str, dtype: str, shape: list[int]) -> Any:
-    if kind == "array":
-        return np.empty(shape, np.lib.format.descr_to_dtype(ast.literal_eval(dtype)))
-    import torch
-
-    return torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))

@@ -88,8 +88,7 @@ class TorchWorld(World):
         proofs = [hmac.digest(secret, b"".join([*said, struct.pack("q", rank)]), "sha256") for rank in range(self.size)]
         for rank, proof in enumerate(self._exchange(proofs[self.rank])):
             if not hmac.compare_digest(proof, proofs[rank]):
-                why = "it is of another job, or its launcher does not pass the variable on"
-                raise RunFailed(f"{self.who}: rank {rank} does not know this rank's {SECRET}: {why}")
+                raise RunFailed(f"{self.who}: rank {rank} does not know this rank's {SECRET}; is it of this job?")
         return [words[len(node) :] for words in said]
 
     def _exchange(self, own: bytes) -> list[bytes]:
@@ -239,10 +238,9 @@ def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
             right = "set MASTER_ADDR to one that every rank can reach"
             raise UserError(f"{who}: rank 0's host {address} has no address here; {right}") from error
     # By `--ranks`: a socket that listens on the loopback alone; torch's own would listen on every interface.
-    listener = os.environ.get(LISTENER) if keeps else None
-    own = {} if listener is None else {"master_listen_fd": int(listener)}
+    listener = int(os.environ[LISTENER]) if keeps and LISTENER in os.environ else None
     try:
-        return TCPStore(address, port, None, keeps, patience, wait_for_workers=False, **own)
+        return TCPStore(address, port, None, keeps, patience, wait_for_workers=False, master_listen_fd=listener)
     except RuntimeError as error:
         if keeps:
             reason = str(error).strip().splitlines()[0]

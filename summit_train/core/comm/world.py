@@ -7,8 +7,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from summit_train.core.comm import objects
 from summit_train.core.errors import AgreedError, UserError, describe, exit_status, is_bug
 
 if TYPE_CHECKING:
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _WAIT_SECONDS = 0.1
-_NAME_BYTES = 300  # of a back end and a host
 
 # Switches that add for NCCL (NVLS, on Hopper and later) add in another order in each call: NVIDIA/nccl issue 1497.
 SAME_EVERY_TIME = ("NCCL_NVLS_ENABLE", "0")
@@ -115,12 +116,10 @@ class World:
 
 def refuse_mixed(mpi: Any, backend: str, host: str) -> None:
     """Raise UserError where the ranks of MPI's world were started for different back ends. Collective."""
-    own = f"{backend} {host}".encode()[:_NAME_BYTES].ljust(_NAME_BYTES)
-    everyone = bytearray(_NAME_BYTES * mpi.Get_size())
-    mpi.Allgather(own, everyone)
-    names = [everyone[start : start + _NAME_BYTES].decode().split() for start in range(0, len(everyone), _NAME_BYTES)]
-    first, first_host = names[0]
-    for rank, (other, other_host) in enumerate(names):
+    told = objects.gather((backend, host), mpi.rank, mpi.size, partial(mpi.Send, dest=0), mpi.Recv)
+    ranks = objects.broadcast(told, mpi.rank, mpi.Bcast) or []
+    first, first_host = ranks[0]
+    for rank, (other, other_host) in enumerate(ranks):
         if other != first:
             mixed = f"rank {rank} on {other_host} uses {other}, but rank 0 on {first_host} uses {first}"
             raise UserError(f"{mixed}; set SUMMIT_TRAIN_COMM to the same value on all ranks")

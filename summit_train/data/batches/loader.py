@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from summit_train.core import rng
-from summit_train.data.batches.order import MicroBatchKey, Order
+from summit_train.data.batches.order import PREFETCHED_PER_WORKER, MicroBatchKey, Order
 from summit_train.data.batches.stores import Store
-from summit_train.data.batches.workers import PREFETCHED_PER_WORKER, Batches, Reading
+from summit_train.data.batches.workers import Batches, Reading
 from summit_train.data.manifest.boxes import stacked_targets
 from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video import augment
@@ -34,6 +34,7 @@ from summit_train.spec import DataSpec, EvaluateSpec
 # The number of clips that are tried in place of an unreadable one.
 _MAX_SUBSTITUTES = 16
 PICTURES_AT_ONCE = 384  # frames times crops of a block of a whole video: 75 MB at 256 x 256 pixels, fewer larger ones
+_NOTHING = torch.empty(0)
 AnyBatch = TypeVar("AnyBatch", bound="Pinned")
 # From the number of a video's frames to the wanted ones, in any order and with repeats. Pure, and can be pickled.
 ChooseFrames = Callable[[int], NDArray[np.int64]]
@@ -79,7 +80,7 @@ class MicroBatch(Pinned):
 
     def without_clips(self) -> MicroBatch:
         """Return it without clips and labels, its ids copied: each tensor of a worker holds a file descriptor."""
-        return replace(self, clips=torch.empty(0), labels=torch.empty(0), ids=self.ids.clone())
+        return replace(self, clips=_NOTHING, labels=_NOTHING, ids=self.ids.clone())
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from summit_train.core.errors import RunFailed
+from summit_train.data.batches.order import PREFETCHED_PER_WORKER
 from summit_train.data.video.source import DecodeError, claim_leftovers, prepare_reader
 
-PREFETCHED_PER_WORKER = 2
 Batch = TypeVar("Batch")
 Key = Any
 # Notes which clip (its number and path) is read in the block; a batch is made of a key with its help.

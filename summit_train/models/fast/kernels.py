@@ -93,8 +93,7 @@ def compiled(target: str) -> Path:
     processor_option = "-mcpu" if target.startswith("ppc") else "-march"
     command = [compiler, *_FLAGS, f"{processor_option}={target if target in _X86 else 'native'}", str(SOURCE), "-o"]
     try:
-        # Whatever the umask: who may write here runs code as this user.
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)  # whatever the umask: code is run from here
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder, path.name)
             done = subprocess.run(
