@@ -37,6 +37,7 @@ from summit_train.training.checkpoint import experiment_differences
 from summit_train.training.metrics import last_extension
 
 _WRONG = 0.1  # relative error of a gradient; a right one in bf16 is off by 0.002
+_CODE = "summit_train (digest of the code)"
 _PACKAGES = ("torch", "horovod", "mpi4py", "numpy", "av", "pydantic")
 
 
@@ -143,14 +144,18 @@ def check_agreement(world: World, spec: Spec, datasets: Mapping[str, Dataset], *
     """Raise AgreedError on all ranks if one was started with something other than rank 0. Collective.
 
     The message names the rank, its host and the first key that differs. datasets: by their keys in the spec's `data`.
-    arguments: those of the command.
+    arguments: those of the command. The code is read by the first rank of each node, which shares its files, and by
+    those that run it from a folder other than rank 0's.
     """
     if world.size == 1:
         return
-    mine = arguments | identity(spec, datasets).values()
-    who, expected = world.broadcast((world.who, mine))
+    package, takes_first = Path(summit_train.__file__).parent, world.local_rank > 0
+    mine = arguments | identity(spec, datasets, digest="" if takes_first else code_digest(package)).values()
+    who, folder, expected = world.broadcast((world.who, str(package), mine))
 
     def compare() -> None:
+        if takes_first:
+            mine[_CODE] = expected[_CODE] if folder == str(package) else code_digest(package)
         for key in expected | mine:
             if (first := expected.get(key)) != (own := mine.get(key)):
                 right = "start all ranks with the same spec, lists and code"
@@ -159,8 +164,8 @@ def check_agreement(world: World, spec: Spec, datasets: Mapping[str, Dataset], *
     world.together(compare)
 
 
-def identity(spec: Spec, datasets: Mapping[str, Dataset]) -> Identity:
-    """Return what must be equal on all ranks of a run, the most telling first."""
+def identity(spec: Spec, datasets: Mapping[str, Dataset], *, digest: str | None = None) -> Identity:
+    """Return what must be equal on all ranks of a run, the most telling first. digest: of the code, where known."""
     lists = dict[str, str | None]()
     for name, dataset in datasets.items():
         lists[f"data.{name} (fingerprint)"] = dataset.manifest.fingerprint()
@@ -171,7 +176,7 @@ def identity(spec: Spec, datasets: Mapping[str, Dataset]) -> Identity:
     code = {
         "summit_train (version)": summit_train.__version__,
         "torch (version)": str(torch.__version__),
-        "summit_train (digest of the code)": code_digest(Path(summit_train.__file__).parent),
+        _CODE: code_digest(Path(summit_train.__file__).parent) if digest is None else digest,
         **network.sources,
         "network (digest of names and shapes)": hashlib.sha256(shapes.encode()).hexdigest(),
     }
