@@ -111,7 +111,7 @@ def test_a_rank_that_hangs_while_it_is_compared_is_watched(
         assert "watchdog" in [thread.name for thread in threading.enumerate()]
         raise UserError("compared")
 
-    monkeypatch.setattr("summit_train.training.start.check_agreement", compare)
+    monkeypatch.setattr("summit_train.cli.pipeline.start.check_agreement", compare)
     status, _, said = main_said(capsys, "train", write_spec())
     assert status == 2 and "compared" in said, said
 
