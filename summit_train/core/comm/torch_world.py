@@ -99,7 +99,9 @@ class TorchWorld(World):
 
         mine = torch.tensor(list(own), dtype=torch.uint8)
         everyone = [torch.empty_like(mine) for _ in range(self.size)]
-        with self._joined("a rank ended while all got to know each other"):
+        with self._joined(
+            f"the ranks do not connect within {RENDEZVOUS_S} s, or one ended as they got to know each other"
+        ):
             self._dist.all_gather(everyone, mine)
         return [bytes(words.tolist()) for words in everyone]
 
