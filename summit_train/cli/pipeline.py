@@ -50,7 +50,7 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
     ):
         start.check_agreement(world, inputs.spec, inputs.datasets, command="train", trace=args.trace, **options)
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
-        run = Run(inputs, world, start.choose_device(world), lock, **options)
+        run = Run(inputs, world, start.choose_device(world), lock, watchdog, **options)
         run.notes += start.stage_sets(inputs, world, watchdog)
         try:
             return _run(run, watchdog, stop, traced, change)
@@ -119,17 +119,17 @@ def _evaluate(run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
     """Evaluate the last checkpoints; reuse the scores of an evaluation that was stopped."""
     spec, world = run.spec, run.world
 
-    def last() -> tuple[list[Path], list[str], dict[str, Any]]:
+    def last() -> tuple[list[Path], list[str], dict[str, Any], str]:
         run.writer.wait()
         paths = epoch_checkpoints(spec, run.plan.steps_per_epoch)
         current = current_line(_still_there(spec, paths)[-spec.evaluate.last_checkpoints :])
-        return *current, goodput_values(spec.run_path)
+        # What scores depend on: another walltime, number of workers or place of the data loses none of them.
+        same = start.identity(spec, {"train": run.train_set, "val": run.val_set})
+        keys = {key: value for key, value in same.keys.items() if changes_scores(spec, key)}
+        key = hashlib.sha256(repr((keys, same.lists, same.code)).encode()).hexdigest()
+        return *current, goodput_values(spec.run_path), key
 
-    paths, left_out, goodput = world.from_first(last)
-    # What scores depend on: another walltime, number of workers or place of the data loses none of them.
-    same = start.identity(spec, {"train": run.train_set, "val": run.val_set})
-    keys = {key: value for key, value in same.keys.items() if changes_scores(spec, key)}
-    key = hashlib.sha256(repr((keys, same.lists, same.code)).encode()).hexdigest()
+    paths, left_out, goodput, key = world.from_first(last)
     if world.rank == 0:
         warn_left_out(left_out)
     scorer = scorer_of(spec)(spec, run.val_set, world, run.device, stop)

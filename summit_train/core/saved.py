@@ -27,6 +27,8 @@ _BESIDES = 1 << 28  # class names, a classifier of more classes, another network
 
 # Maps a file and its content without numbers (tensors on the meta device) to the most bytes that it may have.
 Bound = Callable[[Path, Any], int]
+# Raises CheckpointError unless the files of a checkpoint's learners match these SHA-256.
+CheckLearners = Callable[[Path, list[str]], None]
 
 
 class CheckpointError(UserError):
@@ -80,10 +82,29 @@ def best_checkpoint(run_path: Path) -> Path:
         raise CheckpointError(f"{file}: must name the step of a checkpoint ({error}); use last or a file") from error
 
 
-def load_newest(run_path: Path, bound: Bound) -> tuple[Path | None, dict[str, Any], list[str]]:
+def check_learners(
+    path: Path, digests: list[str], rank: int = 0, size: int = 1, note: Callable[[str], None] = lambda where: None
+) -> None:
+    """Raise CheckpointError unless the files of the learners of one rank of `size` match their SHA-256."""
+    for number in range(rank * len(digests) // size, (rank + 1) * len(digests) // size):
+        file = learner_path(path, number)
+        note(f"checking {file}")
+        try:
+            found = file_sha256(file)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path}: {file} is missing") from error
+        except OSError as error:
+            raise CheckpointError(f"{path}: {file} cannot be read: {error.strerror}") from error
+        if found != digests[number]:
+            raise CheckpointError(f"{path}: {file} is damaged: its SHA-256 is not that in the checkpoint")
+
+
+def load_newest(
+    run_path: Path, bound: Bound, check: CheckLearners = check_learners
+) -> tuple[Path | None, dict[str, Any], list[str]]:
     """Return the newest checkpoint that is whole: (path, state, complaints about newer ones that are not).
 
-    One that lists learners is whole if their files match their SHA-256. Returns (None, {}, []) without any checkpoint.
+    One that lists learners is whole if `check` finds their files whole. Returns (None, {}, []) without any checkpoint.
     Raises CheckpointError if there are some and none is whole: starting over would silently discard the run.
     """
     paths = find_checkpoints(run_path)
@@ -91,11 +112,8 @@ def load_newest(run_path: Path, bound: Bound) -> tuple[Path | None, dict[str, An
     for path in reversed(paths):
         try:
             state = load_checkpoint(path, bound)
-            for number, digest in enumerate(state.get("learner_digests", ())):
-                if not (file := learner_path(path, number)).exists():
-                    raise CheckpointError(f"{path}: {file} is missing")
-                if file_sha256(file) != digest:
-                    raise CheckpointError(f"{path}: {file} is damaged: its SHA-256 is not that in the checkpoint")
+            if digests := state.get("learner_digests"):
+                check(path, digests)
             return path, state, complaints
         except CheckpointError as error:
             complaints.append(str(error))
@@ -112,6 +130,11 @@ def load_checkpoint(path: Path, bound: Bound, *, may_be_alone: bool = False) -> 
     Raises CheckpointError if the file is missing, torn, changed, too large, or no checkpoint of plain values.
     """
     check_digest(path, may_be_alone=may_be_alone)
+    return load_whole(path, bound)
+
+
+def load_whole(path: Path, bound: Bound) -> dict[str, Any]:
+    """Load a checkpoint whose SHA-256 has been checked."""
     return _checked(path, load_saved(path, lambda path, content: bound(path, _checked(path, content))))
 
 
