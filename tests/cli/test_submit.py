@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAPER = str(ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml")
 ON_SUMMIT = ("--site", "summit", "--clips", "240000")
 COST = (
-    "a b; $(touch x): 1 nodes of slurm_generic, 4 ranks\n"
+    "a b; $(touch x): 1 node of slurm_generic, 4 ranks\n"
     "  training  unknown: no measurement of this network; give --speed, clips a second of one rank\n"
     "  walltime  at least one job of 4:00; node-hours unknown without a speed, at most 84.0 with 20 requeues\n"
     "  output    {run}/job/*.out\n"
@@ -45,7 +45,7 @@ def test_a_dry_run_prints_script_and_cost_and_touches_nothing(
     assert f"run={tmp_path}/runs/tsm_r50_8f_1536gpu\ncd -- {tmp_path} #" in out
     assert f"python={sys.executable}\n" in out
     assert err == (
-        "tsm_r50_8f_1536gpu: 256 nodes of summit, 1536 ranks\n"
+        "tsm_r50_8f_1536gpu: 256 nodes of summit, 1,536 ranks\n"
         "  training     0:14, 59.1 node-hours at 18.3 clips/s a rank "
         "(Training Kinetics in 15 Minutes, Table 3: 14m13s)\n"
         "  evaluation   not counted: the number of videos in data.val is unknown\n"
