@@ -27,8 +27,7 @@ _BESIDES = 1 << 28  # class names, a classifier of more classes, another network
 
 # Maps a file and its content without numbers (tensors on the meta device) to the most bytes that it may have.
 Bound = Callable[[Path, Any], int]
-# Raises CheckpointError unless the files of a checkpoint's learners match these SHA-256.
-CheckLearners = Callable[[Path, list[str]], None]
+CheckLearners = Callable[[Path, list[str]], None]  # as check_learners does
 
 
 class CheckpointError(UserError):
@@ -91,10 +90,9 @@ def check_learners(
         note(f"checking {file}")
         try:
             found = file_sha256(file)
-        except FileNotFoundError as error:
-            raise CheckpointError(f"{path}: {file} is missing") from error
         except OSError as error:
-            raise CheckpointError(f"{path}: {file} cannot be read: {error.strerror}") from error
+            why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+            raise CheckpointError(f"{path}: {file} {why}") from error
         if found != digests[number]:
             raise CheckpointError(f"{path}: {file} is damaged: its SHA-256 is not that in the checkpoint")
 
@@ -123,18 +121,14 @@ def load_newest(
     return None, {}, []
 
 
-def load_checkpoint(path: Path, bound: Bound, *, may_be_alone: bool = False) -> dict[str, Any]:
-    """Check the digest of a checkpoint, then load it on the CPU.
+def load_checkpoint(path: Path, bound: Bound, *, may_be_alone: bool = False, checked: bool = False) -> dict[str, Any]:
+    """Check the digest of a checkpoint, unless `checked`, then load it on the CPU.
 
     may_be_alone: accept a file that was copied without its digest, unchecked.
     Raises CheckpointError if the file is missing, torn, changed, too large, or no checkpoint of plain values.
     """
-    check_digest(path, may_be_alone=may_be_alone)
-    return load_whole(path, bound)
-
-
-def load_whole(path: Path, bound: Bound) -> dict[str, Any]:
-    """Load a checkpoint whose SHA-256 has been checked."""
+    if not checked:
+        check_digest(path, may_be_alone=may_be_alone)
     return _checked(path, load_saved(path, lambda path, content: bound(path, _checked(path, content))))
 
 

@@ -173,10 +173,7 @@ class Run:
             self._lock.check()
 
     def _first_state(self, watchdog: Watchdog, **may: bool) -> dict[str, Any]:
-        """Return rank 0's first state, {} elsewhere. Collective, and over on all ranks where rank 0 raises an error.
-
-        Rank 0 offers each checkpoint that has learners' files, and each rank checks those that it will load.
-        """
+        """Return rank 0's first state, {} elsewhere. All ranks check the learners' files of what rank 0 offers."""
         world = self.world
 
         def check(path: Path, digests: list[str]) -> None:
@@ -186,19 +183,17 @@ class Run:
             except CheckpointError as error:
                 wrong = str(error)
             watchdog.at("waiting for the other ranks' learners", waits=True)
-            for found in world.gather(wrong) or []:
-                if found is not None:
-                    raise CheckpointError(found)
-
-        def offer(path: Path, digests: list[str]) -> None:
-            check(*world.broadcast((path, digests)))
+            if found := list(filter(None, world.gather(wrong) or [])):
+                raise CheckpointError(found[0])
 
         if world.rank > 0:
             while (offered := world.broadcast(None)) is not None:
                 check(*offered)
             return {}
         try:
-            state, notes = first_state(self.spec, self.plan, self.train_set, self.model, offer, **may)
+            state, notes = first_state(
+                self.spec, self.plan, self.train_set, self.model, lambda *it: check(*world.broadcast(it)), **may
+            )
         finally:
             world.broadcast(None)
         self.notes += notes

@@ -99,9 +99,7 @@ class TorchWorld(World):
 
         mine = torch.tensor(list(own), dtype=torch.uint8)
         everyone = [torch.empty_like(mine) for _ in range(self.size)]
-        with self._joined(
-            f"the ranks do not connect within {RENDEZVOUS_S} s, or one ended as they got to know each other"
-        ):
+        with self._joined(f"the ranks do not connect within {RENDEZVOUS_S} s, or one left while they did"):
             self._dist.all_gather(everyone, mine)
         return [bytes(words.tolist()) for words in everyone]
 
