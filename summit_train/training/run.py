@@ -187,7 +187,7 @@ class Run:
                 raise CheckpointError(found[0])
 
         if world.rank > 0:
-            while (offered := world.broadcast(None)) is not None:
+            while offered := world.broadcast(list[Any]()):
                 check(*offered)
             return {}
         try:
@@ -195,7 +195,7 @@ class Run:
                 self.spec, self.plan, self.train_set, self.model, lambda *it: check(*world.broadcast(it)), **may
             )
         finally:
-            world.broadcast(None)
+            world.broadcast([])
         self.notes += notes
         if (before := state.get("backend", self.world.backend)) != self.world.backend:
             own = self.world.backend
