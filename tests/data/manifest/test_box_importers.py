@@ -83,7 +83,7 @@ def test_the_command_imports_pictures_of_det_as_videos_of_one_frame(tmp_path: Pa
     assert manifest.boxes is not None and manifest.boxes.of(0)["track"].tolist() == [0, 1]
     assert all_frames(FileStore(manifest, str(data)), 0).shape == (1, 30, 40, 3)
     status, printed, _ = say("data", "scan", out, "--root", data, "--out", out.parent / "bad.csv", "--workers", 0)
-    assert status == 0 and "1 videos decoded, 0 bad" in printed
+    assert status == 0 and "1 video decoded, 0 bad" in printed
 
 
 BOMB = '<!DOCTYPE a [<!ENTITY b "x"><!ENTITY c "&b;&b;">]><annotation><folder>&c;</folder></annotation>'
