@@ -12,7 +12,7 @@ from typing import Any
 from summit_train.cli.evaluate import accuracy_result, warn_left_out
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import AgreedError, RunFailed, UserError
-from summit_train.core.files import write_json, write_text
+from summit_train.core.files import read_file, write_json, write_text
 from summit_train.core.processes import seconds_alive
 from summit_train.core.result import Result, say, warn
 from summit_train.core.saved import find_checkpoints
@@ -77,10 +77,10 @@ def _change_of_epochs(path: str, more_epochs: int) -> Change:
     own = run_spec(path)
     epochs, run_path, recorded = own.schedule.epochs, own.run_path, last_extension(own.run_path)
     if recorded is not None and recorded[1] - recorded[0] == more_epochs:
-        rows = list[dict[str, Any]]()
-        with suppress(OSError, ValueError, KeyError):  # no result yet, or half of one
-            rows = from_json((run_path / RESULT_FILE).read_bytes())["checkpoints"]
-        is_done = any(row["step"] == epochs * steps_per_epoch(run_path) for row in rows)
+        is_done, last_step = False, epochs * steps_per_epoch(run_path)
+        with suppress(OSError, ValueError, KeyError, TypeError):  # no result yet, or half of one
+            rows = from_json(read_file(run_path / RESULT_FILE))["checkpoints"]
+            is_done = any(row["step"] == last_step for row in rows)
         if epochs == recorded[0] or (epochs == recorded[1] and not is_done):
             return recorded
     return epochs, epochs + more_epochs
@@ -93,7 +93,7 @@ def _keep_result(run_path: Path, epochs: int) -> None:
         kept.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             (run_path / PREDICTIONS).rename(kept / PREDICTIONS)
-        result = from_json(file.read_bytes())
+        result = from_json(read_file(file))
         write_json(kept / RESULT_FILE, result | {"overrides": {"schedule.epochs": epochs}})
         file.unlink()
 
