@@ -23,8 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--price", type=float, metavar="P", help="price of a node-hour, in any currency")
     requeues = "requeues that a job may make (default: the site's, else twice the jobs that the run needs)"
     parser.add_argument("--max-requeues", type=int, metavar="N", help=requeues)
-    parser.add_argument("--dry-run", action="store_true", help="print the script, and the cost on stderr; no more")
-    parser.add_argument("--write", action="store_true", help="write the job's folder; print the line that submits it")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--dry-run", action="store_true", help="print the script, and the cost on stderr; no more")
+    what.add_argument("--write", action="store_true", help="write the job's folder; print the line that submits it")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 

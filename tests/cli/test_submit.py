@@ -55,6 +55,8 @@ def test_a_dry_run_prints_script_and_cost_and_touches_nothing(
         "  not checked  data.train, data.val, data.root, model.pretrained\n"
         "tsm_r50_8f_1536gpu: nothing is written; --write writes what this script reads, to submit it by hand\n"
     )
+    status, _, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "256", "--dry-run", "--write")
+    assert status == 2 and "--write: not allowed with argument --dry-run" in err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -226,7 +228,7 @@ def test_a_chain_is_said_and_submitted(say: Say, standins: Standins, tmp_path: P
         (["--site", "sumit", "--nodes", "1"], "site 'sumit' not found; shipped: "),
         (["--site", "summit", "--nodes", "5"], "5 nodes of summit have 30 ranks, which do not divide scale.gpus 1536"),
         (["--site", "summit", "--nodes", "0"], "--nodes must be 1 or more, got 0"),
-        (["--site", "local", "--nodes", "2"], "local: a job must have at most 1 nodes, got 2"),
+        (["--site", "local", "--nodes", "2"], "local: a job must have at most 1 node, got 2"),
         (["--site", "summit", "--nodes", "1", "--set", "acount=x"], "override 'acount=x': acount: unknown key"),
         (["--site", "summit", "--nodes", "1", "--speed", "0"], "--speed must be above 0 and finite, got 0"),
         (["--site", "summit", "--nodes", "1", "--max-requeues", "-1"], "--max-requeues must be 0 or more, got -1"),
