@@ -70,7 +70,7 @@ def test_ranks_train_from_a_staged_copy(write_spec: WriteSpec, packed: Path, tmp
     train(2, raw)
     spec = write_spec("staged", data=_data(packed, "bytes", workers=1, stage=str(tmp_path / "node")), schedule=schedule)
     first = train(2, spec)
-    assert first.count("staged to") == 1 and " on 1 nodes: " in first and "warning" not in first
+    assert first.count("staged to") == 1 and " on 1 node: " in first and "warning" not in first
     assert _losses(spec) == _losses(raw)
     assert len(list((tmp_path / "node").glob("*/pack.json"))) == 2
     again = train(2, str(spec), "name=again")

@@ -70,7 +70,7 @@ class Films:
         with suppress(*failures), np.load(_index_file(film), allow_pickle=False) as arrays:
             if str(arrays["state"]) == film.state:
                 return PacketIndex(*(arrays[name] for name in PacketIndex._fields))
-            _LOG.warning("summit-train: note: %s has changed since its packets were indexed; reading it", film.name)
+            _LOG.warning("summit-train: note: %s has changed; indexing its packets again", film.name)
         return None
 
     def _made(self, film: Encoded, limits: Limits) -> PacketIndex:

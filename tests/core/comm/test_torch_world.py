@@ -193,7 +193,7 @@ def test_a_rank_is_believed_if_it_knows_the_secret(secret: str, is_believed: boo
             open_world().close()
         return 0
 
-    wrong = "(rank [01] on .* rank 2|rank 2 on .* rank 0) does not know this rank's SUMMIT_TRAIN_SECRET"
+    wrong = "(rank [01] on .*SUMMIT_TRAIN_SECRET must be the same .* rank 2|rank 2 on .* rank 0) differs"
     status, output = forked(3, work)
     assert status == 0, output
 
