@@ -20,13 +20,8 @@ _MOST_VIEWS = 16  # of a test at once; more make it no faster
 _LARGEST_LR = 1e30  # fits float32 even times a factor of the head's LR
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 _COUNTS = ("parameters", "trained_parameters", "multiply_adds")  # of the network
-_BY_COUNTS = (
-    "gradient_bytes",
-    "averaging_bytes",
-    "memory_bytes_per_rank",
-    "checkpoint_bytes",
-    "clip_bytes_per_rank",
-)  # properties of Plan
+# Properties of Plan.
+_BY_COUNTS = ("gradient_bytes", "averaging_bytes", "memory_bytes_per_rank", "checkpoint_bytes", "clip_bytes_per_rank")
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,6 @@ def finish(args: argparse.Namespace, bench: Bench, values: Values, out: Path | N
     result = Result(bench.as_text(values).split("\n"), values=values)
     if getattr(args, "write", None) is None:
         return result
-    try:
-        show(result, as_json=args.json)  # the file may be refused: what was measured is shown all the same
-    finally:
-        allreduce.write_machine(args.write, values)
+    show(result, as_json=args.json)  # the file may be refused: what was measured is shown all the same
+    allreduce.write_machine(args.write, values)
     return Result([f"written: {args.write}"])

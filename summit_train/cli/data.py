@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -150,10 +149,15 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
 def _index(args: argparse.Namespace) -> Result:
     if args.root is not None and args.source.is_dir():
         raise UserError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
+
+    def listed() -> check.Listing:
+        listing = check.list_videos(args.source, args.root)
+        check_beside(args.out, listing.classes, listing.root)
+        return listing
+
     with session(this_launch()) as world:
-        listing = world.together(lambda: None if world.rank else check.list_videos(args.source, args.root))
-        world.together(partial(check_beside, args.out, listing.classes, listing.root) if listing else bool)
-        root = world.broadcast(listing and str(listing.root)) or ""
+        listing = world.together(lambda: None if world.rank else listed())
+        root = world.broadcast(str(listing.root) if listing else "")
         found = _survey(world, root, [row.path for row in listing.rows] if listing else (), args.out, args.workers)
         if listing is None:
             return Result()
@@ -193,8 +197,7 @@ def _survey(world: World, root: str, paths: Iterable[str], out: Path, workers: i
     """Decode all files by all ranks; return the findings on rank 0, elsewhere nothing. Collective.
 
     paths: rank 0's count. An interrupted survey for the same `out` is continued: files that have not changed since are
-    not decoded again.
-    Delete the journal once `out` is written.
+    not decoded again. Delete the journal once `out` is written.
     """
     world.from_first(lambda: check_output("--out", out, out))  # before the work, not after it
     paths = list(dict.fromkeys(paths))
@@ -380,7 +383,8 @@ def _finish(job: Job, failed: list[str]) -> list[str]:
     if failed:
         more = [f"and {len(failed) - _SHOWN:,} more"] if len(failed) > _SHOWN else []
         right = "leave them out of the manifest (`data index` does) and pack again into another folder"
-        raise UserError("\n  ".join([f"{len(failed):,} clips cannot be packed; {right}:", *failed[:_SHOWN], *more]))
+        listed = (f"  {line}" for line in [*failed[:_SHOWN], *more])
+        raise UserError(f"{len(failed):,} clips cannot be packed; {right}:", *listed)
     pack = finish(job)
     size = with_unit(sum(shard.size for shard in pack.shards), "B")
     how = ", with data.modality=flow" if pack.packing.modality == "flow" else ""

@@ -10,7 +10,6 @@ import argparse
 import math
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import figure_path, read_file, write_json
 from summit_train.core.progress import watched
 from summit_train.core.result import Result, TextTable, tell
-from summit_train.core.saved import CheckpointError, best_checkpoint, load_checkpoint
+from summit_train.core.saved import CheckpointError, best_checkpoint, peek
 from summit_train.core.session import session
 from summit_train.core.text import counted, from_json, percent
 from summit_train.core.watch import Watchdog
@@ -100,13 +99,10 @@ def _scoring(
     """
 
     def compare_code() -> None:
-        def compared(path: Path, state: dict[str, Any]) -> int:
-            check_sources(path, state, sources)
-            return sys.maxsize
-
         sources = sources_of(spec.model.arch)
         for path in paths if sources else []:
-            load_checkpoint(path, compared)
+            if isinstance(state := peek(path), dict):  # loading refuses anything else
+                check_sources(path, state, sources)
 
     with session(this_launch()) as world, Watchdog(world, world.broadcast(spec.watch.stall_seconds)) as watchdog:
         world.from_first(compare_code)

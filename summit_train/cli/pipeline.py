@@ -12,7 +12,7 @@ from typing import Any
 from summit_train.cli.evaluate import accuracy_result, warn_left_out
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import AgreedError, RunFailed, UserError
-from summit_train.core.files import write_json, write_text
+from summit_train.core.files import read_file, write_json, write_text
 from summit_train.core.processes import seconds_alive
 from summit_train.core.result import Result, say, warn
 from summit_train.core.saved import find_checkpoints
@@ -50,7 +50,7 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
     ):
         start.check_agreement(world, inputs.spec, inputs.datasets, command="train", trace=args.trace, **options)
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
-        run = Run(inputs, world, start.choose_device(world), lock, **options)
+        run = Run(inputs, world, start.choose_device(world), lock, watchdog, **options)
         run.notes += start.stage_sets(inputs, world, watchdog)
         try:
             return _run(run, watchdog, stop, traced, change)
@@ -79,10 +79,10 @@ def _change_of_epochs(path: str, more_epochs: int) -> Change:
     own = run_spec(path)
     epochs, run_path, recorded = own.schedule.epochs, own.run_path, last_extension(own.run_path)
     if recorded is not None and recorded[1] - recorded[0] == more_epochs:
-        rows = list[dict[str, Any]]()
-        with suppress(OSError, ValueError, KeyError):  # no result yet, or half of one
-            rows = from_json((run_path / RESULT_FILE).read_bytes())["checkpoints"]
-        is_done = any(row["step"] == epochs * steps_per_epoch(run_path) for row in rows)
+        is_done, last_step = False, epochs * steps_per_epoch(run_path)
+        with suppress(OSError, ValueError, KeyError, TypeError):  # no result yet, or half of one
+            rows = from_json(read_file(run_path / RESULT_FILE))["checkpoints"]
+            is_done = any(row["step"] == last_step for row in rows)
         if epochs == recorded[0] or (epochs == recorded[1] and not is_done):
             return recorded
     return epochs, epochs + more_epochs
@@ -95,7 +95,7 @@ def _keep_result(run_path: Path, epochs: int) -> None:
         kept.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             (run_path / PREDICTIONS).rename(kept / PREDICTIONS)
-        result = from_json(file.read_bytes())
+        result = from_json(read_file(file))
         write_json(kept / RESULT_FILE, result | {"overrides": {"schedule.epochs": epochs}})
         file.unlink()
 
@@ -121,17 +121,17 @@ def _evaluate(run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
     """Evaluate the last checkpoints; reuse the scores of an evaluation that was stopped."""
     spec, world = run.spec, run.world
 
-    def last() -> tuple[list[Path], list[str], dict[str, Any]]:
+    def last() -> tuple[list[Path], list[str], dict[str, Any], str]:
         run.writer.wait()
         paths = epoch_checkpoints(spec, run.plan.steps_per_epoch)
         current = current_line(_still_there(spec, paths)[-spec.evaluate.last_checkpoints :])
-        return *current, goodput_values(spec.run_path)
+        # What scores depend on: another walltime, number of workers or place of the data loses none of them.
+        same = start.identity(spec, {"train": run.train_set, "val": run.val_set})
+        keys = {key: value for key, value in same.keys.items() if changes_scores(spec, key)}
+        key = hashlib.sha256(repr((keys, same.lists, same.code)).encode()).hexdigest()
+        return *current, goodput_values(spec.run_path), key
 
-    paths, left_out, goodput = world.from_first(last)
-    # What scores depend on: another walltime, number of workers or place of the data loses none of them.
-    same = start.identity(spec, {"train": run.train_set, "val": run.val_set})
-    keys = {key: value for key, value in same.keys.items() if changes_scores(spec, key)}
-    key = hashlib.sha256(repr((keys, same.lists, same.code)).encode()).hexdigest()
+    paths, left_out, goodput, key = world.from_first(last)
     if world.rank == 0:
         warn_left_out(left_out)
     scorer = scorer_of(spec)(spec, run.val_set, world, run.device, stop)

@@ -185,7 +185,7 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     network, trained = plan.network, plan.network.trained_parameters
     part = "" if trained == network.parameters else f", of which {trained:,} are trained"
     beside = "; written alongside the steps from a copy in rank 0's memory" if spec.checkpoint.background else ""
-    workers, held = spec.data.workers, f"{plan.clip_bytes_per_rank / 1e6:,.1f} MB"
+    workers, held = spec.data.workers, f"{plan.clip_bytes_per_rank / 1e6:,.1f} MB in memory at once"
     bn_batch = f"{counted(plan.clips_per_gpu, 'clip')} x {spec.data.num_frames} frames of one virtual GPU"
     return [
         ("virtual GPUs", f"{plan.virtual_gpus:,} = {counted(plan.ranks, 'rank')} x {plan.accumulation:,} accumulation"),
@@ -200,10 +200,7 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         ("parameters", f"{network.parameters:,}{part}"),
         *_communication_rows(spec, plan),
         ("multiply-adds", f"{network.multiply_adds / 1e9:,.2f} G a clip, forward"),
-        (
-            "input",
-            f"{plan.input_bytes_per_step_and_rank / 1e6:,.1f} MB a step and rank, uint8, {held} in memory at once",
-        ),
+        ("input", f"{plan.input_bytes_per_step_and_rank / 1e6:,.1f} MB a step and rank, uint8, {held}"),
         ("workers", "one for each core of a rank, at most 4" if workers is None else f"{workers:,} a rank"),
         ("memory", f"about {binary_size(plan.memory_bytes_per_rank)} a rank (weights and activations)"),
         *([("network built", network.note)] if network.note else []),

@@ -234,8 +234,8 @@ def _judge_gpus(facts: processes.Facts) -> Finding:
         return "warn", f"{listed[0].split(' (UUID')[0]}, which torch does not see", fix
     names = [f"{device['name']} ({device['memory'] / GIB:.0f} GiB)" for device in devices]
     nccl = ".".join(map(str, facts["nccl"])) if facts["nccl"] else "none"
-    counted = "; ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-    found = f"{counted}; CUDA {facts['cuda']}, NCCL {nccl}"
+    each = "; ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    found = f"{each}; CUDA {facts['cuda']}, NCCL {nccl}"
     # A device runs binaries (sm) of its major version, and older intermediate code (compute).
     archs = re.findall(r"\b(sm|compute)_(\d+)(\d)[af]?\b", " ".join(facts["archs"]))
     for device in devices:
@@ -262,6 +262,7 @@ PROBES = {
         """
 import torch
 from importlib.metadata import distributions
+from summit_train.core.text import counted
 needs = [line for one in distributions(name="summit-train") for line in one.requires or ()]
 below = [line[6:].split(",")[0] for line in needs if line[:6] == "torch<"]
 new = [text for text in below if [*map(int, torch.__version__.split(".")[:2])] >= [*map(int, text.split("."))]]

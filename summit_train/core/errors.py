@@ -8,8 +8,6 @@ import traceback
 
 from summit_train.core.text import printable
 
-_MOST_LETTERS = 4000  # of a message
-
 
 class _Told(Exception):
     """An error with a message for people: each argument is a line of it."""
@@ -70,5 +68,5 @@ def describe(error: BaseException) -> str:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return f"too many open files: the limit of {limit:,} for a process is too low; raise it by ulimit -n"
     text = printable(f"{error.filename}: {error.strerror}") if isinstance(error, OSError) else str(error)
-    half = _MOST_LETTERS // 2
+    half = 2000
     return text if len(text) <= 2 * half else f"{text[:half]} [{len(text):,} characters in all] {text[-half:]}"

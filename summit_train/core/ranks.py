@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from summit_train.core.comm import choose_backend
@@ -29,8 +30,9 @@ from summit_train.core.text import counted
 from summit_train.core.watch import STOP_SIGNALS
 
 PASSED_ON = (*STOP_SIGNALS, signal.SIGINT)
-_INTERRUPTED = 130
+_INTERRUPTED, _STOPPED = 130, 85
 _SECONDS_TO_END = 3.0  # from SIGTERM to SIGKILL
+_SECONDS_TO_LISTEN = 7.0  # from a request to the end of ranks that cannot hear it yet
 _SECONDS_BETWEEN_LOOKS = 0.05
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _QUIET = {"OMPI_MCA_orte_execute_quiet": "1"}  # no banners behind the message of a rank
@@ -116,7 +118,7 @@ def attend(commands: Sequence[Command], say: Callable[[str], None], blocked: Seq
 
 
 def _exit_status(processes: Sequence[Process], received: Sequence[int], say: Callable[[str], None]) -> int:
-    status, num_seen, kill_at = 0, 0, math.inf
+    status, num_seen, kill_at, listen_by = 0, 0, math.inf, math.inf
     while True:
         codes = [process.poll() for process in processes]
         interrupted = received.count(signal.SIGINT) > 1
@@ -130,13 +132,25 @@ def _exit_status(processes: Sequence[Process], received: Sequence[int], say: Cal
         elif len(received) > num_seen:
             if num_seen == 0:
                 say("the ranks are asked to save a checkpoint and stop; a second SIGINT (Ctrl-C) ends them at once")
+                listen_by = time.monotonic() + _SECONDS_TO_LISTEN
             num_seen = len(received)
             _signal(processes, signal.SIGUSR2)
+        elif kill_at == math.inf and time.monotonic() > listen_by and any(map(_is_deaf, processes)):
+            say("the ranks have not begun, so there is nothing to save; they are ended")
+            status, kill_at = _STOPPED, time.monotonic()
         if None not in codes:
             return status
         if time.monotonic() > kill_at:
             _signal(processes, signal.SIGKILL)
         time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _is_deaf(process: Process) -> bool:
+    """Return whether a process blocks the SIGUSR2 that it got: ranks do while they import and meet."""
+    if process.poll() is not None:
+        return False
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+    return bool(int(status["ShdPnd"], 16) >> (signal.SIGUSR2 - 1) & 1)
 
 
 def _signal(processes: Sequence[Process], number: signal.Signals) -> None:

@@ -27,6 +27,7 @@ _BESIDES = 1 << 28  # class names, a classifier of more classes, another network
 
 # Maps a file and its content without numbers (tensors on the meta device) to the most bytes that it may have.
 Bound = Callable[[Path, Any], int]
+CheckLearners = Callable[[Path, list[str]], None]  # as check_learners does
 
 
 class CheckpointError(UserError):
@@ -80,10 +81,28 @@ def best_checkpoint(run_path: Path) -> Path:
         raise CheckpointError(f"{file}: must name the step of a checkpoint ({error}); use last or a file") from error
 
 
-def load_newest(run_path: Path, bound: Bound) -> tuple[Path | None, dict[str, Any], list[str]]:
+def check_learners(
+    path: Path, digests: list[str], rank: int = 0, size: int = 1, note: Callable[[str], None] = lambda where: None
+) -> None:
+    """Raise CheckpointError unless the files of the learners of one rank of `size` match their SHA-256."""
+    for number in range(rank * len(digests) // size, (rank + 1) * len(digests) // size):
+        file = learner_path(path, number)
+        note(f"checking {file}")
+        try:
+            found = file_sha256(file)
+        except OSError as error:
+            why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+            raise CheckpointError(f"{path}: {file} {why}") from error
+        if found != digests[number]:
+            raise CheckpointError(f"{path}: {file} is damaged: its SHA-256 is not that in the checkpoint")
+
+
+def load_newest(
+    run_path: Path, bound: Bound, check: CheckLearners = check_learners
+) -> tuple[Path | None, dict[str, Any], list[str]]:
     """Return the newest checkpoint that is whole: (path, state, complaints about newer ones that are not).
 
-    One that lists learners is whole if their files match their SHA-256. Returns (None, {}, []) without any checkpoint.
+    One that lists learners is whole if `check` finds their files whole. Returns (None, {}, []) without any checkpoint.
     Raises CheckpointError if there are some and none is whole: starting over would silently discard the run.
     """
     paths = find_checkpoints(run_path)
@@ -91,11 +110,8 @@ def load_newest(run_path: Path, bound: Bound) -> tuple[Path | None, dict[str, An
     for path in reversed(paths):
         try:
             state = load_checkpoint(path, bound)
-            for number, digest in enumerate(state.get("learner_digests", ())):
-                if not (file := learner_path(path, number)).exists():
-                    raise CheckpointError(f"{path}: {file} is missing")
-                if file_sha256(file) != digest:
-                    raise CheckpointError(f"{path}: {file} is damaged: its SHA-256 is not that in the checkpoint")
+            if digests := state.get("learner_digests"):
+                check(path, digests)
             return path, state, complaints
         except CheckpointError as error:
             complaints.append(str(error))
@@ -105,13 +121,14 @@ def load_newest(run_path: Path, bound: Bound) -> tuple[Path | None, dict[str, An
     return None, {}, []
 
 
-def load_checkpoint(path: Path, bound: Bound, *, may_be_alone: bool = False) -> dict[str, Any]:
-    """Check the digest of a checkpoint, then load it on the CPU.
+def load_checkpoint(path: Path, bound: Bound, *, may_be_alone: bool = False, checked: bool = False) -> dict[str, Any]:
+    """Check the digest of a checkpoint, unless `checked`, then load it on the CPU.
 
     may_be_alone: accept a file that was copied without its digest, unchecked.
     Raises CheckpointError if the file is missing, torn, changed, too large, or no checkpoint of plain values.
     """
-    check_digest(path, may_be_alone=may_be_alone)
+    if not checked:
+        check_digest(path, may_be_alone=may_be_alone)
     return _checked(path, load_saved(path, lambda path, content: bound(path, _checked(path, content))))
 
 

@@ -14,7 +14,7 @@ NONE = "\N{EM DASH}"
 MOST_ITEMS = 20
 # Control characters, line breaks, what turns the direction of text, and bytes outside UTF-8 as Python names them.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-_FORMULA = re.compile(r"[=@\t\r]|[+-](?![0-9]*\.?[0-9]+(e[+-]?[0-9]+)?$)")  # but not a number
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?!([0-9]+(\.[0-9]+)?|\.[0-9]+)(e[+-]?[0-9]+)?$)")  # but not a number
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 

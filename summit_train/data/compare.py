@@ -102,11 +102,10 @@ def near_pairs(
 ) -> tuple[list[Near], int]:
     """Return the pairs at a distance of up to `limit`, nearest first, and the number of others of one scene.
 
-    rising: only pairs whose first number is below the second, for pairs within one list.
-
     The distance is the mean of two numbers of differing bits: those of the scenes' hashes, and the mean over the frames
     of the motions', at the alignment in time with the least of it. Whole pictures are compared, and the centre of each
     with the whole of the other. Others of one scene: the scenes differ by up to `limit`, and the motion by more.
+    rising: only pairs whose first number is below the second, for pairs within one list.
     """
     found, others = dict[tuple[int, int], tuple[float, bool]](), 0
     if not first or not second:

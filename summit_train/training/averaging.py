@@ -178,6 +178,7 @@ class AveragingStep:
         }
 
     def restore(self, path: Path, saved: dict[str, Any]) -> list[str]:
+        """Continue from the checkpoint `path`, of whose learners' files the ranks have checked the SHA-256."""
         in_round, scales = saved.get("in_round", 0), saved.get("loss_scales") or {}
         check_fit(path, "in_round", in_round, 0)
         self._in_round = in_round
@@ -188,7 +189,7 @@ class AveragingStep:
         for number, learner in self._learners.items():
             file = learner_path(path, number) if saved.get("learner_digests") else path
             if file != path:
-                state = load_checkpoint(file, bound_of(learner.model))
+                state = load_checkpoint(file, bound_of(learner.model), checked=True)
             else:
                 # A copy, as the solvers would share its tensors.
                 state = copy.deepcopy({name: saved.get(name) for name in ("model", "optimizer", "loss_scale")})

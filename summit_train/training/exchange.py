@@ -63,7 +63,10 @@ def bucket_counts(sizes: Sequence[int]) -> list[int]:
 
 
 def split_buckets(parameters: Iterable[nn.Parameter]) -> list[Bucket]:
-    """Return buckets of zeros, each of one type, for the trained parameters in the order of the backward pass."""
+    """Return buckets, each of one type, for the trained parameters in the order of the backward pass.
+
+    Their memory is not touched before the first step, so that a run that resumes does not need it any earlier.
+    """
     buckets = list[Bucket]()
     trained = reversed([parameter for parameter in parameters if parameter.requires_grad])
     for _, same_type in itertools.groupby(trained, lambda parameter: parameter.dtype):
@@ -71,7 +74,7 @@ def split_buckets(parameters: Iterable[nn.Parameter]) -> list[Bucket]:
         for count in bucket_counts([parameter.nbytes for parameter in together]):
             members = list(itertools.islice(run, count))
             sizes = [parameter.numel() for parameter in members]
-            flat = members[0].new_zeros(sum(sizes)).detach()
+            flat = members[0].new_empty(sum(sizes)).detach()
             views = [part.view_as(weight) for part, weight in zip(torch.split(flat, sizes), members, strict=True)]
             buckets.append(Bucket(f"gradients.{len(buckets)}", flat, members, views))
     return buckets

@@ -11,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
-
 from summit_train.core.files import naming, regular
 from summit_train.core.result import say
 from summit_train.core.text import duration, from_json, noise_text
@@ -34,6 +32,9 @@ class RunLog:
             self._file.seek(-1, os.SEEK_END)
             if self._file.read(1) != b"\n":
                 self._append("\n")  # a run that was killed can leave half a line
+        # Imported here: `plan` reads the log of a run, and writes none.
+        from torch.utils.tensorboard import SummaryWriter
+
         # purge_step hides what the run wrote beyond the checkpoint that it resumes from
         with naming(run_path / "tensorboard"):
             self._events = SummaryWriter(str(run_path / "tensorboard"), purge_step=start_step + 1)

@@ -18,8 +18,9 @@ from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import naming
 from summit_train.core.machine import raise_open_files, rank_cpus
-from summit_train.core.saved import check_fit, checkpoint_path, give_weights
+from summit_train.core.saved import CheckpointError, check_fit, check_learners, checkpoint_path, give_weights
 from summit_train.core.text import counted
+from summit_train.core.watch import Watchdog
 from summit_train.data.bad_clips import BadClips
 from summit_train.data.batches.order import PREFETCHED_PER_WORKER, virtual_gpus_of
 from summit_train.data.manifest.quarantine import clips_per_class
@@ -58,12 +59,13 @@ class Run:
         world: World,
         device: torch.device,
         lock: RunLock | None = None,
+        watchdog: Watchdog | None = None,
         **may: bool,
     ) -> None:
         """Build the model and the optimizer and load the newest whole checkpoint. Collective.
 
         may: what first_state may do; it raises CheckpointError otherwise. Raises UserError where this machine's
-        gradients would be wrong. lock: rank 0's, checked at each checkpoint.
+        gradients would be wrong. lock: rank 0's, checked at each checkpoint. watchdog: is told of each learner's file.
         """
         self.world, self.device, self._lock = world, device, lock
         self.spec, self.plan = spec, plan = inputs.spec, inputs.plan
@@ -81,7 +83,7 @@ class Run:
         needed = _OPEN_FILES + 3 * (PREFETCHED_PER_WORKER + 1) * self.train_set.data.num_workers() + world.size
         if (may_open := raise_open_files()) is not None and may_open < needed:
             self.notes.append(f"open files: a rank may need {needed:,}, the limit is {may_open:,}; raise `ulimit -Hn`")
-        state = world.together(lambda: {} if world.rank else self._first_state(**may))
+        state = world.together(lambda: self._first_state(watchdog or Watchdog(world, None), **may))
         path = checkpoint_path(spec.run_path, world.broadcast(state.get("step", 0)))
         weights = world.broadcast(state.pop("model", None) or self.model.state_dict())
         world.together(partial(give_weights, self.model, path, weights))
@@ -170,8 +172,30 @@ class Run:
         if self._lock is not None:
             self._lock.check()
 
-    def _first_state(self, **may: bool) -> dict[str, Any]:
-        state, notes = first_state(self.spec, self.plan, self.train_set, self.model, **may)
+    def _first_state(self, watchdog: Watchdog, **may: bool) -> dict[str, Any]:
+        """Return rank 0's first state, {} elsewhere. All ranks check the learners' files of what rank 0 offers."""
+        world = self.world
+
+        def check(path: Path, digests: list[str]) -> None:
+            wrong = None
+            try:
+                check_learners(path, digests, world.rank, world.size, watchdog.at)
+            except CheckpointError as error:
+                wrong = str(error)
+            watchdog.at("waiting for the other ranks' learners", waits=True)
+            if found := list(filter(None, world.gather(wrong) or [])):
+                raise CheckpointError(found[0])
+
+        if world.rank > 0:
+            while offered := world.broadcast(list[Any]()):
+                check(*offered)
+            return {}
+        try:
+            state, notes = first_state(
+                self.spec, self.plan, self.train_set, self.model, lambda *it: check(*world.broadcast(it)), **may
+            )
+        finally:
+            world.broadcast([])
         self.notes += notes
         if (before := state.get("backend", self.world.backend)) != self.world.backend:
             own = self.world.backend

@@ -21,7 +21,7 @@ import summit_train
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
 from summit_train.core.machine import keep_freed_memory, processor_name
-from summit_train.core.saved import CheckpointError, bound_of, load_newest
+from summit_train.core.saved import CheckLearners, CheckpointError, bound_of, check_learners, load_newest
 from summit_train.core.text import counted
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
@@ -37,6 +37,7 @@ from summit_train.training.checkpoint import experiment_differences
 from summit_train.training.metrics import last_extension
 
 _WRONG = 0.1  # relative error of a gradient; a right one in bf16 is off by 0.002
+_CODE = "summit_train (digest of the code)"
 _PACKAGES = ("torch", "horovod", "mpi4py", "numpy", "av", "pydantic")
 
 
@@ -91,20 +92,21 @@ def first_state(
     plan: Plan,
     train: Dataset | None,
     model: VideoNetwork,
+    check: CheckLearners = check_learners,
     *,
     force_resume: bool = False,
     more_epochs: bool = False,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the newest whole checkpoint of the run, or {} after loading pretrained weights into `model`; and notes.
 
-    train: as in experiment_of. more_epochs: asked for, or recorded, the run may be longer than that of the checkpoint,
-    which then begins a line of its own. So it does by force; "forced" are the keys that differ. Raises CheckpointError
-    if the checkpoint is of another experiment otherwise or none is whole, and UserError for weights that are missing or
-    of another network, and for a foreign network whose norms depend on the ranks.
+    train: as in experiment_of. check: as in load_newest. more_epochs: asked for, or recorded, the run may be longer
+    than that of the checkpoint, which then begins a line of its own. So it does by force; "forced" are the keys that
+    differ. Raises CheckpointError if the checkpoint is of another experiment otherwise or none is whole, and UserError
+    for weights that are missing or of another network, and for a foreign network whose norms depend on the ranks.
     """
     if plan.virtual_gpus > 1:
         check_norms(model)
-    path, state, complaints = load_newest(spec.run_path, bound_of(model))
+    path, state, complaints = load_newest(spec.run_path, bound_of(model), check)
     notes = [f"passed over: {complaint}" for complaint in complaints]
     if path is None:
         if (weights := spec.model.pretrained) is not None:
@@ -142,14 +144,18 @@ def check_agreement(world: World, spec: Spec, datasets: Mapping[str, Dataset], *
     """Raise AgreedError on all ranks if one was started with something other than rank 0. Collective.
 
     The message names the rank, its host and the first key that differs. datasets: by their keys in the spec's `data`.
-    arguments: those of the command.
+    arguments: those of the command. The code is read by the first rank of each node, which shares its files, and by
+    those that run it from a folder other than rank 0's.
     """
     if world.size == 1:
         return
-    mine = arguments | identity(spec, datasets).values()
-    who, expected = world.broadcast((world.who, mine))
+    package, takes_first = Path(summit_train.__file__).parent, world.local_rank > 0
+    mine = arguments | identity(spec, datasets, digest="" if takes_first else code_digest(package)).values()
+    who, folder, expected = world.broadcast((world.who, str(package), mine))
 
     def compare() -> None:
+        if takes_first:
+            mine[_CODE] = expected[_CODE] if folder == str(package) else code_digest(package)
         for key in expected | mine:
             if (first := expected.get(key)) != (own := mine.get(key)):
                 right = "start all ranks with the same spec, lists and code"
@@ -158,8 +164,8 @@ def check_agreement(world: World, spec: Spec, datasets: Mapping[str, Dataset], *
     world.together(compare)
 
 
-def identity(spec: Spec, datasets: Mapping[str, Dataset]) -> Identity:
-    """Return what must be equal on all ranks of a run, the most telling first."""
+def identity(spec: Spec, datasets: Mapping[str, Dataset], *, digest: str | None = None) -> Identity:
+    """Return what must be equal on all ranks of a run, the most telling first. digest: of the code, where known."""
     lists = dict[str, str | None]()
     for name, dataset in datasets.items():
         lists[f"data.{name} (fingerprint)"] = dataset.manifest.fingerprint()
@@ -170,7 +176,7 @@ def identity(spec: Spec, datasets: Mapping[str, Dataset]) -> Identity:
     code = {
         "summit_train (version)": summit_train.__version__,
         "torch (version)": str(torch.__version__),
-        "summit_train (digest of the code)": code_digest(Path(summit_train.__file__).parent),
+        _CODE: code_digest(Path(summit_train.__file__).parent) if digest is None else digest,
         **network.sources,
         "network (digest of names and shapes)": hashlib.sha256(shapes.encode()).hexdigest(),
     }

@@ -40,7 +40,7 @@ def program(folder: Path, name: str, text: str) -> str:
 @pytest.mark.parametrize(
     ("name", "status", "found"),
     [
-        ("torch", "ok", r"2\..* threads"),
+        ("torch", "ok", r"2\..* threads?"),
         ("video", "ok", r"PyAV .*, decodes h264, mpeg4, vp9, hevc, encodes libx264.*"),
         ("export", "ok", r"onnx 1\..*, onnxruntime 1\..*, onnxscript 0\..*"),
         pytest.param("horovod", "ok|warn", r".* built with MPI.*", marks=NO_HOROVOD),

@@ -44,6 +44,7 @@ commands = [(["sh", "-c", text], os.environ) for text in sys.argv[1:]]
 sys.exit(attend(commands, lambda line: print(line, flush=True)))
 """
 _WAIT = "echo ready; while :; do sleep 0.1; done"
+_DEAF = "import signal, time; signal.pthread_sigmask(0, {12, 15}); print('ready', flush=True); time.sleep(6000)"
 
 
 @pytest.mark.parametrize(
@@ -190,14 +191,23 @@ def test_a_mistake_that_the_ranks_find_ends_them_with_2(write_spec: WriteSpec, c
     assert said[0].startswith("summit-train: ") and all("data.train: gone.csv not found" in line for line in said)
 
 
-def test_a_request_to_stop_before_the_ranks_listen_is_kept(write_spec: WriteSpec, tmp_path: Path) -> None:
+def test_a_request_to_stop_before_the_ranks_listen_ends_them_with_85(write_spec: WriteSpec) -> None:
     process = start(0, *TRAIN, str(write_spec()), "--ranks", "2", env={"SUMMIT_TRAIN_COMM": "torch"})
     assert process.stdout is not None
     assert process.stdout.readline() == "2 ranks joined by torch\n"
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 85, output
-    assert (tmp_path / "runs/run/stopped").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ranks_that_never_listen_are_ended_with_85(number: signal.Signals) -> None:
+    """As those that wait for another one at the rendezvous."""
+    with _waiting(f'exec {sys.executable} -c "{_DEAF}"', f"trap '' TERM USR2; {_WAIT}") as process:
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 85
+    assert output.endswith("the ranks have not begun, so there is nothing to save; they are ended\n")
 
 
 def _addresses(processes: Iterable[int]) -> dict[str, set[str]]:

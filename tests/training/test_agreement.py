@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import summit_train
 from summit_train.__main__ import main
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
@@ -21,6 +22,7 @@ from tests.conftest import WriteSpec
 from tests.worlds import joined, lines, main_said, needs_ranks
 
 HOST = socket.gethostname()
+HERE = Path(summit_train.__file__).parent
 START = "summit_train.training.start"
 
 
@@ -34,7 +36,7 @@ class _Second(World):
         self._first = first
 
     def broadcast(self, value: Any) -> Any:
-        return "rank 0 on node1", self._first
+        return "rank 0 on node1", str(HERE), self._first
 
     def together(self, work: Callable[[], Any]) -> Any:
         return work()
@@ -69,6 +71,21 @@ def test_other_code_or_another_network_is_named(
     assert str(caught.value).startswith(f"rank 1 on {HOST} differs from rank 0 on node1: {key} must be '")
 
 
+def test_the_first_rank_of_a_node_digests_its_code_and_others_only_where_theirs_is_elsewhere(
+    inputs: Inputs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world, digested = _Second(identity(inputs.spec, inputs.datasets).values()), list[Path]()
+    monkeypatch.setattr(f"{START}.code_digest", lambda package: digested.append(package) or code_digest(package))
+    check_agreement(world, inputs.spec, inputs.datasets)
+    world.local_rank = 1
+    check_agreement(world, inputs.spec, inputs.datasets)
+    assert digested == [HERE]
+    monkeypatch.setattr("summit_train.__file__", str(tmp_path / "__init__.py"))
+    with pytest.raises(UserError, match=r"differs from rank 0 on node1: summit_train \(digest of the code\) must be"):
+        check_agreement(world, inputs.spec, inputs.datasets)
+    assert digested == [HERE, tmp_path]
+
+
 def test_a_nodes_own_copy_of_the_data_is_no_difference(inputs: Inputs) -> None:
     data = inputs.spec.data.model_copy(update={"root": "/local/7/videos", "stage": "/local/7"})
     elsewhere = Inputs(inputs.spec.model_copy(update={"data": data}), inputs.plan, inputs.train, inputs.val)
@@ -94,7 +111,7 @@ def test_a_rank_that_hangs_while_it_is_compared_is_watched(
         assert "watchdog" in [thread.name for thread in threading.enumerate()]
         raise UserError("compared")
 
-    monkeypatch.setattr("summit_train.training.start.check_agreement", compare)
+    monkeypatch.setattr("summit_train.cli.pipeline.start.check_agreement", compare)
     status, _, said = main_said(capsys, "train", write_spec())
     assert status == 2 and "compared" in said, said
 

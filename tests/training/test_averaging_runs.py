@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+from summit_train.core import saved
+from summit_train.core.files import file_sha256
 from summit_train.core.saved import learner_path, load_newest
+from summit_train.core.watch import Watchdog
 from summit_train.training.averaging import AveragingStep
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import LARGE, assert_bit_equal, difference, final_state, load_any, records
-from tests.worlds import command, needs_ranks, train, train_each, train_signalled
+from tests.worlds import command, lines, needs_ranks, train, train_each, train_signalled
 
 ADAM = {"name": "adam", "base_lr": 1e-3, "lr_scaling": "none"}
 # 80 clips: 5 steps an epoch for 4 learners of 4 clips, so the rounds of 3 steps end after steps 3, 5, 8 and 10.
@@ -118,6 +122,35 @@ def test_a_checkpoint_whose_learner_is_damaged_is_passed_over(killed: Path, tmp_
     found, _, complaints = load_newest(tmp_path / "run", LARGE)
     assert found is not None and found.name == "step_00000005.pt"
     assert f"{learner} is {'damaged' if harm == 'cut' else 'missing'}" in complaints[0]
+
+
+@pytest.mark.parametrize(("ranks", "is_torn"), [(1, True), (2, False), (4, True)])
+def test_each_rank_checks_the_files_that_it_loads_once_and_all_pass_over_a_checkpoint_together(
+    killed: Path, motion_set: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, is_torn: bool
+) -> None:
+    def digest(path: Path) -> str:
+        print(f"rank {os.environ['RANK']} takes the digest of {path.name}", flush=True)
+        return file_sha256(path)
+
+    def at(self: Watchdog, where: str, *, waits: bool = False) -> None:
+        print(f"rank {os.environ['RANK']} is at {where}", flush=True)
+
+    monkeypatch.setattr(saved, "file_sha256", digest)
+    monkeypatch.setattr(Watchdog, "at", at)
+    shutil.copytree(killed / "runs/killed", killed / f"runs/torn{ranks}")
+    newest = killed / f"runs/torn{ranks}/checkpoints/step_00000009.pt"
+    learner = learner_path(newest, 3)
+    if is_torn:
+        learner.write_bytes(learner.read_bytes()[:-1])
+    output = train(ranks, spec_writer(motion_set, killed)(f"torn{ranks}", **LONG_ROUNDS))
+    complaint = f"passed over: {newest}: {learner} is damaged: its SHA-256 is not that in the checkpoint\n"
+    assert (complaint in output) == is_torn
+    assert f"resumes from {newest.with_stem('step_00000005') if is_torn else newest}\n" in output
+    for number in range(4):
+        file, owner = learner_path(newest, number), f"rank {number * ranks // 4}"
+        taken = [line for line in lines(output) if line.endswith(f"takes the digest of {file.name}")]
+        assert taken == [f"{owner} takes the digest of {file.name}"]
+        assert f"{owner} is at checking {file}" in output
 
 
 def test_learners_with_a_state_of_their_own_are_saved_at_every_epoch_and_pruned_with_it(

@@ -60,10 +60,7 @@ def test_buckets_hold_what_is_trained_in_reverse_order_and_one_type_each() -> No
         [half.shape],
         [(1, 2), (4,), (2, 3)],
     ]
-    assert [(bucket.flat.dtype, bucket.flat.tolist()) for bucket in buckets] == [
-        (torch.float16, [0.0] * 5),
-        (torch.float32, [0.0] * 12),
-    ]
+    assert [(bucket.flat.dtype, len(bucket.flat)) for bucket in buckets] == [(torch.float16, 5), (torch.float32, 12)]
 
 
 class _TwoWays(nn.Module):
@@ -121,7 +118,7 @@ class _Tied(nn.Module):
         nn.init.constant_(self.b.weight, 1.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.b(x)
+        y: torch.Tensor = self.b(x).requires_grad_()  # where b is frozen, too
         for _ in range(self.times):
             y = checkpoint(self.a, y, use_reentrant=True)
         return y.sum()
@@ -153,7 +150,6 @@ def test_a_gradient_that_comes_in_parts_is_sent_whole_or_the_run_ends() -> None:
     model = _Tied()
     model.b.requires_grad_(False)
     exchange = Exchange(model.named_parameters(), world)
-    model.b.forward = lambda x: x.clone().requires_grad_()  # type: ignore[method-assign]
     step(1)
     with pytest.raises(RunFailed, match=r"gradient of a\.weight arrived after .*use_reentrant=False"):
         step(2)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,11 @@ class FileStore:
     root: str
     limits: Limits = LIMITS
     is_flow: bool = False
-    films: Films = field(default_factory=Films, compare=False)
+
+    @cached_property
+    def films(self) -> Films:
+        """What this process knows of its films: no field, which other ranks would be sent."""
+        return Films()
 
     def path(self, clip: int) -> str:
         return os.path.join(self.root, self.manifest.path(clip))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 
-from summit_train.core.text import counted, printable
+from summit_train.core.text import counted
 from summit_train.data.manifest.files import located_root
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.video.span import TO_THE_END
@@ -63,7 +63,7 @@ class Leaks:
             found = f"data.val shares {count} with data.train, such as {name} (same {how})"
             lines.append(f"{found}: the accuracy will be too high; `summit-train data compare` lists them all")
         if self.groups:
-            count, names = counted(numbers["shared_groups"], "group"), printable(", ".join(self.groups[:3]))
+            count, names = counted(numbers["shared_groups"], "group"), ", ".join(self.groups[:3])
             found = f"data.val shares {count} (column group) with data.train, such as {names}"
             lines.append(f"{found}: the accuracy will be too high; `summit-train data split` keeps groups on one side")
         return lines

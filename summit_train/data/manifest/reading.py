@@ -381,9 +381,8 @@ def write_packed_manifest(folder: Path, manifest: Manifest) -> str:
     """Write a manifest into the folder of a packed set; return its fingerprint."""
     wide = len(manifest.paths) >= 1 << 32
     dtypes = DTYPES | {"paths": np.uint8, "offsets": np.int64 if wide else np.uint32}
-    used: dict[str, Any] = {
-        name: True for name in OPTIONAL if len(getattr(manifest, name))
-    }  # the files of the others are missing
+    # The files of the others are missing.
+    used: dict[str, Any] = {name: True for name in OPTIONAL if len(getattr(manifest, name))}
     for name, dtype in dtypes.items():
         if name not in OPTIONAL or name in used:
             save_column(folder / PACKED_MANIFEST / f"{name}.npy", getattr(manifest, name), dtype)

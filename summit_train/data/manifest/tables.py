@@ -36,7 +36,7 @@ _ROWS = 1 << 14  # of a table
 _INT32_MAX = 2**31 - 1
 # int() and float() also take `nan`, `1_0` and the digits of every script.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,400}")
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _FLAGS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 

@@ -51,8 +51,6 @@ PICTURE_ROW = np.dtype([("end", "<u4"), ("checksum", "<u4")])
 CONTENT_AT = _BLOCK = 512
 SHARD_END = bytes(2 * _BLOCK)
 _FORMAT = 1
-
-
 _MAX_BOUND = 1024
 # A record may come from a stranger, and its files are opened and copied: no name may lead out of the set's folder.
 _FILE_NAME = re.compile(rf"({PACKED_MANIFEST}|{INDEX_FOLDER})/[a-z_]+\.(npy|json)")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, regular
+from summit_train.core.text import printable
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.reading import PACK_FILE, load_column
 from summit_train.data.packed import format as packed
@@ -105,7 +106,7 @@ class ShardStore:
 
     def _warn(self, error: UserError, what: str) -> None:
         note = "summit-train: warning: %s; %s is read from %s instead"
-        logging.getLogger(__name__).warning(note, error, what, self._shared)
+        logging.getLogger(__name__).warning(note, error, what, printable(str(self._shared)))
 
     def _entry(self, clip: int) -> _Entry:
         clips, pictures = self._index

@@ -17,6 +17,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from summit_train.core.files import replacing
+from summit_train.core.text import printable
 from summit_train.data.video.decode import demuxed, index_of, open_video
 from summit_train.data.video.source import (
     MAX_HELD_BYTES,
@@ -70,7 +71,8 @@ class Films:
         with suppress(*failures), np.load(_index_file(film), allow_pickle=False) as arrays:
             if str(arrays["state"]) == film.state:
                 return PacketIndex(*(arrays[name] for name in PacketIndex._fields))
-            _LOG.warning("summit-train: note: %s has changed; indexing its packets again", film.name)
+            text = "summit-train: note: %s has changed; indexing its packets again"
+            _LOG.warning(text, printable(film.name))
         return None
 
     def _made(self, film: Encoded, limits: Limits) -> PacketIndex:
@@ -90,7 +92,7 @@ class Films:
         except OSError as error:
             if self._can_keep:
                 text = "summit-train: note: the indexes of films cannot be kept in %s (%s); set XDG_CACHE_HOME"
-                _LOG.warning(text, path.parent, error.strerror)
+                _LOG.warning(text, printable(str(path.parent)), error.strerror)
             self._can_keep = False
         return index
 

@@ -17,6 +17,7 @@ from summit_train.data.batches.order import Order, epoch_order
 from summit_train.data.batches.stores import Store, open_store
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.quarantine import Kept
+from summit_train.data.video import augment
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import EvaluateSpec
 from tests.data.batches.conftest import NUM_VIDEOS, all_keys, data_spec, open_batches
@@ -146,3 +147,9 @@ def test_the_run_goes_on_without_a_clip_that_ends_or_holds_its_reader(
     assert all(clip.reason.startswith(reason) for clip in bad)
     asked = [ids.item() for *_, ids in all_keys(manifest)][:12]
     assert [b.ids.item() for b in found if not b.bad] == [clip for clip in asked if clip != 3]
+
+
+def test_a_clip_that_takes_too_long_names_the_key_and_the_way_out(manifest: Manifest) -> None:
+    store = open_store(data_spec(clip_seconds=1e-6), manifest)
+    with pytest.raises(DecodeError, match=r"longer than 1e-06 s to read; raise data\.clip_seconds, .*data index"):
+        store.read_views(0, lambda n: np.array([[n - 1]]), lambda w, h: augment.test_views(24, 1, w, h))

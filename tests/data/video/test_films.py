@@ -59,23 +59,23 @@ def test_a_later_clip_reads_the_packets_from_its_key_frame_alone(
     assert kept.stat().st_mode & 0o777 == 0o600 and kept.parent.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("store", ["a.mp4"], indirect=True)
+@pytest.mark.parametrize("store", ["a\x1b.mp4"], indirect=True)
 def test_what_is_kept_of_a_file_that_has_changed_is_made_again(
     store: FileStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = _clip(store, 290)
     (kept,) = (tmp_path / "cache/summit_train/films").iterdir()
     kept.write_bytes(kept.read_bytes()[:1000])  # damaged
-    np.testing.assert_array_equal(_clip(_opened(tmp_path, "a.mp4"), 290), first)
-    write_video(tmp_path / "a.mp4", np.full((NUM_FRAMES, 16, 32, 3), 90, np.uint8))
+    np.testing.assert_array_equal(_clip(_opened(tmp_path, "a\x1b.mp4"), 290), first)
+    write_video(tmp_path / "a\x1b.mp4", np.full((NUM_FRAMES, 16, 32, 3), 90, np.uint8))
     with pytest.raises(DecodeError, match="has changed since it was indexed"):
         _clip(store, 290)
     assert not caplog.messages
-    changed = _opened(tmp_path, "a.mp4")
+    changed = _opened(tmp_path, "a\x1b.mp4")
     for _ in range(2):
         np.testing.assert_allclose(_clip(changed, 290), 90, atol=5)
     (note,) = caplog.messages
-    assert note == f"summit-train: note: {tmp_path}/a.mp4 has changed; indexing its packets again"
+    assert note == f"summit-train: note: {tmp_path}/a\\x1b.mp4 has changed; indexing its packets again"
 
 
 @pytest.mark.parametrize("store", ["a.mp4"], indirect=True)
