@@ -147,7 +147,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         divisors = [n for n in range(1, virtual_gpus + 1) if virtual_gpus % n == 0]
         near = [*[n for n in divisors if n < ranks][-1:], *[n for n in divisors if n > ranks][:1]]
         wrong = f"scale.gpus is {virtual_gpus}, which {ranks} ranks do not divide"
-        right = f"start {' or '.join(map(str, near))} ranks, or change scale.gpus"
+        right = f"start {' or '.join(map(str, near))} {'rank' if near == [1] else 'ranks'}, or change scale.gpus"
         raise UserError(f"{wrong}: every rank needs an equal share of the virtual GPUs; {right}")
     global_batch = virtual_gpus * spec.scale.clips_per_gpu
     views = num_clips * spec.data.repeats  # of an epoch
@@ -239,9 +239,9 @@ def plan_schedule(optimizer: OptimizerSpec, course: ScheduleSpec, global_batch: 
             unit = 10.0 ** (math.floor(math.log10(fits)) - 2)
             fits = math.floor(fits / unit) * unit
         factor = f" x {global_batch:,} / {optimizer.base_batch:,} (schedule.warmup_scaling)" if is_scaled else ""
-        warmup = f"a warm-up of {course.warmup_epochs:g}{factor} epochs = {counted(warmup_steps, 'step')}"
-        run = f"leaves nothing of {counted(course.epochs, 'epoch')} = {total_steps:,} steps; at most {fits:g} fits"
-        raise UserError(f"schedule.warmup_epochs: {warmup} {run}")
+        run, warmup = counted(total_steps, "step"), counted(warmup_steps, "step")
+        wrong = f"must be shorter than the run of {run}, got {warmup} from {course.warmup_epochs:g}{factor}"
+        raise UserError(f"schedule.warmup_epochs: the warm-up {wrong}; try {fits:g} or less")
     peak_lr = peak_learning_rate(optimizer.base_lr, optimizer.base_batch, global_batch, optimizer.lr_scaling)
     if peak_lr > _LARGEST_LR:
         largest = f"{_LARGEST_LR:g} at most"

@@ -54,7 +54,7 @@ def test_what_failures_cost_the_papers_run(capsys: pytest.CaptureFixture[str]) -
         row = json.loads(capsys.readouterr().out)["rows"][0]
         found.append(row["losses"])
     epoch, every_epoch, stall, daly, best = re.findall(
-        r"Saving every epoch, ([\d.]+) s, leaves\na goodput of ([\d.]+) %: the steps wait ([\d.]+) s for each "
+        r"Saving every epoch, ([\d.]+)\s+s, leaves\s+a goodput of ([\d.]+) %: the steps wait ([\d.]+) s for each\s+"
         r"checkpoint. "
         r"Daly's interval is ([^,]+), with ([\d.]+) %",
         PAGE,

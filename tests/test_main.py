@@ -304,7 +304,7 @@ def test_a_command_imports_no_torch_that_needs_none() -> None:
 def test_the_module_runs_as_the_console_script_does(spec: str) -> None:
     done = _started("-m", "summit_train", "plan", spec, "--clips", "1")
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"summit-train: data\.train has 1 clips, .*\n", done.stderr)
+    assert re.fullmatch(r"summit-train: data\.train has 1 clip, .*\n", done.stderr)
     assert "summit-train = summit_train.__main__:main" in (ROOT / "setup.cfg").read_text()
 
 

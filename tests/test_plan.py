@@ -136,7 +136,7 @@ def test_null_gpus_are_as_many_as_there_are_ranks() -> None:
 
 @pytest.mark.parametrize(
     ("gpus", "ranks", "advice"),
-    [(12, 5, "start 4 or 6 ranks"), (12, 24, "start 12 ranks"), (7, 2, "start 1 or 7 ranks"), (1, 2, "start 1 ranks")],
+    [(12, 5, "start 4 or 6 ranks"), (12, 24, "start 12 ranks"), (7, 2, "start 1 or 7 ranks"), (1, 2, "start 1 rank")],
 )
 def test_ranks_that_do_not_divide_are_refused_with_those_that_do(gpus: int, ranks: int, advice: str) -> None:
     with pytest.raises(UserError, match=f"scale.gpus is {gpus}, which {ranks} ranks do not divide.*{advice}, or"):
@@ -145,7 +145,7 @@ def test_ranks_that_do_not_divide_are_refused_with_those_that_do(gpus: int, rank
 
 @pytest.mark.parametrize("clips", [47, 0, -5, -100_000])
 def test_too_few_clips_are_refused(clips: int) -> None:
-    with pytest.raises(UserError, match=f"data.train has {clips} clips, less than one global batch of 48"):
+    with pytest.raises(UserError, match=f"data.train has {clips:,} clips, less than one global batch of 48"):
         make_plan(_spec(6), 6, clips)
     plan = make_plan(_spec(6), 6, 48)  # just enough
     assert (plan.steps_per_epoch, plan.dropped_clips_per_epoch) == (1, 0)
@@ -177,15 +177,15 @@ def test_a_warm_up_that_takes_the_whole_run_is_refused_with_what_fits() -> None:
     with pytest.raises(UserError) as caught:
         make_plan(_spec(1536, optimizer={"base_batch": 96}, schedule=schedule), 1536, KINETICS)
     assert str(caught.value) == (
-        "schedule.warmup_epochs: a warm-up of 5 x 12,288 / 96 (schedule.warmup_scaling) epochs = 12,500 steps leaves "
-        "nothing of the run, 100 epochs = 1,900 steps; at most 0.759 fits"
+        "schedule.warmup_epochs: the warm-up must be shorter than the run of 1,900 steps, got 12,500 steps from "
+        "5 x 12,288 / 96 (schedule.warmup_scaling); try 0.759 or less"
     )
     # 0.759 * 2,500 = 1,897.5; 0.76 * 2,500 = 1,900, the whole run.
     fitting = _spec(1536, optimizer={"base_batch": 96}, schedule=schedule | {"warmup_epochs": 0.759})
     assert make_plan(fitting, 1536, KINETICS).warmup_steps == 1898
-    with pytest.raises(UserError, match=r"a warm-up of 100 epochs = 1,900 steps leaves.*; at most 99\.9 fits"):
+    with pytest.raises(UserError, match=r"of 1,900 steps, got 1,900 steps from 100; try 99\.9 or less"):
         make_plan(_spec(1536, schedule={"warmup_epochs": 100}), 1536, KINETICS)
-    with pytest.raises(UserError, match="1 epochs = 1 steps; at most 0 fits"):
+    with pytest.raises(UserError, match="the run of 1 step, got 1 step from 1; try 0 or less"):
         make_plan(_spec(1, schedule={"epochs": 1, "warmup_epochs": 1}), 1, 8)
 
 

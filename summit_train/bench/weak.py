@@ -22,7 +22,7 @@ from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.processes import Facts, answer, find_mpirun, mpi_environment, mpirun_command
 from summit_train.core.result import TextTable, tell
 from summit_train.core.session import check_single
-from summit_train.core.text import share
+from summit_train.core.text import counted, share
 from summit_train.report.figures import GREY, drawable, drawn, series, wrapped
 from summit_train.report.tables import machine_text
 from summit_train.scaling.published import SCALABILITY, label_of
@@ -93,7 +93,7 @@ def measure_ranks(words: Sequence[str], threads: int, ranks: int) -> Facts:
     try:
         return answer([*launcher, *step], _TIMEOUT, environment)
     except RunFailed as error:
-        raise RunFailed(f"bench step on {ranks} ranks: {error}") from error
+        raise RunFailed(f"bench step on {counted(ranks, 'rank')}: {error}") from error
 
 
 def scaling_rows(found: Mapping[int, Sequence[Values]]) -> list[Values]:

@@ -72,8 +72,10 @@ def _change_of_epochs(path: str, more_epochs: int) -> Change:
 
     A command that is started again finds its own record, and adds nothing until the result of that is there.
     """
-    if more_epochs < 1 or not Path(path).is_dir():
-        raise UserError(f"--more-epochs must be 1 or more of a run folder, got {more_epochs} of {path}")
+    if more_epochs < 1:
+        raise UserError(f"--more-epochs must be 1 or more, got {more_epochs}")
+    if not Path(path).is_dir():
+        raise UserError(f"--more-epochs must be used with a run folder, got {path}; try runs/NAME")
     own = run_spec(path)
     epochs, run_path, recorded = own.schedule.epochs, own.run_path, last_extension(own.run_path)
     if recorded is not None and recorded[1] - recorded[0] == more_epochs:

@@ -107,8 +107,8 @@ def _nodes_and_ranks(args: argparse.Namespace, site: Site | None, spec: Spec) ->
     ranks = args.ranks if args.ranks is not None else spec.scale.gpus or site.ranks
     nodes = args.nodes if args.nodes is not None else max(1, ranks // site.ranks)
     if args.ranks is not None and args.ranks != nodes * site.ranks:
-        have = f"{counted(nodes, 'node')} of {site.name} have {nodes * site.ranks}"
-        raise UserError(f"--ranks {args.ranks}: {have}; give --nodes alone")
+        right = f"{nodes * site.ranks} on {counted(nodes, 'node')} of {site.name}"
+        raise UserError(f"--ranks must be {right}, got {args.ranks}; try --nodes alone")
     return nodes, check_ranks(site, spec, nodes)
 
 
@@ -201,7 +201,7 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         *_communication_rows(spec, plan),
         ("multiply-adds", f"{network.multiply_adds / 1e9:,.2f} G a clip, forward"),
         ("input", f"{plan.input_bytes_per_step_and_rank / 1e6:,.1f} MB a step and rank, uint8, {held}"),
-        ("workers", "as many a rank as it has cores, at most 4" if workers is None else f"{workers:,} a rank"),
+        ("workers", "one for each core of a rank, at most 4" if workers is None else f"{workers:,} a rank"),
         ("memory", f"about {binary_size(plan.memory_bytes_per_rank)} a rank (weights and activations)"),
         *([("network built", network.note)] if network.note else []),
         ("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {kept}{beside}"),

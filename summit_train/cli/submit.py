@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     requeues = "requeues that a job may make (default: the site's, else twice the jobs that the run needs)"
     parser.add_argument("--max-requeues", type=int, metavar="N", help=requeues)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--dry-run", action="store_true", help="print the script, and the cost on stderr; no more")
-    what.add_argument("--write", action="store_true", help="write the job's folder; print the line that submits it")
+    what.add_argument("--dry-run", action="store_true", help="print the script, and the cost on stderr")
+    what.add_argument("--write", action="store_true", help="write script and spec; print how to submit them")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> Result:
         tell(f"{spec.name}: nothing is submitted; the script is {script}{chained}")
         return Result([site.batch.by_hand(script, site.launcher)])
     if args.dry_run:
-        tell(f"{spec.name}: nothing is written; --write writes what this script reads, to submit it by hand")
+        tell(f"{spec.name}: nothing is written; to submit the script by hand, use --write in place of --dry-run")
         return Result(text.removesuffix("\n").split("\n"))
     script = prepare_job(site, job, spec)
     ids = chain(site, job, script, cost.jobs)

@@ -99,8 +99,8 @@ def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
         fitting = [n for n in range(1, gpus // site.ranks + 1) if gpus % (n * site.ranks) == 0]
         near = sorted(sorted(fitting, key=lambda n: abs(n - nodes))[:4])
         hint = f"try --nodes {', '.join(map(str, near))}" if near else "change scale.gpus or ranks_per_node"
-        wrong = f"{counted(nodes, 'node')} of {site.name} have {ranks} ranks, which do not divide scale.gpus {gpus}"
-        raise UserError(f"{wrong}: every rank needs an equal share; {hint}")
+        place = f"{counted(ranks, 'rank')} on {counted(nodes, 'node')} of {site.name}"
+        raise UserError(f"scale.gpus must be a multiple of the {place}, got {gpus}; {hint}")
     return ranks
 
 

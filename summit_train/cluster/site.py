@@ -143,7 +143,7 @@ class Site(Section):
     queue: Word | None = Field(default=None, description="Slurm's partition, LSF's queue.")
     chunk: Word | None = Field(default=None, description="PBS: a node's resources; null: its cores and GPUs.")
     spare_nodes: Annotated[int, Field(ge=0)] = Field(default=0, description="Nodes in place of those in bad_nodes.")
-    max_requeues: NonNegative | None = Field(default=None, description="Of a run; null: what its time suggests.")
+    max_requeues: NonNegative | None = Field(default=None, description="Requeues of a job; null: from its time.")
     requires: tuple[Literal["account", "queue"], ...] = Field(default=(), description="Keys that a job must have.")
     directives: tuple[DirectiveLine, ...] = ()
     launcher_options: tuple[LauncherOption, ...] = ()

@@ -47,12 +47,12 @@ def output_rows(site: Site, *jobs: Job) -> list[tuple[str, str]]:
     job, batch = jobs[0], site.batch
     folder = f"{job.runs[0]}/job" if len(jobs) == len(job.runs) == 1 else "RUN/job"
     own = f"{job.sweep}/job/array_*.out" if job.is_array else batch.own_output and f"{folder}/{batch.own_output}"
-    output = f"{folder}/*.out" + (f"; {site.scheduler}'s own words: {own}" if own else "")
+    output = f"{folder}/*.out" + (f"; {site.scheduler}'s own messages: {own}" if own else "")
     if batch.mail is None:
         return [("output", output), ("mail", f"none; {site.scheduler} sends none")]
     name = re.split("[= ]", batch.mail)[0]
     asked = [line.option for line in site.directives if re.split("[= ]", line.option)[0] == name]
-    add = f"""none asked for; the profile may: +directives: [{{option: "{batch.mail}", why: mail}}]"""
+    add = f"""none; to get it, add to the profile: +directives: [{{option: "{batch.mail}", why: mail}}]"""
     return [("output", output), ("mail", f"as {', '.join(asked)} says" if asked else add)]
 
 

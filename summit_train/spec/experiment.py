@@ -346,7 +346,7 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     if best is not None and not spec.evaluate.every_epochs:
         yield "checkpoint.keep_best", "needs validations during training; set evaluate.every_epochs to 1 or more"
     if grow is not None and grow.max is not None and grow.max < (clips := spec.scale.clips_per_gpu):
-        yield "parallel.grow_batch.max", f"{grow.max} clips are fewer than scale.clips_per_gpu, {clips}"
+        yield "parallel.grow_batch.max", f"must be at least scale.clips_per_gpu, {clips}, got {grow.max}"
     if grow is not None and grow.max is not None and grow.max % data.repeats:
         yield "parallel.grow_batch.max", f"must be a multiple of data.repeats, {data.repeats}, got {grow.max}"
     yield from catalog.network_problems(

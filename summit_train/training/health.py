@@ -73,5 +73,5 @@ class Health:
             return None
         self._is_said = True
         name = names[top] if top < len(names) else str(top)
-        what = f"{share(taken)} of the validation videos are taken for {name!r}, {share(own)} are of it"
+        what = f"{share(taken)} of the validation videos are predicted as {name!r}; {share(own)} belong to it"
         return f"the network does not learn: {what}; {_CAUSES}"

@@ -225,7 +225,7 @@ def validate(
         loss = None if run.val_loss is None else run.val_loss.of_scores(scores)
         record = measures | {"val_loss": loss, "videos": videos, "clips": clips, "seconds": seconds}
         log.write("eval", epoch=epoch, step=step, **record)
-        unknown = "" if measures[known.main.key] is not None else "it decides nothing: best checkpoint and batch stay"
+        unknown = "" if measures[known.main.key] is not None else "unknown measure: best checkpoint and batch stay"
         about = "; ".join(filter(None, (f"{counted(videos, 'video')}, {views}", bad, missing, unknown)))
         log.say(f"epoch {epoch}: {known.text(measures)}{'' if loss is None else f'  loss {loss:.4f}'}  ({about})")
         log.warn(step, run.health.of_validation(step, scores, run.val_set.manifest.class_names))

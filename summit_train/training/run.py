@@ -82,7 +82,7 @@ class Run:
         # A batch that is read ahead has three tensors of shared memory, torch.distributed a socket to each rank.
         needed = _OPEN_FILES + 3 * (PREFETCHED_PER_WORKER + 1) * self.train_set.data.num_workers() + world.size
         if (may_open := raise_open_files()) is not None and may_open < needed:
-            self.notes.append(f"open files: a rank may have {may_open:,} and need {needed:,}; raise `ulimit -Hn`")
+            self.notes.append(f"open files: a rank may need {needed:,}, the limit is {may_open:,}; raise `ulimit -Hn`")
         state = world.together(lambda: self._first_state(watchdog or Watchdog(world, None), **may))
         path = checkpoint_path(spec.run_path, world.broadcast(state.get("step", 0)))
         weights = world.broadcast(state.pop("model", None) or self.model.state_dict())

@@ -123,8 +123,8 @@ def first_state(
     epochs = spec.schedule.epochs
     is_longer = differing.keys() == {"schedule.epochs"} and saved.get("schedule.epochs", epochs) < epochs
     if is_longer and (more_epochs or (last_extension(spec.run_path) or (0, 0))[1] == epochs):
-        lr = f"LR continues at {plan.learning_rate(state['step']):.6g}, as a run of {epochs} epochs has it"
-        notes.append(f"more epochs: {saved['schedule.epochs']} become {epochs}; {lr}")
+        lr = f"LR continues at {plan.learning_rate(state['step']):.6g}, as in a run of {epochs} epochs"
+        notes.append(f"more epochs: {epochs} instead of {saved['schedule.epochs']}; {lr}")
     elif differing and not force_resume:
         right = "Give this run another name, or take it over all the same with --force-resume"
         if is_longer:

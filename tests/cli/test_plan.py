@@ -217,7 +217,7 @@ def test_memory_has_every_learner_of_a_rank(write_spec: WriteSpec, plan: Plan) -
             "parallel.grow_batch.max=21",
             "grow_batch.max: 21 clips do not fit a learner's epoch: 4 learners have 20 of the",
         ),
-        ("parallel.grow_batch.max=1", "parallel.grow_batch.max: 1 clips are fewer than scale.clips_per_gpu, 2"),
+        ("parallel.grow_batch.max=1", "parallel.grow_batch.max: must be at least scale.clips_per_gpu, 2, got 1"),
         ("parallel.grow_batch.factor=1", "parallel.grow_batch.factor: Input should be greater than or equal to 2"),
         ("evaluate.every_epochs=0", "parallel.grow_batch: needs validations during training; set"),
         ("parallel.period=0", "parallel.period: must be epoch or a number of steps from 1 to 1,000,000, got 0"),
@@ -256,7 +256,7 @@ def test_clips_of_both_sets_are_named(
     status, out, err = main_said(capsys, "plan", spec, "--json")
     (line,) = json.loads(out)["warnings"]
     assert status == 0 and err == f"warning: {line}\n"
-    assert line.startswith(f"2 clips of data.val also in data.train, such as {val.path(3)} (same path): the accuracy")
+    assert line.startswith(f"data.val shares 2 clips with data.train, such as {val.path(3)} (same path): the accuracy")
     bad = tmp_path / "bad.csv"  # a clip that is left out is not trained on
     bad.write_text(f"path,reason\n{leaked[0].path},x\n{leaked[1].path},x\n")
     assert json.loads(main_said(capsys, "plan", spec, "--json", f"data.quarantine={bad}")[1])["warnings"] == []
@@ -277,9 +277,9 @@ def test_groups_of_both_sets_are_named(
     status, out, err = main_said(capsys, "plan", spec, "--json")
     (line,) = json.loads(out)["warnings"]
     assert status == 0 and err == f"warning: {line}\n"
-    assert line.startswith("2 groups in both data.train and data.val by the column group, such as g2, g3: the accuracy")
+    assert line.startswith("data.val shares 2 groups (column group) with data.train, such as g2, g3: the accuracy")
     (tmp_path / "bad.csv").write_text("".join(f"{line}\n" for line in ("path,reason", *(f"{path},x" for path in bad))))
     (line,) = json.loads(main_said(capsys, "plan", spec, "--json", f"data.quarantine={tmp_path}/bad.csv")[1])[
         "warnings"
     ]
-    assert line.startswith("1 group in both data.train and data.val by the column group, such as g2: ")
+    assert line.startswith("data.val shares 1 group (column group) with data.train, such as g2: ")

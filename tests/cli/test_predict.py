@@ -78,7 +78,7 @@ def test_a_bad_file_is_named_and_the_status_is_1(say: Say, videos: Path, tmp_pat
     status, out, err = say(videos, "--top", "2", "--csv", tmp_path / "new/out.csv")
     assert status == 1
     assert [line.split()[0] for line in lines(out)[1:]][::2] == [f"{videos}/0.mp4", f"{videos}/2.mp4"]
-    reason = "is not a video of a kind that is read here, or its header is damaged"
+    reason = "is not a video in a supported format, or its header is damaged"
     assert err == f"{videos}/1.mp4: {reason}\nsummit-train: 1 of 3 videos could not be read\n"
     _, out, _ = say(videos, "--top", "2", "--json")
     found = json.loads(out)["videos"]

@@ -23,7 +23,7 @@ COST = (
     "  training  unknown: no measurement of this network; give --speed, clips a second of one rank\n"
     "  walltime  at least one job of 4:00; node-hours unknown without a speed, at most 84.0 with 20 requeues\n"
     "  output    {run}/job/*.out\n"
-    '  mail      none asked for; the profile may: +directives: [{{option: "--mail-type=END,FAIL", why: mail}}]\n'
+    '  mail      none; to get it, add to the profile: +directives: [{{option: "--mail-type=END,FAIL", why: mail}}]\n'
 )
 
 
@@ -51,9 +51,9 @@ def test_a_dry_run_prints_script_and_cost_and_touches_nothing(
         "  evaluation   not counted: the number of videos in data.val is unknown\n"
         "  walltime     one job of 0:32: 136.5 node-hours; at most 546.1 with 3 requeues\n"
         f"  output       {tmp_path}/runs/tsm_r50_8f_1536gpu/job/*.out\n"
-        '  mail         none asked for; the profile may: +directives: [{option: "-N", why: mail}]\n'
+        '  mail         none; to get it, add to the profile: +directives: [{option: "-N", why: mail}]\n'
         "  not checked  data.train, data.val, data.root, model.pretrained\n"
-        "tsm_r50_8f_1536gpu: nothing is written; --write writes what this script reads, to submit it by hand\n"
+        "tsm_r50_8f_1536gpu: nothing is written; to submit the script by hand, use --write in place of --dry-run\n"
     )
     status, _, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "256", "--dry-run", "--write")
     assert status == 2 and "--write: not allowed with argument --dry-run" in err
@@ -107,8 +107,8 @@ def test_a_chain_that_is_written_is_one_job_with_more_requeues(
     ("site", "output", "mail"),
     [
         ("slurm_generic", "", "--mail-type=END,FAIL"),
-        ("pbs_generic", "; pbs's own words: {run}/job/*.o[0-9]*", "-m ae"),
-        ("flux_generic", "; flux's own words: {run}/job/flux-*.out", None),
+        ("pbs_generic", "; pbs's own messages: {run}/job/*.o[0-9]*", "-m ae"),
+        ("flux_generic", "; flux's own messages: {run}/job/flux-*.out", None),
     ],
 )
 def test_where_output_and_mail_go_is_said(
@@ -121,7 +121,7 @@ def test_where_output_and_mail_go_is_said(
         assert "  mail      none; flux sends none\n" in err
         return
     key = f'+directives: [{{option: "{mail}", why: mail}}]'
-    assert f"  mail      none asked for; the profile may: {key}\n" in err
+    assert f"  mail      none; to get it, add to the profile: {key}\n" in err
     status, out, err = say(*words, "--set", key.replace(": ", "=", 1))
     assert status == 0 and f"  mail      as {mail} says\n" in err and f" {mail}\n" in out
 
@@ -226,7 +226,10 @@ def test_a_chain_is_said_and_submitted(say: Say, standins: Standins, tmp_path: P
     ("words", "message"),
     [
         (["--site", "sumit", "--nodes", "1"], "site 'sumit' not found; shipped: "),
-        (["--site", "summit", "--nodes", "5"], "5 nodes of summit have 30 ranks, which do not divide scale.gpus 1536"),
+        (
+            ["--site", "summit", "--nodes", "5"],
+            "scale.gpus must be a multiple of the 30 ranks on 5 nodes of summit, got 1536",
+        ),
         (["--site", "summit", "--nodes", "0"], "--nodes must be 1 or more, got 0"),
         (["--site", "local", "--nodes", "2"], "local: a job must have at most 1 node, got 2"),
         (["--site", "summit", "--nodes", "1", "--set", "acount=x"], "override 'acount=x': acount: unknown key"),
@@ -319,9 +322,9 @@ def test_plan_on_a_site_for_people(say: Say) -> None:
         ("--nodes 2", "--nodes must be used with --site"),
         ("--walltime 2:00", "--walltime must be used with --site"),
         ("--price 2", "--price must be used with --site"),
-        ("--site summit --nodes 2 --ranks 6", "--ranks 6: 2 nodes of summit have 12; give --nodes"),
-        ("--site summit --ranks 8", "--ranks 8: 1 nodes of summit have 6; give --nodes alone"),
-        ("--site summit --nodes 7", "7 nodes of summit have 42 ranks, which do not divide scale.gpus 1536"),
+        ("--site summit --nodes 2 --ranks 6", "--ranks must be 12 on 2 nodes of summit, got 6; try --nodes"),
+        ("--site summit --ranks 8", "--ranks must be 6 on 1 node of summit, got 8; try --nodes alone"),
+        ("--site summit --nodes 7", "scale.gpus must be a multiple of the 42 ranks on 7 nodes of summit, got 1536"),
     ],
 )
 def test_mistakes_in_a_plan_on_a_site(say: Say, words: str, message: str) -> None:

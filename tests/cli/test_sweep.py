@@ -83,7 +83,7 @@ def test_a_dry_run_prints_every_runs_plan_and_touches_nothing(
         ["gpus-8", "2", "8", "8", "1", "16", "64", "10", "0.01", "4:00"],
         ["gpus-8_seed-1", "1", "4", "8", "2", "16", "64", "10", "0.01", "4:00"],
     ]
-    assert "\n  output  RUN/job/*.out\n  mail    none asked for; " in out
+    assert "\n  output  RUN/job/*.out\n  mail    none; to get it, " in out
     script = "the script of the first of 3 jobs:\n\n#!/bin/bash\n#SBATCH --job-name=gpus-4\n"
     assert script in out and out.endswith("\nexit 85\n")
     refused = say("sweep", str(path), "--dry-run", "--site", "slurm_generic", "--set", "requires=[account]")
@@ -139,7 +139,7 @@ def test_runs_of_equal_nodes_are_one_array_with_the_cap(
     status, out, err = say("sweep", str(path), "--site", "slurm_generic")
     assert (status, err) == (0, "")
     assert "study: job array 77 of 6 runs, 2 at once" in out
-    own = f"; slurm's own words: {tmp_path}/runs/study/job/array_*.out\n  mail    none asked for; the profile may: "
+    own = f"; slurm's own messages: {tmp_path}/runs/study/job/array_*.out\n  mail    none; to get it, add"
     assert f"\n  output  RUN/job/*.out{own}" in out
     assert len(standins.calls("sbatch")) == 1
     script = tmp_path / "runs/study/job/job.sh"
@@ -242,7 +242,11 @@ def test_status_of_a_sweep_that_was_not_started_writes_nothing(
         ("grid: {seed: [0, 1]}", ["--local", "--json"], "--json needs --dry-run or --status"),
         ("grid: {seed: [0, 1]}", ["--dry-run", "--walltime", "2:00"], "--walltime and --set need --site"),
         ("grid: {seed: [0, 1]}", ["--site", "slurm_generic"], "seed-0: the number of nodes is missing; add nodes: N"),
-        ("grid: {seed: [0]}\nnodes: 3", ["--site", "slurm_generic"], "seed-0: 3 nodes of slurm_generic have 12 ranks"),
+        (
+            "grid: {seed: [0]}\nnodes: 3",
+            ["--site", "slurm_generic"],
+            "seed-0: scale.gpus must be a multiple of the 12 ranks on 3 nodes of slurm_generic",
+        ),
         ("grid: {seed: [0], scale.gpus: [64]}", ["--local"], "seed-0_gpus-64: data.train has 80 clips"),
         ("grid: {seed: [0, 1]}", ["--dry-run", "data.train=no.csv"], "data.train: no.csv not found; give the number"),
         ("grid: {sed: [0, 1]}", ["--dry-run"], "study.yaml:3: sed: unknown key; did you mean seed?"),

@@ -137,9 +137,13 @@ def test_accumulation_costs_its_time() -> None:
     [
         (1536, 0, "--nodes must be 1 or more, got 0"),
         (1536, -1, "--nodes must be 1 or more, got -1"),
-        (1536, 5, "5 nodes of summit have 30 ranks, which do not divide scale.gpus 1536: .*; try --nodes 1, 2, 4, 8"),
-        (1536, 512, "512 nodes of summit have 3072 ranks, .*; try --nodes 32, 64, 128, 256"),
-        (8, 1, r"have 6 ranks, .*; change scale.gpus or ranks_per_node"),
+        (
+            1536,
+            5,
+            "scale.gpus must be a multiple of the 30 ranks on 5 nodes of summit, got 1536; try --nodes 1, 2, 4, 8",
+        ),
+        (1536, 512, "the 3,072 ranks on 512 nodes of summit, got 1536; try --nodes 32, 64, 128, 256"),
+        (8, 1, r"the 6 ranks on 1 node of summit, got 8; change scale.gpus or ranks_per_node"),
     ],
 )
 def test_ranks_that_do_not_divide_the_virtual_gpus(gpus: int, nodes: int, message: str) -> None:
@@ -179,7 +183,7 @@ def test_the_rows_for_people() -> None:
     assert [name for name, _ in here.rows()] == ["training", "evaluation"]
     uncapped = _cost("tsm_r50_8f", 1, "scale.gpus=4", site=load_site("slurm_generic"), walltime=10_000)
     assert (uncapped.jobs, uncapped.walltime_minutes) == (1, 10_000)
-    with pytest.raises(UserError, match="at most 4608 nodes"):
+    with pytest.raises(UserError, match="at most 4,608 nodes"):
         _cost("tsm_r50_8f", 4609, "scale.gpus=null", "scale.clips_per_gpu=1")
 
 

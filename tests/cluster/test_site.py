@@ -40,7 +40,7 @@ def test_summit_is_as_its_guide_says() -> None:
     assert (site.scheduler, site.launcher, site.ranks, site.cores_per_rank) == ("lsf", "jsrun", 6, 7)
     hours = {nodes: (site.walltime_cap(nodes) or 0) / 60 for nodes in (1, 45, 46, 91, 92, 921, 922, 4608)}
     assert hours == {1: 2, 45: 2, 46: 6, 91: 6, 92: 12, 921: 12, 922: 24, 4608: 24}
-    with pytest.raises(UserError, match="summit: a job must have at most 4608 nodes, got 4609"):
+    with pytest.raises(UserError, match="summit: a job must have at most 4,608 nodes, got 4609"):
         site.walltime_cap(4609)
 
 

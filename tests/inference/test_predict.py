@@ -159,7 +159,7 @@ def test_a_bad_file_is_named_and_the_rest_goes_on(trained: Trained, motion_set: 
     torn = write_pictures(tmp_path / "pictures", frames) / "00001.png"
     torn.write_bytes(torn.read_bytes()[:40])
     found = predicted(trained, tmp_path / "bad.mp4", good, tmp_path / "pictures")
-    damaged = "is not a video of a kind that is read here, or its header is damaged"
+    damaged = "is not a video in a supported format, or its header is damaged"
     assert [video.error for video in found.videos] == [damaged, None, "00001.png is cut short"]
     assert scores(found.videos[1]) == scores(predicted(trained, good).videos[0])
 

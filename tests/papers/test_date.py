@@ -180,7 +180,7 @@ def test_the_worked_example() -> None:
     for step in (118, 150, 200):
         assert schedule.learning_rate(step - 1) == pytest.approx(schedule.peak_lr * (210 - step) / 93, rel=1e-12)
     assert schedule.learning_rate(209) == 1e-6
-    with pytest.raises(UserError, match="a warm-up of 2 x 8,192 / 1,024"):
+    with pytest.raises(UserError, match="from 2 x 8,192 / 1,024"):
         date.recipe(task, _run("lenet_momentum", "date", 8192, epochs=16), 60_000)
 
 

@@ -75,7 +75,9 @@ def test_one_class_for_all_is_named_once() -> None:
     health = _health()
     health.of_validation(150, dead, "abcd")
     message = health.of_validation(200, dead, "abcd")
-    assert message is not None and "100.0 % of the validation videos are taken for 'c', 25.0 % are of it" in message
+    assert (
+        message is not None and "100.0 % of the validation videos are predicted as 'c'; 25.0 % belong to it" in message
+    )
     assert "optimizer.base_lr" in message and "model.freeze_*" in message
 
 
@@ -104,7 +106,7 @@ def test_a_head_that_leaps_is_named_in_training_and_in_the_report(
     ]
     folder = write_spec("dead").parent / "runs"
     (warning,) = records(folder / "dead", "warning")
-    assert warning["step"] == 20 and "of the validation videos are taken for" in warning["text"]
+    assert warning["step"] == 20 and "of the validation videos are predicted as" in warning["text"]
     assert f"WARNING: {warning['text']}" in said[0]
     assert f"After step 20: {warning['text']}" in notes_of(Run(folder / "dead"))
     assert records(folder / "sane", "warning") == []

@@ -68,4 +68,4 @@ def test_a_limit_of_open_files_that_is_too_low_is_said_once(
 ) -> None:
     monkeypatch.setattr("summit_train.training.run.raise_open_files", lambda: 64)
     status, output = forked(0, lambda: main_without_reports(["train", str(write_spec(schedule={"epochs": 1}))]))
-    assert status == 0 and output.count("open files: a rank may have 64 and need 101") == 1, output
+    assert status == 0 and output.count("open files: a rank may need 101, the limit is 64") == 1, output

@@ -200,7 +200,7 @@ def test_more_epochs_continue_a_finished_run_once_and_bit_equal_after_kills(
         shutil.copytree(one_epoch, run)
     words = ("--more-epochs", "2", "evaluate.last_checkpoints=3")
     said = train(ranks, whole, *words)
-    assert "more epochs: 1 become 3; LR continues at 0.00452254, as a run of 3 epochs has it" in said
+    assert "more epochs: 3 instead of 1; LR continues at 0.00452254, as in a run of 3 epochs" in said
     _killed_in(14, ranks, str(killed), *words)
     _killed_in(25, ranks, str(killed), *words if ranks else words[2:])
     train(ranks, killed, *words[2:] if ranks else words)
@@ -214,13 +214,16 @@ def test_more_epochs_continue_a_finished_run_once_and_bit_equal_after_kills(
         assert (run / "evals/epochs-1/predictions/step_00000010.npz").exists()
         assert [row["step"] for row in result["checkpoints"]] == [20, 30]  # those of the line alone
     # the result is there: the same command adds its epochs again
-    assert "more epochs: 3 become 5" in train(ranks, whole, *words)
+    assert "more epochs: 5 instead of 3" in train(ranks, whole, *words)
 
 
-@pytest.mark.parametrize("words", [("run.yaml", "--more-epochs", "1"), ("runs/run", "--more-epochs", "0")])
-def test_more_epochs_are_those_of_a_run_folder(done: str, tmp_path: Path, words: tuple[str, ...]) -> None:
-    status, output = command(0, "train", f"{tmp_path}/{words[0]}", *words[1:])
-    assert status == 2 and f"--more-epochs must be 1 or more of a run folder, got {words[2]} of {tmp_path}" in output
+@pytest.mark.parametrize(
+    ("name", "epochs", "wrong"),
+    [("run.yaml", "1", "used with a run folder, got /"), ("runs/run", "0", "1 or more, got 0")],
+)
+def test_more_epochs_are_those_of_a_run_folder(done: str, tmp_path: Path, name: str, epochs: str, wrong: str) -> None:
+    status, output = command(0, "train", f"{tmp_path}/{name}", "--more-epochs", epochs)
+    assert status == 2 and f"--more-epochs must be {wrong}" in output
     status, output = command(0, "train", done, "schedule.epochs=4")
     assert status == 2 and f"To train it longer: train {tmp_path}/runs/run --more-epochs 3" in output
 

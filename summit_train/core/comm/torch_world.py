@@ -90,7 +90,8 @@ class TorchWorld(World):
         proofs = [hmac.digest(secret, b"".join([*said, struct.pack("q", rank)]), "sha256") for rank in range(self.size)]
         for rank, proof in enumerate(self._exchange(proofs[self.rank])):
             if not hmac.compare_digest(proof, proofs[rank]):
-                raise RunFailed(f"{self.who}: rank {rank} does not know this rank's {SECRET}; is it of this job?")
+                differs = f"{SECRET} must be the same on all ranks, but that of rank {rank} differs"
+                raise RunFailed(f"{self.who}: {differs}; does rank {rank} belong to this job?")
         return [words[len(node) :] for words in said]
 
     def _exchange(self, own: bytes) -> list[bytes]:

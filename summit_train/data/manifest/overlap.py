@@ -60,11 +60,11 @@ class Leaks:
         if self.clips:
             (_, clip), how = next(iter(self.clips.items()))
             name, count = val.clip(clip), counted(numbers["shared_clips"], "clip")
-            found = f"{count} of data.val also in data.train, such as {name} (same {how})"
+            found = f"data.val shares {count} with data.train, such as {name} (same {how})"
             lines.append(f"{found}: the accuracy will be too high; `summit-train data compare` lists them all")
         if self.groups:
             count, names = counted(numbers["shared_groups"], "group"), ", ".join(self.groups[:3])
-            found = f"{count} in both data.train and data.val by the column group, such as {names}"
+            found = f"data.val shares {count} (column group) with data.train, such as {names}"
             lines.append(f"{found}: the accuracy will be too high; `summit-train data split` keeps groups on one side")
         return lines
 

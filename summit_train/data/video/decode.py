@@ -75,7 +75,7 @@ def open_video(video: Encoded, budget: Budget, pipe: Any = None) -> Iterator[tup
         try:
             opened = av.open(pipe, options=codec_options(budget), **_OPEN)
         except (av.InvalidDataError, av.ArgumentError) as error:
-            reason = "is not a video of a kind that is read here, or its header is damaged"
+            reason = "is not a video in a supported format, or its header is damaged"
             raise DecodeError(video.name, reason) from error
         container = stack.enter_context(cast(InputContainer, opened))
         covers = Disposition.attached_pic
@@ -169,7 +169,7 @@ class Playback:
         self._budget.began = budget.began
         pictures, self._next = _pick(video.name, self._frames, wanted, render)
         if len(pictures) < len(wanted):
-            raise DecodeError(video.name, f"is damaged: read through, it lacks frame {max(wanted)}")
+            raise DecodeError(video.name, f"is damaged: decoded from the start, it lacks frame {max(wanted)}")
         return pictures
 
 
@@ -243,7 +243,7 @@ class _Sought:
         for expected in checksums:
             packet = next(packets, None)
             if packet is None or checksum(packet) != expected:
-                raise DecodeError(self._budget.name, "is not as its index says")
+                raise DecodeError(self._budget.name, "does not match its index")
             yield packet
         self._next = places.stop
 

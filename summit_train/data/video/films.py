@@ -71,7 +71,7 @@ class Films:
         with suppress(*failures), np.load(_index_file(film), allow_pickle=False) as arrays:
             if str(arrays["state"]) == film.state:
                 return PacketIndex(*(arrays[name] for name in PacketIndex._fields))
-            text = "summit-train: note: %s has changed since its packets were indexed; reading it"
+            text = "summit-train: note: %s has changed; indexing its packets again"
             _LOG.warning(text, printable(film.name))
         return None
 

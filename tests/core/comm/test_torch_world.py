@@ -168,7 +168,7 @@ def test_a_stranger_that_joins_as_a_rank_is_refused_and_runs_no_code(tmp_path: P
         os.chdir(tmp_path)
         if (launch := this_launch()).rank == 0:
             os.environ["SUMMIT_TRAIN_SECRET"] = "ours"
-            with pytest.raises(RunFailed, match=r"rank 1 does not know|or one left"):
+            with pytest.raises(RunFailed, match=r"that of rank 1 differs|or one left"):
                 open_world()
             return 0
         store, _ = meet(launch, "here")
@@ -194,7 +194,7 @@ def test_a_rank_is_believed_if_it_knows_the_secret(secret: str, is_believed: boo
             open_world().close()
         return 0
 
-    wrong = "(rank [01] on .* rank 2|rank 2 on .* rank 0) does not know this rank's SUMMIT_TRAIN_SECRET"
+    wrong = "(rank [01] on .*SUMMIT_TRAIN_SECRET must be the same .* rank 2|rank 2 on .* rank 0) differs"
     status, output = forked(3, work)
     assert status == 0, output
 

@@ -199,7 +199,7 @@ def test_a_set_is_imported_split_by_split_and_read(tmp_path: Path, capsys: pytes
         assert main(["data", "import", "jester", source, *words, str(tmp_path / f"{name}.csv")]) == 0
     printed = capsys.readouterr().out
     assert "3 clips listed, 2 classes: 2 found\nleft out: 1\n  8: No such file or directory" in printed
-    assert "1 clips listed, 2 classes: 1 found\nwrote" in printed
+    assert "1 clip listed, 2 classes: 1 found\nwrote" in printed
     assert list(map(str, read_quarantine(tmp_path / "train.left_out.csv"))) == ["8: No such file or directory"]
     manifest = read_manifest(tmp_path / "train.csv")
     assert manifest.classes == ("Swiping Left", "Swiping Right")

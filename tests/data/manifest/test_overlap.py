@@ -99,7 +99,9 @@ def test_the_warning_names_the_first_clip_and_counts_each_once(tmp_path: Path) -
     val = _read(tmp_path / "val.csv", _clip("a.mp4", None, 3, 9), _clip("b.mp4"))
     pairs = {(0, 0): "path", (4, 0): "sha256"}
     (line,) = Leaks(pairs).warnings(val)
-    assert line.startswith("1 clip of data.val also in data.train, such as a.mp4 3:9 (same path): the accuracy will be")
+    assert line.startswith(
+        "data.val shares 1 clip with data.train, such as a.mp4 3:9 (same path): the accuracy will be"
+    )
     assert Leaks({}).warnings(val) == []
     (line,) = Leaks({}, ["p1", "p2", "p3", "p4"]).warnings(val)
-    assert line.startswith("4 groups in both data.train and data.val by the column group, such as p1, p2, p3: the")
+    assert line.startswith("data.val shares 4 groups (column group) with data.train, such as p1, p2, p3: the")

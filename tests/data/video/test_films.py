@@ -75,7 +75,7 @@ def test_what_is_kept_of_a_file_that_has_changed_is_made_again(
     for _ in range(2):
         np.testing.assert_allclose(_clip(changed, 290), 90, atol=5)
     (note,) = caplog.messages
-    assert note == f"summit-train: note: {tmp_path}/a\\x1b.mp4 has changed since its packets were indexed; reading it"
+    assert note == f"summit-train: note: {tmp_path}/a\\x1b.mp4 has changed; indexing its packets again"
 
 
 @pytest.mark.parametrize("store", ["a.mp4"], indirect=True)

@@ -177,7 +177,7 @@ def test_raw_frames_are_their_pixels() -> None:
     ("content", "size", "reason"),
     [
         (b"", None, "standard input: is empty"),
-        (bytes(range(256)) * 40, None, "standard input: is not a video of a kind that is read here"),
+        (bytes(range(256)) * 40, None, "standard input: is not a video in a supported format"),
         (b"#EXTM3U\n/etc/passwd\n", None, "standard input: is not a video"),
         (b"", (4, 4), "standard input: is empty"),
         (bytes(47), (4, 4), "ends in the middle of frame 0: 47 of its 48 bytes"),

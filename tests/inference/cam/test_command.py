@@ -98,7 +98,7 @@ def test_files_of_one_stem_get_names_of_their_own(
 def test_without_a_video_that_can_be_read_the_table_is_empty(cam: Cam, trained_run: Path, tmp_path: Path) -> None:
     (tmp_path / "text.mp4").write_text("no video")
     printed = json.loads(cam(trained_run, tmp_path / "text.mp4", *GIVEN, "--json", status=1)[0])
-    reason = "is not a video of a kind that is read here, or its header is damaged"
+    reason = "is not a video in a supported format, or its header is damaged"
     assert printed["bad"] == [{"path": str(tmp_path / "text.mp4"), "reason": reason}] and table(tmp_path) == []
 
 

@@ -25,7 +25,7 @@ from tests.runs import changed_copy
 from tests.worlds import ROOT, Said, Say, environment, main_said
 
 KEYS = ["frame", "seconds", "label", "name", "score", "latency_ms"]
-NO_VIDEO = "video of a kind that is read here, or its header is damaged\n"
+NO_VIDEO = "video in a supported format, or its header is damaged\n"
 CLIPS = ROOT.parent / "shared" / "clips" / "codecs"
 
 
