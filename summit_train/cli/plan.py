@@ -107,8 +107,8 @@ def _nodes_and_ranks(args: argparse.Namespace, site: Site | None, spec: Spec) ->
     ranks = args.ranks if args.ranks is not None else spec.scale.gpus or site.ranks
     nodes = args.nodes if args.nodes is not None else max(1, ranks // site.ranks)
     if args.ranks is not None and args.ranks != nodes * site.ranks:
-        have = f"{counted(nodes, 'node')} of {site.name} have {nodes * site.ranks}"
-        raise UserError(f"--ranks {args.ranks}: {have}; give --nodes alone")
+        right = f"{nodes * site.ranks} on {counted(nodes, 'node')} of {site.name}"
+        raise UserError(f"--ranks must be {right}, got {args.ranks}; give --nodes alone")
     return nodes, check_ranks(site, spec, nodes)
 
 

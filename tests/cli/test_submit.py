@@ -319,8 +319,8 @@ def test_plan_on_a_site_for_people(say: Say) -> None:
         ("--nodes 2", "--nodes must be used with --site"),
         ("--walltime 2:00", "--walltime must be used with --site"),
         ("--price 2", "--price must be used with --site"),
-        ("--site summit --nodes 2 --ranks 6", "--ranks 6: 2 nodes of summit have 12; give --nodes"),
-        ("--site summit --ranks 8", "--ranks 8: 1 nodes of summit have 6; give --nodes alone"),
+        ("--site summit --nodes 2 --ranks 6", "--ranks must be 12 on 2 nodes of summit, got 6; give --nodes alone"),
+        ("--site summit --ranks 8", "--ranks must be 6 on 1 node of summit, got 8; give --nodes alone"),
         ("--site summit --nodes 7", "7 nodes of summit have 42 ranks, which do not divide scale.gpus 1536"),
     ],
 )
