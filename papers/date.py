@@ -107,7 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_status(error)
     with session(launch) as world:
         device, hosts = choose_device(world), world.gather(world.host)
-        missing = world.broadcast([run for run in runs if not (args.out / f"{run.name}.json").exists()])
+        known = world.broadcast([(args.out / f"{run.name}.json").exists() for run in runs])
+        missing = [run for run, is_known in zip(runs, known, strict=True) if not is_known]
         if world.rank == 0 and len(missing) < len(runs):
             print(f"{len(runs) - len(missing)} of {len(runs)} runs are in {args.out} already", file=sys.stderr)
         for run in missing:

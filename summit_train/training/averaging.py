@@ -36,7 +36,7 @@ from summit_train.plan import Rung
 from summit_train.spec.optimizer import GrowBatchSpec, ParallelSpec
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.exchange import average
-from summit_train.training.step import NO_REQUESTS, Averaging, Requests, StepResult, TrainStep, count_updates
+from summit_train.training.step import Averaging, Requests, StepResult, TrainStep, count_updates
 from summit_train.training.stopwatch import UNTIMED, Mark, Stopwatch
 
 Tensors = list[torch.Tensor]
@@ -70,7 +70,7 @@ class AveragingStep:
         self,
         micro_batches: Iterable[MicroBatch],
         lr: float,
-        requests: Requests = NO_REQUESTS,
+        requests: Callable[[], Requests] = Requests,
         stopwatch: Stopwatch = UNTIMED,
         on_wait: Callable[[], None] = lambda: None,
     ) -> StepResult:
@@ -83,7 +83,7 @@ class AveragingStep:
             learner = self._learners[batch.virtual_gpu]
             # Requests are the rank's, so only its last learner votes for them.
             is_last = len(results) == len(self._learners) - 1
-            results.append(learner([batch], lr, requests if is_last else NO_REQUESTS, stopwatch))
+            results.append(learner([batch], lr, requests if is_last else Requests, stopwatch))
             learner.optimizer.zero_grad()  # the next learner's gradients take their place
             ends_epoch = (batch.step + 1) % self._numbers_per_epoch == 0
         assert len(results) == len(self._learners)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -43,11 +43,9 @@ def train(run: Run, log: RunLog | None, watchdog: Watchdog, stop: StopRequest, t
             stopwatch = trace.begin_step(step + 1, start)
             rung = run.growth.rung
             lr = plan.learning_rate(step, rung)
-            # a checkpoint that could not be written ends all ranks in the next one
-            save_due = world.rank == 0 and (run.writer.has_failed or time.monotonic() - saved_at >= seconds_between)
-            requests = Requests(bool(stop), save_due, opening_s)
-            finished: list[MicroBatch] = []
-            micro_batches = read_step(run, batches, step, requests, finished, stopwatch, watchdog)
+            waits, finished = [opening_s], list[MicroBatch]()
+            micro_batches = read_step(run, batches, step, waits, finished, stopwatch, watchdog)
+            requests = partial(requests_at_vote, run, stop, saved_at + seconds_between, waits)
             # --- forward, backward, synchronise, vote, update
             note_wait = partial(watchdog.at, f"waiting for the other ranks in step {step + 1}", waits=True)
             result = run.step(micro_batches, lr, requests, stopwatch, note_wait if world.size > 1 else lambda: None)
@@ -114,14 +112,14 @@ def read_step(
     run: Run,
     batches: Iterator[MicroBatch],
     step: int,
-    requests: Requests,
+    waits: list[float],
     finished: list[MicroBatch],
     stopwatch: Stopwatch,
     watchdog: Watchdog,
 ) -> Iterator[MicroBatch]:
     """Yield this rank's micro-batches of a step, each when it is asked for; without clips they stay in `finished`.
 
-    The waits add up in requests.data_wait_s. Raises RunFailed with rank and step where a clip cannot be read.
+    waits: gets the seconds of each wait. Raises RunFailed with rank and step where a clip cannot be read.
     """
     for _ in range(run.plan.accumulation):
         watchdog.at(f"loading the clips of step {step + 1}")
@@ -132,12 +130,19 @@ def read_step(
             if is_bug(error):
                 raise
             raise RunFailed(f"{run.world.who}, step {step + 1}: {describe(error)}") from error
-        requests.data_wait_s += time.perf_counter() - began
+        waits.append(time.perf_counter() - began)
         stopwatch.lap("data_wait")
         watchdog.at(f"computing step {step + 1}")
         assert batch.step == step
         finished.append(batch.without_clips())
         yield batch
+
+
+def requests_at_vote(run: Run, stop: StopRequest, save_at: float, waits: Sequence[float]) -> Requests:
+    """Return what this rank brings to the vote, which comes when its last micro-batch is there."""
+    # A checkpoint that could not be written ends all ranks in the next one.
+    is_due = run.world.rank == 0 and (run.writer.has_failed or time.monotonic() >= save_at)
+    return Requests(bool(stop), is_due, sum(waits))
 
 
 def grow(run: Run, log: RunLog | None, epoch: int, measures: Mapping[str, Any] | None) -> None:

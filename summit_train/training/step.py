@@ -111,19 +111,13 @@ def count_updates(model: nn.Module, steps: int) -> None:
             norm.num_batches_tracked.fill_(steps)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Requests:
-    """What a rank brings to the vote besides its numbers: requests to stop or to save, and its wait for data.
-
-    The vote takes them when the last micro-batch is there: until then the wait grows.
-    """
+    """What a rank brings to the vote besides its numbers: requests to stop or to save, and its wait for data."""
 
     stop: bool = False
     checkpoint: bool = False
     data_wait_s: float = 0.0
-
-
-NO_REQUESTS = Requests()
 
 
 @dataclass(frozen=True)
@@ -239,12 +233,13 @@ class TrainStep:
         self,
         micro_batches: Iterable[MicroBatch],
         lr: float,
-        requests: Requests = NO_REQUESTS,
+        requests: Callable[[], Requests] = Requests,
         stopwatch: Stopwatch = UNTIMED,
         on_wait: Callable[[], None] = lambda: None,
     ) -> StepResult:
         """Run one update, in which the ranks also vote on `requests`. Collective.
 
+        requests: asked for at the vote, when the last micro-batch is there.
         stopwatch: hears the end of each of stopwatch.PHASES, and the gradients' messages. on_wait: called where the
         step begins to depend on other ranks. The gradient is the mean over all virtual GPUs of the mean over the clips
         of each: every micro-batch's loss is divided by the accumulation, passes add up, the exchange divides by the
@@ -276,7 +271,7 @@ class TrainStep:
         # The L2 norm of the averaged gradient, still scaled. It is finite if every entry is.
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         local_loss = torch.stack(losses).sum()
-        own = self._own_votes(local_loss, norm, requests)
+        own = self._own_votes(local_loss, norm, requests())
         own |= {"correct": torch.stack(corrects).sum(), "bad_clips": num_bad}
         # full() launches a kernel; tensor() would copy and wait.
         on_device = {

@@ -101,7 +101,7 @@ def test_a_journal_knows_what_two_ranks_found_in_files_that_did_not_change(
     change(tmp_path)
     journal.add(0, "c.mp4", FACTS)  # whole, also after half a line
     found = {path: str(what) for path, what in journal.read(["a.mp4", BAD, "c.mp4"]).items()}
-    known = {"a.mp4": str(FACTS), BAD: f"{BAD}: is damaged"}
+    known = {"a.mp4": str(FACTS), BAD: str(DecodeError(BAD, "is damaged"))}
     assert found == {path: known[path] for path in left} | {"c.mp4": str(FACTS)}
     assert list(journal.read(["c.mp4"])) == ["c.mp4"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_sgd_that_averages_every_step_is_synchronous_sgd_of_the_whole_batch() ->
     together, learners = _step(copy.deepcopy(model), 3), _Learners(model, 3, period=1)
     for number, batches in enumerate(_steps(3, 3)):
         lr = 0.1 / (number + 1)
-        requests = Requests(stop=True, data_wait_s=0.25)
+        requests = partial(Requests, stop=True, data_wait_s=0.25)
         one, other = together(batches, lr).read(6, 3, 1), learners.step(batches, lr, requests).read(6, 3, 1)
         assert (one.loss, one.top1) == (pytest.approx(other.loss, rel=1e-12), other.top1)
         # The rank asks once, whatever the number of its learners.

@@ -147,7 +147,7 @@ def test_the_check_takes_the_first_video_that_can_be_read(trained_run: Path, mot
     torn.write_bytes(b"no video")
     for rows, reason in (
         (f"torn.mp4,0\n{good},1\n", ""),
-        ("torn.mp4,0\n", f"none of the first 1 videos of {val} can be read"),
+        ("torn.mp4,0\n", f"none of the first 1 video of {val} can be read"),
         ("a.mp4,9\n", "9"),
         (None, f"data.val: {val} not found"),
     ):
