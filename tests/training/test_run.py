@@ -96,7 +96,7 @@ def test_a_run_asked_to_stop_exits_85_in_mid_epoch_and_goes_on_bit_equal(
     status, output = train_signalled(stopped, signal.SIGUSR2, 4)
     assert status == 85, output
     saved = sorted(p.name for p in (tmp_path / "runs/stopped/checkpoints").glob("*.pt"))
-    assert saved == ["step_00000006.pt"]  # it came in step 4, the ranks vote in step 5 and read the vote in step 6
+    assert saved == ["step_00000005.pt"]  # it came in step 4, in which the ranks vote; they read the vote in step 5
     assert "stopped by SIGUSR2" in output and saved[0] in output
     train(0, stopped)
     assert_bit_equal(final_state(whole), final_state(tmp_path / "runs/stopped"))
