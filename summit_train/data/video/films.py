@@ -35,7 +35,7 @@ _MAX_INDEXES = 16  # that a process keeps: 2 MB for an hour
 _MAX_BYTES = 512 << 20  # of the indexes on disk
 _DTYPES = (np.int64, np.int32, np.int32, np.int64, np.uint32)  # of the arrays of an index
 # What numpy raises for a damaged file.
-_DAMAGES = (ValueError, KeyError, EOFError, BadZipFile, ArithmeticError, SyntaxError, TypeError, AttributeError)
+_DAMAGES = (ValueError, KeyError, EOFError, BadZipFile, ArithmeticError, SyntaxError, TypeError, RuntimeError)
 _LOG = logging.getLogger(__name__)
 
 
