@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 NONE = "\N{EM DASH}"
@@ -69,7 +70,7 @@ def noise_text(clips: float | None) -> str:
     """Return a noise scale as `1,230 clips`, three digits; `unclear` where its estimates scatter too widely."""
     if clips is None or not math.isfinite(clips):
         return "unclear"
-    return counted(float(f"{clips:.3g}") if clips < 999.5 else round(float(f"{clips:.3g}")), "clip")
+    return counted(float(f"{clips:.3g}"), "clip")
 
 
 def duration(seconds: float) -> str:
@@ -84,7 +85,7 @@ def duration(seconds: float) -> str:
 
 def counted(number: float, noun: str) -> str:
     """Return 1 clip, 1,536 clips, 2.5 clips."""
-    shown = f"{number:,}" if isinstance(number, int) else f"{number:,.4g}"
+    shown = f"{number:,}" if isinstance(number, Integral) else f"{number:{',.4g' if abs(number) < 1000 else ',.0f'}}"
     return f"{shown} {noun}{'' if shown == '1' else 's'}"
 
 

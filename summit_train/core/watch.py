@@ -121,7 +121,8 @@ class Neighbour:
 
     def __init__(self, world: World) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.bind(("127.0.0.1" if world.local_size == world.size else "", 0))
+        on_one_node = world.local_size == world.size  # which may have several names: each rank decides alike
+        self._socket.bind(("127.0.0.1" if on_one_node else "", 0))
         self._socket.setblocking(False)
         self._key = os.urandom(8)  # tells this run's datagrams from anybody else's
         ring = world.broadcast(world.gather((world.who, world.host, self._socket.getsockname()[1], self._key)))
@@ -130,7 +131,8 @@ class Neighbour:
         _, host, port, _ = ring[(world.rank + 1) % world.size]
         self._next: tuple[str, int] | None = None
         with suppress(OSError):  # a name without an address: the next rank then says that it heard nothing
-            self._next = "127.0.0.1" if host == world.host else socket.gethostbyname(host), port
+            is_near = on_one_node or host == world.host
+            self._next = "127.0.0.1" if is_near else socket.gethostbyname(host), port
         self.where = ""
         self._heard: float | None = None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.core.errors import RunFailed, UserError, describe
+from summit_train.core.errors import RunFailed, UserError, describe, is_bug
 from summit_train.core.files import (
     check_output,
     file_sha256,
@@ -89,6 +89,16 @@ def test_the_limit_of_open_files_is_one_line_whatever_met_it(tmp_path: Path) -> 
             raise RuntimeError("a library's own words") from None
     except RuntimeError as error:
         assert re.fullmatch(r"too many open files: the limit of [\d,-]+ for a process is too low; .*", describe(error))
+
+
+def test_a_bug_met_while_too_many_files_are_open_keeps_its_traceback() -> None:
+    try:
+        try:
+            raise OSError(errno.EMFILE, "Too many open files")
+        except OSError:
+            {}["missing"]
+    except KeyError as error:
+        assert is_bug(error) and describe(error).endswith("KeyError: 'missing'") and "Too many" in describe(error)
 
 
 def test_a_value_of_ten_megabytes_is_not_echoed_whole() -> None:

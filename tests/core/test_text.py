@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from summit_train.core.text import binary_size, counted, csv_text, duration, mean_std, noise_text, show
@@ -31,6 +32,9 @@ def test_durations(seconds, text):
 def test_one_thing_is_counted_as_one():
     assert [counted(1, "epoch"), counted(1.0, "epoch"), counted(2.5, "epoch"), counted(1536, "rank")] == [
         "1 epoch", "1 epoch", "2.5 epochs", "1,536 ranks",
+    ]  # fmt: skip
+    assert [counted(12345.6, "image"), counted(np.int64(123_456), "clip"), counted(np.int64(1), "clip")] == [
+        "12,346 images", "123,456 clips", "1 clip",
     ]  # fmt: skip
     assert [noise_text(1.0), noise_text(6.29), noise_text(1234.5)] == ["1 clip", "6.29 clips", "1,230 clips"]
 

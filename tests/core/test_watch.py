@@ -107,8 +107,8 @@ class _Rank(World):
 
     hosts = ("localhost", "127.0.0.1", "no-such-host.invalid")
 
-    def __init__(self, rank: int, size: int, table: list[Any], met: threading.Barrier) -> None:
-        self.rank, self.size, self.host = rank, size, self.hosts[rank]
+    def __init__(self, rank: int, size: int, local_size: int, table: list[Any], met: threading.Barrier) -> None:
+        self.rank, self.size, self.local_size, self.host = rank, size, local_size, self.hosts[rank]
         self.who = f"rank {rank} on {self.host}"
         self._table, self._met = table, met
 
@@ -122,10 +122,10 @@ class _Rank(World):
         return self._table
 
 
-def _neighbours(size: int) -> list[Neighbour]:
+def _neighbours(size: int, local_size: int = 1) -> list[Neighbour]:
     table, met = [None] * size, threading.Barrier(size)
     with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(lambda rank: Neighbour(_Rank(rank, size, table, met)), range(size)))
+        return list(pool.map(lambda rank: Neighbour(_Rank(rank, size, local_size, table, met)), range(size)))
 
 
 def _heard(neighbour: Neighbour) -> float | None:
@@ -159,6 +159,13 @@ def test_a_rank_whose_next_one_cannot_be_reached_continues() -> None:
     assert _heard(zero) is not None and zero.who == "rank 2 on no-such-host.invalid"
     two.exchange("in step 2")
     assert two.silent_seconds() is None
+
+
+def test_ranks_of_one_node_hear_each_other_whatever_its_names() -> None:
+    neighbours = _neighbours(3, local_size=3)
+    for neighbour in neighbours:
+        neighbour.exchange("in step 1")
+    assert all(_heard(neighbour) is not None for neighbour in neighbours)
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])

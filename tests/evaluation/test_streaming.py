@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import shutil
 from functools import partial
 from itertools import islice
@@ -109,7 +110,9 @@ def test_workers_pass_over_a_video_that_is_left_in_the_middle(
         blocks = list(islice(one.blocks(), 1 if one.video == 0 else None))
         assert {block.video for block in blocks} == {one.video}
         found.append([number for block in blocks for number in block.numbers.tolist()])
+        assert len(multiprocessing.active_children()) == (2 if one.video < 2 else 3)
     assert found == [list(range(number)) for number in (10, 9, 40, 10, 30)]
+    assert not multiprocessing.active_children()
 
 
 def test_pieces_of_a_video_with_fewer_frames_than_its_manifest_says(

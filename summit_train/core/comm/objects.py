@@ -104,6 +104,8 @@ def _described(value: Any, known: Known) -> Any:
         return [_NAMES[kind], *(_described(each, known) for each in value)]
     if kind in _MAPPINGS.values():
         return [_NAMES[kind], *(_described(each, known) for pair in value.items() for each in pair)]
+    if torch is not None and kind is torch.Size:
+        return ["size", _described(tuple(value), known)]
     if kind is int:
         return ["int", hex(value)]
     if isinstance(value, PurePath):
@@ -176,5 +178,7 @@ def _made(node: Any, fill: Callable[[Bytes], None], arrays: list[Any]) -> Any:
         return _SEQUENCES[kind](parts)
     if kind in _MAPPINGS:
         return _MAPPINGS[kind](zip(parts[::2], parts[1::2], strict=True))
+    if kind == "size":
+        return sys.modules["torch"].Size(parts[0])
     single: dict[str, Callable[[Any], Any]] = {"path": Path, "bytes": bytes, "scalar": lambda array: array[()]}
     return _of_parts(*parts) if kind == "type" else single[kind](parts[0])

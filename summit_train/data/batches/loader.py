@@ -7,7 +7,8 @@ Pixels stay uint8; the device normalises them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count, islice
@@ -291,10 +292,13 @@ def whole_videos(
     workers, begin = data.num_workers(), [(int(video), 0, 0) for video in videos]
     # Nothing (None) is asked for, and answered at once, until a video's first block tells of others.
     more = (asked.popleft() if asked else None for _ in count())
-    with (
-        Batches(make, begin, min(workers, len(videos)), data.clip_seconds) as firsts,
-        Batches(make, more, min(workers, 1), data.clip_seconds) as later,
-    ):
+
+    def blocks() -> Generator[FrameBlock | None, None, None]:
+        """Start a worker when the first block is asked for: few tests have long videos."""
+        with Batches(make, more, min(workers, 1), data.clip_seconds) as batches:
+            yield from batches
+
+    with Batches(make, begin, min(workers, len(videos)), data.clip_seconds) as firsts, closing(blocks()) as later:
         for first in firsts:
             assert first is not None
             asked.clear()  # of a video that was left in the middle

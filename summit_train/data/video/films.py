@@ -6,6 +6,7 @@ indexes are also kept on disk, in $XDG_CACHE_HOME/summit_train/films [~/.cache].
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -32,6 +33,9 @@ from summit_train.data.video.source import (
 _MIN_FRAMES = 1000  # of a film, unless it is too large to be held
 _MAX_INDEXES = 16  # that a process keeps: 2 MB for an hour
 _MAX_BYTES = 512 << 20  # of the indexes on disk
+_DTYPES = (np.int64, np.int32, np.int32, np.int64, np.uint32)  # of the arrays of an index
+# What numpy raises for a damaged file.
+_DAMAGES = (ValueError, KeyError, EOFError, BadZipFile, ArithmeticError, SyntaxError, TypeError, RuntimeError)
 _LOG = logging.getLogger(__name__)
 
 
@@ -58,6 +62,8 @@ class Films:
 
     def _index(self, film: Encoded, limits: Limits) -> PacketIndex:
         state, index = self._indexes.pop(film.name, (None, None))
+        if index is not None and state != film.state:
+            _LOG.warning("summit-train: note: %s has changed; indexing its packets again", printable(film.name))
         if index is None or state != film.state:
             index = self._kept(film) or self._made(film, limits)
         self._indexes[film.name] = film.state, index
@@ -66,40 +72,44 @@ class Films:
         return index
 
     def _kept(self, film: Encoded) -> PacketIndex | None:
-        """Return the index on disk; None if there is none, or it is damaged or of another state of the film."""
-        failures = (OSError, ValueError, KeyError, EOFError, BadZipFile)
-        with suppress(*failures), np.load(_index_file(film), allow_pickle=False) as arrays:
-            if str(arrays["state"]) == film.state:
-                return PacketIndex(*(arrays[name] for name in PacketIndex._fields))
-            text = "summit-train: note: %s has changed; indexing its packets again"
-            _LOG.warning(text, printable(film.name))
+        """Return the index on disk; None if there is none, or it is damaged."""
+        with suppress(*_DAMAGES, OSError), np.load(_index_file(film), allow_pickle=False) as arrays:
+            found = PacketIndex(*(arrays[name] for name in PacketIndex._fields))
+            is_whole = [(one.ndim, one.dtype) for one in found] == [(1, np.dtype(one)) for one in _DTYPES]
+            if is_whole and len(found.times) == len(found.places) and len(found.starts) == len(found.checksums):
+                return found
         return None
 
     def _made(self, film: Encoded, limits: Limits) -> PacketIndex:
         """Read the film once; keep its index on disk, or note once that this cannot be done."""
-        path, budget = _index_file(film), Budget(film.name, limits)
+        budget = Budget(film.name, limits)
         try:
             with open_video(film, budget) as (container, stream):
                 index = index_of(demuxed(container, stream, budget))
         except DecodeError:
             return index_of([])  # decoding from the start tells what is wrong
         try:
+            path = _index_file(film)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with replacing(path) as file:
                 os.fchmod(file.fileno(), 0o600)
-                np.savez(file, state=np.array(film.state), **index._asdict())
+                np.savez(file, **index._asdict())
             _delete_oldest(path.parent)
         except OSError as error:
             if self._can_keep:
-                text = "summit-train: note: the indexes of films cannot be kept in %s (%s); set XDG_CACHE_HOME"
-                _LOG.warning(text, printable(str(path.parent)), error.strerror)
+                text = "summit-train: note: the indexes of films cannot be kept: %s (%s); set XDG_CACHE_HOME"
+                _LOG.warning(text, printable(str(error.filename)), error.strerror)
             self._can_keep = False
         return index
 
 
 def _index_file(film: Encoded) -> Path:
-    name = hashlib.sha256(os.fsencode(os.path.abspath(film.name))).hexdigest()[:32]
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "summit_train" / "films" / f"{name}.npz"
+    """Return the file of a film's index. Its name tells copies apart that nodes have at one path. Raises OSError."""
+    name = hashlib.sha256(os.fsencode(f"{os.path.abspath(film.name)}\0{film.state}")).hexdigest()[:32]
+    folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    if folder.startswith("~"):
+        raise FileNotFoundError(errno.ENOENT, "there is no home folder", folder)
+    return Path(folder, "summit_train", "films", f"{name}.npz")
 
 
 def _delete_oldest(folder: Path) -> None:

@@ -46,6 +46,7 @@ VALUES = [
     {1: "a", (2, None): {}}, OrderedDict(b=1, a=2), Path("/x/\udcfe"), np.float32(1 / 3), np.bool_(True), np.str_("a"),
     Span(3, 9), [WHOLE] * 3, Slice("phases", "step 1", 1, 0.5, math.inf, None), RankTrace("rank 1", 0.1, 0.2, []),
     DataSpec(train="a.csv", val="b.csv"), DataSpec.model_construct({"train"}, train="broken"),
+    torch.Size([2, 3]),
 ]  # fmt: skip
 
 

@@ -70,10 +70,12 @@ def test_what_is_kept_of_a_file_that_has_changed_is_made_again(
     write_video(tmp_path / "a\x1b.mp4", np.full((NUM_FRAMES, 16, 32, 3), 90, np.uint8))
     with pytest.raises(DecodeError, match="has changed since it was indexed"):
         _clip(store, 290)
+    np.testing.assert_allclose(_clip(_opened(tmp_path, "a\x1b.mp4"), 290), 90, atol=5)
     assert not caplog.messages
-    changed = _opened(tmp_path, "a\x1b.mp4")
-    for _ in range(2):
-        np.testing.assert_allclose(_clip(changed, 290), 90, atol=5)
+    known, path = Films(), str(tmp_path / "a\x1b.mp4")
+    for time in (1, 2, 2):
+        os.utime(path, (time, time))
+        assert known.load(path, None, NUM_FRAMES, LIMITS).index is not None
     (note,) = caplog.messages
     assert note == f"summit-train: note: {tmp_path}/a\\x1b.mp4 has changed; indexing its packets again"
 
@@ -100,6 +102,39 @@ def test_without_a_cache_on_disk_there_is_one_note(
         assert known.load(str(tmp_path / name), None, NUM_FRAMES, LIMITS).index is not None
     np.testing.assert_array_equal(_clip(_opened(tmp_path, "b.mp4"), 290), first)
     assert len(caplog.messages) == 2 and all("(Not a directory); set XDG_CACHE_HOME" in one for one in caplog.messages)
+
+
+@pytest.mark.parametrize("store", ["a.mp4"], indirect=True)
+def test_copies_of_a_film_that_nodes_have_at_one_path_have_an_index_each(store: FileStore, tmp_path: Path) -> None:
+    film, kept = tmp_path / "a.mp4", tmp_path / "cache/summit_train/films"
+    copy, other = tmp_path / "copy.mp4", tmp_path / "other.mp4"
+    copy.write_bytes(film.read_bytes())
+    for num_kept in (1, 2, 2):
+        assert Films().load(str(film), None, NUM_FRAMES, LIMITS).index is not None
+        assert len(list(kept.iterdir())) == num_kept
+        film.rename(other), copy.rename(film), other.rename(copy)
+
+
+@pytest.mark.parametrize("store", ["a.mp4"], indirect=True)
+def test_an_index_of_other_types_or_lengths_is_made_again(store: FileStore, tmp_path: Path) -> None:
+    first = _clip(store, 290)
+    (kept,) = (tmp_path / "cache/summit_train/films").iterdir()
+    with np.load(kept) as file:
+        whole = dict(file)
+    for wrong in ({"places": whole["places"][1:]}, {"times": whole["times"] / 2}, {"starts": whole["starts"][None]}):
+        np.savez(kept, **whole | wrong)
+        np.testing.assert_array_equal(_clip(_opened(tmp_path, "a.mp4"), 290), first)
+        with np.load(kept) as file:
+            assert all(np.array_equal(file[name], whole[name]) for name in whole)
+
+
+@pytest.mark.parametrize("store", ["a.mp4"], indirect=True)
+def test_without_a_home_folder_there_is_a_note(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "~no-such-user/cache")
+    assert Films().load(str(tmp_path / "a.mp4"), None, NUM_FRAMES, LIMITS).index is not None
+    assert "cannot be kept: ~no-such-user/cache (there is no home folder); set XDG_CACHE_HOME" in caplog.text
 
 
 @pytest.mark.parametrize("store", ["a.mp4"], indirect=True)
