@@ -102,8 +102,7 @@ def _sample(clip: int, facts: Facts, read: Read, holder: int | None) -> Sample |
             pictures.append((ends[number], picture_checksum(base, number, content)))
         ending, more = ".mjpeg" if is_jpeg else ".pictures", {"picture_ends": ends}
     else:
-        ending, max_bytes = ending_of(facts.path), packed.MAX_MEMBER_BYTES
-        checksum = zlib.crc32(bytes(parts[0]), base)
+        ending, max_bytes, checksum = ending_of(facts.path), packed.MAX_MEMBER_BYTES, zlib.crc32(bytes(parts[0]), base)
     if length >= max_bytes:
         return DecodeError(facts.path, f"is too large to be packed: {length:,} bytes; list spans of it")
     if holder in (None, clip):
