@@ -413,7 +413,7 @@ def _verify(args: argparse.Namespace) -> Result:
         if everyone is None:
             return Result()
         if found := [*chain.from_iterable(everyone), *stray_files(args.out, pack)]:
-            what = f"{counted(len(found), 'file')} are damaged, missing or do not belong to the set"
+            what = f"{counted(len(found), 'file')} damaged, missing or not part of the set"
             raise RunFailed(f"{args.out}: {what}:", *found)
     size = f"{counted(len(files), 'file')}, {with_unit(sum(file.size for file in files), 'B')}"
     return Result([f"{args.out}: {counted(pack.clips, 'clip')} in {size}: all checksums match"])

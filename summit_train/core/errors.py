@@ -45,11 +45,10 @@ def is_bug(error: BaseException) -> bool:
 
 
 def _too_many_files(error: BaseException | None) -> bool:
-    """Return whether this error, or one that it was raised from or in place of, is that too many files are open."""
+    """Return whether too many files are open: this error says so, or one that it is from or replaces (from None)."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             return True
-        # `from None`, as in torch: in place of it. A bug met on the way is neither.
         error = error.__cause__ or (error.__context__ if error.__suppress_context__ else None)
     return False
 

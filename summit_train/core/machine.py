@@ -23,6 +23,11 @@ def rank_cpus(local_ranks: int) -> int:
     return min(num_cpus(), max(1, (os.cpu_count() or 1) // local_ranks))
 
 
+def free_memory() -> float:
+    """Return the bytes that processes may still take; infinity where the system does not tell."""
+    return 1024 * float(_told("meminfo", "MemAvailable").removesuffix("kB") or "inf")
+
+
 def raise_open_files() -> int | None:
     """Let this process open as many files as it may; return how many, None where there is no limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -32,12 +37,12 @@ def raise_open_files() -> int | None:
 
 def processor_name() -> str:
     """Return the model, e.g. "AMD EPYC 9R14"."""
-    return _cpuinfo("model name", "cpu") or platform.processor() or platform.machine()
+    return _told("cpuinfo", "model name", "cpu") or platform.processor() or platform.machine()
 
 
 def instruction_sets() -> frozenset[str]:
     """Return the processor's instruction sets; none where the system does not list them."""
-    return frozenset(_cpuinfo("flags", "Features").split())
+    return frozenset(_told("cpuinfo", "flags", "Features").split())
 
 
 def processor_digest(*settings: str) -> str:
@@ -46,9 +51,9 @@ def processor_digest(*settings: str) -> str:
     return hashlib.sha256(words.encode()).hexdigest()[:12]
 
 
-def _cpuinfo(*keys: str) -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    for line in cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []:
+def _told(file: str, *keys: str) -> str:
+    path = Path("/proc", file)
+    for line in path.read_text().splitlines() if path.is_file() else []:
         key, _, value = line.partition(":")
         if key.strip() in keys:
             return value.strip()

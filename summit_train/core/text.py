@@ -8,7 +8,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
 NONE = "\N{EM DASH}"
@@ -85,7 +84,8 @@ def duration(seconds: float) -> str:
 
 def counted(number: float, noun: str) -> str:
     """Return 1 clip, 1,536 clips, 2.5 clips."""
-    shown = f"{number:,}" if isinstance(number, Integral) else f"{number:{',.4g' if abs(number) < 1000 else ',.0f'}}"
+    form = "," if not isinstance(number, float) else ",.4g" if abs(number) < 1000 else ",.0f"
+    shown = f"{number:{form}}"
     return f"{shown} {noun}{'' if shown == '1' else 's'}"
 
 

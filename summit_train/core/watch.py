@@ -131,8 +131,7 @@ class Neighbour:
         _, host, port, _ = ring[(world.rank + 1) % world.size]
         self._next: tuple[str, int] | None = None
         with suppress(OSError):  # a name without an address: the next rank then says that it heard nothing
-            is_near = on_one_node or host == world.host
-            self._next = "127.0.0.1" if is_near else socket.gethostbyname(host), port
+            self._next = "127.0.0.1" if on_one_node or host == world.host else socket.gethostbyname(host), port
         self.where = ""
         self._heard: float | None = None
 

@@ -184,7 +184,7 @@ def _read_scores(run: Run, kind: str) -> tuple[str, Scores, tuple[str, ...], lis
         labels = labels.astype(np.bool_ if kind == "binary" else np.int64)
         names = all_names(known, scores.shape[1])
         return checkpoint, Scores(np.arange(len(scores)), labels, scores, is_read), names, videos
-    except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, IndexError, TypeError, zipfile.BadZipFile) as error:
         run.notes.append(f"predictions/{path.name}: unreadable, left out ({error})")
         return None
 

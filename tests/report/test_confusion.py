@@ -97,9 +97,14 @@ def test_of_many_classes_the_matrix_has_the_16_that_are_most_confused() -> None:
 
 def test_nothing_is_shown_without_scores_and_bad_ones_are_noted(run_with_scores: Path) -> None:
     scores = run_with_scores / "predictions/step_00000040.npz"
-    scores.write_bytes(b"no archive")
-    run = Run(run_with_scores)
-    assert read_confusion(run) is None and "step_00000040.npz: unreadable" in run.notes[-1]
+    with np.load(scores) as file:
+        columns = dict(file)
+    np.savez(scores, **columns | {"scores": columns["scores"].astype(str)})
+    text = scores.read_bytes()
+    for damaged in (text, b"no archive"):
+        scores.write_bytes(damaged)
+        run = Run(run_with_scores)
+        assert read_confusion(run) is None and "step_00000040.npz: unreadable" in run.notes[-1]
     scores.unlink()
     assert read_confusion(Run(run_with_scores)) is None
     (run_with_scores / "eval.json").write_text(json.dumps({"top1_mean": 1.0}))

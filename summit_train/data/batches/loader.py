@@ -294,8 +294,7 @@ def whole_videos(
     more = (asked.popleft() if asked else None for _ in count())
 
     def blocks() -> Generator[FrameBlock | None, None, None]:
-        """Start a worker when the first block is asked for: few tests have long videos."""
-        with Batches(make, more, min(workers, 1), data.clip_seconds) as batches:
+        with Batches(make, more, min(workers, 1), data.clip_seconds) as batches:  # none if no video is long
             yield from batches
 
     with Batches(make, begin, min(workers, len(videos)), data.clip_seconds) as firsts, closing(blocks()) as later:

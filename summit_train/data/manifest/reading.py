@@ -21,7 +21,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file, regular, replacing, write_json, write_text
-from summit_train.core.text import csv_text, from_json
+from summit_train.core.machine import free_memory
+from summit_train.core.text import binary_size, csv_text, from_json
 from summit_train.data.manifest import tables
 from summit_train.data.manifest.boxes import BOX, Boxes, box_cells, box_header, read_boxes
 from summit_train.data.manifest.clip import Clip
@@ -307,6 +308,9 @@ def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
     is_folder = source.is_dir()
     classes = tables.class_folders(source) if is_folder else read_classes(source.parent / CLASSES_FILE)
     boxes: Boxes | None = None
+    if source.is_file() and 3 * (size := source.stat().st_size) > (free := free_memory()):  # measured: 2.9 to 6.2
+        need = f"a list of {binary_size(size)} needs 3 to 6 times as much memory, and {binary_size(free)} are free"
+        raise UserError(f"{source}: {need}; try a machine with more, or split the list")
     if is_folder:
         found: Iterable[tables.Table] = [tables.folder_table(source)]
     elif (header := box_header(source)) is not None:

@@ -94,17 +94,17 @@ def _sample(clip: int, facts: Facts, read: Read, holder: int | None) -> Sample |
         return DecodeError(facts.path, error.reason)
     if not parts:
         return DecodeError(facts.path, "has one frame: flow is the motion from a frame to the next")
-    length, base, more = sum(map(len, parts)), facts.checksum(), dict[str, Any]()
+    length, base, more, pictures = sum(map(len, parts)), facts.checksum(), dict[str, Any](), list[tuple[int, int]]()
     if holder is None:
-        ending = ".mjpeg" if all(bytes(part).startswith(b"\xff\xd8") for part in parts) else ".pictures"
-        ends, max_bytes, checksum = list(accumulate(map(len, parts))), packed.MAX_PICTURES_BYTES, base
-        more = {"picture_ends": ends}
+        ends, max_bytes, checksum, is_jpeg = list(accumulate(map(len, parts))), packed.MAX_PICTURES_BYTES, base, True
+        for number, content in enumerate(map(bytes, parts)):  # which may read it from the disk
+            is_jpeg &= content.startswith(b"\xff\xd8")
+            pictures.append((ends[number], picture_checksum(base, number, content)))
+        ending, more = ".mjpeg" if is_jpeg else ".pictures", {"picture_ends": ends}
     else:
-        ending, ends = ending_of(facts.path), []
-        max_bytes, checksum = packed.MAX_MEMBER_BYTES, zlib.crc32(bytes(parts[0]), base)
+        ending, max_bytes, checksum = ending_of(facts.path), packed.MAX_MEMBER_BYTES, zlib.crc32(bytes(parts[0]), base)
     if length >= max_bytes:
         return DecodeError(facts.path, f"is too large to be packed: {length:,} bytes; list spans of it")
-    pictures = [(end, picture_checksum(base, number, bytes(parts[number]))) for number, end in enumerate(ends)]
     if holder in (None, clip):
         return Sample(facts, encode_sample(clip, ending, parts, facts, more), length, checksum, pictures)
     encoded = encode_sample(clip, "", None, facts, {"content": f"{holder:09}{ending}"})

@@ -6,7 +6,6 @@ indexes are also kept on disk, in $XDG_CACHE_HOME/summit_train/films [~/.cache].
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
@@ -34,8 +33,6 @@ _MIN_FRAMES = 1000  # of a film, unless it is too large to be held
 _MAX_INDEXES = 16  # that a process keeps: 2 MB for an hour
 _MAX_BYTES = 512 << 20  # of the indexes on disk
 _DTYPES = (np.int64, np.int32, np.int32, np.int64, np.uint32)  # of the arrays of an index
-# What numpy raises for a damaged file.
-_DAMAGES = (ValueError, KeyError, EOFError, BadZipFile, ArithmeticError, SyntaxError, TypeError, RuntimeError)
 _LOG = logging.getLogger(__name__)
 
 
@@ -72,8 +69,9 @@ class Films:
         return index
 
     def _kept(self, film: Encoded) -> PacketIndex | None:
-        """Return the index on disk; None if there is none, or it is damaged."""
-        with suppress(*_DAMAGES, OSError), np.load(_index_file(film), allow_pickle=False) as arrays:
+        """Return the index on disk; None if there is none of this copy and state of the film, or it is damaged."""
+        bad = (OSError, ValueError, KeyError, EOFError, BadZipFile, ArithmeticError, SyntaxError, TypeError)
+        with suppress(*bad, RuntimeError), np.load(_index_file(film), allow_pickle=False) as arrays:
             found = PacketIndex(*(arrays[name] for name in PacketIndex._fields))
             is_whole = [(one.ndim, one.dtype) for one in found] == [(1, np.dtype(one)) for one in _DTYPES]
             if is_whole and len(found.times) == len(found.places) and len(found.starts) == len(found.checksums):
@@ -104,11 +102,10 @@ class Films:
 
 
 def _index_file(film: Encoded) -> Path:
-    """Return the file of a film's index. Its name tells copies apart that nodes have at one path. Raises OSError."""
     name = hashlib.sha256(os.fsencode(f"{os.path.abspath(film.name)}\0{film.state}")).hexdigest()[:32]
     folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     if folder.startswith("~"):
-        raise FileNotFoundError(errno.ENOENT, "there is no home folder", folder)
+        raise OSError(None, "there is no home folder", folder)
     return Path(folder, "summit_train", "films", f"{name}.npz")
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from summit_train.core.errors import UserError
-from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, tables, write_manifest
+from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, reading, tables, write_manifest
 from summit_train.data.manifest.quarantine import Kept, clips_per_class
 from summit_train.data.manifest.reading import check_same_classes, read_classes, read_rows, write_classes
 from summit_train.data.video.span import TO_THE_END, WHOLE, Span
@@ -22,6 +22,15 @@ def _read(folder: Path, text: str, classes: str | None = None) -> Manifest:
     if classes is not None:
         (folder / "classes.txt").write_text(classes)
     return read_manifest(folder / "list.csv")
+
+
+def test_a_list_that_memory_does_not_hold_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "free_memory", lambda: 3.0 * 2**20)
+    _read(tmp_path, "a.mp4 0\n")
+    with pytest.raises(UserError, match=r"list\.csv: a list of 2 MiB needs 3 to 6 times .*, and 3 MiB are free; try"):
+        _read(tmp_path, "a.mp4 0\n" * (1 << 18))
 
 
 def _clips(manifest: Manifest) -> list[tuple[str, int]]:

@@ -37,10 +37,11 @@ def test_the_command_names_what_is_missing_torn_or_too_much(pack_set: PackSet, s
     out = pack_set()
     status, printed, _ = say("data", "verify", out)
     assert status == 0 and f"{out}: {NUM_VIDEOS} clips in " in printed
+    (out / "000009.tar").write_bytes(b"")
+    assert "packed: 1 file damaged, missing or not part of the set:\n" in say("data", "verify", out)[2]
     size = len((out / "000001.tar").read_bytes())
     (out / "000000.tar").unlink()
     (out / "000001.tar").write_bytes(b"0" * 100)
-    (out / "000009.tar").write_bytes(b"")
     (out / "index" / "clips.npy").unlink()
     lines = [
         f"{out}/000000.tar: No such file or directory",
@@ -48,7 +49,7 @@ def test_the_command_names_what_is_missing_torn_or_too_much(pack_set: PackSet, s
         f"{out}/index/clips.npy: No such file or directory",
         f"{out}/000009.tar: does not belong to the set",
     ]
-    named = "packed: 4 files are damaged, missing or do not belong to the set:\n" + "\n".join(lines)
+    named = "packed: 4 files damaged, missing or not part of the set:\n" + "\n".join(lines)
     lacking = "must be a finished packed set, but lacks pack.json"
     for change, failed, message in (
         (lambda: None, 1, named),
