@@ -89,7 +89,7 @@ def _change_of_epochs(path: str, more_epochs: int) -> Change:
 
 
 def _keep_result(run_path: Path, epochs: int) -> None:
-    """Move the run's own result, that of so many epochs, to where `eval schedule.epochs=N` would write it."""
+    """Move the run's own result, after `epochs` epochs, to where `eval schedule.epochs=N` would write it."""
     file, kept = run_path / RESULT_FILE, run_path / EVALS / f"epochs-{epochs}"
     if file.exists() and not (kept / RESULT_FILE).exists():
         kept.mkdir(parents=True, exist_ok=True)

@@ -94,7 +94,7 @@ def _flat(array: Any) -> Bytes:
 
 def _described(value: Any, known: Known) -> Any:
     """Return what JSON has of a value: itself, or a list that begins with its kind. Its arrays are added to `known`."""
-    kind, torch = type(value), sys.modules.get("torch")  # without torch there are no tensors
+    kind, torch = type(value), sys.modules.get("torch")  # before torch is imported no value is a tensor
     is_plain = kind in (bool, float) or (kind is str and value.isascii()) or (kind is int and abs(value) < 1 << 63)
     if value is None or is_plain:
         return value
@@ -141,7 +141,7 @@ def _of_parts(module: str, name: str, parts: Any) -> Any:
     for part in name.split("."):
         kind = getattr(kind, part, None)
     if not isinstance(kind, type) or kind.__module__ != module:
-        raise TypeError(f"{module}.{name} is no type of {_PACKAGE}; do all ranks run the same code?")
+        raise TypeError(f"{module}.{name} is not a type of {_PACKAGE}; do all ranks run the same code?")
     if issubclass(kind, tuple):
         return tuple.__new__(kind, parts)
     if issubclass(kind, Exception):

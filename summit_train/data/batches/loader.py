@@ -307,7 +307,7 @@ def whole_videos(
 
 @dataclass(frozen=True)
 class _Passes:
-    """Reads the block of a key; a block that is not a video's first goes on from where the one before it ended."""
+    """Reads the block of a key; a block that is not a video's first continues where the previous one ended."""
 
     store: Store
     choose_frames: ChooseFrames

@@ -37,7 +37,7 @@ class FileStore:
 
     @cached_property
     def films(self) -> Films:
-        """What this process knows of its films: no field, which other ranks would be sent."""
+        """Return this process's checks and indexes of films: not a field, because fields are sent to other ranks."""
         return Films()
 
     def path(self, clip: int) -> str:

@@ -47,7 +47,7 @@ _OPEN: dict[str, Any] = {
 _SKIPPING_CODECS = frozenset({"h264", "hevc"})
 # A jump must save at least this many frames to be worth the decoder's flush.
 _MIN_SAVED_FRAMES = 4
-# A playback decodes at most this many frames that nobody wants before it gives way to a jump.
+# A playback decodes at most this many frames that are not needed before it gives way to a jump.
 _MAX_SKIPPED_FRAMES = 1000
 
 
@@ -148,7 +148,7 @@ def read_from_start(video: Encoded, wanted: frozenset[int], render: Render, budg
 
 
 class Playback:
-    """What reads of one video that go forwards share: after the first, each goes on from where the last one stopped.
+    """What reads of one video that go forwards share: after the first, each continues where the last one stopped.
 
     video, num_frames: as the first read loaded and counted it.
     """

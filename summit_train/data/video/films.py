@@ -37,7 +37,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Films:
-    """What this process knows of the films that it reads."""
+    """The films that this process reads: those whose SHA-256 was checked, and their indexes."""
 
     def __init__(self) -> None:
         self._checked = set[tuple[Encoded, bytes]]()

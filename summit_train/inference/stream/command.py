@@ -136,7 +136,7 @@ def _print(
             text.append(f"{result['seconds']:9.2f} s  {watcher.text(result)}{more}")
             dropped = 0
         if not show(Result(text, values=result), as_json=args.json) and not args.draw:
-            return  # nobody reads it
+            return  # it has no reader
         last = watcher.key(result)
 
 
