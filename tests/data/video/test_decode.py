@@ -254,7 +254,7 @@ def _write_playlist(path: Path) -> None:
     path.write_text("#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nnumbered.mp4\n#EXT-X-ENDLIST\n")
 
 
-NO_VIDEO = "is not a video of a kind"
+NO_VIDEO = "is not a video in a supported format"
 
 
 @pytest.mark.parametrize(
