@@ -148,7 +148,8 @@ def test_changed_code_is_another_experiment_and_does_not_run(
         for arch in (trained.code, "own.nets"):
             more = [f"model.arch={arch}:Small"]
             for command in ("eval", "predict", "cam", "export"):
-                words = {"predict": ["nothing.mp4"], "cam": ["nothing.mp4", "--out", "x"], "export": ["--out", "x"]}
+                out = ["--out", str(tmp_path / "x")]
+                words = {"predict": ["nothing.mp4"], "cam": ["nothing.mp4", *out], "export": out}
                 status, _, err = main_said(capsys, command, run, *words.get(command, []), *more)
                 assert status == 2 and "its network's code has changed: model.arch (SHA-256) was" in err, command
         assert not marker.exists()
