@@ -58,7 +58,7 @@ def recompute_statistics(
 
     A rank adds up n_i, n_i m_i and n_i (v_i + m_i^2). Normalisations that are frozen or not used stay as they are.
     """
-    norms = [norm for norm in trained_norms(model) if norm.running_mean is not None]
+    norms = trained_norms(model)
     if not norms:
         return
     sums = {norm: torch.zeros(3, norm.num_features, dtype=torch.float64, device=device) for norm in norms}

@@ -260,8 +260,9 @@ def is_frozen(module: nn.Module) -> bool:
 
 
 def trained_norms(network: nn.Module) -> list[_BatchNorm]:
-    """Return the normalisations whose running statistics training moves: those that are not frozen."""
-    return [module for module in network.modules() if isinstance(module, _BatchNorm) and not is_frozen(module)]
+    """Return the normalisations whose running statistics training moves: those that have some and are not frozen."""
+    norms = [module for module in network.modules() if isinstance(module, _BatchNorm) and not is_frozen(module)]
+    return [norm for norm in norms if norm.running_mean is not None]
 
 
 @contextmanager

@@ -205,7 +205,7 @@ def _weights(model: nn.Module) -> Tensors:
 
 
 def _statistics(model: nn.Module) -> tuple[Tensors, Tensors]:
-    norms = [norm for norm in trained_norms(model) if norm.running_mean is not None]
+    norms = trained_norms(model)
     return [norm.running_mean for norm in norms], [norm.running_var for norm in norms]  # type: ignore[misc]
 
 

@@ -30,7 +30,7 @@ class RunningStatistics:
     """
 
     def __init__(self, model: nn.Module, accumulation: int, world: World) -> None:
-        self._norms = [norm for norm in trained_norms(model) if norm.running_mean is not None]
+        self._norms = trained_norms(model)
         self._momenta = [norm.momentum for norm in self._norms]
         self._accumulation, self._world = accumulation, world
         self._before = self._mean = torch.empty(0)
