@@ -22,7 +22,7 @@ from summit_train.data.video.augment import View
 from summit_train.data.video.clips import Frames, read_folder_views, read_views
 from summit_train.data.video.source import NO_HURRY, DecodeError, load_video
 
-NEAR = 7.0  # bits; chosen by the table in docs/data.md
+NEAR = 7.0  # bits; chosen by the table in docs/tested.md
 _SIDE = 40  # pixels of the small picture
 _MARGIN = 2  # pixels left out at each side in the second of two hashes, which a copy cropped by 10 % resembles
 _STEP, _APART = 2, 4
