@@ -45,6 +45,11 @@ class Together(LoadScopeScheduling):
         return TOGETHER.get(nodeid.partition("::")[0], nodeid)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the slow tests: one that began last would run alone, while the other processes have nothing left."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give every test the same random numbers, those of its module's fixtures too, in whatever order tests run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import json
@@ -216,7 +217,12 @@ def forked(ranks: int, work: Callable[[], int], *, grace_s: float = 60) -> tuple
 
 def _import_what_training_needs() -> None:
     """Import before a fork what takes longer than so few steps: every training run does."""
-    for module in ("summit_train.cli.pipeline", "torch._dynamo", "torch.distributed.nn.functional"):
+    for module in (
+        "summit_train.cli.pipeline",
+        "torch._dynamo",
+        "torch.distributed.nn.functional",
+        "torch.utils.tensorboard",
+    ):
         importlib.import_module(module)
 
 
@@ -291,6 +297,7 @@ def _work_and_leave(outputs: Sequence[int], work: Callable[[], int], environ: Ma
     status = 1
     try:
         os.setsid()
+        gc.freeze()  # else its collections go through all that the test's process has imported
         torch.set_num_threads(1)  # OpenMP's other threads are not copied by a fork
         forkserver._forkserver.__init__()  # type: ignore[attr-defined]  # the parent's is no child of this process
         for stream, output in enumerate(outputs, 1):

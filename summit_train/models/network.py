@@ -6,7 +6,6 @@ import math
 import os
 import tempfile
 from collections import OrderedDict
-from collections.abc import Collection
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -19,25 +18,12 @@ from summit_train.core.errors import UserError
 from summit_train.core.machine import processor_digest
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.count import Count, count
+from summit_train.models.fast import accelerate, execution
 from summit_train.models.online import cache_shapes
 from summit_train.models.rfcn import RFCN
 from summit_train.models.video import freeze_norms, freeze_trunk
 from summit_train.spec import ModelSpec, Spec
 from summit_train.spec.catalog import is_foreign, stream_problem
-
-try:
-    from summit_train.models.fast import accelerate, execution
-except ModuleNotFoundError as error:
-    if error.name != "summit_train.models.fast":
-        raise
-
-    # Someone deleted that folder.
-    def accelerate(model: nn.Module, parts: Collection[str] = ()) -> str:
-        return "plain: models/fast is missing"
-
-    def execution() -> str:
-        return "none: models/fast is missing"
-
 
 cpu_kernels = execution  # what the C++ kernels are compiled for on this machine, or why there are none
 _COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"

@@ -111,6 +111,7 @@ def _spec(write_spec: WriteSpec) -> str:
 
 
 @needs_ranks
+@pytest.mark.slow
 def test_every_starter_on_one_host_gives_the_bits_of_mpirun(write_spec: WriteSpec, tmp_path: Path) -> None:
     spec, torch_ranks = _spec(write_spec), {"SUMMIT_TRAIN_COMM": "torch"}
     said = {}
@@ -137,6 +138,7 @@ exec ip netns exec $host unshare --uts --mount sh -c "mount --bind {hosts} /etc/
 
 
 @needs_ranks
+@pytest.mark.slow
 @pytest.mark.skipif(VETH.why_not() is not None, reason=str(VETH.why_not()))
 def test_ranks_of_two_hosts_give_the_bits_of_one(write_spec: WriteSpec, tmp_path: Path) -> None:
     """Two network namespaces. torchrun is started on each; mpirun reaches the second by what stands in for ssh."""

@@ -60,6 +60,7 @@ def test_every_architecture_is_here() -> None:
 
 
 @needs_ranks
+@pytest.mark.slow  # the first one: it trains all networks on two ranks
 @pytest.mark.parametrize("name", NETWORKS)
 def test_two_ranks_are_one_rank_and_a_resumed_run_is_bit_equal(write: WriteNetwork, name: str) -> None:
     """On 1 rank, and on 2 once more from the first step's checkpoint, over torch.distributed."""
