@@ -1,11 +1,14 @@
 """Load files that torch saved: checkpoints and pretrained weights.
 
 Each must match its SHA-256, hold plain values only, and be no larger than its network can need. Its size is taken from
-the directory of its zip, and its shapes are known, before any of its numbers is read.
+the directory of its zip, and its shapes are known, before any of its numbers is read. The file is mapped: its numbers
+enter the memory where they are used.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import shlex
 import zipfile
 from collections.abc import Callable, Mapping
@@ -15,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from summit_train.core.comm.objects import placed
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, read_file, regular
 from summit_train.core.text import from_json
@@ -23,6 +27,7 @@ from summit_train.core.text import from_json
 _BYTES_PER_ELEMENT = 4 * 8
 SAFETENSORS = ".safetensors"
 SAFETENSORS_KEY = "summit_train"  # of what a checkpoint has besides its weights, in the file's metadata
+_MADV_PAGEOUT = 21  # <linux/mman.h>
 _BESIDES = 1 << 28  # class names, a classifier of more classes, another network that is refused by its name
 
 # Maps a file and its content without numbers (tensors on the meta device) to the most bytes that it may have.
@@ -200,7 +205,7 @@ def _unpacked_size(path: Path) -> int:
 
 def _load(path: Path, device: str) -> Any:
     try:
-        return torch.load(path, map_location=device, weights_only=True)
+        return torch.load(path, map_location=device, weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # A damaged file can raise almost anything out of the unpickler.
         raise CheckpointError(_why_unreadable(path, str(error).strip() or type(error).__name__)) from error
 
@@ -263,6 +268,24 @@ def check_fit(path: Path, name: str, saved: Any, own: Any) -> None:
             raise CheckpointError(f"{path}: does not fit: {name} must be {_kind(own)}, got {_kind(saved)}")
     elif isinstance(own, Mapping | torch.Tensor) or not isinstance(saved, int | float):
         raise CheckpointError(f"{path}: does not fit: {name} must be {_kind(own)}, got {_kind(saved)}")
+
+
+def in_memory(mapped: Any, own: Any) -> Any:
+    """Return what a mapped file holds, in the tensors of `own` at the same places if these are alike, else in new ones.
+
+    The pages of each tensor leave the memory before the next one enters. Linux before 5.4 drops them when it must.
+    """
+    if isinstance(mapped, Mapping):
+        parts = own if isinstance(own, Mapping) else {}
+        return {name: in_memory(value, parts.get(name)) for name, value in mapped.items()}
+    if not isinstance(mapped, torch.Tensor):
+        return mapped
+    copy = placed(mapped, own)
+    copy = mapped.clone() if copy is mapped else copy
+    before = (start := mapped.data_ptr()) % mmap.PAGESIZE
+    pages = ctypes.c_void_p(start - before), ctypes.c_size_t(mapped.nbytes + before)
+    ctypes.CDLL(None).madvise(*pages, _MADV_PAGEOUT)
+    return copy
 
 
 def _kind(value: Any) -> str:

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from summit_train.core.comm import World
-from summit_train.core.saved import bound_of, check_fit, give_weights, learner_path, load_checkpoint
+from summit_train.core.saved import bound_of, check_fit, give_weights, in_memory, learner_path, load_checkpoint
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models.video import trained_norms
 from summit_train.plan import Rung
@@ -189,11 +189,13 @@ class AveragingStep:
         for number, learner in self._learners.items():
             file = learner_path(path, number) if saved.get("learner_digests") else path
             if file != path:
-                state = load_checkpoint(file, bound_of(learner.model), checked=True)
+                own = {"model": learner.model.state_dict()} | learner.checkpoint(path, 0)
+                state = in_memory(load_checkpoint(file, bound_of(learner.model), checked=True), own)
             else:
-                # A copy, as the solvers would share its tensors.
-                state = copy.deepcopy({name: saved.get(name) for name in ("model", "optimizer", "loss_scale")})
-                state["loss_scale"] = scales.get(number, state["loss_scale"])
+                state = {name: saved.get(name) for name in ("optimizer", "loss_scale")}
+                if number > min(self._learners):  # a copy, as the solvers would share its tensors
+                    state = copy.deepcopy(state)
+                state |= {"model": saved.get("model"), "loss_scale": scales.get(number, state["loss_scale"])}
             give_weights(learner.model, file, state["model"])
             learner.restore(file, state)
         return []

@@ -18,7 +18,7 @@ from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import naming
 from summit_train.core.machine import raise_open_files, rank_cpus
-from summit_train.core.saved import CheckpointError, check_fit, check_learners, checkpoint_path, give_weights
+from summit_train.core.saved import CheckpointError, check_fit, check_learners, give_weights, in_memory
 from summit_train.core.text import counted
 from summit_train.core.watch import Watchdog
 from summit_train.data.bad_clips import BadClips
@@ -35,7 +35,7 @@ from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.tasks import loss_of
 from summit_train.training.averaging import AveragingStep, GrowingBatch
 from summit_train.training.best import Best
-from summit_train.training.checkpoint import Writer, prune_checkpoints, serialised, write_checkpoint
+from summit_train.training.checkpoint import Writer, checkpoint_path, prune_checkpoints, serialised, write_checkpoint
 from summit_train.training.health import Health
 from summit_train.training.loss import build_loss
 from summit_train.training.noise import NoiseScale
@@ -84,13 +84,18 @@ class Run:
         if (may_open := raise_open_files()) is not None and may_open < needed:
             self.notes.append(f"open files: a rank may need {needed:,}, the limit is {may_open:,}; raise `ulimit -Hn`")
         state = world.together(lambda: self._first_state(watchdog or Watchdog(world, None), **may))
-        path = checkpoint_path(spec.run_path, world.broadcast(state.get("step", 0)))
-        weights = world.broadcast(state.pop("model", None) or self.model.state_dict())
+        path = checkpoint_path(spec.run_path, step := world.broadcast(state.get("step", 0)))
+        # The numbers are still in the file. No rank ever has two copies of them: they go into what the step uses.
+        own: Any = self.model.state_dict()
+        weights = world.broadcast(in_memory(state.pop("model"), own) if state else own, own)
         world.together(partial(give_weights, self.model, path, weights))
-        del weights  # before the rest arrives
-        saved = world.broadcast(state)
+        del weights  # before the rest arrives, where it is of another type
         counts = list(clips_per_class(inputs.train.manifest, inputs.train.kept).values())
         self.step = build_step(spec, plan, world, self.model, device, counts)
+        if spec.parallel.method == "averaging" and state.get("learner_digests"):
+            del state["optimizer"]  # each learner has its own in its file
+        own = self.step.checkpoint(path, step) if isinstance(self.step, TrainStep) else {}
+        saved = world.broadcast(in_memory(state, own), own)
         self.val_loss = None if loss_of(spec) else build_loss(spec, counts, torch.device("cpu"))
         self.health = Health(spec, plan)
         if saved:

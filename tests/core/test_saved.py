@@ -13,7 +13,15 @@ import torch
 from torch import nn
 
 from summit_train.core.errors import UserError
-from summit_train.core.saved import CheckpointError, bound_of, check_fit, digest_path, load_newest, load_saved
+from summit_train.core.saved import (
+    CheckpointError,
+    bound_of,
+    check_fit,
+    digest_path,
+    in_memory,
+    load_newest,
+    load_saved,
+)
 from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
 from tests.runs import LARGE, load_any, small_checkpoints
 
@@ -140,3 +148,16 @@ def test_a_part_of_another_run_does_not_fit(saved: object, reason: str) -> None:
     check_fit(Path("a.pt"), "part", {"w": torch.zeros(3, dtype=torch.float64), "n": 1.0}, own)
     with pytest.raises(UserError, match=f"^a.pt: does not fit: {reason}$"):
         check_fit(Path("a.pt"), "part", saved, own)
+
+
+def test_what_a_file_holds_enters_the_tensors_that_are_alike(tmp_path: Path) -> None:
+    """The file is read again where a tensor occurs twice, and is not written where its copy changes."""
+    path, large = tmp_path / "a.pt", torch.arange(300_000.0)
+    torch.save({"a": {"w": large, "n": 3}, "again": large, "other": torch.ones(2)}, path)
+    own = {"a": {"w": torch.zeros(300_000)}, "other": torch.zeros(3)}
+    found = in_memory(load_saved(path, lambda path, content: 10_000_000), own)
+    assert found["a"]["w"] is own["a"]["w"] and found["a"]["n"] == 3
+    assert torch.equal(own["a"]["w"], large) and torch.equal(found["again"], large)
+    assert torch.equal(found["other"], torch.ones(2)) and not own["other"].any()
+    found["again"].zero_()
+    assert torch.equal(load_saved(path, lambda path, content: 10_000_000)["again"], large)

@@ -80,8 +80,8 @@ class HorovodWorld(World):
         """Add up a tensor on the CPU in place by MPI alone: what Horovod is measured against."""
         self._mpi.Allreduce(self._in_place, values.numpy())
 
-    def broadcast(self, value: T) -> T:
-        return objects.broadcast(value, self.rank, self._mpi.Bcast)
+    def broadcast(self, value: T, own: object = None) -> T:
+        return objects.broadcast(value, self.rank, self._mpi.Bcast, own)
 
     def gather(self, value: T) -> list[T] | None:
         return objects.gather(value, self.rank, self.size, partial(self._mpi.Send, dest=0), self._mpi.Recv)

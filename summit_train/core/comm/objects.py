@@ -13,7 +13,7 @@ import io
 import json
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, cast
@@ -34,10 +34,10 @@ _MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict}
 _NAMES = {kind: name for name, kind in (_SEQUENCES | _MAPPINGS).items()}
 
 
-def broadcast(value: T, rank: int, share: Pass) -> T:
-    """Return rank 0's value on every rank. share: sends a message of rank 0, and receives it elsewhere."""
+def broadcast(value: T, rank: int, share: Pass, own: object = None) -> T:
+    """Return rank 0's value on every rank. share: sends a message of rank 0, and receives it elsewhere (`receive`)."""
     if rank > 0:
-        return cast(T, receive(share))
+        return cast(T, receive(share, own))
     send(value, share)
     return value
 
@@ -63,8 +63,8 @@ def send(value: object, put: Pass) -> None:
             _pass(_flat(array), put)
 
 
-def receive(take: Pass) -> Any:
-    """Return the value that another rank sends."""
+def receive(take: Pass, own: object = None) -> Any:
+    """Return the value that another rank sends. Tensors enter those of `own` at the same places, if these are alike."""
     lengths = np.empty(2, np.int64)
     take(lengths.view(np.uint8))
     body = np.empty(lengths.sum(), np.uint8)
@@ -74,7 +74,13 @@ def receive(take: Pass) -> Any:
     def fill(flat: Bytes) -> None:
         small.readinto(flat.data) if len(flat) < _SMALL else _pass(flat, take)
 
-    return _made(json.loads(text), fill, [])
+    return _made(json.loads(text), fill, [], own)
+
+
+def placed(tensor: Any, own: Any) -> Any:
+    """Return `own`, with the tensor's numbers, where both are tensors of the same shape and type, else the tensor."""
+    is_alike = type(own) is type(tensor) and (own.shape, own.dtype) == (tensor.shape, tensor.dtype)
+    return own.copy_(tensor) if is_alike else tensor
 
 
 def _pass(flat: Bytes, move: Pass) -> None:
@@ -156,7 +162,7 @@ def _of_parts(module: str, name: str, parts: Any) -> Any:
     return made
 
 
-def _made(node: Any, fill: Callable[[Bytes], None], arrays: list[Any]) -> Any:
+def _made(node: Any, fill: Callable[[Bytes], None], arrays: list[Any], own: Any = None) -> Any:
     """Return the value that `_described` described, given the arrays that are there already and what fills the next."""
     if not isinstance(node, list):
         return node
@@ -169,15 +175,20 @@ def _made(node: Any, fill: Callable[[Bytes], None], arrays: list[Any]) -> Any:
         dtype, shape, number = rest
         if number == len(arrays):
             of: Any = np if kind == "array" else sys.modules["torch"]
-            own = np.lib.format.descr_to_dtype(ast.literal_eval(dtype)) if of is np else getattr(of, dtype)
-            arrays.append(of.empty(shape, dtype=own))
-            fill(_flat(arrays[-1]))
+            its = np.lib.format.descr_to_dtype(ast.literal_eval(dtype)) if of is np else getattr(of, dtype)
+            made = of.empty(shape, dtype=its)
+            fill(_flat(made))
+            arrays.append(made if of is np else placed(made, own))
         return arrays[number]
+    if kind in _MAPPINGS:
+        mapping = _MAPPINGS[kind]()
+        for key, each in zip(rest[::2], rest[1::2], strict=True):
+            name = _made(key, fill, arrays)
+            mapping[name] = _made(each, fill, arrays, own.get(name) if isinstance(own, Mapping) else None)
+        return mapping
     parts = [_made(each, fill, arrays) for each in rest]
     if kind in _SEQUENCES:
         return _SEQUENCES[kind](parts)
-    if kind in _MAPPINGS:
-        return _MAPPINGS[kind](zip(parts[::2], parts[1::2], strict=True))
     if kind == "size":
         return sys.modules["torch"].Size(parts[0])
     single: dict[str, Callable[[Any], Any]] = {"path": Path, "bytes": bytes, "scalar": lambda array: array[()]}

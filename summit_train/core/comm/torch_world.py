@@ -154,9 +154,9 @@ class TorchWorld(World):
 
         return poll
 
-    def broadcast(self, value: T) -> T:
+    def broadcast(self, value: T, own: object = None) -> T:
         with self._joined():
-            return objects.broadcast(value, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True))
+            return objects.broadcast(value, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True), own)
 
     def gather(self, value: T) -> list[T] | None:
         with self._joined():

@@ -59,8 +59,8 @@ class World:
         """
         return lambda: list(numbers)
 
-    def broadcast(self, value: T) -> T:
-        """Return rank 0's value on every rank: plain values, arrays, tensors and types of ours; see `objects`."""
+    def broadcast(self, value: T, own: object = None) -> T:
+        """Return rank 0's value on every rank: plain values, arrays, tensors, types of ours; see `objects.receive`."""
         return value
 
     def gather(self, value: T) -> list[T] | None:

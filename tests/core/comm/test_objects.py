@@ -90,6 +90,17 @@ def test_arrays_and_tensors_arrive_bit_for_bit(monkeypatch: pytest.MonkeyPatch, 
     assert returned["again"] is returned["tensors"][0]
 
 
+def test_tensors_enter_those_of_the_receiver_that_are_alike() -> None:
+    sent = {"a": {1: torch.ones(200, 100), 2: torch.ones(3), 3: np.ones(3)}, "b": [torch.ones(2)], "c": torch.ones(4)}
+    own = {"a": {1: torch.zeros(200, 100), 2: torch.zeros(3).double(), 3: np.zeros(3)}, "c": torch.zeros(2, 2)}
+    messages = iter(_messages(sent))
+    found = objects.receive(lambda piece: np.copyto(piece, next(messages)), own)
+    assert found["a"][1] is own["a"][1] and torch.equal(own["a"][1], sent["a"][1])
+    assert found["c"].shape == (4,) and found["a"][2].dtype == torch.float32
+    assert not own["a"][2].any() and not own["a"][3].any() and not own["c"].any()
+    assert torch.equal(found["b"][0], torch.ones(2))
+
+
 def test_objects_of_ours_arrive_without_their_constructors(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, error = Kept(9, np.array([2])), AgreedError("no such list", 2)
     monkeypatch.delattr(AgreedError, "__init__")
