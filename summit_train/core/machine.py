@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 import resource
+from contextlib import suppress
 from pathlib import Path
 
 # <malloc.h> of glibc.
@@ -24,8 +25,29 @@ def rank_cpus(local_ranks: int) -> int:
 
 
 def free_memory() -> float:
-    """Return the bytes that processes may still take; infinity where the system does not tell."""
-    return 1024 * float(_told("meminfo", "MemAvailable").removesuffix("kB") or "inf")
+    """Return the bytes that this process may still take, of the machine and of each of its control groups.
+
+    Infinity where the system does not tell.
+    """
+    return min(1024 * float(_told("meminfo", "MemAvailable").removesuffix("kB") or "inf"), *_free_in_groups())
+
+
+def _free_in_groups(process: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> list[float]:
+    """Return what the limit of each control group leaves (version 1 and 2), cached files counted as free."""
+    found = []
+    for line in process.read_text().splitlines() if process.is_file() else []:
+        _, kinds, path = line.split(":", 2)
+        limit, used, cached = "memory.max", "memory.current", "inactive_file"
+        if kinds:
+            limit, used, cached = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+        top = mounted / "memory" if kinds else mounted
+        inner = top / path.lstrip("/")
+        for group in (inner, *inner.parents) if kinds in ("", "memory") else ():
+            with suppress(OSError, ValueError):  # not mounted, or the limit is "max"
+                sizes = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                numbers = [int((group / name).read_text()) for name in (limit, used)]
+                found.append(numbers[0] - numbers[1] + float(sizes[cached]))
+    return found
 
 
 def raise_open_files() -> int | None:

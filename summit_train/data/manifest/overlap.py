@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import itemgetter
+
+import numpy as np
 
 from summit_train.core.text import counted
 from summit_train.data.manifest.files import located_root
@@ -18,7 +20,7 @@ from summit_train.data.video.span import TO_THE_END
 Pairs = dict[tuple[int, int], str]
 _Spans = list[tuple[int, int, int]]
 _UNKNOWN = bytes(32)
-_BLOCK = 1 << 16  # paths that are objects at a time
+_BLOCK = 1 << 12  # paths that are objects at a time
 _NO_END = 1 << 32  # behind every frame
 
 
@@ -31,10 +33,14 @@ def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None])
     pairs, lists = Pairs(), (first, second)
     as_stored = first.is_packed or second.is_packed
     places = [None if as_stored else located_root(root, one) for one, root in zip(lists, roots, strict=True)]
-    paths = [_paths(one, place) for one, place in zip(lists, places, strict=True)]
-    for how, keys in (("path", (paths[0], list(paths[1]))), ("sha256", [one.digests.tolist() for one in lists])):
-        ours = _by_file(first, keys[0], set(keys[1]) - {_UNKNOWN})
-        theirs = _by_file(second, keys[1], ours)
+    above = [_above(one, place) for one, place in zip(lists, places, strict=True)]
+    if above[0] == above[1] and not any(map(_has_absolute, lists)):
+        above = [b"", b""]  # joining takes as long as all else
+    paths = [_paths(one, folder) for one, folder in zip(lists, above, strict=True)]
+    for how, (our_keys, blocks) in (("path", paths), ("sha256", map(_digests, lists))):
+        their_keys = list(blocks)
+        ours = _by_file(first, our_keys, set(chain(*their_keys)) - {_UNKNOWN})
+        theirs = _by_file(second, their_keys, ours.keys())
         found = [pair for key, spans in ours.items() for pair in _overlapping(spans, theirs[key])]
         for clip, other in sorted(found, key=itemgetter(1, 0)):
             counts = {int(first.frame_counts[clip]), int(second.frame_counts[other])} - {-1, 0}
@@ -69,13 +75,15 @@ class Leaks:
         return lines
 
 
-def _by_file(manifest: Manifest, keys: Iterable[bytes], among: Container[bytes]) -> dict[bytes, _Spans]:
+def _by_file(manifest: Manifest, blocks: Iterable[list[bytes]], among: Set[bytes]) -> dict[bytes, _Spans]:
     """Return the spans of each file among these, by start: (start, end, clip), the end exclusive."""
-    found = defaultdict[bytes, _Spans](list)
-    for clip, key in enumerate(keys):
-        if key in among:
-            start, end = manifest.span(clip)
-            found[key].append((start, _NO_END if end == TO_THE_END else end, clip))
+    found, first = defaultdict[bytes, _Spans](list), 0
+    for keys in blocks:
+        for clip, key in enumerate(() if among.isdisjoint(keys) else keys, first):
+            if key in among:
+                start, end = manifest.span(clip)
+                found[key].append((start, _NO_END if end == TO_THE_END else end, clip))
+        first += len(keys)
     return {key: sorted(spans) for key, spans in found.items()}
 
 
@@ -90,11 +98,25 @@ def _overlapping(ours: _Spans, theirs: _Spans) -> Iterator[tuple[int, int]]:
             yield ours[place][2], other
 
 
-def _paths(manifest: Manifest, root: str | None) -> Iterator[bytes]:
-    """Yield every clip's absolute path; without a root as it is stored."""
-    above = b"" if root is None else os.fsencode(os.path.join(os.path.abspath(root), manifest.folder, ""))
+def _above(manifest: Manifest, root: str | None) -> bytes:
+    """Return what is before a relative path to make it absolute; nothing without a root."""
+    return b"" if root is None else os.fsencode(os.path.join(os.path.abspath(root), manifest.folder, ""))
+
+
+def _paths(manifest: Manifest, above: bytes) -> Iterator[list[bytes]]:
+    """Yield every clip's path below a folder."""
     for start in range(0, len(manifest), _BLOCK):
         offsets = manifest.offsets[start : start + _BLOCK + 1]
-        paths, ends = manifest.paths[offsets[0] : offsets[-1]].tobytes(), pairwise((offsets - offsets[0]).tolist())
+        content, ends = manifest.paths[offsets[0] : offsets[-1]].tobytes(), pairwise((offsets - offsets[0]).tolist())
+        paths = [content[start:end] for start, end in ends]
         # Not os.path.join, which takes as long again as all else for a million clips.
-        yield from [one if one.startswith(b"/") else above + one for start, end in ends for one in [paths[start:end]]]
+        yield [path if path.startswith(b"/") else above + path for path in paths] if above else paths
+
+
+def _digests(manifest: Manifest) -> Iterator[list[bytes]]:
+    for start in range(0, len(manifest.digests), _BLOCK):
+        yield manifest.digests[start : start + _BLOCK].tolist()
+
+
+def _has_absolute(manifest: Manifest) -> bool:
+    return bool(np.any(manifest.paths[manifest.offsets[:-1]] == ord("/")))

@@ -201,7 +201,7 @@ def parse_tables(
         parts[-1]["more_labels"]["clip"] += clips
         parts[-1]["regions"] = np.zeros(0, DTYPES["regions"]) if region is None else parse_regions(source, table)
         clips += len(table[0])
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    columns = {name: np.concatenate([part.pop(name) for part in parts]) for name in [*parts[0]]}
     columns["offsets"] = np.cumsum(np.concatenate([[0], columns.pop("lengths")]))
     columns["groups"] = columns["groups"][: clips if len(groups) > 1 else 0]
     return columns | {"group_names": tuple(groups)[1:]}
