@@ -69,7 +69,7 @@ Result = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Run:
+class Training:
     """One training of a task. lr: of the baseline for the method to scale, or None for the task's own."""
 
     task: str
@@ -140,7 +140,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def runs_of(task: Task, args: argparse.Namespace) -> Iterator[Run]:
+def runs_of(task: Task, args: argparse.Namespace) -> Iterator[Training]:
     """Yield the runs that the arguments ask for. Raises UserError for a wrong one."""
     for name in ("batches", "lrs", "epochs", "bounds", "samples"):
         value = getattr(args, name)
@@ -153,13 +153,15 @@ def runs_of(task: Task, args: argparse.Namespace) -> Iterator[Run]:
         lrs = args.lrs or {"adam": task.adam_lrs, "grid": task.grid_lrs}.get(method, (None,))
         bounds = tuple(args.bounds) if args.bounds and method == "date" else None
         for batch, lr in itertools.product(task.batches[:1] if method == "baseline" else batches, lrs):
-            yield Run(args.task, method, batch, lr, seed, args.epochs or task.schedule.epochs, args.precision, bounds)
+            yield Training(
+                args.task, method, batch, lr, seed, args.epochs or task.schedule.epochs, args.precision, bounds
+            )
 
 
 # --- one run
 
 
-def recipe(task: Task, run: Run, num_samples: int) -> tuple[OptimizerSpec, Schedule]:
+def recipe(task: Task, run: Training, num_samples: int) -> tuple[OptimizerSpec, Schedule]:
     """Return a run's solver and the course of its LR. Raises UserError where the warm-up takes the whole run.
 
     With f = task.loss_factor the paper's gradient G is f times ours, g. LR G = (LR f) g; but LR |w| / |G| G =
@@ -192,7 +194,7 @@ def recipe(task: Task, run: Run, num_samples: int) -> tuple[OptimizerSpec, Sched
     return solver, plan_schedule(solver, schedule, run.batch, num_samples)
 
 
-def share_of(run: Run, num_samples: int, samples: int, rank: int, ranks: int) -> Share:
+def share_of(run: Training, num_samples: int, samples: int, rank: int, ranks: int) -> Share:
     """Return a rank's share of a batch, in virtual GPUs of at most `samples`."""
     if run.batch > num_samples:
         raise UserError(f"--batches: {run.batch:,} is more than the {num_samples:,} training samples")
@@ -205,7 +207,7 @@ def share_of(run: Run, num_samples: int, samples: int, rank: int, ranks: int) ->
     return Share(rank, ranks, virtual_gpus, run.batch // virtual_gpus, num_samples // run.batch)
 
 
-def train(run: Run, data: Data, share: Share, world: World, device: torch.device) -> dict[str, Any]:
+def train(run: Training, data: Data, share: Share, world: World, device: torch.device) -> dict[str, Any]:
     """Train and score epoch by epoch; return the result as one JSON object. Collective.
 
     A run ends early, as diverged, after an epoch in which no update was finite.

@@ -39,7 +39,7 @@ State = tuple[torch.Tensor, torch.Tensor]
 # --- networks
 
 
-class Network(nn.Module):
+class TaskNetwork(nn.Module):
     """A network without dropout, as TrainStep drives it."""
 
     def reseed(self, seed: int) -> None:
@@ -49,7 +49,7 @@ class Network(nn.Module):
         """Prepare for an epoch in which this rank runs that many virtual GPUs in turn."""
 
 
-class LeNet(Network):
+class LeNet(TaskNetwork):
     """LeNet-5 with ReLU and max pooling, images (N, 1, 1, 28, 28) to logits (N, 10), 61,706 parameters.
 
     The paper names LeNet without its layers; five of them are in its Figure 12, as in LeCun et al. 1998.
@@ -70,7 +70,7 @@ class LeNet(Network):
         return self.layers(clips_NTCHW[:, 0])
 
 
-class RowsLSTM(Network):
+class RowsLSTM(TaskNetwork):
     """Section 4.1.1: the 28 rows of an image as 28 steps, each through a layer to 128, then an LSTM of 128.
 
     Images (N, 1, 1, 28, 28) to logits (N, 10), from the last step; 137,098 parameters.
@@ -87,7 +87,7 @@ class RowsLSTM(Network):
         return self.head(steps[:, -1])
 
 
-class WordLSTM(Network):
+class WordLSTM(TaskNetwork):
     """Section 4.1.2, the small configuration of Zaremba et al. 2014: two LSTMs of 200, all weights from U(-0.1, 0.1).
 
     Words (N, T) to logits (N * T, words); 4,653,200 parameters. Back-propagation ends at the first of the T steps; the
@@ -166,7 +166,7 @@ class Images:
                 taken = []
 
     @torch.no_grad()
-    def score(self, model: Network, device: torch.device) -> dict[str, float]:
+    def score(self, model: TaskNetwork, device: torch.device) -> dict[str, float]:
         """Return the accuracy on the test images in percent."""
         normalise, right = Normalise(next(model.parameters()).dtype, device, GREY), 0
         parts = zip(self.test_images.split(SCORED_AT_ONCE), self.test_labels.split(SCORED_AT_ONCE), strict=True)
@@ -202,7 +202,7 @@ class Text:
             yield taken
 
     @torch.no_grad()
-    def score(self, model: Network, device: torch.device) -> dict[str, float]:
+    def score(self, model: TaskNetwork, device: torch.device) -> dict[str, float]:
         """Return the perplexities of test and validation text, infinity where they are beyond floats."""
         assert isinstance(model, WordLSTM)
         found = {}
@@ -308,7 +308,7 @@ class Task:
 
     title: str
     metric: str  # accuracy or perplexity
-    build: Callable[[], Network]
+    build: Callable[[], TaskNetwork]
     read: Callable[[Path], Data]
     optimizer: OptimizerSpec
     schedule: ScheduleSpec

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from summit_train.core.errors import RunFailed
 from summit_train.core.files import write_text
 from summit_train.scaling import published
-from summit_train.scaling.cost import Job, expected_maximum, forecast, step_time, steps_per_epoch
+from summit_train.scaling.cost import ScaledJob, expected_maximum, forecast, step_time, steps_per_epoch
 from summit_train.scaling.machines import Compute, Machine, Rate, Storage, load_machine
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import to_yaml
@@ -95,17 +95,17 @@ def fit_table_3(machine: Machine, nodes: tuple[int, ...] = ROWS) -> Fit:
     return min(tried)[1]
 
 
-def published_step_seconds(row: published.Row) -> float:
+def published_step_seconds(row: published.Table3Row) -> float:
     """Return the seconds of one step of a timed row. The last, partial batch of an epoch counts as a step."""
     steps = steps_per_epoch(published.TRAINING_VIDEOS, row.global_batch, "keep")
     return (row.seconds or 0) / (published.EPOCHS * steps)
 
 
-def job_of(machine: Machine, spec: Spec, row: published.Row) -> Job:
+def job_of(machine: Machine, spec: Spec, row: published.Table3Row) -> ScaledJob:
     """Return a row's job: the paper's data set on its nodes, with its clips a GPU."""
     scale = spec.scale.model_copy(update={"clips_per_gpu": row.clips_per_gpu})
     spec = spec.model_copy(update={"scale": scale})
-    return Job(spec, machine, row.nodes, published.TRAINING_VIDEOS, published.VALIDATION_VIDEOS)
+    return ScaledJob(spec, machine, row.nodes, published.TRAINING_VIDEOS, published.VALIDATION_VIDEOS)
 
 
 def errors_of(machine: Machine) -> dict[int, float]:

@@ -139,7 +139,7 @@ def gpu_speed(spec: Spec, site: Site | None, args: argparse.Namespace) -> tuple[
     if site is None:
         return None, None
     batch = (spec.scale.gpus or site.ranks) * spec.scale.clips_per_gpu
-    found = estimate(site, spec, make_plan(spec, site.ranks, batch), 1)
+    found = estimate(site, make_plan(spec, site.ranks, batch))
     return found.clips_per_second, found.source
 
 

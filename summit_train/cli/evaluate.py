@@ -32,7 +32,7 @@ from summit_train.evaluation.scoring import Scorer
 from summit_train.models.foreign import check_sources, sources_of
 from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, flat_keys, folder_name, load_spec, run_spec
-from summit_train.spec.catalog import stream_problem
+from summit_train.spec.model import stream_problem
 from summit_train.sweep.grid import joined_name
 from summit_train.tasks import scorer_of
 from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
@@ -280,7 +280,7 @@ def _curves_text(result: dict[str, Any], spec: Spec) -> list[str | TextTable]:
     about = f"{counted(result['videos'], 'video')}, step {result['step']}{unread}"
     lines: list[str | TextTable] = [TextTable(rows), about]
     model = spec.model
-    if (why := stream_problem(model.arch, model.shift_direction, model.non_local, model.adapter)) is not None:
+    if (why := stream_problem(model)) is not None:
         lines.append(f"no stream: {why}")
     undecided = {100 * row["fraction"]: row["undecided"] for row in curves["stream"] or [] if row["undecided"]}
     if undecided:

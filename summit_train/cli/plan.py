@@ -51,8 +51,7 @@ def _walltime(text: str) -> int:
 def run(args: argparse.Namespace) -> Result:
     site = None if args.site is None else load_site(args.site, args.set)
     spec, taken = load_spec_on(site, args.spec, args.overrides)
-    nodes, ranks = _nodes_and_ranks(args, site, spec)
-    files = read_files(spec, args.clips)
+    ranks, files = _ranks(args, site, spec), read_files(spec, args.clips)
     plan = make_plan(spec, ranks, files.clips)
     try:
         start, conflict = start_notes(spec, plan, files), None
@@ -72,7 +71,7 @@ def run(args: argparse.Namespace) -> Result:
     rows = [("left out", f"{files.left_out:,} clips, by {spec.data.quarantine}")] if files.left_out else []
     rows += start_rows(start, files)
     if site is not None:
-        cost = estimate(site, spec, plan, nodes, args.walltime, args.speed, files.videos, price=args.price)
+        cost = estimate(site, plan, args.walltime, args.speed, files.videos, price=args.price)
         values["site"] = {"name": args.site, "comm": site.comm, "spec": taken, **cost.values()}
         joined = "auto: Horovod where it is installed and MPI starts the ranks, else torch.distributed"
         comm = joined if site.comm == "auto" else f"{site.comm}, by the site profile"
@@ -94,8 +93,8 @@ def start_rows(start: Sequence[str], files: Files) -> list[tuple[str, str]]:
     return [*rows, ("not checked", ", ".join(files.not_checked))] if files.not_checked else rows
 
 
-def _nodes_and_ranks(args: argparse.Namespace, site: Site | None, spec: Spec) -> tuple[int, int]:
-    """Return --nodes and --ranks; by default as many as the virtual GPUs fill."""
+def _ranks(args: argparse.Namespace, site: Site | None, spec: Spec) -> int:
+    """Return the ranks of --ranks or --nodes; by default as many as there are virtual GPUs."""
     if site is None:
         for name in ("nodes", "walltime", "speed", "price"):
             if getattr(args, name) is not None:
@@ -103,13 +102,13 @@ def _nodes_and_ranks(args: argparse.Namespace, site: Site | None, spec: Spec) ->
         ranks = args.ranks if args.ranks is not None else spec.scale.gpus or 1
         if ranks < 1:
             raise UserError(f"--ranks must be 1 or more, got {ranks}")
-        return 0, ranks
+        return ranks
     ranks = args.ranks if args.ranks is not None else spec.scale.gpus or site.ranks
     nodes = args.nodes if args.nodes is not None else max(1, ranks // site.ranks)
     if args.ranks is not None and args.ranks != nodes * site.ranks:
         right = f"{nodes * site.ranks} on {counted(nodes, 'node')} of {site.name}"
         raise UserError(f"--ranks must be {right}, got {args.ranks}; try --nodes alone")
-    return nodes, check_ranks(site, spec, nodes)
+    return check_ranks(site, spec, nodes)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from summit_train.evaluation.measures import measures_of
 from summit_train.inference.arguments import add_network, open_named, report_bad
 from summit_train.inference.predict import Predictions, predict_videos
 from summit_train.inference.trained import Trained
-from summit_train.inference.videos import Listing, list_videos
+from summit_train.inference.videos import VideoList, list_videos
 from summit_train.training.start import choose_device, split_overrides
 
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> Result:
     return Result(status=1 if has_bad else 0)
 
 
-def _prepared(args: argparse.Namespace) -> tuple[Trained, list[Listing]]:
+def _prepared(args: argparse.Namespace) -> tuple[Trained, list[VideoList]]:
     """Check all that can be checked before the work starts, and print warnings. Raises UserError."""
     words, overrides = split_overrides([*args.videos, *args.overrides])
     if args.top < 1:

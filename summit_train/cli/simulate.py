@@ -14,7 +14,7 @@ from summit_train.core.files import figure_path
 from summit_train.core.result import Result, TextTable
 from summit_train.core.text import NONE, counted, duration
 from summit_train.scaling import published
-from summit_train.scaling.cost import Job, forecast
+from summit_train.scaling.cost import ScaledJob, forecast
 from summit_train.scaling.failures import PUBLISHED_GPU_HOURS, losses
 from summit_train.scaling.machines import Machine, load_machine, machine_names, with_rate
 from summit_train.spec import Spec, load_spec
@@ -81,7 +81,7 @@ def parse_nodes(text: str) -> list[int]:
     return nodes
 
 
-def _job(args: argparse.Namespace) -> Job:
+def _job(args: argparse.Namespace) -> ScaledJob:
     """Return the job on one node."""
     spec = load_spec(args.spec, args.overrides)
     machine = load_machine(args.machine, args.set)
@@ -92,7 +92,7 @@ def _job(args: argparse.Namespace) -> Job:
         raise UserError("--fixed-batch: scale.gpus is null, so the spec has no batch to keep; set scale.gpus")
     clips = args.clips or _count("--clips", spec, "train", published.TRAINING_VIDEOS)
     videos = args.videos or _count("--videos", spec, "val", published.VALIDATION_VIDEOS)
-    return Job(spec, machine, 1, clips, videos, gpus, args.storage)
+    return ScaledJob(spec, machine, 1, clips, videos, gpus, args.storage)
 
 
 def _count(option: str, spec: Spec, which: str, kinetics: int) -> int:
@@ -112,7 +112,7 @@ def _count(option: str, spec: Spec, which: str, kinetics: int) -> int:
     raise UserError(f"{path} not found; give the number of its clips with {option} N")
 
 
-def _row(job: Job) -> dict[str, Any]:
+def _row(job: ScaledJob) -> dict[str, Any]:
     """Return the forecast with what the paper published of the same network, batch and machine."""
     found = forecast(job)
     is_papers = published.is_table_3_network(job.spec) and job.spec.parallel.method == "synchronous"
@@ -168,7 +168,7 @@ def _text(values: Mapping[str, Any], epochs: int) -> list[str | TextTable]:
     ]
 
 
-def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> None:
+def _draw(out: Path, jobs: Sequence[ScaledJob], rows: Sequence[dict[str, Any]]) -> None:
     """Draw the paper's Figure 6: speed of the paper's networks, and the spec's training times with those of Table 3.
 
     Below them what failures cost.
@@ -217,7 +217,7 @@ def _draw(out: Path, jobs: Sequence[Job], rows: Sequence[dict[str, Any]]) -> Non
             axes.legend()
 
 
-def _draw_losses(axes: Sequence[Axes], jobs: Sequence[Job]) -> None:
+def _draw_losses(axes: Sequence[Axes], jobs: Sequence[ScaledJob]) -> None:
     """Draw Daly's interval and the goodput with it, at the machine's rate of failures and at the published ones."""
     from summit_train.report.figures import series
 

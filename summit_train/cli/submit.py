@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> Result:
     plan = make_plan(spec, check_ranks(site, spec, args.nodes), files.clips)
     start = start_notes(spec, plan, files)
     asked = {"price": args.price, "max_requeues": args.max_requeues}
-    cost = estimate(site, spec, plan, args.nodes, args.walltime, args.speed, files.videos, **asked)
+    cost = estimate(site, plan, args.walltime, args.speed, files.videos, **asked)
     job = Job(
         name=spec.name,
         runs=(spec.run_path.absolute(),),

@@ -119,9 +119,7 @@ def scored_clips(spec: Spec, plan: Plan, videos: int) -> int:
 
 def estimate(
     site: Site,
-    spec: Spec,
     plan: Plan,
-    nodes: int,
     walltime: int | None = None,
     speed: float | None = None,
     videos: int | None = None,
@@ -129,7 +127,7 @@ def estimate(
     price: float | None = None,
     max_requeues: int | None = None,
 ) -> Estimate:
-    """Return the cost of `plan` on `nodes` nodes.
+    """Return the cost of `plan` on the nodes that its ranks fill.
 
     walltime: minutes asked for; by default what the run needs, or the site's default where that is unknown. A walltime
     above the site's cap becomes a chain of jobs. speed: clips a second of one rank, in place of the site's figure.
@@ -144,6 +142,7 @@ def estimate(
         raise UserError(f"--price must be 0 or more and finite, got {price:g}")
     if speed is not None and not 0 < speed < math.inf:
         raise UserError(f"--speed must be above 0 and finite, got {speed:g}")
+    spec, nodes = plan.spec, plan.ranks // site.ranks
     rate, source = speed, "--speed" if speed else None
     if speed is None and (measured := _measured(site, spec, nodes)) is not None:
         rate, source = measured.clips_per_second, measured.source

@@ -26,7 +26,7 @@ from summit_train.evaluation.scores import Scores
 from summit_train.models import VideoNetwork
 from summit_train.models.precision import Normalise, parameter_type
 from summit_train.spec import DataSpec
-from summit_train.spec.catalog import stream_problem
+from summit_train.spec.model import stream_problem
 
 TENTHS = tuple(Fraction(tenth, 10) for tenth in range(1, 11))
 _MOST = 1000
@@ -95,7 +95,7 @@ class _Observer(scoring.Scorer):
     @property
     def can_stream(self) -> bool:
         own = self.spec.model
-        return stream_problem(own.arch, own.shift_direction, own.non_local, own.adapter) is None
+        return stream_problem(own) is None
 
     @property
     def shape(self) -> tuple[int, ...]:

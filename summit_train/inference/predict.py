@@ -17,7 +17,7 @@ from summit_train.evaluation.measures import measures_of
 from summit_train.evaluation.scores import Scores, probabilities
 from summit_train.evaluation.scoring import PartialScores, Progress, Scorer
 from summit_train.inference.trained import Trained
-from summit_train.inference.videos import Listing
+from summit_train.inference.videos import VideoList
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Predictions:
 
 def predict_videos(
     trained: Trained,
-    listings: Sequence[Listing],
+    listings: Sequence[VideoList],
     world: World,
     device: torch.device,
     top: int,

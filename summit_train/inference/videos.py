@@ -31,16 +31,16 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Listing(Dataset):
+class VideoList(Dataset):
     """Videos that are read by one store. has_labels: the manifest's labels are numbers of the network's classes."""
 
     has_labels: bool
 
-    def closed(self) -> Listing:
+    def closed(self) -> VideoList:
         """Return what other ranks get: each opens a packed set itself."""
         return replace(self, store=None) if self.manifest.is_packed else self  # type: ignore[arg-type]
 
-    def opened(self) -> Listing:
+    def opened(self) -> VideoList:
         return self if self.store is not None else replace(self, store=open_store(self.data, self.manifest))
 
     def clip(self, number: int) -> Clip:
@@ -53,11 +53,11 @@ class Listing(Dataset):
         return f"{picture} {bad.reason}" if picture else bad.reason
 
 
-def list_videos(words: Sequence[str], trained: Trained, tell: Tell, *, use_labels: bool = True) -> list[Listing]:
+def list_videos(words: Sequence[str], trained: Trained, tell: Tell, *, use_labels: bool = True) -> list[VideoList]:
     """Return the videos that `words` name, in their order.
 
     A folder is searched at any depth, except hidden entries; one with numbered pictures and no video is one clip. A
-    text file without a video's extension is a manifest. Neighbouring files and folders share a Listing. A manifest
+    text file without a video's extension is a manifest. Neighbouring files and folders share a VideoList. A manifest
     with other classes than the network's gets no labels. tell: takes a line about what is ignored. use_labels: False
     ignores labels and their classes. Raises UserError for a word that names nothing and for a bad manifest.
     """
@@ -66,7 +66,7 @@ def list_videos(words: Sequence[str], trained: Trained, tell: Tell, *, use_label
     missing = [word for word in words if not os.path.exists(word)]
     if missing:
         raise UserError(f"{listed(missing)}: {MISSING}; name files, folders, manifests or packed sets")
-    listings = list[Listing]()
+    listings = list[VideoList]()
     if trained.spec.data.region is not None and (files := [word for word in words if not _is_list(word)]):
         right = "name a manifest with the columns left,top,width,height, or set data.region=null"
         raise UserError(f"{listed(files)}: the network was trained on regions of frames (data.region): {right}")
@@ -76,7 +76,7 @@ def list_videos(words: Sequence[str], trained: Trained, tell: Tell, *, use_label
         else:
             manifest = plain_manifest([path for word in group for path in _files(word, tell)])
             kept, data = Kept(len(manifest), np.zeros(0, np.int64)), trained.spec.data
-            listings.append(Listing(data, manifest, kept, file_store(data, manifest, ""), has_labels=False))
+            listings.append(VideoList(data, manifest, kept, file_store(data, manifest, ""), has_labels=False))
     return listings
 
 
@@ -89,7 +89,7 @@ def _is_list(word: str) -> bool:
         return b"\0" not in file.read(_HEAD_BYTES)
 
 
-def _listing(word: str, trained: Trained, tell: Tell, *, use_labels: bool) -> Listing:
+def _listing(word: str, trained: Trained, tell: Tell, *, use_labels: bool) -> VideoList:
     data = trained.spec.data
     manifest = read_manifest(word, data.region)
     if data.quarantine is not None and not Path(data.quarantine).exists():
@@ -101,7 +101,7 @@ def _listing(word: str, trained: Trained, tell: Tell, *, use_labels: bool) -> Li
     differing = _differing(manifest, trained)
     if use_labels and differing:
         tell(f"{word}: its labels are not used: {differing}")
-    return Listing(data, manifest, kept, open_store(data, manifest), has_labels=use_labels and not differing)
+    return VideoList(data, manifest, kept, open_store(data, manifest), has_labels=use_labels and not differing)
 
 
 def _differing(manifest: Manifest, trained: Trained) -> str:

@@ -23,11 +23,9 @@ class I3D(ResNet):
 
     memory_format = torch.channels_last_3d
 
-    def __init__(
-        self, arch: str, backbone: str, num_frames: int, num_classes: int, width: float, dropout: float,
-        in_channels: int, pool1: Pool1,
-    ) -> None:  # fmt: skip
-        super().__init__(backbone, num_frames, num_classes, width, dropout, in_channels)
+    def __init__(self, arch: str, backbone: str, sizes: tuple[int, int, float, float, int], pool1: Pool1) -> None:
+        """sizes: number of frames and of classes, width, dropout, and the clip's channels."""
+        super().__init__(backbone, *sizes)
         self.pool2: nn.Module = nn.Identity()
         self.avgpool = nn.AdaptiveAvgPool3d(1)
         if arch == "i3d_replace":

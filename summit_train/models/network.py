@@ -16,14 +16,16 @@ from torch.utils.checkpoint import checkpoint
 
 from summit_train.core.errors import UserError
 from summit_train.core.machine import processor_digest
-from summit_train.models import VideoNetwork, build_model
+from summit_train.models import VideoNetwork
+from summit_train.models.build import network_of
 from summit_train.models.count import Count, count
 from summit_train.models.fast import accelerate, execution
 from summit_train.models.online import cache_shapes
 from summit_train.models.rfcn import RFCN
 from summit_train.models.video import freeze_norms, freeze_trunk
 from summit_train.spec import ModelSpec, Spec
-from summit_train.spec.catalog import is_foreign, stream_problem
+from summit_train.spec.catalog import is_foreign
+from summit_train.spec.model import stream_problem
 
 cpu_kernels = execution  # what the C++ kernels are compiled for on this machine, or why there are none
 _COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -133,7 +135,7 @@ def count_model(model: ModelSpec, clip_shape: tuple[int, int, int, int], *, acce
 def stream_elements(spec: Spec) -> int | None:
     """Return the elements that a stream of frames as in training caches; None where it cannot stream."""
     model, (num_frames, height, width, channels) = spec.model, spec.data.clip_shape
-    if stream_problem(model.arch, model.shift_direction, model.non_local, model.adapter) is not None:
+    if stream_problem(model) is not None:
         return None
     with torch.device("meta"):
         network = _built(model, num_frames, channels)
@@ -141,10 +143,7 @@ def stream_elements(spec: Spec) -> int | None:
 
 
 def _built(model: ModelSpec, num_frames: int, channels: int, generator: torch.Generator | None = None) -> VideoNetwork:
-    # The other keys of `model` are build_model's options, under their names.
-    apart = {"arch", "backbone", "num_classes", "freeze_bn", "freeze_trunk", "detector", "pretrained"}
-    options, sizes = model.model_dump(exclude=apart), (num_frames, model.num_classes)
-    network = build_model(model.arch, model.backbone, *sizes, in_channels=channels, generator=generator, **options)
+    network = network_of(model, num_frames, channels, generator)
     if model.detector is not None:
         network = RFCN(network, model.detector, model.num_classes, model.width)
         network.initialise_head(generator)

@@ -35,7 +35,7 @@ _FULL_FRAME = 4 / 3
 
 
 @dataclass(frozen=True)
-class Job:
+class ScaledJob:
     """A spec on a number of nodes. virtual_gpus None: one a rank, so that the batch grows with the nodes."""
 
     spec: Spec
@@ -102,7 +102,7 @@ class Forecast:
     node_hours: float
 
 
-def forecast(job: Job) -> Forecast:
+def forecast(job: ScaledJob) -> Forecast:
     """Compute the row of a job.
 
     Raises UserError where the machine's file lacks a figure, and where ranks, batch and clips do not fit.
@@ -131,7 +131,7 @@ def forecast(job: Job) -> Forecast:
     )
 
 
-def step_time(job: Job) -> StepTime:
+def step_time(job: ScaledJob) -> StepTime:
     """Compute one training step by part. Raises UserError where the machine's file lacks a figure."""
     machine, clips = job.machine, job.spec.scale.clips_per_gpu
     clips_s = clips * seconds_per_clip(job.spec, machine)
@@ -146,7 +146,7 @@ def step_time(job: Job) -> StepTime:
     return StepTime(compute_s, exposed_s, stragglers_s, data_s, hidden_s)
 
 
-def _communication(job: Job, backward_s: float) -> tuple[float, float]:
+def _communication(job: ScaledJob, backward_s: float) -> tuple[float, float]:
     """Return a step's seconds of communication: those that it waits for, and those under the backward pass."""
     spec, network = job.spec, job.machine.network
     seconds_of = partial(allreduce_seconds, network, job.nodes, job.machine.gpus_per_node)
@@ -192,7 +192,7 @@ def steps_per_epoch(clips: int, global_batch: int, last_batch: str) -> int:
     return clips // global_batch if last_batch == "drop" else math.ceil(clips / global_batch)
 
 
-def frame_rate(job: Job) -> float:
+def frame_rate(job: ScaledJob) -> float:
     """Return the frames a second that one node gets; infinite where the machine's file has no limit."""
     storage: Storage | None = getattr(job.machine, job.storage)
     if storage is None:
@@ -200,7 +200,7 @@ def frame_rate(job: Job) -> float:
     return min(storage.frames_per_second_per_node, (storage.frames_per_second_total or math.inf) / job.nodes)
 
 
-def evaluation_seconds(job: Job) -> float:
+def evaluation_seconds(job: ScaledJob) -> float:
     """Return the seconds of the validations in training and of the final evaluation. A rank takes whole videos.
 
     The final one also evaluates the average of the weights.
@@ -216,7 +216,7 @@ def evaluation_seconds(job: Job) -> float:
     return math.ceil(job.videos / job.gpus) * (in_training + final) + precise_clips * _view_seconds(job, 1.0)
 
 
-def _view_seconds(job: Job, area: float) -> float:
+def _view_seconds(job: ScaledJob, area: float) -> float:
     """Return the seconds of a view on one GPU: a forward pass, or loading the frames if that takes longer."""
     forward_s = (1 - BACKWARD_SHARE) * seconds_per_clip(job.spec, job.machine) * area
     return max(forward_s, job.spec.data.num_frames * job.machine.gpus_per_node / frame_rate(job))

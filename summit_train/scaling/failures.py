@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from summit_train.models.network import count_network
 from summit_train.plan import checkpoint_bytes
-from summit_train.scaling.cost import Forecast, Job
+from summit_train.scaling.cost import Forecast, ScaledJob
 
 # GPU-hours between two failures that end a job, as published. Llama 3: 419 unexpected interruptions of 16,384 H100 in
 # 54 days (Dubey et al., "The Llama 3 Herd of Models", 2024, section 3.3.4). OPT-175B: one in 7.5 hours on 992 A100
@@ -49,7 +49,7 @@ class Losses:
     own_goodput: float
 
 
-def losses(job: Job, found: Forecast, gpu_hours: float | None = None) -> Losses:
+def losses(job: ScaledJob, found: Forecast, gpu_hours: float | None = None) -> Losses:
     """Return what failures cost a job. gpu_hours: between two failures; None: those of the machine."""
     rates, spec = job.machine.failures, job.spec
     size = checkpoint_bytes(spec, count_network(spec), job.virtual_gpus or job.gpus)

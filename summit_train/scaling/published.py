@@ -14,7 +14,7 @@ EPOCHS = 100
 
 
 @dataclass(frozen=True)
-class Network:
+class Table1Row:
     """One row of Table 1, with ResNet-50 and 224 x 224 pixels: top-1 in percent, multiply-adds and parameters,
     videos a second of one P100 at inference with 16 clips, multiply-adds for each input element.
 
@@ -30,10 +30,10 @@ class Network:
     utilisation: float
 
 
-TABLE_1: dict[str, Network] = {
-    "i3d_3x3x3": Network(68.0, 40e9, 47.0e6, 16, 63.1, 16.6e3, 1.8),
-    "i3d_3x1x1": Network(73.3, 33e9, 29.3e6, 32, 41.9, 6.85e3, 1.0),
-    "tsm": Network(74.1, 33e9, 24.3e6, 8, 84.8, 27.4e3, 2.0),
+TABLE_1: dict[str, Table1Row] = {
+    "i3d_3x3x3": Table1Row(68.0, 40e9, 47.0e6, 16, 63.1, 16.6e3, 1.8),
+    "i3d_3x1x1": Table1Row(73.3, 33e9, 29.3e6, 32, 41.9, 6.85e3, 1.0),
+    "tsm": Table1Row(74.1, 33e9, 24.3e6, 8, 84.8, 27.4e3, 2.0),
 }
 SLOWEST: Arch = "i3d_3x1x1"  # Table 1 counts throughput and compute/IO in multiples of it
 
@@ -42,7 +42,7 @@ SCALABILITY = {"tsm": "over 98 %", "i3d_3x3x3": "under 85 %"}
 
 
 @dataclass(frozen=True)
-class Row:
+class Table3Row:
     """One row of Table 3: TSM, ResNet-50, 8 frames. `seconds` as it is printed, to the minute up to 32 nodes."""
 
     nodes: int
@@ -62,16 +62,16 @@ class Row:
 
 # The rows without a time were trained with gradient accumulation on fewer nodes.
 TABLE_3 = (
-    Row(1, 16, 74.12, 0.11, 49 * 3600 + 55 * 60),
-    Row(8, 8, 74.12, 0.08, 7 * 3600 + 7 * 60),
-    Row(16, 8, 74.18, 0.14, 3 * 3600 + 38 * 60),
-    Row(32, 8, 74.14, 0.10, 1 * 3600 + 50 * 60),
-    Row(64, 8, 74.10, 0.08, 55 * 60 + 56),
-    Row(128, 8, 73.99, 0.04, 28 * 60 + 14),
-    Row(256, 8, 73.99, 0.07, 14 * 60 + 13),
-    Row(384, 8, 72.52, 0.07, 10 * 60 + 9),
-    Row(512, 8, 69.80, 0.13),
-    Row(1024, 8, 62.22, 0.17),
+    Table3Row(1, 16, 74.12, 0.11, 49 * 3600 + 55 * 60),
+    Table3Row(8, 8, 74.12, 0.08, 7 * 3600 + 7 * 60),
+    Table3Row(16, 8, 74.18, 0.14, 3 * 3600 + 38 * 60),
+    Table3Row(32, 8, 74.14, 0.10, 1 * 3600 + 50 * 60),
+    Table3Row(64, 8, 74.10, 0.08, 55 * 60 + 56),
+    Table3Row(128, 8, 73.99, 0.04, 28 * 60 + 14),
+    Table3Row(256, 8, 73.99, 0.07, 14 * 60 + 13),
+    Table3Row(384, 8, 72.52, 0.07, 10 * 60 + 9),
+    Table3Row(512, 8, 69.80, 0.13),
+    Table3Row(1024, 8, 62.22, 0.17),
 )
 TIMED_ROWS = tuple(row for row in TABLE_3 if row.seconds is not None)
 

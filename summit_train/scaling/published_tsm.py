@@ -14,7 +14,7 @@ SOMETHING, KINETICS = "Something-Something V1", "Kinetics"
 
 
 @dataclass(frozen=True)
-class Network:
+class ModelKeys:
     """A network by its spec's keys. Several `frames`: an ensemble of as many networks, one for each."""
 
     arch: str
@@ -40,7 +40,7 @@ class Row:
     clips: int = 1
     latency_ms: float | None = None
     clips_per_second: float | None = None
-    network: Network | None = None
+    network: ModelKeys | None = None
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Table:
     rows: tuple[Row, ...]
 
 
-_tsn, _tsm = partial(Network, "tsn"), partial(Network, "tsm")
-_ECO_LITES = Network("eco_lite", None, (16, 20, 24, 32))
+_tsn, _tsm = partial(ModelKeys, "tsn"), partial(ModelKeys, "tsm")
+_ECO_LITES = ModelKeys("eco_lite", None, (16, 20, 24, 32))
 _TSM_NL = _tsm("resnet50", non_local="tsm")
 
 # Without the two-stream rows, which have no multiply-adds. Parameters are printed as with 400 classes: TSM's 24.3 M
@@ -64,7 +64,15 @@ _TABLE_2 = (
     Row("TSN, BN-Inception", "TSN", {SOMETHING: 19.5}, "8", 16e9, 10.7e6),
     Row("TSN, ResNet-50", "TSN", {SOMETHING: 19.7}, "8", 33e9, 24.3e6, network=_tsn("resnet50")),
     Row("TRN multi-scale, BN-Inception", "TRN", {SOMETHING: 34.4}, "8", 16e9, 18.3e6),
-    Row("TRN multi-scale, ResNet-50", "TRN", {SOMETHING: 38.9}, "8", 33e9, 31.8e6, network=Network("trn", "resnet50")),
+    Row(
+        "TRN multi-scale, ResNet-50",
+        "TRN",
+        {SOMETHING: 38.9},
+        "8",
+        33e9,
+        31.8e6,
+        network=ModelKeys("trn", "resnet50"),
+    ),
     Row("ECO, 8 frames", "ECO", {SOMETHING: 39.6}, "8", 32e9, 47.5e6),
     Row("ECO, 16 frames", "ECO", {SOMETHING: 41.4}, "16", 64e9, 47.5e6),
     Row("ECO-lite ensemble", "ECO", {SOMETHING: 46.4}, "92", 267e9, 150e6, network=_ECO_LITES),
@@ -91,20 +99,20 @@ _TABLE_3 = (
 )
 
 # Frames are not printed: those of each network's own paper, and 8 for TSM.
-_NL_I3D = Network("i3d_3x1x1", "resnet50", (32,), "original")
-_SLOWFAST, _X3D = Network("slowfast", "resnet50", (32,)), Network("x3d_m", None, (16,))
+_NL_I3D = ModelKeys("i3d_3x1x1", "resnet50", (32,), "original")
+_SLOWFAST, _X3D = ModelKeys("slowfast", "resnet50", (32,)), ModelKeys("x3d_m", None, (16,))
 _TABLE_5 = (
     Row("I3D, non-local ResNet-50", "I3D", {KINETICS: 74.9}, latency_ms=30.7, network=_NL_I3D),
     Row("SlowFast, ResNet-50", "other 3D", {KINETICS: 75.6}, latency_ms=33.3, network=_SLOWFAST),
     Row("TSM, non-local ResNet-50", "TSM", {KINETICS: 75.7}, latency_ms=25.6, network=_TSM_NL),
     Row("X3D-M", "other 3D", {KINETICS: 76.0}, latency_ms=73.5, network=_X3D),
-    Row("ir-CSN-152", "other 3D", {KINETICS: 76.8}, latency_ms=138.6, network=Network("ir_csn", "resnet152", (32,))),
+    Row("ir-CSN-152", "other 3D", {KINETICS: 76.8}, latency_ms=138.6, network=ModelKeys("ir_csn", "resnet152", (32,))),
     Row("TSM, ResNeXt-101", "TSM", {KINETICS: 76.3}, latency_ms=40.7, network=_tsm("resnext101_32x8d")),
 )
 
 # The first row is printed with 306 G and 41.6 %, which Table 2 gives to I3D, and with 35.3 M, which is its NL I3D's.
 # The throughputs of the first two rows cannot be read in the text of the paper that this was taken from.
-_I3D, _REPLACE = Network("i3d_3x1x1", "resnet50", (32,)), Network("i3d_replace", "resnet50")
+_I3D, _REPLACE = ModelKeys("i3d_3x1x1", "resnet50", (32,)), ModelKeys("i3d_replace", "resnet50")
 _BOTH_8, _BOTH_16 = {SOMETHING: 45.6, KINETICS: 74.1}, {SOMETHING: 47.2, KINETICS: 74.7}
 _TABLE_6 = (
     Row("I3D of [60]", "I3D", {SOMETHING: 41.6}, None, 306e9, 35.3e6, 1, 165.3),

@@ -2,10 +2,8 @@
 
 from summit_train.spec.data import DataSpec as DataSpec
 from summit_train.spec.experiment import MAIN_MEASURES as MAIN_MEASURES
-from summit_train.spec.experiment import ArchName as ArchName
 from summit_train.spec.experiment import CheckpointSpec as CheckpointSpec
 from summit_train.spec.experiment import EvaluateSpec as EvaluateSpec
-from summit_train.spec.experiment import ModelSpec as ModelSpec
 from summit_train.spec.experiment import Spec as Spec
 from summit_train.spec.experiment import dump_spec as dump_spec
 from summit_train.spec.experiment import folder_name as folder_name
@@ -20,3 +18,5 @@ from summit_train.spec.identity import experiment_keys as experiment_keys
 from summit_train.spec.identity import flat_keys as flat_keys
 from summit_train.spec.identity import rank_keys as rank_keys
 from summit_train.spec.identity import smallest_spec as smallest_spec
+from summit_train.spec.model import ArchName as ArchName
+from summit_train.spec.model import ModelSpec as ModelSpec

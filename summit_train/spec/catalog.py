@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
 
 Arch = Literal[
@@ -99,69 +98,6 @@ def architecture(arch: str) -> Architecture:
     return _FOREIGN if is_foreign(arch) else ARCHITECTURES[arch]
 
 
-def network_problems(
-    arch: str, backbone: str | None, num_frames: int, non_local: NonLocal, zero_init_residual: bool, pool1: Pool1,
-    crop: int | None = None, adapter: Adapter = "none",
-) -> Iterator[tuple[str, str]]:  # fmt: skip
-    """Yield what `arch` cannot be built of: (key of the spec, what is wrong and what would be right).
-
-    crop: the side of the picture, where it is known; res4 leaves a sixteenth of it, which non-local blocks halve.
-    """
-    known = architecture(arch)
-    least, most = known.minimum_frames, known.maximum_frames
-    step = known.frames_step if adapter == "none" else 1  # with an adapter, a vit sees frames, not tubelets
-    if num_frames % step:
-        yield "data.num_frames", f"{arch} needs a multiple of {step} frames, {known.step_reason}; got {num_frames}"
-    elif num_frames < least:
-        yield "data.num_frames", f"{arch} needs at least {least} frames, {known.minimum_reason}, got {num_frames}"
-    elif most is not None and num_frames > most:
-        yield "data.num_frames", f"{arch} takes at most {most} frames, got {num_frames}"
-    if backbone not in (known.backbones or (None,)):
-        valid = f"{arch} cannot be built on {backbone}; valid: {', '.join(known.backbones)}"
-        alone = f"{arch} is a network of its own, without a backbone; leave the key out"
-        yield "model.backbone", valid if known.backbones else alone
-    elif non_local and not (known.non_local and backbone in BOTTLENECK_BACKBONES):
-        takers = ", ".join(name for name, other in ARCHITECTURES.items() if other.non_local)
-        network = f"{arch} on {backbone}" if backbone else arch
-        right = f"{takers} do, on one of {', '.join(BOTTLENECK_BACKBONES)}"
-        yield "model.non_local", f"{network} takes no non-local blocks; {right}"
-    elif non_local and crop is not None and crop <= 16:
-        yield "model.non_local", f"non-local blocks need a crop of 17 pixels or more, got {crop}"
-    if zero_init_residual and not known.norm_ends_branch:
-        yield "model.zero_init_residual", f"no residual branch of {arch} ends in a normalisation"
-    if pool1 != "2x3x3" and arch != "i3d_3x1x1":
-        yield "model.pool1", f"{pool1} is for i3d_3x1x1, and {arch} has no choice; leave the key out"
-
-
-def vit_problems(
-    arch: str, adapter: Adapter, drop_path: float, positions: Positions, shift_place: ShiftPlace,
-    sides: tuple[int | None, int | None] = (None, None),
-) -> Iterator[tuple[str, str]]:  # fmt: skip
-    """Yield what is wrong with the keys that only vit has, as network_problems does; others must leave them out.
-
-    sides: of the squares in pixels, in training and in the evaluation; None in the evaluation for whole frames, and in
-    training where they are not known.
-    """
-    given = {"adapter": adapter != "none", "drop_path": drop_path != 0, "positions": positions != "index"}
-    if arch != "vit":
-        for key in (key for key, is_given in given.items() if is_given):
-            yield f"model.{key}", f"only vit has this key; leave it out with {arch}"
-        return
-    if adapter != "none" and given["positions"]:
-        yield "model.positions", f"must be index with adapter {adapter}, which learns its positions; leave the key out"
-    if adapter == "shift" and shift_place != "residual":
-        yield "model.shift_place", f"must be residual for vit, got {shift_place}"
-    for key, side in zip(("data.crop", "evaluate.short_side"), sides, strict=True):
-        if side is not None and side % 16:
-            yield key, f"must be a multiple of 16 for vit, as a patch has 16 x 16 pixels, got {side}"
-    crop, tested = sides
-    if crop is not None and adapter == "none" and positions == "index" and tested != crop:
-        # The number of a patch in a grid of another width is that of another place.
-        key, found = ("evaluate.crops", "full") if tested is None else ("evaluate.short_side", tested)
-        right = "must be 1 or 3" if tested is None else f"must be data.crop, {crop},"
-        yield key, f"{right} for a vit that numbers the patches of its grid (model.positions index), got {found}"
-
-
 def maps_problem(arch: str) -> str | None:
     """Return why `arch` has no class activation maps, and what has; None where a linear layer follows its average."""
     reason = architecture(arch).no_maps
@@ -169,17 +105,3 @@ def maps_problem(arch: str) -> str | None:
         return None
     takers = ", ".join(name for name, known in ARCHITECTURES.items() if known.no_maps is None)
     return f"{arch} has no class activation maps: {reason}; {takers} have them"
-
-
-def stream_problem(
-    arch: str, shift_direction: ShiftDirection, non_local: NonLocal, adapter: Adapter = "none"
-) -> str | None:
-    """Return why a network cannot see a video frame by frame, and what can; None where it can."""
-    shifts = arch == "tsm" or adapter == "shift"
-    if not (architecture(arch).frame_by_frame or shifts):
-        return f"{arch} cannot stream: it sees whole clips; a tsm with model.shift_direction past can, and a tsn"
-    if non_local:
-        return "non-local blocks attend to all frames of a clip, so the network cannot stream; it can without them"
-    if shifts and shift_direction != "past":
-        return f"this {arch} cannot stream: its shift needs the next frame; train one with model.shift_direction past"
-    return None

@@ -1,7 +1,7 @@
 """The experiment spec: YAML -> frozen, typed Spec, or a message a person can act on.
 
-Every key, its type, its default and its limits are here, those of data in data.py, of optimizer,
-schedule and parallel in optimizer.py.
+Every key, its type, its default and its limits are here, those of model in model.py, of data in data.py, of
+optimizer, schedule and parallel in optimizer.py.
 The plan checks what depends on the number of ranks or of clips.
 """
 
@@ -13,14 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
-from pydantic_core import PydanticKnownError
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file
-from summit_train.spec import catalog
+from summit_train.spec.catalog import is_foreign
 from summit_train.spec.data import DataSpec, data_problems
-from summit_train.spec.detection import DetectorSpec
+from summit_train.spec.model import ModelSpec, network_problems, size_problems, stream_problem
 from summit_train.spec.optimizer import OptimizerSpec, ParallelSpec, ScheduleSpec, solver_problems
 from summit_train.spec.source import Tree, read_tree, to_yaml
 from summit_train.spec.typed import MOST, Count, Extent, NonNegative, PathText, Seconds, Section, expand, validated
@@ -49,93 +48,8 @@ def _read_weights(value: object) -> object:
     return tuple(map(float, value))
 
 
-_CALLABLES = ("package.module:callable", "FILE.py:callable")
-
-
-def _arch(arch: str) -> str:
-    """Return a name of the list, or the place of a callable; `~` and $NAME in the path of a file are expanded."""
-    if not arch.isprintable():
-        raise ValueError("must be without control characters")
-    place, _, name = arch.rpartition(":")
-    is_file = place.endswith(".py")
-    is_callable = name.isidentifier() and (is_file or all(part.isidentifier() for part in place.split(".")))
-    if arch not in catalog.ARCHITECTURES and not is_callable:
-        expected = ", ".join(f"'{choice}'" for choice in (*catalog.ARCHITECTURES, *_CALLABLES))
-        raise PydanticKnownError("literal_error", {"expected": expected})
-    return f"{expand(place)}:{name}" if is_file else arch
-
-
-_ARCH_SCHEMA = {"anyOf": [{"enum": list(catalog.ARCHITECTURES)}, {"type": "string", "pattern": r".:\w+$"}]}
-ArchName = Annotated[str, AfterValidator(_arch), WithJsonSchema(_ARCH_SCHEMA)]
 ClassWeights = tuple[float, ...]
 FolderName = Annotated[str, AfterValidator(folder_name)]
-
-
-class ModelSpec(Section):
-    """The network."""
-
-    arch: ArchName
-    """tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time, trn relates the frames
-    of a 2D ResNet, vit is a transformer; the others are the networks of their papers. Wrong backbones and too few
-    frames are refused. package.module:callable or FILE.py:callable is a network of your own; its code runs."""
-    options: dict[str, Any] = Field(default={})
-    """A network of your own: keyword arguments of its callable, in addition to num_classes and num_frames."""
-    backbone: catalog.Backbone | None = None
-    """The 2D network that the architecture is built on. null: its usual one, or none where it is a network of its
-    own."""
-    width: Annotated[float, Field(gt=0, le=8)] = 1.0
-    """Factor on every channel count."""
-    num_classes: Count
-    """Labels are 0 to num_classes - 1."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Probability of dropping a feature before the classifier; trn: before each frame's linear layer."""
-    zero_init_residual: bool = False
-    """The last batch normalisation of each residual branch begins at 0 (Goyal et al.)."""
-    shift_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.125
-    """tsm, adapter shift: fraction of the channels shifted in each direction."""
-    shift_place: catalog.ShiftPlace = "residual"
-    """tsm: shift the input of the residual branch only, or of the whole block."""
-    shift_direction: catalog.ShiftDirection = "both"
-    """tsm, adapter shift: exchange features with both neighbouring frames, or read past frames only."""
-    non_local: catalog.NonLocal = False
-    """Non-local blocks after two blocks of res3 and three of res4. tsm: places and form of Lin et al.'s code; original:
-    those of Wang et al.'s. Needs bottleneck blocks, and a crop of 17 or more."""
-    pool1: catalog.Pool1 = "2x3x3"
-    """i3d_3x1x1: the pooling after conv1. Weights of mmaction2 need 1x3x3, those of Wang et al. 2x3x3_unpadded."""
-    adapter: catalog.Adapter = "none"
-    """vit: with none, attention joins all tubelets of a clip. The others treat each frame as an image: shift moves
-    channels of tokens between frames, st puts an ST-Adapter before each attention."""
-    positions: catalog.Positions = "index"
-    """vit without adapter: positions from the index of the patch (VideoMAE), or from time, row and column (V-JEPA)."""
-    drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """vit: probability of skipping the last block's branches for a clip; it grows linearly from 0 in the first
-    block."""
-    freeze_trunk: bool = False
-    """Train only the classifier, adapters and non-local blocks. Needs model.pretrained."""
-    freeze_bn: catalog.FreezeBN = "none"
-    """Batch normalisations that keep their running statistics, weight and bias, for fine-tuning."""
-    detector: DetectorSpec | None = None
-    """task detection: the detector on the network's maps; null with other tasks."""
-    pretrained: PathText | None = None
-    """Initial weights: a run folder, a checkpoint, or a file with the names of torchvision, the TSM authors or
-    mmaction2; for vit, of VideoMAE, V-JEPA, timm or transformers. I3D inflates 2D weights; i3d_replace converts a TSM's
-    shifts; for clips with other channels the first layer is averaged over its own. null: random weights."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_backbone(cls, values: Any) -> Any:
-        known = catalog.ARCHITECTURES.get(str(values.get("arch"))) if isinstance(values, dict) else None
-        if known is None or values.get("backbone") is not None:
-            return values
-        return {**values, "backbone": known.usual_backbone}
-
-    def __hash__(self) -> int:
-        return hash(self.model_dump_json())  # options cannot be hashed
-
-    @property
-    def title(self) -> str:
-        """Architecture and backbone: "tsm resnet50"."""
-        return " ".join(name for name in (self.arch, self.backbone) if name)
 
 
 class ScaleSpec(Section):
@@ -349,19 +263,14 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "parallel.grow_batch.max", f"must be at least scale.clips_per_gpu, {clips}, got {grow.max}"
     if grow is not None and grow.max is not None and grow.max % data.repeats:
         yield "parallel.grow_batch.max", f"must be a multiple of data.repeats, {data.repeats}, got {grow.max}"
-    yield from catalog.network_problems(
-        model.arch, model.backbone, data.num_frames, model.non_local, model.zero_init_residual, model.pool1, data.crop,
-        model.adapter,
-    )  # fmt: skip
-    sides = data.crop, None if spec.evaluate.crops == "full" else spec.evaluate.short_side
-    own = (model.adapter, model.drop_path, model.positions, model.shift_place)
-    yield from catalog.vit_problems(model.arch, *own, sides)
+    yield from network_problems(model, data.num_frames, data.crop)
+    yield from size_problems(model, data.crop, None if spec.evaluate.crops == "full" else spec.evaluate.short_side)
     yield from _foreign_problems(spec)
     if model.drop_path and spec.execution.compile:
         yield "execution.compile", "must be false, got true: torch.compile cannot use the generator of drop_path"
     if model.freeze_trunk and model.pretrained is None:
         yield "model.freeze_trunk", "needs trained weights; set model.pretrained, or false"
-    streams = catalog.stream_problem(model.arch, model.shift_direction, model.non_local, model.adapter)
+    streams = stream_problem(model)
     if spec.evaluate.mode == "stream" and streams is not None:
         yield "evaluate.mode", streams
     if (last := spec.evaluate.last_checkpoints) > (kept := spec.checkpoint.keep):
@@ -403,7 +312,7 @@ def _detection_problems(spec: Spec) -> Iterator[tuple[str, str]]:
 def _foreign_problems(spec: Spec) -> Iterator[tuple[str, str]]:
     """Yield the keys that the network does not read: built-in keys for a foreign one, `options` for a built-in one."""
     model = spec.model
-    if not catalog.is_foreign(model.arch):
+    if not is_foreign(model.arch):
         if model.options:
             yield "model.options", f"must be empty: {model.arch} is built in, and its options are keys of model"
         return

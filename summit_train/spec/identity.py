@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from summit_train.spec.data import DataSpec
-from summit_train.spec.experiment import ModelSpec, Spec
+from summit_train.spec.experiment import Spec
+from summit_train.spec.model import ModelSpec
 
 # Keys of `data` that change what is trained on; the others only say where the clips are and how fast they are read.
 _TRAINED_DATA = (

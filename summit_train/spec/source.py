@@ -72,7 +72,7 @@ class Tree:
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
-class _Loader(yaml.SafeLoader):
+class _SpecLoader(yaml.SafeLoader):
     """Load every key as text, refuse double keys and boundless aliases, and say where a value is wrong."""
 
     def __init__(self, text: str) -> None:
@@ -125,7 +125,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dump what _Loader reads back: quote what it would take for a number, and text that is not plain."""
+    """Dump what _SpecLoader reads back: quote what it would take for a number, and text that is not plain."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         # Left to itself, PyYAML writes the line break U+0085 so that it reads back as a space.
@@ -135,7 +135,7 @@ class _Dumper(yaml.SafeDumper):
 # YAML 1.1 needs a dot and a sign in a number with an exponent; here `1e-4` is a number too. PyYAML keeps resolvers and
 # representers per class, so this changes the subclasses only.
 _NUMBER = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
+_SpecLoader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
 _Dumper.add_representer(str, _Dumper.represent_text)
 
@@ -251,7 +251,7 @@ def _load(text: str, complaint: Callable[[int], str]) -> tuple[yaml.Node | None,
     if sum(map(text.count, "\n,[{")) > _MOST_ENTRIES:
         raise UserError(f"{complaint(1)}: more than {_MOST_ENTRIES:,} lines, commas and brackets")
     try:
-        loader = _Loader(text)
+        loader = _SpecLoader(text)
         node = loader.get_single_node()
         return node, None if node is None else loader.construct_document(node)
     except yaml.reader.ReaderError as error:

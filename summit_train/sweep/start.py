@@ -66,7 +66,7 @@ def plan_runs(
                 raise UserError("the number of nodes is missing; add nodes: N to the sweep or to this run")
             else:
                 plan, videos = plan_run(spec, check_ranks(site, spec, nodes))
-                cost = estimate(site, spec, plan, nodes, walltime, videos=videos)
+                cost = estimate(site, plan, walltime, videos=videos)
         except UserError as error:
             raise UserError(*(f"{run.name}: {line}" for line in error.args)) from error
         planned.append(PlannedRun(run.name, spec, nodes, plan, cost))

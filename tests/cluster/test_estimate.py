@@ -28,7 +28,7 @@ def _cost(name: str, nodes: int, *overrides: str, site: Site | None = None, **as
     site = site or load_site("summit")
     spec = load_spec(KINETICS / f"{name}.yaml", overrides)
     plan = make_plan(spec, check_ranks(site, spec, nodes), 240_000)
-    return estimate(site, spec, plan, nodes, **asked)  # type: ignore[arg-type]
+    return estimate(site, plan, **asked)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("nodes", TABLE_3)
@@ -99,7 +99,7 @@ def test_the_speed_of_a_classifier_is_not_a_detectors() -> None:
     model = {"arch": "tsm", "shift_direction": "past", "backbone": "resnet50", "width": 1.0}
     data = {"num_frames": 8, "short_side": [224, 224]}
     spec = detector_spec(precision="fp32", model=model, data=data, scale={"gpus": 6})
-    cost = estimate(load_site("summit"), spec, make_plan(spec, 6, 480), 1)
+    cost = estimate(load_site("summit"), make_plan(spec, 6, 480))
     assert (cost.clips_per_second, cost.hours) == (None, None)
 
 

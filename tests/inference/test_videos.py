@@ -13,7 +13,7 @@ from summit_train.__main__ import main
 from summit_train.core.errors import UserError
 from summit_train.inference.stream.labels import Labeller
 from summit_train.inference.trained import Trained, open_trained
-from summit_train.inference.videos import Listing, list_videos
+from summit_train.inference.videos import VideoList, list_videos
 
 CLASSES = ("right", "up", "left", "down")
 
@@ -36,12 +36,12 @@ def folder(tmp_path: Path) -> Path:
     return top
 
 
-def listed(trained: Trained, *words: Path, use_labels: bool = True) -> tuple[list[Listing], list[str]]:
+def listed(trained: Trained, *words: Path, use_labels: bool = True) -> tuple[list[VideoList], list[str]]:
     notes = list[str]()
     return list_videos([str(word) for word in words], trained, notes.append, use_labels=use_labels), notes
 
 
-def paths(listing: Listing) -> list[str]:
+def paths(listing: VideoList) -> list[str]:
     return [listing.manifest.path(clip) for clip in range(len(listing.manifest))]
 
 

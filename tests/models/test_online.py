@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
 from summit_train.models.online import StreamNetwork, cache_shapes
-from summit_train.spec.catalog import stream_problem
+from summit_train.spec.model import NetworkSpec, stream_problem
 from tests.closeness import assert_near
 
 FRAMES = 5
@@ -96,14 +98,18 @@ def test_what_a_stream_cannot_be_made_of() -> None:
 
 
 def test_why_a_network_cannot_stream() -> None:
-    assert stream_problem("tsm", "past", False) is None
-    assert stream_problem("tsn", "both", False) is None
-    assert stream_problem("vit", "past", False, "shift") is None
-    assert "next frame" in (stream_problem("tsm", "both", False) or "")
-    assert "this vit cannot stream: its shift needs the next" in (stream_problem("vit", "both", False, "shift") or "")
-    assert all("whole clips" in (stream_problem("vit", "past", False, adapter) or "") for adapter in ("none", "st"))
-    assert "non-local" in (stream_problem("tsm", "past", "tsm") or "")
-    assert "whole clips" in (stream_problem("i3d_3x1x1", "past", False) or "")
+    def why(arch: str, shift_direction: str = "both", **keys: Any) -> str | None:
+        values = {"arch": arch, "num_classes": 4, "shift_direction": shift_direction, **keys}
+        return stream_problem(NetworkSpec.model_validate(values))
+
+    assert why("tsm", "past") is None
+    assert why("tsn") is None
+    assert why("vit", "past", adapter="shift") is None
+    assert "next frame" in (why("tsm") or "")
+    assert "this vit cannot stream: its shift needs the next" in (why("vit", adapter="shift") or "")
+    assert all("whole clips" in (why("vit", "past", adapter=adapter) or "") for adapter in ("none", "st"))
+    assert "non-local" in (why("tsm", "past", non_local="tsm") or "")
+    assert "whole clips" in (why("i3d_3x1x1", "past") or "")
 
 
 def test_the_caches_shapes() -> None:

@@ -24,7 +24,7 @@ SETTINGS = {"seed": 0, "lr": None, "precision": "fp64", "bounds": None}
 
 def _run(task: str, method: str, batch: int, **more: Any) -> Any:
     epochs = tasks.TASKS[task].schedule.epochs
-    return date.Run(task=task, method=method, batch=batch, **(SETTINGS | {"epochs": epochs} | more))
+    return date.Training(task=task, method=method, batch=batch, **(SETTINGS | {"epochs": epochs} | more))
 
 
 # --- networks

@@ -10,7 +10,7 @@ import pytest
 from summit_train.core.errors import UserError
 from summit_train.plan import make_plan
 from summit_train.scaling.cost import (
-    Job,
+    ScaledJob,
     evaluation_seconds,
     expected_maximum,
     forecast,
@@ -31,8 +31,8 @@ SUMMIT = load_machine("summit")
 TSM_RATE = find_rate(SUMMIT, "tsm", "fp32").clips_per_second
 
 
-def _job(nodes: int, spec: Spec = SPEC, machine: Machine = SUMMIT, **more: Any) -> Job:
-    return Job(spec, machine, nodes, 240_000, 20_000, **more)
+def _job(nodes: int, spec: Spec = SPEC, machine: Machine = SUMMIT, **more: Any) -> ScaledJob:
+    return ScaledJob(spec, machine, nodes, 240_000, 20_000, **more)
 
 
 def _machine(**keys: str) -> Machine:

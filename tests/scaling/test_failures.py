@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from summit_train.plan import make_plan
-from summit_train.scaling.cost import Job, forecast
+from summit_train.scaling.cost import ScaledJob, forecast
 from summit_train.scaling.failures import PUBLISHED_GPU_HOURS, daly_interval, goodput, losses, young_interval
 from summit_train.scaling.machines import load_machine
 from summit_train.spec import load_spec
@@ -19,9 +19,9 @@ SPEC = Path(__file__).resolve().parents[2] / "configs/kinetics/tsm_r50_8f_1536gp
 
 
 @pytest.fixture
-def job() -> Job:
+def job() -> ScaledJob:
     """The paper's run on 256 nodes of Summit: 1,536 GPUs."""
-    return Job(load_spec(SPEC, []), load_machine("summit"), 256, 240_000, 20_000)
+    return ScaledJob(load_spec(SPEC, []), load_machine("summit"), 256, 240_000, 20_000)
 
 
 def test_the_intervals_by_hand() -> None:
@@ -67,14 +67,14 @@ def test_dalys_interval_is_the_best_of_simulated_runs(stall: float, mtbf: float,
         assert goodput(factor * best, stall, mtbf, restart + late) == pytest.approx(value, rel=0.01)
 
 
-def test_1536_gpus_fail_once_in_33_hours(job: Job) -> None:
+def test_1536_gpus_fail_once_in_33_hours(job: ScaledJob) -> None:
     found = losses(job, row := forecast(job))
     assert found.mtbf_s / 3600 == pytest.approx(33.0, rel=1e-3) and job.gpus == 1536
     assert found.failures == pytest.approx(row.run_s / found.mtbf_s)
     assert losses(job, row, PUBLISHED_GPU_HOURS["OPT-175B"]).mtbf_s == pytest.approx(7440 * 3600 / 1536)
 
 
-def test_a_checkpoint_costs_its_bytes_and_in_the_background_a_copy(job: Job) -> None:
+def test_a_checkpoint_costs_its_bytes_and_in_the_background_a_copy(job: ScaledJob) -> None:
     size = make_plan(job.spec, 1536, 240_000).checkpoint_bytes
     row, rates = forecast(job), job.machine.failures
     copy_s, write_s = size / rates.copy_bytes_per_second, size / rates.write_bytes_per_second
@@ -88,7 +88,7 @@ def test_a_checkpoint_costs_its_bytes_and_in_the_background_a_copy(job: Job) -> 
     assert beside.goodput == goodput(beside.daly_s, copy_s, found.mtbf_s, rates.restart_s + write_s) > found.goodput
 
 
-def test_the_specs_own_interval_is_an_epoch_or_some_minutes(job: Job) -> None:
+def test_the_specs_own_interval_is_an_epoch_or_some_minutes(job: ScaledJob) -> None:
     row = forecast(job)
     found = losses(job, row)
     assert found.own_interval_s == pytest.approx(20 * row.step_s)

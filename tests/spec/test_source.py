@@ -233,7 +233,7 @@ def test_a_file_far_too_large_is_refused_before_it_is_parsed(
     value = _refused(tmp_path, "a: 1\n", "b=[" + "1," * 50_000 + "]")
     assert value.endswith("quote it: more than 50,000 lines, commas and brackets")
     path = _write(tmp_path / "large.yaml", text)
-    monkeypatch.setattr("summit_train.spec.source._Loader", None)
+    monkeypatch.setattr("summit_train.spec.source._SpecLoader", None)
     for read in READERS:
         with pytest.raises(UserError, match=f"large.yaml.*: {message}"):
             read(path)

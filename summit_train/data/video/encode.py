@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
@@ -24,53 +25,56 @@ Write = Callable[[Frames, int], None]
 Drawn = tuple[int, str, tuple[float, float, float, float]]  # a box: its class, text, left, top, width and height
 
 
-@contextmanager
-def open_writer(
-    path: str | os.PathLike[str],
-    size: tuple[int, int],
-    fps: int | Fraction = 25,
-    *,
-    codec: str | None = None,
-    quality: int = 18,
-    key_every: int = 12,
-    b_frames: int = 2,
-    rotation: int = 0,
-    tick: Fraction | None = None,
-) -> Iterator[Write]:
-    """Yield what writes frames of this (width, height), one thread; the same frames give the same bytes.
-
-    The container follows the path's extension. The file appears under its name when the block ends; after an error in
-    the block nothing is left of it.
+@dataclass(frozen=True)
+class Encoding:
+    """How a video is encoded.
 
     codec: by default libx264 if this PyAV has it, else mpeg4. quality: x264's constant rate factor, 0 is the finest
     (mpeg4 takes a sixth of it for its quantiser). key_every: frames between key frames. b_frames: in a row, at most.
     rotation: degrees counterclockwise, for the display matrix. tick: seconds [1 / fps].
     """
+
+    codec: str = "libx264" if "libx264" in av.codecs_available else "mpeg4"
+    quality: int = 18
+    key_every: int = 12
+    b_frames: int = 2
+    rotation: int = 0
+    tick: Fraction | None = None
+
+
+@contextmanager
+def open_writer(
+    path: str | os.PathLike[str], size: tuple[int, int], fps: int | Fraction, encoding: Encoding
+) -> Iterator[Write]:
+    """Yield what writes frames of this (width, height), one thread; the same frames give the same bytes.
+
+    The container follows the path's extension. The file appears under its name when the block ends; after an error in
+    the block nothing is left of it.
+    """
     target = Path(path)
     temporary = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
-    codec = codec or ("libx264" if "libx264" in av.codecs_available else "mpeg4")
-    options = {"crf": str(quality), "preset": "fast"}
-    if codec == "mpeg4":
-        options = dict.fromkeys(("qmin", "qmax"), str(max(1, quality // 6)))
-    elif codec == "libx264":
+    options = {"crf": str(encoding.quality), "preset": "fast"}
+    if encoding.codec == "mpeg4":
+        options = dict.fromkeys(("qmin", "qmax"), str(max(1, encoding.quality // 6)))
+    elif encoding.codec == "libx264":
         # Its macroblock tree reads uninitialised memory, so the bytes would differ from run to run.
         options["x264-params"] = "mbtree=0"
     try:
         with av.open(f"file:{temporary}", "w", options={"fflags": "+bitexact"}) as container:
             options["flags"] = "+bitexact"
-            stream = cast(VideoStream, container.add_stream(codec, rate=fps, options=options))
+            stream = cast(VideoStream, container.add_stream(encoding.codec, rate=fps, options=options))
             stream.width, stream.height = size
             # Half-resolution colour needs even sides.
             stream.pix_fmt = "yuv444p" if size[0] % 2 or size[1] % 2 else "yuv420p"
             context = stream.codec_context
-            context.thread_count, context.gop_size, context.max_b_frames = 1, key_every, b_frames
-            if tick is not None:
-                context.time_base = tick
-            stream.set_display_rotation(rotation)
+            context.thread_count, context.gop_size, context.max_b_frames = 1, encoding.key_every, encoding.b_frames
+            if encoding.tick is not None:
+                context.time_base = encoding.tick
+            stream.set_display_rotation(encoding.rotation)
 
             def write(picture: Frames, time: int) -> None:
                 frame = VideoFrame.from_ndarray(picture, "rgb24")
-                frame.pts, frame.time_base = time, tick or 1 / Fraction(fps)
+                frame.pts, frame.time_base = time, encoding.tick or 1 / Fraction(fps)
                 container.mux(stream.encode(frame))
 
             yield write
@@ -88,9 +92,9 @@ def write_video(
     times: Sequence[int] | None = None,
     **how: Any,
 ) -> None:
-    """Encode uint8 RGB frames (T, H, W, 3) as `open_writer` does. times: in units of 1 / fps, rising [0, 1, 2, ...]."""
+    """Encode uint8 RGB frames (T, H, W, 3). times: in units of 1 / fps, rising [0, 1, 2, ...]. how: as of Encoding."""
     _, height, width, _ = frames.shape
-    with open_writer(path, (width, height), fps, **how) as write:
+    with open_writer(path, (width, height), fps, Encoding(**how)) as write:
         for picture, time in zip(frames, range(len(frames)) if times is None else times, strict=True):
             write(picture, time)
 

@@ -25,8 +25,8 @@ from summit_train.inference.export.onnx_file import Runtime, exported, facts, st
 from summit_train.inference.trained import Trained
 from summit_train.models import VideoNetwork
 from summit_train.models.precision import Normalise
-from summit_train.spec.catalog import stream_problem, vit_problems
 from summit_train.spec.modality import RGB
+from summit_train.spec.model import size_problems, stream_problem
 
 # Of the largest logit. Deep networks in fp32 differ by 1e-6 to 1e-5 between two runtimes, a wrong graph by far more.
 TOLERANCE = 1e-4
@@ -69,14 +69,13 @@ class Export:
         for file in (self.out, self.out.with_suffix(".json")):
             check_output("--out", file, file)
         spec = self.trained.spec
-        problem = stream_problem(spec.model.arch, spec.model.shift_direction, spec.model.non_local, spec.model.adapter)
+        problem = stream_problem(spec.model)
         if self.stream and problem is not None:
             raise UserError(f"{self.trained.path}: {problem}; leave --stream out to export the clip network")
         model = spec.model
         if self.size is None and model.detector is not None:
             raise UserError(f"{self.trained.path}: detectors see whole frames: give their scaled size, --size HxW")
-        vit = (model.arch, model.adapter, model.drop_path, model.positions, model.shift_place)
-        wrong = [why for side in self.size or () for _, why in vit_problems(*vit, (spec.data.crop, side))]
+        wrong = [why for side in self.size or () for _, why in size_problems(model, spec.data.crop, side)]
         if wrong:
             raise UserError(f"--size: each side {wrong[0]}")
         self.crop = self.size or (spec.evaluate.short_side, spec.evaluate.short_side)

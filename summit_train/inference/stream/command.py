@@ -18,7 +18,7 @@ from summit_train.core.files import check_output
 from summit_train.core.result import Result, show, tell
 from summit_train.core.session import check_single
 from summit_train.data.video.augment import View
-from summit_train.data.video.encode import Write, open_writer
+from summit_train.data.video.encode import Encoding, Write, open_writer
 from summit_train.data.video.render import Frames, Renderer
 from summit_train.data.video.stream import PIPE, USUAL_FPS, Reading, StreamFrame, file_frames, pipe_frames, raw_frames
 from summit_train.inference.arguments import add_network, checked, open_named
@@ -161,7 +161,7 @@ def drawn_in(path: str, source: str, reading: Reading, draw: Callable[[Frames, V
         picture = render(frame.decoded)[0]
         if write is None:
             size = (picture.shape[1], picture.shape[0])
-            write = stack.enter_context(open_writer(path, size, reading.fps, tick=_TICK))
+            write = stack.enter_context(open_writer(path, size, reading.fps, Encoding(tick=_TICK)))
         last = max(round(frame.seconds / _TICK), last + 1)  # a container may give two frames one time
         write(picture if values is None else draw(picture, values), last)
 

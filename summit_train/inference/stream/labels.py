@@ -17,7 +17,7 @@ from summit_train.data.video.stream import StreamFrame
 from summit_train.inference.predict import most_probable
 from summit_train.inference.stream.stream import Stream, Values
 from summit_train.inference.trained import Trained
-from summit_train.spec.catalog import stream_problem
+from summit_train.spec.model import stream_problem
 
 
 class Labeller(Stream):
@@ -30,7 +30,7 @@ class Labeller(Stream):
     def __init__(self, trained: Trained, device: torch.device, window: int | None = None) -> None:
         spec, model = trained.spec, trained.spec.model
         regions = "trained on regions of frames (data.region); set data.region=null if the stream shows one"
-        problem = stream_problem(model.arch, model.shift_direction, model.non_local, model.adapter)
+        problem = stream_problem(model)
         trained.check_pictures(problem or (regions if spec.data.region else None))
         super().__init__(trained, device)
         window, self._kind = spec.data.num_frames if window is None else window, spec.loss.kind
