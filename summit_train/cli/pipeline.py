@@ -38,7 +38,7 @@ Change = tuple[int, int]  # the epochs of a run before and after --more-epochs
 
 def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
     """Train, evaluate and report a spec, with the arguments of `train`. The status is 85 if it was asked to stop."""
-    launch, options = this_launch(), {"force_resume": args.force_resume, "more_epochs": args.more_epochs is not None}
+    launch, more_epochs = this_launch(), args.more_epochs is not None
     change = None if args.more_epochs is None else _change_of_epochs(args.spec, args.more_epochs)
     own = [] if change is None else [f"schedule.epochs={change[1]}"]
     inputs = start.read_inputs(run_spec(args.spec, [*args.overrides, *own]), launch.size)
@@ -48,9 +48,10 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
         Watchdog(world, world.broadcast(inputs.spec.watch.stall_seconds)) as watchdog,
         ExitStack() as held,
     ):
-        start.check_agreement(world, inputs.spec, inputs.datasets, command="train", trace=args.trace, **options)
+        arguments = {"command": "train", "trace": args.trace, "more_epochs": more_epochs}
+        start.check_agreement(world, inputs.spec, inputs.datasets, **arguments)
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
-        run = Run(inputs, world, start.choose_device(world), lock, watchdog, **options)
+        run = Run(inputs, world, start.choose_device(world), lock, watchdog, more_epochs=more_epochs)
         run.notes += start.stage_sets(inputs, world, watchdog)
         try:
             return _run(run, watchdog, stop, traced, change)
@@ -202,8 +203,7 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range, chang
                 log.write("more_epochs", **{"from": change[0], "to": change[1]}, step=run.start_step)
             _keep_result(spec.run_path, change[0])
         write_text(spec.run_path / "spec.yaml", dump_spec(spec))
-        forced = {"forced": run.forced} if run.forced else {}
-        log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive(), **forced)
+        log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive())
         for note in run.notes:
             log.say(note)
         train(run, log, watchdog, stop, traced)

@@ -143,7 +143,7 @@ def epoch_checkpoints(spec: Spec, steps_per_epoch: int) -> list[Path]:
 def current_line(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """Return the checkpoints of the newest one's line, and a text for each that is left out.
 
-    A line begins with the run, and again where --more-epochs or --force-resume takes another experiment's checkpoint.
+    A line begins with the run, and again where --more-epochs takes the checkpoint of a shorter one.
     """
     kept, left_out = list[Path](), list[str]()
     newest: Mapping[str, Any] = {}
@@ -159,7 +159,7 @@ def current_line(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
         if differing := experiment_differences(experiment, newest):
             left_out.append(f"{path} is of another experiment: {'; '.join(differing.values())}")
         elif content.get("line", 0) != line:
-            left_out.append(f"{path} is from before --force-resume changed the experiment, at step {line}")
+            left_out.append(f"{path} is from before another experiment took over, at step {line}")
         else:
             kept.append(path)
     return kept[::-1], left_out[::-1]

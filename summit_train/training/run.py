@@ -48,9 +48,9 @@ _OPEN_FILES = 100  # of a rank besides its batches: libraries, logs, pipes of wo
 class Run:
     """One run on one rank.
 
-    line: the step at which its line of checkpoints began. forced: the keys in which that of --force-resume differs.
-    start_step: the number of updates in the checkpoint that it resumes from. notes: lines for people. writer: writes
-    rank 0's checkpoints. val_loss: the training loss, of validation videos; None for detectors.
+    lineage: the step at which its line of checkpoints began. start_step: the number of updates in the checkpoint that
+    it resumes from. notes: lines for people. writer: writes rank 0's checkpoints. val_loss: the training loss, of
+    validation videos; None for detectors.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Run:
         self.health = Health(spec, plan)
         if saved:
             whole = saved | {"model": self.model.state_dict()}
-            self.notes += world.together(lambda: self.step.restore(path, whole))
+            world.together(lambda: self.step.restore(path, whole))
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.noise.load_state_dict(_part(path, saved, "noise_scale", self.noise.state_dict()))
         if spec.noise_scale.every_steps and spec.parallel.method == "averaging":
@@ -103,8 +103,7 @@ class Run:
         elif spec.noise_scale.every_steps and plan.virtual_gpus == 1:
             self.notes.append("noise scale: not measured; one virtual GPU has no other to compare its gradient with")
         self.start_step = int(saved.get("step", 0))
-        self.line = int(_part(path, saved, "line", 0))
-        self.forced: list[str] = saved.get("forced", [])
+        self.lineage = int(_part(path, saved, "line", 0))
         self.best = Best(spec)
         self.best.load_state_dict(_part(path, saved, self.best.part, self.best.state_dict()))
         self.growth = GrowingBatch(spec.parallel.grow_batch, plan.ladder)
@@ -133,7 +132,7 @@ class Run:
             "bad_clips": self.bad_clips.state_dict(),
             "noise_scale": self.noise.state_dict(),
             "growth": self.growth.state_dict(),
-            "line": self.line,
+            "line": self.lineage,
             **({} if self.spec.checkpoint.keep_best is None else {self.best.part: self.best.state_dict()}),
             "backend": self.world.backend,
             "experiment": experiment_of(self.spec, self.plan, self.train_set, self.model).values(),
@@ -156,7 +155,7 @@ class Run:
         """
 
         def compare() -> None:
-            mine = measures if self.world.rank == 0 and step > self.line else None
+            mine = measures if self.world.rank == 0 and step > self.lineage else None
             if mine is not None and self.best.takes(step, mine):
                 self.writer.wait()  # best.json names no file that is half written
                 self.best.write()

@@ -94,15 +94,14 @@ def first_state(
     model: VideoNetwork,
     check: CheckLearners = check_learners,
     *,
-    force_resume: bool = False,
     more_epochs: bool = False,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the newest whole checkpoint of the run, or {} after loading pretrained weights into `model`; and notes.
 
     train: as in experiment_of. check: as in load_newest. more_epochs: asked for, or recorded, the run may be longer
-    than that of the checkpoint, which then begins a line of its own. So it does by force; "forced" are the keys that
-    differ. Raises CheckpointError if the checkpoint is of another experiment otherwise or none is whole, and UserError
-    for weights that are missing or of another network, and for a foreign network whose norms depend on the ranks.
+    than that of the checkpoint, whose step then is the lineage of later ones ("line"). Raises CheckpointError if the
+    checkpoint is of another experiment otherwise or none is whole, and UserError for weights that are missing or of
+    another network, and for a foreign network whose norms depend on the ranks.
     """
     if plan.virtual_gpus > 1:
         check_norms(model)
@@ -125,18 +124,12 @@ def first_state(
     if is_longer and (more_epochs or (last_extension(spec.run_path) or (0, 0))[1] == epochs):
         lr = f"LR continues at {plan.learning_rate(state['step']):.6g}, as in a run of {epochs} epochs"
         notes.append(f"more epochs: {epochs} instead of {saved['schedule.epochs']}; {lr}")
-    elif differing and not force_resume:
-        right = "Give this run another name, or take it over all the same with --force-resume"
+        state = {key: value for key, value in state.items() if not key.startswith("best_")} | {"line": state["step"]}
+    elif differing:
+        right = f"Give this run another name; to begin it with these weights, set model.pretrained to {spec.run_path}"
         if is_longer:
             right = f"To train it longer: train {spec.run_path} --more-epochs {epochs - saved['schedule.epochs']}"
         raise CheckpointError(f"{path} is of another experiment: {'; '.join(differing.values())}. {right}")
-    else:
-        notes += [f"forced: {difference}" for difference in differing.values()]
-        state["forced"] = list(differing.values())
-    if "optimizer.name" in differing:
-        raise CheckpointError(f"{path} has another solver's state, which {spec.optimizer.name} cannot use")
-    if differing:
-        state = {key: value for key, value in state.items() if not key.startswith("best_")} | {"line": state["step"]}
     return state, [*notes, f"resumes from {path}"]
 
 

@@ -154,7 +154,7 @@ def test_changed_code_is_another_experiment_and_does_not_run(
                 assert status == 2 and "its network's code has changed: model.arch (SHA-256) was" in err, command
         assert not marker.exists()
         status, _, err = main_said(capsys, "plan", trained.specs[1], "name=changed")
-        assert status == 2 and "model.arch (SHA-256): the checkpoint has" in err and "--force-resume" in err
+        assert status == 2 and "model.arch (SHA-256): the checkpoint has" in err and "set model.pretrained to" in err
         assert marker.exists()
     finally:
         trained.code.write_text(SMALL)
