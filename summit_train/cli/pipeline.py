@@ -11,6 +11,7 @@ from typing import Any
 
 from summit_train.cli.evaluate import accuracy_result, warn_left_out
 from summit_train.core.comm.launch import this_launch
+from summit_train.core.device import choose_device, environment
 from summit_train.core.errors import AgreedError, RunFailed, UserError
 from summit_train.core.files import read_file, write_json, write_text
 from summit_train.core.processes import seconds_alive
@@ -21,16 +22,18 @@ from summit_train.core.text import duration, from_json
 from summit_train.core.watch import Stopped, StopRequest, Watchdog, leave_if_asked
 from summit_train.data.dataset import leaks
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class
+from summit_train.data.packed.stage import stage_sets
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation
 from summit_train.evaluation.scores import PREDICTIONS
+from summit_train.models.network import cpu_kernels
 from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, dump_spec, run_spec
 from summit_train.tasks import scorer_of
-from summit_train.training import start
+from summit_train.training.agreement import check_agreement, identity
 from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog, last_extension
-from summit_train.training.run import Run, RunLock
+from summit_train.training.run import Run, RunLock, read_inputs
 from summit_train.training.trace import traced_steps
 
 Change = tuple[int, int]  # the epochs of a run before and after --more-epochs
@@ -41,7 +44,7 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
     launch, more_epochs = this_launch(), args.more_epochs is not None
     change = None if args.more_epochs is None else _change_of_epochs(args.spec, args.more_epochs)
     own = [] if change is None else [f"schedule.epochs={change[1]}"]
-    inputs = start.read_inputs(run_spec(args.spec, [*args.overrides, *own]), launch.size)
+    inputs = read_inputs(run_spec(args.spec, [*args.overrides, *own]), launch.size)
     traced = traced_steps(args.trace, inputs.plan.total_steps)
     with (
         session(launch) as world,
@@ -49,10 +52,11 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
         ExitStack() as held,
     ):
         arguments = {"command": "train", "trace": args.trace, "more_epochs": more_epochs}
-        start.check_agreement(world, inputs.spec, inputs.datasets, **arguments)
+        check_agreement(world, inputs.spec, inputs.datasets, **arguments)
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
-        run = Run(inputs, world, start.choose_device(world), lock, watchdog, more_epochs=more_epochs)
-        run.notes += start.stage_sets(inputs, world, watchdog)
+        run = Run(inputs, world, choose_device(world), lock, watchdog, more_epochs=more_epochs)
+        manifests = [inputs.val.manifest, inputs.train.manifest]
+        run.notes += stage_sets(inputs.spec.data.stage, manifests, world, watchdog)
         try:
             return _run(run, watchdog, stop, traced, change)
         except Stopped:
@@ -127,7 +131,7 @@ def _evaluate(run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
         paths = epoch_checkpoints(spec, run.plan.steps_per_epoch)
         current = current_line(_still_there(spec, paths)[-spec.evaluate.last_checkpoints :])
         # What scores depend on: another walltime, number of workers or place of the data loses none of them.
-        same = start.identity(spec, {"train": run.train_set, "val": run.val_set})
+        same = identity(spec, {"train": run.train_set, "val": run.val_set}, run.model)
         keys = {key: value for key, value in same.keys.items() if changes_scores(spec, key)}
         key = hashlib.sha256(repr((keys, same.lists, same.code)).encode()).hexdigest()
         return *current, goodput_values(spec.run_path), key
@@ -195,7 +199,7 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range, chang
     counts = {name: clips_per_class(dataset.manifest, dataset.kept) for name, dataset in datasets.items()}
     about = {"clips_per_class": counts, "val_fingerprint": run.val_set.manifest.fingerprint(), **leaked.values()}
     write_json(spec.run_path / "plan.json", plan.values() | about)
-    machine = start.environment(world, run.device, hosts)
+    machine = environment(world, run.device, hosts, cpu_kernels())
     write_json(spec.run_path / "environment.json", machine | {"network": run.model.execution})
     with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps) as log:
         if change is not None:

@@ -15,11 +15,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from summit_train.core import rng
 from summit_train.core.errors import UserError
 from summit_train.core.machine import processor_digest
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.count import Count, count
 from summit_train.models.online import cache_shapes
+from summit_train.models.precision import parameter_type
 from summit_train.models.rfcn import RFCN
 from summit_train.models.video import freeze_norms, freeze_trunk
 from summit_train.spec import ModelSpec, Spec
@@ -45,11 +47,23 @@ _COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 def build_network(spec: Spec, generator: torch.Generator | None = None) -> VideoNetwork:
     """Build the spec's plain network, with its frozen parts, its weights drawn from `generator`."""
-    network = _built(spec.model, spec.data.num_frames, spec.data.input.channels, generator)
+    network = _plain(spec.model, spec.data.num_frames, spec.data.input.channels, generator)
     for key, names in (("head_lr_factor", [network.head]), ("first_lr_factor", network.stem)):
         if getattr(spec.optimizer, key) != 1 and not any(names):
             attribute = "head" if names else "stem"
             raise UserError(f"optimizer.{key}: must be 1, because {spec.model.arch} has no attribute {attribute}")
+    return network
+
+
+def initial_network(spec: Spec, device: torch.device) -> VideoNetwork:
+    """Build the spec's network on `device`, ready to run, with weights that the seed alone decides.
+
+    Weights stay in their plain layout, as gradients are views of flat buckets; clips are channels-last, and every
+    convolution follows its input.
+    """
+    generator = torch.Generator().manual_seed(rng.seed_of(spec.seed, "weights"))
+    network = build_network(spec, generator).to(device=device, dtype=parameter_type(spec.precision))
+    make_ready(network, spec)
     return network
 
 
@@ -131,7 +145,7 @@ def count_model(model: ModelSpec, clip_shape: tuple[int, int, int, int], *, acce
     """Count a network on one clip of (T, H, W, C)."""
     num_frames, height, width, channels = clip_shape
     with torch.device("meta"):
-        network = _built(model, num_frames, channels)
+        network = _plain(model, num_frames, channels)
         if accelerated:
             accelerate(network)
     try:
@@ -141,7 +155,7 @@ def count_model(model: ModelSpec, clip_shape: tuple[int, int, int, int], *, acce
             raise
         # Tensors on the meta device have no numbers, which some networks read.
         note = f"on the CPU to be counted, as it does not run on torch's meta device: {error}"
-        return replace(count(_built(model, num_frames, channels), height, width, "cpu"), note=note)
+        return replace(count(_plain(model, num_frames, channels), height, width, "cpu"), note=note)
 
 
 def stream_elements(spec: Spec) -> int | None:
@@ -150,11 +164,11 @@ def stream_elements(spec: Spec) -> int | None:
     if stream_problem(model.arch, model.shift_direction, model.non_local, model.adapter) is not None:
         return None
     with torch.device("meta"):
-        network = _built(model, num_frames, channels)
+        network = _plain(model, num_frames, channels)
     return sum(map(math.prod, cache_shapes(network, height, width)))
 
 
-def _built(model: ModelSpec, num_frames: int, channels: int, generator: torch.Generator | None = None) -> VideoNetwork:
+def _plain(model: ModelSpec, num_frames: int, channels: int, generator: torch.Generator | None = None) -> VideoNetwork:
     # The other keys of `model` are build_model's options, under their names.
     apart = {"arch", "backbone", "num_classes", "freeze_bn", "freeze_trunk", "detector", "pretrained"}
     options, sizes = model.model_dump(exclude=apart), (num_frames, model.num_classes)

@@ -17,16 +17,11 @@ import torch
 
 from summit_train.core.errors import RunFailed
 from summit_train.core.files import read_file, replacing, write_text
-from summit_train.core.saved import CheckpointError, check_fit, digest_path, find_checkpoints, peek
-from summit_train.core.saved import checkpoint_path as checkpoint_path
+from summit_train.core.saved import CheckpointError, check_fit, digest_path, find_checkpoints, peek, step_of
 from summit_train.core.text import from_json
 from summit_train.optim.solvers import kept_state
-from summit_train.spec import Spec, experiment_defaults
-
-
-def step_of(path: Path) -> int:
-    """Return the number of updates in the name of a checkpoint, step_XXXXXXXX.pt."""
-    return int(path.stem.removeprefix("step_"))
+from summit_train.spec import Spec
+from summit_train.training.agreement import experiment_differences
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> str:
@@ -163,16 +158,6 @@ def current_line(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
         else:
             kept.append(path)
     return kept[::-1], left_out[::-1]
-
-
-def experiment_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, str]:
-    """Return a text for each key in which two experiments differ. A key that an older checkpoint lacks is a default."""
-    saved = {**{key: value for key, value in experiment_defaults().items() if key in wanted}, **saved}
-    return {
-        key: f"{key}: the checkpoint has {saved.get(key)!r}, this run {wanted.get(key)!r}"
-        for key in sorted(saved.keys() | wanted.keys())
-        if saved.get(key) != wanted.get(key)
-    }
 
 
 def restore_solver(path: Path, optimizer: torch.optim.Optimizer, saved: Any) -> None:

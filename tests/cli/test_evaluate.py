@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from summit_train.cli.evaluate import _changed_keys, _result_folder
+from summit_train.core.saved import checkpoint_path
 from summit_train.spec import dump_spec, load_spec
-from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
+from summit_train.training.checkpoint import save_checkpoint
 from tests.detectors import detector_spec
 from tests.runs import load_any
 from tests.worlds import Say, command

@@ -13,12 +13,10 @@ import pytest
 import torch
 
 from summit_train.core.comm import World
-from summit_train.core.saved import best_checkpoint, best_path, find_checkpoints
+from summit_train.core.saved import best_checkpoint, best_path, checkpoint_path, find_checkpoints, step_of
 from summit_train.spec import CheckpointSpec, Spec, load_spec, smallest_spec
 from summit_train.training.best import Best
-from summit_train.training.checkpoint import checkpoint_path, step_of
-from summit_train.training.run import Run
-from summit_train.training.start import read_inputs
+from summit_train.training.run import Run, read_inputs
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, final_state, load_any, records, small_checkpoints
 from tests.worlds import forked, main_without_reports, train
