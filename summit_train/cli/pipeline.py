@@ -33,6 +33,7 @@ from summit_train.training.agreement import check_agreement, identity
 from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog, last_extension
+from summit_train.training.records import Records
 from summit_train.training.run import Run, RunLock, read_inputs
 from summit_train.training.trace import traced_steps
 
@@ -58,7 +59,7 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
         manifests = [inputs.val.manifest, inputs.train.manifest]
         run.notes += stage_sets(inputs.spec.data.stage, manifests, world, watchdog)
         try:
-            return _run(run, watchdog, stop, traced, change)
+            return _run(run, stop, traced, change)
         except Stopped:
             return _stopped(run, stop)
         except AgreedError as error:
@@ -105,11 +106,11 @@ def _keep_result(run_path: Path, epochs: int) -> None:
         file.unlink()
 
 
-def _run(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range, change: Change | None) -> Result:
+def _run(run: Run, stop: StopRequest, traced: range, change: Change | None) -> Result:
     began = time.monotonic()
     spec, world = run.spec, run.world
-    _train(run, watchdog, stop, traced, change)
-    _evaluate(run, watchdog, stop)
+    _train(run, stop, traced, change)
+    _evaluate(run, stop)
     leave_if_asked(world, stop)
     report = world.from_first(lambda: _report(spec, stop))
     if report is None:
@@ -122,7 +123,7 @@ def _run(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range, change:
     return Result()
 
 
-def _evaluate(run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
+def _evaluate(run: Run, stop: StopRequest) -> None:
     """Evaluate the last checkpoints; reuse the scores of an evaluation that was stopped."""
     spec, world = run.spec, run.world
 
@@ -141,7 +142,7 @@ def _evaluate(run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
         warn_left_out(left_out)
     scorer = scorer_of(spec)(spec, run.val_set, world, run.device, stop)
     training = (run.plan, run.train_set) if spec.evaluate.precise_bn else None
-    evaluation = Evaluation(scorer, watchdog, spec.run_path, training, resume_key=key, goodput=goodput)
+    evaluation = Evaluation(scorer, run.watchdog, spec.run_path, training, resume_key=key, goodput=goodput)
     say(*accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)).text)
 
 
@@ -183,12 +184,12 @@ def _still_there(spec: Spec, paths: list[Path]) -> list[Path]:
     return paths
 
 
-def _train(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range, change: Change | None) -> None:
+def _train(run: Run, stop: StopRequest, traced: range, change: Change | None) -> None:
     """Train; rank 0 writes the run's records, that of a `change` before anything that it changes."""
     spec, plan, world = run.spec, run.plan, run.world
     hosts = world.gather(world.host)
     if world.rank != 0 or hosts is None:
-        train(run, None, watchdog, stop, traced)
+        train(run, Records(run, None, traced), stop)
         return
     (spec.run_path / "stopped").unlink(missing_ok=True)
     leaked = leaks(run.train_set, run.val_set)
@@ -210,4 +211,4 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range, chang
         log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive())
         for note in run.notes:
             log.say(note)
-        train(run, log, watchdog, stop, traced)
+        train(run, Records(run, log, traced), stop)

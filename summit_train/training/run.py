@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -130,7 +132,7 @@ class Run:
         for name, part in self._parts():
             part.load_state_dict(_part(path, saved, name, part.state_dict()))
         self.bad_clips.forget_after(self.start_step)
-        self.writer = Writer(background=spec.checkpoint.background)
+        self.writer, self._saved_at = Writer(background=spec.checkpoint.background), time.monotonic()
         self.notes = [*_notes(self, may_open), *resumed]
 
     def _parts(self) -> Iterator[tuple[str, Part]]:
@@ -138,6 +140,15 @@ class Run:
         yield from (("bad_clips", self.bad_clips), ("noise_scale", self.noise), ("growth", self.growth))
         if self.spec.checkpoint.keep_best is not None:
             yield self.best.part, self.best
+
+    def is_checkpoint_due(self) -> bool:
+        """Return whether rank 0 asks for a checkpoint: by time, or because the last one could not be written.
+
+        The error of that one then ends all ranks in the next.
+        """
+        minutes = (time.monotonic() - self._saved_at) / 60
+        is_late = minutes >= (self.spec.checkpoint.every_minutes or math.inf)
+        return self.world.rank == 0 and (self.writer.has_failed or is_late)
 
     def save(self, step: int) -> None:
         """Write the checkpoint after `step` updates on rank 0 and delete those that are not kept. Collective.
@@ -170,6 +181,7 @@ class Run:
             prune_checkpoints(self.spec, self.plan.steps_per_epoch, path, best)
 
         self.writer.start(write)
+        self._saved_at = time.monotonic()
 
     def compare_with_best(self, step: int, measures: Mapping[str, Any] | None) -> None:
         """Keep the checkpoint of `step`, in place of the former best, if rank 0's `measures` are the best. Collective.
