@@ -23,12 +23,13 @@ from torch.nn import functional
 
 from summit_train.bench.measure import in_turn, pair_ratios, spread, spread_text
 from summit_train.core.comm import World
+from summit_train.core.device import choose_device, environment
 from summit_train.core.result import TextTable
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import PARTS, accelerate
+from summit_train.models.network import cpu_kernels
 from summit_train.models.resnet import ResidualBlock
 from summit_train.report.tables import machine_text
-from summit_train.training.start import choose_device, environment
 from summit_train.training.stopwatch import Mark
 
 # name -> architecture, parts of the fast path
@@ -96,7 +97,8 @@ def main() -> int:
         differ = max(float((other - logits["tsm"]).abs().max() / scale) for other in logits.values())
         print(f"{precision}: the logits of the TSMs differ by {differ:.1e} at most", file=sys.stderr)
         results[precision] = {"logits_differ": differ, **measure(networks, batch, precision, args.repeats)}
-    values = {"environment": environment(world, device, [world.host]), "settings": vars(args), "results": results}
+    about = environment(world, device, [world.host], cpu_kernels())
+    values = {"environment": about, "settings": vars(args), "results": results}
     print(json.dumps(values) if args.json else as_text(values))
     return 0
 

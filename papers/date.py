@@ -40,19 +40,20 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from summit_train.core import rng
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
+from summit_train.core.device import choose_device, environment
 from summit_train.core.errors import UserError, exit_status
 from summit_train.core.files import check_output, write_json
 from summit_train.core.result import TextTable
 from summit_train.core.session import report_failure, session
 from summit_train.core.text import NONE
+from summit_train.models.network import cpu_kernels
 from summit_train.models.precision import parameter_type
 from summit_train.optim.schedule import Schedule
 from summit_train.plan import plan_schedule
 from summit_train.report.figures import GREY, drawn, series, wrapped
 from summit_train.report.tables import machine_text
 from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec, TrustRatioSpec
-from summit_train.training.run import drive_solver
-from summit_train.training.start import choose_device, environment
+from summit_train.training.run import build_train_step
 from summit_train.training.step import StepSettings
 
 METHODS = {
@@ -115,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             share = share_of(run, data.num_samples, samples, world.rank, world.size)
             result = train(run, data, share, world, device)
             if hosts is not None:  # rank 0
-                values = result | {"environment": environment(world, device, hosts)}
+                values = result | {"environment": environment(world, device, hosts, cpu_kernels())}
                 write_json(args.out / f"{run.name}.json", values)
         if world.rank == 0:
             results = read_results(args.out, args.task)
@@ -219,7 +220,7 @@ def train(run: Training, data: Data, share: Share, world: World, device: torch.d
         network = TASKS[run.task].build().to(device, parameter_type(run.precision))
     network.load_state_dict(world.broadcast({name: value.cpu() for name, value in network.state_dict().items()}))
     settings = StepSettings(run.seed, len(share.own), run.precision, solver.clip_norm, modality=data.modality)
-    step = drive_solver(solver, settings, world, network, device, {})
+    step = build_train_step(solver, settings, world, network, device, {})
     curve, skipped = list[dict[str, Any]](), 0
     for epoch in range(run.epochs):
         losses, skipped = list[float](), 0

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from summit_train.core.saved import Bound, load_checkpoint
-from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
+from summit_train.core.saved import Bound, checkpoint_path, load_checkpoint
+from summit_train.training.checkpoint import save_checkpoint
 
 LARGE: Bound = lambda path, content: 1 << 40  # noqa: E731
 

@@ -15,15 +15,15 @@ from summit_train.data.video.encode import write_video
 from summit_train.evaluation.scores import Scores
 from summit_train.evaluation.scoring import Scorer
 from summit_train.models import VideoNetwork
+from summit_train.models.network import initial_network
 from summit_train.spec import Spec
-from summit_train.training.run import fresh_model
 
 CPU = torch.device("cpu")
 
 
 def network_of(spec: Spec) -> VideoNetwork:
     """The spec's network, executed fast, with normalisations and a classifier that show in the logits."""
-    model, generator = fresh_model(spec, CPU), torch.Generator().manual_seed(5)
+    model, generator = initial_network(spec, CPU), torch.Generator().manual_seed(5)
     for name, value in model.state_dict().items():
         if value.dtype.is_floating_point and value.dim() == 1:
             low, high = (0.5, 1.5) if name.endswith(("weight", "var")) else (-0.2, 0.2)

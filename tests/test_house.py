@@ -43,7 +43,7 @@ OWNERS = {
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
-    r"core\.(comm|saved|session|watch).*|models.*|plan|evaluation\.(?!fuse|measures|scores).*|training\..*|"
+    r"core\.(comm|device|saved|session|watch).*|models.*|plan|evaluation\.(?!fuse|measures|scores).*|training\..*|"
     r"detection\.(boxes|detect|loss|pooling|proposals|scoring)|"
     r"inference\..*|optim\.(?!schedule).*|tasks|data\.(bad_clips|batches\.(loader|workers))|bench\..*|"
     r"scaling\..*|cluster\.(estimate|doctor.*)|sweep\.start|"

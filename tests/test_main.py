@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from summit_train.core.errors import AgreedError, RunFailed
-from summit_train.training.start import split_overrides
+from summit_train.spec.source import split_overrides
 from tests.conftest import WriteSpec
 from tests.worlds import Said, main_said
 

@@ -18,18 +18,17 @@ from summit_train.bench import measure
 from summit_train.bench.measure import Values
 from summit_train.bench.peak import Peaks, add_peak, measure_peaks, peak_text
 from summit_train.bench.steps import experiment_of, measure_steps, network_values
+from summit_train.core.device import environment
 from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import counted, share
-from summit_train.models.network import count_network
+from summit_train.models.network import count_network, cpu_kernels, initial_network
 from summit_train.models.precision import mixed_precision, parameter_type
 from summit_train.report.figures import GREY, PALETTE, drawable, drawn, wrapped
 from summit_train.report.tables import machine_text
 from summit_train.scaling.published import SLOWEST, label_of, table_1_row
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import shipped
-from summit_train.training.run import fresh_model
-from summit_train.training.start import environment
 from summit_train.training.stopwatch import Mark
 
 PAPERS = ("i3d_3x3x3_r50_16f", "i3d_3x1x1_r50_32f", "tsm_r50_8f")  # configs/kinetics, in the order of Table 1
@@ -83,7 +82,7 @@ class ForwardBench:
             shape = (spec.scale.clips_per_gpu, *spec.data.clip_shape)
             pixels = torch.randn(shape, device=device, dtype=parameter_type(spec.precision))
             # Channels-last in memory, as from the loader.
-            networks.append((fresh_model(spec, device).eval(), pixels.permute(0, 1, 4, 2, 3)))
+            networks.append((initial_network(spec, device).eval(), pixels.permute(0, 1, 4, 2, 3)))
         return cls(networks, specs[0].precision, device)
 
     def passes(self, clips: int, most: int, seconds: float = math.inf) -> list[float]:
@@ -133,7 +132,7 @@ def measure_inference(specs: Sequence[Spec], turns: measure.Turns, peaks: Peaks,
             "relative_utilisation": measure.spread([network.multiply_adds / base_work * ratio for ratio in faster]),
         }
         rows.append({"label": label_of(spec)} | network_values(spec) | counts | measured)
-    about = {"environment": environment(place.world, place.device, [place.world.host])}
+    about = {"environment": environment(place.world, place.device, [place.world.host], cpu_kernels())}
     return about | {"settings": {"batch": batch} | asdict(turns), "peaks": list(peaks.values()), "rows": rows}
 
 

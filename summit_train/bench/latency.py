@@ -22,12 +22,13 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from summit_train.bench.compare import ForwardBench
 from summit_train.bench.measure import Place, Values, in_turn, open_place, pair_ratios, spread
 from summit_train.bench.steps import network_values
+from summit_train.core.device import environment
 from summit_train.core.errors import UserError
 from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import NONE, counted
 from summit_train.detection.detect import detect
-from summit_train.models.network import build_network, count_network
+from summit_train.models.network import build_network, count_network, cpu_kernels
 from summit_train.models.online import StreamNetwork
 from summit_train.models.precision import parameter_type
 from summit_train.report.figures import GREY, PALETTE, drawable, drawn, wrapped
@@ -35,7 +36,6 @@ from summit_train.report.tables import machine_text
 from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES, Row, Table
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import shipped
-from summit_train.training.start import environment
 
 ROUNDS = 5  # turns of each network, fewer for fewer passes
 _SHORT = {SOMETHING: "Sth-V1", KINETICS: "K400"}
@@ -226,7 +226,7 @@ def run(args: argparse.Namespace) -> Values:
             rows = measure_detectors(entries, passes, place)
         else:
             rows = measure_latency(entries, passes, place, timed=not args.published)
-        about = environment(place.world, place.device, [place.world.host])
+        about = environment(place.world, place.device, [place.world.host], cpu_kernels())
     return {
         "environment": about,
         "settings": asdict(passes) | {"clips": "random"},

@@ -21,6 +21,7 @@ from summit_train.bench.measure import Values
 from summit_train.bench.peak import Peaks, add_peak, measure_peaks, peak_text
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
+from summit_train.core.device import environment
 from summit_train.core.result import TextTable
 from summit_train.core.text import counted, share, with_unit
 from summit_train.core.watch import Watchdog
@@ -28,12 +29,11 @@ from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import PREFETCHED_PER_WORKER, virtual_gpus_of
 from summit_train.data.batches.workers import Batches
 from summit_train.data.dataset import Dataset
-from summit_train.models.network import count_network
+from summit_train.models.network import count_network, cpu_kernels, initial_network
 from summit_train.plan import Plan, make_plan
 from summit_train.report.tables import machine_text
 from summit_train.spec import Spec, load_spec
-from summit_train.training.run import build_step, fresh_model
-from summit_train.training.start import environment
+from summit_train.training.run import build_step
 from summit_train.training.step import StepResult
 from summit_train.training.stopwatch import Mark, Recorder
 
@@ -81,7 +81,7 @@ class StepBench:
     def __init__(self, experiment: Experiment, world: World, device: torch.device, watchdog: Watchdog) -> None:
         self._experiment, self._world, self._device, self._watchdog = experiment, world, device, watchdog
         self._spec, self._plan = experiment.spec, experiment.plan
-        self._step = build_step(self._spec, self._plan, world, fresh_model(self._spec, device), device)
+        self._step = build_step(self._spec, self._plan, world, initial_network(self._spec, device), device)
         self._recorder = Recorder(device)
         self._last: StepResult | None = None
         self._next_step = 0
@@ -224,7 +224,7 @@ def measure_steps(
         specs.append(experiment.values() | measured)
     of = "tensors on the GPU" if device.type == "cuda" else "the whole process, Python and torch with it"
     return {
-        "environment": environment(world, device, [host for _, _, host in ranks]),
+        "environment": environment(world, device, [host for _, _, host in ranks], cpu_kernels()),
         "settings": asdict(turns),
         "peak_memory_bytes": max(memory for _, memory, _ in ranks),
         "peak_memory_of": f"{of}, highest of all ranks" + (", all specs at once" if len(specs) > 1 else ""),

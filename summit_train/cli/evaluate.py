@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from summit_train.core.comm.launch import this_launch
+from summit_train.core.device import choose_device
 from summit_train.core.errors import UserError
 from summit_train.core.files import figure_path, read_file, write_json
 from summit_train.core.progress import watched
@@ -30,14 +31,16 @@ from summit_train.evaluation.measures import Measures, measures_of, say_left_out
 from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
 from summit_train.evaluation.scoring import Scorer
 from summit_train.models.foreign import check_sources, sources_of
+from summit_train.models.network import initial_network
 from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, flat_keys, folder_name, load_spec, run_spec
 from summit_train.spec.model import stream_problem
+from summit_train.spec.source import split_overrides
 from summit_train.sweep.grid import joined_name
 from summit_train.tasks import scorer_of
+from summit_train.training.agreement import check_agreement
 from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
-from summit_train.training.run import fresh_model
-from summit_train.training.start import check_agreement, choose_device, read_inputs, split_overrides
+from summit_train.training.run import read_inputs
 
 _CHOOSE = ("checkpoints", "checkpoint.every_epochs", "schedule.epochs")  # keys that change which checkpoints count
 
@@ -86,7 +89,7 @@ def run(args: argparse.Namespace) -> Result:
         evaluation = Evaluation(scorer, watchdog, folder, training, changed, goodput=goodput)
         if scorer.world.rank == 0:
             warn_left_out(left_out)
-        return accuracy_result(evaluation, evaluation.score_checkpoints(fresh_model(spec, scorer.device), paths))
+        return accuracy_result(evaluation, evaluation.score_checkpoints(initial_network(spec, scorer.device), paths))
 
 
 @contextmanager
@@ -255,7 +258,7 @@ def _run_observed(
         _scoring(spec, datasets, paths, command="eval --observed", **arguments) as (scorer, watchdog),
         watched("videos", "evaluating video", scorer.world, watchdog) as progress,
     ):
-        result = score_observed(scorer, fresh_model(spec, scorer.device), path, fractions, progress)
+        result = score_observed(scorer, initial_network(spec, scorer.device), path, fractions, progress)
         if result is None:
             return Result()
         result |= {"overrides": changed}

@@ -11,6 +11,7 @@ from typing import Any
 
 from summit_train.cli.evaluate import accuracy_result, warn_left_out
 from summit_train.core.comm.launch import this_launch
+from summit_train.core.device import choose_device, environment
 from summit_train.core.errors import AgreedError, RunFailed, UserError
 from summit_train.core.files import read_file, write_json, write_text
 from summit_train.core.processes import seconds_alive
@@ -21,16 +22,19 @@ from summit_train.core.text import duration, from_json
 from summit_train.core.watch import Stopped, StopRequest, Watchdog, leave_if_asked
 from summit_train.data.dataset import leaks
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class
+from summit_train.data.packed.stage import stage_sets
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation
 from summit_train.evaluation.scores import PREDICTIONS
+from summit_train.models.network import cpu_kernels
 from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, dump_spec, run_spec
 from summit_train.tasks import scorer_of
-from summit_train.training import start
+from summit_train.training.agreement import check_agreement, identity
 from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog, last_extension
-from summit_train.training.run import Run, RunLock
+from summit_train.training.records import Records
+from summit_train.training.run import Run, RunLock, read_inputs
 from summit_train.training.trace import traced_steps
 
 Change = tuple[int, int]  # the epochs of a run before and after --more-epochs
@@ -38,22 +42,24 @@ Change = tuple[int, int]  # the epochs of a run before and after --more-epochs
 
 def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
     """Train, evaluate and report a spec, with the arguments of `train`. The status is 85 if it was asked to stop."""
-    launch, options = this_launch(), {"force_resume": args.force_resume, "more_epochs": args.more_epochs is not None}
+    launch, more_epochs = this_launch(), args.more_epochs is not None
     change = None if args.more_epochs is None else _change_of_epochs(args.spec, args.more_epochs)
     own = [] if change is None else [f"schedule.epochs={change[1]}"]
-    inputs = start.read_inputs(run_spec(args.spec, [*args.overrides, *own]), launch.size)
+    inputs = read_inputs(run_spec(args.spec, [*args.overrides, *own]), launch.size)
     traced = traced_steps(args.trace, inputs.plan.total_steps)
     with (
         session(launch) as world,
         Watchdog(world, world.broadcast(inputs.spec.watch.stall_seconds)) as watchdog,
         ExitStack() as held,
     ):
-        start.check_agreement(world, inputs.spec, inputs.datasets, command="train", trace=args.trace, **options)
+        arguments = {"command": "train", "trace": args.trace, "more_epochs": more_epochs}
+        check_agreement(world, inputs.spec, inputs.datasets, **arguments)
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
-        run = Run(inputs, world, start.choose_device(world), lock, watchdog, **options)
-        run.notes += start.stage_sets(inputs, world, watchdog)
+        run = Run(inputs, world, choose_device(world), lock, watchdog, more_epochs=more_epochs)
+        manifests = [inputs.val.manifest, inputs.train.manifest]
+        run.notes += stage_sets(inputs.spec.data.stage, manifests, world, watchdog)
         try:
-            return _run(run, watchdog, stop, traced, change)
+            return _run(run, stop, traced, change)
         except Stopped:
             return _stopped(run, stop)
         except AgreedError as error:
@@ -100,11 +106,11 @@ def _keep_result(run_path: Path, epochs: int) -> None:
         file.unlink()
 
 
-def _run(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range, change: Change | None) -> Result:
+def _run(run: Run, stop: StopRequest, traced: range, change: Change | None) -> Result:
     began = time.monotonic()
     spec, world = run.spec, run.world
-    _train(run, watchdog, stop, traced, change)
-    _evaluate(run, watchdog, stop)
+    _train(run, stop, traced, change)
+    _evaluate(run, stop)
     leave_if_asked(world, stop)
     report = world.from_first(lambda: _report(spec, stop))
     if report is None:
@@ -117,7 +123,7 @@ def _run(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range, change:
     return Result()
 
 
-def _evaluate(run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
+def _evaluate(run: Run, stop: StopRequest) -> None:
     """Evaluate the last checkpoints; reuse the scores of an evaluation that was stopped."""
     spec, world = run.spec, run.world
 
@@ -126,7 +132,7 @@ def _evaluate(run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
         paths = epoch_checkpoints(spec, run.plan.steps_per_epoch)
         current = current_line(_still_there(spec, paths)[-spec.evaluate.last_checkpoints :])
         # What scores depend on: another walltime, number of workers or place of the data loses none of them.
-        same = start.identity(spec, {"train": run.train_set, "val": run.val_set})
+        same = identity(spec, {"train": run.train_set, "val": run.val_set}, run.model)
         keys = {key: value for key, value in same.keys.items() if changes_scores(spec, key)}
         key = hashlib.sha256(repr((keys, same.lists, same.code)).encode()).hexdigest()
         return *current, goodput_values(spec.run_path), key
@@ -136,7 +142,7 @@ def _evaluate(run: Run, watchdog: Watchdog, stop: StopRequest) -> None:
         warn_left_out(left_out)
     scorer = scorer_of(spec)(spec, run.val_set, world, run.device, stop)
     training = (run.plan, run.train_set) if spec.evaluate.precise_bn else None
-    evaluation = Evaluation(scorer, watchdog, spec.run_path, training, resume_key=key, goodput=goodput)
+    evaluation = Evaluation(scorer, run.watchdog, spec.run_path, training, resume_key=key, goodput=goodput)
     say(*accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)).text)
 
 
@@ -178,12 +184,12 @@ def _still_there(spec: Spec, paths: list[Path]) -> list[Path]:
     return paths
 
 
-def _train(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range, change: Change | None) -> None:
+def _train(run: Run, stop: StopRequest, traced: range, change: Change | None) -> None:
     """Train; rank 0 writes the run's records, that of a `change` before anything that it changes."""
     spec, plan, world = run.spec, run.plan, run.world
     hosts = world.gather(world.host)
     if world.rank != 0 or hosts is None:
-        train(run, None, watchdog, stop, traced)
+        train(run, Records(run, None, traced), stop)
         return
     (spec.run_path / "stopped").unlink(missing_ok=True)
     leaked = leaks(run.train_set, run.val_set)
@@ -194,7 +200,7 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range, chang
     counts = {name: clips_per_class(dataset.manifest, dataset.kept) for name, dataset in datasets.items()}
     about = {"clips_per_class": counts, "val_fingerprint": run.val_set.manifest.fingerprint(), **leaked.values()}
     write_json(spec.run_path / "plan.json", plan.values() | about)
-    machine = start.environment(world, run.device, hosts)
+    machine = environment(world, run.device, hosts, cpu_kernels())
     write_json(spec.run_path / "environment.json", machine | {"network": run.model.execution})
     with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps) as log:
         if change is not None:
@@ -202,8 +208,7 @@ def _train(run: Run, watchdog: Watchdog, stop: StopRequest, traced: range, chang
                 log.write("more_epochs", **{"from": change[0], "to": change[1]}, step=run.start_step)
             _keep_result(spec.run_path, change[0])
         write_text(spec.run_path / "spec.yaml", dump_spec(spec))
-        forced = {"forced": run.forced} if run.forced else {}
-        log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive(), **forced)
+        log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive())
         for note in run.notes:
             log.say(note)
-        train(run, log, watchdog, stop, traced)
+        train(run, Records(run, log, traced), stop)

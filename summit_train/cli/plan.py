@@ -138,9 +138,8 @@ def read_files(spec: Spec, clips: int | None) -> Files:
         has_weights = spec.model.pretrained is None or Path(spec.model.pretrained).exists()
         return Files(clips, not_checked=not_checked if has_weights else [*not_checked, "model.pretrained"])
     # Imported here: with --clips the command needs neither numpy nor PyAV.
-    from summit_train.data.dataset import leaks
+    from summit_train.data.dataset import leaks, open_datasets
     from summit_train.data.manifest.quarantine import class_warnings
-    from summit_train.training.start import open_datasets
 
     for key, path in (("train", spec.data.train), ("val", spec.data.val)):
         if not Path(path).exists():
@@ -169,7 +168,7 @@ def start_notes(spec: Spec, plan: Plan, files: Files, sweep: Path | None = None)
     import torch
 
     from summit_train.models.network import build_network
-    from summit_train.training.start import first_state
+    from summit_train.training.resume import first_state
 
     with torch.device("meta"):  # a network without numbers takes little time and memory
         model = build_network(spec)

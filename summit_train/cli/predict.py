@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from summit_train.core.comm.launch import this_launch
+from summit_train.core.device import choose_device
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import check_output, write_text
 from summit_train.core.progress import watched
@@ -17,7 +18,7 @@ from summit_train.inference.arguments import add_network, open_named, report_bad
 from summit_train.inference.predict import Predictions, predict_videos
 from summit_train.inference.trained import Trained
 from summit_train.inference.videos import VideoList, list_videos
-from summit_train.training.start import choose_device, split_overrides
+from summit_train.spec.source import split_overrides
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

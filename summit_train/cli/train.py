@@ -17,7 +17,6 @@ from summit_train.spec import run_spec
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", metavar="SPEC|RUN", help="experiment spec (YAML), or a run folder")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
-    parser.add_argument("--force-resume", action="store_true", help="resume from a checkpoint of another experiment")
     parser.add_argument("--more-epochs", type=int, metavar="N", help="train a run folder for N epochs more")
     trace = "record what all ranks do in these steps, both included, in RUN/trace/ (for ui.perfetto.dev)"
     parser.add_argument("--trace", metavar="FROM:TO", help=trace)
@@ -40,8 +39,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _start_ranks(args: argparse.Namespace) -> Result:
-    options = ["--force-resume"] if args.force_resume else []
-    options += [] if args.trace is None else ["--trace", args.trace]
+    options = [] if args.trace is None else ["--trace", args.trace]
     options += [] if args.more_epochs is None else ["--more-epochs", str(args.more_epochs)]
     hosts = [] if args.hosts is None else args.hosts.split(",")
     former = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # a request to stop waits for the ranks

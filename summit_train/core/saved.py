@@ -64,6 +64,11 @@ def checkpoint_path(run_path: Path, step: int) -> Path:
     return run_path / "checkpoints" / f"step_{step:08d}.pt"
 
 
+def step_of(path: Path) -> int:
+    """Return the number of updates in the name of a checkpoint."""
+    return int(path.stem.removeprefix("step_"))
+
+
 def find_checkpoints(run_path: Path) -> list[Path]:
     """Return the run's checkpoints, oldest first."""
     return sorted((run_path / "checkpoints").glob(f"step_{'[0-9]' * 8}.pt"))

@@ -29,9 +29,11 @@ class BadClips:
     def state_dict(self) -> dict[str, int]:
         return {"total": self.total, "epoch": self._epoch, "in_epoch": self._in_epoch}
 
-    def load_state_dict(self, state: dict[str, int], step: int) -> None:
-        """Resume from `step` with these counts, and delete the records of later steps."""
+    def load_state_dict(self, state: dict[str, int]) -> None:
         self.total, self._epoch, self._in_epoch = state["total"], state["epoch"], state["in_epoch"]
+
+    def forget_after(self, step: int) -> None:
+        """Delete the records of the steps after `step`, from which the run resumes."""
         if self._world.rank == 0 and self._path.exists():
             kept = []
             for line in read_file(self._path).decode().splitlines(keepends=True):

@@ -16,6 +16,7 @@ from summit_train.data.batches.stores import Store, open_store
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.overlap import Leaks, shared_clips
 from summit_train.data.manifest.quarantine import Kept, kept_clips
+from summit_train.data.manifest.reading import check_same_classes
 from summit_train.spec import DataSpec, Spec
 
 if TYPE_CHECKING:
@@ -100,6 +101,13 @@ def _check_boxes(manifest: Manifest, spec: Spec, which: str) -> None:
         classes = ", ".join(repr(names.get(label, str(label))) for label in lacking[:5])
         what = f"{manifest.source} has no box of {len(lacking)} of {spec.model.num_classes} classes: {classes}"
         raise UserError(f"data.train: {what}; each class must have a box that is not ignored")
+
+
+def open_datasets(spec: Spec) -> tuple[Dataset, Dataset]:
+    """Open the training and the validation set. Raises UserError if one is wrong or they do not fit together."""
+    train, val = Dataset.open(spec, "train"), Dataset.open(spec, "val")
+    check_same_classes(val.manifest.source, val.manifest.classes, train.manifest.source, train.manifest.classes)
+    return train, val
 
 
 def leaks(train: Dataset, val: Dataset) -> Leaks:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from summit_train.core import rng
 from summit_train.core.errors import UserError
 from summit_train.core.machine import processor_digest
 from summit_train.models import VideoNetwork
@@ -21,6 +22,7 @@ from summit_train.models.build import network_of
 from summit_train.models.count import Count, count
 from summit_train.models.fast import accelerate, execution
 from summit_train.models.online import cache_shapes
+from summit_train.models.precision import parameter_type
 from summit_train.models.rfcn import RFCN
 from summit_train.models.video import freeze_norms, freeze_trunk
 from summit_train.spec import ModelSpec, Spec
@@ -33,11 +35,23 @@ _COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 def build_network(spec: Spec, generator: torch.Generator | None = None) -> VideoNetwork:
     """Build the spec's plain network, with its frozen parts, its weights drawn from `generator`."""
-    network = _built(spec.model, spec.data.num_frames, spec.data.input.channels, generator)
+    network = _plain(spec.model, spec.data.num_frames, spec.data.input.channels, generator)
     for key, names in (("head_lr_factor", [network.head]), ("first_lr_factor", network.stem)):
         if getattr(spec.optimizer, key) != 1 and not any(names):
             attribute = "head" if names else "stem"
             raise UserError(f"optimizer.{key}: must be 1, because {spec.model.arch} has no attribute {attribute}")
+    return network
+
+
+def initial_network(spec: Spec, device: torch.device) -> VideoNetwork:
+    """Build the spec's network on `device`, ready to run, with weights that the seed alone decides.
+
+    Weights stay in their plain layout, as gradients are views of flat buckets; clips are channels-last, and every
+    convolution follows its input.
+    """
+    generator = torch.Generator().manual_seed(rng.seed_of(spec.seed, "weights"))
+    network = build_network(spec, generator).to(device=device, dtype=parameter_type(spec.precision))
+    make_ready(network, spec)
     return network
 
 
@@ -119,7 +133,7 @@ def count_model(model: ModelSpec, clip_shape: tuple[int, int, int, int], *, acce
     """Count a network on one clip of (T, H, W, C)."""
     num_frames, height, width, channels = clip_shape
     with torch.device("meta"):
-        network = _built(model, num_frames, channels)
+        network = _plain(model, num_frames, channels)
         if accelerated:
             accelerate(network)
     try:
@@ -129,7 +143,7 @@ def count_model(model: ModelSpec, clip_shape: tuple[int, int, int, int], *, acce
             raise
         # Tensors on the meta device have no numbers, which some networks read.
         note = f"on the CPU to be counted, as it does not run on torch's meta device: {error}"
-        return replace(count(_built(model, num_frames, channels), height, width, "cpu"), note=note)
+        return replace(count(_plain(model, num_frames, channels), height, width, "cpu"), note=note)
 
 
 def stream_elements(spec: Spec) -> int | None:
@@ -138,11 +152,11 @@ def stream_elements(spec: Spec) -> int | None:
     if stream_problem(model) is not None:
         return None
     with torch.device("meta"):
-        network = _built(model, num_frames, channels)
+        network = _plain(model, num_frames, channels)
     return sum(map(math.prod, cache_shapes(network, height, width)))
 
 
-def _built(model: ModelSpec, num_frames: int, channels: int, generator: torch.Generator | None = None) -> VideoNetwork:
+def _plain(model: ModelSpec, num_frames: int, channels: int, generator: torch.Generator | None = None) -> VideoNetwork:
     network = network_of(model, num_frames, channels, generator)
     if model.detector is not None:
         network = RFCN(network, model.detector, model.num_classes, model.width)

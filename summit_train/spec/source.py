@@ -291,6 +291,12 @@ def _merge(base: dict[str, Any], top: Mapping[str, Any], above: KeyPath = ()) ->
             base[key] = value if key == name else [*(former or ()), *value]
 
 
+def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the words of an option that takes files and overrides as one list: (files, overrides)."""
+    overrides = [word for word in words if re.match(r"(\w+\.)*\+?\w+=", word) and not Path(word).exists()]
+    return [word for word in words if word not in overrides], overrides
+
+
 def apply_override(tree: Tree, override: str) -> None:
     """Apply one `section.key=value`, or `+key=[...]` that adds to a list. Raises UserError if it has another form."""
     dotted, equals, text = override.partition("=")

@@ -177,7 +177,7 @@ class AveragingStep:
             "loss_scales": [scale for _, scale in learners],
         }
 
-    def restore(self, path: Path, saved: dict[str, Any]) -> list[str]:
+    def restore(self, path: Path, saved: dict[str, Any]) -> None:
         """Continue from the checkpoint `path`, of whose learners' files the ranks have checked the SHA-256."""
         in_round, scales = saved.get("in_round", 0), saved.get("loss_scales") or {}
         check_fit(path, "in_round", in_round, 0)
@@ -198,7 +198,6 @@ class AveragingStep:
                 state |= {"model": saved.get("model"), "loss_scale": scales.get(number, state["loss_scale"])}
             give_weights(learner.model, file, state["model"])
             learner.restore(file, state)
-        return []
 
 
 def _weights(model: nn.Module) -> Tensors:

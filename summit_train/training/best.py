@@ -39,8 +39,8 @@ class Best:
         if checkpoint_path(self._run_path, int(state["step"])).exists():
             self._step, self._value = int(state["step"]), float(state["value"])
 
-    def takes(self, step: int, measures: Mapping[str, Any]) -> bool:
-        """Return whether the validation after `step` is the best so far, and remember it if so."""
+    def update(self, step: int, measures: Mapping[str, Any]) -> bool:
+        """Take in the validation after `step`; return whether it is the best so far."""
         value = measures.get(str(self._measure))
         if value is None or not value > self._value:  # nor NaN
             return False

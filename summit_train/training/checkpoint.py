@@ -17,16 +17,11 @@ import torch
 
 from summit_train.core.errors import RunFailed
 from summit_train.core.files import read_file, replacing, write_text
-from summit_train.core.saved import CheckpointError, check_fit, digest_path, find_checkpoints, peek
-from summit_train.core.saved import checkpoint_path as checkpoint_path
+from summit_train.core.saved import CheckpointError, check_fit, digest_path, find_checkpoints, peek, step_of
 from summit_train.core.text import from_json
 from summit_train.optim.solvers import kept_state
-from summit_train.spec import Spec, experiment_defaults
-
-
-def step_of(path: Path) -> int:
-    """Return the number of updates in the name of a checkpoint, step_XXXXXXXX.pt."""
-    return int(path.stem.removeprefix("step_"))
+from summit_train.spec import Spec
+from summit_train.training.agreement import experiment_differences
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> str:
@@ -143,7 +138,7 @@ def epoch_checkpoints(spec: Spec, steps_per_epoch: int) -> list[Path]:
 def current_line(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """Return the checkpoints of the newest one's line, and a text for each that is left out.
 
-    A line begins with the run, and again where --more-epochs or --force-resume takes another experiment's checkpoint.
+    A line begins with the run, and again where --more-epochs takes the checkpoint of a shorter one.
     """
     kept, left_out = list[Path](), list[str]()
     newest: Mapping[str, Any] = {}
@@ -159,20 +154,10 @@ def current_line(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
         if differing := experiment_differences(experiment, newest):
             left_out.append(f"{path} is of another experiment: {'; '.join(differing.values())}")
         elif content.get("line", 0) != line:
-            left_out.append(f"{path} is from before --force-resume changed the experiment, at step {line}")
+            left_out.append(f"{path} is from before another experiment took over, at step {line}")
         else:
             kept.append(path)
     return kept[::-1], left_out[::-1]
-
-
-def experiment_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, str]:
-    """Return a text for each key in which two experiments differ. A key that an older checkpoint lacks is a default."""
-    saved = {**{key: value for key, value in experiment_defaults().items() if key in wanted}, **saved}
-    return {
-        key: f"{key}: the checkpoint has {saved.get(key)!r}, this run {wanted.get(key)!r}"
-        for key in sorted(saved.keys() | wanted.keys())
-        if saved.get(key) != wanted.get(key)
-    }
 
 
 def restore_solver(path: Path, optimizer: torch.optim.Optimizer, saved: Any) -> None:

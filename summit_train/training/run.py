@@ -3,54 +3,83 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import torch
 from torch import nn
 
-from summit_train.core import rng
 from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import naming
 from summit_train.core.machine import raise_open_files, rank_cpus
-from summit_train.core.saved import CheckpointError, check_fit, check_learners, give_weights, in_memory
+from summit_train.core.saved import check_fit, checkpoint_path, give_weights, in_memory
 from summit_train.core.text import counted
 from summit_train.core.watch import Watchdog
 from summit_train.data.bad_clips import BadClips
 from summit_train.data.batches.order import PREFETCHED_PER_WORKER, virtual_gpus_of
+from summit_train.data.dataset import Dataset, open_datasets
 from summit_train.data.manifest.quarantine import clips_per_class
 from summit_train.models import VideoNetwork
-from summit_train.models.network import build_network, make_ready
-from summit_train.models.precision import parameter_type
+from summit_train.models.arithmetic import check_arithmetic
+from summit_train.models.network import initial_network
 from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
-from summit_train.plan import Plan
+from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec
 from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.tasks import loss_of
+from summit_train.training.agreement import experiment_of
 from summit_train.training.averaging import AveragingStep, GrowingBatch
 from summit_train.training.best import Best
-from summit_train.training.checkpoint import Writer, checkpoint_path, prune_checkpoints, serialised, write_checkpoint
+from summit_train.training.checkpoint import Writer, prune_checkpoints, serialised, write_checkpoint
 from summit_train.training.health import Health
 from summit_train.training.loss import build_loss
 from summit_train.training.noise import NoiseScale
-from summit_train.training.start import Inputs, check_arithmetic, experiment_of, first_state
+from summit_train.training.resume import first_state, state_of_first
 from summit_train.training.step import StepSettings, TrainStep
 
 _OPEN_FILES = 100  # of a rank besides its batches: libraries, logs, pipes of workers
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """The user's input, read and found to fit together before any rank talks to another."""
+
+    spec: Spec
+    plan: Plan
+    train: Dataset
+    val: Dataset
+
+    @property
+    def datasets(self) -> dict[str, Dataset]:
+        return {"train": self.train, "val": self.val}
+
+
+def read_inputs(spec: Spec, ranks: int) -> Inputs:
+    train, val = open_datasets(spec)
+    return Inputs(spec, make_plan(spec, ranks, len(train)), train, val)
+
+
+class Part(Protocol):
+    """A part of a checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
 class Run:
     """One run on one rank.
 
-    line: the step at which its line of checkpoints began. forced: the keys in which that of --force-resume differs.
-    start_step: the number of updates in the checkpoint that it resumes from. notes: lines for people. writer: writes
-    rank 0's checkpoints. val_loss: the training loss, of validation videos; None for detectors.
+    start_step: the updates in the checkpoint that it resumes from. lineage: the step at which its line of checkpoints
+    began. notes: lines for people. val_loss: the training loss, of validation videos; None for detectors. writer:
+    writes rank 0's checkpoints.
     """
 
     def __init__(
@@ -60,64 +89,71 @@ class Run:
         device: torch.device,
         lock: RunLock | None = None,
         watchdog: Watchdog | None = None,
-        **may: bool,
+        *,
+        more_epochs: bool = False,
     ) -> None:
-        """Build the model and the optimizer and load the newest whole checkpoint. Collective.
+        """Build the run as its spec says, or as the newest whole checkpoint left it. Collective.
 
-        may: what first_state may do; it raises CheckpointError otherwise. Raises UserError where this machine's
-        gradients would be wrong. lock: rank 0's, checked at each checkpoint. watchdog: is told of each learner's file.
+        lock: rank 0's, checked at each checkpoint. more_epochs: as in first_state, which raises CheckpointError. Raises
+        UserError where this machine's gradients would be wrong.
         """
-        self.world, self.device, self._lock = world, device, lock
-        self.spec, self.plan = spec, plan = inputs.spec, inputs.plan
+        spec, plan = inputs.spec, inputs.plan
+        self.spec, self.plan, self.world, self.device, self._lock = spec, plan, world, device, lock
+        self.watchdog = watchdog or Watchdog(world, None)
+        # --- data
+        may_open = raise_open_files()
         self.train_set, self.val_set = replace(inputs.train, data=spec.data.on_node(world.local_size)), inputs.val
+        counts = list(clips_per_class(inputs.train.manifest, inputs.train.kept).values())
+        # --- network
         world.together(lambda: check_arithmetic(spec, device))
-        self.model = fresh_model(spec, device)
-        self.notes = [f"network: {self.model.execution}"]
-        if spec.data.quarantine is not None:
-            kept = inputs.train.kept
-            out = f"{len(kept.excluded):,} of {kept.total:,} training clips, by {spec.data.quarantine}"
-            self.notes.append(f"left out: {out}")
-        if (workers := spec.data.workers or 0) > (cpus := rank_cpus(world.local_size)):
-            self.notes.append(f"data.workers: {workers} loader processes share {counted(cpus, 'core')} of a rank")
-        # A batch that is read ahead has three tensors of shared memory, torch.distributed a socket to each rank.
-        needed = _OPEN_FILES + 3 * (PREFETCHED_PER_WORKER + 1) * self.train_set.data.num_workers() + world.size
-        if (may_open := raise_open_files()) is not None and may_open < needed:
-            self.notes.append(f"open files: a rank may need {needed:,}, the limit is {may_open:,}; raise `ulimit -Hn`")
-        state = world.together(lambda: self._first_state(watchdog or Watchdog(world, None), **may))
+        self.model = initial_network(spec, device)
+        # --- weights: those of the checkpoint, pretrained ones, or those that the network has
+        first = partial(first_state, spec, plan, self.train_set, self.model, more_epochs=more_epochs)
+        state, resumed = world.together(lambda: state_of_first(first, world, self.watchdog))
         path = checkpoint_path(spec.run_path, step := world.broadcast(state.get("step", 0)))
         # The numbers are still in the file. No rank ever has two copies of them: they go into what the step uses.
         own: Any = self.model.state_dict()
         weights = world.broadcast(in_memory(state.pop("model"), own) if state else own, own)
         world.together(partial(give_weights, self.model, path, weights))
         del weights  # before the rest arrives, where it is of another type
-        counts = list(clips_per_class(inputs.train.manifest, inputs.train.kept).values())
+        # --- step
         self.step = build_step(spec, plan, world, self.model, device, counts)
         if spec.parallel.method == "averaging" and state.get("learner_digests"):
             del state["optimizer"]  # each learner has its own in its file
         own = self.step.checkpoint(path, step) if isinstance(self.step, TrainStep) else {}
         saved = world.broadcast(in_memory(state, own), own)
-        self.val_loss = None if loss_of(spec) else build_loss(spec, counts, torch.device("cpu"))
-        self.health = Health(spec, plan)
         if saved:
             whole = saved | {"model": self.model.state_dict()}
-            self.notes += world.together(lambda: self.step.restore(path, whole))
-        self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
-        self.noise.load_state_dict(_part(path, saved, "noise_scale", self.noise.state_dict()))
-        if spec.noise_scale.every_steps and spec.parallel.method == "averaging":
-            self.notes.append("noise scale: not measured; the gradients of learners are those of different weights")
-        elif spec.noise_scale.every_steps and plan.virtual_gpus == 1:
-            self.notes.append("noise scale: not measured; one virtual GPU has no other to compare its gradient with")
+            world.together(lambda: self.step.restore(path, whole))
         self.start_step = int(saved.get("step", 0))
-        self.line = int(_part(path, saved, "line", 0))
-        self.forced: list[str] = saved.get("forced", [])
-        self.best = Best(spec)
-        self.best.load_state_dict(_part(path, saved, self.best.part, self.best.state_dict()))
+        # --- records
+        self.lineage = int(_part(path, saved, "line", 0))
+        self.val_loss = None if loss_of(spec) else build_loss(spec, counts, torch.device("cpu"))
+        self.health, self.best = Health(spec, plan), Best(spec)
+        self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.growth = GrowingBatch(spec.parallel.grow_batch, plan.ladder)
-        self.growth.load_state_dict(_part(path, saved, "growth", self.growth.state_dict()))
         clips_per_epoch = plan.clips - plan.dropped_clips_per_epoch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
-        self.bad_clips.load_state_dict(_part(path, saved, "bad_clips", self.bad_clips.state_dict()), self.start_step)
-        self.writer = Writer(background=spec.checkpoint.background)
+        for name, part in self._parts():
+            part.load_state_dict(_part(path, saved, name, part.state_dict()))
+        self.bad_clips.forget_after(self.start_step)
+        self.writer, self._saved_at = Writer(background=spec.checkpoint.background), time.monotonic()
+        self.notes = [*_notes(self, may_open), *resumed]
+
+    def _parts(self) -> Iterator[tuple[str, Part]]:
+        """Yield the records that are part of a checkpoint, by their names there."""
+        yield from (("bad_clips", self.bad_clips), ("noise_scale", self.noise), ("growth", self.growth))
+        if self.spec.checkpoint.keep_best is not None:
+            yield self.best.part, self.best
+
+    def is_checkpoint_due(self) -> bool:
+        """Return whether rank 0 asks for a checkpoint: by time, or because the last one could not be written.
+
+        The error of that one then ends all ranks in the next.
+        """
+        minutes = (time.monotonic() - self._saved_at) / 60
+        is_late = minutes >= (self.spec.checkpoint.every_minutes or math.inf)
+        return self.world.rank == 0 and (self.writer.has_failed or is_late)
 
     def save(self, step: int) -> None:
         """Write the checkpoint after `step` updates on rank 0 and delete those that are not kept. Collective.
@@ -135,11 +171,8 @@ class Run:
             "step": step,
             "epoch": step // self.plan.steps_per_epoch,
             "model": self.model.state_dict(),
-            "bad_clips": self.bad_clips.state_dict(),
-            "noise_scale": self.noise.state_dict(),
-            "growth": self.growth.state_dict(),
-            "line": self.line,
-            **({} if self.spec.checkpoint.keep_best is None else {self.best.part: self.best.state_dict()}),
+            "line": self.lineage,
+            **{name: part.state_dict() for name, part in self._parts()},
             "backend": self.world.backend,
             "experiment": experiment_of(self.spec, self.plan, self.train_set, self.model).values(),
             "spec": self.spec.model_dump(mode="json"),
@@ -153,6 +186,7 @@ class Run:
             prune_checkpoints(self.spec, self.plan.steps_per_epoch, path, best)
 
         self.writer.start(write)
+        self._saved_at = time.monotonic()
 
     def compare_with_best(self, step: int, measures: Mapping[str, Any] | None) -> None:
         """Keep the checkpoint of `step`, in place of the former best, if rank 0's `measures` are the best. Collective.
@@ -161,8 +195,8 @@ class Run:
         """
 
         def compare() -> None:
-            mine = measures if self.world.rank == 0 and step > self.line else None
-            if mine is not None and self.best.takes(step, mine):
+            known = measures if self.world.rank == 0 and step > self.lineage else None
+            if known is not None and self.best.update(step, known):
                 self.writer.wait()  # best.json names no file that is half written
                 self.best.write()
                 newest = checkpoint_path(self.spec.run_path, step)
@@ -177,36 +211,6 @@ class Run:
         if self._lock is not None:
             self._lock.check()
 
-    def _first_state(self, watchdog: Watchdog, **may: bool) -> dict[str, Any]:
-        """Return rank 0's first state, {} elsewhere. All ranks check the learners' files of what rank 0 offers."""
-        world = self.world
-
-        def check(path: Path, digests: list[str]) -> None:
-            wrong = None
-            try:
-                check_learners(path, digests, world.rank, world.size, watchdog.at)
-            except CheckpointError as error:
-                wrong = str(error)
-            watchdog.at("waiting for the other ranks' learners", waits=True)
-            if found := list(filter(None, world.gather(wrong) or [])):
-                raise CheckpointError(found[0])
-
-        if world.rank > 0:
-            while offered := world.broadcast(list[Any]()):
-                check(*offered)
-            return {}
-        try:
-            state, notes = first_state(
-                self.spec, self.plan, self.train_set, self.model, lambda *it: check(*world.broadcast(it)), **may
-            )
-        finally:
-            world.broadcast([])
-        self.notes += notes
-        if (before := state.get("backend", self.world.backend)) != self.world.backend:
-            own = self.world.backend
-            self.notes.append(f"continues over {own}; earlier steps ran over {before}, so results agree to rounding")
-        return state
-
 
 def _part(path: Path, saved: Mapping[str, Any], name: str, own: Any) -> Any:
     """Return a part of the checkpoint `path`, or the run's own where it has none."""
@@ -215,16 +219,22 @@ def _part(path: Path, saved: Mapping[str, Any], name: str, own: Any) -> Any:
     return part
 
 
-def fresh_model(spec: Spec, device: torch.device) -> VideoNetwork:
-    """Build the spec's network on `device`, ready to run, with weights that the seed alone decides.
-
-    Weights stay in their plain layout, as gradients are views of flat buckets; clips are channels-last, and every
-    convolution follows its input.
-    """
-    generator = torch.Generator().manual_seed(rng.seed_of(spec.seed, "weights"))
-    network = build_network(spec, generator).to(device=device, dtype=parameter_type(spec.precision))
-    make_ready(network, spec)
-    return network
+def _notes(run: Run, may_open: int | None) -> Iterator[str]:
+    """Yield what a person should know before the first step. may_open: the files that this process may open."""
+    spec, plan, world, kept = run.spec, run.plan, run.world, run.train_set.kept
+    yield f"network: {run.model.execution}"
+    if spec.data.quarantine is not None:
+        yield f"left out: {len(kept.excluded):,} of {kept.total:,} training clips, by {spec.data.quarantine}"
+    if (workers := spec.data.workers or 0) > (cpus := rank_cpus(world.local_size)):
+        yield f"data.workers: {workers} loader processes share {counted(cpus, 'core')} of a rank"
+    # A batch that is read ahead has three tensors of shared memory, torch.distributed a socket to each rank.
+    needed = _OPEN_FILES + 3 * (PREFETCHED_PER_WORKER + 1) * run.train_set.data.num_workers() + world.size
+    if may_open is not None and may_open < needed:
+        yield f"open files: a rank may need {needed:,}, the limit is {may_open:,}; raise `ulimit -Hn`"
+    if spec.noise_scale.every_steps and spec.parallel.method == "averaging":
+        yield "noise scale: not measured; the gradients of learners are those of different weights"
+    elif spec.noise_scale.every_steps and plan.virtual_gpus == 1:
+        yield "noise scale: not measured; one virtual GPU has no other to compare its gradient with"
 
 
 def build_step(
@@ -249,16 +259,16 @@ def build_step(
         spec.data.erase,
     )
 
-    def drive(model: VideoNetwork, world: World) -> TrainStep:
-        return drive_solver(solver, settings, world, model, device, lr_factors(model, solver))
+    def step_of(model: VideoNetwork, world: World) -> TrainStep:
+        return build_train_step(solver, settings, world, model, device, lr_factors(model, solver))
 
     if is_synchronous:
-        return drive(model, world)
+        return step_of(model, world)
     learners, alone = dict[int, TrainStep](), World()
     for number in virtual_gpus_of(world.rank, world.size, plan.virtual_gpus):
-        own = fresh_model(spec, device)
-        own.load_state_dict(model.state_dict())
-        learners[number] = drive(own, alone)
+        learner = initial_network(spec, device)
+        learner.load_state_dict(model.state_dict())
+        learners[number] = step_of(learner, alone)
     return AveragingStep(spec.parallel, model, learners, world, device, plan.steps_per_epoch)
 
 
@@ -282,7 +292,7 @@ def lr_factors(model: VideoNetwork, solver: OptimizerSpec) -> dict[str, float]:
     return {name: factors.get(name, 1.0) * solver.layer_decay ** (last - layer) for name, layer in layers.items()}
 
 
-def drive_solver(
+def build_train_step(
     solver: OptimizerSpec,
     settings: StepSettings,
     world: World,
@@ -290,7 +300,7 @@ def drive_solver(
     device: torch.device,
     factors: Mapping[str, float],
 ) -> TrainStep:
-    """Return the step that drives `model` by the solver over all ranks, before its first update.
+    """Return a step that updates `model` by the solver over all ranks, before its first update.
 
     factors: of the LR of some parameters, by name.
     """

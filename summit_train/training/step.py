@@ -295,18 +295,14 @@ class TrainStep:
         parts = {"optimizer": self.optimizer.state_dict(), "loss_scale": self.loss_scale.state_dict()}
         return parts if self.average is None else parts | {"ema": self.average.state_dict()}
 
-    def restore(self, path: Path, saved: dict[str, Any]) -> list[str]:
-        """Take over what `checkpoint` returned; return what a person should know."""
+    def restore(self, path: Path, saved: dict[str, Any]) -> None:
+        """Take over what `checkpoint` returned."""
         restore_solver(path, self.optimizer, saved["optimizer"])
         check_fit(path, "loss_scale", saved.get("loss_scale"), self.loss_scale.state_dict())
         self.loss_scale.load_state_dict(saved["loss_scale"])
-        if self.average is None:
-            return []
-        if "ema" not in saved:
-            return ["ema: the checkpoint has no average of the weights; it begins here"]
-        check_fit(path, "ema", saved["ema"], self.average.state_dict())
-        self.average.load_state_dict(saved["ema"])
-        return []
+        if self.average is not None:
+            check_fit(path, "ema", saved.get("ema"), self.average.state_dict())
+            self.average.load_state_dict(saved["ema"])
 
     def _forward(self, index: int, batch: MicroBatch, stopwatch: Stopwatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the mean loss of the micro-batch and the number of its clips that are classified right.

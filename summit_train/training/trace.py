@@ -22,7 +22,6 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import replacing
 from summit_train.core.result import TextTable
 from summit_train.core.text import counted
-from summit_train.core.watch import Stopped, Watchdog
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
 from summit_train.training.stopwatch import PHASES, UNTIMED, Mark, Recorder, Stopwatch, TimedStep, idle_mark
@@ -178,23 +177,16 @@ def write_trace(path: Path, ranks: Sequence[RankTrace], facts: dict[str, Any]) -
 
 
 class Trace:
-    """Records the given steps, empty for none, and writes them to RUN/trace/ after the last one, or a stop before."""
+    """Records the given steps, empty for none, and writes them to RUN/trace/."""
 
-    def __init__(self, steps: range, run: Run, watchdog: Watchdog, log: RunLog | None) -> None:
-        self._steps, self._run, self._watchdog, self._log = steps, run, watchdog, log
+    def __init__(self, steps: range, run: Run, log: RunLog | None) -> None:
+        self._steps, self._run, self._log = steps, run, log
         self._recorder = Recorder(run.device)
         if log is not None and steps and steps[-1] <= run.start_step:
             log.say(f"trace: steps {steps[0]} to {steps[-1]} were done before this start; nothing is traced")
 
-    def __enter__(self) -> Trace:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is Stopped:  # on all ranks
-            self._write()
-
     def begin_step(self, step: int, start: Mark) -> Stopwatch:
-        """Return what is to hear of step number `step`, which began at `start`."""
+        """Return the stopwatch of step number `step`, which began at `start`."""
         if step not in self._steps:
             return UNTIMED
         self._recorder.begin_step(step, start)
@@ -203,18 +195,18 @@ class Trace:
     def end_step(self, step: int) -> None:
         """Write the file after the last traced step, which a growing batch may have left out. Collective."""
         if self._steps and step >= self._steps[-1]:
-            self._write()
+            self.write()
 
-    def _write(self) -> None:
+    def write(self) -> None:
         """Write what is recorded, if anything, and show the slowest ranks. Collective."""
         world, steps = self._run.world, self._recorder.take()
         if not steps:
             return
-        self._watchdog.at("writing the trace", waits=world.rank > 0)
+        self._run.watchdog.at("writing the trace", waits=world.rank > 0)
         now = idle_mark(self._run.device)
         offset, error = compare_clocks(world)
-        mine = [one for step in steps for one in slices_of(step, now, offset)]
-        ranks = world.gather(RankTrace(world.who, offset, error, mine)) or []
+        slices = [one for step in steps for one in slices_of(step, now, offset)]
+        ranks = world.gather(RankTrace(world.who, offset, error, slices)) or []
         first, last = steps[0].number, steps[-1].number
         path = self._run.spec.run_path / "trace" / f"steps_{first}-{last}.json"
         slowest = slowest_ranks(ranks)

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from summit_train.cli.evaluate import _changed_keys, _result_folder
+from summit_train.core.saved import checkpoint_path
 from summit_train.spec import dump_spec, load_spec
-from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
+from summit_train.training.checkpoint import save_checkpoint
 from tests.detectors import detector_spec
 from tests.runs import load_any
 from tests.worlds import Say, command
@@ -224,12 +225,12 @@ def test_checkpoints_of_another_experiment_are_left_out_of_the_mean(run: Path, s
 
 
 def test_the_mean_takes_the_present_line_of_checkpoints_alone(run: Path, say: Say) -> None:
-    """Forced to another experiment and back again: the keys are equal, the weights are not of one training."""
+    """Runs of 0.1 could go to another experiment and back: the keys are equal, the weights are not of one training."""
     path = checkpoint_path(run, 20)
     save_checkpoint(path, load_any(path) | {"line": 10})
     status, out, err = say("eval", run, "--checkpoints", "last:2", "--json")
     assert status == 0 and [row["step"] for row in json.loads(out)["checkpoints"]] == [20]
-    reason = "is from before --force-resume changed the experiment, at step 10"
+    reason = "is from before another experiment took over, at step 10"
     assert err == f"left out of the mean: {checkpoint_path(run, 10)} {reason}\n"
 
 

@@ -17,12 +17,13 @@ from summit_train.core.saved import (
     CheckpointError,
     bound_of,
     check_fit,
+    checkpoint_path,
     digest_path,
     in_memory,
     load_newest,
     load_saved,
 )
-from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
+from summit_train.training.checkpoint import save_checkpoint
 from tests.runs import LARGE, load_any, small_checkpoints
 
 

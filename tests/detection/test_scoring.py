@@ -25,11 +25,11 @@ from summit_train.detection.detections import Detections, read_detections
 from summit_train.detection.scoring import DetectionScorer
 from summit_train.evaluation.measures import measures_of
 from summit_train.evaluation.scoring import PartialScores
+from summit_train.models.network import initial_network
 from summit_train.models.precision import Normalise
 from summit_train.report.index import write_index
 from summit_train.spec import Spec, dump_spec
 from summit_train.tasks import scorer_of
-from summit_train.training.run import fresh_model
 from tests.detectors import detector_spec
 from tests.runs import records
 from tests.worlds import command, lines, main_said, needs_ranks
@@ -72,7 +72,7 @@ def scorer(spec: Spec) -> DetectionScorer:
 def network_of(spec: Spec) -> torch.nn.Module:
     """A network whose maps differ from place to place."""
     generator = torch.Generator().manual_seed(0)
-    model = fresh_model(spec, CPU)
+    model = initial_network(spec, CPU)
     with torch.no_grad():
         for weight in model.detector.parameters():
             weight.normal_(0, 0.1, generator=generator)

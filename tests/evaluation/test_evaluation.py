@@ -21,8 +21,8 @@ from summit_train.data.video.source import DecodeError
 from summit_train.evaluation.evaluation import summarise
 from summit_train.evaluation.scores import Scores
 from summit_train.evaluation.scoring import PartialScores, Results, Scorer
+from summit_train.models.network import initial_network
 from summit_train.spec import Spec, load_spec
-from summit_train.training.run import fresh_model
 from tests.conftest import WriteSpec
 
 
@@ -40,7 +40,7 @@ def _scorer(spec: Spec, world: World | None = None, stop: StopRequest | None = N
 
 def test_a_videos_score_is_the_mean_over_its_views_and_depends_on_no_other(write_spec: WriteSpec) -> None:
     spec = load_spec(write_spec(evaluate={"clips": 3, "crops": 3, "short_side": 32}))
-    model = fresh_model(spec, torch.device("cpu"))
+    model = initial_network(spec, torch.device("cpu"))
     model.train()
     whole = _scorer(spec).score(model)
     assert whole is not None and model.training
@@ -62,7 +62,7 @@ def test_a_video_that_cannot_be_read_is_named(write_spec: WriteSpec, tmp_path: P
     (tmp_path / "val.csv").write_text("path,label\ngone.mp4,0\n")
     spec = load_spec(write_spec(data={"val": str(tmp_path / "val.csv")}))
     with pytest.raises(DecodeError, match=r"gone\.mp4"):
-        _scorer(spec).score(fresh_model(spec, torch.device("cpu")))
+        _scorer(spec).score(initial_network(spec, torch.device("cpu")))
 
 
 def test_parts_of_a_training_steps_pixels_score_as_all_views_do(write_spec: WriteSpec) -> None:
@@ -71,7 +71,7 @@ def test_parts_of_a_training_steps_pixels_score_as_all_views_do(write_spec: Writ
     found, sizes = list[np.ndarray](), list[set[int]]()
     for clips in (8, 1):
         spec = load_spec(write_spec(evaluate=evaluate, scale={"clips_per_gpu": clips}, precision="fp64"))
-        model = fresh_model(spec, torch.device("cpu"))
+        model = initial_network(spec, torch.device("cpu"))
         seen = set[int]()
         model.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.add(len(inputs[0])))
         scores = _scorer(spec).score(model)

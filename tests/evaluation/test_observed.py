@@ -10,14 +10,15 @@ import pytest
 
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
+from summit_train.core.saved import checkpoint_path
 from summit_train.data.batches import loader
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.observed import TENTHS, _curves, parse_fractions, score_observed
 from summit_train.evaluation.scores import Scores
 from summit_train.evaluation.scoring import Scorer
+from summit_train.models.network import initial_network
 from summit_train.spec import Spec, load_spec
-from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
-from summit_train.training.run import fresh_model
+from summit_train.training.checkpoint import save_checkpoint
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec
 from tests.streamed import CPU, network_of, noise_videos, score
@@ -65,7 +66,7 @@ def observed(spec: Spec, fractions: tuple[Fraction, ...]) -> dict[str, object]:
     path = checkpoint_path(spec.run_path, 7)
     save_checkpoint(path, {"model": network_of(spec).state_dict(), "optimizer": {}, "step": 7})
     scorer = Scorer(spec, Dataset.open(spec, "val"), World(), CPU)
-    found = score_observed(scorer, fresh_model(spec, CPU), path, fractions, lambda done, total: None)
+    found = score_observed(scorer, initial_network(spec, CPU), path, fractions, lambda done, total: None)
     assert found is not None and found["step"] == 7
     return found
 

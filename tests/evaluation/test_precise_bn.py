@@ -17,10 +17,10 @@ from summit_train.data.batches.loader import MicroBatch
 from summit_train.evaluation.precise_bn import recompute_from_training, recompute_statistics
 from summit_train.evaluation.scoring import Scorer
 from summit_train.models import VideoNetwork, build_model
+from summit_train.models.network import initial_network
 from summit_train.models.precision import Normalise
 from summit_train.spec import Spec, load_spec
-from summit_train.training.run import fresh_model
-from summit_train.training.start import read_inputs
+from summit_train.training.run import read_inputs
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec
 from tests.worlds import lines, succeed, train
@@ -62,7 +62,7 @@ def spec(write_spec: WriteSpec) -> Spec:
 
 
 def _network(spec: Spec) -> VideoNetwork:
-    return fresh_model(spec, CPU)
+    return initial_network(spec, CPU)
 
 
 def test_the_first_norm_gets_mean_and_variance_of_all_inputs(spec: Spec) -> None:

@@ -21,8 +21,8 @@ from summit_train.data.video import decode
 from summit_train.data.video.augment import stream_frames
 from summit_train.data.video.films import Films
 from summit_train.data.video.source import DecodeError
+from summit_train.models.network import initial_network
 from summit_train.spec import load_spec
-from summit_train.training.run import fresh_model
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec
 from tests.runs import records
@@ -56,7 +56,7 @@ def test_dense_frames_are_every_strides_to_the_end(write_spec: WriteSpec, tmp_pa
     seven = load_spec(path)
     three = load_spec(path, ["evaluate.mode=stream", "data.num_frames=3"])
     assert stream_frames(three.data, 25).tolist() == [0, 4, 8, 12, 16, 20, 24]
-    model, short = network_of(seven), fresh_model(three, CPU)
+    model, short = network_of(seven), initial_network(three, CPU)
     short.load_state_dict(model.state_dict())
     assert_near(score(three, short).scores, score(seven, model).scores, 1e-5)
 

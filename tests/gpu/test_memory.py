@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from summit_train.core.comm import World
+from summit_train.models.network import initial_network
 from summit_train.models.precision import AUTOCAST
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
 from summit_train.spec.source import shipped
-from summit_train.training.run import build_step, fresh_model
+from summit_train.training.run import build_step
 from tests.gpu.devices import batches_of, on_devices
 from tests.held import held_bytes
 
@@ -49,7 +50,7 @@ def test_a_steps_memory_is_estimated(name: str, device: torch.device) -> None:
     plan = make_plan(spec, 1, spec.scale.clips_per_gpu)
     state = (2 + spec.optimizer.states) * plan.network.parameters * spec.weight_bytes
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-    model = fresh_model(spec, device)
+    model = initial_network(spec, device)
     step, batches = build_step(spec, plan, World(), model, device), batches_of(spec, 0, [0])
     if device.type == "cuda":
         for number in range(4):

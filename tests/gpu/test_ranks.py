@@ -17,10 +17,11 @@ import torch.distributed as dist
 
 from summit_train.core.comm import World
 from summit_train.data.batches.order import virtual_gpus_of
+from summit_train.models.network import initial_network
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
 from summit_train.spec.source import shipped
-from summit_train.training.run import build_step, fresh_model
+from summit_train.training.run import build_step
 from tests.gpu.devices import batches_of, environment, flat, relative_error
 from tests.worlds import PATIENCE_S, ROOT
 
@@ -66,7 +67,7 @@ def trained(method: str, world: World, device: torch.device) -> State:
     """The network after STEPS updates, and the loss of the last one."""
     spec = load_spec(shipped("configs/motion") / "tsm.yaml", [*SPEC.split(), *METHODS[method]])
     plan = make_plan(spec, world.size, VIRTUAL_GPUS * spec.scale.clips_per_gpu * STEPS)
-    model = fresh_model(spec, device)
+    model = initial_network(spec, device)
     step = build_step(spec, plan, world, model, device)
     own = virtual_gpus_of(world.rank, world.size, VIRTUAL_GPUS)
     for number in range(STEPS):

@@ -17,7 +17,7 @@ from torch import nn
 from summit_train.core.comm import World
 from summit_train.models.fast import accelerate
 from summit_train.spec.optimizer import OptimizerSpec
-from summit_train.training.run import drive_solver
+from summit_train.training.run import build_train_step
 from summit_train.training.step import RunningStatistics, StepSettings, TrainStep, Vote
 from tests.gpu.devices import CPU, flat, on_devices, random_batch, relative_error, tf32
 from tests.gpu.networks import CLASSES, Case, build
@@ -45,7 +45,7 @@ def train_step(
         model = model.to(device=device, dtype=torch.float32)
         accelerate(model)
     spec = OptimizerSpec.model_validate({"weight_decay": 1e-3, **run[0]})
-    return drive_solver(spec, StepSettings(0, VIRTUAL_GPUS, precision, **run[1]), World(), model, device, {})
+    return build_train_step(spec, StepSettings(0, VIRTUAL_GPUS, precision, **run[1]), World(), model, device, {})
 
 
 def take(step: TrainStep, case: Case, number: int) -> Vote:

@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from summit_train.core.comm import World
+from summit_train.models.network import initial_network
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
 from summit_train.spec.source import shipped
-from summit_train.training.run import build_step, fresh_model
+from summit_train.training.run import build_step
 from tests.gpu.devices import batches_of, on_devices
 
 COMMON = "model.num_classes=16 data.short_side=[64,64] data.crop=64 scale.gpus=2 scale.clips_per_gpu=2 model.width=0.5"
@@ -77,7 +78,7 @@ def test_no_step_waits_for_the_gpu(name: str, device: torch.device) -> None:
     small = SMALL if device.type == "cpu" else ""
     spec = load_spec(shipped("configs/kinetics") / f"{file}.yaml", f"{COMMON} {words} {small}".split())
     plan = make_plan(spec, 1, 4 * spec.scale.clips_per_gpu)
-    step = build_step(spec, plan, World(), fresh_model(spec, device), device)
+    step = build_step(spec, plan, World(), initial_network(spec, device), device)
     batches = batches_of(spec, 0, range(2))
     results = [step(batches, 0.001) for _ in range(2)]
     with waits_forbidden(device):

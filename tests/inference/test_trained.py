@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from summit_train.core.errors import UserError
-from summit_train.core.saved import best_path
+from summit_train.core.saved import best_path, checkpoint_path
 from summit_train.inference.arguments import open_named
 from summit_train.inference.trained import open_trained
-from summit_train.training.checkpoint import checkpoint_path
 from tests.closeness import assert_near
 from tests.runs import changed_copy
 from tests.worlds import main_said

@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 from summit_train.core.errors import UserError
+from summit_train.core.saved import checkpoint_path
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.weights import LoadReport, load_pretrained
-from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
+from summit_train.training.checkpoint import save_checkpoint
 from tests.closeness import assert_near
 
 

@@ -66,20 +66,15 @@ def test_a_mean_over_too_few_checkpoints_and_the_best_are_remarked(write_run):
 
 
 def test_where_a_line_of_checkpoints_began_is_noted(write_run, run_records):
-    """The run's own result has checkpoints 30 and 40: forced at 30, one of them is of the experiment before."""
+    """The run's own result has checkpoints 30 and 40: if a line began at 30, one of them is of the one before."""
     for step, earlier in ((20, []), (30, ["from the experiment before step 30"])):
         lines = [line for line in run_records() if line["step"] <= step]
-        lines.append({"kind": "start", "step": step, "ranks": 2, "forced": ["seed: the checkpoint has 0, this run 1"]})
-        run = Run(write_run(f"forced_{step}", lines=lines))
-        since = f"Another experiment since step {step} (--force-resume); only its checkpoints are in the mean"
-        assert f"{since}: seed: the checkpoint has 0, this run 1" in notes_of(run)
-        assert run.final is not None and run.evals and remarks_of(run) == earlier  # no validation is of the new line
+        lines.append({"kind": "more_epochs", "step": step, "from": 3, "to": 4})
+        run = Run(write_run(f"longer_{step}", lines=lines))
+        since = f"4 epochs instead of 3 since step {step} (--more-epochs); only checkpoints after it are in the mean"
+        assert since in notes_of(run) and run.final is not None
+        assert run.evals and remarks_of(run) == earlier  # no validation is of the new line
         assert differences_of(run.final, run) == (earlier[0] if earlier else "—")
-    lines = [line for line in run_records() if line["step"] <= 30]
-    run = Run(write_run("longer", lines=[*lines, {"kind": "more_epochs", "step": 30, "from": 3, "to": 4}]))
-    since = "4 epochs instead of 3 since step 30 (--more-epochs); only checkpoints after it are in the mean"
-    assert since in notes_of(run) and run.final is not None
-    assert differences_of(run.final, run) == "from the experiment before step 30"
 
 
 def test_nested_values_become_dotted_rows():

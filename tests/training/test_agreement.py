@@ -16,14 +16,16 @@ from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
 from summit_train.models import build_model
+from summit_train.models.network import build_network
 from summit_train.spec import load_spec
-from summit_train.training.start import Inputs, check_agreement, code_digest, identity, read_inputs
+from summit_train.training.agreement import check_agreement, code_digest, identity
+from summit_train.training.run import Inputs, read_inputs
 from tests.conftest import WriteSpec
 from tests.worlds import joined, lines, main_said, needs_ranks
 
 HOST = socket.gethostname()
 HERE = Path(summit_train.__file__).parent
-START = "summit_train.training.start"
+AGREEMENT = "summit_train.training.agreement"
 
 
 class _Second(World):
@@ -47,14 +49,18 @@ def inputs(write_spec: WriteSpec) -> Inputs:
     return read_inputs(load_spec(write_spec()), 1)
 
 
+def _first_rank(inputs: Inputs) -> dict[str, Any]:
+    return identity(inputs.spec, inputs.datasets, build_network(inputs.spec)).values()
+
+
 @pytest.mark.parametrize(
     ("place", "value", "key"),
     [
         ("summit_train.__version__", "0.0.9", "summit_train (version)"),
         ("torch.__version__", "1.0", "torch (version)"),
-        (f"{START}.code_digest", lambda package: "abc", "summit_train (digest of the code)"),
+        (f"{AGREEMENT}.code_digest", lambda package: "abc", "summit_train (digest of the code)"),
         (
-            f"{START}.build_network",
+            f"{AGREEMENT}.build_network",
             lambda spec: build_model("tsn", "resnet18", 2, 4),
             "network (digest of names and shapes)",
         ),
@@ -63,7 +69,7 @@ def inputs(write_spec: WriteSpec) -> Inputs:
 def test_other_code_or_another_network_is_named(
     inputs: Inputs, monkeypatch: pytest.MonkeyPatch, place: str, value: object, key: str
 ) -> None:
-    world = _Second(identity(inputs.spec, inputs.datasets).values())
+    world = _Second(_first_rank(inputs))
     check_agreement(world, inputs.spec, inputs.datasets)
     monkeypatch.setattr(place, value)
     with pytest.raises(UserError) as caught:
@@ -74,8 +80,8 @@ def test_other_code_or_another_network_is_named(
 def test_the_first_rank_of_a_node_digests_its_code_and_others_only_where_theirs_is_elsewhere(
     inputs: Inputs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    world, digested = _Second(identity(inputs.spec, inputs.datasets).values()), list[Path]()
-    monkeypatch.setattr(f"{START}.code_digest", lambda package: digested.append(package) or code_digest(package))
+    world, digested = _Second(_first_rank(inputs)), list[Path]()
+    monkeypatch.setattr(f"{AGREEMENT}.code_digest", lambda package: digested.append(package) or code_digest(package))
     check_agreement(world, inputs.spec, inputs.datasets)
     world.local_rank = 1
     check_agreement(world, inputs.spec, inputs.datasets)
@@ -89,7 +95,7 @@ def test_the_first_rank_of_a_node_digests_its_code_and_others_only_where_theirs_
 def test_a_nodes_own_copy_of_the_data_is_no_difference(inputs: Inputs) -> None:
     data = inputs.spec.data.model_copy(update={"root": "/local/7/videos", "stage": "/local/7"})
     elsewhere = Inputs(inputs.spec.model_copy(update={"data": data}), inputs.plan, inputs.train, inputs.val)
-    check_agreement(_Second(identity(inputs.spec, inputs.datasets).values()), elsewhere.spec, elsewhere.datasets)
+    check_agreement(_Second(_first_rank(inputs)), elsewhere.spec, elsewhere.datasets)
 
 
 def test_the_digest_of_the_code_is_of_names_and_contents(tmp_path: Path) -> None:
@@ -111,7 +117,7 @@ def test_a_rank_that_hangs_while_it_is_compared_is_watched(
         assert "watchdog" in [thread.name for thread in threading.enumerate()]
         raise UserError("compared")
 
-    monkeypatch.setattr("summit_train.cli.pipeline.start.check_agreement", compare)
+    monkeypatch.setattr("summit_train.cli.pipeline.check_agreement", compare)
     status, _, said = main_said(capsys, "train", write_spec())
     assert status == 2 and "compared" in said, said
 

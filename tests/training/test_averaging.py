@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from summit_train.core.comm import World
-from summit_train.core.saved import CheckpointError, bound_of, learner_path, load_checkpoint
+from summit_train.core.saved import CheckpointError, bound_of, checkpoint_path, learner_path, load_checkpoint
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.spec.optimizer import ParallelSpec
 from summit_train.training.averaging import AveragingStep
-from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
+from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.step import Requests
 from tests.closeness import assert_near
 from tests.training.test_step import _micro_batches, _model, _Poison, _step

@@ -13,12 +13,10 @@ import pytest
 import torch
 
 from summit_train.core.comm import World
-from summit_train.core.saved import best_checkpoint, best_path, find_checkpoints
+from summit_train.core.saved import best_checkpoint, best_path, checkpoint_path, find_checkpoints, step_of
 from summit_train.spec import CheckpointSpec, Spec, load_spec, smallest_spec
 from summit_train.training.best import Best
-from summit_train.training.checkpoint import checkpoint_path, step_of
-from summit_train.training.run import Run
-from summit_train.training.start import read_inputs
+from summit_train.training.run import Run, read_inputs
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, final_state, load_any, records, small_checkpoints
 from tests.worlds import forked, main_without_reports, train
@@ -137,16 +135,14 @@ def test_a_kill_when_the_best_is_named_changes_nothing(
     assert final_state(run)["best_top1"] == final_state(whole)["best_top1"]
 
 
-def test_force_resume_begins_a_line_of_checkpoints_with_a_best_and_a_mean_of_its_own(
+def test_more_epochs_begin_a_line_of_checkpoints_with_a_best_and_a_mean_of_its_own(
     write_spec: WriteSpec, tmp_path: Path
 ) -> None:
     keys = _KEYS | {"schedule": {"epochs": 2}, "checkpoint": {"keep": 9, "keep_best": "top1"}}
     spec, run = write_spec("run", **keys), tmp_path / "runs/run"
     train(0, spec, "schedule.epochs=1", "schedule.warmup_epochs=0.5")
     assert json.loads(best_path(run).read_text())["step"] == 10
-    train(0, spec, "--force-resume", "evaluate.last_checkpoints=2")
+    train(0, run, "--more-epochs", "1", "evaluate.last_checkpoints=2")
     assert json.loads(best_path(run).read_text())["step"] == 20
     assert [row["step"] for row in json.loads((run / "eval.json").read_text())["checkpoints"]] == [20]
     assert final_state(run)["line"] == 10 and [step_of(path) for path in find_checkpoints(run)] == [10, 20]
-    (forced,) = [record for record in records(run, "start") if "forced" in record]
-    assert forced["step"] == 10 and "schedule.epochs: the checkpoint has 1, this run 2" in forced["forced"]

@@ -13,19 +13,17 @@ import pytest
 import torch
 
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.saved import digest_path, find_checkpoints, learner_path, load_newest
+from summit_train.core.saved import checkpoint_path, digest_path, find_checkpoints, learner_path, load_newest, step_of
 from summit_train.optim.solvers import build_solver
 from summit_train.spec import CheckpointSpec, Spec, smallest_spec
 from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec
+from summit_train.training.agreement import experiment_differences
 from summit_train.training.checkpoint import (
     Writer,
-    checkpoint_path,
     epoch_checkpoints,
-    experiment_differences,
     prune_checkpoints,
     restore_solver,
     serialised,
-    step_of,
     write_checkpoint,
 )
 from tests.killing import killed_at

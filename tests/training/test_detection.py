@@ -19,10 +19,11 @@ from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.detection.boxes import iou
 from summit_train.detection.detect import detect
+from summit_train.models.network import initial_network
 from summit_train.models.precision import Normalise
 from summit_train.plan import make_plan
 from summit_train.spec import Spec
-from summit_train.training.run import build_step, fresh_model
+from summit_train.training.run import build_step
 from summit_train.training.step import TrainStep, Vote
 from tests.detectors import detector_spec
 from tests.runs import assert_bit_equal, difference
@@ -57,7 +58,7 @@ def _train(
     spec: Spec, world: World, steps: range, saved: dict[str, Any] | None = None
 ) -> tuple[dict[str, Any], list[Vote]]:
     """The state behind `steps` in the form of a checkpoint, and the votes."""
-    plan, model = make_plan(spec, world.size, 60), fresh_model(spec, CPU)
+    plan, model = make_plan(spec, world.size, 60), initial_network(spec, CPU)
     step = build_step(spec, plan, world, model, CPU)
     assert isinstance(step, TrainStep)
     if saved is not None:
@@ -109,7 +110,7 @@ def test_a_tiny_detector_finds_a_bright_square() -> None:
     """After 150 steps of 8 clips, on 24 clips that it has not seen."""
     detector = detector_spec().model.model_dump(mode="json")["detector"] | {"channels": 512}
     spec = _spec(precision="fp32", model={"width": 0.25, "detector": detector}, optimizer={"weight_decay": 5e-4})
-    model = fresh_model(spec, CPU)
+    model = initial_network(spec, CPU)
     step = build_step(spec, make_plan(spec, 6, 60), World(), model, CPU)
     losses = []
     for number in range(150):

@@ -17,8 +17,9 @@ import torch
 from summit_train.core.errors import UserError
 from summit_train.inference.cam.maps import Mapper
 from summit_train.inference.trained import open_trained
+from summit_train.models.network import build_network
 from summit_train.spec import load_spec
-from summit_train.training.start import identity
+from summit_train.training.agreement import identity
 from tests.conftest import spec_writer
 from tests.models import foreign
 from tests.models.test_foreign import SMALL
@@ -129,7 +130,8 @@ def test_a_trained_one_is_used_as_any_other(
 
 
 def test_ranks_compare_the_code(trained: Trained) -> None:
-    same = identity(load_spec(trained.specs[1]), {})
+    spec = load_spec(trained.specs[1])
+    same = identity(spec, {}, build_network(spec))
     assert same.code["model.arch (SHA-256)"] == _state(trained, 1)["experiment"]["model.arch (SHA-256)"]
 
 
@@ -154,7 +156,7 @@ def test_changed_code_is_another_experiment_and_does_not_run(
                 assert status == 2 and "its network's code has changed: model.arch (SHA-256) was" in err, command
         assert not marker.exists()
         status, _, err = main_said(capsys, "plan", trained.specs[1], "name=changed")
-        assert status == 2 and "model.arch (SHA-256): the checkpoint has" in err and "--force-resume" in err
+        assert status == 2 and "model.arch (SHA-256): the checkpoint has" in err and "set model.pretrained to" in err
         assert marker.exists()
     finally:
         trained.code.write_text(SMALL)

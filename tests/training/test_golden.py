@@ -16,8 +16,7 @@ import torch
 from summit_train.core.comm import World
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.spec import spec_from_values
-from summit_train.training.run import Run
-from summit_train.training.start import read_inputs
+from summit_train.training.run import Run, read_inputs
 
 # In double. The narrow I3D at this LR multiplies a rounding error by ten at each step: 1e-16 becomes 1e-6 after twelve,
 # whatever the order of its sums. The 2D networks do not.

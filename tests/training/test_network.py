@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from summit_train.models.network import RecomputedBlocks, separate_compile_cache
+from summit_train.models.network import RecomputedBlocks, initial_network, separate_compile_cache
 from summit_train.models.resnet import VARIANTS, BasicBlock
 from summit_train.spec import Spec, load_spec
-from summit_train.training.run import fresh_model
 from tests.conftest import WriteSpec
 
 CPU = torch.device("cpu")
@@ -22,7 +21,7 @@ CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 def losses(spec: Spec, updates: int = 2) -> list[float]:
     """The losses of plain SGD on one random batch."""
-    model = fresh_model(spec, CPU).train()
+    model = initial_network(spec, CPU).train()
     generator = torch.Generator().manual_seed(0)
     clips = torch.randn(2, spec.data.num_frames, 3, 32, 32, generator=generator)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
@@ -39,8 +38,8 @@ def losses(spec: Spec, updates: int = 2) -> list[float]:
 def test_recompute_reaches_the_network_and_changes_no_loss(write_spec: WriteSpec) -> None:
     path = write_spec(model={"dropout": 0.0})
     plain, recomputed = (load_spec(path, [f"execution.recompute={value}"]) for value in ("false", "true"))
-    assert isinstance(fresh_model(recomputed, CPU).layer1, RecomputedBlocks)
-    assert not isinstance(fresh_model(plain, CPU).layer1, RecomputedBlocks)
+    assert isinstance(initial_network(recomputed, CPU).layer1, RecomputedBlocks)
+    assert not isinstance(initial_network(plain, CPU).layer1, RecomputedBlocks)
     assert losses(recomputed) == losses(plain)
 
 
@@ -53,7 +52,7 @@ def test_compiled_the_losses_and_the_names_are_the_same(
     monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     path = write_spec(model={"dropout": 0.0, "width": 0.125, "backbone": "resnet18"}, data={"num_frames": 2})
     plain, compiled = (load_spec(path, [f"execution.compile={value}"]) for value in ("false", "true"))
-    assert list(fresh_model(compiled, CPU).state_dict()) == list(fresh_model(plain, CPU).state_dict())
+    assert list(initial_network(compiled, CPU).state_dict()) == list(initial_network(plain, CPU).state_dict())
     assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
     # All compiled code is in the folder for this kind of processor.
     (folder,) = (tmp_path / "cache").iterdir()

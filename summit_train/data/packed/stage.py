@@ -9,17 +9,23 @@ from __future__ import annotations
 import errno
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, locked, regular, replacing, write_text
-from summit_train.data.manifest.reading import PACK_FILE
+from summit_train.core.text import counted
+from summit_train.data.manifest.reading import PACK_FILE, Manifest
 from summit_train.data.packed.format import StoredFile, read_pack
 from summit_train.data.packed.read import staged_folder
+
+if TYPE_CHECKING:
+    from summit_train.core.comm import World
+    from summit_train.core.watch import Watchdog
 
 _READ_BYTES = 4 << 20
 _THREADS = 4  # reading, hashing and writing release Python's lock
@@ -57,6 +63,40 @@ def stage(packed: Path, dest: Path, show: Callable[[int, int], None]) -> Staged:
     except OSError as error:
         reason = f"{error.strerror or error} ({error.filename or folder})"
         return Staged(warning=f"{dest}: {reason}: the set is read from {packed}")
+
+
+def stage_sets(dest: str | None, manifests: Sequence[Manifest], world: World, watchdog: Watchdog) -> list[str]:
+    """Copy the packed sets of a run to `dest`, data.stage, on one rank of each node; return rank 0's notes. Collective.
+
+    A set that does not fit the disk, or a missing disk, gives one warning for all nodes; the set is then
+    read from the shared folder. Raises UserError where a set is damaged.
+    """
+    if dest is None:
+        return []
+    if dest == "auto":
+        return ["data.stage is auto, but nothing was staged: only a job of `submit` stages, and only packed sets"]
+    sets = {manifest.source: manifest.is_packed for manifest in manifests}
+    packed = [source for source, is_packed in sets.items() if is_packed]
+    done = []
+    for source in packed if world.local_rank == 0 else []:
+
+        def show(number: int, total: int, source: str = source) -> None:
+            watchdog.at(f"copying {source} to {dest}: {number} of {total} files")
+
+        done.append(stage(Path(source), Path(dest), show))
+    world.wait(lambda: watchdog.at("waiting for the nodes' copies of the data", waits=True))
+    nodes = [node for node in world.gather(done) or [] if node]
+    notes = []
+    if nodes:
+        copied, present = (sum(getattr(one, name) for node in nodes for one in node) for name in ("copied", "present"))
+        where = f"{dest} on {counted(len(nodes), 'node')}"
+        notes.append(f"staged to {where}: {copied:,} bytes copied, {present:,} were there")
+    warnings = [one.warning for node in nodes for one in node if one.warning]
+    if warnings:
+        more = f" (and {len(warnings) - 1} more such copies)" if len(warnings) > 1 else ""
+        notes.append(f"warning: {warnings[0]}{more}")
+    raw = [source for source, is_packed in sets.items() if not is_packed] if world.rank == 0 else []
+    return notes + [f"data.stage: {source} is not a packed set; its files are read where they are" for source in raw]
 
 
 def _copy_set(packed: Path, folder: Path, show: Callable[[int, int], None]) -> Staged:

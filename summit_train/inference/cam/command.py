@@ -17,6 +17,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import NDArray
 
 from summit_train.core.comm import World
+from summit_train.core.device import choose_device
 from summit_train.core.files import check_output, replacing, write_text
 from summit_train.core.progress import followed
 from summit_train.core.result import Result, TextTable, tell
@@ -29,7 +30,7 @@ from summit_train.inference.cam.maps import Heatmap, Mapper, measure_threshold
 from summit_train.inference.trained import Trained
 from summit_train.inference.videos import list_videos
 from summit_train.report.figures import drawable, house_style
-from summit_train.training.start import choose_device, split_overrides
+from summit_train.spec.source import split_overrides
 
 _COLUMNS = ("label", "class", "score", "logit", "mean", "peak_frame", "foreground", "threshold", "strip", "maps")
 _MOST_BYTES = 180  # of a name; file systems take 255, and endings are added

@@ -13,6 +13,7 @@ from io import FileIO
 from pathlib import Path
 
 from summit_train.core.comm import World
+from summit_train.core.device import choose_device
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import check_output
 from summit_train.core.result import Result, show, tell
@@ -26,7 +27,6 @@ from summit_train.inference.stream.boxes import LEAST_SCORE, BoxFinder
 from summit_train.inference.stream.labels import Labeller
 from summit_train.inference.stream.stream import Follower, Show, Values
 from summit_train.inference.trained import Trained
-from summit_train.training.start import choose_device
 
 _INTERRUPTED = 130
 _ENDINGS = (".mp4", ".mkv", ".mov")

@@ -16,7 +16,7 @@ import torch
 import yaml
 
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.saved import SAFETENSORS_KEY
+from summit_train.core.saved import SAFETENSORS_KEY, checkpoint_path
 from summit_train.inference.export import card
 from summit_train.inference.export.card import write_card
 from summit_train.inference.trained import open_trained
@@ -24,7 +24,7 @@ from summit_train.models import build_model
 from summit_train.models.network import build_network
 from summit_train.models.weights import load_pretrained
 from summit_train.spec import dump_spec, spec_from_values
-from summit_train.training.checkpoint import checkpoint_path, save_checkpoint
+from summit_train.training.checkpoint import save_checkpoint
 from tests.models.test_foreign import SMALL
 from tests.runs import changed_copy
 from tests.worlds import main_said

@@ -1,0 +1,98 @@
+"""What must be equal: on all ranks of a run, and in a run and the checkpoint that it resumes from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import summit_train
+from summit_train.core.comm import World
+from summit_train.core.errors import UserError
+from summit_train.data.dataset import Dataset
+from summit_train.models import VideoNetwork
+from summit_train.models.network import build_network
+from summit_train.plan import Plan
+from summit_train.spec import Identity, Spec, experiment_defaults, experiment_keys, rank_keys
+
+_CODE = "summit_train (digest of the code)"
+
+
+def check_agreement(world: World, spec: Spec, datasets: Mapping[str, Dataset], **arguments: object) -> None:
+    """Raise AgreedError on all ranks if one was started with something other than rank 0. Collective.
+
+    The message names the rank, its host and the first key that differs. datasets: by their keys in the spec's `data`.
+    arguments: those of the command. The code is read by the first rank of each node, which shares its files, and by
+    those that run it from a folder other than rank 0's.
+    """
+    if world.size == 1:
+        return
+    package, takes_first = Path(summit_train.__file__).parent, world.local_rank > 0
+    with torch.device("meta"):
+        network = build_network(spec)
+    found = arguments | identity(spec, datasets, network, digest="" if takes_first else code_digest(package)).values()
+    who, folder, expected = world.broadcast((world.who, str(package), found))
+
+    def compare() -> None:
+        if takes_first:
+            found[_CODE] = expected[_CODE] if folder == str(package) else code_digest(package)
+        for key in expected | found:
+            if (first := expected.get(key)) != (own := found.get(key)):
+                right = "start all ranks with the same spec, lists and code"
+                raise UserError(f"{world.who} differs from {who}: {key} must be {first!r}, got {own!r}; {right}")
+
+    world.together(compare)
+
+
+def identity(
+    spec: Spec, datasets: Mapping[str, Dataset], network: VideoNetwork, *, digest: str | None = None
+) -> Identity:
+    """Return what must be equal on all ranks of a run, the most telling first. digest: of the code, where known."""
+    lists = dict[str, str | None]()
+    for name, dataset in datasets.items():
+        lists[f"data.{name} (fingerprint)"] = dataset.manifest.fingerprint()
+        lists[f"data.quarantine of data.{name} (fingerprint)"] = dataset.kept.fingerprint()
+    shapes = repr([(name, tuple(value.shape), value.dtype) for name, value in network.state_dict().items()])
+    code = {
+        "summit_train (version)": summit_train.__version__,
+        "torch (version)": str(torch.__version__),
+        _CODE: code_digest(Path(summit_train.__file__).parent) if digest is None else digest,
+        **network.sources,
+        "network (digest of names and shapes)": hashlib.sha256(shapes.encode()).hexdigest(),
+    }
+    return Identity(rank_keys(spec), lists, code)
+
+
+def code_digest(package: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(package)} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def experiment_of(spec: Spec, plan: Plan, train: Dataset | None, model: VideoNetwork) -> Identity:
+    """Return what must be equal for one run to resume from another's checkpoint.
+
+    The number of ranks is not part of it, nor where the data are, nor what only changes the speed. train: None where
+    the list of the clips is missing; its fingerprints are then left out.
+    """
+    lists = {
+        "data.train (fingerprint)": None if train is None else train.manifest.fingerprint(),
+        "data.quarantine (fingerprint)": None if train is None else train.kept.fingerprint(),
+    }
+    scale = {"scale.gpus": plan.virtual_gpus, "scale.clips_per_gpu": plan.clips_per_gpu}
+    return Identity(experiment_keys(spec) | scale, lists, model.sources)
+
+
+def experiment_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, str]:
+    """Return a text for each key in which two experiments differ. A key that an older checkpoint lacks is a default."""
+    saved = {**{key: value for key, value in experiment_defaults().items() if key in wanted}, **saved}
+    return {
+        key: f"{key}: the checkpoint has {saved.get(key)!r}, this run {wanted.get(key)!r}"
+        for key in sorted(saved.keys() | wanted.keys())
+        if saved.get(key) != wanted.get(key)
+    }

@@ -1,0 +1,126 @@
+"""What a run records of its steps: each one's numbers, a step late, and on request what the ranks did in it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from summit_train.core.errors import AgreedError
+from summit_train.core.watch import Stopped
+from summit_train.training.clips import StepClips
+from summit_train.training.metrics import RunLog
+from summit_train.training.run import Run
+from summit_train.training.step import Requests, StepResult, Vote
+from summit_train.training.stopwatch import UNTIMED, Mark, Stopwatch
+from summit_train.training.trace import Trace
+
+
+@dataclass(frozen=True)
+class LaunchedStep:
+    """One step whose work was given to the device, up to `end`."""
+
+    clips: StepClips
+    lr: float
+    result: StepResult
+    end: Mark
+
+    @property
+    def number(self) -> int:
+        """The updates that are finished with it."""
+        return self.clips.step + 1
+
+
+class Records:
+    """Records the steps of a run, on rank 0 in `log`, and those that are `traced` on all ranks.
+
+    A step is read when the next one is launched: the device has finished it by then. stopwatch: of the current step.
+    """
+
+    def __init__(self, run: Run, log: RunLog | None, traced: range) -> None:
+        self.log, self._run, self._trace = log, run, Trace(traced, run, log)
+        self.stopwatch: Stopwatch = UNTIMED
+        self._unread: LaunchedStep | None = None
+        self._ratio_every = max(1, run.plan.total_steps // 100)  # steps between two records of the trust ratios
+        self._broken: deque[tuple[bool, str]] = deque(maxlen=run.spec.watch.nonfinite_steps)
+
+    def __enter__(self) -> Records:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is Stopped:  # on all ranks
+            self._trace.write()
+
+    def begin_step(self, clips: StepClips) -> None:
+        self.stopwatch = self._trace.begin_step(clips.step + 1, clips.start)
+
+    def end_step(self, clips: StepClips, lr: float, result: StepResult) -> Requests:
+        """Take in a step that was launched; read the one before, and return what its ranks asked for."""
+        launched = LaunchedStep(clips, lr, result, Mark(self._run.device))
+        asked = self.read()
+        self._unread = launched
+        self.stopwatch.lap("other")
+        return asked
+
+    def write_trace(self, step: int) -> None:
+        """Write the trace if step number `step` is its last. Collective."""
+        self._trace.end_step(step)
+
+    def read(self) -> Requests:
+        """Wait for the unread step, if there is one, and record it; return what its ranks asked for.
+
+        Raises AgreedError on all ranks at too many broken steps or bad clips.
+        """
+        launched, self._unread = self._unread, None
+        if launched is None:
+            return Requests()
+        run, clips, result = self._run, launched.clips, launched.result
+        vote = result.read(clips.rung.global_batch, run.plan.virtual_gpus, run.world.size)
+        self._check(launched, vote)
+        epoch = clips.step // run.plan.steps_per_epoch
+        run.bad_clips.add(vote.bad_clips, clips.finished, launched.number, epoch)
+        noise = {} if vote.squares is None else run.noise.add(vote.squares)
+        if self.log is not None:
+            self._write(self.log, launched, vote, epoch, noise)
+        return Requests(vote.stop, vote.checkpoint)
+
+    def _write(self, log: RunLog, launched: LaunchedStep, vote: Vote, epoch: int, noise: dict[str, float]) -> None:
+        clips, result, step_s = launched.clips, launched.result, launched.clips.start.seconds_to(launched.end)
+        log.step(
+            step=launched.number,
+            epoch=epoch,
+            loss=vote.loss,
+            lr=launched.lr,
+            clips_per_second=clips.rung.global_batch / step_s,
+            step_s=step_s,
+            data_wait_s=vote.data_wait_s,
+            top1=vote.top1,
+            skipped=int(vote.skipped),
+            bad_clips=self._run.bad_clips.total,
+            **noise,
+        )
+        log.warn(launched.number, self._run.health.of_step(launched.number, vote.loss))
+        if (averaging := result.averaging) is not None:
+            seconds = averaging.start.seconds_to(averaging.end)
+            log.write("average", step=launched.number, epoch=epoch, seconds=seconds, bytes=averaging.num_bytes)
+        if result.ratios is not None and not vote.skipped and launched.number % self._ratio_every == 0:
+            log.write("trust_ratio", step=launched.number, ratios=result.ratios.read())
+
+    def _check(self, launched: LaunchedStep, vote: Vote) -> None:
+        """Raise AgreedError on all ranks at too many broken steps; rank 0's names the ranks with a bad loss."""
+        if not vote.broken:
+            self._broken.clear()
+            return
+        run, loss = self._run, launched.result.local_loss.item()
+        ids = (int(i) for batch in launched.clips.finished for i in batch.ids)
+        clips = ", ".join(map(run.train_set.manifest.path, ids))
+        self._broken.append((not math.isfinite(loss), f"step {launched.number}, loss {loss:g}, clips {clips}"))
+        if self.log is not None:
+            self.log.say(f"step {launched.number}: a loss or gradient is not finite; {run.step.on_skip}")
+        if len(self._broken) == self._broken.maxlen:
+            at_fault = any(is_bad for is_bad, _ in self._broken)
+            steps = "; ".join(text for _, text in self._broken)
+            everyone = run.world.gather((at_fault, f"{run.world.who}: {steps}")) or []
+            named = [text for fault, text in everyone if fault] or [text for _, text in everyone]
+            wrong = "steps in a row had a loss or gradient that is not finite"
+            raise AgreedError(f"{len(self._broken)} {wrong}. {' | '.join(named)}")

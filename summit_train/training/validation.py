@@ -1,0 +1,91 @@
+"""Validate at the ends of epochs; the best checkpoint and a growing batch follow from it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from summit_train.core.text import counted
+from summit_train.core.watch import StopRequest
+from summit_train.evaluation.measures import left_out, measures_of, say_left_out
+from summit_train.spec import Spec
+from summit_train.tasks import scorer_of
+from summit_train.training.metrics import RunLog, validated
+from summit_train.training.run import Run
+
+
+def grow(run: Run, log: RunLog | None, epoch: int, measures: Mapping[str, Any] | None) -> None:
+    """Let the batch grow by rank 0's validation after `epoch`. Collective where it may grow."""
+    if run.spec.parallel.grow_batch is None or epoch == run.spec.schedule.epochs:
+        return
+    main = measures_of(run.spec.loss.kind).main.key
+    accuracy = run.world.broadcast(None if measures is None else measures[main])
+    before, decision = run.growth.rung.clips_per_gpu, run.growth.decide(accuracy)
+    if log is not None and decision is not None:
+        best, rung = decision
+        size, batch = rung.clips_per_gpu, rung.global_batch
+        log.write("batch", epoch=epoch, clips_per_gpu=size, global_batch=batch, accuracy=accuracy, best=best)
+        grows = f"grows from {counted(before, 'clip')} to {size:,}, {counted(rung.steps_per_epoch, 'step')} an epoch"
+        change = grows if size > before else f"stays at {counted(size, 'clip')}"
+        log.say(f"epoch {epoch}: batch of a learner {change} ({accuracy:.2f} %, best before {best:.2f} %)")
+
+
+def validates(spec: Spec, epoch: int) -> bool:
+    every = spec.evaluate.every_epochs  # 0: never
+    return every > 0 and (epoch % every == 0 or epoch == spec.schedule.epochs)
+
+
+def replay_missed_validation(run: Run, log: RunLog | None, stop: StopRequest) -> None:
+    """Validate if the run ended between the checkpoint of an epoch and its validation.
+
+    Grow the batch by the result, and name the best checkpoint, if the checkpoint does not include that yet. The curve,
+    the batch and the best then equal those of a run that was not stopped.
+    """
+    epoch, inside = divmod(run.start_step, run.plan.steps_per_epoch)
+    if epoch and not inside and validates(run.spec, epoch):
+        first = run.world.rank == 0
+        measures = run.world.broadcast(validated(run.spec.run_path, run.start_step) if first else None)
+        if measures is None:
+            measures = validate(run, log, stop, epoch)
+        run.compare_with_best(run.start_step, measures)
+        if run.growth.lacks(epoch // run.spec.evaluate.every_epochs):
+            grow(run, log, epoch, measures)
+    if log is not None:
+        run.best.write()
+
+
+def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> dict[str, float | None] | None:
+    """Score one clip and one crop of every video, as for the curve in the paper's Figure 5; return rank 0's measures.
+
+    With evaluate.mode "stream", stream all frames in one crop. The loss is that of training on those logits, without
+    mixing. Raises Stopped on request.
+    """
+    run.watchdog.at(f"validating after epoch {epoch}")
+    began = time.perf_counter()
+
+    def progress(done: int, total: int) -> None:
+        run.watchdog.at(f"validating video {done} of {total} after epoch {epoch}", waits=done == total)
+
+    whole = run.spec.model.detector is not None  # boxes are those of whole frames
+    one_view = run.spec.evaluate.model_copy(update={"clips": 1, "crops": "full" if whole else 1})
+    spec = run.spec.model_copy(update={"evaluate": one_view})
+    scorer = scorer_of(spec)(spec, run.val_set, run.world, run.device, stop)
+    scores = scorer.score(run.model, progress, source=f"validation after epoch {epoch}")
+    if scores is None:
+        return None
+    known = measures_of(spec.loss.kind, spec.model.num_classes)
+    measures, seconds = known.values(scores), time.perf_counter() - began
+    if log is not None:
+        step, videos = epoch * run.plan.steps_per_epoch, len(scores.videos)
+        bad = f"{scores.num_bad} unreadable, counted as wrong" if scores.num_bad else ""
+        missing = say_left_out(left_out(scores, run.val_set.manifest.class_names))
+        views, clips = ("one clip each", 1) if spec.evaluate.mode == "clips" else ("all frames streamed", None)
+        loss = None if run.val_loss is None else run.val_loss.of_scores(scores)
+        record = measures | {"val_loss": loss, "videos": videos, "clips": clips, "seconds": seconds}
+        log.write("eval", epoch=epoch, step=step, **record)
+        unknown = "" if measures[known.main.key] is not None else "unknown measure: best checkpoint and batch stay"
+        about = "; ".join(filter(None, (f"{counted(videos, 'video')}, {views}", bad, missing, unknown)))
+        log.say(f"epoch {epoch}: {known.text(measures)}{'' if loss is None else f'  loss {loss:.4f}'}  ({about})")
+        log.warn(step, run.health.of_validation(step, scores, run.val_set.manifest.class_names))
+    return measures
