@@ -19,11 +19,10 @@ from summit_train.core.files import regular
 from summit_train.data.manifest.boxes import BOX, Boxes
 from summit_train.data.manifest.clip import Clip
 from summit_train.detection import measures
-from summit_train.detection.measures import LABEL, SCORE, Curve, Form, Judged, curve, judge, motion_ious
+from summit_train.detection.measures import LABEL, SCORE, Curve, Judged, curve, judge, motion_ious
 from summit_train.evaluation.scores import save_columns
 
 RANGES = ("all", "slow", "medium", "fast", "hidden")  # which boxes of the ground truth count
-FORMS = {"map": measures.MEGA, "map_fgfa": measures.FGFA}  # by the key of the measure over all boxes
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +58,9 @@ class Detections:
         """Return the average precision of each class, in percent, NaN for one without a box. key: of a measure."""
         return self._percents[key]
 
-    def curves(self, judged: Judged, number: int = 0) -> list[Curve]:
-        """Return the curve of each class in one of RANGES. judged: of a form."""
-        found, wrong = judged[0], judged[1][number]
+    def curves(self, number: int = 0) -> list[Curve]:
+        """Return the curve of each class in one of RANGES."""
+        found, wrong = self.judged[0], self.judged[1][number]
         right = np.pad(self.counted[number], (0, 1))[found]  # one that finds no box, -1, has the last
         positives, scores = self._positives[number].tolist(), self.rows[:, SCORE]
         return [curve(scores[own], right[own], wrong[own], n) for own, n in zip(self._order, positives, strict=True)]
@@ -79,12 +78,13 @@ class Detections:
         parts = np.stack([np.ones_like(hidden), is_slow, ~is_slow & ~is_fast, is_fast, hidden])
         return np.asarray(parts & ~self.truth.rows["ignored"])
 
-    def judged(self, form: Form) -> Judged:
+    @cached_property
+    def judged(self) -> Judged:
         """Judge the detections of all videos; see `judge`. The boxes that they find are places among all."""
         shares = self.counted.sum(1) / max(1, (~self.truth.rows["ignored"]).sum())
         found, wrong = [np.zeros(0, np.int64)], [np.zeros((len(RANGES), 0), np.float32)]
         for rows, boxes in self.parts():
-            own, weights = judge(self.rows[rows], self.truth.rows[boxes], self.counted[:, boxes], form, shares)
+            own, weights = judge(self.rows[rows], self.truth.rows[boxes], self.counted[:, boxes], shares)
             found.append(np.where(own < 0, -1, own + boxes.start))
             wrong.append(weights)
         return np.concatenate(found), np.concatenate(wrong, 1)
@@ -92,11 +92,9 @@ class Detections:
     @cached_property
     def _percents(self) -> dict[str, NDArray[np.float64]]:
         percents = {}
-        for key, form in FORMS.items():
-            judged = self.judged(form)
-            for number, name in enumerate(RANGES):
-                averages = [one.average_precision for one in self.curves(judged, number)]
-                percents[key if name == "all" else f"{key}_{name}"] = 100 * np.array(averages)
+        for number, name in enumerate(RANGES):
+            averages = [one.average_precision for one in self.curves(number)]
+            percents["map" if name == "all" else f"map_{name}"] = 100 * np.array(averages)
         return percents
 
     @cached_property

@@ -1,7 +1,10 @@
-"""How well boxes are found: motion IoU, and average precision as two published evaluators compute it. numpy alone.
+"""How well boxes are found: motion IoU, and average precision as MEGA's evaluator computes it. numpy alone.
 
 A box is (left, top, right, bottom) in pixels with continuous edges: that of the first pixel alone is 0, 0, 1, 1. The
-evaluators' "+ 1" for boxes of whole pixels is in these edges already.
+evaluator's "+ 1" for boxes of whole pixels is in these edges already.
+
+Source: Chen et al., github.com/Scalsol/mega.pytorch, mega_core/data/datasets/evaluation/vid/vid_eval.py. There boxes of
+whole pixels are made a pixel larger twice, by the evaluator and by its function for the IoU; here once.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ Bools = NDArray[np.bool_]
 # as a false detection in each range, float32 (R, N).
 Judged = tuple[Places, NDArray[np.float32]]
 
+LEAST_IOU = 0.5  # of a detection with the box that it finds
 NEARBY = 10  # frames before and after, of motion IoU
 SLOW, FAST = 0.9, 0.7  # motion IoU above the one, below the other; medium between them, both included
 # The columns of a detection, float32 (n, 7): its frame's number in the video, label, score, box.
@@ -39,7 +43,7 @@ def motion_ious(rows: NDArray[np.void]) -> Floats:
 
     Zhu et al., "Flow-Guided Feature Aggregation" (2017), section 5: the mean IoU of the box in frame t and those of the
     same track in frames t - 10 to t + 10 without t, as many as there are. 0 where there is none: its file of the values
-    has no entry for those, and both evaluators read that as 0.
+    has no entry for those, and the evaluators read that as 0.
     """
     order = np.lexsort((rows["frame"], rows["track"]))
     track, frame, boxes = (rows[name][order] for name in ("track", "frame", "box"))
@@ -55,39 +59,14 @@ def motion_ious(rows: NDArray[np.void]) -> Floats:
     return means
 
 
-@dataclass(frozen=True)
-class Form:
-    """A published way to compare detections with the ground truth.
-
-    tolerance: pixels; a box of w x h counts as found from an IoU of min(0.5, w h / ((w + t) (h + t))), without t from
-    0.5. same_class: whether a false detection counts in a range of motions, is decided by the boxes of its class alone.
-    """
-
-    tolerance: float
-    same_class: bool
-
-    def thresholds(self, boxes: NDArray[np.float32]) -> Floats:
-        sides = (boxes[:, 2:] - boxes[:, :2]).astype(np.float64)
-        return np.asarray(np.minimum(0.5, (sides / (sides + self.tolerance)).prod(1)))
-
-
-# Chen et al., github.com/Scalsol/mega.pytorch, mega_core/data/datasets/evaluation/vid/vid_eval.py. There boxes of whole
-# pixels are made a pixel larger twice, by the evaluator and by its function for the IoU; here once.
-MEGA = Form(tolerance=0, same_class=True)
-# Zhu et al., github.com/msracver/Flow-Guided-Feature-Aggregation, lib/dataset/imagenet_vid_eval_motion.py.
-FGFA = Form(tolerance=10, same_class=False)
-
-
-def judge(
-    detections: NDArray[np.float32], truth: NDArray[np.void], counted: Bools, form: Form, shares: Floats
-) -> Judged:
+def judge(detections: NDArray[np.float32], truth: NDArray[np.void], counted: Bools, shares: Floats) -> Judged:
     """Compare the detections (n, 7) of one video with its boxes, which are sorted by frame.
 
     counted (R, m): whether a box belongs to a range. shares (R,): the ranges' shares of all boxes of the data set. In
     each frame and class, from the highest score down, a detection finds the box of highest IoU that is not found yet.
-    One that finds none counts in a range as false if the box that it overlaps most belongs to it, by a share if that is
-    undecided: of the frame's boxes outside the range, or without a box there, of the range in the data set. An ignored
-    box is never found; detections that overlap it enough, and find no other box, do not count.
+    One that finds none counts in a range as false if the box of its class that it overlaps most belongs to it, by a
+    share if that is undecided: of the boxes outside the range, or without a box there, of the range in the data set. An
+    ignored box is never found; detections that overlap it enough, and find no other box, do not count.
     """
     frames, num = detections[:, FRAME].astype(np.int64), len(detections)
     first, last = (np.searchsorted(truth["frame"], frames, side) for side in ("left", "right"))
@@ -97,7 +76,7 @@ def judge(
     is_class = detections[own, LABEL] == truth["label"][box]
     iou = overlaps(detections[own, BOX], truth["box"][box])
     ignored = truth["ignored"][box]
-    hits = is_class & (iou >= form.thresholds(truth["box"])[box])
+    hits = is_class & (iou >= LEAST_IOU)
 
     candidates = np.flatnonzero(hits & ~ignored)
     scores = detections[own[candidates], SCORE]
@@ -110,7 +89,7 @@ def judge(
     excused = found >= 0
     excused[own[hits & ignored]] = True
 
-    near = ~ignored & (is_class if form.same_class else True)
+    near = ~ignored & is_class
     own, box, iou = own[near], box[near], iou[near]
     starts = np.flatnonzero(np.diff(own, prepend=-1))
     having = own[starts]

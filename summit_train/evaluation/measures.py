@@ -108,9 +108,7 @@ def _accuracies(scores: Scores) -> NDArray[np.float64]:
 
 
 _OF_BOXES = (
-    ("map", "mAP", 0), ("map_slow", "slow", 0), ("map_medium", "medium", 0), ("map_fast", "fast", 0),
-    ("map_hidden", "hidden", 0), ("map_fgfa", "mAP by FGFA", math.inf), ("map_fgfa_slow", "slow by FGFA", math.inf),
-    ("map_fgfa_medium", "medium by FGFA", math.inf), ("map_fgfa_fast", "fast by FGFA", math.inf),
+    ("map", "mAP"), ("map_slow", "slow"), ("map_medium", "medium"), ("map_fast", "fast"), ("map_hidden", "hidden"),
 )  # fmt: skip
 _OF_KIND = {
     "softmax": (
@@ -118,10 +116,8 @@ _OF_KIND = {
         Measure("top5", "top-5", lambda scores: scores.top(5), _accuracies, "top1", above=5),
     ),
     "binary": (Measure(MAIN_MEASURES["binary"], "mAP", lambda s: _mean(_precision(s)), _precision, "ap"),),
-    # Those of a second form are recorded, and shown by the report alone.
     "detection": tuple(
-        Measure(key, name, methodcaller("mean", key), methodcaller("of_class", key), "ap", above)
-        for key, name, above in _OF_BOXES
+        Measure(key, name, methodcaller("mean", key), methodcaller("of_class", key), "ap") for key, name in _OF_BOXES
     ),
 }
 EVERY = tuple(measure for kind in _OF_KIND.values() for measure in kind)

@@ -16,7 +16,7 @@ from summit_train.core.errors import UserError
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.augment import View, test_views
 from summit_train.detection.detections import RANGES, Detections, read_detections
-from summit_train.detection.measures import BOX, FRAME, LABEL, MEGA, SCORE, Curve, Floats, Judged
+from summit_train.detection.measures import BOX, FRAME, LABEL, SCORE, Curve, Floats
 from summit_train.evaluation.scores import PREDICTIONS
 from summit_train.report.figures import GREY, HEIGHT, PALETTE, WIDTH, Picture, drawable, house_style, image
 from summit_train.report.mistakes import Videos
@@ -55,12 +55,11 @@ class BadFrame:
 class Section:
     """The detections of one checkpoint.
 
-    motion: of each of RANGES that has boxes its name, boxes, and mean average precision in both forms. classes: name,
-    boxes, average precision, and those of the ranges; the lowest first. precision: of the mean of the classes' curves
-    at RECALLS. bad: the frame with most mistakes of each video.
+    motion: of each of RANGES that has boxes its name, boxes, and mean average precision. classes: name, boxes, average
+    precision, and those of the ranges; the lowest first. precision: of the mean of the classes' curves at RECALLS. bad: the frame with most mistakes of each video.
     """
 
-    motion: list[tuple[str, int, float, float]]
+    motion: list[tuple[str, int, float]]
     classes: list[tuple[str, int, list[float]]]
     precision: Floats
     pictures: list[Picture]
@@ -84,12 +83,11 @@ def read_found(run: Run) -> Section | None:
     names = [*named, *map(str, range(len(named), num_classes))]
     keys = ["" if name == "all" else f"_{name}" for name in RANGES]
     motion = [
-        (name, int(count), found.mean(f"map{key}"), found.mean(f"map_fgfa{key}"))
+        (name, int(count), found.mean(f"map{key}"))
         for name, key, count in zip(RANGES, keys, found.counted.sum(1), strict=True)
         if count
     ]
-    judged = found.judged(MEGA)
-    every = found.curves(judged)
+    every = found.curves()
     curves = {name: one for name, one in zip(names, every, strict=True) if one.positives}
     table = np.stack([found.of_class(f"map{key}") for key in keys], 1)
     order = [label for label in np.argsort(table[:, 0], kind="stable").tolist() if names[label] in curves]
@@ -101,17 +99,17 @@ def read_found(run: Run) -> Section | None:
         pictures = [_curves(curves, [names[label] for label in order], precision, checkpoint), _motion(motion)]
     scores = np.array([one.best_score for one in every])
     shown = found.rows[:, SCORE] >= scores[found.rows[:, LABEL].astype(int)]
-    return Section(motion, classes, precision, pictures, _bad_frames(found, judged, shown, videos, names, Videos(run)))
+    return Section(motion, classes, precision, pictures, _bad_frames(found, shown, videos, names, Videos(run)))
 
 
 def _bad_frames(
-    found: Detections, judged: Judged, shown: NDArray[np.bool_], paths: list[str], names: list[str], videos: Videos
+    found: Detections, shown: NDArray[np.bool_], paths: list[str], names: list[str], videos: Videos
 ) -> list[BadFrame]:
     """Return the frame of each video with most missed and false boxes, of up to 12 videos, the worst first.
 
     shown: which detections are looked at.
     """
-    truth, (places, wrong) = found.truth.rows, judged
+    truth, (places, wrong) = found.truth.rows, found.judged
     right, is_found = places >= 0, np.zeros(len(truth), bool)
     is_found[places[right & shown]] = True
     is_false, is_missed = shown & (wrong[0] > 0), ~is_found & ~truth["ignored"]
@@ -176,21 +174,17 @@ def _curves(curves: dict[str, Curve], lowest: list[str], mean: Floats, checkpoin
     return Picture("Precision and recall", caption, "Precision by recall of each class", image(figure), third=False)
 
 
-def _motion(motion: list[tuple[str, int, float, float]]) -> Picture:
+def _motion(motion: list[tuple[str, int, float]]) -> Picture:
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = figure.subplots()
-    bars = {"MEGA": [row[2] for row in motion], "FGFA": [row[3] for row in motion]}
-    for form, (name, values) in enumerate(bars.items()):
-        middles = [number + 0.4 * (form - 0.5) for number in range(len(motion))]
-        axes.bar(middles, values, width=0.38, color=PALETTE[form], label=name)
-        for x, value in zip(middles, values, strict=True):
-            axes.text(x, value + 1, f"{value:.1f}", ha="center", fontsize=9, color=GREY)
-    axes.set_xticks(range(len(motion)), [f"{name}\n{count:,} boxes" for name, count, _, _ in motion])
+    axes.bar(range(len(motion)), [value for _, _, value in motion], width=0.6, color=PALETTE[0])
+    for x, (_, _, value) in enumerate(motion):
+        axes.text(x, value + 1, f"{value:.1f}", ha="center", fontsize=9, color=GREY)
+    axes.set_xticks(range(len(motion)), [f"{name}\n{count:,} boxes" for name, count, _ in motion])
     axes.set(ylabel="mAP (%)", ylim=(0, 108))
     axes.grid(visible=False, axis="x")
-    figure.legend(loc="outside upper right", ncols=2)
     caption = (
         "By motion IoU, the mean IoU of a box with those of its object up to 10 frames away: slow above 0.9, fast "
-        "below 0.7. Both published ways to count; do not compare figures of one with those of the other."
+        "below 0.7."
     )
     return Picture("mAP and motion", caption, "mAP of slow, medium and fast objects", image(figure), third=False)

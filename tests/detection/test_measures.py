@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from summit_train.data.manifest.boxes import BOX, Boxes
 from summit_train.detection.detections import RANGES, Detections
-from summit_train.detection.measures import FGFA, MEGA, Form, judge, motion_ious, overlaps
+from summit_train.detection.measures import judge, motion_ious, overlaps
 from summit_train.evaluation.measures import measures_of
 
 Row = tuple[float, ...]
@@ -66,7 +66,7 @@ def test_average_precision_by_hand() -> None:
     found = found_of([(rows, truth)])
     np.testing.assert_allclose(found.of_class("map"), [100 * (1 + 2 / 3) / 2, 0])
     assert found.mean("map") == pytest.approx(100 * (5 / 6) / 2)
-    first, second = found.curves(found.judged(MEGA))
+    first, second = found.curves()
     assert (first.best_score, second.best_score) == (pytest.approx(0.7), math.inf)
     assert (first.recall.tolist(), second.recall.tolist()) == ([0.5, 1], [])
     # From an IoU of exactly 0.5; the class must be the same.
@@ -81,7 +81,7 @@ def test_the_highest_overlap_that_is_free_is_found() -> None:
     truth = truth_of((0, 0, 0, SQUARE), (0, 1, 0, (2, 0, 12, 10)))
     rows = [(0, 0, 0.5, *SQUARE), (0, 0, 0.9, 0.5, 0, 10.5, 10)]
     found = found_of([(rows, truth)], 1)
-    assert found.judged(MEGA)[0].tolist() == [1, 0]
+    assert found.judged[0].tolist() == [1, 0]
     assert found.mean("map") == 100
 
 
@@ -115,21 +115,11 @@ def test_each_range_counts_its_own_boxes() -> None:
     apart = found_of([([nowhere, *right], truth)], 1)
     assert apart.mean("map_slow") == pytest.approx(100 * 2 * (2 / 2.8) / 4)
     assert apart.left_out == [] and found_of([([], truth)], 3).left_out == [1, 2]
-    _, wrong = found.judged(MEGA)
+    _, wrong = found.judged
     assert wrong[:, 2].tolist() == [1, 1, 0, 0, 0]  # the false one: among all and the slow
 
 
-def test_small_boxes_are_found_with_less_overlap_in_fgfas_form() -> None:
-    """10 x 10: 100 / 400 = 0.25; 40 x 40: 1600 / 2500 = 0.64, so 0.5."""
-    truth = truth_of((0, 0, 0, SQUARE), (1, 0, 0, (0, 0, 40, 40)))
-    np.testing.assert_allclose(FGFA.thresholds(truth["box"]), [0.25, 0.5])
-    np.testing.assert_allclose(MEGA.thresholds(truth["box"]), [0.5, 0.5])
-    rows = [(0, 0, 0.9, 0, 0, 10, 3), (1, 0, 0.9, 0, 0, 40, 12)]
-    found = found_of([(rows, truth)], 1)
-    assert (found.mean("map"), found.mean("map_fgfa")) == (0, 50)
-
-
-# The two evaluators, from their published definitions: a loop for each sentence, and nothing shared with the product.
+# The evaluator, from its published definition: a loop for each sentence, and nothing shared with the product.
 
 
 def iou_of(one: Sequence[float], other: Sequence[float], pixel: float) -> float:
@@ -184,37 +174,6 @@ def by_mega(frames: Sequence[Frame], label: int, share: float, pixel: float) -> 
     return area_below(results, positives) if positives else math.nan
 
 
-def by_fgfa(frames: Sequence[Frame], label: int, share: float, pixel: float) -> float:
-    """As above; the boxes of all classes decide about a false detection, and small boxes need less overlap."""
-    results, positives = [], 0
-    for detections, boxes in frames:
-        positives += sum(inside for other, _, inside in boxes if other == label)
-        taken = set[int]()
-        for other, score, place in sorted(detections, key=lambda one: -one[1]):
-            best, within, beyond = -1, -1.0, -1.0
-            highest = -1.0
-            for k, (true, box, inside) in enumerate(boxes):
-                iou = iou_of(place, box, pixel)
-                width, height = box[2] - box[0] + pixel, box[3] - box[1] + pixel
-                enough = min(0.5, width * height / ((width + 10) * (height + 10)))
-                if iou >= enough and iou > highest and k not in taken and true == other:
-                    best, highest = k, iou
-                within, beyond = (max(within, iou), beyond) if inside else (within, max(beyond, iou))
-            if best >= 0:
-                taken.add(best)
-            if other != label:
-                continue
-            if best >= 0:
-                results.append((score, float(boxes[best][2]), 0.0))
-            elif within != beyond:
-                results.append((score, 0.0, float(within > beyond)))
-            elif not boxes:
-                results.append((score, 0.0, share))
-            else:
-                results.append((score, 0.0, sum(not inside for _, _, inside in boxes) / len(boxes)))
-    return area_below(results, positives) if positives else math.nan
-
-
 def random_videos(generator: np.random.Generator) -> Detections:
     """Two videos with tracks of all speeds; some detections near the boxes, some of another class, some anywhere."""
     videos = []
@@ -240,7 +199,7 @@ def random_videos(generator: np.random.Generator) -> Detections:
 
 
 def frames_of(found: Detections, inside: np.ndarray) -> list[Frame]:
-    """The frames of all videos as the evaluators' loops take them; boxes end with their last pixel there."""
+    """The frames of all videos as the evaluator's loop takes them; boxes end with their last pixel there."""
     pixels = np.array([0, 0, 1, 1])
     frames = []
     for own, places in found.parts():
@@ -257,16 +216,13 @@ def frames_of(found: Detections, inside: np.ndarray) -> list[Frame]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1))
-@pytest.mark.parametrize(("key", "evaluator"), [("map", by_mega), ("map_fgfa", by_fgfa)])
-def test_both_forms_are_those_of_the_published_evaluators(
-    key: str, evaluator: Callable[[Sequence[Frame], int, float, float], float], seed: int
-) -> None:
+def test_the_measures_are_those_of_the_published_evaluator(seed: int) -> None:
     """On random boxes, in each range, for each class."""
     found = random_videos(np.random.default_rng(seed))
     for name, inside in zip(RANGES, found.counted, strict=True):
         frames, share = frames_of(found, inside), inside.mean() if len(inside) else 0.0
-        expected = [100 * evaluator(frames, label, share, 1) for label in (0, 1)]
-        measured = found.of_class(key if name == "all" else f"{key}_{name}")
+        expected = [100 * by_mega(frames, label, share, 1) for label in (0, 1)]
+        measured = found.of_class("map" if name == "all" else f"map_{name}")
         np.testing.assert_allclose(measured, expected, rtol=1e-6, err_msg=name)
 
 
@@ -282,7 +238,7 @@ def test_megas_second_pixel_is_the_only_difference_to_its_code() -> None:
 
 
 def test_videos_without_detections_or_boxes_are_judged() -> None:
-    places, wrong = judge(np.zeros((0, 7), np.float32), truth_of(), np.zeros((5, 0), bool), Form(0, True), np.zeros(5))
+    places, wrong = judge(np.zeros((0, 7), np.float32), truth_of(), np.zeros((5, 0), bool), np.zeros(5))
     assert places.shape == (0,) and wrong.shape == (5, 0)
     found = found_of([([], truth_of()), ([(0, 0, 0.5, *SQUARE)], truth_of())])
     assert all(value is None for value in measures_of("detection").values(found).values())
