@@ -20,10 +20,11 @@ from summit_train.core.machine import processor_digest
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.count import Count, count
 from summit_train.models.online import cache_shapes
-from summit_train.models.rfcn import RFCN
 from summit_train.models.video import freeze_norms, freeze_trunk
 from summit_train.spec import ModelSpec, Spec
 from summit_train.spec.catalog import is_foreign, stream_problem
+from summit_train.spec.experiment import TASK_SECTIONS
+from summit_train.tasks.table import task_named
 
 try:
     from summit_train.models.fast import accelerate, execution
@@ -156,14 +157,12 @@ def stream_elements(spec: Spec) -> int | None:
 
 def _built(model: ModelSpec, num_frames: int, channels: int, generator: torch.Generator | None = None) -> VideoNetwork:
     # The other keys of `model` are build_model's options, under their names.
-    apart = {"arch", "backbone", "num_classes", "freeze_bn", "freeze_trunk", "detector", "pretrained"}
+    apart = {"arch", "backbone", "num_classes", "freeze_bn", "freeze_trunk", "pretrained", *TASK_SECTIONS.values()}
     options, sizes = model.model_dump(exclude=apart), (num_frames, model.num_classes)
     network = build_model(model.arch, model.backbone, *sizes, in_channels=channels, generator=generator, **options)
-    if model.detector is not None:
-        network = RFCN(network, model.detector, model.num_classes, model.width)
-        network.initialise_head(generator)
-        if model.detector.freeze_stem:
-            network.freeze_stem()
+    for task, section in TASK_SECTIONS.items():
+        if getattr(model, section) is not None:
+            network = task_named(task).network(network, model, generator)
     freeze_norms(network, model.freeze_bn)
     if model.freeze_trunk:
         freeze_trunk(network)

@@ -32,12 +32,11 @@ from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan
 from summit_train.spec import Spec
 from summit_train.spec.optimizer import OptimizerSpec
-from summit_train.tasks import loss_of
+from summit_train.tasks.task import task_of
 from summit_train.training.averaging import AveragingStep, GrowingBatch
 from summit_train.training.best import Best
 from summit_train.training.checkpoint import Writer, prune_checkpoints, serialised, write_checkpoint
 from summit_train.training.health import Health
-from summit_train.training.loss import build_loss
 from summit_train.training.noise import NoiseScale
 from summit_train.training.start import Inputs, check_arithmetic, experiment_of, first_state
 from summit_train.training.step import StepSettings, TrainStep
@@ -50,7 +49,7 @@ class Run:
 
     line: the step at which its line of checkpoints began. forced: the keys in which that of --force-resume differs.
     start_step: the number of updates in the checkpoint that it resumes from. notes: lines for people. writer: writes
-    rank 0's checkpoints. val_loss: the training loss, of validation videos; None for detectors.
+    rank 0's checkpoints. val_loss: the training loss, of validation videos.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Run:
         saved = world.broadcast(state)
         counts = list(clips_per_class(inputs.train.manifest, inputs.train.kept).values())
         self.step = build_step(spec, plan, world, self.model, device, counts)
-        self.val_loss = None if loss_of(spec) else build_loss(spec, counts, torch.device("cpu"))
+        self.val_loss = task_of(spec).loss(spec, counts, torch.device("cpu"))
         self.health = Health(spec, plan)
         if saved:
             whole = saved | {"model": self.model.state_dict()}
@@ -235,7 +234,7 @@ def build_step(
         plan.accumulation if is_synchronous else 1,
         spec.precision,
         solver.clip_norm,
-        loss_of(spec) or build_loss(spec, clips_of_class, device).of_batch,
+        task_of(spec).loss(spec, clips_of_class, device).of_batch,
         spec.noise_scale.every_steps if is_synchronous and plan.virtual_gpus > 1 else 0,
         spec.ema.decay,
         spec.data.input,
