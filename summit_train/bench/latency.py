@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import torch
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -27,15 +26,13 @@ from summit_train.core.errors import UserError
 from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import NONE, counted
-from summit_train.detection.detect import detect
-from summit_train.models.network import build_network, count_network, cpu_kernels
-from summit_train.models.online import StreamNetwork
-from summit_train.models.precision import parameter_type
+from summit_train.models.network import count_network, cpu_kernels
 from summit_train.report.figures import GREY, PALETTE, drawable, drawn, wrapped
 from summit_train.report.tables import machine_text
 from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES, Row, Table
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import shipped
+from summit_train.tasks.table import task_named
 
 ROUNDS = 5  # turns of each network, fewer for fewer passes
 _SHORT = {SOMETHING: "Sth-V1", KINETICS: "K400"}
@@ -151,42 +148,6 @@ def measure_latency(entries: Sequence[Entry], settings: Passes, place: Place, *,
     return [entry.count_values() | (next(times, untimed) if entry.specs else untimed) for entry in entries]
 
 
-def frame_benches(spec: Spec, device: torch.device) -> list[ForwardBench]:
-    """Return the bench of a detector with random weights, and of what follows it: the boxes of its last maps.
-
-    The network sees one random frame as in training again and again, as a stream.
-    """
-    kind, model, (_, height, width, channels) = parameter_type(spec.precision), spec.model, spec.data.clip_shape
-    stream = StreamNetwork(build_network(spec).to(device=device, dtype=kind))
-    pixels = torch.randn(1, height, width, channels, device=device, dtype=kind)
-    maps, caches = torch.empty(0), list[torch.Tensor]()
-
-    def see(frame: torch.Tensor) -> None:
-        nonlocal maps, caches
-        maps, caches = stream(frame, caches)
-
-    def find(_: torch.Tensor) -> None:
-        assert model.detector is not None
-        detect(maps.float(), (height, width), model.detector, model.num_classes)
-
-    channels_last = pixels.permute(0, 3, 1, 2)  # in memory, as a stream's
-    network = ForwardBench([(see, channels_last)], spec.precision, device)
-    return [network, ForwardBench([(find, channels_last)], "fp32", device)]
-
-
-def measure_detectors(entries: Sequence[Entry], settings: Passes, place: Place) -> list[Values]:
-    """Return a row of each detector, all measured in turn: the network on a frame of a stream, and `boxes_ms` apart."""
-    place.tell(f"building the detectors: {'; '.join(entry.label for entry in entries)}")
-    benches = [bench for entry in entries for bench in frame_benches(entry.specs[0], place.device)]
-    found, rows = measure_rounds(benches, 1, settings), []
-    for entry, frames, boxes in zip(entries, found[::2], found[1::2], strict=True):
-        times = timed_values(frames, frames, found[0], 1)
-        no_clips: Values = dict.fromkeys(("clips_per_second", "clips_per_second_spread", "throughput_passes"))
-        boxes_ms = spread([1000 * seconds for turn in boxes for seconds in turn])
-        rows.append(entry.count_values() | times | no_clips | {"boxes_ms": boxes_ms})
-    return rows
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("specs", nargs="*", metavar="SPEC", help="experiment specs (YAML), measured in turn")
     table_help = f"a table of the TSM paper in place of SPECs: {', '.join(map(str, TABLES))}"
@@ -217,14 +178,13 @@ def run(args: argparse.Namespace) -> Values:
     if paper is not None:
         entries = entries_of_table(paper, words)
     check_single("bench latency")
-    are_detectors = {spec.model.detector is not None for entry in entries for spec in entry.specs}
-    if len(are_detectors) > 1:
-        raise UserError("the SPECs must be all detectors, of which one frame is timed, or all classifiers")
+    tasks = {spec.task for entry in entries for spec in entry.specs}
+    if len(tasks) > 1:
+        raise UserError(f"the SPECs must be of one task, got {' and '.join(sorted(tasks))}; time them one by one")
     passes = Passes(args.batch, args.warm_up, args.repeats, args.seconds)
     with open_place() as place:
-        if True in are_detectors:
-            rows = measure_detectors(entries, passes, place)
-        else:
+        rows = next((task_named(task).measure_latency(entries, passes, place) for task in tasks), None)
+        if rows is None:
             rows = measure_latency(entries, passes, place, timed=not args.published)
         about = environment(place.world, place.device, [place.world.host], cpu_kernels())
     return {
@@ -248,9 +208,11 @@ def as_text(values: Values) -> str:
         lines.append("parameters and multiply-adds of one clip, without brackets: counted here, with 400 classes")
     if values["timed"]:
         lines.append(f"machine: {machine_text(values['environment'])}")
-    if "boxes_ms" in values["rows"][0]:
+    after = [key for key, value in values["rows"][0].items() if key.endswith("_ms") and isinstance(value, dict)]
+    if after:
+        names = ", ".join(key.removesuffix("_ms") for key in after)
         lines.append(
-            "RANDOM FRAMES, random weights, the detectors in turn; latency: the network on 1 frame of a stream; boxes: "
+            f"RANDOM FRAMES, random weights, networks in turn; latency: the network on 1 frame of a stream; {names}: "
             f"what follows it; medians of up to {settings['repeats']} passes, warm-up: up to {settings['warm_up']}"
         )
     elif values["timed"]:
@@ -261,15 +223,15 @@ def as_text(values: Values) -> str:
         )
     if values["overrides"]:
         lines.append(f"with {' '.join(values['overrides'])}")
-    latency = ["latency ms", "least .. most", "of the first", "boxes ms", "clips/s"]
+    latency = ["latency ms", "least .. most", "of the first", *(key.replace("_", " ") for key in after), "clips/s"]
     accuracy = [f"{_SHORT[name]} top-1" for name in values["data_sets"]]
     head = ["", "network", "frames", "parameters", "multiply-adds", *latency, *accuracy]
-    rows = [head, *(_cells(row, values["data_sets"]) for row in values["rows"])]
+    rows = [head, *(_cells(row, values["data_sets"], after) for row in values["rows"])]
     filled = [i for i in range(len(head)) if any(row[i] != NONE for row in rows[1:])]
     return "\n".join([*lines, "", str(TextTable([[row[i] for i in filled] for row in rows], left=2))])
 
 
-def _cells(row: Values, data_sets: Sequence[str]) -> list[str]:
+def _cells(row: Values, data_sets: Sequence[str], after: Sequence[str]) -> list[str]:
     paper, timed = row["published"] or {}, row["median_ms"] is not None
 
     def beside(name: str, form: str, size: float = 1, published: str | None = None, suffix: str = "") -> str:
@@ -286,7 +248,7 @@ def _cells(row: Values, data_sets: Sequence[str]) -> list[str]:
         beside("median_ms", "{:.1f}", published="latency_ms"),
         f"{row['min_ms']:.1f} .. {row['max_ms']:.1f}" if timed else NONE,
         f"{row['relative_latency']['median']:.2f} x" if timed else NONE,
-        f"{row['boxes_ms']['median']:.1f}" if "boxes_ms" in row else NONE,
+        *(f"{row[key]['median']:.1f}" for key in after),
         beside("clips_per_second", "{:.3g}"),
         *(f"{paper['top1'][name]:.1f} %" if name in paper["top1"] else NONE for name in data_sets),
     ]

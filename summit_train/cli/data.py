@@ -26,14 +26,13 @@ from summit_train.core.text import counted, with_unit
 from summit_train.data import check
 from summit_train.data.manifest import ManifestRow, read_classes, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore, located_root
-from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, Request
+from summit_train.data.manifest.importers import HMDB51_PARTS, Request, import_kinds
 from summit_train.data.manifest.quarantine import write_quarantine
 from summit_train.data.manifest.reading import check_beside, write_classes
 from summit_train.data.manifest.split import split_manifest
 from summit_train.data.manifest.tables import CLASSES_FILE
 from summit_train.data.motion import KINDS as MOTION_KINDS
 from summit_train.data.motion import MotionSet, write_motion_set
-from summit_train.data.motion_boxes import MovingObjects
 from summit_train.data.packed.format import Packing, read_pack
 from summit_train.data.packed.pack import Job, alone_in, begin, finish, missing_shards, pack_shards
 from summit_train.data.packed.read import staged_folder, stray_files, verify_files
@@ -41,6 +40,8 @@ from summit_train.data.packed.stage import stage
 from summit_train.data.video.flow import BOUND, METHODS, PRESET, PRESETS, flow_method
 from summit_train.data.video.source import DecodeError
 from summit_train.data.video.span import WHOLE
+from summit_train.tasks.table import every_task
+from summit_train.tasks.task import MotionKind
 
 if TYPE_CHECKING:
     from summit_train.core.comm import World
@@ -83,23 +84,33 @@ def _motion_arguments(parser: argparse.ArgumentParser) -> None:
     add("out", metavar="OUT", type=Path, help="folder that gets videos/, train.csv and val.csv")
     add("--train", type=int, metavar="N", required=True, help="training videos")
     add("--val", type=int, metavar="N", required=True, help="validation videos")
-    boxes = MovingObjects()
-    add("--boxes", action="store_true", help="for detection: moving shapes with their boxes and tracks")
-    add("--size", type=int, help=f"pixels of a side [{usual.size}, with --boxes {boxes.size}]")
-    add("--frames", type=int, help=f"frames a video [{usual.num_frames}, with --boxes {boxes.num_frames}]")
+    others = {kind.flag: kind.videos() for kind in _motion_kinds()}
+    for kind in _motion_kinds():
+        add(f"--{kind.flag}", dest="motion", action="store_const", const=kind, help=kind.about)
+    sizes, frames = (
+        [f", with --{flag} {getattr(one, name)}" for flag, one in others.items()] for name in ("size", "num_frames")
+    )
+    add("--size", type=int, help=f"pixels of a side [{usual.size}{''.join(sizes)}]")
+    add("--frames", type=int, help=f"frames a video [{usual.num_frames}{''.join(frames)}]")
     add("--classes", type=int, default=usual.num_classes, help="how many [%(default)s]")
     add("--seed", type=int, default=usual.seed, help="[%(default)s]")
-    add("--kind", choices=MOTION_KINDS, help=f"without --boxes: what tells the classes [{usual.kind}]")
+    add("--kind", choices=MOTION_KINDS, help=f"what tells the classes [{usual.kind}]")
     add("--difficulty", type=float, default=usual.difficulty, help="0 to 1 [%(default)s]")
 
 
+def _motion_kinds() -> list[MotionKind]:
+    return [kind for task in every_task() if (kind := task.motion()) is not None]
+
+
 def _motion(args: argparse.Namespace) -> Result:
-    if args.boxes and args.kind is not None:
-        raise UserError(f"--kind must be left out with --boxes, whose classes are shapes; got {args.kind}")
+    if args.motion is not None and args.kind is not None:
+        raise UserError(
+            f"--kind must be left out with --{args.motion.flag}, whose classes are its own; got {args.kind}"
+        )
     asked = {"size": args.size, "num_frames": args.frames, "num_classes": args.classes, "kind": args.kind}
     how = {name: value for name, value in asked.items() if value is not None}
     how |= {"seed": args.seed, "difficulty": args.difficulty}
-    videos = MovingObjects(**how) if args.boxes else MotionSet(**how)
+    videos = (MotionSet if args.motion is None else args.motion.videos)(**how)
     total = args.train + args.val
     for _ in followed(write_motion_set(args.out, args.train, args.val, videos), total, "videos", in_logs=True):
         pass
@@ -109,9 +120,9 @@ def _motion(args: argparse.Namespace) -> Result:
 
 def _import_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "SOURCE:\n" + "\n".join(f"  {kind:<13} {what}" for kind, (_, what) in KINDS.items())
+    parser.epilog = "SOURCE:\n" + "\n".join(f"  {kind:<13} {what}" for kind, (_, what) in import_kinds().items())
     add = parser.add_argument
-    add("kind", choices=KINDS, metavar="KIND", help=", ".join(KINDS))
+    add("kind", choices=import_kinds(), metavar="KIND", help=", ".join(import_kinds()))
     add("source", metavar="SOURCE", type=Path, help="the list of one split, see below")
     add("--root", type=Path, help="folder of the videos or of the folders of pictures [SOURCE's own]")
     add("--out", metavar="MANIFEST.csv", type=Path, required=True, help="manifest to write")
@@ -126,7 +137,7 @@ def _import(args: argparse.Namespace) -> Result:
     root = args.root or (args.source if args.source.is_dir() else args.source.parent)
     if not root.is_dir():
         raise UserError(f"{root}: no such folder")
-    annotations = KINDS[args.kind][0](request)
+    annotations = import_kinds()[args.kind][0](request)
     check_beside(args.out, annotations.classes, args.source)
     found = list(followed(annotations.located(str(root)), len(annotations.clips), "clips", in_logs=True))
     rows = [row for row in found if isinstance(row, ManifestRow)]
@@ -436,7 +447,7 @@ def _stage(args: argparse.Namespace) -> Result:
 
 
 PARTS = {
-    "motion": (_motion_arguments, _motion, "generate videos whose class is their motion, or moving objects with boxes"),
+    "motion": (_motion_arguments, _motion, "generate videos whose class is their motion, or those of another task"),
     "import": (_import_arguments, _import, "write a manifest from the files that a public data set comes with"),
     "index": (_index_arguments, _index, "decode every video and write a manifest of the intact ones"),
     "scan": (_scan_arguments, _scan, "decode every clip of a manifest and list the bad ones for data.quarantine"),

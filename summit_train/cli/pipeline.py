@@ -28,7 +28,7 @@ from summit_train.evaluation.scores import PREDICTIONS
 from summit_train.models.network import cpu_kernels
 from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, dump_spec, run_spec
-from summit_train.tasks import scorer_of
+from summit_train.tasks.task import task_of
 from summit_train.training.agreement import check_agreement, identity
 from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
 from summit_train.training.loop import train
@@ -140,7 +140,7 @@ def _evaluate(run: Run, stop: StopRequest) -> None:
     paths, left_out, goodput, key = world.from_first(last)
     if world.rank == 0:
         warn_left_out(left_out)
-    scorer = scorer_of(spec)(spec, run.val_set, world, run.device, stop)
+    scorer = task_of(spec).scorer()(spec, run.val_set, world, run.device, stop)
     training = (run.plan, run.train_set) if spec.evaluate.precise_bn else None
     evaluation = Evaluation(scorer, run.watchdog, spec.run_path, training, resume_key=key, goodput=goodput)
     say(*accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)).text)

@@ -13,6 +13,7 @@ from summit_train.core.errors import UserError
 from summit_train.core.text import counted
 from summit_train.plan import Plan
 from summit_train.spec import Spec
+from summit_train.spec.experiment import TASK_SECTIONS
 
 # The walltime adds to the time of training and evaluation: checkpoints and slow nodes (margin), and in each job the
 # start of Python on all nodes and the last checkpoint (minutes).
@@ -160,7 +161,7 @@ def estimate(
 def _measured(site: Site, spec: Spec, nodes: int) -> Speed | None:
     """Return the site's speed of this network at the next larger number of nodes, else at the largest."""
     model, data = spec.model, spec.data
-    if model.width != 1.0 or model.detector is not None:
+    if model.width != 1.0 or any(vars(model)[section] is not None for section in TASK_SECTIONS.values()):
         return None
     key = (model.arch, model.backbone, model.non_local, data.num_frames, data.crop)
     found = [s for s in site.speeds if (s.arch, s.backbone, s.non_local, s.num_frames, s.crop) == key]

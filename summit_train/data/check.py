@@ -214,8 +214,8 @@ def _with_facts(row: ManifestRow, found: Found, *, compare: bool) -> ManifestRow
     if compare and row.num_frames not in (None, found.num_frames):
         raise DecodeError(row.path, f"has {counted(found.num_frames, 'frame')}, but the manifest says {row.num_frames}")
     row.span.frames(row.path, found.num_frames)
-    if row.boxes is not None:
-        row.boxes.check(0, row.path, found.num_frames, found.width, found.height)
+    if row.annotation is not None:
+        row.annotation.check(0, row.path, found.num_frames, found.width, found.height)
     facts = asdict(found)
     if {"left", "top"} <= dict(row.others).keys():  # a region's width and height are not those of the frame
         del facts["width"], facts["height"]

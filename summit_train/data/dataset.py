@@ -18,6 +18,7 @@ from summit_train.data.manifest.overlap import Leaks, shared_clips
 from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.data.manifest.reading import check_same_classes
 from summit_train.spec import DataSpec, Spec
+from summit_train.tasks.table import task_named
 
 if TYPE_CHECKING:
     from summit_train.data.batches.loader import MicroBatch
@@ -44,11 +45,11 @@ class Dataset:
             raise UserError(f"data.{which}: {path} not found (relative paths start at {Path.cwd()})")
         manifest = read_manifest(path, spec.data.region)
         manifest.check_labels(spec.model.num_classes)
-        _check_boxes(manifest, spec, which)
+        _check_annotation(manifest, spec, which)
         if spec.loss.kind == "softmax" and (several := manifest.not_single()) is not None:
             raise UserError(f"{several}, but loss.kind softmax takes one per clip; set loss.kind to binary")
         store = open_store(spec.data, manifest)
-        if which == "train" and manifest.boxes is not None and spec.data.span_frames is not None:
+        if which == "train" and manifest.annotation is not None and spec.data.span_frames is not None:
             store = SpanStore(store, spec.data.span_frames)
         return cls(spec.data, store.manifest, kept_clips(spec.data, store.manifest), store)
 
@@ -85,22 +86,17 @@ class Dataset:
         return tuple(np.split(places[by_label], starts))
 
 
-def _check_boxes(manifest: Manifest, spec: Spec, which: str) -> None:
-    """Raise UserError for boxes without a detector, a detector without boxes, and a class that it cannot learn."""
-    if manifest.boxes is None:
-        if spec.loss.kind == "detection":
-            what = "task detection needs a list with boxes, video,frame,track,label,left,top,width,height"
-            raise UserError(f"data.{which}: {what}; {manifest.source} has none")
-        return
-    if spec.loss.kind != "detection":
-        raise UserError(f"data.{which}: {manifest.source} is a list with boxes; set task to detection, got {spec.task}")
-    rows = manifest.boxes.rows
-    lacking = sorted(set(range(spec.model.num_classes)) - set(np.unique(rows["label"][~rows["ignored"]]).tolist()))
-    if which == "train" and lacking:
-        names = dict(enumerate(manifest.class_names))
-        classes = ", ".join(repr(names.get(label, str(label))) for label in lacking[:5])
-        what = f"{manifest.source} has no box of {len(lacking)} of {spec.model.num_classes} classes: {classes}"
-        raise UserError(f"data.train: {what}; each class must have a box that is not ignored")
+def _check_annotation(manifest: Manifest, spec: Spec, which: str) -> None:
+    """Raise UserError for a list that is not the task's, and for a training list that the task cannot learn from."""
+    found, kind = manifest.annotation, task_named(spec.task).annotation()
+    if found is None and kind is not None:
+        what = f"task {spec.task} needs a list with {kind.title}, {kind.header}"
+        raise UserError(f"data.{which}: {what}; {manifest.source} has none")
+    if found is not None and found.task != spec.task:
+        what = f"{manifest.source} is a list with {found.title}"
+        raise UserError(f"data.{which}: {what}; set task to {found.task}, got {spec.task}")
+    if found is not None and which == "train":
+        found.check_training(spec.model.num_classes, manifest.class_names)
 
 
 def open_datasets(spec: Spec) -> tuple[Dataset, Dataset]:

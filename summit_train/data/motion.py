@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from summit_train.core.errors import UserError
 from summit_train.core.rng import key
 from summit_train.data.manifest import ManifestRow, write_manifest
-from summit_train.data.manifest.boxes import Boxes
+from summit_train.data.manifest.annotation import Annotation
 from summit_train.data.manifest.reading import write_classes
 from summit_train.data.video.encode import write_video
 
@@ -74,10 +74,10 @@ class MotionSet:
         angles = [360 * label / self.num_classes for label in range(self.num_classes)]
         return tuple(_COMPASS.get(angle, f"{angle:.0f} degrees") for angle in angles)
 
-    def video(self, split: str, number: int) -> tuple[NDArray[np.uint8], int | Boxes]:
+    def video(self, split: str, number: int) -> tuple[NDArray[np.uint8], int | Annotation]:
         """Return video `number` of a split: uint8 RGB (T, size, size, 3) and its label; labels take turns.
 
-        Of motion_boxes.MovingObjects, its boxes in place of the label.
+        A task's own set has what it says of the video in place of the label.
         """
         generator = key(self.seed, "motion", SPLITS.index(split), number)
         label = number % self.num_classes
@@ -205,7 +205,7 @@ def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: Moti
             frames, found = videos.video(split, number)
             path = f"videos/{split}_{number:06d}.mp4"
             write_video(folder / path, frames, FPS, quality=12, key_every=1, b_frames=0)
-            label, boxes = (";", found) if isinstance(found, Boxes) else (found, None)
-            rows.append(ManifestRow(path, label, len(frames), boxes=boxes))
+            label, annotation = (";", found) if isinstance(found, Annotation) else (found, None)
+            rows.append(ManifestRow(path, label, len(frames), annotation=annotation))
             yield rows[-1]
         write_manifest(folder / f"{split}.csv", rows)

@@ -124,8 +124,8 @@ def _columns(path: Path) -> dict[str, np.ndarray]:
                 raise ValueError("not an npz")
             with np.load(content, allow_pickle=False) as file:
                 columns = dict(file)
-        if "detections" in columns:
-            raise UserError(f"{path}: has a detector's detections; fuse combines the scores of classifiers")
+        if "scores" not in columns:
+            raise UserError(f"{path}: has no scores of classes; fuse combines the scores of classifiers")
         columns = dict.fromkeys(Region._fields, np.zeros_like(columns["video"])) | columns  # older files lack regions
         scores, label, names = columns["scores"], columns["label"], columns["class_names"]
         if scores.ndim != 2 or scores.dtype.kind != "f" or 0 in scores.shape:

@@ -1,4 +1,4 @@
-"""The measures of a run: which ones each kind of loss has, and how each is computed.
+"""The measures of a run: what they are called, and how they are shown. A task has those of its kinds of loss.
 
 Whoever shows a figure takes its name and key from here: validation, evaluation, report, fuse, predict, sweep.
 Needs no torch.
@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import methodcaller
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.text import listed, percent
-from summit_train.evaluation.scores import Found, Scores
-from summit_train.spec import MAIN_MEASURES
+from summit_train.evaluation.scores import Found
+from summit_train.tasks.table import every_task
 
 
 @dataclass(frozen=True)
@@ -68,63 +67,16 @@ class Measures:
 
 
 def measures_of(kind: object, num_classes: float | None = None) -> Measures:
-    """Return the measures of a loss.kind, of softmax for runs that are older than the key."""
-    return Measures(_OF_KIND.get(str(kind), _OF_KIND["softmax"]), num_classes)
+    """Return the measures of a loss.kind, of the first one for runs that are older than the key."""
+    known: dict[str, tuple[Measure, ...]] = {}
+    for task in every_task():
+        known |= task.measures()
+    return Measures(known.get(str(kind)) or next(iter(known.values())), num_classes)
 
 
-def average_precisions(is_positive: NDArray[np.bool_], scores: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the average precision of each class, 0 to 1, of (V, classes); NaN for a class without a positive.
-
-    sum_n (R_n - R_{n-1}) P_n over the distinct scores from the highest down, P_n and R_n precision and recall of the
-    videos with that score or more: scikit-learn's average_precision_score. A video whose scores are NaN is never found.
-    """
-    found = np.where(is_positive.any(0), 0.0, np.nan)
-    known = ~np.isnan(scores).any(1)
-    for number in np.flatnonzero(is_positive[known].any(0)).tolist():
-        own, hits = scores[known, number], is_positive[known, number]
-        order = np.argsort(-own, kind="stable")
-        # The last of those that share a score.
-        ends = np.concatenate([np.flatnonzero(np.diff(own[order])), [len(own) - 1]])
-        true = np.cumsum(hits[order])[ends]
-        recall = true / is_positive[:, number].sum()
-        found[number] = np.sum(np.diff(recall, prepend=0.0) * true / (ends + 1))
-    return found
-
-
-def _precision(scores: Scores) -> NDArray[np.float64]:
-    readable = np.where(scores.is_read[:, None], scores.scores, np.nan)
-    return 100 * average_precisions(scores.labels, readable)
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else math.nan
-
-
-def _accuracies(scores: Scores) -> NDArray[np.float64]:
-    videos = scores.hot.sum(0)
-    right = scores.hot[scores.right(1)].sum(0)
-    return np.where(videos, 100 * right / np.maximum(videos, 1), np.nan)
-
-
-_OF_BOXES = (
-    ("map", "mAP", 0), ("map_slow", "slow", 0), ("map_medium", "medium", 0), ("map_fast", "fast", 0),
-    ("map_hidden", "hidden", 0), ("map_fgfa", "mAP by FGFA", math.inf), ("map_fgfa_slow", "slow by FGFA", math.inf),
-    ("map_fgfa_medium", "medium by FGFA", math.inf), ("map_fgfa_fast", "fast by FGFA", math.inf),
-)  # fmt: skip
-_OF_KIND = {
-    "softmax": (
-        Measure(MAIN_MEASURES["softmax"], "top-1", lambda scores: scores.top(1), _accuracies, "top1"),
-        Measure("top5", "top-5", lambda scores: scores.top(5), _accuracies, "top1", above=5),
-    ),
-    "binary": (Measure(MAIN_MEASURES["binary"], "mAP", lambda s: _mean(_precision(s)), _precision, "ap"),),
-    # Those of a second form are recorded, and shown by the report alone.
-    "detection": tuple(
-        Measure(key, name, methodcaller("mean", key), methodcaller("of_class", key), "ap", above)
-        for key, name, above in _OF_BOXES
-    ),
-}
-EVERY = tuple(measure for kind in _OF_KIND.values() for measure in kind)
+def measure_keys() -> list[str]:
+    """Return the key of every measure of any task."""
+    return [one.key for task in every_task() for measures in task.measures().values() for one in measures]
 
 
 def left_out(found: Found, names: Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ from summit_train.data.video.region import Region
 
 PREDICTIONS = "predictions"  # folder of a run
 # What was found in the videos of a manifest: Scores, or of another task something with their videos, num_bad, left_out
-# and save, which `measures_of` its loss.kind measure.
+# and save, which the measures of its loss.kind measure.
 Found = Any
 
 

@@ -18,6 +18,7 @@ from summit_train.models.precision import parameter_type
 from summit_train.spec import Spec, load_spec, spec_from_tree
 from summit_train.spec.catalog import is_foreign
 from summit_train.spec.source import Tree, apply_override
+from summit_train.tasks.task import task_of
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,12 @@ class Trained:
             raise UserError(f"{self.path}: {problem}")
 
     def check_labels(self, command: str) -> None:
-        """Raise UserError for a detector, which gives no class to a video."""
-        if self.spec.model.detector is not None:
-            why = f"{command} is for classifiers, and this network is a detector"
-            raise UserError(f"{self.path}: {why}; try `summit-train stream`, or `eval`")
+        """Raise UserError for a network of a task that gives no class to a video."""
+        task = task_of(self.spec)
+        if not task.gives_labels:
+            why = f"{command} is for classifiers, and this network is a {task.title}"
+            others = "`summit-train eval`" if task.stream_option() is None else "`summit-train stream`, or `eval`"
+            raise UserError(f"{self.path}: {why}; try {others}")
 
 
 def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: str = "last") -> Trained:

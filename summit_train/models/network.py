@@ -23,11 +23,12 @@ from summit_train.models.count import Count, count
 from summit_train.models.fast import accelerate, execution
 from summit_train.models.online import cache_shapes
 from summit_train.models.precision import parameter_type
-from summit_train.models.rfcn import RFCN
 from summit_train.models.video import freeze_norms, freeze_trunk
 from summit_train.spec import ModelSpec, Spec
 from summit_train.spec.catalog import is_foreign
+from summit_train.spec.experiment import TASK_SECTIONS
 from summit_train.spec.model import stream_problem
+from summit_train.tasks.table import task_named
 
 cpu_kernels = execution  # what the C++ kernels are compiled for on this machine, or why there are none
 _COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -158,11 +159,9 @@ def stream_elements(spec: Spec) -> int | None:
 
 def _plain(model: ModelSpec, num_frames: int, channels: int, generator: torch.Generator | None = None) -> VideoNetwork:
     network = network_of(model, num_frames, channels, generator)
-    if model.detector is not None:
-        network = RFCN(network, model.detector, model.num_classes, model.width)
-        network.initialise_head(generator)
-        if model.detector.freeze_stem:
-            network.freeze_stem()
+    for task, section in TASK_SECTIONS.items():
+        if getattr(model, section) is not None:
+            network = task_named(task).network(network, model, generator)
     freeze_norms(network, model.freeze_bn)
     if model.freeze_trunk:
         freeze_trunk(network)

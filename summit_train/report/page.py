@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
@@ -16,12 +17,12 @@ from summit_train.core.files import replacing
 from summit_train.core.text import counted, duration, percent, show
 from summit_train.report import tables
 from summit_train.report.confusion import read_confusion, read_precisions
-from summit_train.report.detections import read_found
 from summit_train.report.figures import pictures
 from summit_train.report.goodput import goodput_rows, time_spent
 from summit_train.report.mistakes import read_mistakes
 from summit_train.report.noise import noise_section
 from summit_train.report.records import Run, read_runs
+from summit_train.tasks.table import TASKS, task_named
 
 
 def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
@@ -43,15 +44,22 @@ def write_page(path: Path, page: str) -> None:
 
 def environment() -> jinja2.Environment:
     """Return what renders the templates of this package. Every text is escaped."""
-    loader, strict = jinja2.PackageLoader("summit_train", "report"), jinja2.StrictUndefined
+    loader = jinja2.ChoiceLoader([jinja2.PackageLoader("summit_train", folder) for folder in ("report", "tasks")])
+    strict = jinja2.StrictUndefined
     pages = jinja2.Environment(loader=loader, autoescape=True, undefined=strict, trim_blocks=True, lstrip_blocks=True)
     pages.filters.update(percent=percent, show=show, duration=duration, views=tables.views_of, rows=tables.rows)
     pages.filters.update(notes=tables.notes_of, remarks=tables.remarks_of, differences=tables.differences_of)
     pages.filters.update(class_rows=tables.class_rows, start_rows=tables.start_rows, noise=noise_section)
     pages.filters.update(time_spent=time_spent, goodput_rows=goodput_rows, counted=counted)
-    pages.globals.update(pictures=pictures, read_mistakes=read_mistakes, read_found=read_found)
+    pages.globals.update(pictures=pictures, read_mistakes=read_mistakes, read_section=read_section)
     pages.globals.update(read_confusion=read_confusion, read_precisions=read_precisions)
     return pages
+
+
+def read_section(run: Run) -> Any | None:
+    """Return the section of the run's task, see tasks.task.Task; None where it has none."""
+    task = run.spec.get("task")
+    return task_named(task).read_section(run) if task in TASKS else None
 
 
 def render(runs: Sequence[Run]) -> str:

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from summit_train.core.text import MOST_ITEMS, NONE, counted, duration, listed, percent, show
-from summit_train.evaluation.measures import EVERY
+from summit_train.evaluation.measures import measure_keys
 from summit_train.report.records import ClipsPerClass, FinalEval, Run, StartRecord, number
 
 MOST_CLASSES = 30  # of a table with a row for each class
@@ -21,7 +21,7 @@ CONSEQUENCES = {  # of a file that is missing
 def summary_row(run: Run) -> dict[str, str]:
     """Return the run's row of the summary table: column -> text, a dash where the value is unknown."""
     final, last = run.final, run.evals[-1] if run.evals else None
-    measured = dict.fromkeys((measure.key for measure in EVERY), NONE)
+    measured = dict.fromkeys(measure_keys(), NONE)
     for measure in run.measures.shown:
         if final is not None:
             measured[measure.key] = final.text(measure)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -23,6 +23,7 @@ from summit_train.spec.model import ModelSpec, network_problems, size_problems, 
 from summit_train.spec.optimizer import OptimizerSpec, ParallelSpec, ScheduleSpec, solver_problems
 from summit_train.spec.source import Tree, read_tree, to_yaml
 from summit_train.spec.typed import MOST, Count, Extent, NonNegative, PathText, Seconds, Section, expand, validated
+from summit_train.tasks.table import TASKS, every_task, task_named
 
 
 def folder_name(name: str) -> str:
@@ -52,6 +53,21 @@ ClassWeights = tuple[float, ...]
 FolderName = Annotated[str, AfterValidator(folder_name)]
 
 
+# The measure that decides, by loss.kind; evaluation.measures has how it is computed.
+MAIN_MEASURES: dict[str, str] = {kind: measure for task in every_task() for kind, measure in task.kinds.items()}
+# The section of `model` with a task's own keys, by task: null with other tasks.
+TASK_SECTIONS: dict[str, str] = {task.name: task.section for task in every_task() if task.section}
+
+if TYPE_CHECKING:
+    TaskName = str
+    LossKind = str
+    MainMeasure = str
+else:
+    TaskName = Literal[TASKS]
+    LossKind = Literal[tuple(MAIN_MEASURES)]
+    MainMeasure = Literal[tuple(dict.fromkeys(MAIN_MEASURES.values()))]
+
+
 class ScaleSpec(Section):
     """The global batch: virtual GPUs times clips per GPU. The number of ranks does not change the experiment."""
 
@@ -62,16 +78,13 @@ class ScaleSpec(Section):
     """Clips of one virtual GPU in a step; the batch of batch normalisation."""
 
 
-# The measure that decides, by loss.kind; evaluation.measures has how it is computed.
-MAIN_MEASURES = {"softmax": "top1", "binary": "map", "detection": "map"}
-
-
 class LossSpec(Section):
     """The training loss."""
 
-    kind: Literal["softmax", "binary", "detection"] = "softmax"
+    kind: LossKind = "softmax"
     """softmax: cross-entropy, for clips of one class. binary: binary cross-entropy, the mean over all classes, for
-    clips of several classes or none; validation measures mean average precision. detection: for task detection."""
+    clips of several classes or none; validation measures mean average precision. Other
+    tasks imply their own."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each label that is spread evenly over all classes, with binary over yes and no; evaluation has none."""
     class_weights: Annotated[Literal["balanced"] | ClassWeights | None, BeforeValidator(_read_weights)] = None
@@ -113,7 +126,7 @@ class CheckpointSpec(Section):
     """Also save within an epoch, this often; null: never."""
     keep: Count = 5
     """Checkpoints of whole epochs to keep; the newest checkpoint always stays."""
-    keep_best: Literal["top1", "map"] | None = None
+    keep_best: MainMeasure | None = None
     """Also keep the checkpoint with the best validation during training by this measure. A checkpoint is then written
     before each validation; only those of every_epochs count in the final accuracy."""
     background: bool = False
@@ -158,8 +171,9 @@ class Spec(Section):
 
     name: FolderName
     """Name of the run; its folder is run_dir/name."""
-    task: Literal["classification", "detection"] = "classification"
-    """classification: the class of a clip; detection: the boxes and classes of the objects in each frame."""
+    task: Annotated[TaskName, Field(description=f"{'; '.join(f'{x.name}: {x.about}' for x in every_task())}.")] = TASKS[
+        0
+    ]
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Decides everything random."""
     model: ModelSpec
@@ -231,12 +245,14 @@ def spec_from_tree(tree: Tree) -> Spec:
 
 
 def _with_task(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with the keys that task detection implies, where they are not given."""
-    model, loss = values.get("model"), values.get("loss", {})
-    if values.get("task") != "detection" or not isinstance(model, dict) or not isinstance(loss, dict):
+    """Return the values with the keys that the task implies, where they are not given."""
+    task, model, loss = values.get("task", TASKS[0]), values.get("model"), values.get("loss", {})
+    if task not in TASKS or not isinstance(model, dict) or not isinstance(loss, dict):
         return values
-    model = {**model, "detector": {} if model.get("detector") is None else model["detector"]}
-    return {**values, "model": model, "loss": {"kind": "detection", **loss}}
+    if (section := TASK_SECTIONS.get(task)) is not None and model.get(section) is None:
+        model = {**model, section: {}}
+    loss = loss if task == TASKS[0] else {"kind": next(iter(task_named(task).kinds)), **loss}
+    return {**values, "model": model, "loss": loss}
 
 
 def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
@@ -247,7 +263,7 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         wrong = f"must be one number for each of the {model.num_classes} classes, got {len(weights)}"
         yield "loss.class_weights", wrong
     yield from data_problems(data, spec.scale.clips_per_gpu)
-    yield from _detection_problems(spec)
+    yield from _task_problems(spec)
     yield from solver_problems(spec.optimizer, spec.schedule, spec.parallel)
     grow = spec.parallel.grow_batch
     if spec.parallel.method == "averaging" and spec.ema.decay is not None:
@@ -277,36 +293,17 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "evaluate.last_checkpoints", f"must be at most checkpoint.keep, {kept}, got {last}"
 
 
-def _detection_problems(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Yield the keys that do not fit the task."""
-    model, data = spec.model, spec.data
-    if (spec.loss.kind == "detection") != (spec.task == "detection"):
-        yield "loss.kind", f"must be detection with task detection, and only with it, got {spec.loss.kind}"
-    if spec.task != "detection":
-        if model.detector is not None:
-            yield "model.detector", f"must be null with task {spec.task}"
-        if data.augment == "whole":
-            yield "data.augment", f"whole must be used with task detection, got task {spec.task}"
-        return
-    if model.detector is not None and model.detector.freeze_stem and model.pretrained is None:
-        yield "model.detector.freeze_stem", "needs trained weights; set model.pretrained, or false"
-    if model.arch not in ("tsn", "tsm"):
-        yield "model.arch", f"must be tsn or tsm with task detection, got {model.arch}"
-    if model.arch == "tsm" and model.shift_direction != "past":
-        yield "model.shift_direction", "must be past with task detection: each frame is seen without later ones"
-    needed: tuple[tuple[str, object, object], ...] = (
-        ("data.modality", data.modality, "rgb"), ("data.region", data.region, None), ("data.mix", data.mix, None),
-        ("data.erase", data.erase, 0.0), ("data.repeats", data.repeats, 1), ("data.sampling", data.sampling, "dense"),
-        ("evaluate.mode", spec.evaluate.mode, "stream"), ("evaluate.crops", spec.evaluate.crops, "full"),
-        ("evaluate.precise_bn", spec.evaluate.precise_bn, 0), ("loss.class_weights", spec.loss.class_weights, None),
-        ("loss.label_smoothing", spec.loss.label_smoothing, 0.0), ("model.dropout", model.dropout, 0.0),
-        ("model.non_local", model.non_local, False),
-    )  # fmt: skip
-    if data.augment == "rand_augment":
-        yield "data.augment", "rand_augment rotates and shears frames, and boxes stay upright; use whole"
-    for key, value, right in needed:
-        if value != right:
-            yield key, f"must be {'null' if right is None else right} with task detection, got {value}"
+def _task_problems(spec: Spec) -> Iterator[tuple[str, str]]:
+    """Yield the keys that do not fit the task: those that say it as well, and those that it cannot take."""
+    task = task_named(spec.task)
+    if spec.loss.kind not in task.kinds:
+        yield "loss.kind", f"must be {' or '.join(task.kinds)} with task {task.name}, got {spec.loss.kind}"
+    for other, section in TASK_SECTIONS.items():
+        if other != task.name and getattr(spec.model, section) is not None:
+            yield f"model.{section}", f"must be null with task {task.name}"
+    if spec.data.augment == "whole" and not task.whole_frames:
+        yield "data.augment", f"must not be whole with task {task.name}, whose networks see crops"
+    yield from task.problems(spec)
 
 
 def _foreign_problems(spec: Spec) -> Iterator[tuple[str, str]]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, create_model, model_validator
 from pydantic_core import PydanticKnownError
 
 from summit_train.spec import catalog
 from summit_train.spec.catalog import ARCHITECTURES, BOTTLENECK_BACKBONES, architecture
-from summit_train.spec.detection import DetectorSpec
 from summit_train.spec.typed import Count, PathText, Section, expand
+from summit_train.tasks.table import every_task
 
 _CALLABLES = ("package.module:callable", "FILE.py:callable")
 
@@ -87,15 +87,33 @@ class NetworkSpec(Section):
         return " ".join(name for name in (self.arch, self.backbone) if name)
 
 
-class ModelSpec(NetworkSpec):
-    """The network."""
-
+class _TrainedSpec(NetworkSpec):
     freeze_trunk: bool = False
     """Train only the classifier, adapters and non-local blocks. Needs model.pretrained."""
     freeze_bn: catalog.FreezeBN = "none"
     """Batch normalisations that keep their running statistics, weight and bias, for fine-tuning."""
-    detector: DetectorSpec | None = None
-    """task detection: the detector on the network's maps; null with other tasks."""
+
+
+if TYPE_CHECKING:
+    _TaskSpec = _TrainedSpec
+else:
+    _TaskSpec = create_model(
+        "_TaskSpec",
+        __base__=_TrainedSpec,
+        **{
+            task.section: (
+                task.keys() | None,
+                Field(None, description=f"task {task.name}: its keys; null with others."),
+            )
+            for task in every_task()
+            if task.section
+        },
+    )
+
+
+class ModelSpec(_TaskSpec):
+    """The network."""
+
     pretrained: PathText | None = None
     """Initial weights: a run folder, a checkpoint, or a file with the names of torchvision, the TSM authors or
     mmaction2; for vit, of VideoMAE, V-JEPA, timm or transformers. I3D inflates 2D weights; i3d_replace converts a TSM's

@@ -34,13 +34,12 @@ from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec
 from summit_train.spec.optimizer import OptimizerSpec
-from summit_train.tasks import loss_of
+from summit_train.tasks.task import task_of
 from summit_train.training.agreement import experiment_of
 from summit_train.training.averaging import AveragingStep, GrowingBatch
 from summit_train.training.best import Best
 from summit_train.training.checkpoint import Writer, prune_checkpoints, serialised, write_checkpoint
 from summit_train.training.health import Health
-from summit_train.training.loss import build_loss
 from summit_train.training.noise import NoiseScale
 from summit_train.training.resume import first_state, state_of_first
 from summit_train.training.step import StepSettings, TrainStep
@@ -78,8 +77,8 @@ class Run:
     """One run on one rank.
 
     start_step: the updates in the checkpoint that it resumes from. lineage: the step at which its line of checkpoints
-    began. notes: lines for people. val_loss: the training loss, of validation videos; None for detectors. writer:
-    writes rank 0's checkpoints.
+    began. notes: lines for people. val_loss: the training loss, of validation videos. writer: writes rank 0's
+    checkpoints.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class Run:
         self.start_step = int(saved.get("step", 0))
         # --- records
         self.lineage = int(_part(path, saved, "line", 0))
-        self.val_loss = None if loss_of(spec) else build_loss(spec, counts, torch.device("cpu"))
+        self.val_loss = task_of(spec).loss(spec, counts, torch.device("cpu"))
         self.health, self.best = Health(spec, plan), Best(spec)
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.growth = GrowingBatch(spec.parallel.grow_batch, plan.ladder)
@@ -250,7 +249,7 @@ def build_step(
         plan.accumulation if is_synchronous else 1,
         spec.precision,
         solver.clip_norm,
-        loss_of(spec) or build_loss(spec, clips_of_class, device).of_batch,
+        task_of(spec).loss(spec, clips_of_class, device).of_batch,
         spec.noise_scale.every_steps if is_synchronous and plan.virtual_gpus > 1 else 0,
         spec.ema.decay,
         spec.data.input,

@@ -10,7 +10,7 @@ from summit_train.core.text import counted
 from summit_train.core.watch import StopRequest
 from summit_train.evaluation.measures import left_out, measures_of, say_left_out
 from summit_train.spec import Spec
-from summit_train.tasks import scorer_of
+from summit_train.tasks.task import task_of
 from summit_train.training.metrics import RunLog, validated
 from summit_train.training.run import Run
 
@@ -67,10 +67,10 @@ def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> dic
     def progress(done: int, total: int) -> None:
         run.watchdog.at(f"validating video {done} of {total} after epoch {epoch}", waits=done == total)
 
-    whole = run.spec.model.detector is not None  # boxes are those of whole frames
-    one_view = run.spec.evaluate.model_copy(update={"clips": 1, "crops": "full" if whole else 1})
+    task = task_of(run.spec)
+    one_view = run.spec.evaluate.model_copy(update={"clips": 1, "crops": "full" if task.whole_frames else 1})
     spec = run.spec.model_copy(update={"evaluate": one_view})
-    scorer = scorer_of(spec)(spec, run.val_set, run.world, run.device, stop)
+    scorer = task.scorer()(spec, run.val_set, run.world, run.device, stop)
     scores = scorer.score(run.model, progress, source=f"validation after epoch {epoch}")
     if scores is None:
         return None
@@ -81,7 +81,7 @@ def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> dic
         bad = f"{scores.num_bad} unreadable, counted as wrong" if scores.num_bad else ""
         missing = say_left_out(left_out(scores, run.val_set.manifest.class_names))
         views, clips = ("one clip each", 1) if spec.evaluate.mode == "clips" else ("all frames streamed", None)
-        loss = None if run.val_loss is None else run.val_loss.of_scores(scores)
+        loss = run.val_loss.of_scores(scores)
         record = measures | {"val_loss": loss, "videos": videos, "clips": clips, "seconds": seconds}
         log.write("eval", epoch=epoch, step=step, **record)
         unknown = "" if measures[known.main.key] is not None else "unknown measure: best checkpoint and batch stay"

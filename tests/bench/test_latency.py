@@ -155,4 +155,4 @@ def test_a_frame_of_detectors_is_timed_and_its_boxes_apart(
     text = capsys.readouterr().out
     assert "RANDOM FRAMES" in text and "boxes ms" in text and "clips/s" not in text
     assert main(["bench", "latency", specs[0], str(write_spec("labels"))]) == 2
-    assert "must be all detectors, of which one frame is timed" in capsys.readouterr().err
+    assert "the SPECs must be of one task, got classification and detection" in capsys.readouterr().err

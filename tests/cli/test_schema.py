@@ -17,8 +17,8 @@ from pydantic_core import PydanticUndefined
 from summit_train.__main__ import main
 from summit_train.spec import Spec
 from summit_train.spec.augment import MixSpec, RandAugmentSpec
-from summit_train.spec.detection import DetectorSpec
 from summit_train.spec.optimizer import GrowBatchSpec, TrustRatioSpec
+from summit_train.tasks.detection.keys import DetectorSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 

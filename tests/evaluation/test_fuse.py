@@ -292,5 +292,5 @@ def test_several_labels_by_hand(tmp_path: Path) -> None:
 
 def test_boxes_of_a_detector_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "boxes.npz", detections=np.zeros((0, 7), np.float32), ends=np.zeros(1, np.int64))
-    with pytest.raises(UserError, match=r"boxes\.npz: has a detector's detections; fuse combines the scores"):
+    with pytest.raises(UserError, match=r"boxes\.npz: has no scores of classes; fuse combines the scores"):
         read_run(str(tmp_path / "boxes.npz"))

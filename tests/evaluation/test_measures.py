@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from summit_train.evaluation.measures import average_precisions, left_out, measures_of, say_left_out
+from summit_train.evaluation.measures import left_out, measures_of, say_left_out
 from summit_train.evaluation.scores import Scores
+from summit_train.tasks.classification.measures import average_precisions
 
 
 def _scores(labels: list[list[int]], rows: list[list[float]], is_read: list[bool] | None = None) -> Scores:

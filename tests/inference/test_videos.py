@@ -11,9 +11,9 @@ import torch
 
 from summit_train.__main__ import main
 from summit_train.core.errors import UserError
-from summit_train.inference.stream.labels import Labeller
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.inference.videos import VideoList, list_videos
+from summit_train.tasks.classification.stream import Labeller
 
 CLASSES = ("right", "up", "left", "down")
 

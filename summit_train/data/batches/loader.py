@@ -22,7 +22,6 @@ from summit_train.core import rng
 from summit_train.data.batches.order import MicroBatchKey, Order
 from summit_train.data.batches.stores import Store
 from summit_train.data.batches.workers import Batches, Reading
-from summit_train.data.manifest.boxes import stacked_targets
 from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video import augment
 from summit_train.data.video.clips import Frames, ViewsOf
@@ -66,9 +65,8 @@ class MicroBatch(Pinned):
     """The clips of one virtual GPU in one step; with data.repeats those of one video follow one another.
 
     clips: uint8 (n, T, H, W, C); smaller ones are padded with 0 at the right and at the bottom. labels: int64 (n,), or
-    (n, most), see Manifest.label_rows. Of a list with boxes float32 (n, T, most, 5): left, top, right, bottom in pixels
-    of the clip and the label, -2 if the box is ignored; a row without a box is -1. ids: int64 (n,), places in the
-    manifest. bad: the unreadable clips; `ids` has their substitutes.
+    (n, most), see Manifest.label_rows; of an annotated list what the views show of that, see Annotation.stacked. ids:
+    int64 (n,), places in the manifest. bad: the unreadable clips; `ids` has their substitutes.
     """
 
     step: int
@@ -114,7 +112,7 @@ def training_batches(
     return Batches(_TrainingClips(data, store, order.seed, kept), clips, data.num_workers(), data.clip_seconds)
 
 
-Targets = list[list[NDArray[np.float32]]]  # of each view, of each frame, see Boxes.targets; none without boxes
+Targets = list[Any]  # of each view, see Annotation.targets; none without one
 Draw = tuple[int, ...]  # (epoch, clip), with data.balance: classes (epoch, clip, step, virtual GPU, place)
 
 
@@ -136,9 +134,9 @@ class _TrainingClips:
         read = [self._clip_or_substitute(draw, bad, reading) for draw in draws]
         used = np.repeat(np.array([clip for clip, _, _ in read], np.int64), self.data.repeats)
         manifest, targets = self.store.manifest, [target for _, _, targets in read for target in targets]
-        labels = torch.from_numpy(manifest.label_rows(used) if manifest.boxes is None else stacked_targets(targets))
+        labels = manifest.label_rows(used) if manifest.annotation is None else manifest.annotation.stacked(targets)
         clips = torch.from_numpy(_padded([views for _, views, _ in read]))
-        return MicroBatch(step, virtual_gpu, clips, labels, torch.from_numpy(used), tuple(bad))
+        return MicroBatch(step, virtual_gpu, clips, torch.from_numpy(labels), torch.from_numpy(used), tuple(bad))
 
     def _clip_or_substitute(self, draw: Draw, bad: list[BadClip], reading: Reading) -> tuple[int, Frames, Targets]:
         """Read a clip, or where it is bad a substitute, and add those that are bad to `bad`."""
@@ -159,7 +157,7 @@ class _TrainingClips:
         raise DecodeError(failed[0].path, reason)
 
     def _clip(self, clip: int, drawn: Draw, reading: Reading) -> tuple[Frames, Targets]:
-        """Read `data.repeats` views of a clip, uint8 (repeats, T, H, W, C), and what they show of its boxes.
+        """Read `data.repeats` views of a clip, uint8 (repeats, T, H, W, C), and what they show of its annotation.
 
         drawn: whose draws it has: those of another clip where it is a substitute, which may have its own turn.
         """
@@ -178,11 +176,11 @@ class _TrainingClips:
         with reading(clip, manifest.path(clip)):
             pixels, num_frames, size = self.store.read_views(clip, choose, views_of)
         targets: Targets = []
-        if manifest.boxes is not None:
+        if (annotation := manifest.annotation) is not None:
             start = manifest.span(clip).start
-            manifest.boxes.check(clip, manifest.path(clip), start + num_frames, *size)
+            annotation.check(clip, manifest.path(clip), start + num_frames, *size)
             frames = start + choose(num_frames)[0]
-            targets = [manifest.boxes.targets(clip, frames, view, size) for view in views_of(*size)]
+            targets = [annotation.targets(clip, frames, view, size) for view in views_of(*size)]
         if data.augment != "rand_augment":
             return pixels, targets
         operations = [draw_operations(data.rand_augment_settings, draw("rand_augment", *place)) for place in places]

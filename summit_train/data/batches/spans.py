@@ -1,4 +1,4 @@
-"""Training on spans of the videos of a list with boxes: each span is a clip of its epoch."""
+"""Training on spans of annotated videos: each span is a clip of its epoch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from summit_train.data.video.span import TO_THE_END
 
 @dataclass(frozen=True)
 class SpanStore:
-    """The clips of a list with boxes, each cut into spans of `span_frames` frames or a few more (see stores.Store).
+    """The clips of an annotated list, each cut into spans of `span_frames` frames or a few more (see stores.Store).
 
     Only a video with fewer frames gives a shorter span: a clip never starts over where it could have gone on. A video
-    whose number of frames is not known is cut up to its last box. The workers cut the list for themselves.
+    whose number of frames is not known is cut up to the last one that something is said of. The workers cut the list
+    for themselves.
     """
 
     whole: Store
@@ -36,10 +37,9 @@ class SpanStore:
     @cached_property
     def _lengths(self) -> NDArray[np.int64]:
         """Return the number of frames of each video."""
-        counts, boxes = self.whole.manifest.frame_counts, self.whole.manifest.boxes
-        assert boxes is not None
-        listed = [1 + boxes.of(video)["frame"].max(initial=-1) for video in range(len(counts))]
-        return np.where(counts > 0, counts, listed)
+        counts, annotation = self.whole.manifest.frame_counts, self.whole.manifest.annotation
+        assert annotation is not None
+        return np.where(counts > 0, counts, annotation.num_frames())
 
     @cached_property
     def _videos(self) -> NDArray[np.int64]:
@@ -48,19 +48,19 @@ class SpanStore:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The list of the spans. Each has the boxes of its frames, which keep their numbers in the video."""
+        """The list of the spans. Each has what is said of its frames, which keep their numbers in the video."""
         whole, videos, lengths = self.whole.manifest, self._videos, self._lengths[self._videos]
         counts = np.bincount(videos)[videos]
         places = np.arange(len(videos)) - np.searchsorted(videos, videos)
         spans = np.empty(len(videos), DTYPES["spans"])
         spans["start"] = places * lengths // counts
         spans["end"] = np.where(places + 1 < counts, (places + 1) * lengths // counts, TO_THE_END)
-        assert whole.boxes is not None
-        boxes = whole.boxes.cut(videos, spans["start"])
+        assert whole.annotation is not None
+        annotation = whole.annotation.cut(videos, spans["start"])
         paths = [os.fsencode(whole.stored_path(video)) for video in range(len(whole))]
         sizes = np.diff(whole.offsets.astype(np.int64))[videos]
         identity = hashlib.blake2b(f"{whole.fingerprint()} {self.span_frames}".encode(), digest_size=16)
-        columns: dict[str, Any] = boxes.clip_labels()
+        columns: dict[str, Any] = annotation.clip_columns()
         return replace(
             whole,
             paths=np.frombuffer(b"".join(paths[video] for video in videos.tolist()), np.uint8),
@@ -70,7 +70,7 @@ class SpanStore:
             lines=whole.lines[videos],
             digests=whole.digests[videos] if len(whole.digests) else whole.digests,
             spans=spans,
-            boxes=boxes,
+            annotation=annotation,
             stored_fingerprint=identity.hexdigest(),
             **columns,
         )

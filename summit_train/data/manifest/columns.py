@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.files import read_file, regular, replacing, write_json
 from summit_train.core.text import from_json
-from summit_train.data.manifest.boxes import BOX, Boxes
+from summit_train.data.manifest.annotation import annotation_kinds
 from summit_train.data.manifest.tables import DTYPES, OPTIONAL
 
 _ABOUT = "columns.json"
@@ -60,12 +60,10 @@ def read_columns(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     columns["group_names"] = tuple(about.get("group_names", ()))
     if np.any(columns["groups"] >= len(columns["group_names"])):
         raise ValueError(f"{folder}: some of its groups have no name")
-    if about.get("boxes"):
-        rows, ends = load_column(folder / "boxes.npy", BOX), load_column(folder / "box_ends.npy", np.int64)
-        is_whole = len(ends) == len(columns["offsets"]) and (ends[0], ends[-1]) == (0, len(rows))
-        if not is_whole or np.any(np.diff(ends) < 0):
-            raise ValueError(f"{folder}: some of its boxes do not belong to a clip")
-        columns["boxes"] = Boxes(rows, ends, source=str(folder.parent))
+    for kind in annotation_kinds():
+        if about.get(next(iter(kind.types))):
+            own = {name: load_column(folder / f"{name}.npy", dtype) for name, dtype in kind.types.items()}
+            columns["annotation"] = kind.of_columns(own, len(columns["labels"]), str(folder.parent))
     return columns, about
 
 
@@ -78,10 +76,10 @@ def write_columns(folder: Path, columns: Mapping[str, Any], about: Mapping[str, 
     for name, dtype in dtypes.items():
         if name not in OPTIONAL or name in used:
             save_column(folder / f"{name}.npy", columns[name], dtype)
-    if (boxes := columns.get("boxes")) is not None:
-        save_column(folder / "boxes.npy", boxes.rows, BOX)
-        save_column(folder / "box_ends.npy", boxes.ends, np.int64)
-        used["boxes"] = True
+    if (annotation := columns.get("annotation")) is not None:
+        for name, dtype in annotation.types.items():
+            save_column(folder / f"{name}.npy", annotation.columns[name], dtype)
+        used[next(iter(annotation.types))] = True
     used |= {"group_names": columns["group_names"]} if columns["group_names"] else {}
     write_json(folder / _ABOUT, {**about, **used})
 

@@ -1,4 +1,4 @@
-"""The files that public data sets come with, read into annotations: one function a format, see `KINDS`.
+"""The files that public data sets come with, read into annotations: one function a format, see `import_kinds`.
 
 `Annotations.located` then finds the listed clips on the disk.
 """
@@ -12,16 +12,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from summit_train.core.errors import UserError
 from summit_train.core.text import from_json
 from summit_train.data.manifest import tables
-from summit_train.data.manifest.box_importers import LabelledPictures, read_mot, read_vid
 from summit_train.data.manifest.reading import ManifestRow
 from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, is_video, label_text, opened
 from summit_train.data.video.clips import list_clip
 from summit_train.data.video.source import MISSING, DecodeError
+from summit_train.tasks.table import every_task
 
 HMDB51_PARTS = {"train": "1", "test": "2"}
 
@@ -268,8 +268,23 @@ def _folders(ask: Request) -> Annotations:
     return Annotations(tuple(clips), classes)
 
 
+class Clips(Protocol):
+    """The clips of a data set, as its own files list them."""
+
+    @property
+    def clips(self) -> Sequence[object]:
+        """All of them."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of their labels."""
+
+    def located(self, root: str) -> Iterator[ManifestRow | DecodeError]:
+        """Yield each clip's row, with its path below `root`, or why it is left out."""
+
+
 # kind -> its reader, which raises UserError, and what its source is
-KINDS: dict[str, tuple[Callable[[Request], Annotations | LabelledPictures], str]] = {
+_KINDS: dict[str, tuple[Callable[[Request], Clips], str]] = {
     "kinetics": (_kinetics, "CSV of Kinetics-400, -600 or -700: label,youtube_id,time_start,time_end,split"),
     "ucf101": (_ucf101, "trainlist01.txt or testlist01.txt; --labels classInd.txt [next to it]"),
     "hmdb51": (_hmdb51, "folder of CLASS_test_split1.txt; --split and --part"),
@@ -278,6 +293,12 @@ KINDS: dict[str, tuple[Callable[[Request], Annotations | LabelledPictures], str]
     "jester": (_something_v1, "CSV ID;label; --labels jester-v1-labels.csv"),
     "charades": (_charades, "CSV id,subject,...,actions,length; --labels Charades_v1_classes.txt [next to it]"),
     "folders": (_folders, "folder with a folder for each class, of videos or of folders of pictures"),
-    "vid": (lambda ask: read_vid(ask.source), "boxes: ILSVRC2015/Data/VID/train, .../VID/val, or a folder of DET"),
-    "mot": (lambda ask: read_mot(ask.source), "boxes: folder of MOTChallenge sequences with img1/ and gt/gt.txt"),
 }
+
+
+def import_kinds() -> dict[str, tuple[Callable[[Request], Clips], str]]:
+    """Return the readers above and those of the tasks: kind -> reader, and what its source is."""
+    found = dict(_KINDS)
+    for task in every_task():
+        found |= task.importers()
+    return found

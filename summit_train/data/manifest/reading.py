@@ -21,10 +21,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import write_text
-from summit_train.core.machine import free_memory
-from summit_train.core.text import binary_size, csv_text
+from summit_train.core.text import csv_text
 from summit_train.data.manifest import tables
-from summit_train.data.manifest.boxes import BOX, Boxes, box_cells, box_header, read_boxes
+from summit_train.data.manifest.annotation import Annotated, Annotation, annotation_kinds
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.columns import as_file, from_file, read_columns, write_columns
 from summit_train.data.manifest.node_copy import parsed_once
@@ -45,8 +44,7 @@ class ManifestRow:
 
     num_frames: of the whole video. start_frame, end_frame: set if the clip is a span of it; the end is exclusive.
     duration, codec: for people; not read back, because other lists may use these names for other things.
-    others: names and cells of further columns; a field of the same name wins. boxes: of this video alone; None in a
-    list without boxes.
+    others: names and cells of further columns; a field of the same name wins. annotation: of this clip alone.
     """
 
     path: str
@@ -63,7 +61,7 @@ class ManifestRow:
     duration: float | None = None
     codec: str | None = None
     others: tuple[tuple[str, str], ...] = ()
-    boxes: Boxes | None = None
+    annotation: Annotation | None = None
 
     @property
     def labels(self) -> tuple[int, ...]:
@@ -81,17 +79,18 @@ class ManifestRow:
 def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
     """Write a manifest CSV, whole or not at all. Optional columns that no row fills are left out.
 
-    Of rows with boxes it is a list with boxes, which has the frame counts and the SHA-256 of the other columns alone.
+    Rows whose annotation has a list of its own format are written as such, with the frame counts and the SHA-256 alone.
     """
     rows = list(rows)
-    if any(row.boxes is not None for row in rows):
-        videos = ((row.path, row.num_frames, row.sha256, row.boxes.rows) for row in rows if row.boxes)
-        write_text(path, csv_text(box_cells(videos), exact=True))
+    annotated = [Annotated(row.path, row.num_frames, row.sha256, row.annotation) for row in rows if row.annotation]
+    if annotated and annotated[0].annotation.own_list:
+        write_text(path, csv_text(annotated[0].annotation.list_rows(annotated), exact=True))
         return
     cells: list[dict[str, object]] = []
     for row in rows:
-        own = vars(row) | {"reversed": int(row.reversed) or None, "others": None, "boxes": None}
-        others = {name: cell for name, cell in row.others if cell}
+        own = vars(row) | {"reversed": int(row.reversed) or None, "others": None, "annotation": None}
+        others: dict[str, object] = {name: cell for name, cell in row.others if cell}
+        others |= row.annotation.cells() if row.annotation else {}
         cells.append(others | {name: value for name, value in own.items() if value is not None})
     order = [field.name for field in fields(ManifestRow)]
     filled = dict.fromkeys(chain(("path", "label"), *cells))
@@ -116,7 +115,7 @@ class Manifest:
     the clips are in shards, in the folder `source`. stored_fingerprint: a packed set's. pixels: what packing did to the
     pixels ("": nothing). regions: (N,), each clip's part of the frame, see Region, or (0,) where it is not read.
     groups: int32 (N,), the place of each clip's group in `group_names`, -1 where it has none, or (0,) if all have none.
-    boxes: of each clip, if the list has boxes; its labels are then the classes that occur.
+    annotation: what else the list says of its clips; the labels may follow from it.
     """
 
     source: str
@@ -137,7 +136,7 @@ class Manifest:
     regions: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, DTYPES["regions"]))
     groups: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     group_names: tuple[str, ...] = ()
-    boxes: Boxes | None = None
+    annotation: Annotation | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -190,7 +189,7 @@ class Manifest:
         digest = self.sha256(index)
         row = ManifestRow(self.path(index), label_text(self.labels_of(index)), self.num_frames(index))
         row = replace(row, sha256=digest.hex() if digest else None, reversed=self.is_reversed(index))
-        row = row if self.boxes is None else replace(row, boxes=self.boxes.only(index))
+        row = replace(row, annotation=self.annotation and self.annotation.only(index))
         row = replace(row, group=next(iter(self.groups_of([index])), None))
         return row.with_span(self.span(index))
 
@@ -267,7 +266,8 @@ class Manifest:
             raise UserError(f"model.num_classes must be {len(self.classes)}, got {num_classes}: {named}")
 
     def fingerprint(self) -> str:
-        """Return 32 hexadecimal digits of the clips' paths, labels, directions, spans, regions and boxes, in order.
+        """Return 32 hexadecimal digits of the clips' paths, labels, directions, spans, regions and annotations,
+        in order.
 
         Whole videos have the same one with and without columns for spans. A set of packed bytes has the fingerprint of
         its videos; packing that changes the pixels changes it.
@@ -282,7 +282,8 @@ class Manifest:
             digest.update(b"several labels")
             columns += [(self.more_labels, DTYPES["more_labels"])]
         columns += [(self.regions, DTYPES["regions"])] if len(self.regions) else []
-        columns += [] if self.boxes is None else [(self.boxes.rows, BOX), (self.boxes.ends, "<i8")]
+        if self.annotation is not None:
+            columns += [(self.annotation.columns[name], dtype) for name, dtype in self.annotation.types.items()]
         for column, dtype in columns:
             digest.update(np.ascontiguousarray(column, dtype).data)
         digest.update(self.pixels.encode())
@@ -301,8 +302,8 @@ def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
     name in `classes.txt` next to the file (one name a line, the first is label 0). An integer is always the label
     itself, also where a class has that name. A clip of several classes has several, `3;17`, of none `;`. List: the
     label follows the last blank; `path num_frames label` too, where path is a folder of pictures. region: data.region;
-    a packed set was cut when it was packed. A CSV with the columns `video,frame,...` is a list with boxes, see
-    docs/detection.md. Raises UserError, naming file and line.
+    a packed set was cut when it was packed. A task may read further columns, or a CSV of a format of its own. Raises
+    UserError, naming file and line.
     """
     source = Path(path)
     if (source / PACK_FILE).is_file():
@@ -311,21 +312,22 @@ def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
         raise UserError(f"{source}: its packing was not finished; run `data pack` again to continue it")
     is_folder = source.is_dir()
     classes = tables.class_folders(source) if is_folder else read_classes(source.parent / CLASSES_FILE)
+    kinds = () if is_folder else annotation_kinds()
+    annotated = next(filter(None, (kind.read(source, classes) for kind in kinds)), None)
     if is_folder:
         columns = _parsed(source, [tables.folder_table(source)], classes, region)
-    elif (header := box_header(source)) is not None:
-        _check_memory(source)
-        table, boxes = read_boxes(source, header, classes)
-        columns = _parsed(source, [table], classes, region)
-        boxes.check_frames(columns["frame_counts"])
-        columns |= {"boxes": boxes} | boxes.clip_labels()
+    elif annotated is not None:
+        found, annotation = annotated
+        columns = _parsed(source, found, classes, region)
+        annotation.check_list(columns["frame_counts"])
+        columns |= {"annotation": annotation} | annotation.clip_columns()
     else:
         columns = parsed_once(source, (classes, region), partial(_parsed_list, source, classes, region))
     return Manifest(str(source), os.path.abspath(source) if is_folder else "", classes, **columns)
 
 
 def _parsed_list(source: Path, classes: tuple[str, ...] | None, region: str | None) -> dict[str, Any]:
-    _check_memory(source)
+    tables.check_memory(source)
     return _parsed(source, tables.read_tables(source), classes, region)
 
 
@@ -338,17 +340,10 @@ def _parsed(
     return columns
 
 
-def _check_memory(source: Path) -> None:
-    """Raise UserError for a list that the memory does not hold."""
-    if 3 * (size := source.stat().st_size) > (free := free_memory()):  # measured: 2.9 to 6.2
-        need = f"a list of {binary_size(size)} needs 3 to 6 times as much memory, and {binary_size(free)} are free"
-        raise UserError(f"{source}: {need}; try a machine with more, or split the list")
-
-
 def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:
     """Yield every clip's row with all columns of its list. Raises UserError."""
     found: Iterable[tables.Table] = [(range(len(manifest)), {})]
-    if not manifest.is_packed and not manifest.folder and manifest.boxes is None:
+    if not (manifest.is_packed or manifest.folder or (manifest.annotation and manifest.annotation.own_list)):
         found = tables.read_tables(Path(manifest.source))
     clips = iter(range(len(manifest)))
     for lines, cells in found:

@@ -61,8 +61,9 @@ def split_manifest(
     if unknown:
         raise UserError(f"{source.source}: must have the class {unknown[0]!r}; valid: {', '.join(names)}")
     rows = [row for row in read_rows(source) if not only or any(names[label] in only for label in row.labels)]
-    if both_directions and source.boxes is not None:
-        raise UserError(f"{source.source}: has boxes, and a list with boxes cannot be played backwards")
+    if both_directions and source.annotation is not None:
+        what = source.annotation.title
+        raise UserError(f"{source.source}: has {what}, and a list with {what} cannot be played backwards")
     backwards = next((row.path for row in rows if row.reversed), None)
     if both_directions and backwards is not None:
         raise UserError(f"{source.source}: {backwards} is reversed already; both directions need unreversed clips")

@@ -109,13 +109,13 @@ class View:
         assert 0 <= self.x < self.x + self.crop_width <= self.width, self
         assert 0 <= self.y < self.y + self.crop_height <= self.height, self
 
-    def boxes(self, boxes: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
-        """Return where the view shows boxes of a frame of this (width, height): (B, 4), cut off at the crop's edges.
+    def moved(self, areas: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
+        """Return where the view shows areas of a frame of this (width, height): (n, 4), cut off at the crop's edges.
 
-        A box is left, top, right, bottom in pixels; one over the first pixel alone is 0, 0, 1, 1.
+        An area is left, top, right, bottom in pixels; one over the first pixel alone is 0, 0, 1, 1.
         """
         scale = np.array([self.width / size[0], self.height / size[1]] * 2, np.float32)
-        seen = boxes * scale - np.array([self.x, self.y] * 2, np.float32)
+        seen = areas * scale - np.array([self.x, self.y] * 2, np.float32)
         if self.flip:
             seen[:, [0, 2]] = self.crop_width - seen[:, [2, 0]]
         limits = np.array([self.crop_width, self.crop_height] * 2, np.float32)

@@ -1,4 +1,4 @@
-"""Writing videos: a small encoder through PyAV; text and boxes on a picture."""
+"""Writing videos: a small encoder through PyAV; text and outlined areas on a picture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from summit_train.data.video.render import Frames
 _SMALLEST = 8  # letters, pixels
 # Encodes a uint8 RGB picture (H, W, 3) to be shown at a time in ticks.
 Write = Callable[[Frames, int], None]
-Drawn = tuple[int, str, tuple[float, float, float, float]]  # a box: its class, text, left, top, width and height
+Drawn = tuple[int, str, tuple[float, float, float, float]]  # an area: its class, text, left, top, width and height
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ def with_caption(picture: Frames, text: str) -> Frames:
     return np.array(image)
 
 
-def with_boxes(picture: Frames, boxes: Sequence[Drawn]) -> Frames:
-    """Return a copy of an RGB picture (H, W, 3) with boxes, the first one on top.
+def with_areas(picture: Frames, areas: Sequence[Drawn]) -> Frames:
+    """Return a copy of an RGB picture (H, W, 3) with outlined areas, the first one on top.
 
     Their edges are in pixels, continuous: 0, 0, 1, 1 is the first pixel. A class has a colour of its own. The text
     stands above its box or, where there is no room, in it.
@@ -134,7 +134,7 @@ def with_boxes(picture: Frames, boxes: Sequence[Drawn]) -> Frames:
     draw = ImageDraw.Draw(image)
     size = max(_SMALLEST, image.height // 30)
     font, line = ImageFont.load_default(size), max(2, image.height // 200)
-    for label, text, (x, y, across, down) in reversed(boxes):
+    for label, text, (x, y, across, down) in reversed(areas):
         left, top, right, bottom = map(round, (x, y, x + across, y + down))
         # The golden angle: hues of neighbouring numbers are far apart.
         colour = ImageColor.getrgb(f"hsv({label * 137.508 % 360:.0f}, 90%, 100%)")

@@ -23,10 +23,10 @@ from summit_train.data.video.encode import Encoding, Write, open_writer
 from summit_train.data.video.render import Frames, Renderer
 from summit_train.data.video.stream import PIPE, USUAL_FPS, Reading, StreamFrame, file_frames, pipe_frames, raw_frames
 from summit_train.inference.arguments import add_network, checked, open_named
-from summit_train.inference.stream.boxes import LEAST_SCORE, BoxFinder
-from summit_train.inference.stream.labels import Labeller
-from summit_train.inference.stream.stream import Follower, Show, Values
+from summit_train.inference.stream.stream import Follower, Show, Stream, Values
 from summit_train.inference.trained import Trained
+from summit_train.tasks.table import every_task
+from summit_train.tasks.task import StreamOption, Task, task_of
 
 _INTERRUPTED = 130
 _ENDINGS = (".mp4", ".mkv", ".mov")
@@ -42,19 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     rate = checked(Fraction, lambda rate: rate > 0, "frames a second, such as 25 or 30000/1001")
     stride = checked(int, range(1, 10**9).__contains__, "1 or more")
-    window = checked(int, range(10**9).__contains__, "0 or more")
-    score = checked(float, lambda score: 0 <= score <= 1, "0 to 1")
     add_network(parser)
     parser.add_argument("video", metavar="VIDEO|-", help="video file, or - for a container on standard input")
     parser.add_argument("--raw", type=size, metavar="WxH", help="standard input has raw RGB frames of this size")
     parser.add_argument("--fps", type=rate, metavar="F", help=f"frames a second of --raw [{USUAL_FPS}]")
-    parser.add_argument(
-        "--stride", type=stride, metavar="N", help="see every Nth frame [data.frame_stride; detectors: 1]"
-    )
-    parser.add_argument("--window", type=window, metavar="N", help="average N frames; 0: all [data.num_frames]")
-    parser.add_argument("--score", type=score, metavar="S", help=f"detectors: lowest score shown [{LEAST_SCORE}]")
+    parser.add_argument("--stride", type=stride, metavar="N", help="see every Nth frame [as in evaluation]")
+    for _, one in _options():
+        value = checked(one.parse, one.is_right, one.expected)
+        parser.add_argument(f"--{one.name}", type=value, metavar=one.value, help=one.about)
     parser.add_argument("--live", action="store_true", help="never wait: drop the oldest frames that come too fast")
-    drawn = "write the video with the label or the detections drawn on it"
+    drawn = "write the video with what is found drawn on it"
     parser.add_argument("--draw", "--show", metavar="OUT.mp4", help=drawn)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
@@ -70,8 +67,7 @@ def run(args: argparse.Namespace) -> Result:
     if args.stride is None and spec.data.sampling == "uniform":
         why = "the network was trained on frames spread over each video (data.sampling uniform)"
         raise UserError(f"{why}, without a fixed distance between frames: give one with --stride N")
-    # A detector's evaluation sees every frame.
-    stride = args.stride or (spec.data.frame_stride if spec.model.detector is None else 1)
+    stride = args.stride or watcher.stride
     follower = Follower(watcher.see, reading, stride)
     is_interrupted = False
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stop ends the stream as Ctrl-C does
@@ -107,20 +103,27 @@ def _frames(args: argparse.Namespace, reading: Reading) -> Iterator[StreamFrame]
     return raw_frames(pipe, args.raw, args.fps or USUAL_FPS, reading)
 
 
-def _watcher(args: argparse.Namespace, trained: Trained) -> Labeller | BoxFinder:
+def _watcher(args: argparse.Namespace, trained: Trained) -> Stream:
     """Return what watches the frames, by the task of the network. Raises UserError for another task's options."""
-    if trained.spec.model.detector is None:
-        if args.score is not None:
-            raise UserError("--score must be used with a detector, and this network is a classifier; leave it out")
-        return Labeller(trained, choose_device(World()), args.window)
-    if args.window is not None:
-        raise UserError("--window must be used with a classifier, and this network is a detector; leave it out")
-    return BoxFinder(trained, choose_device(World()), LEAST_SCORE if args.score is None else args.score)
+    own, value = task_of(trained.spec), None
+    for task, option in _options():
+        given = getattr(args, option.name)
+        if task.name == own.name:
+            value = given
+        elif given is not None:
+            wrong = f"--{option.name} must be used with a {task.title}, and this network is a {own.title}"
+            raise UserError(f"{wrong}; leave it out")
+    if own.stream_option() is None:
+        raise UserError(f"{trained.path}: must be a network that sees frame by frame, and this one is a {own.title}")
+    watcher: Stream = own.watcher(trained, choose_device(World()), value)
+    return watcher
 
 
-def _print(
-    results: Iterator[Values], args: argparse.Namespace, trained: Trained, watcher: Labeller | BoxFinder, stride: int
-) -> None:
+def _options() -> list[tuple[Task, StreamOption]]:
+    return [(task, option) for task in every_task() if (option := task.stream_option()) is not None]
+
+
+def _print(results: Iterator[Values], args: argparse.Namespace, trained: Trained, watcher: Stream, stride: int) -> None:
     """Show what was seen in each frame, as text only where it changes; first, on stderr, what is followed."""
     last, dropped = None, 0
     for result in results:

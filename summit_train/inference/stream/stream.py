@@ -1,7 +1,7 @@
 """A trained network on a live video: one frame in, what is told of it out.
 
-Source: Lin et al., section 4.2. Each frame gives logits, or a detector's maps, from its own picture and the caches of
-the frames before.
+Source: Lin et al., section 4.2. Each frame gives logits, or maps, from its own picture and the caches of the frames
+before.
 """
 
 from __future__ import annotations
@@ -40,16 +40,32 @@ class Stream:
     """A trained network that sees the frames of one video in turn, with its caches.
 
     A subclass for each task says with `see` what --json tells of a frame, and how these values become text and are
-    drawn. about: what it tells, for people.
+    drawn. about: what it tells, for people. stride: between the frames that its evaluation sees.
     """
 
     about = ""
+    stride = 1
 
     def __init__(self, trained: Trained, device: torch.device) -> None:
         network = trained.network(device, ready=False)
         self._network, self._names = StreamNetwork(network), trained.classes
         self._normalise, self._render = Normalise(next(network.parameters()).dtype, device), renderer(trained.spec)
         self._caches: Sequence[torch.Tensor] = ()
+
+    def see(self, frame: StreamFrame) -> Values:
+        """Return what --json tells of the next frame."""
+        raise NotImplementedError
+
+    def key(self, values: Values) -> object:
+        """Return what people see a line of text for, each time that it changes."""
+        raise NotImplementedError
+
+    def text(self, values: Values) -> str:
+        raise NotImplementedError
+
+    def draw(self, picture: Frames, values: Values) -> Frames:
+        """Return a copy of a frame, uint8 RGB (H, W, 3), with the values drawn on it."""
+        raise NotImplementedError
 
     def output(self, picture: Frames) -> torch.Tensor:
         """Take the next frame, uint8 RGB (H, W, 3), of one size each time; return its own logits or maps, (1, ...).

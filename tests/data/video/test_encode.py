@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from summit_train.data.video.encode import with_boxes, with_caption, write_video
+from summit_train.data.video.encode import with_areas, with_caption, write_video
 
 
 def test_the_same_frames_give_the_same_bytes(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_the_bar_holds_the_text_whose_letters_shrink_if_it_is_long() -> None:
 
 def test_boxes_have_their_classes_colours_at_their_edges_and_nowhere_else() -> None:
     grey = np.full((160, 240, 3), 90, np.uint8)
-    drawn = with_boxes(grey, [(0, "", (40.4, 60, 80.2, 70.2)), (1, "", (100, 100, 200, 55))])
+    drawn = with_areas(grey, [(0, "", (40.4, 60, 80.2, 70.2)), (1, "", (100, 100, 200, 55))])
     assert (grey == 90).all() and drawn.shape == grey.shape
     red, green = (255, 25, 25), (25, 255, 94)  # hues of 0 and 138 degrees
     for label, places in (
@@ -86,8 +86,8 @@ def test_boxes_have_their_classes_colours_at_their_edges_and_nowhere_else() -> N
 
 @pytest.mark.parametrize(("top", "bar"), [(40, (30, 39)), (3, (5, 14))])
 def test_the_text_of_a_box_stands_above_it_or_in_it(top: int, bar: tuple[int, int]) -> None:
-    drawn = with_boxes(np.full((160, 240, 3), 90, np.uint8), [(2, "car 0.98", (230, top, 8, 90 - top))])
+    drawn = with_areas(np.full((160, 240, 3), 90, np.uint8), [(2, "car 0.98", (230, top, 8, 90 - top))])
     rows, columns = np.nonzero((drawn == 0).all(2))
     assert (rows.min(), rows.max()) == bar and columns.max() <= 239 and columns.min() < 215, "all of it is in sight"
     assert drawn[bar[0] : bar[1] + 1].min(2).max() > 200, "white on black"
-    assert (with_boxes(drawn, []) == drawn).all()
+    assert (with_areas(drawn, []) == drawn).all()

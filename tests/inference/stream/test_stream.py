@@ -19,11 +19,11 @@ from summit_train.core.errors import RunFailed, UserError
 from summit_train.data.video.clips import read_views
 from summit_train.data.video.source import DecodeError, Encoded
 from summit_train.data.video.stream import Reading, StreamFrame, file_frames
-from summit_train.inference.stream.labels import Labeller
 from summit_train.inference.stream.stream import Follower, Show, newest, renderer
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.models.online import StreamNetwork
 from summit_train.models.precision import Normalise, parameter_type
+from summit_train.tasks.classification.stream import Labeller
 from tests.closeness import assert_near
 
 CPU = torch.device("cpu")
