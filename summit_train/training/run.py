@@ -85,22 +85,17 @@ class Run:
             self.notes.append(f"open files: a rank may need {needed:,}, the limit is {may_open:,}; raise `ulimit -Hn`")
         state = world.together(lambda: self._first_state(watchdog or Watchdog(world, None), **may))
         path = checkpoint_path(spec.run_path, step := world.broadcast(state.get("step", 0)))
-        # The numbers are still in the file. No rank ever has two copies of them: they go into what the step uses.
-        own: Any = self.model.state_dict()
-        weights = world.broadcast(in_memory(state.pop("model"), own) if state else own, own)
-        world.together(partial(give_weights, self.model, path, weights))
-        del weights  # before the rest arrives, where it is of another type
+        own: Any = self.model.state_dict()  # the numbers, still in the file, enter what the step uses: no second copy
+        weights = in_memory(state.pop("model"), own) if state else own
+        world.together(partial(give_weights, self.model, path, world.broadcast(weights, own)))
         counts = list(clips_per_class(inputs.train.manifest, inputs.train.kept).values())
         self.step = build_step(spec, plan, world, self.model, device, counts)
-        if spec.parallel.method == "averaging" and state.get("learner_digests"):
-            del state["optimizer"]  # each learner has its own in its file
         own = self.step.checkpoint(path, step) if isinstance(self.step, TrainStep) else {}
         saved = world.broadcast(in_memory(state, own), own)
         self.val_loss = None if loss_of(spec) else build_loss(spec, counts, torch.device("cpu"))
         self.health = Health(spec, plan)
         if saved:
-            whole = saved | {"model": self.model.state_dict()}
-            self.notes += world.together(lambda: self.step.restore(path, whole))
+            self.notes += world.together(lambda: self.step.restore(path, saved | {"model": self.model.state_dict()}))
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.noise.load_state_dict(_part(path, saved, "noise_scale", self.noise.state_dict()))
         if spec.noise_scale.every_steps and spec.parallel.method == "averaging":
@@ -202,6 +197,8 @@ class Run:
         finally:
             world.broadcast([])
         self.notes += notes
+        if self.spec.parallel.method == "averaging" and state.get("learner_digests"):
+            del state["optimizer"]  # each learner has its own in its file
         if (before := state.get("backend", self.world.backend)) != self.world.backend:
             own = self.world.backend
             self.notes.append(f"continues over {own}; earlier steps ran over {before}, so results agree to rounding")
