@@ -31,8 +31,8 @@ def _memory(kind: str) -> int:
         ({"optimizer": {"name": "sgd"}, "ema": {"decay": 0.9}}, 1.5),
         ({"optimizer": {"name": "adamw"}}, 1.5),
         ({"optimizer": {"name": "lamb"}}, 1.5),
-        # The average, a learner's network and its momentum: three halves of the file that a learner has.
-        ({"optimizer": {"name": "sgd"}, "parallel": LOCAL}, 2.4),
+        # The average, and the network and momentum of each of a rank's two learners: five halves of a learner's file.
+        ({"optimizer": {"name": "sgd"}, "parallel": LOCAL}, 3.2),
     ],
     ids=["sgd and average", "adamw", "lamb", "learners"],
 )
