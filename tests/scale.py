@@ -141,7 +141,7 @@ def rehearse_film(seconds: int, folder: Path, side: int = 240, span: int = 10, c
     os.environ["XDG_CACHE_HOME"] = str(folder)
     frames, _ = MotionSet(size=side, num_frames=4 * FPS).video("train", 0)
     film, length = folder / "film.mp4", seconds * FPS
-    with open_writer(film, (side, side), FPS, quality=30, key_every=250) as write:
+    with open_writer(film, (side, side), FPS, quality=20, key_every=250) as write:
         for number in range(length):
             write(frames[number % len(frames)], number)
     starts = [(length - span * FPS) * number // clips for number in range(clips)]

@@ -91,6 +91,8 @@ def state_of_first(
         state, notes = first(lambda *it: check(*world.broadcast(it)))
     finally:
         world.broadcast([])
+    if state.get("learner_digests"):
+        del state["optimizer"]  # each learner has its own in its file
     if (before := state.get("backend", world.backend)) != world.backend:
         notes.append(f"continues over {world.backend}; earlier steps ran over {before}, so results agree to rounding")
     return state, notes

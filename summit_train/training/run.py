@@ -110,20 +110,15 @@ class Run:
         first = partial(first_state, spec, plan, self.train_set, self.model, more_epochs=more_epochs)
         state, resumed = world.together(lambda: state_of_first(first, world, self.watchdog))
         path = checkpoint_path(spec.run_path, step := world.broadcast(state.get("step", 0)))
-        # The numbers are still in the file. No rank ever has two copies of them: they go into what the step uses.
-        own: Any = self.model.state_dict()
-        weights = world.broadcast(in_memory(state.pop("model"), own) if state else own, own)
-        world.together(partial(give_weights, self.model, path, weights))
-        del weights  # before the rest arrives, where it is of another type
+        own: Any = self.model.state_dict()  # the numbers, still in the file, enter what the step uses: no second copy
+        weights = in_memory(state.pop("model"), own) if state else own
+        world.together(partial(give_weights, self.model, path, world.broadcast(weights, own)))
         # --- step
         self.step = build_step(spec, plan, world, self.model, device, counts)
-        if spec.parallel.method == "averaging" and state.get("learner_digests"):
-            del state["optimizer"]  # each learner has its own in its file
         own = self.step.checkpoint(path, step) if isinstance(self.step, TrainStep) else {}
         saved = world.broadcast(in_memory(state, own), own)
         if saved:
-            whole = saved | {"model": self.model.state_dict()}
-            world.together(lambda: self.step.restore(path, whole))
+            world.together(lambda: self.step.restore(path, saved | {"model": self.model.state_dict()}))
         self.start_step = int(saved.get("step", 0))
         # --- records
         self.lineage = int(_part(path, saved, "line", 0))
