@@ -84,7 +84,8 @@ def _value(schema: dict[str, Any]) -> str:
     words = [types.get(schema["type"], schema["type"])]
     bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     for keyword, word in bounds.items():
-        if keyword in schema:
+        # A maximum of a million or more only stops nonsense; editors have it from the JSON schema.
+        if keyword in schema and not (keyword == "maximum" and schema[keyword] >= 1_000_000):
             limit = schema[keyword]
             shown = "2^63" if limit == 2**63 else f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
             words.append(f"{word} {shown}")
