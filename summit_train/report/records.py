@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from summit_train.core.errors import UserError
@@ -27,6 +27,8 @@ from summit_train.spec.source import parse_mapping
 
 def number(value: object) -> float | None:
     """Return the value as a finite float, or None."""
+    if type(value) is float:  # nearly all are; asked first, as a long run has millions
+        return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if abs(value) <= sys.float_info.max else None  # an int may be larger than every float
@@ -42,6 +44,7 @@ class Record(BaseModel):
 
 
 RecordType = TypeVar("RecordType", bound=Record)
+T = TypeVar("T")
 
 
 class WithMeasures(Record):
@@ -224,20 +227,22 @@ class ClipsPerClass(Record):
         return {side: {name: counts.get(name, 0) for name in names} for side, counts in sides.items()}
 
 
-ByStep = TypeVar("ByStep", StepRecord, EvalRecord, WarningRecord, TrustRatioRecord, AverageRecord)
 RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environment.json")
 OBSERVED_FILE = "observed.json"  # of `eval --observed`; optional
 RUN_MARKS = ("spec.yaml", "metrics.jsonl")  # of a run folder
-_KINDS: dict[str, type[LogRecord] | type[StepRecord]] = {
-    "step": StepRecord,
-    "eval": EvalRecord,
-    "warning": WarningRecord,
-    "trust_ratio": TrustRatioRecord,
-    "average": AverageRecord,
-    "batch": BatchRecord,
-    "checkpoint": CheckpointRecord,
-    "start": StartRecord,
-    "more_epochs": MoreEpochsRecord,
+_KINDS: dict[str, TypeAdapter[Any]] = {
+    name: TypeAdapter(kind)
+    for name, kind in {
+        "step": StepRecord,
+        "eval": EvalRecord,
+        "warning": WarningRecord,
+        "trust_ratio": TrustRatioRecord,
+        "average": AverageRecord,
+        "batch": BatchRecord,
+        "checkpoint": CheckpointRecord,
+        "start": StartRecord,
+        "more_epochs": MoreEpochsRecord,
+    }.items()
 }
 
 
@@ -319,35 +324,42 @@ class Run:
     def _replay_log(self) -> None:
         """Replay metrics.jsonl: a later record of a step replaces the earlier, a resume takes back what follows it."""
         self.log = list(self._log())
-        self.steps, self.evals = self._last(StepRecord), self._last(EvalRecord)
-        self.warnings = self._last(WarningRecord)
-        self.trust_ratios, self.averages = self._last(TrustRatioRecord), self._last(AverageRecord)
-        batches = {record.epoch: record for record in self.log if isinstance(record, BatchRecord)}
-        self.batches = [batches[epoch] for epoch in sorted(batches)]
-        self.checkpoints = [record for record in self.log if isinstance(record, CheckpointRecord)]
-        self.extensions = [record for record in self.log if isinstance(record, MoreEpochsRecord)]
-        self.starts, self.seconds, done = list[StartRecord](), 0.0, set[int]()
+        self.checkpoints, self.extensions = list[CheckpointRecord](), list[MoreEpochsRecord]()
+        self.starts, self.seconds = list[StartRecord](), 0.0
+        steps, evals, warnings = dict[int, StepRecord](), dict[int, EvalRecord](), dict[int, WarningRecord]()
+        trust_ratios, averages = dict[int, TrustRatioRecord](), dict[int, AverageRecord]()
+        batches = dict[int, BatchRecord]()
         for record in self.log:
             match record:
                 case StepRecord():
-                    done.add(record.step)
+                    steps[record.step] = record
                     self.seconds += number(record.step_s) or 0.0
-                case EvalRecord() | CheckpointRecord():
+                case EvalRecord():
+                    evals[record.step] = record
                     self.seconds += number(record.seconds) or 0.0
+                case CheckpointRecord():
+                    self.checkpoints.append(record)
+                    self.seconds += number(record.seconds) or 0.0
+                case WarningRecord():
+                    warnings[record.step] = record
+                case TrustRatioRecord():
+                    trust_ratios[record.step] = record
+                case AverageRecord():
+                    averages[record.step] = record
+                case BatchRecord():
+                    batches[record.epoch] = record
+                case MoreEpochsRecord():
+                    self.extensions.append(record)
                 case StartRecord():
-                    again = {step for step in done if step > record.step}
-                    done -= again
-                    self.starts.append(record.model_copy(update={"steps_again": len(again)}))
-
-    def _last(self, kind: type[ByStep]) -> list[ByStep]:
-        """Return the last record of each step. What follows a checkpoint that was resumed is not in the weights."""
-        found: dict[int, ByStep] = {}
-        for record in self.log:
-            if isinstance(record, kind):
-                found[record.step] = record
-            elif isinstance(record, StartRecord):
-                found = {step: one for step, one in found.items() if step <= record.step}
-        return [found[step] for step in sorted(found)]
+                    steps_again = sum(step > record.step for step in steps)
+                    self.starts.append(record.model_copy(update={"steps_again": steps_again}))
+                    # What follows a checkpoint that was resumed is not in the weights.
+                    for found in (steps, evals, warnings, trust_ratios, averages):
+                        for step in [step for step in found if step > record.step]:
+                            del found[step]
+        self.steps, self.evals, self.warnings = _in_order(steps), _in_order(evals), _in_order(warnings)
+        self.trust_ratios, self.averages = _in_order(trust_ratios), _in_order(averages)
+        self.batches = _in_order(batches)
 
     def _log(self) -> Iterator[LogRecord | StepRecord]:
         """Yield the records of metrics.jsonl; note each line that cannot be read. A missing file is in `missing`."""
@@ -358,7 +370,7 @@ class Run:
             with open(self.path / name, "rb", opener=regular) as lines:
                 for i, line in enumerate(lines, start=1):
                     text = line.decode("utf-8", "replace")
-                    if text.strip():
+                    if not text.isspace():
                         yield from self._records_in(text, f"{name}, line {i}")
         except OSError as error:
             self.notes.append(f"{name}: cannot be read to its end ({error.strerror})")
@@ -371,7 +383,7 @@ class Run:
                 raise ValueError("no 'kind'")
             if kind := _KINDS.get(str(record["kind"])):
                 # JSON has no NaN: a null becomes the default, NaN.
-                yield kind(**{key: value for key, value in record.items() if value is not None})
+                yield kind.validate_python({key: value for key, value in record.items() if value is not None})
             return
         except ValueError as error:
             reason = _reason(error)
@@ -457,6 +469,10 @@ def _check_is_run(path: Path) -> None:
         inside = [str(child) for child in runs][:8]
         hint = f"give the runs within it: {' '.join(inside)}" if inside else "give run_dir/name of a spec"
         raise UserError(f"{path}: not a run, it has neither spec.yaml nor metrics.jsonl; {hint}")
+
+
+def _in_order(found: dict[int, T]) -> list[T]:
+    return [found[key] for key in sorted(found)]
 
 
 def _object(text: str) -> dict[str, Any]:
