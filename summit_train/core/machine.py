@@ -29,24 +29,22 @@ def free_memory() -> float:
 
     Infinity where the system does not tell.
     """
-    return min(1024 * float(_told("meminfo", "MemAvailable").removesuffix("kB") or "inf"), *_free_in_groups())
+    available = 1024 * float(_told("meminfo", "MemAvailable").removesuffix("kB") or "inf")
+    return min([available, *_free_in_groups()])
 
 
 def _free_in_groups(process: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> list[float]:
     """Return what the limit of each control group leaves (version 1 and 2), cached files counted as free."""
     found = []
     for line in process.read_text().splitlines() if process.is_file() else []:
-        _, kinds, path = line.split(":", 2)
-        limit, used, cached = "memory.max", "memory.current", "inactive_file"
-        if kinds:
-            limit, used, cached = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-        top = mounted / "memory" if kinds else mounted
-        inner = top / path.lstrip("/")
-        for group in (inner, *inner.parents) if kinds in ("", "memory") else ():
-            with suppress(OSError, ValueError):  # not mounted, or the limit is "max"
-                sizes = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                numbers = [int((group / name).read_text()) for name in (limit, used)]
-                found.append(numbers[0] - numbers[1] + float(sizes[cached]))
+        _, kind, path = line.split(":", 2)
+        limit, used = ("limit_in_bytes", "usage_in_bytes") if kind else ("max", "current")
+        group = mounted / kind / path.lstrip("/")
+        for folder in (group, *group.parents):
+            with suppress(OSError, ValueError):  # it has no memory.*, or the limit is "max"
+                left, taken = (int((folder / f"memory.{name}").read_text()) for name in (limit, used))
+                sizes = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))
+                found.append(left - taken + float(sizes["total_inactive_file" if kind else "inactive_file"]))
     return found
 
 

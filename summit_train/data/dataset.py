@@ -13,7 +13,8 @@ from summit_train.core.errors import UserError
 from summit_train.data.batches.order import Classes, Order
 from summit_train.data.batches.spans import SpanStore
 from summit_train.data.batches.stores import Store, open_store
-from summit_train.data.manifest import Manifest, read_manifest
+from summit_train.data.manifest import Manifest
+from summit_train.data.manifest.node_copy import read_shared
 from summit_train.data.manifest.overlap import Leaks, shared_clips
 from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.data.manifest.reading import check_same_classes
@@ -43,7 +44,7 @@ class Dataset:
         path = {"train": spec.data.train, "val": spec.data.val}[which]
         if not Path(path).exists():
             raise UserError(f"data.{which}: {path} not found (relative paths start at {Path.cwd()})")
-        manifest = read_manifest(path, spec.data.region)
+        manifest = read_shared(path, spec.data.region)
         manifest.check_labels(spec.model.num_classes)
         _check_annotation(manifest, spec, which)
         if spec.loss.kind == "softmax" and (several := manifest.not_single()) is not None:

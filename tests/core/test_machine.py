@@ -5,10 +5,12 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from summit_train.core import machine
 from summit_train.core.machine import instruction_sets, processor_digest, processor_name
 from tests.worlds import ROOT
 
@@ -32,6 +34,39 @@ def test_name_and_flags(monkeypatch: pytest.MonkeyPatch, text: str, name: str, f
     assert processor_digest("a") == before != processor_digest("b")
     monkeypatch.setattr(Path, "read_text", lambda path: text.replace("avx2", "").replace("9", "10"))
     assert processor_digest("a") != before
+
+
+GIB = 1 << 30
+
+
+def _group(folder: Path, limit: str, used: int, cached: int, *, first: bool = False) -> None:
+    """A control group; first: of version 1."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if first else ("memory.max", "memory.current")
+    for name, number in zip(names, (limit, used), strict=True):
+        (folder / name).write_text(f"{number}\n")
+    (folder / "memory.stat").write_text(f"file 5\n{'total_' * first}inactive_file {cached}\nanon 7\n")
+
+
+def test_free_memory_is_what_the_tightest_group_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process, mounted = tmp_path / "cgroup", tmp_path / "mounted"
+    free = partial(machine._free_in_groups, process, mounted)
+    assert free() == []  # no control groups
+    process.write_text("0::/slurm/job_1/step_0\n")
+    _group(mounted / "slurm/job_1", str(8 * GIB), 3 * GIB, GIB)
+    _group(mounted / "slurm/job_1/step_0", "max", 2 * GIB, 0)
+    assert free() == [6 * GIB]
+    process.write_text("7:cpu,cpuacct:/slurm/job_1\n4:memory:/host/only\n0::/\n")  # as a container sees the host's
+    _group(mounted / "memory", str(5 * GIB), 3 * GIB, 0, first=True)
+    assert free() == [2 * GIB]
+    monkeypatch.setattr(machine, "_free_in_groups", free)
+    monkeypatch.setattr(machine, "_told", lambda *_: "3145728 kB")
+    assert machine.free_memory() == 2 * GIB
+    monkeypatch.setattr(machine, "_told", lambda *_: "1048576 kB")
+    assert machine.free_memory() == GIB
+    monkeypatch.setattr(machine, "_told", lambda *_: "")
+    process.unlink()
+    assert machine.free_memory() == float("inf")
 
 
 PROGRAM = """

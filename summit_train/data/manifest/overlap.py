@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from operator import itemgetter
 
-import numpy as np
-
 from summit_train.core.text import counted
 from summit_train.data.manifest.files import located_root
 from summit_train.data.manifest.reading import Manifest
@@ -33,14 +31,11 @@ def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None])
     pairs, lists = Pairs(), (first, second)
     as_stored = first.is_packed or second.is_packed
     places = [None if as_stored else located_root(root, one) for one, root in zip(lists, roots, strict=True)]
-    above = [_above(one, place) for one, place in zip(lists, places, strict=True)]
-    if above[0] == above[1] and not any(map(_has_absolute, lists)):
-        above = [b"", b""]  # joining takes as long as all else
-    paths = [_paths(one, folder) for one, folder in zip(lists, above, strict=True)]
-    for how, (our_keys, blocks) in (("path", paths), ("sha256", map(_digests, lists))):
-        their_keys = list(blocks)
-        ours = _by_file(first, our_keys, set(chain(*their_keys)) - {_UNKNOWN})
-        theirs = _by_file(second, their_keys, ours.keys())
+    paths = [_paths(one, place) for one, place in zip(lists, places, strict=True)]
+    for how, (blocks, others) in (("path", paths), ("sha256", map(_digests, lists))):
+        keys = list(others)
+        ours = _by_file(first, blocks, set(chain(*keys)) - {_UNKNOWN})
+        theirs = _by_file(second, keys, ours.keys())
         found = [pair for key, spans in ours.items() for pair in _overlapping(spans, theirs[key])]
         for clip, other in sorted(found, key=itemgetter(1, 0)):
             counts = {int(first.frame_counts[clip]), int(second.frame_counts[other])} - {-1, 0}
@@ -98,25 +93,16 @@ def _overlapping(ours: _Spans, theirs: _Spans) -> Iterator[tuple[int, int]]:
             yield ours[place][2], other
 
 
-def _above(manifest: Manifest, root: str | None) -> bytes:
-    """Return what is before a relative path to make it absolute; nothing without a root."""
-    return b"" if root is None else os.fsencode(os.path.join(os.path.abspath(root), manifest.folder, ""))
-
-
-def _paths(manifest: Manifest, above: bytes) -> Iterator[list[bytes]]:
-    """Yield every clip's path below a folder."""
+def _paths(manifest: Manifest, root: str | None) -> Iterator[list[bytes]]:
+    """Yield every clip's absolute path; without a root as it is stored."""
+    above = b"" if root is None else os.fsencode(os.path.join(os.path.abspath(root), manifest.folder, ""))
     for start in range(0, len(manifest), _BLOCK):
         offsets = manifest.offsets[start : start + _BLOCK + 1]
-        content, ends = manifest.paths[offsets[0] : offsets[-1]].tobytes(), pairwise((offsets - offsets[0]).tolist())
-        paths = [content[start:end] for start, end in ends]
+        paths, ends = manifest.paths[offsets[0] : offsets[-1]].tobytes(), pairwise((offsets - offsets[0]).tolist())
         # Not os.path.join, which takes as long again as all else for a million clips.
-        yield [path if path.startswith(b"/") else above + path for path in paths] if above else paths
+        yield [one if one.startswith(b"/") else above + one for start, end in ends for one in [paths[start:end]]]
 
 
 def _digests(manifest: Manifest) -> Iterator[list[bytes]]:
     for start in range(0, len(manifest.digests), _BLOCK):
         yield manifest.digests[start : start + _BLOCK].tolist()
-
-
-def _has_absolute(manifest: Manifest) -> bool:
-    return bool(np.any(manifest.paths[manifest.offsets[:-1]] == ord("/")))

@@ -1,7 +1,7 @@
 """A data set's list of clips: read from a CSV, a header-less list, class folders or a packed set, and written as CSV.
 
-The columns of a packed set's manifest are .npy files, which all processes of a node map; those of other large lists
-become such files when they are first read on a node.
+The manifest of a packed set is a folder of .npy files, which all processes of a node map; `node_copy` makes one of
+another large list.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import write_text
-from summit_train.core.text import csv_text
+from summit_train.core.files import read_file, regular, replacing, write_json, write_text
+from summit_train.core.machine import free_memory
+from summit_train.core.text import binary_size, csv_text, from_json
 from summit_train.data.manifest import tables
 from summit_train.data.manifest.annotation import Annotated, Annotation, annotation_kinds
 from summit_train.data.manifest.clip import Clip
-from summit_train.data.manifest.columns import as_file, from_file, read_columns, write_columns
-from summit_train.data.manifest.node_copy import parsed_once
-from summit_train.data.manifest.tables import CLASSES_FILE, DTYPES, label_text, opened
+from summit_train.data.manifest.tables import CLASSES_FILE, DTYPES, OPTIONAL, label_text, opened
 from summit_train.data.video.region import WHOLE_FRAME, Region
 from summit_train.data.video.span import TO_THE_END, WHOLE, Span
 
@@ -292,7 +292,7 @@ class Manifest:
     def __reduce__(self) -> str | tuple[Any, ...]:
         if self.is_packed:
             return _reopen, (self.source, self.fingerprint())
-        return _mapped_again, ({name: as_file(value) for name, value in vars(self).items()},)
+        return _mapped_again, ({name: _in_file(value) for name, value in vars(self).items()},)
 
 
 def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
@@ -307,37 +307,28 @@ def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
     """
     source = Path(path)
     if (source / PACK_FILE).is_file():
-        return _read_packed_manifest(source)
+        return read_packed(source)
     if (source / PACKING_FOLDER).is_dir():
         raise UserError(f"{source}: its packing was not finished; run `data pack` again to continue it")
     is_folder = source.is_dir()
     classes = tables.class_folders(source) if is_folder else read_classes(source.parent / CLASSES_FILE)
-    kinds = () if is_folder else annotation_kinds()
-    annotated = next(filter(None, (kind.read(source, classes) for kind in kinds)), None)
+    if source.is_file() and 3 * (size := source.stat().st_size) > (free := free_memory()):  # measured: 2.9 to 6.2
+        need = f"a list of {binary_size(size)} needs 3 to 6 times as much memory, and {binary_size(free)} are free"
+        raise UserError(f"{source}: {need}; try a machine with more, or split the list")
+    annotation: Annotation | None = None
     if is_folder:
-        columns = _parsed(source, [tables.folder_table(source)], classes, region)
-    elif annotated is not None:
+        found: Iterable[tables.Table] = [tables.folder_table(source)]
+    elif annotated := next(filter(None, (kind.read(source, classes) for kind in annotation_kinds())), None):
         found, annotation = annotated
-        columns = _parsed(source, found, classes, region)
-        annotation.check_list(columns["frame_counts"])
-        columns |= {"annotation": annotation} | annotation.clip_columns()
     else:
-        columns = parsed_once(source, (classes, region), partial(_parsed_list, source, classes, region))
-    return Manifest(str(source), os.path.abspath(source) if is_folder else "", classes, **columns)
-
-
-def _parsed_list(source: Path, classes: tuple[str, ...] | None, region: str | None) -> dict[str, Any]:
-    tables.check_memory(source)
-    return _parsed(source, tables.read_tables(source), classes, region)
-
-
-def _parsed(
-    source: Path, found: Iterable[tables.Table], classes: tuple[str, ...] | None, region: str | None
-) -> dict[str, Any]:
+        found = tables.read_tables(source)
     columns = tables.parse_tables(source, found, classes, region)
     if not len(columns["labels"]):
         raise UserError(f"{source}: no clip found in it")
-    return columns
+    if annotation is not None:
+        annotation.check_list(columns["frame_counts"])
+        columns |= {"annotation": annotation} | annotation.clip_columns()
+    return Manifest(str(source), os.path.abspath(source) if is_folder else "", classes, **columns)
 
 
 def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:
@@ -353,10 +344,31 @@ def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:
             yield replace(manifest.row(next(clips)), others=more)
 
 
-def _read_packed_manifest(source: Path) -> Manifest:
+def read_packed(source: Path) -> Manifest:
     """Map the manifest of a packed set, which `write_packed_manifest` wrote."""
+    folder = source / PACKED_MANIFEST
     try:
-        columns, about = read_columns(source / PACKED_MANIFEST)
+        about = dict(from_json(read_file(folder / _ABOUT)))
+        names = [name for name in DTYPES if name not in OPTIONAL or about.get(name)]
+        columns: dict[str, Any] = {name: load_column(folder / f"{name}.npy", DTYPES[name]) for name in names}
+        of_clips = {name: column for name, column in columns.items() if name != "more_labels"}
+        lengths = {len(column) for name, column in of_clips.items() if name != "digests" or len(column)}
+        columns["offsets"] = load_column(folder / "offsets.npy", np.uint32, np.int64)
+        columns["paths"] = load_column(folder / "paths.npy", np.uint8)
+        if lengths != {len(columns["offsets"]) - 1} or columns["offsets"][-1] != len(columns["paths"]):
+            raise ValueError(f"{folder}: its columns are not of one length")
+        for name in OPTIONAL:
+            columns.setdefault(name, np.zeros(0, DTYPES[name]))
+        clips, labels = (columns["more_labels"][name] for name in ("clip", "label"))
+        if np.any(np.diff(clips) < 0) or np.any((clips < 0) | (clips >= len(columns["labels"])) | (labels < 0)):
+            raise ValueError(f"{folder}: some of its labels do not belong to a clip")
+        columns["group_names"] = tuple(about.get("group_names", ()))
+        if np.any(columns["groups"] >= len(columns["group_names"])):
+            raise ValueError(f"{folder}: some of its groups have no name")
+        for kind in annotation_kinds():
+            if about.get(next(iter(kind.types))):
+                own = {name: load_column(folder / f"{name}.npy", dtype) for name, dtype in kind.types.items()}
+                columns["annotation"] = kind.of_columns(own, len(columns["labels"]), str(source))
         columns |= {"is_packed": True, "stored_fingerprint": about["fingerprint"], "pixels": about["pixels"]}
         return Manifest(str(source), "", None if about["classes"] is None else tuple(about["classes"]), **columns)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -371,17 +383,54 @@ def _reopen(source: str, fingerprint: str) -> Manifest:
     return manifest
 
 
+def _in_file(column: Any) -> Any:
+    """Return what maps a mapped column again, for another process of this node; anything else as it is."""
+    file = getattr(column, "base", None)
+    if not isinstance(file, np.memmap) or file.size != column.size or not os.path.exists(str(file.filename)):
+        return column
+    return partial(load_column, Path(str(file.filename)), column.dtype)
+
+
 def _mapped_again(values: dict[str, Any]) -> Manifest:
-    """Unpickle the manifest of a list, whose columns may be those of its copy on this node."""
-    return Manifest(**{name: from_file(value) for name, value in values.items()})
+    return Manifest(**{name: value() if isinstance(value, partial) else value for name, value in values.items()})
 
 
 def write_packed_manifest(folder: Path, manifest: Manifest) -> str:
     """Write a manifest into the folder of a packed set; return its fingerprint."""
+    wide = len(manifest.paths) >= 1 << 32
+    dtypes = DTYPES | {"paths": np.uint8, "offsets": np.int64 if wide else np.uint32}
+    # The files of the others are missing.
+    used: dict[str, Any] = {name: True for name in OPTIONAL if len(getattr(manifest, name))}
+    for name, dtype in dtypes.items():
+        if name not in OPTIONAL or name in used:
+            save_column(folder / PACKED_MANIFEST / f"{name}.npy", getattr(manifest, name), dtype)
+    if manifest.annotation is not None:
+        for name, dtype in manifest.annotation.types.items():
+            save_column(folder / PACKED_MANIFEST / f"{name}.npy", manifest.annotation.columns[name], dtype)
+        used[next(iter(manifest.annotation.types))] = True
     fingerprint = manifest.fingerprint()
+    used |= {"group_names": manifest.group_names} if manifest.group_names else {}
     about = {"classes": manifest.classes, "pixels": manifest.pixels, "fingerprint": fingerprint}
-    write_columns(folder / PACKED_MANIFEST, vars(manifest), about)
+    write_json(folder / PACKED_MANIFEST / _ABOUT, about | used)
     return fingerprint
+
+
+def save_column(path: Path, column: NDArray[Any], dtype: DTypeLike) -> None:
+    """Write a .npy file, whole or not at all."""
+    with replacing(path) as file:
+        np.save(file, column.astype(dtype, copy=False))
+
+
+def load_column(path: Path, *dtypes: DTypeLike) -> NDArray[Any]:
+    """Map a .npy file of one of these types. Raises OSError, and ValueError where it is damaged or of another type."""
+    try:
+        with open(path, "rb", opener=regular):
+            column: NDArray[Any] = np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
+    except (ArithmeticError, EOFError, SyntaxError, TokenError, TypeError) as error:  # by a damaged header
+        raise ValueError(f"{path}: its header is damaged: {error}") from error
+    if column.ndim != 1 or column.dtype not in [np.dtype(dtype) for dtype in dtypes]:
+        raise ValueError(f"{path}: must be a column of {np.dtype(dtypes[0])}, got {column.dtype} {column.shape}")
+    return column
 
 
 def read_classes(path: str | Path) -> tuple[str, ...] | None:

@@ -20,8 +20,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import regular
-from summit_train.core.machine import free_memory
-from summit_train.core.text import binary_size
 from summit_train.data.video.region import Region
 from summit_train.data.video.span import TO_THE_END, DecodeError, Span
 
@@ -52,13 +50,6 @@ DTYPES: dict[str, DTypeLike] = {
 OPTIONAL = ("spans", "more_labels", "regions", "groups")
 # The rows of a list: their line numbers (0 in class folders), and their cells, column by column.
 Table = tuple[Sequence[int], dict[str, Sequence[str]]]
-
-
-def check_memory(source: Path) -> None:
-    """Raise UserError for a list that the memory does not hold."""
-    if 3 * (size := source.stat().st_size) > (free := free_memory()):  # measured: 2.9 to 6.2
-        need = f"a list of {binary_size(size)} needs 3 to 6 times as much memory, and {binary_size(free)} are free"
-        raise UserError(f"{source}: {need}; try a machine with more, or split the list")
 
 
 @contextmanager

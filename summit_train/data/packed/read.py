@@ -19,8 +19,7 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, regular
 from summit_train.core.text import printable
 from summit_train.data.manifest import Manifest
-from summit_train.data.manifest.columns import load_column
-from summit_train.data.manifest.reading import PACK_FILE
+from summit_train.data.manifest.reading import PACK_FILE, load_column
 from summit_train.data.packed import format as packed
 from summit_train.data.packed.format import Facts, Pack, StoredFile, facts_of, picture_checksum, read_pack, shard_name
 from summit_train.data.video.clips import Choose, Decoded, ViewsOf, read_picture_views, read_views

@@ -24,7 +24,6 @@ from summit_train.data.manifest.annotation import Annotated, Annotation
 from summit_train.data.manifest.tables import (
     DTYPES,
     Table,
-    check_memory,
     check_names,
     csv_rows,
     opened,
@@ -211,7 +210,6 @@ def read_boxes(
 
     header: from `box_header`. Raises UserError at the first wrong row.
     """
-    check_memory(source)
     line, names = header
     reader = _Rows(names, classes)
     with opened(source, "the manifest ") as file:

@@ -45,6 +45,21 @@ def test_equal_paths_below_other_roots_are_other_files(tmp_path: Path) -> None:
     assert shared_clips(below[1], absolute, (None, None)) == {(0, 0): "path"}
 
 
+def test_relative_and_absolute_paths_of_one_root_are_compared(tmp_path: Path) -> None:
+    train = _read(tmp_path / "train.csv", _clip("a.mp4"), _clip(str(tmp_path / "b.mp4")))
+    val = _read(tmp_path / "val.csv", _clip("b.mp4"), _clip("a.mp4"))
+    assert shared_clips(train, val, (None, None)) == shared_clips(train, val, (None, str(tmp_path)))
+    assert shared_clips(train, val, (None, None)) == {(1, 0): "path", (0, 1): "path"}
+
+
+def test_clips_of_long_lists_are_found_at_their_places(tmp_path: Path) -> None:
+    train = _read(tmp_path / "train.csv", *(_clip(f"{number}.mp4", f"{number:064x}") for number in range(9000)))
+    val = _read(tmp_path / "val.csv", *(_clip(f"v/{number}.mp4", f"{number:064x}") for number in range(8999, 20_000)))
+    assert shared_clips(train, val, (None, None)) == {(8999, 0): "sha256"}
+    val = _read(tmp_path / "val.csv", *(_clip(f"{number}.mp4") for number in range(-5000, 2)))
+    assert shared_clips(train, val, (None, None)) == {(0, 5000): "path", (1, 5001): "path"}
+
+
 @pytest.mark.parametrize(
     ("train", "val", "shares"),
     [
