@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,6 +49,7 @@ class Together(LoadScopeScheduling):
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the slow tests: one that began last would run alone, while the other processes have nothing left."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    gc.freeze()  # no collection goes again through all that the modules of the tests have imported
 
 
 @pytest.hookimpl(tryfirst=True)
