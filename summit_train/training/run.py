@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import torch
 from torch import nn
@@ -65,13 +65,6 @@ class Inputs:
 def read_inputs(spec: Spec, ranks: int) -> Inputs:
     train, val = open_datasets(spec)
     return Inputs(spec, make_plan(spec, ranks, len(train)), train, val)
-
-
-class Part(Protocol):
-    """A part of a checkpoint."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Run:
@@ -129,17 +122,14 @@ class Run:
         self.growth = GrowingBatch(spec.parallel.grow_batch, plan.ladder)
         clips_per_epoch = plan.clips - plan.dropped_clips_per_epoch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
-        for name, part in self._parts():
+        self._parts: dict[str, Any] = {"bad_clips": self.bad_clips, "noise_scale": self.noise, "growth": self.growth}
+        if spec.checkpoint.keep_best is not None:
+            self._parts[self.best.part] = self.best
+        for name, part in self._parts.items():
             part.load_state_dict(_part(path, saved, name, part.state_dict()))
         self.bad_clips.forget_after(self.start_step)
         self.writer, self._saved_at = Writer(background=spec.checkpoint.background), time.monotonic()
         self.notes = [*_notes(self, may_open), *resumed]
-
-    def _parts(self) -> Iterator[tuple[str, Part]]:
-        """Yield the records that are part of a checkpoint, by their names there."""
-        yield from (("bad_clips", self.bad_clips), ("noise_scale", self.noise), ("growth", self.growth))
-        if self.spec.checkpoint.keep_best is not None:
-            yield self.best.part, self.best
 
     def is_checkpoint_due(self) -> bool:
         """Return whether rank 0 asks for a checkpoint: by time, or because the last one could not be written.
@@ -167,7 +157,7 @@ class Run:
             "epoch": step // self.plan.steps_per_epoch,
             "model": self.model.state_dict(),
             "line": self.lineage,
-            **{name: part.state_dict() for name, part in self._parts()},
+            **{name: part.state_dict() for name, part in self._parts.items()},
             "backend": self.world.backend,
             "experiment": experiment_of(self.spec, self.plan, self.train_set, self.model).values(),
             "spec": self.spec.model_dump(mode="json"),
