@@ -74,7 +74,7 @@ def build_model(
     elif arch == "vit":
         model = FrameViT(backbone or "", sizes, drop_path, adapter, (shift_fraction, shift_direction))
     else:
-        model = _built(arch, backbone or "", sizes, pool1)
+        model = _of_arch(arch, backbone or "", sizes, pool1)
     if arch == "tsm":
         add_shifts(model, shift_fraction, shift_place, shift_direction)
     if non_local:
@@ -110,7 +110,7 @@ def _number_problems(
     yield from (problem for is_kept, problem in limits if not is_kept)
 
 
-def _built(arch: str, backbone: str, sizes: tuple[int, int, float, float, int], pool1: catalog.Pool1) -> VideoNetwork:
+def _of_arch(arch: str, backbone: str, sizes: tuple[int, int, float, float, int], pool1: catalog.Pool1) -> VideoNetwork:
     """Return the network. sizes: number of frames and of classes, width, dropout, and the clip's channels."""
     if arch in ("i3d_3x3x3", "i3d_3x1x1", "i3d_replace"):
         return I3D(arch, backbone, *sizes, pool1)

@@ -113,9 +113,9 @@ class Run:
         if saved:
             whole = saved | {"model": self.model.state_dict()}
             world.together(lambda: self.step.restore(path, whole))
-        self.start_step = int(saved.get("step", 0))
+        check_fit(path, "line", saved.get("line", 0), 0)
+        self.start_step, self.lineage = int(saved.get("step", 0)), int(saved.get("line", 0))
         # --- records
-        self.lineage = int(_part(path, saved, "line", 0))
         self.val_loss = None if loss_of(spec) else build_loss(spec, counts, torch.device("cpu"))
         self.health, self.best = Health(spec, plan), Best(spec)
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
@@ -126,7 +126,9 @@ class Run:
         if spec.checkpoint.keep_best is not None:
             self._parts[self.best.part] = self.best
         for name, part in self._parts.items():
-            part.load_state_dict(_part(path, saved, name, part.state_dict()))
+            if name in saved:
+                check_fit(path, name, saved[name], part.state_dict())
+                part.load_state_dict(saved[name])
         self.bad_clips.forget_after(self.start_step)
         self.writer, self._saved_at = Writer(background=spec.checkpoint.background), time.monotonic()
         self.notes = [*_notes(self, may_open), *resumed]
@@ -195,13 +197,6 @@ class Run:
         self.writer.wait()
         if self._lock is not None:
             self._lock.check()
-
-
-def _part(path: Path, saved: Mapping[str, Any], name: str, own: Any) -> Any:
-    """Return a part of the checkpoint `path`, or the run's own where it has none."""
-    part = saved.get(name, own)
-    check_fit(path, name, part, own)
-    return part
 
 
 def _notes(run: Run, may_open: int | None) -> Iterator[str]:
