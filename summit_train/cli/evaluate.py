@@ -147,9 +147,9 @@ def _changed_keys(spec: Spec, chosen: Sequence[str], usual: int) -> dict[str, An
     file = spec.run_path / "spec.yaml"
     if not file.is_file():
         return {}
-    ours, own = (flat_keys(one) for one in (spec, load_spec(file)))
-    keys = [key for key in own | ours if ours.get(key) != own.get(key) and key not in ("name", "run_dir")]
-    changed = {key: ours.get(key) for key in keys}
+    asked, trained = (flat_keys(one) for one in (spec, load_spec(file)))
+    keys = [key for key in trained | asked if asked.get(key) != trained.get(key) and key not in ("name", "run_dir")]
+    changed = {key: asked.get(key) for key in keys}
     if chosen and chosen != [f"last:{usual}"]:
         changed["checkpoints"] = [os.path.abspath(word) if os.path.isfile(word) else word for word in chosen]
     return changed
@@ -164,19 +164,19 @@ def _result_folder(spec: Spec, name: str | None, changed: Mapping[str, Any], fil
     def telling(keys: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in keys.items() if key in _CHOOSE or changes_scores(spec, key)}
 
-    mine = telling(changed)
-    if not mine and name is None:
+    wanted = telling(changed)
+    if not wanted and name is None:
         return spec.run_path
     try:
-        stems = {"checkpoints": [Path(word).stem for word in mine["checkpoints"]]} if "checkpoints" in mine else {}
-        made = joined_name(list({**mine, **stems}.items()))
+        stems = {"checkpoints": [Path(word).stem for word in wanted["checkpoints"]]} if "checkpoints" in wanted else {}
+        made = joined_name(list({**wanted, **stems}.items()))
         folder = spec.run_path / EVALS / (made if name is None else folder_name(name))
     except ValueError as error:
         raise UserError(f"--name: {error}, got {name!r}") from error
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # nothing is there, or half of it
-        theirs = telling(from_json(read_file(folder / file))["overrides"])
-        if theirs != mine:
-            keys = ", ".join(f"{key}={value}" for key, value in theirs.items()) or "the run's own"
+        found = telling(from_json(read_file(folder / file))["overrides"])
+        if found != wanted:
+            keys = ", ".join(f"{key}={value}" for key, value in found.items()) or "the run's own"
             raise UserError(f"{folder / file}: is a result with other keys ({keys}); try another --name")
     return folder
 

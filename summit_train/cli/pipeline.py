@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import re
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -35,7 +36,8 @@ from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog, last_extension
 from summit_train.training.records import Records
 from summit_train.training.run import Run, RunLock, read_inputs
-from summit_train.training.trace import traced_steps
+
+_MOST_TRACED = 100  # steps
 
 Change = tuple[int, int]  # the epochs of a run before and after --more-epochs
 
@@ -44,8 +46,8 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
     """Train, evaluate and report a spec, with the arguments of `train`. The status is 85 if it was asked to stop."""
     launch, more_epochs = this_launch(), args.more_epochs is not None
     change = None if args.more_epochs is None else _change_of_epochs(args.spec, args.more_epochs)
-    own = [] if change is None else [f"schedule.epochs={change[1]}"]
-    inputs = read_inputs(run_spec(args.spec, [*args.overrides, *own]), launch.size)
+    longer = [] if change is None else [f"schedule.epochs={change[1]}"]
+    inputs = read_inputs(run_spec(args.spec, [*args.overrides, *longer]), launch.size)
     traced = traced_steps(args.trace, inputs.plan.total_steps)
     with (
         session(launch) as world,
@@ -73,6 +75,18 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
             raise RunFailed(*error.args) from error
 
 
+def traced_steps(text: str | None, total_steps: int) -> range:
+    """Return the steps of FROM:TO, both included, as metrics.jsonl counts them. Raises UserError."""
+    if text is None:
+        return range(0)
+    match = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
+    first, last = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= first <= last <= total_steps or last - first >= _MOST_TRACED:
+        right = f"at most {_MOST_TRACED} of the steps 1 to {total_steps}"
+        raise UserError(f"--trace must be FROM:TO, {right}, got {text!r}; try {max(1, total_steps - 4)}:{total_steps}")
+    return range(first, last + 1)
+
+
 def _change_of_epochs(path: str, more_epochs: int) -> Change:
     """Return the epochs of a run folder before and after --more-epochs.
 
@@ -82,8 +96,8 @@ def _change_of_epochs(path: str, more_epochs: int) -> Change:
         raise UserError(f"--more-epochs must be 1 or more, got {more_epochs}")
     if not Path(path).is_dir():
         raise UserError(f"--more-epochs must be used with a run folder, got {path}; try runs/NAME")
-    own = run_spec(path)
-    epochs, run_path, recorded = own.schedule.epochs, own.run_path, last_extension(own.run_path)
+    spec = run_spec(path)
+    epochs, run_path, recorded = spec.schedule.epochs, spec.run_path, last_extension(spec.run_path)
     if recorded is not None and recorded[1] - recorded[0] == more_epochs:
         is_done, last_step = False, epochs * steps_per_epoch(run_path)
         with suppress(OSError, ValueError, KeyError, TypeError):  # no result yet, or half of one

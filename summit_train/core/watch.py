@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NamedTuple
 
 from summit_train.core.comm import World
 from summit_train.core.result import tell
@@ -73,6 +74,13 @@ class StopRequest:
                     signal.signal(number, handler)
 
 
+class BallotRow(NamedTuple):
+    """The row of numbers that each rank brings to a round, and the sum of all ranks' rows."""
+
+    stop: int
+    busy: int
+
+
 class Ballot:
     """Lets ranks that work through separate lists leave together: when all are done, or when one is asked to stop.
 
@@ -82,23 +90,23 @@ class Ballot:
 
     def __init__(self, world: World, stop: StopRequest) -> None:
         self._world, self._stop = world, stop
-        self._round: Callable[[], list[int] | None] | None = None
+        self._poll: Callable[[], list[int] | None] | None = None
         self._is_over = self.is_stopped = False
 
     def is_over(self, *, busy: bool) -> bool:
         """Vote, or check the votes; return whether all ranks leave: none is busy, or one was asked to stop."""
         if not self._is_over:
-            self._round = self._round or self._world.start_sum([bool(self._stop), busy])
-            if (votes := self._round()) is not None:
-                num_stopping, num_busy = votes
-                self._round, self.is_stopped = None, num_stopping > 0
-                self._is_over = self.is_stopped or num_busy == 0
+            self._poll = self._poll or self._world.start_sum(BallotRow(bool(self._stop), busy))
+            if (sums := self._poll()) is not None:
+                row = BallotRow(*sums)
+                self._poll, self.is_stopped = None, row.stop > 0
+                self._is_over = self.is_stopped or row.busy == 0
         return self._is_over
 
     def rounds(self) -> Iterator[None]:
         """Wait until all ranks leave, and yield after each round: all ranks have voted in it, so none of them hangs."""
         while not self.is_over(busy=False):
-            if self._round is None:
+            if self._poll is None:
                 yield
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 

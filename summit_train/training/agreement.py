@@ -31,9 +31,7 @@ def check_agreement(world: World, spec: Spec, datasets: Mapping[str, Dataset], *
     if world.size == 1:
         return
     package, takes_first = Path(summit_train.__file__).parent, world.local_rank > 0
-    with torch.device("meta"):
-        network = build_network(spec)
-    found = arguments | identity(spec, datasets, network, digest="" if takes_first else code_digest(package)).values()
+    found = arguments | identity(spec, datasets, digest="" if takes_first else code_digest(package)).values()
     who, folder, expected = world.broadcast((world.who, str(package), found))
 
     def compare() -> None:
@@ -48,13 +46,19 @@ def check_agreement(world: World, spec: Spec, datasets: Mapping[str, Dataset], *
 
 
 def identity(
-    spec: Spec, datasets: Mapping[str, Dataset], network: VideoNetwork, *, digest: str | None = None
+    spec: Spec, datasets: Mapping[str, Dataset], network: VideoNetwork | None = None, *, digest: str | None = None
 ) -> Identity:
-    """Return what must be equal on all ranks of a run, the most telling first. digest: of the code, where known."""
+    """Return what must be equal on all ranks of a run, the most telling first.
+
+    network: the run's, where it is built already. digest: of the code, where known.
+    """
     lists = dict[str, str | None]()
     for name, dataset in datasets.items():
         lists[f"data.{name} (fingerprint)"] = dataset.manifest.fingerprint()
         lists[f"data.quarantine of data.{name} (fingerprint)"] = dataset.kept.fingerprint()
+    if network is None:
+        with torch.device("meta"):
+            network = build_network(spec)
     shapes = repr([(name, tuple(value.shape), value.dtype) for name, value in network.state_dict().items()])
     code = {
         "summit_train (version)": summit_train.__version__,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing
 from functools import partial
 
+from summit_train.core.errors import RunFailed, describe, is_bug
 from summit_train.core.watch import Stopped, StopRequest
+from summit_train.data.batches.loader import MicroBatch
 from summit_train.spec import Spec
 from summit_train.training.checkpoint import is_due
-from summit_train.training.clips import StepClips, clips_of_steps, read_step
 from summit_train.training.metrics import RunLog
-from summit_train.training.records import Records
+from summit_train.training.records import Records, StepClips
 from summit_train.training.run import Run
 from summit_train.training.step import Requests
+from summit_train.training.stopwatch import Mark, Stopwatch
 from summit_train.training.validation import grow, replay_missed_validation, validate, validates
 
 
@@ -37,7 +40,7 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
             asked = records.end_step(clips, lr, result)
 
             # --- a checkpoint that is due, or that the ranks voted for
-            step = clips.step + 1
+            step = clips.number
             epoch, inside = divmod(step, plan.steps_per_epoch)
             stopping = asked.stop and step < plan.total_steps
             is_saved = stopping or asked.checkpoint or (inside == 0 and saves(spec, epoch))
@@ -54,7 +57,50 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
                 if validates(spec, epoch):
                     end_epoch(run, records.log, stop, epoch, is_saved=is_saved)
                     records.stopwatch.lap("validation")
-            records.write_trace(step)
+            records.trace.end_step(step)
+
+
+def clips_of_steps(run: Run) -> Generator[StepClips, None, None]:
+    """Yield the clips of each step that is left, before any of them is read.
+
+    A batch that has grown gets new worker processes, and an epoch of it fewer steps.
+    """
+    plan, world, step = run.plan, run.world, run.start_step
+    rung, batches = run.growth.rung, None
+    with ExitStack() as held:
+        while step < plan.total_steps:
+            step = max(step, plan.first_step(step // plan.steps_per_epoch, run.growth.rung))
+            run.watchdog.at(f"loading the clips of step {step + 1}")
+            start, began = Mark(run.device), time.perf_counter()
+            if batches is None or rung != run.growth.rung:
+                held.close()
+                rung, steps = run.growth.rung, range(step, plan.total_steps)
+                batches = run.train_set.training_batches(plan.order(rung), world.rank, world.size, steps)
+                held.callback(batches.close)
+            yield StepClips(step, rung, batches, start, time.perf_counter() - began)
+            step += 1
+
+
+def read_step(run: Run, clips: StepClips, stopwatch: Stopwatch) -> Iterator[MicroBatch]:
+    """Yield this rank's micro-batches of a step, one for each of its virtual GPUs, each when it is asked for.
+
+    Raises RunFailed with rank and step where a clip cannot be read.
+    """
+    for _ in range(run.plan.accumulation):
+        run.watchdog.at(f"loading the clips of step {clips.number}")
+        began = time.perf_counter()
+        try:
+            batch = next(clips.batches)
+        except Exception as error:
+            if is_bug(error):
+                raise
+            raise RunFailed(f"{run.world.who}, step {clips.number}: {describe(error)}") from error
+        clips.wait_s += time.perf_counter() - began
+        stopwatch.lap("data_wait")
+        run.watchdog.at(f"computing step {clips.number}")
+        assert batch.step == clips.step
+        clips.finished.append(batch.without_clips())
+        yield batch
 
 
 def requests(run: Run, stop: StopRequest, clips: StepClips) -> Requests:
@@ -65,7 +111,7 @@ def requests(run: Run, stop: StopRequest, clips: StepClips) -> Requests:
 def note_wait(run: Run, clips: StepClips) -> None:
     """Tell the watchdog that the step depends on the other ranks from here on."""
     if run.world.size > 1:
-        run.watchdog.at(f"waiting for the other ranks in step {clips.step + 1}", waits=True)
+        run.watchdog.at(f"waiting for the other ranks in step {clips.number}", waits=True)
 
 
 def end_epoch(run: Run, log: RunLog | None, stop: StopRequest, epoch: int, *, is_saved: bool) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from summit_train.core.errors import AgreedError
 from summit_train.core.watch import Stopped
-from summit_train.training.clips import StepClips
+from summit_train.data.batches.loader import MicroBatch
+from summit_train.data.batches.workers import Batches
+from summit_train.plan import Rung
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
 from summit_train.training.step import Requests, StepResult, Vote
@@ -16,19 +19,34 @@ from summit_train.training.stopwatch import UNTIMED, Mark, Stopwatch
 from summit_train.training.trace import Trace
 
 
-@dataclass(frozen=True)
-class LaunchedStep:
-    """One step whose work was given to the device, up to `end`."""
+@dataclass
+class StepClips:
+    """This rank's clips of one step, counted from 0, which began at `start`.
+
+    batches: the loader. wait_s: the seconds that the rank has waited for them so far. finished: the micro-batches that
+    were read, without their clips.
+    """
+
+    step: int
+    rung: Rung
+    batches: Batches[MicroBatch]
+    start: Mark
+    wait_s: float
+    finished: list[MicroBatch] = field(default_factory=list)
+
+    @property
+    def number(self) -> int:
+        """The step's number in records and messages, which is that of the updates after it."""
+        return self.step + 1
+
+
+class LaunchedStep(NamedTuple):
+    """A step whose work was given to the device, up to `end`."""
 
     clips: StepClips
     lr: float
     result: StepResult
     end: Mark
-
-    @property
-    def number(self) -> int:
-        """The updates that are finished with it."""
-        return self.clips.step + 1
 
 
 class Records:
@@ -38,7 +56,7 @@ class Records:
     """
 
     def __init__(self, run: Run, log: RunLog | None, traced: range) -> None:
-        self.log, self._run, self._trace = log, run, Trace(traced, run, log)
+        self.log, self._run, self.trace = log, run, Trace(traced, run, log)
         self.stopwatch: Stopwatch = UNTIMED
         self._unread: LaunchedStep | None = None
         self._ratio_every = max(1, run.plan.total_steps // 100)  # steps between two records of the trust ratios
@@ -49,10 +67,10 @@ class Records:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is Stopped:  # on all ranks
-            self._trace.write()
+            self.trace.write()
 
     def begin_step(self, clips: StepClips) -> None:
-        self.stopwatch = self._trace.begin_step(clips.step + 1, clips.start)
+        self.stopwatch = self.trace.begin_step(clips.number, clips.start)
 
     def end_step(self, clips: StepClips, lr: float, result: StepResult) -> Requests:
         """Take in a step that was launched; read the one before, and return what its ranks asked for."""
@@ -61,10 +79,6 @@ class Records:
         self._unread = launched
         self.stopwatch.lap("other")
         return asked
-
-    def write_trace(self, step: int) -> None:
-        """Write the trace if step number `step` is its last. Collective."""
-        self._trace.end_step(step)
 
     def read(self) -> Requests:
         """Wait for the unread step, if there is one, and record it; return what its ranks asked for.
@@ -78,7 +92,7 @@ class Records:
         vote = result.read(clips.rung.global_batch, run.plan.virtual_gpus, run.world.size)
         self._check(launched, vote)
         epoch = clips.step // run.plan.steps_per_epoch
-        run.bad_clips.add(vote.bad_clips, clips.finished, launched.number, epoch)
+        run.bad_clips.add(vote.bad_clips, clips.finished, launched.clips.number, epoch)
         noise = {} if vote.squares is None else run.noise.add(vote.squares)
         if self.log is not None:
             self._write(self.log, launched, vote, epoch, noise)
@@ -87,7 +101,7 @@ class Records:
     def _write(self, log: RunLog, launched: LaunchedStep, vote: Vote, epoch: int, noise: dict[str, float]) -> None:
         clips, result, step_s = launched.clips, launched.result, launched.clips.start.seconds_to(launched.end)
         log.step(
-            step=launched.number,
+            step=launched.clips.number,
             epoch=epoch,
             loss=vote.loss,
             lr=launched.lr,
@@ -99,12 +113,12 @@ class Records:
             bad_clips=self._run.bad_clips.total,
             **noise,
         )
-        log.warn(launched.number, self._run.health.of_step(launched.number, vote.loss))
+        log.warn(launched.clips.number, self._run.health.of_step(launched.clips.number, vote.loss))
         if (averaging := result.averaging) is not None:
             seconds = averaging.start.seconds_to(averaging.end)
-            log.write("average", step=launched.number, epoch=epoch, seconds=seconds, bytes=averaging.num_bytes)
-        if result.ratios is not None and not vote.skipped and launched.number % self._ratio_every == 0:
-            log.write("trust_ratio", step=launched.number, ratios=result.ratios.read())
+            log.write("average", step=launched.clips.number, epoch=epoch, seconds=seconds, bytes=averaging.num_bytes)
+        if result.ratios is not None and not vote.skipped and launched.clips.number % self._ratio_every == 0:
+            log.write("trust_ratio", step=launched.clips.number, ratios=result.ratios.read())
 
     def _check(self, launched: LaunchedStep, vote: Vote) -> None:
         """Raise AgreedError on all ranks at too many broken steps; rank 0's names the ranks with a bad loss."""
@@ -114,9 +128,9 @@ class Records:
         run, loss = self._run, launched.result.local_loss.item()
         ids = (int(i) for batch in launched.clips.finished for i in batch.ids)
         clips = ", ".join(map(run.train_set.manifest.path, ids))
-        self._broken.append((not math.isfinite(loss), f"step {launched.number}, loss {loss:g}, clips {clips}"))
+        self._broken.append((not math.isfinite(loss), f"step {launched.clips.number}, loss {loss:g}, clips {clips}"))
         if self.log is not None:
-            self.log.say(f"step {launched.number}: a loss or gradient is not finite; {run.step.on_skip}")
+            self.log.say(f"step {launched.clips.number}: a loss or gradient is not finite; {run.step.on_skip}")
         if len(self._broken) == self._broken.maxlen:
             at_fault = any(is_bad for is_bad, _ in self._broken)
             steps = "; ".join(text for _, text in self._broken)

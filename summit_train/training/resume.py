@@ -50,10 +50,10 @@ def first_state(
                 raise UserError(f"model.pretrained: {error}") from error
             notes.append(f"pretrained: {report}")
         return {}, notes
-    own = experiment_of(spec, plan, train, model)
-    unknown = own.lists if train is None else ()
+    wanted = experiment_of(spec, plan, train, model)
+    unknown = wanted.lists if train is None else ()
     saved = {key: value for key, value in state.get("experiment", {}).items() if key not in unknown}
-    differing = experiment_differences(saved, own.values())
+    differing = experiment_differences(saved, wanted.values())
     epochs = spec.schedule.epochs
     is_longer = differing.keys() == {"schedule.epochs"} and saved.get("schedule.epochs", epochs) < epochs
     if is_longer and (more_epochs or (last_extension(spec.run_path) or (0, 0))[1] == epochs):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import torch
 from torch import nn
@@ -66,13 +66,6 @@ def read_inputs(spec: Spec, ranks: int) -> Inputs:
     return Inputs(spec, make_plan(spec, ranks, len(train)), train, val)
 
 
-class Part(Protocol):
-    """A part of a checkpoint."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
 class Run:
     """One run on one rank.
 
@@ -119,26 +112,25 @@ class Run:
         saved = world.broadcast(in_memory(state, own), own)
         if saved:
             world.together(lambda: self.step.restore(path, saved | {"model": self.model.state_dict()}))
-        self.start_step = int(saved.get("step", 0))
+        check_fit(path, "line", saved.get("line", 0), 0)
+        self.start_step, self.lineage = int(saved.get("step", 0)), int(saved.get("line", 0))
         # --- records
-        self.lineage = int(_part(path, saved, "line", 0))
         self.val_loss = task_of(spec).loss(spec, counts, torch.device("cpu"))
         self.health, self.best = Health(spec, plan), Best(spec)
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.growth = GrowingBatch(spec.parallel.grow_batch, plan.ladder)
         clips_per_epoch = plan.clips - plan.dropped_clips_per_epoch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
-        for name, part in self._parts():
-            part.load_state_dict(_part(path, saved, name, part.state_dict()))
+        self._parts: dict[str, Any] = {"bad_clips": self.bad_clips, "noise_scale": self.noise, "growth": self.growth}
+        if spec.checkpoint.keep_best is not None:
+            self._parts[self.best.part] = self.best
+        for name, part in self._parts.items():
+            if name in saved:
+                check_fit(path, name, saved[name], part.state_dict())
+                part.load_state_dict(saved[name])
         self.bad_clips.forget_after(self.start_step)
         self.writer, self._saved_at = Writer(background=spec.checkpoint.background), time.monotonic()
         self.notes = [*_notes(self, may_open), *resumed]
-
-    def _parts(self) -> Iterator[tuple[str, Part]]:
-        """Yield the records that are part of a checkpoint, by their names there."""
-        yield from (("bad_clips", self.bad_clips), ("noise_scale", self.noise), ("growth", self.growth))
-        if self.spec.checkpoint.keep_best is not None:
-            yield self.best.part, self.best
 
     def is_checkpoint_due(self) -> bool:
         """Return whether rank 0 asks for a checkpoint: by time, or because the last one could not be written.
@@ -166,7 +158,7 @@ class Run:
             "epoch": step // self.plan.steps_per_epoch,
             "model": self.model.state_dict(),
             "line": self.lineage,
-            **{name: part.state_dict() for name, part in self._parts()},
+            **{name: part.state_dict() for name, part in self._parts.items()},
             "backend": self.world.backend,
             "experiment": experiment_of(self.spec, self.plan, self.train_set, self.model).values(),
             "spec": self.spec.model_dump(mode="json"),
@@ -204,13 +196,6 @@ class Run:
         self.writer.wait()
         if self._lock is not None:
             self._lock.check()
-
-
-def _part(path: Path, saved: Mapping[str, Any], name: str, own: Any) -> Any:
-    """Return a part of the checkpoint `path`, or the run's own where it has none."""
-    part = saved.get(name, own)
-    check_fit(path, name, part, own)
-    return part
 
 
 def _notes(run: Run, may_open: int | None) -> Iterator[str]:

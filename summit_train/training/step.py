@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -29,12 +29,6 @@ from summit_train.training.mix import UNMIXED, Mix, draw_mix
 from summit_train.training.noise import PassSquares, Squares
 from summit_train.training.running_statistics import CountedStatistics, RunningStatistics
 from summit_train.training.stopwatch import UNTIMED, Mark, Stopwatch
-
-# What the ranks add up in a step, in this order.
-VOTES = (
-    "loss", "correct", "nonfinite", "broken", "pass_squares", "mean_square", "stop", "checkpoint", "data_wait_s",
-    "bad_clips",
-)  # fmt: skip
 
 
 class LossScale:
@@ -111,8 +105,7 @@ def count_updates(model: nn.Module, steps: int) -> None:
             norm.num_batches_tracked.fill_(steps)
 
 
-@dataclass(frozen=True)
-class Requests:
+class Requests(NamedTuple):
     """What a rank brings to the vote besides its numbers: requests to stop or to save, and its wait for data."""
 
     stop: bool = False
@@ -120,9 +113,28 @@ class Requests:
     data_wait_s: float = 0.0
 
 
+class VoteRow(NamedTuple):
+    """The row of numbers that each rank brings to the vote of a step, and the sum of all ranks' rows.
+
+    nonfinite: a loss or a gradient is not finite. broken: and no loss scale explains it. pass_squares, mean_square:
+    squared gradient norms, unscaled: the sum of the passes', 0 where unmeasured, and that of their mean.
+    """
+
+    loss: Any
+    correct: Any
+    nonfinite: Any
+    broken: Any
+    pass_squares: Any
+    mean_square: Any
+    bad_clips: Any
+    stop: Any
+    checkpoint: Any
+    data_wait_s: Any
+
+
 @dataclass(frozen=True)
 class Vote:
-    """The sums over all ranks after a step, the same numbers on each.
+    """What all ranks decide by after a step, the same numbers on each.
 
     loss: mean over the global batch. top1: `num_correct` of the training batch, in percent. skipped: something was not
     finite and no weight changed. broken: and no loss scale explains it. data_wait_s: mean over the ranks, in seconds.
@@ -151,7 +163,7 @@ class Averaging:
 
 @dataclass
 class StepResult:
-    """The sums of VOTES, still on the device, and this rank's own loss.
+    """The sums of all VoteRows, still on the device, and this rank's own loss.
 
     ratios: the layers' trust ratios, if there are any. averaging: of the networks, where the step ended with one.
     """
@@ -163,20 +175,19 @@ class StepResult:
     averaging: Averaging | None = None
 
     def read(self, global_batch: int, virtual_gpus: int, ranks: int) -> Vote:
-        sums = dict(zip(VOTES, self.votes.tolist(), strict=True))
-        skipped = sums["nonfinite"] > 0
-        squares = None
-        if self.has_squares and not skipped and math.isfinite(sums["pass_squares"]):
-            squares = Squares(sums["pass_squares"] / virtual_gpus, sums["mean_square"] / ranks)
+        sums, squares = VoteRow(*self.votes.tolist()), None
+        skipped = sums.nonfinite > 0
+        if self.has_squares and not skipped and math.isfinite(sums.pass_squares):
+            squares = Squares(sums.pass_squares / virtual_gpus, sums.mean_square / ranks)
         return Vote(
-            loss=sums["loss"] / virtual_gpus,
-            top1=100 * sums["correct"] / global_batch,
+            loss=sums.loss / virtual_gpus,
+            top1=100 * sums.correct / global_batch,
             skipped=skipped,
-            broken=sums["broken"] > 0,
-            stop=sums["stop"] > 0,
-            checkpoint=sums["checkpoint"] > 0,
-            data_wait_s=sums["data_wait_s"] / ranks,
-            bad_clips=round(sums["bad_clips"]),
+            broken=sums.broken > 0,
+            stop=sums.stop > 0,
+            checkpoint=sums.checkpoint > 0,
+            data_wait_s=sums.data_wait_s / ranks,
+            bad_clips=round(sums.bad_clips),
             squares=squares,
         )
 
@@ -271,17 +282,13 @@ class TrainStep:
         # The L2 norm of the averaged gradient, still scaled. It is finite if every entry is.
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         local_loss = torch.stack(losses).sum()
-        own = self._own_votes(local_loss, norm, requests())
-        own |= {"correct": torch.stack(corrects).sum(), "bad_clips": num_bad}
+        row = self._row(local_loss, torch.stack(corrects).sum(), norm, num_bad, requests())
         # full() launches a kernel; tensor() would copy and wait.
-        on_device = {
-            name: value if isinstance(value, torch.Tensor) else torch.full((), float(value), device=self._device)
-            for name, value in own.items()
-        }
+        on_device = [one if isinstance(one, torch.Tensor) else torch.full((), one, device=self._device) for one in row]
         stopwatch.lap("other")
-        votes = self._world.sum(torch.stack([on_device[name].double() for name in VOTES]), "votes")
+        votes = self._world.sum(torch.stack([one.double() for one in on_device]), "votes")
         stopwatch.lap("allreduce")
-        skipped = (votes[VOTES.index("nonfinite")] > 0).float()
+        skipped = (VoteRow(*votes).nonfinite > 0).float()
         self.statistics.finish(skipped)
         stopwatch.lap("other")
         ratios = self._update(lr, gradients, norm, skipped)
@@ -338,19 +345,17 @@ class TrainStep:
         mix.apply(clips)
         return mix
 
-    def _own_votes(self, loss: torch.Tensor, norm: torch.Tensor, requests: Requests) -> dict[str, torch.Tensor | float]:
-        bad_loss, bad_gradient = ~torch.isfinite(loss), ~torch.isfinite(norm)
-        scale = self.loss_scale.scale.double()
-        return {
-            "loss": loss,
-            "nonfinite": bad_loss | bad_gradient,
-            # An fp16 gradient that overflows is the loss scale's business until the scale has come down to 1.
-            "broken": bad_loss | (bad_gradient & (self.loss_scale.scale <= 1)),
-            # Squared gradient norms, unscaled: the sum of the passes', 0 where unmeasured, and that of their mean.
-            "pass_squares": self._squares.take(self._device) * (self._settings.accumulation / scale).square(),
-            "mean_square": (norm.double() / scale).square(),
-            **asdict(requests),
-        }
+    def _row(
+        self, loss: torch.Tensor, correct: torch.Tensor, norm: torch.Tensor, num_bad: int, requests: Requests
+    ) -> VoteRow:
+        """Return what this rank brings to the vote; norm: of its gradient, still scaled."""
+        bad_loss, bad_gradient, scale = ~torch.isfinite(loss), ~torch.isfinite(norm), self.loss_scale.scale
+        # An fp16 gradient that overflows is the loss scale's business until the scale has come down to 1.
+        broken = bad_loss | (bad_gradient & (scale <= 1))
+        scale = scale.double()
+        pass_squares = self._squares.take(self._device) * (self._settings.accumulation / scale).square()
+        mean_square = (norm.double() / scale).square()
+        return VoteRow(loss, correct, bad_loss | bad_gradient, broken, pass_squares, mean_square, num_bad, *requests)
 
     def _update(
         self, lr: float, gradients: list[torch.Tensor], norm: torch.Tensor, skipped: torch.Tensor

@@ -16,7 +16,6 @@ from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
 from summit_train.models import build_model
-from summit_train.models.network import build_network
 from summit_train.spec import load_spec
 from summit_train.training.agreement import check_agreement, code_digest, identity
 from summit_train.training.run import Inputs, read_inputs
@@ -50,7 +49,7 @@ def inputs(write_spec: WriteSpec) -> Inputs:
 
 
 def _first_rank(inputs: Inputs) -> dict[str, Any]:
-    return identity(inputs.spec, inputs.datasets, build_network(inputs.spec)).values()
+    return identity(inputs.spec, inputs.datasets).values()
 
 
 @pytest.mark.parametrize(

@@ -31,19 +31,19 @@ def test_the_first_of_the_highest_is_the_best(tmp_path: Path) -> None:
     best = Best(_spec(tmp_path))
     assert best.checkpoint is None
     validations = [(10, 0.0), (20, 50.0), (30, 50.0), (40, 49.9), (50, 50.1)]
-    assert [best.takes(step, {"top1": value}) for step, value in validations] == [True, True, False, False, True]
-    assert not best.takes(60, {"top5": 99.0}) and not best.takes(60, {"top1": math.nan})
+    assert [best.update(step, {"top1": value}) for step, value in validations] == [True, True, False, False, True]
+    assert not best.update(60, {"top5": 99.0}) and not best.update(60, {"top1": math.nan})
     assert best.checkpoint == tmp_path / "checkpoints/step_00000050.pt"
 
 
 def test_what_is_the_best_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     one, other = Best(_spec(tmp_path)), Best(_spec(tmp_path))
-    one.takes(20, {"top1": 50.0})
+    one.update(20, {"top1": 50.0})
     small_checkpoints(tmp_path, 20)
     other.load_state_dict(one.state_dict())
     other.write()
     assert json.loads(best_path(tmp_path).read_text()) == {"step": 20, "measure": "top1", "value": 50.0}
-    assert best_checkpoint(tmp_path) == other.checkpoint and not other.takes(30, {"top1": 50.0})
+    assert best_checkpoint(tmp_path) == other.checkpoint and not other.update(30, {"top1": 50.0})
     Best(_spec(tmp_path)).write()
     assert not best_path(tmp_path).exists()
 

@@ -18,7 +18,7 @@ from summit_train.models.fast import accelerate
 from summit_train.models.network import recompute_blocks
 from summit_train.models.precision import Normalise
 from summit_train.training.noise import NoiseScale, PassSquares, Squares
-from summit_train.training.step import VOTES, StepResult
+from summit_train.training.step import StepResult, VoteRow
 from tests.conftest import WriteSpec
 from tests.runs import records
 from tests.training.test_step import _micro_batches, _model, _Poison, _step
@@ -147,7 +147,7 @@ def test_a_gradient_in_parts_is_not_measured() -> None:
         y = checkpoint(layer, checkpoint(layer, x, use_reentrant=True), use_reentrant=True)
         torch.autograd.backward(y.sum())
     assert math.isnan(squares.take(CPU).item())
-    votes = torch.tensor([math.nan if name == "pass_squares" else 0.0 for name in VOTES])
+    votes = torch.tensor([math.nan if name == "pass_squares" else 0.0 for name in VoteRow._fields])
     assert StepResult(votes, votes[0], None, has_squares=True).read(4, 2, 1).squares is None
 
 
