@@ -18,6 +18,7 @@ from summit_train.core.errors import RunFailed, UserError
 
 Facts = dict[str, Any]
 
+NOTES = "OPAL_OUTPUT_STDERR_FD"  # the descriptor to which Open MPI, mpirun included, writes its own messages
 ROOT_ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # by Open MPI's mpirun
 ROOT_NEEDS = f"as root, Open MPI's mpirun needs {' '.join(f'{name}={value}' for name, value in ROOT_ALLOWED.items())}"
 
@@ -85,7 +86,7 @@ def mpirun_command(mpirun: str, ranks: int, hosts: Sequence[str] = ()) -> list[s
     is_open_mpi = "Open MPI" in output([mpirun, "--version"])
     if hosts and not is_open_mpi:
         raise UserError(f"--hosts must be used with Open MPI, but {mpirun} is another MPI's; start the ranks with it")
-    options = ["--oversubscribe", "--bind-to", "none"] if is_open_mpi else []
+    options = ["--oversubscribe", "--bind-to", "none", "-x", f"{NOTES}=2"] if is_open_mpi else []
     places = ["--host", ",".join(f"{host}:{ranks // len(hosts)}" for host in hosts)] if hosts else []
     return [mpirun, "-np", str(ranks), *places, *options]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import re
 import secrets
 import signal
 import socket
@@ -19,13 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from summit_train.core.comm import choose_backend
 from summit_train.core.comm.launch import LISTENER, PORTS, RANK, RANKS, SECRET, Launch, this_launch
+from summit_train.core.comm.torch_world import check_open_files
 from summit_train.core.errors import UserError
 from summit_train.core.machine import num_cpus
-from summit_train.core.processes import ROOT_ALLOWED, find_mpirun, mpirun_command, refuses_root
+from summit_train.core.processes import NOTES, ROOT_ALLOWED, find_mpirun, mpirun_command, refuses_root
 from summit_train.core.text import counted
 from summit_train.core.watch import STOP_SIGNALS
 
@@ -35,7 +37,6 @@ _SECONDS_TO_END = 3.0  # from SIGTERM to SIGKILL
 _SECONDS_TO_LISTEN = 7.0  # from a request to the end of ranks that cannot hear it yet
 _SECONDS_BETWEEN_LOOKS = 0.05
 _PR_SET_PDEATHSIG = 1  # prctl(2)
-_QUIET = {"OMPI_MCA_orte_execute_quiet": "1"}  # no banners behind the message of a rank
 _ONE_HOST = {"OMPI_MCA_btl": "^tcp"}  # ranks that share memory need no ports
 # What ranks of other hosts need of this environment. Open MPI sends its own variables.
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHON", "OMP_", "MASTER_", "SUMMIT_TRAIN_", "NCCL_", "GLOO_", "HOROVOD_")
@@ -76,8 +77,14 @@ def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Calla
         say(f"{counted(ranks, 'rank')} {how}, started by mpirun{settings}")
         forwarded = [word for name in environ if name.startswith(_FORWARDED) for word in ("-x", name)]
         launcher = [*mpirun_command(mpirun, ranks, hosts), *(forwarded if hosts else [])]
-        quiet = {} if hosts else _QUIET  # why a host cannot be reached is worth reading
-        return attend([([*launcher, *program], ({} if hosts else _ONE_HOST) | environ | root | quiet)], say)
+        environ |= root
+        if hosts:  # why one cannot be reached is worth reading
+            return attend([([*launcher, *program], environ)], say)
+        # Not to stderr: mpirun's banners would come after the message of a rank that fails.
+        with os.fdopen(os.memfd_create("mpirun"), encoding="utf-8", errors="replace") as notes:
+            own = _ONE_HOST | environ | {NOTES: str(notes.fileno())}
+            return attend([([*launcher, *program], own)], say, notes=notes)
+    check_open_files(2 * ranks)
     say(f"{counted(ranks, 'rank')} {how}")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         # gloo's own choice is the interface of the host's name, which need not be one of this machine.
@@ -89,10 +96,16 @@ def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Calla
         return attend([(program, own) for own in each], say, blocked=STOP_SIGNALS)
 
 
-def attend(commands: Sequence[Command], say: Callable[[str], None], blocked: Sequence[int] = ()) -> int:
+def attend(
+    commands: Sequence[Command],
+    say: Callable[[str], None],
+    blocked: Sequence[int] = (),
+    notes: TextIO | None = None,
+) -> int:
     """Run commands to their end in place of this process; return the exit status, as `run_ranks` does.
 
-    The first one that fails ends the others. blocked: signals that the commands keep until they unblock them.
+    The first one that fails ends the others. blocked: signals that the commands keep until they unblock them. notes:
+    what mpirun, the only command, writes to the descriptor NOTES.
     """
     libc = ctypes.CDLL(None)
 
@@ -107,17 +120,19 @@ def attend(commands: Sequence[Command], say: Callable[[str], None], blocked: Seq
     try:
         for words, environ in commands:
             # A session of its own: the terminal's SIGINT comes to this process alone.
-            kept = [int(environ[LISTENER])] if LISTENER in environ else []
+            kept = [notes.fileno()] if notes else [int(environ[LISTENER])] if LISTENER in environ else []
             own: dict[str, Any] = {"start_new_session": True, "preexec_fn": begin, "pass_fds": kept}
             processes.append(subprocess.Popen(words, env=environ, stdin=subprocess.DEVNULL, **own))
-        return _exit_status(processes, received, say)
+        return _exit_status(processes, received, say, notes)
     finally:
         _signal(processes, signal.SIGKILL)
         for number, handler in former.items():
             signal.signal(number, handler)
 
 
-def _exit_status(processes: Sequence[Process], received: Sequence[int], say: Callable[[str], None]) -> int:
+def _exit_status(
+    processes: Sequence[Process], received: Sequence[int], say: Callable[[str], None], notes: TextIO | None
+) -> int:
     status, num_seen, kill_at, listen_by = 0, 0, math.inf, math.inf
     while True:
         codes = [process.poll() for process in processes]
@@ -126,7 +141,8 @@ def _exit_status(processes: Sequence[Process], received: Sequence[int], say: Cal
             rank, failed = next(((rank, code) for rank, code in enumerate(codes) if code), (0, 0))
             status = _INTERRUPTED if interrupted else failed if failed > 0 else 128 - failed
             if (number := status - 128) in signal.valid_signals() and not interrupted:
-                say(f"{f'rank {rank}' if processes[1:] else 'a rank'} was ended by {signal.Signals(number).name}")
+                who = _ended_rank(notes) if notes else f"rank {rank}" if processes[1:] else "a rank"
+                say(f"{who} was ended by {signal.Signals(number).name}")
             _signal(processes, signal.SIGTERM)
             kill_at = time.monotonic() + _SECONDS_TO_END
         elif len(received) > num_seen:
@@ -143,6 +159,13 @@ def _exit_status(processes: Sequence[Process], received: Sequence[int], say: Cal
         if time.monotonic() > kill_at:
             _signal(processes, signal.SIGKILL)
         time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _ended_rank(notes: TextIO) -> str:
+    """Return the rank that a signal ended, as mpirun names it."""
+    notes.seek(0)
+    found = re.search(r"process rank (\d+) with PID \d+ on node \S+ exited on signal", notes.read())
+    return f"rank {found[1]}" if found else "a rank"
 
 
 def _is_deaf(process: Process) -> bool:

@@ -236,7 +236,7 @@ def test_the_environments_own_mpirun_comes_first(monkeypatch: pytest.MonkeyPatch
 
 def test_mpirun_gets_only_words_that_it_knows(tmp_path: Path) -> None:
     for version, words in (
-        ("mpirun (Open MPI) 4.1.8", ["--oversubscribe", "--bind-to", "none"]),
+        ("mpirun (Open MPI) 4.1.8", ["--oversubscribe", "--bind-to", "none", "-x", "OPAL_OUTPUT_STDERR_FD=2"]),
         ("HYDRA build details:", []),
     ):
         mpirun = program(tmp_path, "mpirun", f"echo '{version}'")

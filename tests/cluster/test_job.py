@@ -157,6 +157,30 @@ def test_account_queue_modules_and_setup_are_where_they_belong() -> None:
         assert "\nmodule load gcc/12\nmodule load cuda\nulimit -n 4096 # workers\nset -u\n" in script
 
 
+def _lines_of_secret(site: str, *overrides: str) -> list[str]:
+    return [line for line in render(load_site(site, overrides), ONE).splitlines() if "SUMMIT_TRAIN_SECRET" in line]
+
+
+def test_ranks_of_torch_get_a_secret_that_each_job_makes() -> None:
+    """Of 32 random bytes, unless the user has made one. mpirun and podman-hpc must be told, by its name alone."""
+    make, *rest = _lines_of_secret("slurm_generic", "comm=torch")
+    assert rest == ["export SUMMIT_TRAIN_SECRET"]
+    script = f"set -euo pipefail\n{make}\n{rest[0]}\nprintenv SUMMIT_TRAIN_SECRET"
+    environ = {name: value for name, value in os.environ.items() if name != "SUMMIT_TRAIN_SECRET"}
+    said = [
+        subprocess.run(["bash", "-c", script], env=environ | own, capture_output=True, text=True, check=True)
+        for own in ({}, {}, {"SUMMIT_TRAIN_SECRET": "mine"})
+    ]
+    first, second, own = (done.stdout for done in said)
+    assert re.fullmatch(r"[0-9a-f]{64}\n", first) and re.fullmatch(r"[0-9a-f]{64}\n", second) and first != second
+    assert own == "mine\n" and not any(done.stderr for done in said)
+    *_, forwarded = _lines_of_secret("slurm_v100", "comm=torch", *BY_MPIRUN)
+    assert forwarded.startswith("forwarded=(-x PATH -x SUMMIT_TRAIN_SECRET ")
+    box = "container={runtime: podman_hpc, image: i, binds: [/p]}"
+    assert _lines_of_secret("slurm_generic", "comm=torch", box)[-1] == "    --env SUMMIT_TRAIN_SECRET"
+    assert not any(_lines_of_secret("slurm_v100", f"comm={comm}", *BY_MPIRUN) for comm in ("horovod", "auto"))
+
+
 @pytest.mark.parametrize("comm", ["horovod", "torch"])
 @pytest.mark.parametrize("site", SITES)
 def test_a_back_end_that_is_named_reaches_all_ranks(site: str, comm: str) -> None:

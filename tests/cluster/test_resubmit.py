@@ -99,6 +99,6 @@ def test_a_job_that_the_walltime_ends_goes_on_as_a_new_one(
 
     assert START[scheduler](standins, again, STANDIN_RANKS="yes").wait(timeout=PATIENCE_S) == 0
     text = (run / f"job/{second}.out").read_text()
-    assert f"from step {stopped} on 1 nodes, 2 ranks" in text and text.endswith(f"job {second}: done, {run}\n")
+    assert f"from step {stopped} on 1 node, 2 ranks" in text and text.endswith(f"job {second}: done, {run}\n")
     assert steps_of(run) == list(range(1, 61))  # none twice, none left out
     assert_bit_equal(final_state(run), final_state(whole))

@@ -252,6 +252,48 @@ def _is_rank_of(path: Path, spec: str) -> bool:
         return False
 
 
+# Runs the command that follows with as many open files as the first word says.
+_WITH_FILES = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+
+
+@pytest.mark.parametrize(("files", "workers"), [(22, 0), (20, 1), (38, 1)])
+def test_ranks_that_cannot_open_enough_files_are_refused_in_one_line(
+    write_spec: WriteSpec, files: int, workers: int
+) -> None:
+    """torch's own words would be a page for each rank, or it would hang."""
+    words = (str(write_spec()), f"data.workers={workers}", "--ranks", "8")
+    status, output = run(0, "-c", _WITH_FILES, str(files), *TRAIN, *words, env={"SUMMIT_TRAIN_COMM": "torch"})
+    needed = "the limit of open files must be 39 or more for rank 0's connections"
+    assert (status, output) == (2, f"summit-train: {needed}, got {files}; raise it by `ulimit -n`\n")
+
+
+def test_ranks_start_with_the_fewest_open_files_that_are_taken(write_spec: WriteSpec) -> None:
+    words = (_spec(write_spec), "data.workers=0", "--ranks", "2")
+    status, output = run(0, "-c", _WITH_FILES, "27", *TRAIN, *words, env={"SUMMIT_TRAIN_COMM": "torch"})
+    assert status == 0, output
+
+
+@pytest.mark.parametrize("comm", [pytest.param("horovod", marks=needs_ranks), "torch"])
+def test_a_rank_that_is_killed_is_named(write_spec: WriteSpec, tmp_path: Path, comm: str) -> None:
+    """mpirun's own words on it are read, and not shown."""
+    spec = str(write_spec(schedule={"epochs": 2000}))
+    process = start(0, *TRAIN, spec, "--ranks", "2", env={"SUMMIT_TRAIN_COMM": comm})
+    assert process.stdout is not None
+    while not (tmp_path / "runs/run/metrics.jsonl").exists():
+        assert process.stdout.readline(), "the ranks ended early"
+    number = re.compile(rb"\0(?:OMPI_COMM_WORLD_RANK|SUMMIT_TRAIN_RANK)=1\0")
+    ranks = [path for path in Path("/proc").glob("[0-9]*/environ") if _is_rank_of(path, spec)]
+    (killed,) = (int(path.parent.name) for path in ranks if number.search(b"\0" + path.read_bytes()))
+    os.kill(killed, signal.SIGKILL)
+    output, _ = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 137
+    assert "rank 1 was ended by SIGKILL\n" in output and "mpirun noticed" not in output and "---" not in output
+
+
 def test_torchrun_says_last_why_a_rank_failed() -> None:
     status, output = run(0, *TORCHRUN, "--nproc-per-node", "2", *TRAIN, "gone.yaml")
     assert status == 1

@@ -23,6 +23,7 @@ from summit_train.core.comm import objects
 from summit_train.core.comm.launch import HYDRA, LISTENER, SECRET, Launch, job_address, node_name
 from summit_train.core.comm.world import SAME_EVERY_TIME, World, refuse_mixed
 from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.machine import raise_open_files
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 RENDEZVOUS_S = 300
+_OPEN_FILES = 23  # of rank 0 besides its connections, without loader workers
 _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 # The watchdog knows what a rank waits for and how long it may; torch's own limit would only hide its message.
 _FOREVER = datetime.timedelta(days=365)
@@ -51,6 +53,7 @@ class TorchWorld(World):
             raise UserError("this torch was built without torch.distributed or gloo; use SUMMIT_TRAIN_COMM=horovod")
         self.rank, self.size = launch.rank, launch.size
         super().__init__()
+        check_open_files(0 if self.rank else self.size * (1 + _keeps_store(launch)))
         store, address = meet(launch, self.host)
         use_interface_towards(address)
         backends = {"cpu": "gloo"}
@@ -175,6 +178,17 @@ class TorchWorld(World):
         self._dist.destroy_process_group()
 
 
+def check_open_files(connections: int) -> None:
+    """Let this process open as many files as it may. Raise UserError where rank 0 could not hold its `connections`.
+
+    Those are one to each rank by gloo and, where it keeps the store, one by that. torch would print a page for each.
+    """
+    limit, needed = raise_open_files(), _OPEN_FILES + connections
+    if connections and limit is not None and limit < needed:
+        found = f"the limit of open files must be {needed:,} or more for rank 0's connections, got {limit:,}"
+        raise UserError(f"{found}; raise it by `ulimit -n`")
+
+
 def meet(launch: Launch, host: str) -> tuple[TCPStore, str]:
     """Return the store in which the ranks find each other, and the address of the host that keeps it.
 
@@ -190,9 +204,12 @@ def meet(launch: Launch, host: str) -> tuple[TCPStore, str]:
         return _store(launch, address, number, keeps=keeps), address
     if not port.isdecimal() or not 0 < int(port) < 2**16:
         raise UserError(f"MASTER_PORT must be a port's number, got {port!r}")
-    # torchrun's own process keeps the store of its ranks.
-    keeps = keeps and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    return _store(launch, address, int(port), keeps=keeps), address
+    return _store(launch, address, int(port), keeps=_keeps_store(launch)), address
+
+
+def _keeps_store(launch: Launch) -> bool:
+    """Return whether this process is rank 0 and keeps the store; torchrun's own process keeps that of its ranks."""
+    return launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 def _mpi_world(launch: Launch) -> Intracomm | None:

@@ -232,3 +232,14 @@ def test_torchrun_starts_ranks_without_mpi(tmp_path: Path) -> None:
     )
     assert status == 0, output
     assert "torch (gloo) [(0, 0, 3), (1, 1, 3), (2, 2, 3)]" in output
+
+
+@pytest.mark.parametrize(("agent", "needed"), [("True", 23 + 1536), ("", 23 + 2 * 1536)])
+def test_rank_0_needs_an_open_file_for_each_rank_and_another_where_it_keeps_the_store(
+    monkeypatch: pytest.MonkeyPatch, agent: str, needed: int
+) -> None:
+    """torchrun's own process keeps the store of its ranks."""
+    monkeypatch.setattr(module, "raise_open_files", lambda: 1024)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
+    with pytest.raises(UserError, match=f"^the limit of open files must be {needed:,} or more .*, got 1,024; raise"):
+        open_world(Launch("torchrun", 0, 1536))

@@ -7,7 +7,7 @@
 # to the ranks, and in newer versions to this script, 300 s before the time limit
 # flux: --signal=SIGUSR2@300s
 
-# 1 nodes x 4 ranks on flux_generic. Written by summit-train: another submission writes it anew.
+# 1 node x 4 ranks on flux_generic. Written by summit-train: another submission writes it anew.
 set -euo pipefail
 
 say() { printf '[%(%F %T)T] %s\n' -1 "$*"; }
@@ -31,6 +31,9 @@ export PATH="${python%/*}:$PATH" # the environment's own mpirun, where set-up in
 export OMP_NUM_THREADS=1 # the GPU computes and the workers decode; more threads would fight for their cores
 export NCCL_DEBUG=WARN # an error of NCCL says where it happened
 export SUMMIT_TRAIN_COMM=torch # comm: torch in the site profile
+# Ranks prove to each other that they know it; nobody else can join them.
+SUMMIT_TRAIN_SECRET=${SUMMIT_TRAIN_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
+export SUMMIT_TRAIN_SECRET
 
 # The number of updates in the newest checkpoint, 0 where there is none.
 newest_step() {
@@ -106,7 +109,7 @@ attend() {
 first=$(newest_step)
 scored=$(scored_bytes)
 rm -f -- "$run/stopped"
-say "job $job_id: $run from step $first on 1 nodes, 4 ranks"
+say "job $job_id: $run from step $first on 1 node, 4 ranks"
 # One crash of the ranks at their start is forgiven.
 for attempt in 1 2; do
     began=$SECONDS

@@ -1,6 +1,6 @@
 #!/bin/bash
 
-# 1 nodes x 2 ranks on local. Written by summit-train: another submission writes it anew.
+# 1 node x 2 ranks on local. Written by summit-train: another submission writes it anew.
 set -euo pipefail
 
 say() { printf '[%(%F %T)T] %s\n' -1 "$*"; }
@@ -75,7 +75,7 @@ attend() {
 first=$(newest_step)
 scored=$(scored_bytes)
 rm -f -- "$run/stopped"
-say "job $job_id: $run from step $first on 1 nodes, 2 ranks"
+say "job $job_id: $run from step $first on 1 node, 2 ranks"
 # One crash of the ranks at their start is forgiven.
 for attempt in 1 2; do
     began=$SECONDS

@@ -9,7 +9,7 @@
 # PBS's own output, in the folder that qsub is called in; the run's output goes to its own directory
 #PBS -j oe
 
-# 1 nodes x 4 ranks on pbs_generic. Written by summit-train: another submission writes it anew.
+# 1 node x 4 ranks on pbs_generic. Written by summit-train: another submission writes it anew.
 set -euo pipefail
 
 say() { printf '[%(%F %T)T] %s\n' -1 "$*"; }
@@ -29,6 +29,9 @@ export PATH="$PATH:${python%/*}" # after the machine's own mpiexec
 export OMP_NUM_THREADS=1 # the GPU computes and the workers decode; more threads would fight for their cores
 export NCCL_DEBUG=WARN # an error of NCCL says where it happened
 export SUMMIT_TRAIN_COMM=torch # comm: torch in the site profile
+# Ranks prove to each other that they know it; nobody else can join them.
+SUMMIT_TRAIN_SECRET=${SUMMIT_TRAIN_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
+export SUMMIT_TRAIN_SECRET
 
 # The number of updates in the newest checkpoint, 0 where there is none.
 newest_step() {
@@ -111,7 +114,7 @@ attend() {
 first=$(newest_step)
 scored=$(scored_bytes)
 rm -f -- "$run/stopped"
-say "job $job_id: $run from step $first on 1 nodes, 4 ranks"
+say "job $job_id: $run from step $first on 1 node, 4 ranks"
 # One crash of the ranks at their start is forgiven.
 for attempt in 1 2; do
     began=$SECONDS

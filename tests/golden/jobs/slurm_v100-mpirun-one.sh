@@ -17,7 +17,7 @@
 # all of the node's memory, which --exclusive alone does not give
 #SBATCH --mem=0
 
-# 1 nodes x 4 ranks on slurm_v100. Written by summit-train: another submission writes it anew.
+# 1 node x 4 ranks on slurm_v100. Written by summit-train: another submission writes it anew.
 set -euo pipefail
 
 say() { printf '[%(%F %T)T] %s\n' -1 "$*"; }
@@ -93,7 +93,7 @@ attend() {
 first=$(newest_step)
 scored=$(scored_bytes)
 rm -f -- "$run/stopped"
-say "job $job_id: $run from step $first on 1 nodes, 4 ranks"
+say "job $job_id: $run from step $first on 1 node, 4 ranks"
 # One crash of the ranks at their start is forgiven.
 for attempt in 1 2; do
     began=$SECONDS

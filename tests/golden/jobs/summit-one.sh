@@ -15,7 +15,7 @@
 # the node's own disk at /mnt/bb, and one hardware thread a core; only one -alloc_flags line is read
 #BSUB -alloc_flags "NVME smt1"
 
-# 1 nodes x 6 ranks on summit. Written by summit-train: another submission writes it anew.
+# 1 node x 6 ranks on summit. Written by summit-train: another submission writes it anew.
 set -euo pipefail
 
 say() { printf '[%(%F %T)T] %s\n' -1 "$*"; }
@@ -102,7 +102,7 @@ attend() {
 first=$(newest_step)
 scored=$(scored_bytes)
 rm -f -- "$run/stopped"
-say "job $job_id: $run from step $first on 1 nodes, 6 ranks"
+say "job $job_id: $run from step $first on 1 node, 6 ranks"
 # One crash of the ranks at their start is forgiven.
 for attempt in 1 2; do
     began=$SECONDS
