@@ -107,8 +107,8 @@ class Scorer:
         """
         earlier, ballot = earlier or PartialScores(), Ballot(self.world, self.stop)
         known = set(self.world.broadcast(list(earlier.results)))
-        mine = self.dataset.shard(self.world.rank, self.world.size).tolist()
-        videos = [video for video in mine if video not in known]
+        shard = self.dataset.shard(self.world.rank, self.world.size).tolist()
+        videos = [video for video in shard if video not in known]
         scores, bad = self._score_own(model, videos, progress, ballot, source)
         for _ in ballot.rounds():
             progress(len(scores), len(videos))  # the others still score: a wait longer than a stall is allowed
