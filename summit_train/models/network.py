@@ -24,7 +24,7 @@ from summit_train.models.video import freeze_norms, freeze_trunk
 from summit_train.spec import ModelSpec, Spec
 from summit_train.spec.catalog import is_foreign, stream_problem
 from summit_train.spec.experiment import TASK_SECTIONS
-from summit_train.tasks.table import task_named
+from summit_train.tasks.task import task_named
 
 try:
     from summit_train.models.fast import accelerate, execution
@@ -161,8 +161,8 @@ def _built(model: ModelSpec, num_frames: int, channels: int, generator: torch.Ge
     options, sizes = model.model_dump(exclude=apart), (num_frames, model.num_classes)
     network = build_model(model.arch, model.backbone, *sizes, in_channels=channels, generator=generator, **options)
     for task, section in TASK_SECTIONS.items():
-        if getattr(model, section) is not None:
-            network = task_named(task).network(network, model, generator)
+        if getattr(model, section) is not None and (build := task_named(task).part("network")) is not None:
+            network = build(network, model, generator)
     freeze_norms(network, model.freeze_bn)
     if model.freeze_trunk:
         freeze_trunk(network)

@@ -45,7 +45,7 @@ RecordType = TypeVar("RecordType", bound=Record)
 
 
 class WithMeasures(Record):
-    """A record with measures (evaluation.measures) under their keys, in percent."""
+    """A record with measures (evaluation.measures) under their keys."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -172,7 +172,7 @@ class CheckpointScores(WithMeasures):
 
     def text(self, measure: Measure) -> str:
         """Return `73.81 ± 0.05 %`."""
-        return mean_std(self.of(f"{measure.key}_mean"), self.of(f"{measure.key}_std"))
+        return mean_std(self.of(f"{measure.key}_mean"), self.of(f"{measure.key}_std"), measure.unit)
 
 
 class FinalEval(CheckpointScores):

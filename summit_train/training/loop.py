@@ -18,7 +18,7 @@ from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.workers import Batches
 from summit_train.evaluation.measures import left_out, measures_of, say_left_out
 from summit_train.spec import Spec
-from summit_train.tasks.task import task_of
+from summit_train.tasks.task import task_named
 from summit_train.training.checkpoint import is_due
 from summit_train.training.metrics import RunLog, validated
 from summit_train.training.run import Run
@@ -213,10 +213,10 @@ def validate(
     def progress(done: int, total: int) -> None:
         watchdog.at(f"validating video {done} of {total} after epoch {epoch}", waits=done == total)
 
-    task = task_of(run.spec)
+    task = task_named(run.spec.task)
     one_view = run.spec.evaluate.model_copy(update={"clips": 1, "crops": "full" if task.whole_frames else 1})
     spec = run.spec.model_copy(update={"evaluate": one_view})
-    scorer = task.scorer()(spec, run.val_set, run.world, run.device, stop)
+    scorer = task.part("scorer")(spec, run.val_set, run.world, run.device, stop)
     scores = scorer.score(run.model, progress, source=f"validation after epoch {epoch}")
     if scores is None:
         return None

@@ -32,7 +32,7 @@ from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan
 from summit_train.spec import Spec
 from summit_train.spec.optimizer import OptimizerSpec
-from summit_train.tasks.task import task_of
+from summit_train.tasks.task import task_named
 from summit_train.training.averaging import AveragingStep, GrowingBatch
 from summit_train.training.best import Best
 from summit_train.training.checkpoint import Writer, prune_checkpoints, serialised, write_checkpoint
@@ -90,7 +90,7 @@ class Run:
         saved = world.broadcast(state)
         counts = list(clips_per_class(inputs.train.manifest, inputs.train.kept).values())
         self.step = build_step(spec, plan, world, self.model, device, counts)
-        self.val_loss = task_of(spec).loss(spec, counts, torch.device("cpu"))
+        self.val_loss = task_named(spec.task).part("loss")(spec, counts, torch.device("cpu"))
         self.health = Health(spec, plan)
         if saved:
             whole = saved | {"model": self.model.state_dict()}
@@ -234,7 +234,7 @@ def build_step(
         plan.accumulation if is_synchronous else 1,
         spec.precision,
         solver.clip_norm,
-        task_of(spec).loss(spec, clips_of_class, device).of_batch,
+        task_named(spec.task).part("loss")(spec, clips_of_class, device).of_batch,
         spec.noise_scale.every_steps if is_synchronous and plan.virtual_gpus > 1 else 0,
         spec.ema.decay,
         spec.data.input,
