@@ -271,7 +271,7 @@ def _folders(ask: Request) -> Annotations:
 
 Kind = tuple[Callable[[Request], Any], str]  # its reader, which raises UserError, and what its source is
 
-_KINDS: dict[str, Kind] = {
+KINDS: dict[str, Kind] = {
     "kinetics": (_kinetics, "CSV of Kinetics-400, -600 or -700: label,youtube_id,time_start,time_end,split"),
     "ucf101": (_ucf101, "trainlist01.txt or testlist01.txt; --labels classInd.txt [next to it]"),
     "hmdb51": (_hmdb51, "folder of CLASS_test_split1.txt; --split and --part"),
@@ -285,4 +285,4 @@ _KINDS: dict[str, Kind] = {
 
 def import_kinds() -> dict[str, Kind]:
     """Return the readers above and those of the tasks, of which each returns something like Annotations."""
-    return dict(chain(_KINDS.items(), *(part.items() for part in every_part("importers"))))
+    return dict(chain(KINDS.items(), *(part.items() for part in every_part("importers"))))
