@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from summit_train.spec.optimizer import OptimizerSpec
+from summit_train.spec.optimizer import COUNTERS, OptimizerSpec, kept_tensors
 
 Tensors = list[torch.Tensor]
 
@@ -74,16 +74,9 @@ def build_solver(spec: OptimizerSpec, groups: list[dict[str, Any]]) -> torch.opt
 
 
 def kept_state(optimizer: torch.optim.Optimizer) -> dict[str, bool]:
-    """Return the names of a solver's state for each parameter, and whether each has the parameter's shape.
-
-    Found by one step of a solver of the same kind and options.
-    """
-    kind: Any = type(optimizer)
-    parameter = nn.Parameter(torch.zeros(1, 1))
-    parameter.grad = torch.zeros(1, 1)
-    solver = kind([{**optimizer.param_groups[0], "params": [parameter]}])
-    solver.step()
-    return {name: value.shape == parameter.shape for name, value in solver.state[parameter].items()}
+    """Return the names of a solver's state for each parameter, and whether each has the parameter's shape."""
+    name, momentum = type(optimizer).__name__.lower(), optimizer.param_groups[0].get("momentum")
+    return dict.fromkeys(kept_tensors(name, momentum), True) | dict.fromkeys(COUNTERS.get(name, ()), False)
 
 
 class ForeachSolver(torch.optim.Optimizer):

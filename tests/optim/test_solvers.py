@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from summit_train.models import build_model
-from summit_train.optim.solvers import build_sgd, build_solver, parameter_groups, set_learning_rate
+from summit_train.optim.solvers import build_sgd, build_solver, kept_state, parameter_groups, set_learning_rate
 from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.training.run import lr_factors
 from tests.closeness import assert_all_near
@@ -215,8 +215,10 @@ def test_a_solver_that_is_saved_and_loaded_goes_on_to_the_bit(solver: str) -> No
     saved = torch.load(file, weights_only=True)
     twin.load_state_dict(saved["model"])
     fresh.load_state_dict(saved["optimizer"])
-    shapes = [value.shape for value in optimizer.state[next(model.parameters())].values() if value is not None]
-    assert sum(len(shape) > 1 for shape in shapes) == _spec(solver).states  # as the plan counts
+    weight = next(model.parameters())
+    shapes = {name: value.shape for name, value in optimizer.state[weight].items()}
+    assert kept_state(optimizer) == {name: shape == weight.shape for name, shape in shapes.items()}
+    assert sum(shape == weight.shape for shape in shapes.values()) == _spec(solver).states  # as the plan counts
     for step in range(3, 6):
         _step(model, optimizer, step)
         _step(twin, fresh, step)
