@@ -41,7 +41,6 @@ from summit_train.data.video.flow import BOUND, METHODS, PRESET, PRESETS, flow_m
 from summit_train.data.video.source import DecodeError
 from summit_train.data.video.span import WHOLE
 from summit_train.tasks.table import every_task
-from summit_train.tasks.task import MotionKind
 
 if TYPE_CHECKING:
     from summit_train.core.comm import World
@@ -84,8 +83,9 @@ def _motion_arguments(parser: argparse.ArgumentParser) -> None:
     add("out", metavar="OUT", type=Path, help="folder that gets videos/, train.csv and val.csv")
     add("--train", type=int, metavar="N", required=True, help="training videos")
     add("--val", type=int, metavar="N", required=True, help="validation videos")
-    others = {kind.flag: kind.videos() for kind in _motion_kinds()}
-    for kind in _motion_kinds():
+    kinds = [kind for task in every_task() if (kind := task.motion()) is not None]
+    others = {kind.flag: kind.videos() for kind in kinds}
+    for kind in kinds:
         add(f"--{kind.flag}", dest="motion", action="store_const", const=kind, help=kind.about)
     sizes, frames = (
         [f", with --{flag} {getattr(one, name)}" for flag, one in others.items()] for name in ("size", "num_frames")
@@ -96,10 +96,6 @@ def _motion_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=usual.seed, help="[%(default)s]")
     add("--kind", choices=MOTION_KINDS, help=f"what tells the classes [{usual.kind}]")
     add("--difficulty", type=float, default=usual.difficulty, help="0 to 1 [%(default)s]")
-
-
-def _motion_kinds() -> list[MotionKind]:
-    return [kind for task in every_task() if (kind := task.motion()) is not None]
 
 
 def _motion(args: argparse.Namespace) -> Result:
@@ -336,7 +332,7 @@ def _pack_arguments(parser: argparse.ArgumentParser) -> None:
     add("--short-side", type=int, metavar="PIXELS", help=f"jpeg: of a picture [{usual.short_side}]")
     add("--every", type=int, metavar="N", help=f"jpeg: pack every N-th frame [{usual.every}]")
     add("--quality", type=int, metavar="Q", help=f"jpeg: 1 to 95 [{usual.quality}]")
-    bound = "bytes: the clips are folders of optical flow, whose values 0 and 255 stand for this many pixels"
+    bound = "bytes: the clips are folders of optical flow, whose values 0 and 255 mean this many pixels"
     add("--bound", type=float, metavar="PIXELS", help=bound)
 
 
