@@ -17,7 +17,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from summit_train.bench.compare import ForwardBench
+from summit_train.bench.figure3 import ForwardBench
 from summit_train.bench.measure import Place, Values, in_turn, open_place, pair_ratios, spread
 from summit_train.bench.steps import network_values
 from summit_train.core.device import environment
