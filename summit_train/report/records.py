@@ -132,13 +132,15 @@ class BatchRecord(LogRecord):
 class StartRecord(LogRecord):
     """A start (step 0) or a resume (step > 0). startup_s: of the process until then.
 
-    steps_again: updates of the process before that are done again.
+    steps_again: updates of the process before that are done again. forced: by which keys it is another experiment, in
+    older runs.
     """
 
     step: int
     ranks: int | None = None
     startup_s: Known = None
     steps_again: int = 0
+    forced: tuple[str, ...] = ()
 
 
 class MoreEpochsRecord(LogRecord):

@@ -15,8 +15,8 @@ from summit_train.spec.typed import MOST, Count, Positive, Section
 _MOMENTUM = {"sgd": 0.9, "rmsprop": 0.0}
 _EPS = {"rmsprop": 1e-8, "adagrad": 1e-10, "adam": 1e-8, "adamw": 1e-8, "lamb": 1e-6}
 _WITH_BETAS = ("adam", "adamw", "lamb")
-# What the solvers keep for each weight, as torch names it: tensors of its shape, besides that of momentum, and counters.
-_MOMENTS = {"rmsprop": ["square_avg"], "adagrad": ["sum"], **dict.fromkeys(_WITH_BETAS, ["exp_avg", "exp_avg_sq"])}
+# What the solvers keep for each weight, as torch names it: tensors of its shape, besides momentum's, and counters.
+_MOMENTS = {"rmsprop": ["square_avg"], "adagrad": ["sum"], **{name: ["exp_avg", "exp_avg_sq"] for name in _WITH_BETAS}}
 COUNTERS = {"adam": ["step"], "adamw": ["step"], "lamb": ["updates"]}
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Rate = Annotated[float, Field(gt=0, le=MOST)]
