@@ -55,8 +55,8 @@ def test_what_failures_cost_the_papers_run(capsys: pytest.CaptureFixture[str]) -
         found.append(row["losses"])
     prose = " ".join(PAGE.split())
     epoch, every_epoch, stall, daly, best = re.findall(
-        r"Saving every epoch, ([\d.]+) s, leaves a goodput of ([\d.]+) %: the steps wait ([\d.]+) s for each checkpoint. "
-        r"Daly's interval is ([^,]+), with ([\d.]+) %",
+        r"Saving every epoch, ([\d.]+) s, leaves a goodput of ([\d.]+) %: the steps wait ([\d.]+) s for each "
+        r"checkpoint. Daly's interval is ([^,]+), with ([\d.]+) %",
         prose,
     )[0]
     (beside,) = re.findall(r"saving every epoch leaves ([\d.]+) %", prose)
