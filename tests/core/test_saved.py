@@ -152,7 +152,7 @@ def test_a_part_of_another_run_does_not_fit(saved: object, reason: str) -> None:
 
 
 def test_what_a_file_holds_enters_the_tensors_that_are_alike(tmp_path: Path) -> None:
-    """The file is read again where a tensor occurs twice, and is not written where its copy changes."""
+    """The file is read again where a tensor occurs twice, and is not needed any more."""
     path, large = tmp_path / "a.pt", torch.arange(300_000.0)
     torch.save(
         {"a": {"w": large, "n": 3}, "again": large, "other": torch.ones(2), "list": [{"s": torch.ones(3)}]}, path
