@@ -17,7 +17,6 @@ from summit_train.data.motion import write_motion_set
 from summit_train.data.motion_boxes import MovingObjects
 from summit_train.data.packed.format import Packing
 from summit_train.spec import DataSpec
-from tests.cli.conftest import say as say
 from tests.data.batches.test_boxes import box_batches
 from tests.data.packed.conftest import complaints, packed_store
 from tests.worlds import Say

@@ -13,7 +13,6 @@ from summit_train.data.manifest import ManifestRow, read_manifest, write_manifes
 from summit_train.data.manifest.box_importers import VID_CLASSES, LabelledPictures, read_mot, read_vid
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.manifest.importers import KINDS
-from tests.cli.conftest import say as say
 from tests.data.packed.conftest import all_frames
 from tests.worlds import Say
 
