@@ -72,9 +72,8 @@ def _stopped_at(run: Path, job: str) -> int:
 
 def _continued(run: Path, job: str, stopped: int, nodes: str) -> None:
     text = (run / f"job/{job}.out").read_text()
-    assert f"from step {stopped} on {counted(int(nodes), 'node')}, 2 ranks" in text and text.endswith(
-        f"job {job}: done, {run}\n"
-    )
+    assert f"from step {stopped} on {counted(int(nodes), 'node')}, 2 ranks" in text
+    assert text.endswith(f"job {job}: done, {run}\n")
     assert steps_of(run) == list(range(1, 61))  # none twice, none left out
 
 

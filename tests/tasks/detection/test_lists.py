@@ -22,7 +22,7 @@ from tests.data.packed.conftest import complaints, packed_store
 from tests.tasks.detection.test_batches import box_batches
 from tests.worlds import Say
 
-REAL = Path(__file__).parents[3] / "shared" / "data" / "boxes"
+REAL = Path(__file__).parents[4] / "shared" / "data" / "boxes"
 
 
 @pytest.fixture(scope="module")
