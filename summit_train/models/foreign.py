@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from importlib.machinery import SourceFileLoader
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -114,7 +113,8 @@ def build_foreign(
     sources = sources_of(arch)
     with _importing(arch):
         with torch.device("cpu"):  # what a module makes when it is imported serves all its networks
-            module = _imported(place, *sources.values())
+            is_file = place.endswith(".py")
+            module = _executed(Path(place).absolute(), *sources.values()) if is_file else import_module(place)
         build = getattr(module, name, None)
         if not callable(build):
             raise UserError(f"model.arch: {place} has no callable {name}")
@@ -204,24 +204,14 @@ def _source_of(place: str) -> Path:
     return Path(spec.origin)
 
 
-def _imported(place: str, digest: str) -> ModuleType:
-    return _executed(Path(place).absolute(), digest) if place.endswith(".py") else importlib.import_module(place)
-
-
 @cache
 def _executed(path: Path, digest: str) -> ModuleType:
-    """Run a file as a module; one with other bytes is another module."""
-    name = f"{path.stem}_{digest[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path, loader=_Source(name, str(path)))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.update({name: module})  # where dataclasses and pickle look for it
-    spec.loader.exec_module(module)
+    """Run a file as a module; one with other bytes is another module.
+
+    Bytecode is not used: it may be that of an older file that changed within the same second.
+    """
+    module = ModuleType(f"{path.stem}_{digest[:12]}")
+    module.__file__ = str(path)
+    sys.modules.update({module.__name__: module})  # where dataclasses and pickle look for it
+    exec(compile(path.read_bytes(), path, "exec"), vars(module))
     return module
-
-
-class _Source(SourceFileLoader):
-    """Reads only the source: bytecode may be that of an older file that changed within the same second."""
-
-    def path_stats(self, path: Any) -> Any:
-        raise OSError("no bytecode")
