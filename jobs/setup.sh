@@ -369,7 +369,7 @@ from summit_train.cluster.doctor import check, check_allreduce, check_torch_allr
 without = os.environ["HOROVOD"] == "no"
 checks = [check_torch_allreduce()] if without else [check("mpi4py"), check_allreduce()]
 for done in checks:
-    print(done.status, done.name, done.found, done.mend)
+    print(done.status, done.name, done.found, done.fix)
 sys.exit(any(done.status != "ok" for done in checks))'
 }
 

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from summit_train.tasks.task import every_task, task_named
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "summit_train"
 
 # The floors, from the ground up: a module may import its own floor and those below it. A task is a folder on top, as it
 # has parts of every floor; those get them by the task's name, from the table.
 FLOORS = (
-    "core", "tasks.table", "spec", "optim", "models", "data", "plan", "evaluation", "tasks.task", "training", "scaling",
+    "core", "tasks.task", "spec", "optim", "models", "data", "plan", "evaluation", "training", "scaling",
     "report", "inference", "cluster", "bench", "sweep", "tasks", "cli", "__main__",
 )  # fmt: skip
 # The rooms of data/, likewise; data.motion stands beside them.
@@ -160,7 +162,7 @@ def test_modules_are_imported_by_name_in_main_alone() -> None:
         if _called(node) in ("importlib.import_module", "import_module", "__import__")
     }
     # The commands, a network of the user's, the types of this package that another rank sends, and the tasks.
-    assert found == {"__main__", "models.foreign", "core.comm.objects", "tasks.table"}
+    assert found == {"__main__", "models.foreign", "core.comm.objects", "tasks.task"}
 
 
 def test_a_library_is_imported_in_one_place() -> None:
@@ -337,3 +339,45 @@ def test_files_and_functions_are_short_and_modules_say_what_they_are_for() -> No
         for inner in ast.walk(module.tree):
             if isinstance(inner, ast.FunctionDef):
                 assert (inner.end_lineno or 0) - inner.lineno < 60, f"{module.at(inner)}: {inner.name} is too long"
+
+
+def _texts(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+    """Every name and every string of a module, docstrings among them."""
+    for node in ast.walk(tree):
+        for _, value in ast.iter_fields(node):
+            yield from ((node, one) for one in (value if isinstance(value, list) else [value]) if isinstance(one, str))
+
+
+def test_a_task_is_named_in_its_folder_alone() -> None:
+    words = {"detection", "detections", "detector", "detectors", "boxes", "rfcn"}
+    found = {
+        (module.name, text)
+        for module in MODULES.values()
+        if not module.name.startswith("tasks.detection")
+        for _, text in _texts(module.tree)
+        if words & {word.lower() for word in re.findall(r"[A-Z]?[a-z]+", text)}
+    }
+    assert found == {("tasks.task", "detection")}, "the line of the table"
+    assert any("DetectorSpec" in text for _, text in _texts(MODULES["tasks.detection.keys"].tree)), "the reader sees"
+
+
+def test_every_part_of_a_task_is_one_that_is_asked_for_and_is_there() -> None:
+    described = set(re.findall(r"^ {6}(\w+)", ast.get_docstring(_class("tasks.task", "Task"), clean=False) or "", re.M))
+    asked = {node.args[0].value for _, node in _calls("every_part") if isinstance(node.args[0], ast.Constant)}
+    asked |= {
+        node.args[0].value
+        for module in MODULES.values()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "part"
+        if isinstance(node.args[0], ast.Constant)
+    }
+    assert asked == described
+    for task in every_task():
+        assert task.parts.keys() <= described and task is task_named(task.name)
+        assert all(task.part(name) is not None for name in task.parts)
+        measures = task.part("measures")
+        assert {kind: own[0].key for kind, own in measures.items()} == dict(task.kinds)
+
+
+def _class(module: str, name: str) -> ast.ClassDef:
+    return next(n for n in MODULES[module].tree.body if isinstance(n, ast.ClassDef) and n.name == name)

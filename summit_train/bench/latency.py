@@ -32,7 +32,7 @@ from summit_train.report.tables import machine_text
 from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES, Row, Table
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import shipped
-from summit_train.tasks.table import task_named
+from summit_train.tasks.task import task_named
 
 ROUNDS = 5  # turns of each network, fewer for fewer passes
 _SHORT = {SOMETHING: "Sth-V1", KINETICS: "K400"}
@@ -183,9 +183,11 @@ def run(args: argparse.Namespace) -> Values:
         raise UserError(f"the SPECs must be of one task, got {' and '.join(sorted(tasks))}; time them one by one")
     passes = Passes(args.batch, args.warm_up, args.repeats, args.seconds)
     with open_place() as place:
-        rows = next((task_named(task).measure_latency(entries, passes, place) for task in tasks), None)
-        if rows is None:
+        of_task = next((task_named(task).part("latency") for task in tasks), None)
+        if of_task is None:
             rows = measure_latency(entries, passes, place, timed=not args.published)
+        else:
+            rows = of_task(entries, passes, place)
         about = environment(place.world, place.device, [place.world.host], cpu_kernels())
     return {
         "environment": about,

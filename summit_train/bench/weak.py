@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser, *, is_figure: bool = False) -
     """Add the arguments of `scaling`, or of `fig3 c`."""
     (add_networks if is_figure else measure.add_spec)(parser)
     parser.add_argument("--ranks", default="1,2", metavar="N,...", help="numbers of ranks [1,2]")
-    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each rank [1]")
     parser.add_argument("--synthetic", action="store_true", help="random clips, no loader")
     measure.add_turns(parser, steps=5)
 
@@ -58,7 +57,7 @@ def run(args: argparse.Namespace) -> Values:
         words = [path, *overrides, "--peak", "0", "--repeats", "1", "--steps", str(args.steps)]
         words += ["--warm-up", str(args.warm_up), *["--synthetic"] * args.synthetic]
         found: dict[int, list[Values]] = {count: [] for count in ranks}
-        measurements = {count: partial(measure_ranks, words, args.threads, count) for count in ranks}
+        measurements = {count: partial(measure_ranks, words, count) for count in ranks}
         for count, facts in measure.in_turn(measurements, args.repeats):
             found[count].append(facts["specs"][0])
             name, speed = (found[count][-1][key] for key in ("name", "clips_per_second"))
@@ -68,7 +67,7 @@ def run(args: argparse.Namespace) -> Values:
         networks.append(network | {"spec": found[ranks[-1]][-1] | {"repeats_s": None}})
     first = networks[0]["spec"]
     clips = "random clips" if args.synthetic else f"clips of {first['clips']}"
-    settings = {"threads": args.threads, "clips_per_rank": first["clips_per_gpu"], "clips": clips}
+    settings = {"clips_per_rank": first["clips_per_gpu"], "clips": clips}
     settings |= asdict(measure.Turns(args.repeats, args.steps, args.warm_up))
     return {"environment": facts["environment"], "settings": settings, "networks": networks}
 
@@ -82,16 +81,15 @@ def parse_ranks(text: str) -> list[int]:
     return ranks
 
 
-def measure_ranks(words: Sequence[str], threads: int, ranks: int) -> Facts:
+def measure_ranks(words: Sequence[str], ranks: int) -> Facts:
     """Return what `bench step` with these arguments measures on `ranks` ranks. Raises RunFailed where they fail.
 
-    One rank is a process without MPI and Horovod, as a user starts it.
+    One rank is a process without MPI and Horovod, as a user starts it. A rank has one thread.
     """
     step = [sys.executable, "-m", "summit_train", "bench", "step", *words, f"scale.gpus={ranks}", "--json"]
     launcher = [] if ranks == 1 else mpirun_command(find_mpirun() or "mpirun", ranks)
-    environment = mpi_environment(os.environ) | {"OMP_NUM_THREADS": str(threads)}
     try:
-        return answer([*launcher, *step], _TIMEOUT, environment)
+        return answer([*launcher, *step], _TIMEOUT, mpi_environment(os.environ))
     except RunFailed as error:
         raise RunFailed(f"bench step on {counted(ranks, 'rank')}: {error}") from error
 

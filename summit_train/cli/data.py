@@ -40,8 +40,7 @@ from summit_train.data.packed.stage import stage
 from summit_train.data.video.flow import BOUND, METHODS, PRESET, PRESETS, flow_method
 from summit_train.data.video.source import DecodeError
 from summit_train.data.video.span import WHOLE
-from summit_train.tasks.table import every_task
-from summit_train.tasks.task import MotionKind
+from summit_train.tasks.task import every_task
 
 if TYPE_CHECKING:
     from summit_train.core.comm import World
@@ -84,33 +83,28 @@ def _motion_arguments(parser: argparse.ArgumentParser) -> None:
     add("out", metavar="OUT", type=Path, help="folder that gets videos/, train.csv and val.csv")
     add("--train", type=int, metavar="N", required=True, help="training videos")
     add("--val", type=int, metavar="N", required=True, help="validation videos")
-    others = {kind.flag: kind.videos() for kind in _motion_kinds()}
-    for kind in _motion_kinds():
-        add(f"--{kind.flag}", dest="motion", action="store_const", const=kind, help=kind.about)
-    sizes, frames = (
-        [f", with --{flag} {getattr(one, name)}" for flag, one in others.items()] for name in ("size", "num_frames")
-    )
-    add("--size", type=int, help=f"pixels of a side [{usual.size}{''.join(sizes)}]")
-    add("--frames", type=int, help=f"frames a video [{usual.num_frames}{''.join(frames)}]")
+    sizes, frames = f"{usual.size}", f"{usual.num_frames}"
+    for task in every_task():
+        if task.motion is not None:
+            flag, about = task.motion
+            kind = task.part("motion")
+            add(f"--{flag}", dest="videos", action="store_const", const=kind, default=MotionSet, help=about)
+            sizes, frames = f"{sizes}, with --{flag} {kind.size}", f"{frames}, with --{flag} {kind.num_frames}"
+    add("--size", type=int, help=f"pixels of a side [{sizes}]")
+    add("--frames", type=int, help=f"frames a video [{frames}]")
     add("--classes", type=int, default=usual.num_classes, help="how many [%(default)s]")
     add("--seed", type=int, default=usual.seed, help="[%(default)s]")
     add("--kind", choices=MOTION_KINDS, help=f"what tells the classes [{usual.kind}]")
     add("--difficulty", type=float, default=usual.difficulty, help="0 to 1 [%(default)s]")
 
 
-def _motion_kinds() -> list[MotionKind]:
-    return [kind for task in every_task() if (kind := task.motion()) is not None]
-
-
 def _motion(args: argparse.Namespace) -> Result:
-    if args.motion is not None and args.kind is not None:
-        raise UserError(
-            f"--kind must be left out with --{args.motion.flag}, whose classes are its own; got {args.kind}"
-        )
+    if args.videos is not MotionSet and args.kind is not None:
+        raise UserError(f"--kind must be left out with the set of a task, which has its own classes; got {args.kind}")
     asked = {"size": args.size, "num_frames": args.frames, "num_classes": args.classes, "kind": args.kind}
     how = {name: value for name, value in asked.items() if value is not None}
     how |= {"seed": args.seed, "difficulty": args.difficulty}
-    videos = (MotionSet if args.motion is None else args.motion.videos)(**how)
+    videos = args.videos(**how)
     total = args.train + args.val
     for _ in followed(write_motion_set(args.out, args.train, args.val, videos), total, "videos", in_logs=True):
         pass

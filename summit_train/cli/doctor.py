@@ -21,7 +21,6 @@ from summit_train.core.session import session
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", type=Path, default=Path("runs"), help="where runs will be written [runs]")
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for each check [120]")
     parser.add_argument("--node-local", metavar="DIR", help="folder on this node's own disk; $NAME is expanded")
     parser.add_argument("--site", metavar="NAME", help="check a site from its login node: its name, or its path")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="key of the site to override")
@@ -35,9 +34,9 @@ def run(args: argparse.Namespace) -> Result:
     if args.submit and (site is None or site.is_here):
         raise UserError("--submit must be used with --site NAME of a batch system; try --site slurm_generic")
     launch, ranks = this_launch(), list[dict[str, Any]]()
-    checks: Iterable[Check] = examine(args.run_dir, args.timeout, alone=launch.launcher == "hand")
+    checks: Iterable[Check] = examine(args.run_dir, alone=launch.launcher == "hand")
     if site is not None:
-        checks = examine_site(site, args.run_dir, args.timeout)
+        checks = examine_site(site, args.run_dir)
     elif launch.launcher != "hand":
         with session(launch) as world:
             first, ranks = check_launch(world, launch)
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> Result:
     done: list[Check] = []
     for check in checks:
         done.append(check)
-        fix = [f"{'':<33} -> {check.mend}"] if check.mend else []
+        fix = [f"{'':<33} -> {check.fix}"] if check.fix else []
         show(Result([f"{check.status:<5} {check.name:<27} {check.found}", *fix]), as_json=args.json)
     is_healthy = all(check.status != "fail" for check in done)
     values = {"ok": is_healthy, "checks": [dataclasses.asdict(check) for check in done], "ranks": ranks}

@@ -37,7 +37,7 @@ from summit_train.spec import Spec, changes_scores, flat_keys, folder_name, load
 from summit_train.spec.model import stream_problem
 from summit_train.spec.source import split_overrides
 from summit_train.sweep.grid import joined_name
-from summit_train.tasks.task import task_of
+from summit_train.tasks.task import task_named
 from summit_train.training.agreement import check_agreement
 from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
 from summit_train.training.run import read_inputs
@@ -110,7 +110,7 @@ def _scoring(
     with session(this_launch()) as world, Watchdog(world, world.broadcast(spec.watch.stall_seconds)) as watchdog:
         world.from_first(compare_code)
         check_agreement(world, spec, datasets, **arguments)
-        yield task_of(spec).scorer()(spec, datasets["val"], world, choose_device(world)), watchdog
+        yield task_named(spec.task).part("scorer")(spec, datasets["val"], world, choose_device(world)), watchdog
 
 
 def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Result:

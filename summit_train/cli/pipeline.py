@@ -29,7 +29,7 @@ from summit_train.evaluation.scores import PREDICTIONS
 from summit_train.models.network import cpu_kernels
 from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, dump_spec, run_spec
-from summit_train.tasks.task import task_of
+from summit_train.tasks.task import task_named
 from summit_train.training.agreement import check_agreement, identity
 from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
 from summit_train.training.loop import train
@@ -154,7 +154,7 @@ def _evaluate(run: Run, stop: StopRequest) -> None:
     paths, left_out, goodput, key = world.from_first(last)
     if world.rank == 0:
         warn_left_out(left_out)
-    scorer = task_of(spec).scorer()(spec, run.val_set, world, run.device, stop)
+    scorer = task_named(spec.task).part("scorer")(spec, run.val_set, world, run.device, stop)
     training = (run.plan, run.train_set) if spec.evaluate.precise_bn else None
     evaluation = Evaluation(scorer, run.watchdog, spec.run_path, training, resume_key=key, goodput=goodput)
     say(*accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)).text)

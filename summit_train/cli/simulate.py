@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
     parser.add_argument("--videos", type=int, metavar="N", help="validation videos, likewise")
     parser.add_argument("--clips-per-second", type=float, metavar="X", help="of one GPU, measured with this spec")
-    parser.add_argument("--storage", choices=("shared", "local"), default="shared", help="where the frames are stored")
     parser.add_argument("--out", metavar="FILE", help="draw Figure 6 and the times of Table 3: .png, .svg or .pdf")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> Result:
         _draw(out, jobs, rows)
     is_counted = args.clips is None and Path(job.spec.data.train).exists()
     values: dict[str, Any] = {"site": job.machine.name, "about": job.machine.about, "spec": job.spec.name}
-    values |= {"clips": job.clips, "videos": job.videos, "manifest_counted": is_counted, "storage": job.storage}
+    values |= {"clips": job.clips, "videos": job.videos, "manifest_counted": is_counted}
     values |= {"last_batch": job.machine.last_batch, "compute_source": job.machine.compute.source}
     values |= {"failures_source": job.machine.failures.source, "background": job.spec.checkpoint.background}
     values |= {"figure": None if out is None else str(out), "rows": rows}
@@ -92,7 +91,7 @@ def _job(args: argparse.Namespace) -> ScaledJob:
         raise UserError("--fixed-batch: scale.gpus is null, so the spec has no batch to keep; set scale.gpus")
     clips = args.clips or _count("--clips", spec, "train", published.TRAINING_VIDEOS)
     videos = args.videos or _count("--videos", spec, "val", published.VALIDATION_VIDEOS)
-    return ScaledJob(spec, machine, 1, clips, videos, gpus, args.storage)
+    return ScaledJob(spec, machine, 1, clips, videos, gpus)
 
 
 def _count(option: str, spec: Spec, which: str, kinetics: int) -> int:

@@ -27,6 +27,7 @@ Status = Literal["ok", "warn", "fail"]
 Finding = tuple[Status, str, str]  # the last three fields of a Check
 
 GIB = 1024**3
+ANSWER_S = 120.0  # for one check
 SET_UP = "run `make setup`"
 NOT_INSTALLED = "not installed; ranks are joined by torch.distributed (torchrun)"
 # Matches an MPI's own library among those of a process, and none of its C++ and Fortran libraries.
@@ -40,22 +41,22 @@ class Check:
     name: str
     status: Status
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
-def examine(run_dir: Path, timeout: float = 120.0, *, alone: bool = True) -> Iterator[Check]:
+def examine(run_dir: Path, *, alone: bool = True) -> Iterator[Check]:
     """Yield each check when it is done, after those that it depends on.
 
-    run_dir: where runs will be written. timeout: seconds for each program. alone: no launcher started this process.
+    run_dir: where runs will be written. alone: no launcher started this process.
     """
     yield Check("python", "ok", f"{platform.python_version()} at {sys.executable}")
-    yield check("torch", timeout)
+    yield check("torch")
     yield check_ranks(os.environ)
     for name in ("horovod", "mpi4py"):
-        yield Check(name, "ok", NOT_INSTALLED) if _is_left_out(name) else check(name, timeout)
+        yield Check(name, "ok", NOT_INSTALLED) if _is_left_out(name) else check(name)
     yield check_mpi()
     for name in ("kernels", "video", "export", "gpus"):
-        yield check(name, timeout)
+        yield check(name)
     yield check_cpus()
     yield check_shared_memory()
     yield check_disk("disk for runs", run_dir)
@@ -65,8 +66,8 @@ def examine(run_dir: Path, timeout: float = 120.0, *, alone: bool = True) -> Ite
     if not alone:
         return
     if not _is_left_out("horovod"):
-        yield check_allreduce(timeout)
-    yield check_torch_allreduce(timeout)
+        yield check_allreduce()
+    yield check_torch_allreduce()
 
 
 class Probe(NamedTuple):
@@ -77,16 +78,11 @@ class Probe(NamedTuple):
     fix: str = SET_UP
 
 
-def check(
-    name: str, timeout: float = 120.0, launcher: Sequence[str] = (), more: Mapping[str, str] | None = None
-) -> Check:
-    """Run PROBES[name], under a launcher if one is given, and judge its facts.
-
-    timeout: in seconds. more: environment variables for the ranks.
-    """
+def check(name: str, launcher: Sequence[str] = (), more: Mapping[str, str] | None = None) -> Check:
+    """Run PROBES[name], under a launcher if one is given, and judge its facts. more: the ranks' further environment."""
     environment = processes.mpi_environment({**os.environ, **(more or {})}) if launcher else None
     try:
-        facts = processes.probe(PROBES[name].program, timeout, launcher, environment)
+        facts = processes.probe(PROBES[name].program, ANSWER_S, launcher, environment)
     except RunFailed as error:
         return Check(name, "fail", str(error), PROBES[name].fix)
     return Check(name, *PROBES[name].judge(facts))
@@ -125,17 +121,17 @@ def check_mpi() -> Check:
     return Check("mpi", "ok", found)
 
 
-def check_allreduce(timeout: float = 120.0) -> Check:
+def check_allreduce() -> Check:
     """Start two ranks with mpirun, which sum 1 and 2 through Horovod and gather through mpi4py."""
     mpirun = processes.find_mpirun()
     if mpirun is None:
         return Check(_RANKS, "fail", "not tried: no mpirun", SET_UP)
-    return check(_RANKS, timeout, processes.mpirun_command(mpirun, 2))
+    return check(_RANKS, processes.mpirun_command(mpirun, 2))
 
 
-def check_torch_allreduce(timeout: float = 120.0) -> Check:
+def check_torch_allreduce() -> Check:
     """Start two ranks with torchrun, which sum 1 and 2 on the CPU. A failure is a warning where Horovod joins ranks."""
-    done = check(_TORCH_RANKS, timeout, processes.torchrun_command(2), {"SUMMIT_TRAIN_COMM": "torch"})
+    done = check(_TORCH_RANKS, processes.torchrun_command(2), {"SUMMIT_TRAIN_COMM": "torch"})
     needed = os.environ.get("SUMMIT_TRAIN_COMM") == "torch" or _is_left_out("horovod")
     return replace(done, status="warn") if done.status == "fail" and not needed else done
 
@@ -179,8 +175,9 @@ def listed_gpus() -> list[str]:
     return [line for line in processes.output(["nvidia-smi", "--list-gpus"]).splitlines() if line.startswith("GPU ")]
 
 
-def check_shared_memory(folder: Path = Path("/dev/shm")) -> Check:
+def check_shared_memory() -> Check:
     """Check the room in shared memory, which loader workers and the ranks of a host exchange data through."""
+    folder = Path("/dev/shm")
     if not folder.is_dir():
         return Check("shared memory", "warn", f"no {folder}", "run with data.workers=0")
     free = shutil.disk_usage(folder).free / GIB

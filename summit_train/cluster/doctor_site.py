@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from subprocess import DEVNULL
 
-from summit_train.cluster.doctor import Check, Status, check_disk, check_ranks
+from summit_train.cluster.doctor import ANSWER_S, Check, Status, check_disk, check_ranks
 from summit_train.cluster.job import Job, job_name
 from summit_train.cluster.site import COMM, Site, walltime_text
 from summit_train.cluster.submit import chain, job_states, prepare_job
@@ -26,8 +26,8 @@ _POLL_S = 2.0
 _LATE_S = 30.0  # until what a node wrote shows here
 
 
-def examine_site(site: Site, run_dir: Path, timeout: float = 120.0) -> Iterator[Check]:
-    """Yield what can be told without a job. run_dir: where runs will be written. timeout: seconds for the modules."""
+def examine_site(site: Site, run_dir: Path) -> Iterator[Check]:
+    """Yield what can be told without a job. run_dir: where runs will be written."""
     each = f"{counted(site.ranks, 'rank')} of {counted(site.cores_per_rank, 'core')}, {site.gpus_per_node} GPUs a node"
     missing = [f"--set {key}=..." for key in site.requires if getattr(site, key) is None]
     fix = f"give {' '.join(missing)}, or write it into the profile" if missing else ""
@@ -36,7 +36,7 @@ def examine_site(site: Site, run_dir: Path, timeout: float = 120.0) -> Iterator[
         yield Check("note", "warn", note)
     yield check_ranks({COMM: site.comm})
     if site.launcher != "ranks":  # train --ranks is part of this program
-        yield check_launcher(site, timeout)
+        yield check_launcher(site)
     yield check_disk("disk for runs", run_dir)
     if (command := site.batch.command) is None:
         return
@@ -54,7 +54,7 @@ def _judged(name: str, found: str, fix: str, status: Status = "fail") -> Check:
     return Check(name, status if fix else "ok", found, fix)
 
 
-def check_launcher(site: Site, timeout: float = 120.0) -> Check:
+def check_launcher(site: Site) -> Check:
     """Load the modules and run the setup in a login shell, and look for the launcher there."""
     lines = [f"module load {shlex.quote(module)} || exit" for module in site.modules]
     own = shlex.quote(str(Path(sys.executable).parent))
@@ -64,9 +64,9 @@ def check_launcher(site: Site, timeout: float = 120.0) -> Check:
     program = "\n".join(["exec 3>&1 >&2", *lines, *site.setup, path, f"command -v {launcher} >&3"])
     fix = f"modules and setup must work, and put {launcher} on PATH"
     try:
-        done = subprocess.run(["bash", "-lc", program], capture_output=True, text=True, timeout=timeout, stdin=DEVNULL)
+        done = subprocess.run(["bash", "-lc", program], capture_output=True, text=True, timeout=ANSWER_S, stdin=DEVNULL)
     except subprocess.TimeoutExpired:
-        return Check("launcher", "fail", f"no answer within {timeout:g} s", fix)
+        return Check("launcher", "fail", f"no answer within {ANSWER_S:g} s", fix)
     found = [f"no {launcher} on PATH", *done.stderr.splitlines(), *done.stdout.splitlines()][-1]
     return _judged("launcher", found, fix if done.returncode else "")
 

@@ -13,7 +13,7 @@ from summit_train.core.errors import UserError
 from summit_train.core.text import counted
 from summit_train.plan import Plan
 from summit_train.spec import Spec
-from summit_train.spec.experiment import TASK_SECTIONS
+from summit_train.spec.model import TASK_SECTIONS
 
 # The walltime adds to the time of training and evaluation: checkpoints and slow nodes (margin), and in each job the
 # start of Python on all nodes and the last checkpoint (minutes).

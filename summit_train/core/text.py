@@ -55,14 +55,14 @@ def from_json(text: str | bytes) -> Any:
         raise ValueError("its values are nested too deeply") from error
 
 
-def percent(value: float | None) -> str:
-    """Return an accuracy in percent. 20,000 videos resolve two decimals."""
-    return NONE if value is None else f"{value:.2f} %"
+def percent(value: float | None, unit: str = "%") -> str:
+    """Return an accuracy, usually in percent. 20,000 videos resolve two decimals."""
+    return NONE if value is None else f"{value:.2f} {unit}"
 
 
-def mean_std(mean: float | None, std: float | None) -> str:
+def mean_std(mean: float | None, std: float | None, unit: str = "%") -> str:
     """Return `73.81 ± 0.05 %`."""
-    return percent(mean) if mean is None or std is None else f"{mean:.2f} \N{PLUS-MINUS SIGN} {std:.2f} %"
+    return percent(mean, unit) if mean is None or std is None else f"{mean:.2f} \N{PLUS-MINUS SIGN} {std:.2f} {unit}"
 
 
 def noise_text(clips: float | None) -> str:

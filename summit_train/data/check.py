@@ -26,6 +26,7 @@ from summit_train.data.manifest import Manifest, ManifestRow, read_manifest
 from summit_train.data.manifest.reading import read_rows
 from summit_train.data.manifest.tables import is_video
 from summit_train.data.video.clips import holds_pictures, probe_folder
+from summit_train.data.video.films import Films, is_film
 from summit_train.data.video.source import NO_HURRY, DecodeError, VideoInfo, load_video, worker_pool
 from summit_train.data.video.span import Span
 from summit_train.data.video.stream import probe
@@ -56,6 +57,8 @@ def examine(root: str, path: str) -> Found:
         else:
             video = load_video(full, None)
             info, digest = probe(video), video.sha256()
+            if is_film(os.path.getsize(full), info.num_frames):
+                Films().load(full, None, info.num_frames, NO_HURRY)  # keeps the index for training
     except DecodeError as error:
         within = f"{os.path.relpath(error.path, full)} " if error.path.startswith(f"{full}{os.sep}") else ""
         return DecodeError(path, f"{within}{error.reason}")

@@ -19,7 +19,7 @@ from summit_train.data.manifest.overlap import Leaks, shared_clips
 from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.data.manifest.reading import check_same_classes
 from summit_train.spec import DataSpec, Spec
-from summit_train.tasks.table import task_named
+from summit_train.tasks.task import task_named
 
 if TYPE_CHECKING:
     from summit_train.data.batches.loader import MicroBatch
@@ -89,7 +89,7 @@ class Dataset:
 
 def _check_annotation(manifest: Manifest, spec: Spec, which: str) -> None:
     """Raise UserError for a list that is not the task's, and for a training list that the task cannot learn from."""
-    found, kind = manifest.annotation, task_named(spec.task).annotation()
+    found, kind = manifest.annotation, task_named(spec.task).part("annotation")
     if found is None and kind is not None:
         what = f"task {spec.task} needs a list with {kind.title}, {kind.header}"
         raise UserError(f"data.{which}: {what}; {manifest.source} has none")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,15 @@ from numpy.typing import NDArray
 
 from summit_train.core.text import listed, percent
 from summit_train.evaluation.scores import Found
-from summit_train.tasks.table import every_task
+from summit_train.tasks.task import every_part
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure of what was found, in percent; NaN where the videos have nothing to measure it by.
+    """A figure of what was found; NaN where the videos have nothing to measure it by.
 
     key: its name in JSON. of_class: the same of each class, (classes,), NaN for one without a video, and its key there.
-    above: it says something if there are more classes than this.
+    above: it says something if there are more classes than this. unit: for people; a main measure is in percent.
     """
 
     key: str
@@ -33,6 +34,7 @@ class Measure:
     of_class: Callable[[Any], NDArray[np.float64]]
     class_key: str
     above: float = 0
+    unit: str = "%"
 
 
 @dataclass(frozen=True)
@@ -62,21 +64,20 @@ class Measures:
         for measure in self.shown:
             value = values.get(measure.key, values.get(f"{measure.key}_mean"))
             std = values.get(f"{measure.key}_std") if measure == self.main else None
-            parts.append(f"{measure.name} {percent(value) if std is None else f'{value:.2f} +- {std:.2f} %'}")
+            text = percent(value, measure.unit) if std is None else f"{value:.2f} +- {std:.2f} %"
+            parts.append(f"{measure.name} {text}")
         return "  ".join(parts)
 
 
 def measures_of(kind: object, num_classes: float | None = None) -> Measures:
     """Return the measures of a loss.kind, of the first one for runs that are older than the key."""
-    known: dict[str, tuple[Measure, ...]] = {}
-    for task in every_task():
-        known |= task.measures()
+    known = every_measure()
     return Measures(known.get(str(kind)) or next(iter(known.values())), num_classes)
 
 
-def measure_keys() -> list[str]:
-    """Return the key of every measure of any task."""
-    return [one.key for task in every_task() for measures in task.measures().values() for one in measures]
+def every_measure() -> dict[str, tuple[Measure, ...]]:
+    """Return the measures of each loss.kind of any task."""
+    return dict(chain(*(part.items() for part in every_part("measures"))))
 
 
 def left_out(found: Found, names: Sequence[str]) -> list[str]:

@@ -108,7 +108,7 @@ class _Observer(scoring.Scorer):
 
     def _observed(
         self, model: nn.Module, normalise: Normalise, streamer: scoring.Streamer | None, video: WholeVideo
-    ) -> NDArray[np.float64]:
+    ) -> scoring.Results:
         spec, path = self.spec, self.dataset.manifest.path(video.video)
         number, kept = video.first.num_frames, dict[int, torch.Tensor]()
         clips = observed_frames(number, self.fractions, spec.data.num_frames)
@@ -123,6 +123,7 @@ class _Observer(scoring.Scorer):
                     kept[frame] = block.views[:, place].clone()  # a view would keep the whole block
             if average is not None:
                 average.add(block)
+            yield None
         views = [torch.stack([kept[frame] for frame in clip], 1) for clip in clips.tolist()]  # (crops, T, h, w, C)
         logits = scoring.view_logits(model, normalise, torch.cat(views), spec)
         curves = [logits.view(len(clips), -1, logits.shape[1]).mean(1).cpu().numpy()]
@@ -130,7 +131,7 @@ class _Observer(scoring.Scorer):
         if average is not None:
             scoring.check_finite(average.at_edges(0.0), path, str(self.path))
             curves.append(average.at_edges())
-        return np.stack(curves)
+        yield np.stack(curves)
 
 
 def _frames(data: DataSpec, fractions: tuple[Fraction, ...], is_streamed: bool, num_frames: int) -> NDArray[np.int64]:

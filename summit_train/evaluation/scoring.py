@@ -35,8 +35,8 @@ from summit_train.plan import views_at_once
 from summit_train.spec import DataSpec, Spec
 
 Progress = Callable[[int, int], None]  # (videos done, videos of this rank); equal while it waits for the others
-Result = NDArray[Any] | BadClip  # what is found in a video, such as its logits, or why there is nothing
-Results = Generator[Result, None, None]
+# What is found in a video, such as its logits, or why there is nothing; None after a block of a video, before that.
+Results = Generator[NDArray[Any] | BadClip | None, None, None]
 
 
 class PartialScores:
@@ -77,7 +77,8 @@ class Scorer:
     """Scores the videos of a data set on all ranks as spec.evaluate says, each rank its shard.
 
     No video is padded or scored twice. A video's views form batches of their own, so its scores do not depend on the
-    number of ranks. Where `stop` asks one rank to stop, all leave between two videos and raise Stopped. keeps_records:
+    number of ranks. Where `stop` asks one rank to stop, all leave between two videos, or two
+    blocks of a video that is read as a whole, and raise Stopped. keeps_records:
     write bad videos to the run's bad_clips.jsonl, and allow data.max_bad_fraction of them. A task that finds something
     other than logits overrides `shape`, `_gathered` and `_results`.
     """
@@ -106,8 +107,8 @@ class Scorer:
         """
         earlier, ballot = earlier or PartialScores(), Ballot(self.world, self.stop)
         known = set(self.world.broadcast(list(earlier.results)))
-        mine = self.dataset.shard(self.world.rank, self.world.size).tolist()
-        videos = [video for video in mine if video not in known]
+        shard = self.dataset.shard(self.world.rank, self.world.size).tolist()
+        videos = [video for video in shard if video not in known]
         scores, bad = self._score_own(model, videos, progress, ballot, source)
         for _ in ballot.rounds():
             progress(len(scores), len(videos))  # the others still score: a wait longer than a stall is allowed
@@ -144,11 +145,12 @@ class Scorer:
             for result in results:
                 if isinstance(result, BadClip):
                     bad.append(result)
-                    result = np.full(shape, np.nan)
-                elif source is not None:
-                    check_finite(result, self.dataset.manifest.path(videos[len(scores)]), source)
-                assert result.shape[1:] == shape[1:]
-                scores.append(result)
+                    scores.append(np.full(shape, np.nan))
+                elif result is not None:
+                    if source is not None:
+                        check_finite(result, self.dataset.manifest.path(videos[len(scores)]), source)
+                    assert result.shape[1:] == shape[1:]
+                    scores.append(result)
                 progress(len(scores), len(videos))
                 if ballot.is_over(busy=len(scores) < len(videos)):
                     break
@@ -184,19 +186,17 @@ class Scorer:
                 yield batch.bad
 
     def each_video(
-        self, videos: Sequence[int], choose_frames: ChooseFrames, find: Callable[[WholeVideo], NDArray[Any]]
+        self, videos: Sequence[int], choose_frames: ChooseFrames, find: Callable[[WholeVideo], Results]
     ) -> Results:
-        """Yield what `find` makes of the chosen frames of each video, or why it cannot be read."""
+        """Yield what `find` yields of the chosen frames of each video, or why it cannot be read."""
         data = self.spec.data.on_node(self.world.local_size)
         for video in whole_videos(data, self.spec.evaluate, self.dataset.store, videos, choose_frames):
             try:
-                found = find(video)
+                yield from find(video)
             except DecodeError as error:
                 if data.on_bad_clip == "fail":
                     raise
                 yield BadClip(video.video, error.path, error.reason, None)
-            else:
-                yield found
 
 
 def view_logits(model: nn.Module, normalise: Normalise, views: torch.Tensor, spec: Spec) -> torch.Tensor:
@@ -256,8 +256,8 @@ class StreamAverage:
         return np.stack([unknown if one is None else one.cpu().numpy() for one in self._averages])
 
 
-def stream_scores(streamer: Streamer, data: DataSpec, video: WholeVideo) -> NDArray[np.float64]:
-    """Return a video's logits, fp64 (classes,), averaged over all frames and crops.
+def stream_scores(streamer: Streamer, data: DataSpec, video: WholeVideo) -> Results:
+    """Yield a video's logits, fp64 (classes,), averaged over all frames and crops.
 
     Source: the TSM paper (journal version), section 5.5.1 and Table 7: "the prediction averaged from all the frames".
     """
@@ -265,4 +265,5 @@ def stream_scores(streamer: Streamer, data: DataSpec, video: WholeVideo) -> NDAr
     average = StreamAverage(streamer, stream_frames(data, number).tolist(), [number])
     for block in video.blocks():
         average.add(block)
-    return np.asarray(average.at_edges()[0])
+        yield None
+    yield np.asarray(average.at_edges()[0])

@@ -26,9 +26,8 @@ from summit_train.models.precision import parameter_type
 from summit_train.models.video import freeze_norms, freeze_trunk
 from summit_train.spec import ModelSpec, Spec
 from summit_train.spec.catalog import is_foreign
-from summit_train.spec.experiment import TASK_SECTIONS
-from summit_train.spec.model import stream_problem
-from summit_train.tasks.table import task_named
+from summit_train.spec.model import TASK_SECTIONS, stream_problem
+from summit_train.tasks.task import task_named
 
 cpu_kernels = execution  # what the C++ kernels are compiled for on this machine, or why there are none
 _COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -160,8 +159,8 @@ def stream_elements(spec: Spec) -> int | None:
 def _plain(model: ModelSpec, num_frames: int, channels: int, generator: torch.Generator | None = None) -> VideoNetwork:
     network = network_of(model, num_frames, channels, generator)
     for task, section in TASK_SECTIONS.items():
-        if getattr(model, section) is not None:
-            network = task_named(task).network(network, model, generator)
+        if getattr(model, section) is not None and (build := task_named(task).part("network")) is not None:
+            network = build(network, model, generator)
     freeze_norms(network, model.freeze_bn)
     if model.freeze_trunk:
         freeze_trunk(network)

@@ -22,7 +22,7 @@ from summit_train.report.goodput import goodput_rows, time_spent
 from summit_train.report.mistakes import read_mistakes
 from summit_train.report.noise import noise_section
 from summit_train.report.records import Run, read_runs
-from summit_train.tasks.table import TASKS, task_named
+from summit_train.tasks.task import TASKS, task_named
 
 
 def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
@@ -57,9 +57,10 @@ def environment() -> jinja2.Environment:
 
 
 def read_section(run: Run) -> Any | None:
-    """Return the section of the run's task, see tasks.task.Task; None where it has none."""
+    """Return what the run's task adds to its page, None for nothing."""
     task = run.spec.get("task")
-    return task_named(task).read_section(run) if task in TASKS else None
+    read = task_named(task).part("report") if task in TASKS else None
+    return read and read(run)
 
 
 def render(runs: Sequence[Run]) -> str:

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class WithMeasures(Record):
-    """A record with measures (evaluation.measures) under their keys, in percent."""
+    """A record with measures (evaluation.measures) under their keys."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -174,7 +174,7 @@ class CheckpointScores(WithMeasures):
 
     def text(self, measure: Measure) -> str:
         """Return `73.81 ± 0.05 %`."""
-        return mean_std(self.of(f"{measure.key}_mean"), self.of(f"{measure.key}_std"))
+        return mean_std(self.of(f"{measure.key}_mean"), self.of(f"{measure.key}_std"), measure.unit)
 
 
 class FinalEval(CheckpointScores):

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from summit_train.core.text import MOST_ITEMS, NONE, counted, duration, listed, percent, show
-from summit_train.evaluation.measures import measure_keys
+from summit_train.evaluation.measures import every_measure
 from summit_train.report.records import ClipsPerClass, FinalEval, Run, StartRecord, number
 
 MOST_CLASSES = 30  # of a table with a row for each class
@@ -21,13 +21,13 @@ CONSEQUENCES = {  # of a file that is missing
 def summary_row(run: Run) -> dict[str, str]:
     """Return the run's row of the summary table: column -> text, a dash where the value is unknown."""
     final, last = run.final, run.evals[-1] if run.evals else None
-    measured = dict.fromkeys(measure_keys(), NONE)
+    measured = dict.fromkeys((measure.key for own in every_measure().values() for measure in own), NONE)
     for measure in run.measures.shown:
         if final is not None:
             measured[measure.key] = final.text(measure)
         elif last is not None:
             epoch = f" (epoch {last.epoch:g})" if measure == run.measures.main else ""
-            measured[measure.key] = f"{percent(last.of(measure.key))}{epoch}"
+            measured[measure.key] = f"{percent(last.of(measure.key), measure.unit)}{epoch}"
     model = " ".join(str(part) for key in ("arch", "backbone") if (part := run.setting("model", key)))
     frames = number(run.setting("data", "num_frames"))
     planned = number(run.setting("schedule", "epochs"))

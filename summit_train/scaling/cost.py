@@ -20,12 +20,11 @@ import math
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import NormalDist
-from typing import Literal
 
 from summit_train.core.errors import UserError
 from summit_train.models.network import count_model, count_network
 from summit_train.plan import averaged_elements, averages_per_epoch
-from summit_train.scaling.machines import RATE_KEYS, Machine, Storage, find_rate
+from summit_train.scaling.machines import RATE_KEYS, Machine, find_rate
 from summit_train.scaling.network import BACKWARD_SHARE, allreduce_seconds, layer_gradients, overlap
 from summit_train.spec import ModelSpec, Spec
 from summit_train.spec.modality import RGB
@@ -44,7 +43,6 @@ class ScaledJob:
     clips: int
     videos: int
     virtual_gpus: int | None = None
-    storage: Literal["shared", "local"] = "shared"
 
     @property
     def gpus(self) -> int:
@@ -194,10 +192,7 @@ def steps_per_epoch(clips: int, global_batch: int, last_batch: str) -> int:
 
 def frame_rate(job: ScaledJob) -> float:
     """Return the frames a second that one node gets; infinite where the machine's file has no limit."""
-    storage: Storage | None = getattr(job.machine, job.storage)
-    if storage is None:
-        return math.inf
-    return min(storage.frames_per_second_per_node, (storage.frames_per_second_total or math.inf) / job.nodes)
+    return math.inf if job.machine.shared is None else job.machine.shared.frames_per_second_per_node
 
 
 def evaluation_seconds(job: ScaledJob) -> float:

@@ -70,10 +70,9 @@ class Compute(Section):
 
 
 class Storage(Section):
-    """Where frames come from: the frames a second, read and decoded, of a node and of all nodes together."""
+    """Where frames come from: the frames a second, read and decoded, of a node."""
 
     frames_per_second_per_node: Positive
-    frames_per_second_total: Positive | None = None  # None: nodes do not slow each other
     source: str
 
 
@@ -96,7 +95,6 @@ class Machine(Section):
     network: Network
     compute: Compute = Compute()
     shared: Storage | None = None  # the file system of all nodes; None: never waited for
-    local: Storage | None = None  # the disk of each node, after staging
     failures: Failures = Failures()
     # An epoch's partial batch: dropped as `train` does, or a step as in the runs that the constants were fitted to.
     last_batch: Literal["drop", "keep"] = "drop"

@@ -39,11 +39,11 @@ class DataSpec(Section):
     """dense: a window of num_frames * frame_stride frames; uniform: one frame from each of T segments."""
     augment: Literal["scale_jitter", "multi_scale_crop", "rand_augment", "whole"] = "scale_jitter"
     """scale_jitter: random short side, then a random crop; multi_scale_crop: crop of a random size; rand_augment: crop
-    of a random area and aspect, then RandAugment; whole: the whole frame with a random short side, for detection."""
+    of a random area and aspect, then RandAugment; whole: the whole frame with a random short side."""
     short_side: tuple[Extent, Extent] = (256, 320)
     """scale_jitter, whole: the short side is drawn from [low, high], pixels."""
     long_side: Extent | None = None
-    """detection: the long side of a scaled frame is at most this, in training and evaluation; null: no limit.
+    """Whole frames: the long side of a scaled one is at most this, in training and evaluation; null: no limit.
     Counts and costs of augment whole are for frames this wide and as high as the largest short_side; null: squares."""
     crop_scales: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(max_length=100)] | None = None
     """multi_scale_crop: sides of the crops, as parts of the short side; a crop's two sides are at most one step apart.
@@ -55,8 +55,8 @@ class DataSpec(Section):
     flip: bool = True
     """Mirror half of the clips. Use false where labels distinguish left from right."""
     span_frames: Count | None = None
-    """detection: divide each training video into spans of this many frames or a few more, each a clip of its epoch;
-    null: one clip of each video."""
+    """Lists with annotated frames: divide each training video into spans of this many frames or a few more, each a clip
+    of its epoch; null: one clip of each video."""
     balance: Literal["none", "classes"] = "none"
     """Clips of an epoch. none: each clip once; classes: the same total number, with an equal share from each class."""
     repeats: Count = 1

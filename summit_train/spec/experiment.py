@@ -19,11 +19,11 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import read_file
 from summit_train.spec.catalog import is_foreign
 from summit_train.spec.data import DataSpec, data_problems
-from summit_train.spec.model import ModelSpec, network_problems, size_problems, stream_problem
+from summit_train.spec.model import TASK_SECTIONS, ModelSpec, network_problems, size_problems, stream_problem
 from summit_train.spec.optimizer import OptimizerSpec, ParallelSpec, ScheduleSpec, solver_problems
 from summit_train.spec.source import Tree, read_tree, to_yaml
 from summit_train.spec.typed import MOST, Count, Extent, NonNegative, PathText, Seconds, Section, expand, validated
-from summit_train.tasks.table import TASKS, every_task, task_named
+from summit_train.tasks.task import TASKS, every_task, task_named
 
 
 def folder_name(name: str) -> str:
@@ -55,8 +55,7 @@ FolderName = Annotated[str, AfterValidator(folder_name)]
 
 # The measure that decides, by loss.kind; evaluation.measures has how it is computed.
 MAIN_MEASURES: dict[str, str] = {kind: measure for task in every_task() for kind, measure in task.kinds.items()}
-# The section of `model` with a task's own keys, by task: null with other tasks.
-TASK_SECTIONS: dict[str, str] = {task.name: task.section for task in every_task() if task.section}
+_TASK_TEXT = f"{'; '.join(f'{task.name}: {task.about}' for task in every_task())}."
 
 if TYPE_CHECKING:
     TaskName = str
@@ -83,8 +82,8 @@ class LossSpec(Section):
 
     kind: LossKind = "softmax"
     """softmax: cross-entropy, for clips of one class. binary: binary cross-entropy, the mean over all classes, for
-    clips of several classes or none; validation measures mean average precision. Other
-    tasks imply their own."""
+    clips of several classes or none; validation measures mean average precision. Other tasks
+    imply their own."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each label that is spread evenly over all classes, with binary over yes and no; evaluation has none."""
     class_weights: Annotated[Literal["balanced"] | ClassWeights | None, BeforeValidator(_read_weights)] = None
@@ -171,9 +170,7 @@ class Spec(Section):
 
     name: FolderName
     """Name of the run; its folder is run_dir/name."""
-    task: Annotated[TaskName, Field(description=f"{'; '.join(f'{x.name}: {x.about}' for x in every_task())}.")] = TASKS[
-        0
-    ]
+    task: TaskName = Field(default=TASKS[0], description=_TASK_TEXT)
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Decides everything random."""
     model: ModelSpec
@@ -303,7 +300,8 @@ def _task_problems(spec: Spec) -> Iterator[tuple[str, str]]:
             yield f"model.{section}", f"must be null with task {task.name}"
     if spec.data.augment == "whole" and not task.whole_frames:
         yield "data.augment", f"must not be whole with task {task.name}, whose networks see crops"
-    yield from task.problems(spec)
+    if (problems := task.part("problems")) is not None:
+        yield from problems(spec)
 
 
 def _foreign_problems(spec: Spec) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from pydantic_core import PydanticKnownError
 from summit_train.spec import catalog
 from summit_train.spec.catalog import ARCHITECTURES, BOTTLENECK_BACKBONES, architecture
 from summit_train.spec.typed import Count, PathText, Section, expand
-from summit_train.tasks.table import every_task
+from summit_train.tasks.task import every_task, task_named
 
 _CALLABLES = ("package.module:callable", "FILE.py:callable")
 
@@ -30,6 +30,8 @@ def _arch(arch: str) -> str:
 
 
 _ARCH_SCHEMA = {"anyOf": [{"enum": list(ARCHITECTURES)}, {"type": "string", "pattern": r".:\w+$"}]}
+# The section of `model` with a task's own keys, by task: null with other tasks.
+TASK_SECTIONS: dict[str, str] = {task.name: task.section for task in every_task() if task.section}
 ArchName = Annotated[str, AfterValidator(_arch), WithJsonSchema(_ARCH_SCHEMA)]
 
 
@@ -101,12 +103,8 @@ else:
         "_TaskSpec",
         __base__=_TrainedSpec,
         **{
-            task.section: (
-                task.keys() | None,
-                Field(None, description=f"task {task.name}: its keys; null with others."),
-            )
-            for task in every_task()
-            if task.section
+            section: (task_named(name).part("keys") | None, Field(None, description=f"Keys of task {name}, else null."))
+            for name, section in TASK_SECTIONS.items()
         },
     )
 

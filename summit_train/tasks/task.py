@@ -1,142 +1,84 @@
-"""What a task brings: the check of its keys, its annotation of a clip, network, loss, scorer, measures and output."""
+"""What a task brings, and the table of the tasks. Floors below a task's modules ask here, by the name in a spec."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple
 
-from summit_train.tasks.table import task_named
-
-if TYPE_CHECKING:
-    import torch
-
-    from summit_train.data.manifest.annotation import Annotation
-    from summit_train.data.motion import MotionSet
-    from summit_train.evaluation.measures import Measure
-    from summit_train.evaluation.scores import Found
-    from summit_train.evaluation.scoring import Scorer
-    from summit_train.models.video import VideoNetwork
-    from summit_train.spec import ModelSpec, Spec
-    from summit_train.spec.typed import Section
+# Each is a folder beside this file, whose __init__.py has its TASK. The first one is that of a spec without the key.
+TASKS = (
+    "classification",
+    "detection",
+)
 
 
-class TaskLoss(Protocol):
-    """The training loss of a task."""
-
-    def of_batch(
-        self, outputs: torch.Tensor, targets: torch.Tensor, size: tuple[int, int], seed: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the mean loss of a micro-batch, and the number of its clips that are right.
-
-        outputs: the network's. targets: `MicroBatch.labels`. size: the frames' height and width in pixels. seed: of
-        random draws on the device.
-        """
-
-    def of_scores(self, found: Found) -> float | None:
-        """Return the mean loss of the validation videos that could be read; None where it is not known."""
-
-
-class MotionKind(NamedTuple):
-    """A generated data set. flag: of `data motion`, which asks for it. about: what it is, for the list of flags."""
-
-    flag: str
-    about: str
-    videos: type[MotionSet]
-
-
-class StreamOption(NamedTuple):
-    """The option of `stream` that a task reads, --NAME VALUE: `parse` makes the value of the text.
-
-    is_right: whether that is a possible value, which must be `expected`. about: for the list of options.
-    """
+class Option(NamedTuple):
+    """An option of `stream`, --NAME VALUE: a number from 0 to `most`, as `expected` says."""
 
     name: str
     value: str
-    parse: Callable[[str], Any]
-    is_right: Callable[[Any], bool]
+    parse: Callable[[str], float]
+    most: float
     expected: str
     about: str
 
+    def takes(self, value: float) -> bool:
+        return 0 <= value <= self.most
 
+
+@dataclass(frozen=True)
 class Task:
-    """What a task brings. The TASK in a task's task.py overrides what differs from here.
-
-    Methods import what they need: a spec asks for its keys, for which nobody should wait for torch.
+    """What a task brings. Data are here, where a spec finds them without numpy or torch; `part` imports the code.
 
     name: of its folder, and in a spec. about: what is found. title: one of its networks, for people. kinds: each
-    loss.kind that it takes, the usual one first, and the key of the measure by which checkpoints are compared, in
-    percent. whole_frames: it sees whole frames, not crops (data.augment: whole). gives_labels: it finds the classes of
-    a video: `predict` and `cam` show them, `fuse` combines them. section: the section of `model` with its own keys, see
-    `keys`; "" without any.
+    loss.kind that it takes, the usual one first, and the key of its main measure: in percent, the more the better.
+    section: the section of `model` with the task's keys, null with other tasks; "" if it has none. whole_frames: it
+    sees whole frames (data.augment: whole), not crops. gives_labels: it finds the classes of a video, which `predict`
+    and `cam` show. motion: the flag of `data motion` for its set, and what that is. option: what `watcher` reads.
+
+    parts: the places of its code, as `module:name` in this package. A task leaves out what it does not have.
+      keys                                 the type of `section`
+      problems(spec)                       yields the keys that do not fit: (key, what is wrong)
+      network(trunk, model, generator)     the network on that of model.arch, if the task has a `section`
+      annotation                           what its lists have besides classes, a data.manifest.annotation.Annotation
+      importers                            kinds of `data import`: kind -> (reader, what its source is)
+      motion                               the data.motion.MotionSet of its flag
+      loss(spec, clips_of_class, device)   of_batch, a training.loss.BatchLoss, and of_scores(found), or None
+      scorer                               an evaluation.scoring.Scorer
+      measures                             of each of `kinds`, evaluation.measures.Measures, the main one first
+      report(run)                          its section of the page, or None; `template` is the file, below tasks/
+      watcher(trained, device, option)     an inference.stream.stream.Stream
+      latency(entries, passes, place)      rows of `bench latency`, of a frame of a stream in place of clips
     """
 
-    name: ClassVar[str]
-    about: ClassVar[str]
-    title: ClassVar[str]
-    kinds: ClassVar[Mapping[str, str]]
-    whole_frames: ClassVar[bool] = False
-    gives_labels: ClassVar[bool] = False
-    section: ClassVar[str] = ""
+    name: str
+    about: str
+    title: str
+    kinds: Mapping[str, str]
+    parts: Mapping[str, str]
+    section: str = ""
+    whole_frames: bool = False
+    gives_labels: bool = False
+    motion: tuple[str, str] | None = None
+    option: Option | None = None
 
-    def keys(self) -> type[Section]:
-        """Return the type of `model.<section>`, which is null with other tasks."""
-        raise NotImplementedError
-
-    def problems(self, spec: Spec) -> Iterator[tuple[str, str]]:
-        """Yield the keys of a spec of this task that do not fit it: (key, what is wrong)."""
-        yield from ()
-
-    def network(self, trunk: VideoNetwork, model: ModelSpec, generator: torch.Generator | None) -> VideoNetwork:
-        """Return the network on that of model.arch, with new weights drawn from `generator`.
-
-        Called only for a task with keys of its own.
-        """
-        return trunk
-
-    def annotation(self) -> type[Annotation] | None:
-        """Return what its lists have besides the classes of clips; None if nothing."""
-        return None
-
-    def importers(self) -> Mapping[str, tuple[Callable[..., Any], str]]:
-        """Return the kinds of `data import` that it adds: see data.manifest.importers."""
-        return {}
-
-    def motion(self) -> MotionKind | None:
-        """Return its generated data set, if it has one besides the usual one."""
-        return None
-
-    def loss(self, spec: Spec, clips_of_class: Sequence[int], device: torch.device) -> TaskLoss:
-        """Return the training loss. clips_of_class: the training clips of the first classes; the others have none."""
-        raise NotImplementedError
-
-    def scorer(self) -> type[Scorer]:
-        """Return the class that scores its videos."""
-        raise NotImplementedError
-
-    def measures(self) -> Mapping[str, tuple[Measure, ...]]:
-        """Return the measures of each of `kinds`, the main one first."""
-        raise NotImplementedError
-
-    def read_section(self, run: Any) -> Any | None:
-        """Return its section of the page of a report.records.Run; None where it has nothing to show.
-
-        `template` names the file below tasks/ that renders the section, which sees it as `section`.
-        """
-        return None
-
-    def stream_option(self) -> StreamOption | None:
-        """Return the option of `stream` that `watcher` takes; None if its networks do not stream."""
-        return None
-
-    def watcher(self, trained: Any, device: torch.device, option: Any) -> Any:
-        """Return the inference.stream.stream.Stream of an inference.trained.Trained. option: None if not given."""
-        raise NotImplementedError
-
-    def measure_latency(self, entries: Any, passes: Any, place: Any) -> Any | None:
-        """Return the rows of `bench latency` if a frame of a stream is what it times; None if clips are."""
-        return None
+    def part(self, name: str) -> Any:
+        """Return a part of the task, None where it has none of this name."""
+        module, _, attribute = self.parts.get(name, "").partition(":")
+        return getattr(import_module(f"summit_train.{module}"), attribute) if module else None
 
 
-def task_of(spec: Spec) -> Task:
-    found: Task = task_named(spec.task)
-    return found
+def task_named(name: str) -> Task:
+    task: Task = import_module(f"{__package__}.{name}").TASK
+    return task
+
+
+def every_task() -> list[Task]:
+    return list(map(task_named, TASKS))
+
+
+def every_part(name: str) -> list[Any]:
+    """Return this part of each task that has one."""
+    return [part for task in every_task() if (part := task.part(name)) is not None]

@@ -17,7 +17,7 @@ _ATTEMPTS = 10
 
 
 def erase(clips_NTCHW: torch.Tensor, probability: float, draw: np.random.Generator, noise: torch.Generator) -> None:
-    """Erase a box of each clip in place, with `probability`. draw: of the boxes. noise: on the clips' device."""
+    """Erase a box of each clip in place, with `probability`. draw: of its place. noise: on the clips' device."""
     height, width = clips_NTCHW.shape[-2:]
     for clip in clips_NTCHW:
         if draw.random() > probability:

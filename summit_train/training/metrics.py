@@ -14,12 +14,12 @@ from typing import Any
 from summit_train.core.files import naming, regular
 from summit_train.core.result import say
 from summit_train.core.text import duration, from_json, noise_text
-from summit_train.evaluation.measures import measure_keys
+from summit_train.evaluation.measures import every_measure
 
 METRICS_FILE = "metrics.jsonl"
 _SECONDS_BETWEEN_LINES = 10.0
 _RATES = ("clips_per_second", "step_s", "data_wait_s", "noise_scale")
-_SCALARS = ("loss", "lr", "val_loss", *measure_keys(), *_RATES)
+_SCALARS = ("loss", "lr", "val_loss", *(one.key for own in every_measure().values() for one in own), *_RATES)
 
 
 class RunLog:

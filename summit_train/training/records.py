@@ -88,37 +88,34 @@ class Records:
         launched, self._unread = self._unread, None
         if launched is None:
             return Requests()
-        run, clips, result = self._run, launched.clips, launched.result
+        run, (clips, lr, result, end) = self._run, launched
+        number, epoch = clips.number, clips.step // run.plan.steps_per_epoch
         vote = result.read(clips.rung.global_batch, run.plan.virtual_gpus, run.world.size)
         self._check(launched, vote)
-        epoch = clips.step // run.plan.steps_per_epoch
-        run.bad_clips.add(vote.bad_clips, clips.finished, launched.clips.number, epoch)
+        run.bad_clips.add(vote.bad_clips, clips.finished, number, epoch)
         noise = {} if vote.squares is None else run.noise.add(vote.squares)
-        if self.log is not None:
-            self._write(self.log, launched, vote, epoch, noise)
+        if (log := self.log) is not None:
+            step_s = clips.start.seconds_to(end)
+            log.step(
+                step=number,
+                epoch=epoch,
+                loss=vote.loss,
+                lr=lr,
+                clips_per_second=clips.rung.global_batch / step_s,
+                step_s=step_s,
+                data_wait_s=vote.data_wait_s,
+                top1=vote.top1,
+                skipped=int(vote.skipped),
+                bad_clips=run.bad_clips.total,
+                **noise,
+            )
+            log.warn(number, run.health.of_step(number, vote.loss))
+            if (averaging := result.averaging) is not None:
+                seconds, sent = averaging.start.seconds_to(averaging.end), averaging.num_bytes
+                log.write("average", step=number, epoch=epoch, seconds=seconds, bytes=sent)
+            if result.ratios is not None and not vote.skipped and number % self._ratio_every == 0:
+                log.write("trust_ratio", step=number, ratios=result.ratios.read())
         return Requests(vote.stop, vote.checkpoint)
-
-    def _write(self, log: RunLog, launched: LaunchedStep, vote: Vote, epoch: int, noise: dict[str, float]) -> None:
-        clips, result, step_s = launched.clips, launched.result, launched.clips.start.seconds_to(launched.end)
-        log.step(
-            step=launched.clips.number,
-            epoch=epoch,
-            loss=vote.loss,
-            lr=launched.lr,
-            clips_per_second=clips.rung.global_batch / step_s,
-            step_s=step_s,
-            data_wait_s=vote.data_wait_s,
-            top1=vote.top1,
-            skipped=int(vote.skipped),
-            bad_clips=self._run.bad_clips.total,
-            **noise,
-        )
-        log.warn(launched.clips.number, self._run.health.of_step(launched.clips.number, vote.loss))
-        if (averaging := result.averaging) is not None:
-            seconds = averaging.start.seconds_to(averaging.end)
-            log.write("average", step=launched.clips.number, epoch=epoch, seconds=seconds, bytes=averaging.num_bytes)
-        if result.ratios is not None and not vote.skipped and launched.clips.number % self._ratio_every == 0:
-            log.write("trust_ratio", step=launched.clips.number, ratios=result.ratios.read())
 
     def _check(self, launched: LaunchedStep, vote: Vote) -> None:
         """Raise AgreedError on all ranks at too many broken steps; rank 0's names the ranks with a bad loss."""
@@ -126,11 +123,11 @@ class Records:
             self._broken.clear()
             return
         run, loss = self._run, launched.result.local_loss.item()
-        ids = (int(i) for batch in launched.clips.finished for i in batch.ids)
+        number, ids = launched.clips.number, (int(i) for batch in launched.clips.finished for i in batch.ids)
         clips = ", ".join(map(run.train_set.manifest.path, ids))
-        self._broken.append((not math.isfinite(loss), f"step {launched.clips.number}, loss {loss:g}, clips {clips}"))
+        self._broken.append((not math.isfinite(loss), f"step {number}, loss {loss:g}, clips {clips}"))
         if self.log is not None:
-            self.log.say(f"step {launched.clips.number}: a loss or gradient is not finite; {run.step.on_skip}")
+            self.log.say(f"step {number}: a loss or gradient is not finite; {run.step.on_skip}")
         if len(self._broken) == self._broken.maxlen:
             at_fault = any(is_bad for is_bad, _ in self._broken)
             steps = "; ".join(text for _, text in self._broken)

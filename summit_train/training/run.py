@@ -34,7 +34,7 @@ from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec
 from summit_train.spec.optimizer import OptimizerSpec
-from summit_train.tasks.task import task_of
+from summit_train.tasks.task import task_named
 from summit_train.training.agreement import experiment_of
 from summit_train.training.averaging import AveragingStep, GrowingBatch
 from summit_train.training.best import Best
@@ -115,7 +115,7 @@ class Run:
         check_fit(path, "line", saved.get("line", 0), 0)
         self.start_step, self.lineage = int(saved.get("step", 0)), int(saved.get("line", 0))
         # --- records
-        self.val_loss = task_of(spec).loss(spec, counts, torch.device("cpu"))
+        self.val_loss = task_named(spec.task).part("loss")(spec, counts, torch.device("cpu"))
         self.health, self.best = Health(spec, plan), Best(spec)
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.growth = GrowingBatch(spec.parallel.grow_batch, plan.ladder)
@@ -229,7 +229,7 @@ def build_step(
         plan.accumulation if is_synchronous else 1,
         spec.precision,
         solver.clip_norm,
-        task_of(spec).loss(spec, clips_of_class, device).of_batch,
+        task_named(spec.task).part("loss")(spec, clips_of_class, device).of_batch,
         spec.noise_scale.every_steps if is_synchronous and plan.virtual_gpus > 1 else 0,
         spec.ema.decay,
         spec.data.input,

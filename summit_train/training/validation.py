@@ -10,7 +10,7 @@ from summit_train.core.text import counted
 from summit_train.core.watch import StopRequest
 from summit_train.evaluation.measures import left_out, measures_of, say_left_out
 from summit_train.spec import Spec
-from summit_train.tasks.task import task_of
+from summit_train.tasks.task import task_named
 from summit_train.training.metrics import RunLog, validated
 from summit_train.training.run import Run
 
@@ -67,10 +67,10 @@ def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> dic
     def progress(done: int, total: int) -> None:
         run.watchdog.at(f"validating video {done} of {total} after epoch {epoch}", waits=done == total)
 
-    task = task_of(run.spec)
+    task = task_named(run.spec.task)
     one_view = run.spec.evaluate.model_copy(update={"clips": 1, "crops": "full" if task.whole_frames else 1})
     spec = run.spec.model_copy(update={"evaluate": one_view})
-    scorer = task.scorer()(spec, run.val_set, run.world, run.device, stop)
+    scorer = task.part("scorer")(spec, run.val_set, run.world, run.device, stop)
     scores = scorer.score(run.model, progress, source=f"validation after epoch {epoch}")
     if scores is None:
         return None

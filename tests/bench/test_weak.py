@@ -52,7 +52,7 @@ def test_ranks_are_numbers_and_two_at_least(text: str) -> None:
 def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(RunFailed, match=r"bench step on 1 rank: exit status 1"):
-        measure_ranks(["missing.yaml"], 1, 1)
+        measure_ranks(["missing.yaml"], 1)
 
 
 def test_scaling_starts_its_ranks(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
+import signal
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,15 +13,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from summit_train.core.comm import World
 from summit_train.core.errors import UserError
+from summit_train.core.watch import Stopped, StopRequest
 from summit_train.data.batches import loader
 from summit_train.data.batches.loader import whole_videos
 from summit_train.data.batches.stores import open_store
+from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import read_manifest
 from summit_train.data.video import decode
 from summit_train.data.video.augment import stream_frames
 from summit_train.data.video.films import Films
 from summit_train.data.video.source import DecodeError
+from summit_train.evaluation.scoring import Scorer
 from summit_train.models.network import initial_network
 from summit_train.spec import load_spec
 from tests.closeness import assert_near
@@ -95,8 +100,26 @@ def test_a_long_video_is_loaded_and_decoded_once(
     store = open_store(spec.data, read_manifest(spec.data.val))
     for one in whole_videos(spec.data, spec.evaluate, store, [0], np.arange):
         assert sum(len(block.numbers) for block in one.blocks()) == 25
-    # One worker decodes the length and the first block, another one all; without a jump the first frame is one more.
-    assert (len(decoded), len(loaded)) == (4 + 25 if counted else 25 + 4 + 1 + 25, 2)
+    assert (len(decoded), len(loaded)) == (25 if counted else 25 + 25, 1)
+
+
+def test_a_request_to_stop_is_answered_between_the_blocks_of_a_long_video(
+    write_spec: WriteSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {"val": noise_videos(tmp_path, [25, 10]), "num_frames": 4}
+    spec = load_spec(write_spec(model={"shift_direction": "past"}, data=data), ["evaluate.mode=stream"])
+    monkeypatch.setattr(loader, "PICTURES_AT_ONCE", 10)
+    stop, told = StopRequest(), list[tuple[int, int]]()
+
+    def progress(done: int, total: int) -> None:
+        told.append((done, total))
+        if len(told) == 2:
+            stop.receive(signal.SIGUSR2, None)
+
+    scorer = Scorer(spec, Dataset.open(spec, "val"), World(), CPU, stop)
+    with pytest.raises(Stopped):
+        scorer.score(network_of(spec), progress)
+    assert told == [(0, 2), (0, 2)]  # after two of the three blocks of the first video
 
 
 def test_workers_pass_over_a_video_that_is_left_in_the_middle(
@@ -110,7 +133,7 @@ def test_workers_pass_over_a_video_that_is_left_in_the_middle(
         blocks = list(islice(one.blocks(), 1 if one.video == 0 else None))
         assert {block.video for block in blocks} == {one.video}
         found.append([number for block in blocks for number in block.numbers.tolist()])
-        assert len(multiprocessing.active_children()) == (2 if one.video < 2 else 3)
+        assert len(multiprocessing.active_children()) == 2
     assert found == [list(range(number)) for number in (10, 9, 40, 10, 30)]
     assert not multiprocessing.active_children()
 

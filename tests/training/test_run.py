@@ -256,7 +256,7 @@ def test_a_checkpoint_older_than_the_keys_of_the_recipe_goes_on_but_not_with_ano
             del state["experiment"][key]
     assert "optimizer.trust_ratio" not in state["experiment"] and "schedule.milestones" not in state["experiment"]
     del state["noise_scale"], state["experiment"]["ema.decay"]
-    save_checkpoint(path, state)
+    save_checkpoint(path, state | {"forced": ["seed: the checkpoint has 0, this run 1"]})  # as version 0.1 could
     assert "resumes from" in train(0, done)
     for override in ("ema.decay=0.9", "optimizer.name=adam"):
         status, output = command(0, "train", done, override)

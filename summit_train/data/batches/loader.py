@@ -7,11 +7,11 @@ Pixels stay uint8; the device normalises them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, count, islice
+from itertools import chain, islice
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -233,8 +233,7 @@ def _test_batch(
     return TestBatch(video, torch.from_numpy(views), frames=manifest.span(video).start + choose(num_frames))
 
 
-# Whole videos of a test, from the first frame to the last, in bounded memory: what follows the first block of a long
-# one is read by one worker, in one pass.
+# Whole videos of a test, from the first frame to the last, in bounded memory: each is read by one worker, in one pass.
 
 
 @dataclass(frozen=True)
@@ -255,7 +254,7 @@ class FrameBlock(Pinned):
     error: DecodeError | None = None
 
 
-BlockKey = tuple[int, int, int]  # a video, the place of a block's first frame among the chosen ones, and num_frames
+BlockKey = tuple[int, int]  # a video, and the place of a block's first frame among the chosen ones
 
 
 @dataclass(frozen=True)
@@ -264,13 +263,11 @@ class WholeVideo:
 
     video: int
     first: FrameBlock
-    later: Iterator[FrameBlock | None]
-    num_later: int
+    later: Iterator[FrameBlock]
 
     def blocks(self) -> Iterator[FrameBlock]:
         """Yield the video's blocks. Raises DecodeError at one that could not be read."""
-        own = (block for block in self.later if block is not None and block.video == self.video)
-        for block in chain([self.first], islice(own, self.num_later)):
+        for block in chain([self.first], self.later):
             if block.error is not None:
                 raise block.error
             yield block
@@ -286,26 +283,40 @@ def whole_videos(
     crops, pixels = evaluate.crops if isinstance(evaluate.crops, int) else 1, max(256, evaluate.short_side) ** 2
     size = max(1, PICTURES_AT_ONCE * 256**2 // pixels // crops)
     views_of = partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
-    make, asked = _Passes(store, choose_frames, views_of, size), deque[BlockKey]()
-    workers, begin = data.num_workers(), [(int(video), 0, 0) for video in videos]
-    # Nothing (None) is asked for, and answered at once, until a video's first block tells of others.
-    more = (asked.popleft() if asked else None for _ in count())
+    make, workers = _Passes(store, choose_frames, views_of, size), min(data.num_workers(), len(videos))
+    lanes = range(max(1, workers))  # of one worker each
+    asked, ahead = [deque[BlockKey]() for _ in lanes], dict[int, FrameBlock]()
 
-    def blocks() -> Generator[FrameBlock | None, None, None]:
-        with Batches(make, more, min(workers, 1), data.clip_seconds) as batches:  # none if no video is long
-            yield from batches
+    def keys(lane: int) -> Iterator[BlockKey | None]:
+        """Ask for the first blocks of a lane's videos, but before them for the others of the one that is used."""
+        firsts = ((int(video), 0) for video in videos[lane :: len(lanes)])
+        while True:
+            yield asked[lane].popleft() if asked[lane] else next(firsts, None)  # nothing (None) is answered at once
 
-    with Batches(make, begin, min(workers, len(videos)), data.clip_seconds) as firsts, closing(blocks()) as later:
-        for first in firsts:
-            assert first is not None
-            asked.clear()  # of a video that was left in the middle
-            asked += [(first.video, start, first.num_frames) for start in range(size, first.num_chosen, size)]
-            yield WholeVideo(first.video, first, later, len(asked))
+    def blocks_of(video: int, blocks: Iterable[FrameBlock | None]) -> Iterator[FrameBlock]:
+        if video in ahead:
+            yield ahead.pop(video)
+        for block in blocks:
+            if block is not None and block.video == video:
+                yield block
+            elif block is not None:
+                ahead[block.video] = block
+
+    with ExitStack() as stack:
+        each = min(workers, 1)
+        readers = [stack.enter_context(Batches(make, keys(lane), each, data.clip_seconds)) for lane in lanes]
+        for place, video in enumerate(map(int, videos)):
+            lane = place % len(lanes)
+            blocks = blocks_of(video, readers[lane])
+            first = next(blocks)
+            asked[lane] += [(video, start) for start in range(size, first.num_chosen, size)]
+            yield WholeVideo(video, first, islice(blocks, len(asked[lane])))
+            asked[lane].clear()  # of a video that was left in the middle
 
 
 @dataclass(frozen=True)
 class _Passes:
-    """Reads the block of a key; a block that is not a video's first continues where the previous one ended."""
+    """Reads the block of a key; a block that is not a video's first continues where the one before it ended."""
 
     store: Store
     choose_frames: ChooseFrames
@@ -316,20 +327,19 @@ class _Passes:
     def __call__(self, key: BlockKey | None, reading: Reading) -> FrameBlock | None:
         if key is None:
             return None
-        video, start, num_frames = key
+        video, start = key
         blocks = self._next.pop(key, None) or self._blocks(*key)
-        self._next.clear()
         try:
             with reading(video, self.store.manifest.path(video)):
                 block = next(blocks)
         except DecodeError as error:
             return FrameBlock(video, 0, 0, np.zeros(0, np.int64), (0, 0), torch.zeros(0), error)
-        if start:
-            self._next[video, start + self.size, num_frames] = blocks
+        if start + self.size < block.num_chosen:
+            self._next[video, start + self.size] = blocks
         return block
 
-    def _blocks(self, video: int, begin: int, num_frames: int) -> Iterator[FrameBlock]:
-        """Yield a video's blocks from the one that begins there. num_frames: of the video, 0 if it is not known yet."""
+    def _blocks(self, video: int, begin: int) -> Iterator[FrameBlock]:
+        """Yield a video's blocks from the one that begins there."""
         playback, is_reversed = Playback(), self.store.manifest.is_reversed(video)
 
         def stored(number: int) -> NDArray[np.int64]:
@@ -338,13 +348,11 @@ class _Passes:
 
         def edges(number: int) -> NDArray[np.int64]:
             """Choose a short video whole; of a long one the first frame for its size, and the last for its length."""
-            frames = stored(num_frames or number)
-            ends = np.array([frames.min(), frames.min() if num_frames else frames.max()])
-            return (frames if len(frames) <= self.size else ends)[None]
+            frames = stored(number)
+            return (frames if len(frames) <= self.size else np.array([frames.min(), frames.max()]))[None]
 
-        views, found, size = self.store.read_views(video, edges, self.views_of, playback)
-        number, same_views = num_frames or found, self.views_of(*size)
-        frames = stored(number)
+        views, number, size = self.store.read_views(video, edges, self.views_of, playback)
+        frames, same_views = stored(number), self.views_of(*size)
         for start in range(begin, len(frames), self.size):
             here = frames[start : start + self.size]
             if len(frames) > self.size:

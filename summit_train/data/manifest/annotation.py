@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from summit_train.data.manifest.tables import Table
 from summit_train.data.video.augment import View
-from summit_train.tasks.table import every_task
 
 
 class Annotated(NamedTuple):
@@ -96,8 +95,3 @@ class Annotation:
     def stacked(self, targets: Sequence[Any]) -> NDArray[Any]:
         """Return the targets of n views as the array (n, ...) that the loss takes."""
         raise NotImplementedError
-
-
-def annotation_kinds() -> list[type[Annotation]]:
-    """Return the annotations that lists may have, by task."""
-    return [kind for task in every_task() if (kind := task.annotation()) is not None]

@@ -11,8 +11,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from summit_train.core.errors import UserError
 from summit_train.core.text import from_json
@@ -21,7 +22,7 @@ from summit_train.data.manifest.reading import ManifestRow
 from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, is_video, label_text, opened
 from summit_train.data.video.clips import list_clip
 from summit_train.data.video.source import MISSING, DecodeError
-from summit_train.tasks.table import every_task
+from summit_train.tasks.task import every_part
 
 HMDB51_PARTS = {"train": "1", "test": "2"}
 
@@ -268,23 +269,9 @@ def _folders(ask: Request) -> Annotations:
     return Annotations(tuple(clips), classes)
 
 
-class Clips(Protocol):
-    """The clips of a data set, as its own files list them."""
+Kind = tuple[Callable[[Request], Any], str]  # its reader, which raises UserError, and what its source is
 
-    @property
-    def clips(self) -> Sequence[object]:
-        """All of them."""
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of the classes, in the order of their labels."""
-
-    def located(self, root: str) -> Iterator[ManifestRow | DecodeError]:
-        """Yield each clip's row, with its path below `root`, or why it is left out."""
-
-
-# kind -> its reader, which raises UserError, and what its source is
-_KINDS: dict[str, tuple[Callable[[Request], Clips], str]] = {
+KINDS: dict[str, Kind] = {
     "kinetics": (_kinetics, "CSV of Kinetics-400, -600 or -700: label,youtube_id,time_start,time_end,split"),
     "ucf101": (_ucf101, "trainlist01.txt or testlist01.txt; --labels classInd.txt [next to it]"),
     "hmdb51": (_hmdb51, "folder of CLASS_test_split1.txt; --split and --part"),
@@ -296,9 +283,6 @@ _KINDS: dict[str, tuple[Callable[[Request], Clips], str]] = {
 }
 
 
-def import_kinds() -> dict[str, tuple[Callable[[Request], Clips], str]]:
-    """Return the readers above and those of the tasks: kind -> reader, and what its source is."""
-    found = dict(_KINDS)
-    for task in every_task():
-        found |= task.importers()
-    return found
+def import_kinds() -> dict[str, Kind]:
+    """Return the readers above and those of the tasks, of which each returns something like Annotations."""
+    return dict(chain(KINDS.items(), *(part.items() for part in every_part("importers"))))

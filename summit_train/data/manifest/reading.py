@@ -25,11 +25,12 @@ from summit_train.core.files import read_file, regular, replacing, write_json, w
 from summit_train.core.machine import free_memory
 from summit_train.core.text import binary_size, csv_text, from_json
 from summit_train.data.manifest import tables
-from summit_train.data.manifest.annotation import Annotated, Annotation, annotation_kinds
+from summit_train.data.manifest.annotation import Annotated, Annotation
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.tables import CLASSES_FILE, DTYPES, OPTIONAL, label_text, opened
 from summit_train.data.video.region import WHOLE_FRAME, Region
 from summit_train.data.video.span import TO_THE_END, WHOLE, Span
+from summit_train.tasks.task import every_part
 
 # A packed set: its record, the columns of its manifest, and the folder that exists until it is finished.
 PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER = "pack.json", "manifest", ".packing"
@@ -318,7 +319,7 @@ def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
     annotation: Annotation | None = None
     if is_folder:
         found: Iterable[tables.Table] = [tables.folder_table(source)]
-    elif annotated := next(filter(None, (kind.read(source, classes) for kind in annotation_kinds())), None):
+    elif annotated := next(filter(None, (kind.read(source, classes) for kind in every_part("annotation"))), None):
         found, annotation = annotated
     else:
         found = tables.read_tables(source)
@@ -365,7 +366,7 @@ def read_packed(source: Path) -> Manifest:
         columns["group_names"] = tuple(about.get("group_names", ()))
         if np.any(columns["groups"] >= len(columns["group_names"])):
             raise ValueError(f"{folder}: some of its groups have no name")
-        for kind in annotation_kinds():
+        for kind in every_part("annotation"):
             if about.get(next(iter(kind.types))):
                 own = {name: load_column(folder / f"{name}.npy", dtype) for name, dtype in kind.types.items()}
                 columns["annotation"] = kind.of_columns(own, len(columns["labels"]), str(source))

@@ -18,7 +18,7 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from summit_train.core.files import read_file
 from summit_train.core.text import from_json
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, Manifest
 from summit_train.data.manifest.tables import label_text
+from summit_train.data.video.source import Encoded
 from summit_train.data.video.span import WHOLE, Span
 
 INDEX_FOLDER, CLIPS, PICTURES = "index", "clips.npy", "pictures.npy"
@@ -97,8 +98,30 @@ def picture_checksum(facts_checksum: int, number: int, payload: bytes) -> int:
     return zlib.crc32(payload, zlib.crc32(number.to_bytes(8, "little"), facts_checksum))
 
 
+def crc_after(before: int, crc: int, length: int) -> int:
+    """Return zlib.crc32(content, before), where zlib.crc32(content) of its `length` bytes is `crc`."""
+
+    def product(one: int, other: int) -> int:  # of two polynomials, bit 31 the constant, modulo that of the CRC
+        total = 0
+        for bit in reversed(range(32)):
+            total ^= other if one >> bit & 1 else 0
+            other = other >> 1 ^ (0xEDB88320 if other & 1 else 0)
+        return total
+
+    power = 1 << 31 - 8  # x to the 8, of one byte
+    while length:
+        before = product(power, before) if length & 1 else before
+        power, length = product(power, power), length >> 1
+    return before ^ crc
+
+
 def shard_name(number: int) -> str:
     return f"{number:06}.tar"
+
+
+def pieces_of(part: bytes | Encoded) -> Iterable[bytes]:
+    """Return the bytes of a part of a sample. Raises DecodeError if it is of a file that has changed."""
+    return part.pieces() if isinstance(part, Encoded) else [part]
 
 
 def encode_sample(
@@ -106,7 +129,7 @@ def encode_sample(
 ) -> list[Any]:
     """Return a clip's three members in its shard, the payload from CONTENT_AT on; without a payload only two.
 
-    They are in parts, each with a length and `bytes(part)`, as those of the payload. more: further entries of KEY.json.
+    They are in parts, each with a length, as those of the payload. more: further entries of KEY.json.
     """
     about = {name: value for name, value in vars(facts).items() if name != "span"} | more
     if facts.span != WHOLE:

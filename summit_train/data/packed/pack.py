@@ -170,12 +170,17 @@ def _pack_shard(job: Job, shard: int, samples: Iterable[Sample | DecodeError]) -
                 yield sample
                 continue
             facts, start = sample.facts, start if sample.is_shared else file.tell() + packed.CONTENT_AT
+            try:
+                for content in chain.from_iterable(map(packed.pieces_of, sample.encoded)):
+                    digest.update(content)
+                    file.write(content)
+            except DecodeError as error:
+                is_whole = False
+                yield DecodeError(facts.path, error.reason)
+                continue
             clips.append((shard, sample.checksum, start, sample.length, len(pictures), facts.width, facts.height))
             pictures += sample.pictures
             frame_counts.append(facts.num_frames)
-            for content in map(bytes, sample.encoded):
-                digest.update(content)
-                file.write(content)
             yield None
         if not is_whole:
             raise _NotWholeError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.data.packed import format as packed
-from summit_train.data.packed.format import Facts, Packing, encode_sample, ending_of, picture_checksum
+from summit_train.data.packed.format import Facts, Packing, crc_after, encode_sample, ending_of, picture_checksum
 from summit_train.data.video.augment import View, scaled_size
 from summit_train.data.video.clips import decode_picture, holds_pictures, list_pictures
 from summit_train.data.video.decode import count_packets, read_from_start
@@ -24,32 +23,16 @@ from summit_train.data.video.encode import jpeg
 from summit_train.data.video.flow import encode, flow_method, grey
 from summit_train.data.video.region import WHOLE_FRAME, Region
 from summit_train.data.video.render import Renderer, turn_in, views_of_region
-from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, load_video, read_bytes
+from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, load_video, read_bytes
 
-# From a clip's facts to those that are packed, and to the bytes of its file or pictures. Raises DecodeError.
+# From a clip's facts to those that are packed, and to its file or the bytes of its pictures. Raises DecodeError.
 Read = Callable[[Facts], tuple[Facts, Sequence[Any]]]
 _MAX_HELD_BYTES = 64 << 20  # of the pictures of one file; the others wait on disk
 
 
 @dataclass(frozen=True)
-class _OnDisk:
-    """The `length` bytes of a file from `start` on."""
-
-    path: Path
-    start: int
-    length: int
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __bytes__(self) -> bytes:
-        with open(self.path, "rb") as file:
-            return os.pread(file.fileno(), self.length, self.start)
-
-
-@dataclass(frozen=True)
 class Sample:
-    """A clip as it is packed: its parts in the shard, and what the index says of the `length` bytes of its content.
+    """A clip as it is packed: its parts (bytes or Encoded), and what the index says of its content.
 
     checksum: see CLIP_ROW. pictures: (end, checksum) of each. is_shared: the content is that of the sample before.
     """
@@ -77,17 +60,20 @@ def make_samples(
     scratch: a file for pictures that are too many to be held; whoever has written the samples deletes it.
     """
     is_folder = holds_pictures(path)
-    holder = None if is_folder or packing.kind == "jpeg" else clips[0]
+    holder = None
     try:
         convert = _Converter(path, packing, region, scratch)
         read = _of_folder(convert) if is_folder else _of_video(convert, facts, sha256)
+        if not is_folder and packing.kind == "bytes":
+            _, (video,) = read(facts[0])
+            holder = clips[0], video.crc32()
     except DecodeError as error:
         return [DecodeError(one.path, error.reason) for one in facts]
     return [_sample(clip, one, read, holder) for clip, one in zip(clips, facts, strict=True)]
 
 
-def _sample(clip: int, facts: Facts, read: Read, holder: int | None) -> Sample | DecodeError:
-    """Return a clip's sample. holder: the clip that has the file's bytes, None for pictures."""
+def _sample(clip: int, facts: Facts, read: Read, holder: tuple[int, int] | None) -> Sample | DecodeError:
+    """Return a clip's sample. holder: the clip that has the file's bytes, and their CRC-32; None for pictures."""
     try:
         facts, parts = read(facts)
     except DecodeError as error:
@@ -97,17 +83,19 @@ def _sample(clip: int, facts: Facts, read: Read, holder: int | None) -> Sample |
     length, base, more, pictures = sum(map(len, parts)), facts.checksum(), dict[str, Any](), list[tuple[int, int]]()
     if holder is None:
         ends, max_bytes, checksum, is_jpeg = list(accumulate(map(len, parts))), packed.MAX_PICTURES_BYTES, base, True
-        for number, content in enumerate(map(bytes, parts)):  # which may read it from the disk
+        for number, part in enumerate(parts):
+            content = b"".join(packed.pieces_of(part))
             is_jpeg &= content.startswith(b"\xff\xd8")
             pictures.append((ends[number], picture_checksum(base, number, content)))
         ending, more = ".mjpeg" if is_jpeg else ".pictures", {"picture_ends": ends}
     else:
-        ending, max_bytes, checksum = ending_of(facts.path), packed.MAX_MEMBER_BYTES, zlib.crc32(bytes(parts[0]), base)
+        ending, max_bytes = ending_of(facts.path), packed.MAX_MEMBER_BYTES
+        checksum = crc_after(base, holder[1], length)
     if length >= max_bytes:
         return DecodeError(facts.path, f"is too large to be packed: {length:,} bytes; list spans of it")
-    if holder in (None, clip):
+    if holder is None or holder[0] == clip:
         return Sample(facts, encode_sample(clip, ending, parts, facts, more), length, checksum, pictures)
-    encoded = encode_sample(clip, "", None, facts, {"content": f"{holder:09}{ending}"})
+    encoded = encode_sample(clip, "", None, facts, {"content": f"{holder[0]:09}{ending}"})
     return Sample(facts, encoded, length, checksum, pictures, is_shared=True)
 
 
@@ -118,9 +106,8 @@ def _of_video(convert: _Converter, facts: Sequence[Facts], sha256: bytes | None)
         raise DecodeError(path, "is a video: `data flow` computes its flow; --bound is for folders that hold flow")
     video = load_video(path, sha256)
     if packing.kind == "bytes":
-        content = video.content or read_bytes(path)
-        video.check()
-        return lambda one: (one, [content])
+        whole = video if video.content else replace(video, part=(path, 0, os.path.getsize(path)))
+        return lambda one: (one, [whole])
     # A codec may give more frames than packets.
     limit = 2 * count_packets(video, convert.budget) + 1
     spans = [one.span for one in facts]
@@ -200,7 +187,7 @@ class _Converter:
         self.scratch.parent.mkdir(parents=True, exist_ok=True)
         with open(self.scratch, "ab") as file:
             file.write(part)
-            return _OnDisk(self.scratch, file.tell() - len(part), len(part))
+            return Encoded(self.path, part=(str(self.scratch), file.tell() - len(part), len(part)))
 
     def picture(self, path: str) -> list[bytes]:
         """Return what is packed of the next frame, a picture file: its own bytes if they are a JPEG that is small."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -21,9 +20,10 @@ from summit_train.core.text import printable
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.reading import PACK_FILE, load_column
 from summit_train.data.packed import format as packed
-from summit_train.data.packed.format import Facts, Pack, StoredFile, facts_of, picture_checksum, read_pack, shard_name
+from summit_train.data.packed.format import Facts, Pack, StoredFile, crc_after, facts_of, picture_checksum, read_pack
 from summit_train.data.video.clips import Choose, Decoded, ViewsOf, read_picture_views, read_views
 from summit_train.data.video.decode import Playback
+from summit_train.data.video.films import Films, is_film
 from summit_train.data.video.render import Renderer
 from summit_train.data.video.source import LIMITS, DecodeError, Encoded, Limits
 
@@ -67,6 +67,7 @@ class ShardStore:
         self._shared = Path(manifest.source)
         self._damaged: set[Path] = set()  # shards whose clips are read from the shared set, by its own index, instead
         self._files: dict[Path, IO[bytes]] = {}
+        self._films, self._crcs = Films(), dict[Encoded, int]()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardStore, (self.manifest, self._local, self._limits)
@@ -112,7 +113,7 @@ class ShardStore:
         clips, pictures = self._index
         number, checksum, start, length, first, width, height = clips[clip].item()
         end = int(clips[clip + 1]["first"]) if clip + 1 < len(clips) else len(pictures)
-        shard, facts = self._folder / shard_name(number), facts_of(self.manifest, clip, width, height)
+        shard, facts = self._folder / packed.shard_name(number), facts_of(self.manifest, clip, width, height)
         return _Entry(shard, f"{shard}:{self.manifest.path(clip)}", facts, checksum, start, length, pictures[first:end])
 
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf, playback: Playback | None = None) -> Decoded:
@@ -137,13 +138,10 @@ class ShardStore:
         name, facts = entry.name, entry.facts
         if not len(entry.pictures):
             count = facts.num_frames if facts.num_frames > 0 else None
-            if playback.video is None:
-                content = self._read(entry, 0, entry.length)
-                if zlib.crc32(content, facts.checksum()) != entry.checksum:
-                    raise _DamagedError(name, _CHANGED)
-                playback.video = Encoded(name, content)
+            playback.video = video = playback.video or self._video(entry, count)
             chosen = facts.span.chosen_in(name, choose)
-            read = read_views(playback.video, chosen, views_of, count, self._limits, playback)
+            read = read_views(video, chosen, views_of, count, self._limits, playback)
+            video.check()
             return read._replace(num_frames=len(facts.span.frames(name, read.num_frames)))
 
         # A span counts frames; the facts of flow count fields, one less, of two pictures each.
@@ -159,6 +157,23 @@ class ShardStore:
         fetch = lambda number: (f"{name}, picture {number}", pictures[number])  # noqa: E731
         read = read_picture_views(name, fetch, lambda _: numbers, render, len(entry.pictures), self._limits)
         return Decoded(read.views, num_frames, (facts.width or read.size[0], facts.height or read.size[1]))
+
+    def _video(self, entry: _Entry, num_frames: int | None) -> Encoded:
+        """Return a clip's video after a check of its bytes, those of a film once in each process."""
+        base, part = entry.facts.checksum(), (str(entry.shard), entry.start, entry.length)
+        if not is_film(entry.length, num_frames):
+            video = Encoded(entry.name, self._read(entry, 0, entry.length))
+            checksum = video.crc32(base)
+        else:
+            try:
+                video = Encoded(entry.name, state=Encoded(entry.name, part=part).check(), part=part)
+                self._crcs[video] = self._crcs.get(video) or video.crc32()
+            except DecodeError as error:
+                raise _DamagedError(entry.name, error.reason) from error
+            checksum = crc_after(base, self._crcs[video], entry.length)
+        if checksum != entry.checksum:
+            raise _DamagedError(entry.name, _CHANGED)
+        return video if video.state is None or num_frames is None else self._films.indexed(video, self._limits)
 
     def _pictures(self, entry: _Entry, numbers: Sequence[int]) -> dict[int, bytes]:
         """Return the bytes of the pictures `numbers`, which rise; those that are close are read together."""

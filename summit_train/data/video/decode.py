@@ -11,7 +11,6 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from io import BytesIO
 from itertools import chain, dropwhile
 from typing import Any, TypeAlias, cast
 
@@ -51,14 +50,6 @@ _MIN_SAVED_FRAMES = 4
 _MAX_SKIPPED_FRAMES = 1000
 
 
-class _InMemory(BytesIO):
-    """Bytes with a name: FFmpeg looks at its extension where the bytes could be of several formats."""
-
-    def __init__(self, video: Encoded) -> None:
-        super().__init__(video.content or b"")
-        self.name = video.name
-
-
 @contextmanager
 def open_video(video: Encoded, budget: Budget, pipe: Any = None) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open a video for decoding, and close it; errors of FFmpeg within the block become DecodeErrors.
@@ -71,7 +62,7 @@ def open_video(video: Encoded, budget: Budget, pipe: Any = None) -> Iterator[tup
     with _naming_errors(video.name), ExitStack() as stack:
         # An opened file: PyAV would take a name such as "a:b.mp4" for a protocol, and refuse one that is not UTF-8.
         if pipe is None:
-            pipe = _InMemory(video) if video.content is not None else stack.enter_context(open(video.name, "rb"))
+            pipe = stack.enter_context(video.opened())
         try:
             opened = av.open(pipe, options=codec_options(budget), **_OPEN)
         except (av.InvalidDataError, av.ArgumentError) as error:

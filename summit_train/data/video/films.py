@@ -36,37 +36,44 @@ _DTYPES = (np.int64, np.int32, np.int32, np.int64, np.uint32)  # of the arrays o
 _LOG = logging.getLogger(__name__)
 
 
+def is_film(num_bytes: int, num_frames: int | None) -> bool:
+    """Return whether a video is not held in memory."""
+    return num_bytes > MAX_HELD_BYTES or (num_frames or 0) >= _MIN_FRAMES
+
+
 class Films:
     """The films that this process reads: those whose SHA-256 was checked, and their indexes."""
 
     def __init__(self) -> None:
         self._checked = set[tuple[Encoded, bytes]]()
-        self._indexes = dict[str, tuple[str | None, PacketIndex]]()  # by path; the last used last
+        self._indexes = dict[Encoded, tuple[str | None, PacketIndex]]()  # without their state; the last used last
         self._can_keep = True
 
     def load(self, path: str, sha256: bytes | None, num_frames: int | None, limits: Limits) -> Encoded:
         """Return a video, as `load_video` does; a film of `num_frames` with its index."""
         film = Encoded(path, state=Encoded(path).check())
         try:
-            if os.path.getsize(path) <= MAX_HELD_BYTES and (num_frames or 0) < _MIN_FRAMES:
+            if not is_film(os.path.getsize(path), num_frames):
                 return load_video(path, sha256)
             if sha256 is not None and (film, sha256) not in self._checked:
                 film.check_sha256(sha256)
                 self._checked.add((film, sha256))
         except OSError as error:
             raise DecodeError(path, error.strerror or str(error)) from error
-        return film if num_frames is None else replace(film, index=self._index(film, limits))
+        return film if num_frames is None else self.indexed(film, limits)
 
-    def _index(self, film: Encoded, limits: Limits) -> PacketIndex:
-        state, index = self._indexes.pop(film.name, (None, None))
+    def indexed(self, film: Encoded, limits: Limits) -> Encoded:
+        """Return a film, whose `state` is known, with its index."""
+        key = replace(film, state=None)
+        state, index = self._indexes.pop(key, (None, None))
         if index is not None and state != film.state:
             _LOG.warning("summit-train: note: %s has changed; indexing its packets again", printable(film.name))
         if index is None or state != film.state:
             index = self._kept(film) or self._made(film, limits)
-        self._indexes[film.name] = film.state, index
+        self._indexes[key] = film.state, index
         if len(self._indexes) > _MAX_INDEXES:
             self._indexes.pop(next(iter(self._indexes)))
-        return index
+        return replace(film, index=index)
 
     def _kept(self, film: Encoded) -> PacketIndex | None:
         """Return the index on disk; None if there is none of this copy and state of the film, or it is damaged."""
@@ -102,7 +109,7 @@ class Films:
 
 
 def _index_file(film: Encoded) -> Path:
-    name = hashlib.sha256(os.fsencode(f"{os.path.abspath(film.name)}\0{film.state}")).hexdigest()[:32]
+    name = hashlib.sha256(os.fsencode(f"{os.path.abspath(film.name)}\0{film.state}{film.part or ''}")).hexdigest()[:32]
     folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     if folder.startswith("~"):
         raise OSError(None, "there is no home folder", folder)

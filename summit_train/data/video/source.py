@@ -16,9 +16,13 @@ import stat
 import tempfile
 import threading
 import time
+import zlib
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial, reduce
+from io import BytesIO, FileIO
 from itertools import chain
 from multiprocessing import util
 from pathlib import Path
@@ -34,6 +38,7 @@ from summit_train.data.video.span import DecodeError as DecodeError
 
 # The bytes of a larger video are not held in memory.
 MAX_HELD_BYTES = 64 << 20
+_PIECE_BYTES = 1 << 20
 # The reason of the error for a file that does not exist.
 MISSING = os.strerror(errno.ENOENT)
 # The memory of a worker process besides what it starts with: several frames of the largest size.
@@ -96,18 +101,48 @@ class PacketIndex(NamedTuple):
     checksums: NDArray[np.uint32]
 
 
+class _InMemory(BytesIO):
+    """Bytes with a name: FFmpeg looks at its extension where the bytes could be of several formats."""
+
+    def __init__(self, video: Encoded) -> None:
+        super().__init__(video.content or b"")
+        self.name = video.name
+
+
+class _Part(FileIO):
+    """`length` bytes of the file at `path`, from `start` on, with another name."""
+
+    def __init__(self, name: str, path: str, start: int, length: int) -> None:
+        super().__init__(path)
+        self.name, self._start, self._end = name, start, start + length
+        self.seek(0)
+
+    def read(self, size: int | None = None) -> bytes:
+        left = max(0, self._end - super().tell())
+        return super().read(left if size is None else min(size, left))
+
+    def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
+        origin = {os.SEEK_SET: self._start, os.SEEK_CUR: super().tell(), os.SEEK_END: self._end}[whence]
+        return super().seek(origin + place) - self._start
+
+    def tell(self) -> int:
+        return super().tell() - self._start
+
+
 @dataclass(frozen=True)
 class Encoded:
     """An encoded video: its name for messages and its bytes, or without bytes the file of that name.
 
     Bytes are decoded as the file would be: where they alone could be of several formats, the extension of `name` tells.
-    state: what `check` returned of the file. index: of its packets.
+    state: what `check` returned of the file. index: of its packets. part: the file, and the place and the number of the
+    video's bytes in it, where these are not the whole file of that name.
     """
 
     name: str
     content: bytes | None = None
     state: str | None = None
     index: PacketIndex | None = None
+    part: tuple[str, int, int] | None = None
 
     def check(self) -> str:
         """Return what differs when the file has been written or replaced. Raises DecodeError if that is not `state`.
@@ -115,7 +150,7 @@ class Encoded:
         Raises DecodeError if there is nothing to decode: FFmpeg would wait for ever on a FIFO.
         """
         try:
-            found = os.stat(self.name) if self.content is None else None
+            found = os.stat(self.part[0] if self.part else self.name) if self.content is None else None
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
             raise DecodeError(self.name, getattr(error, "strerror", None) or str(error)) from error
         if found and stat.S_ISDIR(found.st_mode):
@@ -128,6 +163,28 @@ class Encoded:
         if self.state not in (None, state):
             raise DecodeError(self.name, "has changed while it was read")
         return state
+
+    def __len__(self) -> int:
+        return len(self.content or b"") if self.part is None else self.part[2]
+
+    def opened(self) -> BytesIO | FileIO:
+        """Return a file of the bytes and of that name. Raises OSError."""
+        if self.content is not None:
+            return _InMemory(self)
+        return FileIO(self.name) if self.part is None else _Part(self.name, *self.part)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes in pieces. Raises DecodeError if the file has changed or cannot be read."""
+        try:
+            with self.opened() as file:
+                yield from iter(partial(file.read, _PIECE_BYTES), b"")
+        except OSError as error:
+            raise DecodeError(self.name, error.strerror or str(error)) from error
+        self.check()
+
+    def crc32(self, before: int = 0) -> int:
+        """Return the checksum of the bytes after those of which it is `before`. Raises DecodeError as `pieces` does."""
+        return reduce(lambda checksum, piece: zlib.crc32(piece, checksum), self.pieces(), before)
 
     def sha256(self) -> str:
         """Return the digest of the bytes in hexadecimal digits. Raises OSError."""

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from fractions import Fraction
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 from summit_train.core.comm import World
 from summit_train.core.device import choose_device
@@ -23,10 +24,9 @@ from summit_train.data.video.encode import Encoding, Write, open_writer
 from summit_train.data.video.render import Frames, Renderer
 from summit_train.data.video.stream import PIPE, USUAL_FPS, Reading, StreamFrame, file_frames, pipe_frames, raw_frames
 from summit_train.inference.arguments import add_network, checked, open_named
-from summit_train.inference.stream.stream import Follower, Show, Stream, Values
+from summit_train.inference.stream.stream import Follower, Show, Values
 from summit_train.inference.trained import Trained
-from summit_train.tasks.table import every_task
-from summit_train.tasks.task import StreamOption, Task, task_of
+from summit_train.tasks.task import every_task, task_named
 
 _INTERRUPTED = 130
 _ENDINGS = (".mp4", ".mkv", ".mov")
@@ -47,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--raw", type=size, metavar="WxH", help="standard input has raw RGB frames of this size")
     parser.add_argument("--fps", type=rate, metavar="F", help=f"frames a second of --raw [{USUAL_FPS}]")
     parser.add_argument("--stride", type=stride, metavar="N", help="see every Nth frame [as in evaluation]")
-    for _, one in _options():
-        value = checked(one.parse, one.is_right, one.expected)
-        parser.add_argument(f"--{one.name}", type=value, metavar=one.value, help=one.about)
+    for option in (task.option for task in every_task() if task.option):
+        value = checked(option.parse, option.takes, option.expected)
+        parser.add_argument(f"--{option.name}", type=value, metavar=option.value, help=option.about)
     parser.add_argument("--live", action="store_true", help="never wait: drop the oldest frames that come too fast")
     drawn = "write the video with what is found drawn on it"
     parser.add_argument("--draw", metavar="OUT.mp4", help=drawn)
@@ -103,27 +103,19 @@ def _frames(args: argparse.Namespace, reading: Reading) -> Iterator[StreamFrame]
     return raw_frames(pipe, args.raw, args.fps or USUAL_FPS, reading)
 
 
-def _watcher(args: argparse.Namespace, trained: Trained) -> Stream:
-    """Return what watches the frames, by the task of the network. Raises UserError for another task's options."""
-    own, value = task_of(trained.spec), None
-    for task, option in _options():
-        given = getattr(args, option.name)
-        if task.name == own.name:
-            value = given
-        elif given is not None:
-            wrong = f"--{option.name} must be used with a {task.title}, and this network is a {own.title}"
+def _watcher(args: argparse.Namespace, trained: Trained) -> Any:
+    """Return the Stream of the network's task. Raises UserError for another task's options."""
+    own = task_named(trained.spec.task)
+    for task in every_task():
+        if task.option and task.name != own.name and getattr(args, task.option.name) is not None:
+            wrong = f"--{task.option.name} must be used with a {task.title}, and this network is a {own.title}"
             raise UserError(f"{wrong}; leave it out")
-    if own.stream_option() is None:
-        raise UserError(f"{trained.path}: must be a network that sees frame by frame, and this one is a {own.title}")
-    watcher: Stream = own.watcher(trained, choose_device(World()), value)
-    return watcher
+    if own.option is None:
+        raise UserError(f"{trained.path}: is a {own.title}, of which there is no stream; try `summit-train eval`")
+    return own.part("watcher")(trained, choose_device(World()), getattr(args, own.option.name))
 
 
-def _options() -> list[tuple[Task, StreamOption]]:
-    return [(task, option) for task in every_task() if (option := task.stream_option()) is not None]
-
-
-def _print(results: Iterator[Values], args: argparse.Namespace, trained: Trained, watcher: Stream, stride: int) -> None:
+def _print(results: Iterator[Values], args: argparse.Namespace, trained: Trained, watcher: Any, stride: int) -> None:
     """Show what was seen in each frame, as text only where it changes; first, on stderr, what is followed."""
     last, dropped = None, 0
     for result in results:

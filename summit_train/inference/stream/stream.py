@@ -52,21 +52,6 @@ class Stream:
         self._normalise, self._render = Normalise(next(network.parameters()).dtype, device), renderer(trained.spec)
         self._caches: Sequence[torch.Tensor] = ()
 
-    def see(self, frame: StreamFrame) -> Values:
-        """Return what --json tells of the next frame."""
-        raise NotImplementedError
-
-    def key(self, values: Values) -> object:
-        """Return what people see a line of text for, each time that it changes."""
-        raise NotImplementedError
-
-    def text(self, values: Values) -> str:
-        raise NotImplementedError
-
-    def draw(self, picture: Frames, values: Values) -> Frames:
-        """Return a copy of a frame, uint8 RGB (H, W, 3), with the values drawn on it."""
-        raise NotImplementedError
-
     def output(self, picture: Frames) -> torch.Tensor:
         """Take the next frame, uint8 RGB (H, W, 3), of one size each time; return its own logits or maps, (1, ...).
 

@@ -135,7 +135,10 @@ def read_detections(path: Path, num_classes: int) -> tuple[Detections, list[str]
 
 
 # "map" is over all boxes, the others by their RANGES.
-MEASURES = tuple(
-    Measure(key, name, methodcaller("mean", key), methodcaller("of_class", key), "ap")
-    for key, name in [("map", "mAP"), *((f"map_{name}", name) for name in RANGES[1:])]
-)
+_NAMES = {"map": "mAP"} | {f"map_{name}": name for name in RANGES[1:]}
+MEASURES = {
+    "detection": tuple(
+        Measure(key, name, methodcaller("mean", key), methodcaller("of_class", key), "ap")
+        for key, name in _NAMES.items()
+    )
+}

@@ -184,3 +184,9 @@ def _check_seqinfo(clip: Path, found: list[int]) -> None:
         raise DecodeError(clip, f"its seqinfo.ini is wrong: {error}") from error
     if stated and stated != found:
         raise DecodeError(clip, f"has frames, width and height {found}, but seqinfo.ini says {stated}")
+
+
+KINDS = {
+    "vid": (lambda ask: read_vid(ask.source), "boxes: ILSVRC2015/Data/VID/train, .../VID/val, or a folder of DET"),
+    "mot": (lambda ask: read_mot(ask.source), "boxes: folder of MOTChallenge sequences with img1/ and gt/gt.txt"),
+}

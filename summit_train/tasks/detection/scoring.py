@@ -39,7 +39,7 @@ class DetectionScorer(Scorer):
         assert isinstance(boxes, Boxes)
         return boxes
 
-    def _found(self, streamer: Streamer, video: WholeVideo) -> NDArray[np.float32]:
+    def _found(self, streamer: Streamer, video: WholeVideo) -> Results:
         manifest, model, truth = self.dataset.manifest, self.spec.model, self._truth
         detector = detector_of(model)
         caches: list[torch.Tensor] = []
@@ -55,7 +55,8 @@ class DetectionScorer(Scorer):
                 rows[:, 1:] = boxes.cpu().numpy()
                 rows[:, BOX] *= np.array([block.size[0] / width, block.size[1] / height] * 2, np.float32)
                 found.append(rows if maps.isfinite().all() else np.full((1, COLUMNS), np.nan, np.float32))
-        return np.concatenate(found)
+            yield None
+        yield np.concatenate(found)
 
     def _gathered(
         self, clips: NDArray[np.int64], results: Sequence[NDArray[Any]], is_read: NDArray[np.bool_]

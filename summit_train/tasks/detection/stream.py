@@ -15,6 +15,7 @@ from summit_train.inference.trained import Trained
 from summit_train.tasks.detection.detect import detect
 from summit_train.tasks.detection.keys import detector_of
 
+LEAST_SCORE = 0.5
 _NAMED = 10  # boxes in a line of text
 
 
@@ -23,9 +24,9 @@ class BoxFinder(Stream):
 
     about = "boxes"
 
-    def __init__(self, trained: Trained, device: torch.device, least_score: float) -> None:
+    def __init__(self, trained: Trained, device: torch.device, least_score: float | None = None) -> None:
         super().__init__(trained, device)
-        self._model, self._least_score = trained.spec.model, least_score
+        self._model, self._least_score = trained.spec.model, LEAST_SCORE if least_score is None else least_score
         self._detector = detector_of(self._model)
         self._size = (0, 0)  # width and height of the first frame, upright
 

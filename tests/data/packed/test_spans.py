@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from av.video.frame import VideoFrame
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
+from summit_train.data.packed import pack as pack_module
 from summit_train.data.packed import payload
 from summit_train.data.packed.format import Packing
 from summit_train.data.packed.pack import begin, pack_set, pack_shards
 from summit_train.data.packed.read import ShardStore
+from summit_train.data.video import decode, films, source
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError, load_video
 from summit_train.data.video.span import WHOLE, Span
@@ -140,6 +143,73 @@ def test_a_file_is_read_once_for_its_spans(folder: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(payload, "load_video", lambda path, sha256: (read.append(path), load_video(path, sha256))[1])
     assert list(pack_shards(job, [0], workers=0)) == [None] * 5
     assert read == [str(folder / "0.mkv")]
+
+
+# Films: their bytes are neither packed nor read as one.
+
+
+def test_bytes_that_are_not_held_give_the_same_set(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_set(stored(folder), tmp_path / "held", Packing("bytes"), SHARD_BYTES)
+    monkeypatch.setattr(source, "MAX_HELD_BYTES", 0)
+    monkeypatch.setattr(source, "_PIECE_BYTES", 100)
+    for workers in (0, 1):
+        pack_set(stored(folder), tmp_path / str(workers), Packing("bytes"), SHARD_BYTES, workers)
+        assert content_of(tmp_path / str(workers)) == content_of(tmp_path / "held")
+
+
+def test_a_film_that_changes_before_it_is_copied_is_a_bad_clip(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "MAX_HELD_BYTES", 0)
+    (tmp_path / "a.mkv").write_bytes((folder / "0.mkv").read_bytes())
+    job = begin(stored(tmp_path, [ManifestRow("a.mkv", 0)]), tmp_path / "out", Packing("bytes"), 1, workers=0)
+    assert job is not None
+    make = pack_module.make_samples
+    later = lambda *words: (make(*words), os.utime(tmp_path / "a.mkv", (0, 0)))[0]  # noqa: E731
+    monkeypatch.setattr(pack_module, "make_samples", later)
+    assert list(map(str, pack_shards(job, [0], workers=0))) == ["a.mkv: has changed while it was read"]
+    assert not (tmp_path / "out/000000.tar").exists()
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.ts"])
+def test_a_clip_of_a_packed_film_reads_its_own_packets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    frames = np.concatenate([*FRAMES] * 10)
+    write_video(tmp_path / name, frames)
+    spans = (Span(0, 5), Span(130, 136), Span(228), WHOLE)
+    store = stored(tmp_path, [ManifestRow(name, 0, len(frames)).with_span(span) for span in spans])
+    packed = packed_store(store, tmp_path / "out", Packing("bytes"))
+    whole = [all_frames(packed, clip) for clip in range(4)]
+    _same(packed, store, 4)
+
+    monkeypatch.setattr(films, "_MIN_FRAMES", len(frames))
+    crc32, demuxed, packets, hashed = source.Encoded.crc32, decode.demuxed, list[int](), list[int]()
+    for module in (decode, films):
+        monkeypatch.setattr(module, "demuxed", lambda *a: (packets.append(p.size) or p for p in demuxed(*a)))
+    monkeypatch.setattr(source.Encoded, "crc32", lambda one, *a: hashed.append(len(one)) or crc32(one, *a))
+    film = ShardStore(packed.manifest)
+    for clip in (1, 0, 2):
+        np.testing.assert_array_equal(all_frames(film, clip), whole[clip])
+        assert len(packets) < 30 + (len(frames) if clip == 1 else 0)  # the first clip also makes the index
+        packets.clear()
+    assert len(hashed) == 1
+    np.testing.assert_array_equal(all_frames(film, 3), whole[3])
+    assert len(hashed) == 2  # a member of its own
+
+    shard = tmp_path / "out/000000.tar"
+    content = bytearray(shard.read_bytes())
+    content[1000] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(DecodeError, match="is not what was packed") as caught:
+        all_frames(film, 1)
+    assert caught.value.path == f"{shard}:{name}"
+    shard.unlink()
+    with pytest.raises(DecodeError, match="No such file"):
+        all_frames(film, 1)
 
 
 # What cannot be packed or read.

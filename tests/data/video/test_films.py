@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from summit_train.data.check import examine
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.video import decode, films, source
@@ -57,6 +58,16 @@ def test_a_later_clip_reads_the_packets_from_its_key_frame_alone(
         assert len(hashed) == num_hashed
     (kept,) = (tmp_path / "cache/summit_train/films").iterdir()
     assert kept.stat().st_mode & 0o777 == 0o600 and kept.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("store", ["a.mp4"], indirect=True)
+def test_indexing_a_set_keeps_the_indexes_of_its_films(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not isinstance(examine(str(tmp_path), "a.mp4"), DecodeError)
+    assert len(list((tmp_path / "cache/summit_train/films").iterdir())) == 1
+    monkeypatch.setattr(films, "demuxed", lambda *_: pytest.fail("it is indexed again"))
+    assert Films().load(store.path(0), None, NUM_FRAMES, LIMITS).index is not None
 
 
 @pytest.mark.parametrize("store", ["a\x1b.mp4"], indirect=True)
@@ -150,4 +161,7 @@ def test_what_is_kept_is_bounded(store: FileStore, tmp_path: Path, monkeypatch: 
         known.load(str(tmp_path / name), None, NUM_FRAMES, LIMITS)
         assert len(list((tmp_path / "cache/summit_train/films").iterdir())) == 2
         assert len(known._indexes) == min(place + 1, 2)
-    assert not kept.exists() and list(known._indexes) == [str(tmp_path / "c.mp4"), str(tmp_path / "d.mp4")]
+    assert not kept.exists() and [film.name for film in known._indexes] == [
+        str(tmp_path / "c.mp4"),
+        str(tmp_path / "d.mp4"),
+    ]

@@ -29,7 +29,7 @@ from summit_train.tasks.detection.detect import detect
 from summit_train.tasks.detection.detections import Detections, read_detections
 from summit_train.tasks.detection.moving_objects import MovingObjects
 from summit_train.tasks.detection.scoring import DetectionScorer
-from summit_train.tasks.task import task_of
+from summit_train.tasks.task import task_named
 from tests.detectors import detector_spec
 from tests.runs import records
 from tests.worlds import command, lines, main_said, needs_ranks
@@ -64,7 +64,7 @@ def spec_of(folder: Path, **sections: object) -> Spec:
 
 
 def scorer(spec: Spec) -> DetectionScorer:
-    kind = task_of(spec).scorer()
+    kind = task_named(spec.task).part("scorer")
     assert kind is DetectionScorer
     return DetectionScorer(spec, Dataset.open(spec, "val"), World(), CPU)
 
