@@ -17,7 +17,7 @@ from summit_train.evaluation.fuse import RunScores, read_run
 from summit_train.evaluation.measures import measures_of
 from summit_train.evaluation.scores import PREDICTIONS, Scores
 from summit_train.report.figures import Picture, drawable, house_style, image
-from summit_train.report.records import Run
+from summit_train.report.records import RunRecord
 from summit_train.report.tables import MOST_CLASSES
 
 MOST_PAIRS = 10
@@ -138,7 +138,7 @@ def class_rows(names: Sequence[str], videos: NDArray[Any], percents: NDArray[Any
     return [(names[i], f"{videos[i]:,}", f"{percents[i]:.1f} %") for i in known.tolist()]
 
 
-def read_confusion(run: Run) -> Confusion | None:
+def read_confusion(run: RunRecord) -> Confusion | None:
     """Count the scores of the last evaluated checkpoint of a run with one class a video; None where there are none."""
     found = _read_scores(run, "softmax")
     if found is None:
@@ -146,7 +146,7 @@ def read_confusion(run: Run) -> Confusion | None:
     return confusion_of(found.path.stem, found.scores, found.class_names, [str(clip) for clip in found.clips])
 
 
-def read_precisions(run: Run) -> tuple[list[tuple[str, str, str]], int]:
+def read_precisions(run: RunRecord) -> tuple[list[tuple[str, str, str]], int]:
     """Return (class, videos, average precision) of a run with several classes a video, and how many classes it has."""
     found = _read_scores(run, "binary")
     if found is None:
@@ -155,7 +155,7 @@ def read_precisions(run: Run) -> tuple[list[tuple[str, str, str]], int]:
     return class_rows(names, found.scores.labels.sum(0), run.measures.main.of_class(found.scores)), len(names)
 
 
-def _read_scores(run: Run, kind: str) -> RunScores | None:
+def _read_scores(run: RunRecord, kind: str) -> RunScores | None:
     """Return the scores of the checkpoint last evaluated in a run of this loss.kind; None without any.
 
     Scores that cannot be read are noted in the run.

@@ -19,7 +19,7 @@ from summit_train.data.video.encode import jpeg
 from summit_train.evaluation.fuse import RunScores, read_run
 from summit_train.evaluation.scores import Scores, probabilities
 from summit_train.report.confusion import all_names
-from summit_train.report.records import Run
+from summit_train.report.records import RunRecord
 from summit_train.spec import spec_from_values
 
 MOST_MISTAKES = 12
@@ -50,7 +50,7 @@ class Mistakes:
     reason: str
 
 
-def read_mistakes(run: Run) -> Mistakes | None:
+def read_mistakes(run: RunRecord) -> Mistakes | None:
     """Read the mistakes of the last evaluated checkpoint; None without scores or for several labels a video."""
     try:
         found = read_run(str(run.path))
@@ -88,7 +88,7 @@ def _mistake(found: RunScores, shares: NDArray[np.float64], place: int, videos: 
 class Videos:
     """The videos of a run's validation set, as far as they are on this machine."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunRecord) -> None:
         self._store: Store | None = None
         self._reason = ""
         try:

@@ -246,7 +246,7 @@ _KINDS: dict[str, TypeAdapter[Any]] = {
 }
 
 
-class Run:
+class RunRecord:
     """The contents of a run folder, also of one that a killed or running job left behind.
 
     label: the run's name. final: eval.json. others: those of `evals`, by other keys or of other checkpoints, by name.
@@ -429,17 +429,17 @@ class Run:
             return {}
 
 
-def read_runs(directories: Sequence[str | Path]) -> list[Run]:
+def read_runs(directories: Sequence[str | Path]) -> list[RunRecord]:
     """Read each directory once and make the labels unique. Raises UserError for a directory that is not a run."""
     paths: dict[str, Path] = {}
     for directory in directories:
         paths.setdefault(os.path.realpath(directory), Path(directory))
-    runs = [Run(path) for path in paths.values()]
+    runs = [RunRecord(path) for path in paths.values()]
     tell_apart(runs)
     return runs
 
 
-def tell_apart(runs: Sequence[Run]) -> None:
+def tell_apart(runs: Sequence[RunRecord]) -> None:
     """Add the path to the labels that several runs have."""
     names = Counter(run.label for run in runs)
     for run in runs:
