@@ -231,18 +231,15 @@ RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environmen
 OBSERVED_FILE = "observed.json"  # of `eval --observed`; optional
 RUN_MARKS = ("spec.yaml", "metrics.jsonl")  # of a run folder
 _KINDS: dict[str, TypeAdapter[Any]] = {
-    name: TypeAdapter(kind)
-    for name, kind in {
-        "step": StepRecord,
-        "eval": EvalRecord,
-        "warning": WarningRecord,
-        "trust_ratio": TrustRatioRecord,
-        "average": AverageRecord,
-        "batch": BatchRecord,
-        "checkpoint": CheckpointRecord,
-        "start": StartRecord,
-        "more_epochs": MoreEpochsRecord,
-    }.items()
+    "step": TypeAdapter(StepRecord),
+    "eval": TypeAdapter(EvalRecord),
+    "warning": TypeAdapter(WarningRecord),
+    "trust_ratio": TypeAdapter(TrustRatioRecord),
+    "average": TypeAdapter(AverageRecord),
+    "batch": TypeAdapter(BatchRecord),
+    "checkpoint": TypeAdapter(CheckpointRecord),
+    "start": TypeAdapter(StartRecord),
+    "more_epochs": TypeAdapter(MoreEpochsRecord),
 }
 
 
@@ -277,10 +274,9 @@ class RunRecord:
         self.clips_per_class = self._parsed(ClipsPerClass, counts, "plan.json: clips_per_class")
         self.measures = measures_of(self.setting("loss", "kind"), number(self.setting("model", "num_classes")))
         self.final = self._result("eval.json")
-        self.others = dict[str, FinalEval]()
-        for name in sorted(file.parent.name for file in path.glob("evals/*/eval.json")):
-            if (result := self._result(f"evals/{name}/eval.json")) is not None:
-                self.others[name] = result
+        names = sorted(file.parent.name for file in path.glob("evals/*/eval.json"))
+        results = {name: self._result(f"evals/{name}/eval.json") for name in names}
+        self.others = {name: result for name, result in results.items() if result is not None}
         self.best = self._parsed(BestCheckpoint, self._json("checkpoints/best.json"), "checkpoints/best.json")
         self.observed = self._parsed(Observed, self._json(OBSERVED_FILE), OBSERVED_FILE)
         self._replay_log()
@@ -324,32 +320,26 @@ class RunRecord:
     def _replay_log(self) -> None:
         """Replay metrics.jsonl: a later record of a step replaces the earlier, a resume takes back what follows it."""
         self.log = list(self._log())
-        self.checkpoints, self.extensions = list[CheckpointRecord](), list[MoreEpochsRecord]()
+        self.checkpoints = [record for record in self.log if isinstance(record, CheckpointRecord)]
+        self.extensions = [record for record in self.log if isinstance(record, MoreEpochsRecord)]
+        self.batches = _in_order({record.epoch: record for record in self.log if isinstance(record, BatchRecord)})
         self.starts, self.seconds = list[StartRecord](), 0.0
         steps, evals, warnings = dict[int, StepRecord](), dict[int, EvalRecord](), dict[int, WarningRecord]()
         trust_ratios, averages = dict[int, TrustRatioRecord](), dict[int, AverageRecord]()
-        batches = dict[int, BatchRecord]()
         for record in self.log:
+            if isinstance(record, StepRecord | EvalRecord | CheckpointRecord):
+                self.seconds += number(record.step_s if isinstance(record, StepRecord) else record.seconds) or 0.0
             match record:
                 case StepRecord():
                     steps[record.step] = record
-                    self.seconds += number(record.step_s) or 0.0
                 case EvalRecord():
                     evals[record.step] = record
-                    self.seconds += number(record.seconds) or 0.0
-                case CheckpointRecord():
-                    self.checkpoints.append(record)
-                    self.seconds += number(record.seconds) or 0.0
                 case WarningRecord():
                     warnings[record.step] = record
                 case TrustRatioRecord():
                     trust_ratios[record.step] = record
                 case AverageRecord():
                     averages[record.step] = record
-                case BatchRecord():
-                    batches[record.epoch] = record
-                case MoreEpochsRecord():
-                    self.extensions.append(record)
                 case StartRecord():
                     steps_again = sum(step > record.step for step in steps)
                     self.starts.append(record.model_copy(update={"steps_again": steps_again}))
@@ -359,7 +349,6 @@ class RunRecord:
                             del found[step]
         self.steps, self.evals, self.warnings = _in_order(steps), _in_order(evals), _in_order(warnings)
         self.trust_ratios, self.averages = _in_order(trust_ratios), _in_order(averages)
-        self.batches = _in_order(batches)
 
     def _log(self) -> Iterator[LogRecord | StepRecord]:
         """Yield the records of metrics.jsonl; note each line that cannot be read. A missing file is in `missing`."""
@@ -466,8 +455,7 @@ def _check_is_run(path: Path) -> None:
         raise UserError(f"{path}: {what}; give a run folder, run_dir/name of its spec")
     runs = [one for one in (path, *sorted(path.iterdir())) if any((one / name).is_file() for name in RUN_MARKS)]
     if path not in runs:
-        inside = [str(child) for child in runs][:8]
-        hint = f"give the runs within it: {' '.join(inside)}" if inside else "give run_dir/name of a spec"
+        hint = f"give the runs within it: {' '.join(map(str, runs[:8]))}" if runs else "give run_dir/name of a spec"
         raise UserError(f"{path}: not a run, it has neither spec.yaml nor metrics.jsonl; {hint}")
 
 
