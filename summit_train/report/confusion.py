@@ -140,7 +140,7 @@ def class_rows(names: Sequence[str], videos: NDArray[Any], percents: NDArray[Any
 
 def read_confusion(run: RunRecord) -> Confusion | None:
     """Count the scores of the last evaluated checkpoint of a run with one class a video; None where there are none."""
-    found = _read_scores(run, "softmax")
+    found = read_scores(run, "softmax")
     if found is None:
         return None
     return confusion_of(found.path.stem, found.scores, found.class_names, [str(clip) for clip in found.clips])
@@ -148,14 +148,14 @@ def read_confusion(run: RunRecord) -> Confusion | None:
 
 def read_precisions(run: RunRecord) -> tuple[list[tuple[str, str, str]], int]:
     """Return (class, videos, average precision) of a run with several classes a video, and how many classes it has."""
-    found = _read_scores(run, "binary")
+    found = read_scores(run, "binary")
     if found is None:
         return [], 0
     names = all_names(found.class_names, found.scores.scores.shape[1])
     return class_rows(names, found.scores.labels.sum(0), run.measures.main.of_class(found.scores)), len(names)
 
 
-def _read_scores(run: RunRecord, kind: str) -> RunScores | None:
+def read_scores(run: RunRecord, kind: str) -> RunScores | None:
     """Return the scores of the checkpoint last evaluated in a run of this loss.kind; None without any.
 
     Scores that cannot be read are noted in the run.

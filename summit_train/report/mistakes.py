@@ -16,9 +16,9 @@ from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.augment import test_frames, test_views
 from summit_train.data.video.clips import Choose, ViewsOf
 from summit_train.data.video.encode import jpeg
-from summit_train.evaluation.fuse import RunScores, read_run
+from summit_train.evaluation.fuse import RunScores
 from summit_train.evaluation.scores import Scores, probabilities
-from summit_train.report.confusion import all_names
+from summit_train.report.confusion import all_names, read_scores
 from summit_train.report.records import RunRecord
 from summit_train.spec import spec_from_values
 
@@ -44,7 +44,7 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Mistakes:
-    """The mistakes, the most confident first, and why there are no pictures at all (empty if there are)."""
+    """The mistakes, the most confident first, and why all pictures are missing (empty if some are shown)."""
 
     rows: list[Mistake]
     reason: str
@@ -52,11 +52,8 @@ class Mistakes:
 
 def read_mistakes(run: RunRecord) -> Mistakes | None:
     """Read the mistakes of the last evaluated checkpoint; None without scores or for several labels a video."""
-    try:
-        found = read_run(str(run.path))
-    except UserError:
-        return None  # read_confusion notes scores that cannot be read
-    if found.scores.labels.ndim > 1:
+    found = read_scores(run, "softmax")
+    if found is None:
         return None
     shares = probabilities(found.scores.scores, found.scores.kind)
     videos = Videos(run)
