@@ -49,7 +49,7 @@ class BadFrame:
 
 
 @dataclass(frozen=True)
-class Section:
+class DetectionSection:
     """The detections of one checkpoint.
 
     motion: of each of RANGES that has boxes its name, boxes, and mean average precision. classes: name, boxes, average
@@ -65,7 +65,7 @@ class Section:
     template: str = "detection/section.html.j2"
 
 
-def read_section(run: RunRecord) -> Section | None:
+def read_section(run: RunRecord) -> DetectionSection | None:
     """Return what the last evaluated checkpoint found; None without any. What cannot be read is noted in the run."""
     if run.final is None or not run.final.checkpoints:
         return None
@@ -95,7 +95,7 @@ def read_section(run: RunRecord) -> Section | None:
         pictures = [_curves(curves, [names[label] for label in order], precision, checkpoint), _motion(motion)]
     scores = np.array([one.best_score for one in every])
     shown = found.rows[:, SCORE] >= scores[found.rows[:, LABEL].astype(int)]
-    return Section(motion, classes, precision, pictures, _bad_frames(found, shown, videos, names, Videos(run)))
+    return DetectionSection(motion, classes, precision, pictures, _bad_frames(found, shown, videos, names, Videos(run)))
 
 
 def _bad_frames(
