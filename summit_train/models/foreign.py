@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -206,12 +207,18 @@ def _source_of(place: str) -> Path:
 
 @cache
 def _executed(path: Path, digest: str) -> ModuleType:
-    """Run a file as a module; one with other bytes is another module.
-
-    Bytecode is not used: it may be that of an older file that changed within the same second.
-    """
-    module = ModuleType(f"{path.stem}_{digest[:12]}")
-    module.__file__ = str(path)
-    sys.modules.update({module.__name__: module})  # where dataclasses and pickle look for it
-    exec(compile(path.read_bytes(), path, "exec"), vars(module))
+    """Run a file as a module; one with other bytes is another module."""
+    name = f"{path.stem}_{digest[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Source(name, str(path)))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.update({name: module})  # where dataclasses and pickle look for it
+    spec.loader.exec_module(module)
     return module
+
+
+class _Source(SourceFileLoader):
+    """Reads only the source: bytecode may be that of an older file that changed within the same second."""
+
+    def path_stats(self, path: Any) -> Any:
+        raise OSError("no bytecode")
