@@ -396,12 +396,12 @@ def finite(values: Iterable[float | None]) -> Floats:
     return array
 
 
-def thinned(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-    """Return at most `most` points of a curve: the least and the greatest of each stretch, which keeps every spike."""
-    if len(x) <= most:
+def thinned(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Return at most 1,500 points of a curve: the least and the greatest of each stretch, which keeps every spike."""
+    if len(x) <= MOST_POINTS:
         return x, y
     keep: set[int] = set()
-    for stretch in np.array_split(np.arange(len(y)), most // 2):
+    for stretch in np.array_split(np.arange(len(y)), MOST_POINTS // 2):
         values = y[stretch]
         keep.add(int(stretch[np.argmin(np.where(np.isnan(values), np.inf, values))]))
         keep.add(int(stretch[np.argmax(np.where(np.isnan(values), -np.inf, values))]))
@@ -409,17 +409,17 @@ def thinned(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floa
     return x[chosen], y[chosen]
 
 
-def smoothed(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-    """Return the centred moving mean of a curve at up to `most` points, without the values that are not finite."""
-    x, y = stretches(x, y, most)  # first: a moving mean over all points of a long run takes minutes
+def smoothed(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Return the centred moving mean of a curve at up to 1,500 points, without the values that are not finite."""
+    x, y = stretches(x, y)  # first: a moving mean over all points of a long run takes minutes
     return x, moving_mean(y, max(1, round(len(y) * SMOOTH_SHARE)) | 1) if len(y) else y
 
 
-def stretches(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-    """Return the means of a curve over `most` stretches; a curve of fewer points as it is."""
-    if len(x) <= most:
+def stretches(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Return the means of a curve over 1,500 stretches; a curve of fewer points as it is."""
+    if len(x) <= MOST_POINTS:
         return x, y
-    starts = np.arange(most) * len(x) // most
+    starts = np.arange(MOST_POINTS) * len(x) // MOST_POINTS
     x, y = (_means(lambda values: np.add.reduceat(values, starts), array) for array in (x, y))
     return x, y
 

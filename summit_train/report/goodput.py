@@ -2,8 +2,8 @@
 
     goodput = time of the steps whose update is in the weights / all of that time
 
-The final evaluation and the report come after it. Time that nobody recorded, such as that of a job between its last
-record and the moment when it was killed, counts as lost between the jobs.
+The final evaluation and the report come after it. Unrecorded time, such as that of a job between its last record and
+the moment when it was killed, counts as lost between the jobs.
 """
 
 from __future__ import annotations

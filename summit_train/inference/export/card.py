@@ -30,8 +30,8 @@ WEIGHTS, CARD = "model.safetensors", "README.md"
 def write_card(trained: Trained, out: Path) -> dict[str, Any]:
     """Write model.safetensors and README.md, as Hugging Face names a model card, into the folder `out`.
 
-    The file holds what a checkpoint needs besides its weights, and has a .sha256 beside it, so every command that takes
-    a checkpoint takes it. Return path, bytes, SHA-256 and whether the accuracy is known. Raises UserError where the
+    The file holds what a checkpoint needs besides its weights, and comes with a .sha256, so every command that takes a
+    checkpoint takes it. Return path, bytes, SHA-256 and whether the accuracy is known. Raises UserError where the
     package safetensors is missing or nothing can be written, RunFailed where the file does not give equal bits back.
     """
     try:
