@@ -26,9 +26,9 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import write_text
 from summit_train.core.result import TextTable
 from summit_train.models.network import count_network
+from summit_train.scaling.collectives import AlphaBeta, NoFit, bus_bandwidth, fit_alpha_beta, link_of
 from summit_train.scaling.cost import gradient_element_bytes
 from summit_train.scaling.machines import Machine, Network
-from summit_train.scaling.network import AlphaBeta, NoFit, bus_bandwidth, fit_alpha_beta, link_of
 from summit_train.spec import load_spec
 from summit_train.spec.source import to_yaml
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from summit_train.bench import allreduce, compare, latency, loader, steps, weak
+from summit_train.bench import allreduce, figure3, latency, loader, steps, weak
 from summit_train.bench.measure import Values
 from summit_train.core.errors import UserError
 from summit_train.core.files import figure_path, write_json
@@ -31,9 +31,9 @@ _STEP = (steps.add_arguments, steps.run, steps.as_text)
 _LOADER = (loader.add_arguments, loader.run, loader.as_text)
 _ALLREDUCE = (allreduce.add_arguments, allreduce.run, allreduce.as_text)
 _LATENCY = (latency.add_arguments, latency.run, latency.as_text, latency.draw)
-_TABLE_1 = (compare.add_table_1, compare.run_table_1, compare.table_1_text, compare.draw_table_1)
+_TABLE_1 = (figure3.add_table_1, figure3.run_table_1, figure3.table_1_text, figure3.draw_table_1)
 _SCALING = (weak.run, weak.as_text, weak.draw)
-_WAITS = (compare.add_waits, compare.run_waits, compare.waits_text, compare.draw_waits)
+_WAITS = (figure3.add_waits, figure3.run_waits, figure3.waits_text, figure3.draw_waits)
 BENCHES = {
     "step": Bench("a training step by part, clips/s, utilisation, memory; one spec or two", *_STEP),
     "scaling": Bench("weak scaling here: percent of ideal, exposed allreduce", weak.add_arguments, *_SCALING),

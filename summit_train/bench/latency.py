@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from summit_train.bench.compare import ForwardBench
+from summit_train.bench.figure3 import ForwardBench
 from summit_train.bench.measure import Place, Values, in_turn, open_place, pair_ratios, spread
 from summit_train.bench.steps import network_values
 from summit_train.core.device import environment
@@ -27,11 +26,11 @@ from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import NONE, counted
 from summit_train.models.network import count_network, cpu_kernels
-from summit_train.report.figures import GREY, PALETTE, drawable, drawn, wrapped
+from summit_train.report.figures import GREY, PALETTE, drawable, drawn, log_ticks, wrapped
 from summit_train.report.tables import machine_text
 from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES, Row, Table
 from summit_train.spec import Spec, load_spec
-from summit_train.spec.source import shipped
+from summit_train.spec.source import shipped, split_overrides
 from summit_train.tasks.task import task_named
 
 ROUNDS = 5  # turns of each network, fewer for fewer passes
@@ -164,9 +163,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Values:
     """Measure, or count. Raises UserError for a wrong spec or option."""
-    # Specs and key=value words arrive in one list.
-    paths = [word for word in args.specs if "=" not in word]
-    overrides = [*(word for word in args.specs if "=" in word), *args.overrides]
+    paths, overrides = split_overrides([*args.specs, *args.overrides])
     if (args.table is None) == (not paths):
         raise UserError(f"give one SPEC or more, or --table with one of {', '.join(map(str, TABLES))}")
     if args.table is None and (args.published or args.out is not None):
@@ -325,8 +322,6 @@ def _draw_bubbles(axes: Axes, points: Sequence[Point], numbers: dict[str, str]) 
         at, right_of_it = (point.cost, point.top1), (area**0.5 / 2 + 2, 0)
         axes.annotate(numbers[point.label], at, right_of_it, textcoords="offset points", fontsize=9, va="center")
     costs = [point.cost for point in points]
-    axes.set(xlabel="multiply-adds of a video (G)", xscale="log", xlim=(min(costs) / 1.8, max(costs) * 1.8))
+    log_ticks(axes, [step * 10.0**power for power in range(-1, 5) for step in (1, 2, 5)])
+    axes.set(xlabel="multiply-adds of a video (G)", xlim=(min(costs) / 1.8, max(costs) * 1.8))
     axes.margins(y=0.12)
-    axes.xaxis.set_major_locator(FixedLocator([step * 10**power for power in range(-1, 5) for step in (1, 2, 5)]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda cost, _: f"{cost:g}"))

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from summit_train.bench import measure
-from summit_train.bench.compare import add_networks, overrides_of
+from summit_train.bench.figure3 import add_networks, overrides_of
 from summit_train.bench.measure import Values
 from summit_train.bench.steps import experiment_of
 from summit_train.core.errors import RunFailed, UserError

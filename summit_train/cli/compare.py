@@ -18,12 +18,12 @@ from summit_train.core.result import Result, TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import counted
 from summit_train.data.check import Answer, Item, spread
-from summit_train.data.compare import NEAR, Near, Signature, digest, near_pairs, sign
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.files import located_root
 from summit_train.data.manifest.overlap import Pairs, shared_clips
 from summit_train.data.manifest.reading import read_rows
+from summit_train.data.signatures import NEAR, Near, Signature, digest, near_pairs, sign
 from summit_train.data.video.source import DecodeError
 
 Examined = Callable[[str, Item], Answer | DecodeError]

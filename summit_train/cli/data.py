@@ -330,7 +330,7 @@ def _pack_arguments(parser: argparse.ArgumentParser) -> None:
     add("--short-side", type=int, metavar="PIXELS", help=f"jpeg: of a picture [{usual.short_side}]")
     add("--every", type=int, metavar="N", help=f"jpeg: pack every N-th frame [{usual.every}]")
     add("--quality", type=int, metavar="Q", help=f"jpeg: 1 to 95 [{usual.quality}]")
-    bound = "bytes: the clips are folders of optical flow, whose values 0 and 255 stand for this many pixels"
+    bound = "bytes: the clips are folders of optical flow, whose values 0 and 255 mean this many pixels"
     add("--bound", type=float, metavar="PIXELS", help=bound)
 
 

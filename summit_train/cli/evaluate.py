@@ -158,7 +158,7 @@ def _changed_keys(spec: Spec, chosen: Sequence[str], usual: int) -> dict[str, An
 def _result_folder(spec: Spec, name: str | None, changed: Mapping[str, Any], file: str) -> Path:
     """Return where the result `file` goes: the run folder, or evals/NAME for other checkpoints, keys or by `name`.
 
-    Raises UserError where the name is no folder's, or that of a result by keys with other values.
+    Raises UserError where a folder cannot have the name, or where it has a result with other values of keys.
     """
 
     def telling(keys: Mapping[str, Any]) -> dict[str, Any]:

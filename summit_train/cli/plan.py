@@ -26,7 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("spec", metavar="SPEC", help="experiment spec (YAML)")
     add("--ranks", type=int, metavar="N", help="number of ranks (default: one a virtual GPU)")
-    add("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
     add("--speed", type=float, metavar="CLIPS_PER_S", help="clips a second of one rank, for the cost on the site")
     add("--price", type=float, metavar="P", help="price of a node-hour on the site, in any currency")
     add_site_arguments(parser, required=False)
@@ -38,6 +37,7 @@ def add_site_arguments(parser: argparse.ArgumentParser, *, required: bool) -> No
     add = parser.add_argument
     add("--site", required=required, metavar="NAME", help="a shipped site profile, or the path of one")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="key of the site to override: account=abc123")
+    add("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
     add("--walltime", type=_walltime, metavar="H:MM", help="walltime (default: what the run needs)")
 
 

@@ -173,9 +173,7 @@ def _draw(out: Path, jobs: Sequence[ScaledJob], rows: Sequence[dict[str, Any]]) 
     Below them what failures cost.
     """
     # Imported here: without --out the command draws nothing.
-    from matplotlib.ticker import NullLocator
-
-    from summit_train.report.figures import GREY, PALETTE, drawable, drawn, series
+    from summit_train.report.figures import GREY, PALETTE, drawable, drawn, log_ticks, series
 
     spec, machine, nodes = jobs[0].spec, jobs[0].machine, [row["nodes"] for row in rows]
     known = [row for row in rows if not row["projection"]]
@@ -209,9 +207,7 @@ def _draw(out: Path, jobs: Sequence[ScaledJob], rows: Sequence[dict[str, Any]]) 
             if known:
                 axes.axvline(published_to, color=GREY, linestyle=":", linewidth=1.0)
         for axes in (left, right, *below):
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(shown, [str(count) for count in shown])
-            axes.xaxis.set_minor_locator(NullLocator())
+            log_ticks(axes, shown, base=2)
             axes.set_xlabel(f"nodes ({machine.gpus_per_node} GPUs each)" if machine.gpus_per_node > 1 else "nodes")
             axes.legend()
 

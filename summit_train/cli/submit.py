@@ -18,7 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", metavar="SPEC", help="experiment spec (YAML)")
     parser.add_argument("--nodes", type=int, required=True, metavar="N", help="number of nodes")
     add_site_arguments(parser, required=True)
-    parser.add_argument("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
     parser.add_argument("--speed", type=float, metavar="CLIPS_PER_S", help="clips a second of one rank, for the cost")
     parser.add_argument("--price", type=float, metavar="P", help="price of a node-hour, in any currency")
     requeues = "requeues that a job may make (default: the site's, else twice the jobs that the run needs)"

@@ -25,7 +25,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--local", action="store_true", help="run them here, one after another (--site local)")
     status = "state of the runs; writes table and, over batch sizes, figure"
     what.add_argument("--status", action="store_true", help=status)
-    parser.add_argument("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override in every run")
 
 

@@ -44,7 +44,10 @@ def _free_in_groups(process: Path = Path("/proc/self/cgroup"), mounted: Path = P
             with suppress(OSError, ValueError):  # it has no memory.*, or the limit is "max"
                 left, taken = (int((folder / f"memory.{name}").read_text()) for name in (limit, used))
                 sizes = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))
-                found.append(left - taken + float(sizes["total_inactive_file" if kind else "inactive_file"]))
+                files = sum(
+                    float(sizes.get(f"{'total_' if kind else ''}{name}_file", 0)) for name in ("active", "inactive")
+                )
+                found.append(max(0.0, left - taken + files))
     return found
 
 

@@ -283,6 +283,8 @@ def in_memory(mapped: Any, own: Any) -> Any:
     if isinstance(mapped, Mapping):
         parts = own if isinstance(own, Mapping) else {}
         return {name: in_memory(value, parts.get(name)) for name, value in mapped.items()}
+    if isinstance(mapped, list):
+        return [in_memory(value, None) for value in mapped]
     if not isinstance(mapped, torch.Tensor):
         return mapped
     copy = placed(mapped, own)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from summit_train.core.files import read_file, write_json
-from summit_train.core.saved import bound_of, digest_path, give_weights, load_checkpoint
+from summit_train.core.saved import bound_of, digest_path, give_weights, in_memory, load_checkpoint
 from summit_train.core.watch import Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.reading import check_same_classes
@@ -116,8 +116,8 @@ def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tenso
         check_sources(path, state, model.sources)
         if isinstance(names := state.get("classes"), list):
             check_same_classes(path, map(str, names), manifest.source, manifest.classes)
-        # The optimizer's state, which is as large as the weights, is not used here.
-        return state["model"], state.get("ema", {}).get("model"), state["step"]
+        # Not mapped: the scores come long after the check, and the file may be gone by then.
+        return in_memory(state["model"], None), in_memory(state.get("ema", {}).get("model"), None), state["step"]
 
     return scorer.world.from_first(read)
 

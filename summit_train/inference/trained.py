@@ -112,7 +112,9 @@ def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: st
     has_names = isinstance(names, list) and len(names) == spec.model.num_classes
     classes = tuple(map(str, names if has_names else range(spec.model.num_classes)))
     about = tuple(complaints), state.get("experiment", {})
-    return Trained(file, run_path, spec, state["step"], classes, has_names, state["model"], *about)
+    return Trained(
+        file, run_path, spec, state["step"], classes, has_names, saved.in_memory(state["model"], None), *about
+    )
 
 
 def _checkpoint_of(run: Path, name: str) -> Path:

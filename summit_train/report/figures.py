@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont
 from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
 from summit_train.core.files import replacing
@@ -185,6 +185,13 @@ def drawable(text: str, most: int = MOST_LABEL) -> str:
 def series(i: int) -> dict[str, Any]:
     """Return the colour and the marker of curve i."""
     return {"color": PALETTE[i % len(PALETTE)], "marker": MARKERS[i % len(MARKERS)]}
+
+
+def log_ticks(axes: Axes, ticks: Sequence[float], base: int = 10) -> None:
+    """Make the horizontal axis logarithmic, with these ticks alone, in plain numbers."""
+    axes.set_xscale("log", base=base)
+    axes.set_xticks(ticks, [f"{tick:,}" if isinstance(tick, int) else f"{tick:g}" for tick in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from summit_train.core.files import locked, replacing, write_json, write_text
 from summit_train.core.text import counted, csv_text, listed
-from summit_train.report.figures import GREY, PALETTE, drawable, finite, house_style, image, series
+from summit_train.report.figures import GREY, PALETTE, drawable, finite, house_style, image, log_ticks, series
 from summit_train.report.noise import Measured
 from summit_train.sweep.grid import Sweep
 from summit_train.sweep.status import Row, as_values, has_seeds, read_rows, sweep_points, tables
@@ -64,9 +64,7 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
                 label=drawable(f"published: {sweep.reference.label}"),
                 marker="s", markerfacecolor="white", linestyle=":", color=GREY, capsize=3,
             )  # fmt: skip
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sorted(batches), [f"{batch:,}" for batch in sorted(batches)])
-        axes.minorticks_off()
+        log_ticks(axes, sorted(batches), base=2)
         axes.tick_params(axis="x", labelsize=9 if len(batches) > 8 else 10)
         axes.set(xlabel="global batch (clips)", ylabel=f"{main.name} (%)")
         low, high = axes.get_ylim()

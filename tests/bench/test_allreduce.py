@@ -12,8 +12,8 @@ import pytest
 
 from summit_train.bench.allreduce import fits_of, row_of
 from summit_train.bench.command import BENCHES, finish
+from summit_train.scaling.collectives import NoFit
 from summit_train.scaling.machines import load_machine
-from summit_train.scaling.network import NoFit
 from tests.worlds import ROOT, lines, needs_ranks, succeed
 
 SPEC = str(ROOT / "configs/motion/tsm.yaml")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from summit_train.__main__ import main
-from summit_train.bench.compare import ForwardBench
+from summit_train.bench.figure3 import ForwardBench
 from summit_train.bench.latency import Passes, Point, draw, measure_rounds, points_of, timed_values
 from summit_train.spec import dump_spec
 from tests.bench.conftest import TINY, Bench

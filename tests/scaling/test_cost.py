@@ -9,6 +9,7 @@ import pytest
 
 from summit_train.core.errors import UserError
 from summit_train.plan import make_plan
+from summit_train.scaling.collectives import allreduce_seconds
 from summit_train.scaling.cost import (
     ScaledJob,
     evaluation_seconds,
@@ -20,7 +21,6 @@ from summit_train.scaling.cost import (
     steps_per_epoch,
 )
 from summit_train.scaling.machines import Machine, find_rate, load_machine
-from summit_train.scaling.network import allreduce_seconds
 from summit_train.spec import Spec, load_spec
 from tests.detectors import detector_spec
 from tests.worlds import ROOT

@@ -99,7 +99,7 @@ def ask(words: Sequence[str], folder: Path | None = None, stdin: Path | None = N
 
 
 def minutes_of(text: str) -> int | None:
-    """Return [DAYS-][HH:]MM:SS as minutes, rounded down; None for what is no time, such as UNLIMITED."""
+    """Return [DAYS-][HH:]MM:SS as minutes, rounded down; None for other words, such as UNLIMITED."""
     found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
     days, hours, minutes = (int(part or 0) for part in found.groups()[:3]) if found else (0, 0, 0)
     return 60 * (24 * days + hours) + minutes if found else None

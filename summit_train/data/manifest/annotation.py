@@ -78,7 +78,7 @@ class Annotation:
         """Raise DecodeError where it does not fit the frames of the clip's video, `path`."""
 
     def num_frames(self) -> NDArray[np.int64]:
-        """Return how many frames each video has at least, by what is said of it."""
+        """Return how many frames each video has at least, by its annotation."""
         raise NotImplementedError
 
     def cut(self, videos: NDArray[np.int64], starts: NDArray[np.int64]) -> Annotation:

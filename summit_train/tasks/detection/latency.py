@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from summit_train.bench.compare import ForwardBench
+from summit_train.bench.figure3 import ForwardBench
 from summit_train.bench.latency import Entry, Passes, measure_rounds, timed_values
 from summit_train.bench.measure import Place, Values, spread
 from summit_train.models.network import build_network

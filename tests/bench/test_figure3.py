@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.bench.compare import PAPERS, table_1_text
+from summit_train.bench.figure3 import PAPERS, table_1_text
 from summit_train.scaling.published import label_of, table_1_row
 from summit_train.spec import load_spec
 from tests.bench.conftest import SHORT, TINY, Bench

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from summit_train.scaling.machines import Link, Network
-from summit_train.scaling.network import (
+from summit_train.scaling.collectives import (
     Gradient,
     NoFit,
     allreduce_seconds,
@@ -23,6 +22,7 @@ from summit_train.scaling.network import (
     ring_seconds,
     tree_seconds,
 )
+from summit_train.scaling.machines import Link, Network
 from tests.networks import counted
 
 INTRA = Link(latency_s=1e-6, bytes_per_second=100e9, source="test")

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from summit_train.data.compare import (
+from summit_train.data.manifest.clip import Clip
+from summit_train.data.motion import MotionSet, write_motion_set
+from summit_train.data.signatures import (
     _APART,
     _FREQUENCIES,
     _MARGIN,
@@ -24,8 +26,6 @@ from summit_train.data.compare import (
     sign,
     signature,
 )
-from summit_train.data.manifest.clip import Clip
-from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError
 from summit_train.data.video.span import Span

@@ -142,7 +142,7 @@ def _mirrored(hashes: Hashes) -> Hashes:
 def _motion_distances(pairs: Sequence[tuple[Hashes, Hashes]]) -> NDArray[np.float64]:
     """Return for each pair of sequences the least mean number of differing bits over all alignments.
 
-    An alignment overlaps half of the shorter sequence, and three hashes where there are so many. NaN: one is empty, or
+    An alignment overlaps half of the shorter sequence, and three hashes where there are three. NaN: one is empty, or
     nothing moves in either.
     """
     (one, ours), (two, theirs) = (_padded([pair[side] for pair in pairs]) for side in (0, 1))
