@@ -52,7 +52,7 @@ def _free_in_groups(process: Path = Path("/proc/self/cgroup"), mounted: Path = P
 
 
 def raise_open_files() -> int | None:
-    """Let this process open as many files as it may; return how many, None where there is no limit."""
+    """Let this process open as many files as it may; return how many, None for no limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return None if hard == resource.RLIM_INFINITY else hard

@@ -94,8 +94,7 @@ class _Observer(scoring.Scorer):
 
     @property
     def can_stream(self) -> bool:
-        own = self.spec.model
-        return stream_problem(own) is None
+        return stream_problem(self.spec.model) is None
 
     @property
     def shape(self) -> tuple[int, ...]:

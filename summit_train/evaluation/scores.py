@@ -71,7 +71,7 @@ class Scores:
         """Write the scores as npz, whole or not at all. `np.load` reads it without pickle.
 
         clips: which videos they are of, as their manifest lists them. class_names: label 0 first, empty without names.
-        An end_frame of -1 is the end of the video; a width of 0 stands for the whole frame.
+        An end_frame of -1 is the end of the video; a width of 0 means the whole frame.
         """
         columns = {"video": self.videos, "label": self.labels, "scores": self.scores, "is_read": self.is_read}
         save_columns(path, columns, clips, class_names)

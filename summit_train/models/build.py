@@ -37,7 +37,7 @@ def build_model(
 ) -> VideoNetwork:
     """Build a video network with fresh weights: float (N, num_frames, in_channels, H, W) -> logits (N, num_classes).
 
-    options: keys of a spec's `model` that say what the network is, width to drop_path in docs/reference.md. Weights are
+    options: keys of a spec's `model` that define the network, width to drop_path in docs/reference.md. Weights are
     drawn from `generator`, or torch's global one. Raises ValueError for wrong arguments.
     """
     values = {"arch": arch, "backbone": backbone, "num_classes": num_classes, **options}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -114,7 +114,8 @@ def build_foreign(
     sources = sources_of(arch)
     with _importing(arch):
         with torch.device("cpu"):  # what a module makes when it is imported serves all its networks
-            module = _imported(place, *sources.values())
+            is_file = place.endswith(".py")
+            module = _executed(Path(place).absolute(), *sources.values()) if is_file else import_module(place)
         build = getattr(module, name, None)
         if not callable(build):
             raise UserError(f"model.arch: {place} has no callable {name}")
@@ -202,10 +203,6 @@ def _source_of(place: str) -> Path:
     if not spec.has_location or spec.origin is None:
         raise UserError(f"model.arch: {place} must have a source file, because its SHA-256 is part of the experiment")
     return Path(spec.origin)
-
-
-def _imported(place: str, digest: str) -> ModuleType:
-    return _executed(Path(place).absolute(), digest) if place.endswith(".py") else importlib.import_module(place)
 
 
 @cache

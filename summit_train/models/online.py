@@ -70,15 +70,9 @@ class StreamNetwork(nn.Module):
         logits = self.network.classify(self.network.extract(frames_NCHW))
         return logits, self._caches.after
 
-    def start(self, frames_NCHW: torch.Tensor) -> list[torch.Tensor]:
-        """Return the caches, zeros, of streams of frames of this shape at their start."""
-        with torch.inference_mode():
-            _, caches = self(torch.zeros_like(frames_NCHW))
-        return [torch.zeros_like(cache) for cache in caches]
-
 
 def cache_shapes(network: VideoNetwork, height: int, width: int) -> list[tuple[int, ...]]:
     """Return the shape (fold, H', W') of each cached slice of one stream of `height` x `width` pixels."""
-    with torch.device("meta"):
-        frame = torch.empty(1, network.in_channels, height, width)
-    return [tuple(cache.shape[1:]) for cache in StreamNetwork(network).to("meta").start(frame)]
+    with torch.inference_mode():
+        _, caches = StreamNetwork(network).to("meta")(torch.empty(1, network.in_channels, height, width, device="meta"))
+    return [tuple(cache.shape[1:]) for cache in caches]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +11,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from summit_train.core.files import regular
+from summit_train.core.errors import UserError
 from summit_train.core.text import counted
+from summit_train.evaluation.fuse import RunScores, read_run
 from summit_train.evaluation.measures import measures_of
-from summit_train.evaluation.scores import Scores
+from summit_train.evaluation.scores import PREDICTIONS, Scores
 from summit_train.report.figures import Picture, drawable, house_style, image
-from summit_train.report.records import Run
+from summit_train.report.records import RunRecord
 from summit_train.report.tables import MOST_CLASSES
 
 MOST_PAIRS = 10
@@ -138,54 +138,40 @@ def class_rows(names: Sequence[str], videos: NDArray[Any], percents: NDArray[Any
     return [(names[i], f"{videos[i]:,}", f"{percents[i]:.1f} %") for i in known.tolist()]
 
 
-def read_confusion(run: Run) -> Confusion | None:
+def read_confusion(run: RunRecord) -> Confusion | None:
     """Count the scores of the last evaluated checkpoint of a run with one class a video; None where there are none."""
-    found = _read_scores(run, "softmax")
+    found = read_scores(run, "softmax")
     if found is None:
         return None
-    checkpoint, scores, names, videos = found
-    return confusion_of(checkpoint, scores, names, videos)
+    return confusion_of(found.path.stem, found.scores, found.class_names, [str(clip) for clip in found.clips])
 
 
-def read_precisions(run: Run) -> tuple[list[tuple[str, str, str]], int]:
+def read_precisions(run: RunRecord) -> tuple[list[tuple[str, str, str]], int]:
     """Return (class, videos, average precision) of a run with several classes a video, and how many classes it has."""
-    found = _read_scores(run, "binary")
+    found = read_scores(run, "binary")
     if found is None:
         return [], 0
-    _, scores, names, _ = found
-    return class_rows(names, scores.labels.sum(0), run.measures.main.of_class(scores)), len(names)
+    names = all_names(found.class_names, found.scores.scores.shape[1])
+    return class_rows(names, found.scores.labels.sum(0), run.measures.main.of_class(found.scores)), len(names)
 
 
-def _read_scores(run: Run, kind: str) -> tuple[str, Scores, tuple[str, ...], list[str]] | None:
-    """Return the checkpoint, scores, classes and videos last evaluated in a run of this loss.kind; None without any.
+def read_scores(run: RunRecord, kind: str) -> RunScores | None:
+    """Return the scores of the checkpoint last evaluated in a run of this loss.kind; None without any.
 
     Scores that cannot be read are noted in the run.
     """
     if run.final is None or not run.final.checkpoints or run.measures.main != measures_of(kind).main:
         return None
-    checkpoint = Path(run.final.checkpoints[-1].path).stem
-    path = run.path / "predictions" / f"{checkpoint}.npz"
-    known = tuple(run.clips_per_class.train) if run.clips_per_class else ()  # label 0 first
+    path = run.path / PREDICTIONS / f"{Path(run.final.checkpoints[-1].path).stem}.npz"
     if not path.is_file():
         return None
     try:
-        with open(path, "rb", opener=regular) as content, np.load(content, allow_pickle=False) as file:
-            labels, scores = file["label"], file["scores"]
-            # Files of version 0.1 lack this column: their unreadable videos have no score at all.
-            is_read = file["is_read"] if "is_read" in file.files else ~np.isnan(scores).all(axis=1)
-            videos: list[str] = []
-            if "path" in file.files:  # with the frames of those that are spans
-                spans = zip(*(file[name].tolist() for name in ("path", "start_frame", "end_frame")), strict=True)
-                videos = [f"{path}, frames {i} to {j}" if (i, j) != (0, -1) else path for path, i, j in spans]
-        if not np.isfinite(scores[is_read]).all():
-            raise ValueError("scores are not finite")
-        if labels.shape != (scores.shape if kind == "binary" else scores.shape[:1]):
-            raise ValueError(f"labels of shape {labels.shape}")
-        labels = labels.astype(np.bool_ if kind == "binary" else np.int64)
-        names = all_names(known, scores.shape[1])
-        return checkpoint, Scores(np.arange(len(scores)), labels, scores, is_read), names, videos
-    except (OSError, ValueError, KeyError, IndexError, TypeError, zipfile.BadZipFile) as error:
-        run.notes.append(f"predictions/{path.name}: unreadable, left out ({error})")
+        found = read_run(str(path))
+        if found.scores.kind != kind:
+            raise UserError(f"{path}: must be of loss.kind {kind}, got {found.scores.kind}")
+        return found
+    except UserError as error:
+        run.notes.append(str(error))
         return None
 
 
@@ -195,7 +181,7 @@ def confusion_of(checkpoint: str, found: Scores, names: tuple[str, ...], videos:
     names: of the first classes; the others are their numbers. Of equal scores the first class counts. videos: the names
     of the videos, for examples.
     """
-    labels, scores, read = found.labels, found.scores, np.flatnonzero(found.is_read)
+    labels, scores, read = found.labels.astype(np.int64), found.scores, np.flatnonzero(found.is_read)
     size = scores.shape[1]
     predicted = scores.argmax(1)[read]
     places, numbers = np.unique(labels[read] * size + predicted, return_counts=True)

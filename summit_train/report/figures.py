@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from summit_train.core.files import replacing
 from summit_train.core.text import counted, numbered
-from summit_train.report.records import Observed, Run, StepRecord, number
+from summit_train.report.records import Observed, RunRecord, StepRecord, number
 from summit_train.report.tables import machine_of, views_of
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -120,7 +120,7 @@ class Canvas:
     axis: 'epoch' if the steps per epoch of every run are known, else 'step'. lines: the line style of each run.
     """
 
-    def __init__(self, runs: Sequence[Run], y_label: str, third: bool = False) -> None:
+    def __init__(self, runs: Sequence[RunRecord], y_label: str, third: bool = False) -> None:
         self.runs, self.third = runs, third
         self.axis = "step" if any(run.steps_per_epoch is None for run in runs) else "epoch"
         self.width = THIRD if third else WIDTH  # inches
@@ -141,7 +141,7 @@ class Canvas:
         """Return the colour of run i. A single run has a colour for each kind of line."""
         return PALETTE[kind if len(self.runs) == 1 else i % len(PALETTE)]
 
-    def positions(self, run: Run, steps: Iterable[int]) -> Floats:
+    def positions(self, run: RunRecord, steps: Iterable[int]) -> Floats:
         """Return the positions of these updates (counted from 1) on the axis, (N,)."""
         per_epoch = (run.steps_per_epoch if self.axis == "epoch" else None) or 1.0
         return np.array(list(steps), dtype=np.float64) / per_epoch
@@ -158,7 +158,7 @@ class Canvas:
         return Picture(title, caption + dotted + made_on, alt, image(self.figure), self.third)
 
 
-def pictures(runs: Sequence[Run]) -> list[Picture]:
+def pictures(runs: Sequence[RunRecord]) -> list[Picture]:
     """Draw what these runs have data for: loss, accuracy, LR, throughput, data wait, noise scale, ..."""
     wait_share = lambda s: 100 * s.data_wait_s / s.step_s if s.step_s > 0 else np.nan  # noqa: E731
     with house_style():
@@ -204,7 +204,7 @@ def house_style() -> Iterator[None]:
 
 
 def _steps(
-    runs: Sequence[Run],
+    runs: Sequence[RunRecord],
     title: str,
     y_label: str,
     value: Callable[[StepRecord], float],
@@ -243,7 +243,7 @@ def _steps(
     return canvas.picture(title, caption + (" Cross: step without an update." if skipped else ""))
 
 
-def _noise_scale(runs: Sequence[Run]) -> Picture | None:
+def _noise_scale(runs: Sequence[RunRecord]) -> Picture | None:
     """Draw the noise scale of the runs that measured it, and their batches. None if it is nowhere clear."""
     canvas, known = Canvas(runs, "noise scale (clips)", third=True), False
     for i, run in enumerate(runs):
@@ -260,7 +260,7 @@ def _noise_scale(runs: Sequence[Run]) -> Picture | None:
     return canvas.picture("Noise scale", "Moving average over the measured steps. Dashed: the batch.")
 
 
-def _trust_ratios(runs: Sequence[Run]) -> Picture | None:
+def _trust_ratios(runs: Sequence[RunRecord]) -> Picture | None:
     """Draw each layer's trust ratio, thin, and the median of a run's, thick, as Figure 12 of You et al. (2019)."""
     if not any(run.trust_ratios for run in runs):
         return None
@@ -285,7 +285,7 @@ def _log_axis(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _accuracy(runs: Sequence[Run]) -> Picture | None:
+def _accuracy(runs: Sequence[RunRecord]) -> Picture | None:
     """Draw the main measure: of training batches (moving mean), validation in training, final evaluation with one std.
 
     Training batches have top-1 only.
@@ -309,7 +309,7 @@ def _accuracy(runs: Sequence[Run]) -> Picture | None:
     return canvas.picture("Accuracy", trained + band)
 
 
-def _accuracy_curves(canvas: Canvas, i: int, run: Run) -> dict[str, int]:
+def _accuracy_curves(canvas: Canvas, i: int, run: RunRecord) -> dict[str, int]:
     """Draw the accuracies that run i has; return label -> index into KINDS."""
     kinds: dict[str, int] = {}
     axes, colours = canvas.axes, [canvas.colour(i, kind) for kind in range(len(KINDS))]
@@ -343,7 +343,7 @@ def draw_observed(path: Path, runs: Sequence[Observed]) -> None:
         add_legend(figure, [*_draw_observed(figure, curves), *_kinds(runs)], "outside right upper")
 
 
-def _observed(runs: Sequence[Run]) -> Picture | None:
+def _observed(runs: Sequence[RunRecord]) -> Picture | None:
     """Draw the runs that have curves of early recognition. None if no run has any."""
     found = {run.label: run.observed for run in runs}
     curves = [curve for curve in found.values() if curve]
@@ -403,12 +403,12 @@ def finite(values: Iterable[float | None]) -> Floats:
     return array
 
 
-def thinned(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-    """Return at most `most` points of a curve: the least and the greatest of each stretch, which keeps every spike."""
-    if len(x) <= most:
+def thinned(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Return at most 1,500 points of a curve: the least and the greatest of each stretch, which keeps every spike."""
+    if len(x) <= MOST_POINTS:
         return x, y
     keep: set[int] = set()
-    for stretch in np.array_split(np.arange(len(y)), most // 2):
+    for stretch in np.array_split(np.arange(len(y)), MOST_POINTS // 2):
         values = y[stretch]
         keep.add(int(stretch[np.argmin(np.where(np.isnan(values), np.inf, values))]))
         keep.add(int(stretch[np.argmax(np.where(np.isnan(values), -np.inf, values))]))
@@ -416,17 +416,17 @@ def thinned(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floa
     return x[chosen], y[chosen]
 
 
-def smoothed(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-    """Return the centred moving mean of a curve at up to `most` points, without the values that are not finite."""
-    x, y = stretches(x, y, most)  # first: a moving mean over all points of a long run takes minutes
+def smoothed(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Return the centred moving mean of a curve at up to 1,500 points, without the values that are not finite."""
+    x, y = stretches(x, y)  # first: a moving mean over all points of a long run takes minutes
     return x, moving_mean(y, max(1, round(len(y) * SMOOTH_SHARE)) | 1) if len(y) else y
 
 
-def stretches(x: Floats, y: Floats, most: int = MOST_POINTS) -> tuple[Floats, Floats]:
-    """Return the means of a curve over `most` stretches; a curve of fewer points as it is."""
-    if len(x) <= most:
+def stretches(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Return the means of a curve over 1,500 stretches; a curve of fewer points as it is."""
+    if len(x) <= MOST_POINTS:
         return x, y
-    starts = np.arange(most) * len(x) // most
+    starts = np.arange(MOST_POINTS) * len(x) // MOST_POINTS
     x, y = (_means(lambda values: np.add.reduceat(values, starts), array) for array in (x, y))
     return x, y
 

@@ -2,8 +2,8 @@
 
     goodput = time of the steps whose update is in the weights / all of that time
 
-The final evaluation and the report come after it. Time that nobody recorded, such as that of a job between its last
-record and the moment when it was killed, counts as lost between the jobs.
+The final evaluation and the report come after it. Unrecorded time, such as that of a job between its last record and
+the moment when it was killed, counts as lost between the jobs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from summit_train.report.records import CheckpointRecord, EvalRecord, Run, StartRecord, StepRecord, number
+from summit_train.report.records import CheckpointRecord, EvalRecord, RunRecord, StartRecord, StepRecord, number
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TimeSpent:
         return self.steps / (self.total - self.between_jobs)
 
 
-def time_spent(run: Run) -> TimeSpent | None:
+def time_spent(run: RunRecord) -> TimeSpent | None:
     """Return where the time went; None without a step, and for a run with records of before they had a time."""
     log = run.log[: max((i + 1 for i, one in enumerate(run.log) if not isinstance(one, StartRecord)), default=0)]
     times = [time for record in log if (time := number(record.time)) is not None]
@@ -66,7 +66,7 @@ def time_spent(run: Run) -> TimeSpent | None:
 
 def goodput_values(run_path: Path) -> dict[str, Any]:
     """Return what eval.json says of a run's time, in seconds; {} where it is not known."""
-    spent = time_spent(Run(run_path)) if (run_path / "metrics.jsonl").exists() else None
+    spent = time_spent(RunRecord(run_path)) if (run_path / "metrics.jsonl").exists() else None
     if spent is None:
         return {}
     return {"goodput": spent.goodput, "goodput_in_jobs": spent.goodput_in_jobs, "time_s": asdict(spent)}

@@ -18,7 +18,7 @@ from summit_train.core.text import csv_text
 from summit_train.report.figures import finite, stretches
 from summit_train.report.overlay import overlay
 from summit_train.report.page import environment, write_page
-from summit_train.report.records import RUN_MARKS, Run, StepRecord, number, tell_apart
+from summit_train.report.records import RUN_MARKS, RunRecord, StepRecord, number, tell_apart
 from summit_train.report.tables import moment
 
 STATES = ("done", "running", "stopped", "unfinished", "not started", "broken")
@@ -42,7 +42,7 @@ class Index:
 
     folder: Path
     rows: list[dict[str, Any]]
-    runs: list[Run]
+    runs: list[RunRecord]
 
     def values(self) -> dict[str, Any]:
         """Return the object of --json."""
@@ -69,11 +69,11 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 def read_index(folder: Path) -> Index:
     """Read all runs below a folder; of one that cannot be read the reason. Raises UserError where there is none."""
-    rows, runs = list[dict[str, Any]](), list[Run]()
+    rows, runs = list[dict[str, Any]](), list[RunRecord]()
     for path in find_runs(folder):
         row = dict.fromkeys(COLUMNS) | {"name": path.name, "run": str(path), "settings": {}}
         try:
-            run = Run(path)
+            run = RunRecord(path)
             row |= _known(run)
             _forget_steps(run)
             runs.append(run)
@@ -108,7 +108,7 @@ def write_index(folder: Path, out: Path) -> Index:
     return index
 
 
-def _known(run: Run) -> dict[str, Any]:
+def _known(run: RunRecord) -> dict[str, Any]:
     """Return the columns of a run that can be read."""
     row: dict[str, Any] = {
         "state": _state(run),
@@ -130,14 +130,14 @@ def _known(run: Run) -> dict[str, Any]:
     return row | ({"last": scores[-1], "best": max(scores)} if scores else {})
 
 
-def _forget_steps(run: Run) -> None:
+def _forget_steps(run: RunRecord) -> None:
     """Keep of the log what the overlay draws: 300 long runs do not fit in memory."""
     steps, losses = finite(one.step for one in run.steps), finite(one.loss for one in run.steps)
     curve = zip(*stretches(steps, losses), strict=True)
     run.log, run.trust_ratios, run.steps = [], [], [StepRecord(step=round(x), epoch=0, loss=y) for x, y in curve]
 
 
-def _state(run: Run) -> str:
+def _state(run: RunRecord) -> str:
     if not run.spec:
         return "broken"
     if run.is_done:
@@ -147,7 +147,7 @@ def _state(run: Run) -> str:
     return "stopped" if (run.path / "stopped").exists() else "unfinished"
 
 
-def _node_hours(run: Run) -> float | None:
+def _node_hours(run: RunRecord) -> float | None:
     hosts = run.environment.get("hosts")  # of the last job
     if not isinstance(hosts, Mapping | list) or not hosts or len({start.ranks for start in run.starts}) > 1:
         return None

@@ -16,10 +16,10 @@ from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.augment import test_frames, test_views
 from summit_train.data.video.clips import Choose, ViewsOf
 from summit_train.data.video.encode import jpeg
-from summit_train.evaluation.fuse import RunScores, read_run
+from summit_train.evaluation.fuse import RunScores
 from summit_train.evaluation.scores import Scores, probabilities
-from summit_train.report.confusion import all_names
-from summit_train.report.records import Run
+from summit_train.report.confusion import all_names, read_scores
+from summit_train.report.records import RunRecord
 from summit_train.spec import spec_from_values
 
 MOST_MISTAKES = 12
@@ -44,19 +44,16 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Mistakes:
-    """The mistakes, the most confident first, and why there are no pictures at all (empty if there are)."""
+    """The mistakes, the most confident first, and why all pictures are missing (empty if some are shown)."""
 
     rows: list[Mistake]
     reason: str
 
 
-def read_mistakes(run: Run) -> Mistakes | None:
+def read_mistakes(run: RunRecord) -> Mistakes | None:
     """Read the mistakes of the last evaluated checkpoint; None without scores or for several labels a video."""
-    try:
-        found = read_run(str(run.path))
-    except UserError:
-        return None  # read_confusion notes scores that cannot be read
-    if found.scores.labels.ndim > 1:
+    found = read_scores(run, "softmax")
+    if found is None:
         return None
     shares = probabilities(found.scores.scores, found.scores.kind)
     videos = Videos(run)
@@ -88,7 +85,7 @@ def _mistake(found: RunScores, shares: NDArray[np.float64], place: int, videos: 
 class Videos:
     """The videos of a run's validation set, as far as they are on this machine."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunRecord) -> None:
         self._store: Store | None = None
         self._reason = ""
         try:

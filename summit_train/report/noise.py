@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from summit_train.core.text import noise_text
-from summit_train.report.records import Run, number
+from summit_train.report.records import RunRecord, number
 
 QUARTERS = 4
 FEWEST = 4  # measurements of a part of the run that is shown on its own
@@ -53,7 +53,7 @@ def pooled(pairs: Sequence[Sequence[float]]) -> Measured:
     return Measured(count, value, error)
 
 
-def measurements(run: Run) -> list[tuple[int, float, float]]:
+def measurements(run: RunRecord) -> list[tuple[int, float, float]]:
     """Return (step, |G|^2, tr(Sigma)) of the steps that measured their gradient."""
     return [
         (step.step, step.gradient_square, step.gradient_variance)
@@ -62,7 +62,7 @@ def measurements(run: Run) -> list[tuple[int, float, float]]:
     ]
 
 
-def noise_section(run: Run) -> dict[str, Any] | None:
+def noise_section(run: RunRecord) -> dict[str, Any] | None:
     """Return what the report shows of the noise scale; None where it was not measured.
 
     whole, parts: Measured, over all steps and over the quarters of the run. batches: rows of `batch_rows`.

@@ -12,13 +12,13 @@ from matplotlib.lines import Line2D
 from summit_train.core.text import counted, percent
 from summit_train.report import figures
 from summit_train.report.figures import GREY, LINES, PALETTE, Picture, drawable, finite, smoothed
-from summit_train.report.records import Run
+from summit_train.report.records import RunRecord
 
 MOST_NAMED = len(PALETTE) * len(LINES)  # runs that can be told apart
 _WIDTH, _HEIGHT = 13.0, 4.6  # inches
 
 
-def overlay(runs: Sequence[Run]) -> Picture | None:
+def overlay(runs: Sequence[RunRecord]) -> Picture | None:
     """Draw loss and accuracy of the runs side by side, a row for each measure. None without a step or a validation.
 
     Of more than 21 runs those of the highest accuracy have a colour and a name, and the others are grey.
@@ -68,13 +68,13 @@ def _style(i: int | None) -> dict[str, Any]:
     return {"color": PALETTE[i % len(PALETTE)], "linestyle": LINES[i // len(PALETTE)], "linewidth": 1.6}
 
 
-def _accuracy(run: Run) -> float:
+def _accuracy(run: RunRecord) -> float:
     key = run.measures.main.key
     value = run.final.of(f"{key}_mean") if run.final else run.evals[-1].of(key) if run.evals else None
     return -1.0 if value is None else value
 
 
-def _result(run: Run) -> str:
+def _result(run: RunRecord) -> str:
     main = run.measures.main
     if run.final:
         return f": {main.name} {run.final.text(main)}"

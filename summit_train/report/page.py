@@ -21,7 +21,7 @@ from summit_train.report.figures import pictures
 from summit_train.report.goodput import goodput_rows, time_spent
 from summit_train.report.mistakes import read_mistakes
 from summit_train.report.noise import noise_section
-from summit_train.report.records import Run, read_runs
+from summit_train.report.records import RunRecord, read_runs
 from summit_train.tasks.task import TASKS, task_named
 
 
@@ -56,14 +56,14 @@ def environment() -> jinja2.Environment:
     return pages
 
 
-def read_section(run: Run) -> Any | None:
+def read_section(run: RunRecord) -> Any | None:
     """Return what the run's task adds to its page, None for nothing."""
     task = run.spec.get("task")
     read = task_named(task).part("report") if task in TASKS else None
     return read and read(run)
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[RunRecord]) -> str:
     """Return the page as HTML; the same text for the same runs."""
     return environment().get_template("page.html.j2").render(
         title=runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",

@@ -245,7 +245,7 @@ _KINDS: dict[str, TypeAdapter[Any]] = {
 }
 
 
-class Run:
+class RunRecord:
     """The contents of a run folder, also of one that a killed or running job left behind.
 
     label: the run's name. final: eval.json. others: those of `evals`, by other keys or of other checkpoints, by name.
@@ -276,10 +276,9 @@ class Run:
         self.clips_per_class = self._parsed(ClipsPerClass, counts, "plan.json: clips_per_class")
         self.measures = measures_of(self.setting("loss", "kind"), number(self.setting("model", "num_classes")))
         self.final = self._result("eval.json")
-        self.others = dict[str, FinalEval]()
-        for name in sorted(file.parent.name for file in path.glob("evals/*/eval.json")):
-            if (result := self._result(f"evals/{name}/eval.json")) is not None:
-                self.others[name] = result
+        names = sorted(file.parent.name for file in path.glob("evals/*/eval.json"))
+        results = {name: self._result(f"evals/{name}/eval.json") for name in names}
+        self.others = {name: result for name, result in results.items() if result is not None}
         self.best = self._parsed(BestCheckpoint, self._json("checkpoints/best.json"), "checkpoints/best.json")
         self.observed = self._parsed(Observed, self._json(OBSERVED_FILE), OBSERVED_FILE)
         self._replay_log()
@@ -333,6 +332,8 @@ class Run:
         self.extensions = [record for record in rare if isinstance(record, MoreEpochsRecord)]
         self.starts, self.seconds, done = list[StartRecord](), 0.0, set[int]()
         for record in self.log:
+            if isinstance(record, StepRecord | EvalRecord | CheckpointRecord):
+                self.seconds += number(record.step_s if isinstance(record, StepRecord) else record.seconds) or 0.0
             match record:
                 case StepRecord():
                     done.add(record.step)
@@ -412,17 +413,17 @@ class Run:
             return {}
 
 
-def read_runs(directories: Sequence[str | Path]) -> list[Run]:
+def read_runs(directories: Sequence[str | Path]) -> list[RunRecord]:
     """Read each directory once and make the labels unique. Raises UserError for a directory that is not a run."""
     paths: dict[str, Path] = {}
     for directory in directories:
         paths.setdefault(os.path.realpath(directory), Path(directory))
-    runs = [Run(path) for path in paths.values()]
+    runs = [RunRecord(path) for path in paths.values()]
     tell_apart(runs)
     return runs
 
 
-def tell_apart(runs: Sequence[Run]) -> None:
+def tell_apart(runs: Sequence[RunRecord]) -> None:
     """Add the path to the labels that several runs have."""
     names = Counter(run.label for run in runs)
     for run in runs:
@@ -449,8 +450,7 @@ def _check_is_run(path: Path) -> None:
         raise UserError(f"{path}: {what}; give a run folder, run_dir/name of its spec")
     runs = [one for one in (path, *sorted(path.iterdir())) if any((one / name).is_file() for name in RUN_MARKS)]
     if path not in runs:
-        inside = [str(child) for child in runs][:8]
-        hint = f"give the runs within it: {' '.join(inside)}" if inside else "give run_dir/name of a spec"
+        hint = f"give the runs within it: {' '.join(map(str, runs[:8]))}" if runs else "give run_dir/name of a spec"
         raise UserError(f"{path}: not a run, it has neither spec.yaml nor metrics.jsonl; {hint}")
 
 

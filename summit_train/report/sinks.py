@@ -11,13 +11,13 @@ from typing import Any
 from summit_train.core.errors import UserError
 from summit_train.core.files import write_text
 from summit_train.core.text import csv_text
-from summit_train.report.records import Run, StepRecord, number
+from summit_train.report.records import RunRecord, StepRecord, number
 
 Row = dict[str, float]
 _MOST_METRICS, _MOST_PARAMS = 1000, 100  # of a request to MLflow
 
 
-def history(run: Run) -> list[Row]:
+def history(run: RunRecord) -> list[Row]:
     """Return a row for each step with a record: step, time (seconds since 1970), step/loss, eval/top1, ...
 
     The names are those of the TensorBoard events. The last step also has the final evaluation, final/top1_mean, ...
@@ -40,7 +40,7 @@ def _numbers(kind: str, values: Mapping[str, Any]) -> Row:
     return {f"{kind}/{name}": known for name, value in values.items() if (known := number(value)) is not None}
 
 
-def write_csv(runs: Sequence[Run], out: Path) -> list[str]:
+def write_csv(runs: Sequence[RunRecord], out: Path) -> list[str]:
     """Write OUT/RUN.csv for each run: a row for each recorded step, empty where a step has no such value."""
     names, written = [run.path.resolve().name for run in runs], list[str]()
     for run, name in zip(runs, names, strict=True):
@@ -52,13 +52,13 @@ def write_csv(runs: Sequence[Run], out: Path) -> list[str]:
     return written
 
 
-def _digest(run: Run) -> str:
+def _digest(run: RunRecord) -> str:
     """Return an id of a run that also differs from that of a run started later in the same folder."""
     began = run.starts[0].time if run.starts else None
     return hashlib.sha256(f"{run.path.resolve()} {began}".encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
-def write_mlflow(runs: Sequence[Run], out: Path) -> list[str]:
+def write_mlflow(runs: Sequence[RunRecord], out: Path) -> list[str]:
     """Add the runs to the database OUT/mlflow.db, in experiments named after the folders that hold the runs.
 
     A run that is there already is replaced: MLflow's parameters cannot change, and a resumed run repeats steps.
@@ -98,7 +98,7 @@ def write_mlflow(runs: Sequence[Run], out: Path) -> list[str]:
     return [uri]
 
 
-def write_wandb(runs: Sequence[Run], out: Path) -> list[str]:
+def write_wandb(runs: Sequence[RunRecord], out: Path) -> list[str]:
     """Write an offline run of W&B for each run, below OUT/wandb; `wandb sync` uploads it."""
     try:
         import wandb
@@ -120,5 +120,5 @@ def write_wandb(runs: Sequence[Run], out: Path) -> list[str]:
     return folders
 
 
-Sink = Callable[[Sequence[Run], Path], list[str]]
+Sink = Callable[[Sequence[RunRecord], Path], list[str]]
 SINKS: dict[str, Sink] = {"csv": write_csv, "mlflow": write_mlflow, "wandb": write_wandb}

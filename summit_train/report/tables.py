@@ -1,4 +1,4 @@
-"""The text of the report: strings and rows of strings, made from a Run. The page escapes them."""
+"""The text of the report: strings and rows of strings, made from a RunRecord. The page escapes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from summit_train.core.text import MOST_ITEMS, NONE, counted, duration, listed, percent, show
 from summit_train.evaluation.measures import every_measure
-from summit_train.report.records import ClipsPerClass, FinalEval, Run, StartRecord, number
+from summit_train.report.records import ClipsPerClass, FinalEval, RunRecord, StartRecord, number
 
 MOST_CLASSES = 30  # of a table with a row for each class
 CONSEQUENCES = {  # of a file that is missing
@@ -18,7 +18,7 @@ CONSEQUENCES = {  # of a file that is missing
 }
 
 
-def summary_row(run: Run) -> dict[str, str]:
+def summary_row(run: RunRecord) -> dict[str, str]:
     """Return the run's row of the summary table: column -> text, a dash where the value is unknown."""
     final, last = run.final, run.evals[-1] if run.evals else None
     measured = dict.fromkeys((measure.key for own in every_measure().values() for measure in own), NONE)
@@ -46,7 +46,7 @@ def summary_row(run: Run) -> dict[str, str]:
     }
 
 
-def _scale(run: Run) -> str:
+def _scale(run: RunRecord) -> str:
     """Return `ranks x accumulation = virtual GPUs`, with every number of ranks that the run had."""
     virtual, planned = number(run.plan.get("virtual_gpus")), number(run.plan.get("ranks"))
     ranks = list(dict.fromkeys(start.ranks for start in run.starts if start.ranks))
@@ -59,7 +59,7 @@ def _scale(run: Run) -> str:
     return f"{' then '.join(products)} = {int(virtual):,}"
 
 
-def notes_of(run: Run) -> list[str]:
+def notes_of(run: RunRecord) -> list[str]:
     """Return what limits the numbers: missing files, unread lines, an unfinished run, classes without clips."""
     notes = [f"{name} is missing{CONSEQUENCES.get(name, '')}" for name in run.missing]
     notes += run.notes
@@ -99,7 +99,7 @@ def notes_of(run: Run) -> list[str]:
     return notes
 
 
-def _averaging_notes(run: Run) -> list[str]:
+def _averaging_notes(run: RunRecord) -> list[str]:
     """Return what the averages of the learners took, and what became of a batch that may grow."""
     notes = []
     if run.averages:
@@ -147,7 +147,7 @@ def views_of(final: FinalEval) -> str:
     return " \N{MULTIPLICATION SIGN} ".join(part for part in (clips, crops) if part)
 
 
-def remarks_of(run: Run) -> list[str]:
+def remarks_of(run: RunRecord) -> list[str]:
     """Return what the table of the run's own evaluation does not say: its limits, and the best validation."""
     remarks, wanted = list[str](), number(run.setting("evaluate", "last_checkpoints"))
     if run.final is not None:
@@ -166,19 +166,19 @@ def remarks_of(run: Run) -> list[str]:
     return remarks
 
 
-def differences_of(result: FinalEval, run: Run) -> str:
+def differences_of(result: FinalEval, run: RunRecord) -> str:
     """Return what an evaluation differs in from its run's own."""
     keys = [f"{key}={show(value)}" for key, value in result.overrides.items()]
     return ", ".join([*keys, *_earlier(run, result)]) or NONE
 
 
-def _line(run: Run) -> int:
+def _line(run: RunRecord) -> int:
     """Return the step at which the run's line of checkpoints began: with the last other keys, or more epochs."""
     forced = [start.step for start in run.starts if start.forced]
     return max([*forced, *(more.step for more in run.extensions)], default=0)
 
 
-def _earlier(run: Run, result: FinalEval) -> list[str]:
+def _earlier(run: RunRecord, result: FinalEval) -> list[str]:
     """Return a note on an evaluation of checkpoints from before the line."""
     is_earlier = any(0 < (score.step or 0) <= _line(run) for score in result.checkpoints)
     return [f"from the experiment before step {_line(run):,}"] if is_earlier else []

@@ -17,7 +17,7 @@ from summit_train.core.files import is_locked
 from summit_train.core.result import TextTable
 from summit_train.core.text import NONE, duration, mean_std, percent, show
 from summit_train.report.noise import Measured, measurements, pooled
-from summit_train.report.records import Run
+from summit_train.report.records import RunRecord
 from summit_train.report.tables import machine_of
 from summit_train.spec import experiment_keys, spec_from_values
 from summit_train.sweep.grid import Sweep, SweepRun
@@ -82,7 +82,7 @@ def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -
         batch = scale.gpus and scale.gpus * scale.clips_per_gpu
         job, job_state = (jobs or {}).get(run.name, (None, None))
         try:
-            found = Run(run.spec.run_path)
+            found = RunRecord(run.spec.run_path)
         except UserError:
             found = None  # nothing there, or only the files of a submission
         state, note = _state(run, found, job_state)
@@ -110,7 +110,7 @@ def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -
     return rows
 
 
-def _results(found: Run, nodes: int | None) -> Row:
+def _results(found: RunRecord, nodes: int | None) -> Row:
     training = [step.top1 for step in found.steps if step.epoch == found.steps[-1].epoch]
     row: Row = {key: found.plan[key] for key in _PLANNED if key in found.plan}
     row |= {"step": found.last_step, "machine": machine_of(found.environment), "training_top1": _mean_std(training)[0]}
@@ -130,7 +130,7 @@ def _results(found: Run, nodes: int | None) -> Row:
     return row
 
 
-def _state(run: SweepRun, found: Run | None, job_state: str | None) -> tuple[str, str]:
+def _state(run: SweepRun, found: RunRecord | None, job_state: str | None) -> tuple[str, str]:
     """Return (state, note). A run that is done stays done, whatever the scheduler says of its job."""
     path = run.spec.run_path
     if found:
@@ -148,7 +148,7 @@ def _state(run: SweepRun, found: Run | None, job_state: str | None) -> tuple[str
     return "missing", ""
 
 
-def _difference(run: SweepRun, found: Run) -> str:
+def _difference(run: SweepRun, found: RunRecord) -> str:
     """Name the keys of the experiment that differ between run and sweep; empty if the run's spec cannot be read."""
     try:
         begun = experiment_keys(spec_from_values(dict(found.spec), str(found.path / "spec.yaml")))

@@ -76,7 +76,7 @@ def test_the_past_changes_the_logits_and_the_state_is_the_callers() -> None:
     kept = [cache.clone() for cache in caches]
     after, _ = stream(frames[2], caches)
     again, _ = stream(frames[2], kept)
-    started, _ = stream(frames[2], stream.start(frames[2]))
+    started, _ = stream(frames[2], [torch.zeros_like(cache) for cache in caches])
     assert not torch.equal(after, alone)
     assert torch.equal(again, after) and torch.equal(started, alone)
     assert all(torch.equal(cache, copy) for cache, copy in zip(caches, kept, strict=True))

@@ -14,7 +14,7 @@ from summit_train.data.video.span import WHOLE, Span
 from summit_train.evaluation.scores import Scores
 from summit_train.report.confusion import confusion_of, read_confusion, read_precisions
 from summit_train.report.page import render
-from summit_train.report.records import Run, read_runs
+from summit_train.report.records import RunRecord, read_runs
 
 NAN = float("nan")
 LABELS = np.array([0, 0, 0, 1, 2, 2])
@@ -32,8 +32,9 @@ def run_with_scores(write_run) -> Path:
     path = write_run(
         "run", leave_out=none, num_classes=3, clips_per_class={"train": {"a": 5, "b": 5, "<c>": 5}, "val": {"a": 3}}
     )
-    (path / "predictions").mkdir()
-    np.savez(path / "predictions/step_00000040.npz", video=np.arange(6), label=LABELS, scores=SCORES)
+    clips = [Clip(f"{number}.mp4", Span(2, 7) if number == 1 else WHOLE) for number in range(6)]
+    scores = Scores(np.arange(6), LABELS, SCORES, IS_READ)
+    scores.save(path / "predictions/step_00000040.npz", clips, ("a", "b", "<c>"))
     return path
 
 
@@ -64,16 +65,13 @@ def test_a_mistake_has_the_video_where_the_wrong_class_leads_most() -> None:
 
 def test_the_page_shows_it_at_its_own_size(run_with_scores: Path) -> None:
     """The page shows a matrix by its width in points; 3 classes are half as wide as a curve."""
-    confusion = read_confusion(Run(run_with_scores))
+    confusion = read_confusion(RunRecord(run_with_scores))
     assert confusion is not None and confusion.names == ("a", "b", "<c>") and confusion.checkpoint == "step_00000040"
     picture = confusion.picture()
     assert picture is not None and picture.svg.startswith(b"<?xml") and "not be read: 1 video." in picture.caption
-    clips = [Clip(f"{number}.mp4", Span(2, 7) if number == 1 else WHOLE) for number in range(6)]
-    scores = Scores(np.arange(6), LABELS, SCORES, IS_READ)
-    scores.save(run_with_scores / "predictions/step_00000040.npz", clips, ("a", "b", "<c>"))
     page = render(read_runs([run_with_scores]))
     assert "taken for" in page and "&lt;c&gt;" in page and "<c>" not in page
-    assert "<td>1.mp4, frames 2 to 7</td>" in page and "<td>3.mp4</td>" in page
+    assert "<td>1.mp4 2:7</td>" in page and "<td>3.mp4</td>" in page
     assert '<td>a</td><td class="n">3</td><td class="n">66.7 %</td>' in page
     assert '<figure class="natural">' in page and "figure.natural img { width: auto; max-width: 100%; }" in page
 
@@ -103,12 +101,16 @@ def test_nothing_is_shown_without_scores_and_bad_ones_are_noted(run_with_scores:
     text = scores.read_bytes()
     for damaged in (text, b"no archive"):
         scores.write_bytes(damaged)
-        run = Run(run_with_scores)
-        assert read_confusion(run) is None and "step_00000040.npz: unreadable" in run.notes[-1]
+        run = RunRecord(run_with_scores)
+        assert read_confusion(run) is None and "step_00000040.npz: damaged, or not predictions" in run.notes[-1]
+    hot = Scores(np.arange(1), np.ones((1, 3), bool), np.zeros((1, 3)), np.ones(1, bool))
+    hot.save(scores, [Clip("a")], ("a", "b", "<c>"))
+    run = RunRecord(run_with_scores)
+    assert read_confusion(run) is None and run.notes[-1] == f"{scores}: must be of loss.kind softmax, got binary"
     scores.unlink()
-    assert read_confusion(Run(run_with_scores)) is None
+    assert read_confusion(RunRecord(run_with_scores)) is None
     (run_with_scores / "eval.json").write_text(json.dumps({"top1_mean": 1.0}))
-    assert read_confusion(Run(run_with_scores)) is None
+    assert read_confusion(RunRecord(run_with_scores)) is None
 
 
 def test_a_run_with_several_labels_has_average_precisions_instead(run_with_scores: Path) -> None:
@@ -120,15 +122,15 @@ def test_a_run_with_several_labels_has_average_precisions_instead(run_with_score
     hot = np.array([[1, 0, 0], [0, 1, 0]], bool)
     scores = Scores(np.arange(2), hot, np.array([[2.0, 0, 9], [3, 1, 9]]), np.ones(2, bool))
     scores.save(run_with_scores / "predictions/step_00000040.npz", [Clip("a"), Clip("b")], ("a", "b", "<c>"))
-    run = Run(run_with_scores)
-    assert read_confusion(run) is None
+    run = RunRecord(run_with_scores)
+    assert read_confusion(run) is None and not run.notes
     assert read_precisions(run) == ([("a", "1", "50.0 %"), ("b", "1", "100.0 %")], 3)
     page = render(read_runs([run_with_scores]))
     assert "taken for" not in page and "top-1" not in page and "75.00 ± 0.50 %" in page
     assert '<td>a</td><td class="n">1</td><td class="n">50.0 %</td>' in page and "<h3>Average precision</h3>" in page
     assert "mAP leaves out classes without ground truth: &lt;c&gt;" in page
     (run_with_scores / "eval.json").write_text(json.dumps({"top1_mean": 75.0}))
-    assert Run(run_with_scores).notes == ["eval.json: has wrong values, left out (no 'map_mean')"]
+    assert RunRecord(run_with_scores).notes == ["eval.json: has wrong values, left out (no 'map_mean')"]
 
 
 def test_the_cells_of_20000_classes_are_those_that_are_not_0() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from summit_train.report.goodput import goodput_rows, goodput_values, time_spent
 from summit_train.report.page import render
-from summit_train.report.records import Run
+from summit_train.report.records import RunRecord
 
 T0 = 1_700_000_000.0
 
@@ -42,7 +42,7 @@ LINES = [
 
 
 def test_each_second_of_two_jobs_is_counted_once(write_run):
-    spent = time_spent(Run(write_run(lines=LINES)))
+    spent = time_spent(RunRecord(write_run(lines=LINES)))
     assert spent is not None and asdict(spent) == {
         "steps": 38.0,  # 1, 2, 3 of the second job, 5
         "lost_steps": 20.0,  # 3 of the first job, 4
@@ -62,7 +62,7 @@ def test_the_report_and_eval_json_say_the_same(write_run):
     values = goodput_values(path)
     assert (values["goodput"], values["goodput_in_jobs"]) == (38 / 192, 38 / 127)
     assert sum(values["time_s"].values()) == 192.0
-    page = render([Run(path)])
+    page = render([RunRecord(path)])
     assert "Goodput 19.79 %" in page and "29.92 % of the time in jobs" in page
     assert '<tr><td>between the jobs</td><td class="n">1 min 05 s</td><td class="n">33.85 %</td></tr>' in page
 
@@ -70,8 +70,8 @@ def test_the_report_and_eval_json_say_the_same(write_run):
 @pytest.mark.parametrize("lines", [[], LINES[:1], LINES[1:], [*LINES[:4], {**LINES[4], "time": None}]])
 def test_without_the_times_of_all_records_there_is_no_goodput(write_run, lines):
     path = write_run(lines=lines)
-    assert time_spent(Run(path)) is None and goodput_values(path) == {}
-    assert "Where the time went" not in render([Run(path)])
+    assert time_spent(RunRecord(path)) is None and goodput_values(path) == {}
+    assert "Where the time went" not in render([RunRecord(path)])
 
 
 def test_without_records_there_is_no_goodput(write_run):

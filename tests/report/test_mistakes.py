@@ -18,7 +18,7 @@ from summit_train.data.video.span import Span
 from summit_train.evaluation.scores import Scores
 from summit_train.report.mistakes import most_confident, read_mistakes
 from summit_train.report.page import render
-from summit_train.report.records import Run, read_runs
+from summit_train.report.records import RunRecord, read_runs
 from tests.report.test_page import Page
 
 LABELS = np.array([0, 1, 0, 1])
@@ -69,7 +69,7 @@ def greys(strip: str) -> list[int]:
 
 
 def test_frames_are_spread_over_the_clip_in_its_direction(run: Path) -> None:
-    found = read_mistakes(Run(run))
+    found = read_mistakes(RunRecord(run))
     assert found is not None and found.reason == "" and len(found.rows) == 3
     backwards, forwards, missing = found.rows
     assert (backwards.predicted, backwards.true, backwards.score, backwards.own_score) == (
@@ -85,10 +85,10 @@ def test_frames_are_spread_over_the_clip_in_its_direction(run: Path) -> None:
 
 def test_without_the_videos_the_mistakes_are_listed_with_the_reason(run: Path, tmp_path: Path) -> None:
     (tmp_path / "grey.mp4").unlink()
-    found = read_mistakes(Run(run))
+    found = read_mistakes(RunRecord(run))
     assert found is not None and "grey.mp4" in found.reason
     (tmp_path / "val.csv").unlink()
-    found = read_mistakes(Run(run))
+    found = read_mistakes(RunRecord(run))
     assert found is not None and "val.csv not found" in found.reason
     page = Page(render(read_runs([run])))
     assert "because the videos cannot be read here: data.val:" in page.text and "98.2 %" in page.text
@@ -97,14 +97,14 @@ def test_without_the_videos_the_mistakes_are_listed_with_the_reason(run: Path, t
 def test_another_list_than_that_of_the_evaluation_shows_no_wrong_video(run: Path, tmp_path: Path) -> None:
     lines = (tmp_path / "val.csv").read_text().splitlines()
     (tmp_path / "val.csv").write_text("\n".join([lines[0], *lines[:0:-1]]) + "\n")
-    found = read_mistakes(Run(run))
+    found = read_mistakes(RunRecord(run))
     assert found is not None and "has changed since the evaluation" in found.reason
 
 
 def test_classes_without_a_name_have_their_number(run: Path) -> None:
     scores = Scores(np.arange(4), LABELS, SCORES, np.ones(4, np.bool_))
     scores.save(run / "predictions/step_00000040.npz", [Clip(f"{place}.mp4") for place in range(4)], ("quiet",))
-    found = read_mistakes(Run(run))
+    found = read_mistakes(RunRecord(run))
     assert found is not None and [(row.predicted, row.true) for row in found.rows][:2] == [
         ("quiet", "1"),
         ("1", "quiet"),
@@ -113,5 +113,5 @@ def test_classes_without_a_name_have_their_number(run: Path) -> None:
 
 def test_several_runs_and_runs_without_scores_have_no_mistakes(run: Path, write_run) -> None:
     other = write_run("other", leave_out=("metrics.jsonl",))
-    assert read_mistakes(Run(other)) is None
+    assert read_mistakes(RunRecord(other)) is None
     assert "most confident mistakes" not in render(read_runs([run, other]))

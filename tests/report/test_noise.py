@@ -12,7 +12,7 @@ import pytest
 from summit_train.core.text import noise_text
 from summit_train.report.noise import batch_rows, noise_section, pooled
 from summit_train.report.page import render
-from summit_train.report.records import Run
+from summit_train.report.records import RunRecord
 from summit_train.report.tables import notes_of
 
 
@@ -60,7 +60,7 @@ def _noisy(lines: list[dict[str, Any]], every: int = 2) -> list[dict[str, Any]]:
 
 def test_the_page_shows_it_with_the_batches_or_as_unclear(write_run, run_records) -> None:
     lines = _noisy(run_records())
-    run = Run(write_run("noisy", lines=lines))
+    run = RunRecord(write_run("noisy", lines=lines))
     section = noise_section(run)
     assert section is not None and section["whole"].value == pytest.approx(64 / 1.5)
     assert [part.value for part in section["parts"]] == [32, 32, 64, 64]
@@ -71,19 +71,19 @@ def test_the_page_shows_it_with_the_batches_or_as_unclear(write_run, run_records
     for line in lines:
         if "noise_scale" in line:
             line |= {"noise_scale": None, "gradient_square": -1.0}
-    page = render([Run(write_run("unclear", lines=lines))])
+    page = render([RunRecord(write_run("unclear", lines=lines))])
     assert "unclear, from 20 measured steps" in page and "cannot be told from its scatter" in page
     assert "<b>Noise scale.</b>" not in page
 
 
 def test_one_virtual_gpu_is_noted_and_a_run_without_measurements_shows_nothing(write_run) -> None:
     path = write_run("one", leave_out=("metrics.jsonl",))
-    assert "oise scale" not in render([Run(path)])
+    assert "oise scale" not in render([RunRecord(path)])
     plan = json.loads((path / "plan.json").read_text()) | {"virtual_gpus": 1}
     (path / "plan.json").write_text(json.dumps(plan))
-    assert "No gradient noise scale" not in render([Run(path)])  # of before there was one
+    assert "No gradient noise scale" not in render([RunRecord(path)])  # of before there was one
     (path / "spec.yaml").write_text((path / "spec.yaml").read_text() + "noise_scale: {every_steps: 10}\n")
-    assert any("No gradient noise scale: one virtual GPU" in note for note in notes_of(Run(path)))
+    assert any("No gradient noise scale: one virtual GPU" in note for note in notes_of(RunRecord(path)))
 
 
 def test_the_average_of_the_weights_stands_below_the_weights(write_run) -> None:
@@ -91,6 +91,6 @@ def test_the_average_of_the_weights_stands_below_the_weights(write_run) -> None:
     final = json.loads((path / "eval.json").read_text())
     final["ema"] = {"top1_mean": 97.5, "top1_std": 0.25, "top5_mean": 100.0, "top5_std": 0.0, "checkpoints": []}
     (path / "eval.json").write_text(json.dumps(final))
-    page = render([Run(path)])
+    page = render([RunRecord(path)])
     assert "average of the weights" in page and "97.50 ± 0.25 %" in page
-    assert "average of the weights" not in render([Run(write_run("plain", leave_out=("metrics.jsonl",)))])
+    assert "average of the weights" not in render([RunRecord(write_run("plain", leave_out=("metrics.jsonl",)))])

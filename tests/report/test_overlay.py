@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from summit_train.report import figures as module
 from summit_train.report.overlay import MOST_NAMED, overlay
-from summit_train.report.records import Run
+from summit_train.report.records import RunRecord
 
 
 @pytest.fixture
@@ -33,10 +33,10 @@ def legend(figure: Figure) -> list[str]:
 def test_runs_are_named_by_their_accuracy_and_without_a_result_come_last(write_run, run_records, drawn):
     lines = [line for line in run_records() if line["kind"] != "eval"]
     runs = [
-        Run(write_run("_unmeasured$", lines=lines, leave_out=("eval.json",))),
-        Run(write_run("training", leave_out=("eval.json",))),
-        Run(write_run("final", top1=98.0)),
-        Run(write_run("nothing", leave_out=("eval.json", "metrics.jsonl"))),
+        RunRecord(write_run("_unmeasured$", lines=lines, leave_out=("eval.json",))),
+        RunRecord(write_run("training", leave_out=("eval.json",))),
+        RunRecord(write_run("final", top1=98.0)),
+        RunRecord(write_run("nothing", leave_out=("eval.json", "metrics.jsonl"))),
     ]
     picture = overlay(runs)
     assert picture is not None and picture.alt == "Loss and accuracy by epoch of 3 runs"
@@ -50,7 +50,7 @@ def test_runs_are_named_by_their_accuracy_and_without_a_result_come_last(write_r
 
 def test_without_steps_per_epoch_the_axis_counts_steps(write_run, run_records, drawn):
     lines = [line for line in run_records() if line.get("epoch") == 0]
-    runs = [Run(write_run("a")), Run(write_run("b", lines=lines, leave_out=("plan.json",)))]
+    runs = [RunRecord(write_run("a")), RunRecord(write_run("b", lines=lines, leave_out=("plan.json",)))]
     picture = overlay(runs)
     assert picture is not None and "by step" in picture.alt and drawn[0].axes[0].lines[0].get_xdata()[-1] == 40
 
@@ -58,7 +58,8 @@ def test_without_steps_per_epoch_the_axis_counts_steps(write_run, run_records, d
 def test_of_many_runs_the_best_have_names_and_all_lie_on_the_page(write_run, run_records, drawn):
     lines = run_records()[:12]
     runs = [
-        Run(write_run(f"run {i} with a name of some length and more", lines=lines, top1=50.0 + i)) for i in range(24)
+        RunRecord(write_run(f"run {i} with a name of some length and more", lines=lines, top1=50.0 + i))
+        for i in range(24)
     ]
     overlay(runs)
     names = legend(drawn[0])
@@ -75,7 +76,7 @@ def test_each_measure_has_axes_of_its_own(write_run, run_records, drawn):
     binary = write_run("labels", lines=lines, leave_out=("eval.json",))
     with (binary / "spec.yaml").open("a") as spec:
         spec.write("loss: {kind: binary}\n")
-    overlay([Run(binary), Run(write_run("softmax", leave_out=("eval.json",)))])
+    overlay([RunRecord(binary), RunRecord(write_run("softmax", leave_out=("eval.json",)))])
     _, top1, _, precision = drawn[0].axes
     assert [axes.get_ylabel() for axes in (top1, precision)] == ["validation top-1 (%)", "validation mAP (%)"]
     assert [len(axes.lines) for axes in drawn[0].axes] == [1, 1, 1, 1]
@@ -84,5 +85,5 @@ def test_each_measure_has_axes_of_its_own(write_run, run_records, drawn):
 
 
 def test_the_figure_is_valid_svg(write_run):
-    picture = overlay([Run(write_run())])
+    picture = overlay([RunRecord(write_run())])
     assert picture is not None and ElementTree.fromstring(picture.svg).tag == "{http://www.w3.org/2000/svg}svg"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from summit_train.core.errors import UserError
-from summit_train.report.records import Run
+from summit_train.report.records import RunRecord
 from summit_train.report.sinks import history, write_csv, write_mlflow, write_wandb
 
 LINES = [
@@ -38,26 +38,26 @@ def run(write_run) -> Path:
 
 
 def test_the_history_by_hand_takes_back_what_a_resume_repeats(run, write_run):
-    assert history(Run(run)) == ROWS
-    only_final = Run(write_run("final", leave_out=("metrics.jsonl",)))
+    assert history(RunRecord(run)) == ROWS
+    only_final = RunRecord(write_run("final", leave_out=("metrics.jsonl",)))
     assert history(only_final) == [{"step": 0, "time": 0.0, **FINAL}]
-    assert history(Run(write_run("none", leave_out=("metrics.jsonl", "eval.json")))) == []
+    assert history(RunRecord(write_run("none", leave_out=("metrics.jsonl", "eval.json")))) == []
 
 
 def test_records_without_a_time_have_that_of_their_file(write_run):
     lines = [{key: value for key, value in line.items() if key != "time"} for line in LINES]
-    run = Run(write_run(lines=lines))
+    run = RunRecord(write_run(lines=lines))
     assert {row["time"] for row in history(run)} == {(run.path / "metrics.jsonl").stat().st_mtime}
 
 
 def test_a_csv_for_each_run_has_a_row_for_each_step(run, write_run, tmp_path):
     other = write_run("other/a b", leave_out=("metrics.jsonl", "eval.json"))
-    (path,) = map(Path, write_csv([Run(run)], tmp_path / "csv"))
+    (path,) = map(Path, write_csv([RunRecord(run)], tmp_path / "csv"))
     assert path == tmp_path / "csv/a b.csv"
     first, second = csv.DictReader(path.open(newline=""))
     assert first["step/loss"] == "2.0" and first["eval/top1"] == "" and second["step/loss"] == ""
     assert (second["step"], second["time"], second["final/top1_mean"]) == ("2", "201.0", "96.875")
-    paths = write_csv([Run(run), Run(other)], tmp_path / "csv")
+    paths = write_csv([RunRecord(run), RunRecord(other)], tmp_path / "csv")
     assert len(set(paths)) == 2 and all(Path(path).name.startswith("a b_") for path in paths)
 
 
@@ -65,7 +65,7 @@ def test_a_missing_package_is_named(run, tmp_path, monkeypatch):
     for write, package in ((write_mlflow, "mlflow"), (write_wandb, "wandb")):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(UserError, match=f"--to {package} needs .*: pip install {package}"):
-            write([Run(run)], tmp_path / "out")
+            write([RunRecord(run)], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -75,7 +75,7 @@ def test_mlflow_reads_the_run_and_replaces_it_the_next_time(run, tmp_path):
     from mlflow.tracking import MlflowClient
 
     for _ in range(2):
-        (uri,) = write_mlflow([Run(run)], tmp_path / "out")
+        (uri,) = write_mlflow([RunRecord(run)], tmp_path / "out")
     client = MlflowClient(uri, uri)
     experiment = client.get_experiment_by_name("group")
     (found,) = client.search_runs([experiment.experiment_id])
@@ -108,7 +108,7 @@ def wandb_records(path: Path) -> Iterator[Any]:
 
 def test_wandb_writes_an_offline_run(run, tmp_path):
     pytest.importorskip("wandb", reason="needs wandb: pip install wandb")
-    (folder,) = map(Path, write_wandb([Run(run)], tmp_path / "out"))
+    (folder,) = map(Path, write_wandb([RunRecord(run)], tmp_path / "out"))
     assert folder.parent == tmp_path / "out/wandb" and folder.name.startswith("offline-run-")
     (path,) = folder.glob("*.wandb")
     records = list(wandb_records(path))

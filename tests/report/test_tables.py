@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from summit_train.core.text import show
-from summit_train.report.records import ClipsPerClass, Run
+from summit_train.report.records import ClipsPerClass, RunRecord
 from summit_train.report.tables import (
     class_rows,
     differences_of,
@@ -15,19 +15,19 @@ from summit_train.report.tables import (
 
 
 def test_the_summary_of_a_whole_run(write_run):
-    row = summary_row(Run(write_run("tsm")))
+    row = summary_row(RunRecord(write_run("tsm")))
     assert row["model"] == "tsm resnet18, 8 frames"
     assert row["scale"] == "2 × 2 = 4" and row["global_batch"] == "16" and row["epochs"] == "4 of 4"
     assert row["top1"] == "96.88 ± 0.50 %" and row["top5"] == "100.00 ± 0.00 %"
     assert row["data_wait"] == "10.0 %" and row["seconds"].endswith(" s")
-    assert notes_of(Run(write_run("again"))) == []
+    assert notes_of(RunRecord(write_run("again"))) == []
 
 
 def test_the_summary_without_a_final_evaluation_and_before_the_start(write_run):
-    run = Run(write_run(leave_out=("eval.json",)))
+    run = RunRecord(write_run(leave_out=("eval.json",)))
     assert summary_row(run)["top1"] == "97.00 % (epoch 4)"
     assert notes_of(run) == ["eval.json is missing: there was no final evaluation"]
-    row = summary_row(Run(write_run("new", leave_out=("metrics.jsonl", "eval.json", "plan.json"))))
+    row = summary_row(RunRecord(write_run("new", leave_out=("metrics.jsonl", "eval.json", "plan.json"))))
     assert {row["scale"], row["global_batch"], row["top1"], row["top5"], row["clips_per_second"], row["seconds"]} == {
         "—"
     }
@@ -39,7 +39,7 @@ def test_a_run_that_was_killed_and_resumed_says_so(write_run, run_records):
     lines[4]["skipped"] = 1
     next(line for line in lines if (line["kind"], line["step"]) == ("step", 20))["bad_clips"] = 3
     lines.append({"kind": "start", "step": 20, "ranks": 1, "time": "noon"})
-    run = Run(write_run(lines=lines))
+    run = RunRecord(write_run(lines=lines))
     assert summary_row(run)["scale"] == "2 × 2 then 1 × 4 = 4" and summary_row(run)["epochs"] == "2 of 4"
     assert notes_of(run) == [
         "Unfinished: 20 of 40 steps are done",
@@ -53,12 +53,12 @@ def test_a_run_that_was_killed_and_resumed_says_so(write_run, run_records):
 def test_a_mean_over_too_few_checkpoints_and_the_best_are_remarked(write_run):
     path = write_run()
     validated = "Validation during training: last 97.00 % (epoch 4), best 97.00 % (epoch 4)"
-    assert remarks_of(Run(path)) == [validated]
+    assert remarks_of(RunRecord(path)) == [validated]
     with open(path / "spec.yaml", "a") as spec:
         spec.write("evaluate: {last_checkpoints: 3}\n")
     (path / "checkpoints").mkdir()
     (path / "checkpoints/best.json").write_text('{"step": 2000, "measure": "top1", "value": 71.256}')
-    assert remarks_of(Run(path)) == [
+    assert remarks_of(RunRecord(path)) == [
         "The mean is over 2 checkpoints, fewer than evaluate.last_checkpoints, 3",
         validated,
         "Best checkpoint: step 2,000, top1 71.26 % in the validation during training",
@@ -70,7 +70,7 @@ def test_where_a_line_of_checkpoints_began_is_noted(write_run, run_records):
     for step, earlier in ((20, []), (30, ["from the experiment before step 30"])):
         lines = [line for line in run_records() if line["step"] <= step]
         lines.append({"kind": "more_epochs", "step": step, "from": 3, "to": 4})
-        run = Run(write_run(f"longer_{step}", lines=lines))
+        run = RunRecord(write_run(f"longer_{step}", lines=lines))
         since = f"4 epochs instead of 3 since step {step} (--more-epochs); only checkpoints after it are in the mean"
         assert since in notes_of(run) and run.final is not None
         assert run.evals and remarks_of(run) == earlier  # no validation is of the new line
@@ -80,7 +80,7 @@ def test_where_a_line_of_checkpoints_began_is_noted(write_run, run_records):
 def test_an_older_run_that_became_another_experiment_is_noted(write_run, run_records):
     lines = [line for line in run_records() if line["step"] <= 30]
     lines.append({"kind": "start", "step": 30, "ranks": 2, "forced": ["seed: the checkpoint has 0, this run 1"]})
-    run = Run(write_run("forced", lines=lines))
+    run = RunRecord(write_run("forced", lines=lines))
     since = "Another experiment since step 30; only its checkpoints are in the mean"
     assert f"{since}: seed: the checkpoint has 0, this run 1" in notes_of(run)
     assert run.final is not None and differences_of(run.final, run) == "from the experiment before step 30"
@@ -109,7 +109,7 @@ def test_the_machine_for_the_captions():
 
 def test_clips_of_few_classes_are_a_row_each(write_run):
     counts = {"train": {"jump": 1200, "run": 3}, "val": {"run": 2, "swim": 4}}
-    run = Run(write_run(clips_per_class=counts))
+    run = RunRecord(write_run(clips_per_class=counts))
     assert run.clips_per_class is not None and "clips_per_class" not in run.plan
     assert class_rows(run.clips_per_class) == [
         ("jump", "1,200", "0"), ("run", "3", "2"), ("swim", "0", "4"), ("all 3 classes", "1,203", "6"),
@@ -120,7 +120,7 @@ def test_clips_of_few_classes_are_a_row_each(write_run):
 
 
 def test_validation_clips_that_were_trained_on_are_noted(write_run):
-    run = Run(write_run())
+    run = RunRecord(write_run())
     assert not any("trained on" in note for note in notes_of(run))
     for number, clips in ((1, "1 validation clip"), (1200, "1,200 validation clips")):
         run.plan["shared_clips"] = number
@@ -138,7 +138,7 @@ def test_averages_and_a_batch_that_grew_are_noted(write_run, run_records):
     keys = {"accuracy": 10.0, "best": 20.0}
     for epoch, clips in ((1, 2), (2, 4), (3, 4), (4, 1000)):
         lines.append({"kind": "batch", "epoch": epoch, "clips_per_gpu": clips, "global_batch": 4 * clips, **keys})
-    run = Run(write_run(lines=lines))
+    run = RunRecord(write_run(lines=lines))
     assert [(one.step, one.seconds) for one in run.averages] == [(10, 0.5), (20, 1.5)]
     share = f"{100 * 2 / run.seconds:.1f} % of the recorded time"
     notes = notes_of(run)

@@ -32,7 +32,7 @@ from summit_train.core.processes import find_mpirun, mpi_environment, mpirun_com
 from summit_train.core.saved import find_checkpoints
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.report.goodput import goodput_rows, time_spent
-from summit_train.report.records import Run, StepRecord
+from summit_train.report.records import RunRecord, StepRecord
 from tests import slurm
 from tests.runs import assert_bit_equal, final_state
 from tests.worlds import PATIENCE_S, ROOT, environment
@@ -167,7 +167,7 @@ class Soak:
                 self.found.left += job.clear()
             self.found.runs += 1
             self.found.equal += _are_equal(calm, spec)
-            run = Run(_run_path(spec))
+            run = RunRecord(_run_path(spec))
             self.found.starts += len(run.starts)
             if (spent := time_spent(run)) is not None:
                 self.found.goodput.append(spent.goodput)
@@ -327,7 +327,7 @@ class Soak:
         if self.cluster is not None:
             self.cluster.bring_back()
 
-    def _measure(self, run: Run) -> None:
+    def _measure(self, run: RunRecord) -> None:
         """Work out what each fault of the run that was just trained cost, from the times of its records."""
         first = dict[int, float]()
         for record in run.log:

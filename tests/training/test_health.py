@@ -11,7 +11,7 @@ import pytest
 
 from summit_train.evaluation.scores import Scores
 from summit_train.plan import make_plan
-from summit_train.report.records import Run
+from summit_train.report.records import RunRecord
 from summit_train.report.tables import notes_of
 from summit_train.spec import spec_from_values
 from summit_train.training.health import Health
@@ -108,5 +108,5 @@ def test_a_head_that_leaps_is_named_in_training_and_in_the_report(
     (warning,) = records(folder / "dead", "warning")
     assert warning["step"] == 20 and "of the validation videos are predicted as" in warning["text"]
     assert f"WARNING: {warning['text']}" in said[0]
-    assert f"After step 20: {warning['text']}" in notes_of(Run(folder / "dead"))
+    assert f"After step 20: {warning['text']}" in notes_of(RunRecord(folder / "dead"))
     assert records(folder / "sane", "warning") == []

@@ -18,7 +18,7 @@ from summit_train.data.video.source import DecodeError
 from summit_train.evaluation.scores import Scores
 from summit_train.report.overlay import overlay
 from summit_train.report.page import render
-from summit_train.report.records import Run
+from summit_train.report.records import RunRecord
 from summit_train.spec import load_spec
 from summit_train.training.loss import Loss, build_loss, num_correct, one_hot
 from tests.conftest import WriteSpec
@@ -177,7 +177,7 @@ def test_a_validation_list_without_a_positive_ends_a_run_with_dashes(several: Wr
     result = json.loads((run / "eval.json").read_text())
     assert [result[f"map_{what}"] for what in ("mean", "std", "last", "best")] == [None] * 4
     assert not (run / "checkpoints/best.json").exists()
-    found = Run(run)
+    found = RunRecord(run)
     assert found.is_done and found.notes == [] and "\N{EM DASH}" in render([found])
     assert overlay([found]) is not None
 

@@ -213,7 +213,7 @@ def _keeps_store(launch: Launch) -> bool:
 
 
 def _mpi_world(launch: Launch) -> Intracomm | None:
-    """Return MPI's world of the ranks; None where there is no mpi4py, or it is of an MPI that does not know them."""
+    """Return MPI's world of the ranks; None without mpi4py, or where it is of an MPI that does not know them."""
     if not launch.by_mpi or importlib.util.find_spec("mpi4py") is None:
         return None
     import mpi4py

@@ -18,7 +18,7 @@ from summit_train.core.files import check_output, replacing, write_text
 from summit_train.core.saved import SAFETENSORS_KEY, digest_path, load_checkpoint
 from summit_train.core.text import percent
 from summit_train.inference.trained import Trained
-from summit_train.report.records import Run
+from summit_train.report.records import RunRecord
 from summit_train.report.tables import views_of
 from summit_train.spec import Spec
 from summit_train.spec.catalog import is_foreign
@@ -30,8 +30,8 @@ WEIGHTS, CARD = "model.safetensors", "README.md"
 def write_card(trained: Trained, out: Path) -> dict[str, Any]:
     """Write model.safetensors and README.md, as Hugging Face names a model card, into the folder `out`.
 
-    The file holds what a checkpoint needs besides its weights, and has a .sha256 beside it, so every command that takes
-    a checkpoint takes it. Return path, bytes, SHA-256 and whether the accuracy is known. Raises UserError where the
+    The file holds what a checkpoint needs besides its weights, and comes with a .sha256, so every command that takes a
+    checkpoint takes it. Return path, bytes, SHA-256 and whether the accuracy is known. Raises UserError where the
     package safetensors is missing or nothing can be written, RunFailed where the file does not give equal bits back.
     """
     try:
@@ -53,7 +53,7 @@ def write_card(trained: Trained, out: Path) -> dict[str, Any]:
         file.write(content)
         write_text(digest_path(out / WEIGHTS), f"{digest}  {WEIGHTS}\n")  # as of a checkpoint
     _check_written(out / WEIGHTS, weights, size)
-    run = trained.run_path and (trained.run_path / "spec.yaml").is_file() and Run(trained.run_path)
+    run = trained.run_path and (trained.run_path / "spec.yaml").is_file() and RunRecord(trained.run_path)
     write_text(out / CARD, card_text(trained, spec, run or None, digest))
     facts = {"weights": str(out / WEIGHTS), "card": str(out / CARD), "bytes": size, "sha256": digest}
     return facts | {"step": trained.step, "has_accuracy": bool(run and run.final)}
@@ -88,7 +88,7 @@ def _name(path: str) -> str:
     return Path(path).name or path
 
 
-def card_text(trained: Trained, spec: Spec, run: Run | None, sha256: str) -> str:
+def card_text(trained: Trained, spec: Spec, run: RunRecord | None, sha256: str) -> str:
     """Return the card. What comes from files is escaped; what is not known is said to be."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(quoted=shlex.quote, text=_text, views=views_of, percent=percent)

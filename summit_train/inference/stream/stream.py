@@ -29,7 +29,7 @@ from summit_train.models.precision import Normalise
 from summit_train.spec import Spec
 
 # Frames that may wait. More would make the labels late; fewer would drop frames at every hiccup.
-MAX_WAITING = 4
+_MOST_WAITING = 4
 _LATENCIES = 100_000  # the summary gives the latencies of the last ones
 
 Values = dict[str, Any]  # of a line of --json
@@ -128,13 +128,13 @@ class Follower:
         return f"{counted(self.reading.num_frames, 'frame')} ({parts}); latency {times}; {speed:.1f} frames/s"
 
 
-def newest(frames: Iterable[StreamFrame], max_waiting: int = MAX_WAITING) -> Iterator[tuple[StreamFrame, int]]:
-    """Read frames in a thread, and drop the oldest if more than `max_waiting` wait.
+def newest(frames: Iterable[StreamFrame]) -> Iterator[tuple[StreamFrame, int]]:
+    """Read frames in a thread, and drop the oldest if more than four wait.
 
     Yield each frame and the number of frames dropped just before it. Raises the UserError of `frames`, after the frames
     before it, and RunFailed if the thread fails otherwise.
     """
-    waiting = queue.Queue[tuple[int, StreamFrame] | Exception | None](max_waiting)
+    waiting = queue.Queue[tuple[int, StreamFrame] | Exception | None](_MOST_WAITING)
 
     def read() -> None:
         end: Exception | None = RunFailed("the thread that reads the stream failed; its traceback says why")

@@ -58,11 +58,12 @@ class ShiftedConv2d(nn.Conv2d):
         channels = conv.in_channels, conv.out_channels
         super().__init__(*channels, kernel, stride, padding, dilation, bias=False, device="meta")
         self._parameters = conv._parameters
-        self.num_frames, self.fraction, self.direction = shift.num_frames, shift.fraction, shift.direction
+        self.num_frames = shift.num_frames
         fold = num_shifted_channels(conv.in_channels, shift.fraction)
         left = fold if shift.direction == "both" else 0
         from_past = Group(left, left + fold, -1)
         self.moves = [Group(0, left, 1), from_past] if left else [from_past]
+        self.moves_back = [Group(begin, end, -step) for begin, end, step in self.moves]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert len(x) % self.num_frames == 0
@@ -89,14 +90,10 @@ class ShiftedConv2d(nn.Conv2d):
     def shifted_back(self, grad: torch.Tensor) -> torch.Tensor:
         """Return the transposed shift of a gradient that nothing else needs."""
         if not kernels.take(grad):
-            return _shifted_copy(grad, self.num_frames, _transposed(self.moves))
+            return _shifted_copy(grad, self.num_frames, self.moves_back)
         grad = kernels.channels_last(grad)
-        kernels.shift(grad, self.num_frames, _transposed(self.moves))
+        kernels.shift(grad, self.num_frames, self.moves_back)
         return grad
-
-
-def _transposed(groups: list[Group]) -> list[Group]:
-    return [Group(begin, end, -step) for begin, end, step in groups]
 
 
 def _shifted_copy(x: torch.Tensor, num_frames: int, groups: list[Group]) -> torch.Tensor:

@@ -15,7 +15,7 @@ from summit_train.data.video.augment import View, test_views
 from summit_train.evaluation.scores import PREDICTIONS
 from summit_train.report.figures import GREY, HEIGHT, PALETTE, WIDTH, Picture, drawable, house_style, image
 from summit_train.report.mistakes import Videos
-from summit_train.report.records import Run
+from summit_train.report.records import RunRecord
 from summit_train.tasks.detection.detections import RANGES, Detections, read_detections
 from summit_train.tasks.detection.measures import BOX, FRAME, LABEL, SCORE, Curve, Floats
 
@@ -49,7 +49,7 @@ class BadFrame:
 
 
 @dataclass(frozen=True)
-class Section:
+class DetectionSection:
     """The detections of one checkpoint.
 
     motion: of each of RANGES that has boxes its name, boxes, and mean average precision. classes: name, boxes, average
@@ -65,7 +65,7 @@ class Section:
     template: str = "detection/section.html.j2"
 
 
-def read_section(run: Run) -> Section | None:
+def read_section(run: RunRecord) -> DetectionSection | None:
     """Return what the last evaluated checkpoint found; None without any. What cannot be read is noted in the run."""
     if run.final is None or not run.final.checkpoints:
         return None
@@ -95,7 +95,7 @@ def read_section(run: Run) -> Section | None:
         pictures = [_curves(curves, [names[label] for label in order], precision, checkpoint), _motion(motion)]
     scores = np.array([one.best_score for one in every])
     shown = found.rows[:, SCORE] >= scores[found.rows[:, LABEL].astype(int)]
-    return Section(motion, classes, precision, pictures, _bad_frames(found, shown, videos, names, Videos(run)))
+    return DetectionSection(motion, classes, precision, pictures, _bad_frames(found, shown, videos, names, Videos(run)))
 
 
 def _bad_frames(

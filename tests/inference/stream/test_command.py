@@ -134,7 +134,7 @@ def test_a_signal_ends_the_stream_in_order(trained_run: Path, tmp_path: Path, li
     out = tmp_path / "show.mp4"
     process = subprocess.Popen(
         # A background job's children ignore the interrupt, and with it this test's.
-        ["env", "--default-signal=INT", sys.executable, *map(str, words), "--show", str(out)],
+        ["env", "--default-signal=INT", sys.executable, *map(str, words), "--draw", str(out)],
         env=environment(),
         cwd=ROOT,
         stdin=subprocess.PIPE,
@@ -162,7 +162,7 @@ def test_the_shown_video_has_every_frame(say: Say, video: Path, tmp_path: Path) 
     assert said[0] == 0
     shown, frames = (list(file_frames(str(path), Reading())) for path in (tmp_path / "show.mp4", video))
     assert [frame.seconds for frame in shown] == pytest.approx([frame.seconds for frame in frames])
-    live = say(video, "--show", tmp_path / "live.mp4", "--stride", "3", "--live")
+    live = say(video, "--draw", tmp_path / "live.mp4", "--stride", "3", "--live")
     assert live[0] == 0 and len(list(file_frames(str(tmp_path / "live.mp4"), Reading()))) == 3
 
 
@@ -171,8 +171,8 @@ def test_the_shown_video_has_every_frame(say: Say, video: Path, tmp_path: Path) 
     [
         (["VIDEO", "model.shift_direction=both"], "its shift needs the next frame"),
         (["VIDEO", "data.sampling=uniform"], "give one with --stride N"),
-        (["VIDEO", "--show", "/dev/null/a.mp4"], "--draw /dev/null/a.mp4: cannot be written: Not a directory"),
-        (["VIDEO", "--show", "a.gif"], "--draw must be a name that ends in .mp4, .mkv, .mov, got a.gif"),
+        (["VIDEO", "--draw", "/dev/null/a.mp4"], "--draw /dev/null/a.mp4: cannot be written: Not a directory"),
+        (["VIDEO", "--draw", "a.gif"], "--draw must be a name that ends in .mp4, .mkv, .mov, got a.gif"),
         (["VIDEO", "--raw", "32x32"], "--raw is for frames on standard input"),
         (["-", "--fps", "5"], "--fps must be used with --raw"),
         (["-", "--raw", "60000x60000"], "a frame of 60000 x 60000 pixels is not read"),

@@ -164,14 +164,14 @@ def test_the_summary_has_every_frame() -> None:
 
 
 def test_a_source_that_waits_loses_nothing() -> None:
-    taken = threading.Semaphore(3)
+    taken = threading.Semaphore(4)
 
     def slowly() -> Iterator[StreamFrame]:
         for frame in frames(*range(50)):
             taken.acquire()
             yield frame
 
-    for number, (frame, dropped) in enumerate(newest(slowly(), max_waiting=3)):
+    for number, (frame, dropped) in enumerate(newest(slowly())):
         assert (frame.number, dropped) == (number, 0)
         taken.release()
     assert number == 49

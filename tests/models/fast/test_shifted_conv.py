@@ -23,10 +23,11 @@ def convolution(
     return ShiftedConv2d(plain, TemporalShift(num_frames, fraction, direction))
 
 
-def by_loop(layer: ShiftedConv2d, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def by_loop(
+    layer: ShiftedConv2d, x: torch.Tensor, weight: torch.Tensor, fraction: float = 0.25, direction: str = "both"
+) -> torch.Tensor:
     """The definition: shift one frame and one channel at a time, then convolve."""
-    fold = num_shifted_channels(x.shape[1], layer.fraction)
-    shifted = plain(x, layer.num_frames, fold, layer.direction)
+    shifted = plain(x, layer.num_frames, num_shifted_channels(x.shape[1], fraction), direction)
     return functional.conv2d(shifted, weight, None, layer.stride, layer.padding)
 
 
@@ -44,7 +45,7 @@ def test_forward_and_gradients_equal_the_plain_loop(
     x = torch.randn(2 * num_frames, channels, 5, 4, dtype=torch.double).to(memory_format=memory_format)
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     weight = layer.weight.detach().clone().requires_grad_()
-    out, expected = layer(ours), by_loop(layer, theirs, weight)
+    out, expected = layer(ours), by_loop(layer, theirs, weight, fraction, direction)
     assert_near(out, expected, 1e-13)
     upstream = torch.randn_like(out)
     out.backward(upstream)

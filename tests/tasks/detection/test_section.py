@@ -17,7 +17,7 @@ from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.encode import write_video
 from summit_train.report import page
 from summit_train.report.page import render
-from summit_train.report.records import Run, read_runs
+from summit_train.report.records import RunRecord, read_runs
 from summit_train.tasks.detection.boxes import BOX, Boxes
 from summit_train.tasks.detection.detections import Detections
 from summit_train.tasks.detection.section import read_section
@@ -72,7 +72,7 @@ def test_the_numbers_of_the_section(run: Path) -> None:
 
     All stand still, so all are slow. The false one lies in the frame of the hidden box, so it counts there too.
     """
-    section = read_section(Run(run))
+    section = read_section(RunRecord(run))
     assert section is not None
     assert [row[:2] for row in section.motion] == [("all", 7), ("slow", 7), ("hidden", 1)]
     bike, car = section.classes
@@ -86,7 +86,7 @@ def test_the_numbers_of_the_section(run: Path) -> None:
 
 def test_the_worst_frame_of_each_video_is_shown_with_its_boxes(run: Path) -> None:
     """Down to 0.7, F1 is 2 * 3 / (4 + 4); down to 0.01 it is 2 * 4 / (5 + 4), more: so nothing is missed in frame 3."""
-    section = read_section(Run(run))
+    section = read_section(RunRecord(run))
     assert section is not None
     (bad,) = section.bad
     assert (bad.video, bad.frame, bad.missed, bad.false, bad.size) == ("a.mp4", 3, 0, 1, (192, 96))
@@ -119,4 +119,4 @@ def test_without_the_videos_the_reason_is_shown_and_damage_is_noted(run: Path, t
 
 
 def test_a_classifiers_page_has_no_such_section(write_run) -> None:
-    assert page.read_section(Run(write_run())) is None
+    assert page.read_section(RunRecord(write_run())) is None
