@@ -6,6 +6,7 @@ import fcntl
 import gc
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.models.network import separate_compile_cache
 from tests.slurm import Slurm, missing, running_slurm
 from tests.standins import Standins
-from tests.worlds import train
+from tests.worlds import Say, main_said, train
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 separate_compile_cache()
@@ -30,8 +31,7 @@ WriteSpec = Callable[..., Path]
 
 # Modules whose tests share what takes long to make: one process runs all tests of a name, and makes it once.
 TOGETHER = {
-    "tests/cluster/test_slurm_submit.py": "slurm",
-    "tests/cluster/test_slurm_sweep.py": "slurm",
+    "tests/cluster/test_slurm.py": "slurm",
     "tests/data/video/test_mutants.py": "mutants",
     "tests/training/test_averaging_runs.py": "averaging",
     "tests/training/test_run.py": "run",
@@ -49,7 +49,11 @@ class Together(LoadScopeScheduling):
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the slow tests: one that began last would run alone, while the other processes have nothing left."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    gc.freeze()  # no collection goes again through all that the modules of the tests have imported
+
+
+def pytest_collection_finish() -> None:
+    """Leave what the modules of the tests have imported out of every garbage collection from here on."""
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -157,6 +161,12 @@ def trained_run(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         train(0, spec_writer(motion_set, folder)("run", model={"shift_direction": "past"}))
 
     return made_once(tmp_path_factory, "trained", make) / "runs/run"
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Say:
+    """Runs `summit-train ...` in this process: (status, stdout, stderr)."""
+    return partial(main_said, capsys)
 
 
 @pytest.fixture

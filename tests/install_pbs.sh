@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Unpacks Slurm's wrappers qsub and generate_pbs_nodefile into build/slurm_torque, for tests/cluster/test_slurm_pbs.py.
+# Unpacks Slurm's wrappers qsub and generate_pbs_nodefile into build/slurm_torque, for tests/cluster/test_slurm.py.
 # Installed, their package would become this machine's mpirun. Only as root on Debian or Ubuntu, as their Perl modules
 # are installed; elsewhere, and where it fails, it ends with 0: the test is skipped then.
 set -euo pipefail

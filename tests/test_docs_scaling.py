@@ -53,13 +53,13 @@ def test_what_failures_cost_the_papers_run(capsys: pytest.CaptureFixture[str]) -
         assert main(["simulate", *SPECS["TSM"], "--machine", "summit", "--nodes", "256", "--json", *words]) == 0
         row = json.loads(capsys.readouterr().out)["rows"][0]
         found.append(row["losses"])
+    prose = " ".join(PAGE.split())
     epoch, every_epoch, stall, daly, best = re.findall(
-        r"Saving every epoch, ([\d.]+)\s+s, leaves\s+a goodput of ([\d.]+) %: the steps wait ([\d.]+) s for each\s+"
-        r"checkpoint. "
-        r"Daly's interval is ([^,]+), with ([\d.]+) %",
-        PAGE,
+        r"Saving every epoch, ([\d.]+) s, leaves a goodput of ([\d.]+) %: the steps wait ([\d.]+) s for each "
+        r"checkpoint. Daly's interval is ([^,]+), with ([\d.]+) %",
+        prose,
     )[0]
-    (beside,) = re.findall(r"saving\s+every epoch leaves ([\d.]+) %", PAGE)
+    (beside,) = re.findall(r"saving every epoch leaves ([\d.]+) %", prose)
     one = found[0]
     assert (epoch, stall, daly) == (f"{one['own_interval_s']:.1f}", f"{one['stall_s']:.2f}", duration(one["daly_s"]))
     shares = (one["own_goodput"], one["goodput"], found[1]["own_goodput"])

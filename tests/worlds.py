@@ -79,6 +79,14 @@ def main_said(capsys: pytest.CaptureFixture[str], *words: object) -> Said:
     return status, *capsys.readouterr()
 
 
+def refused(said: Said) -> str:
+    """The one line in which a command refused what it was given, without the program's name."""
+    status, out, err = said
+    line = err.removeprefix("summit-train: ").removesuffix("\n")
+    assert (status, out, err) == (2, "", f"summit-train: {line}\n") and "\n" not in line, said
+    return line
+
+
 def start(
     ranks: int,
     *words: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from summit_train.models.csn import IrCSN
@@ -40,7 +41,11 @@ def build_model(
     drawn from `generator`, or torch's global one. Raises ValueError for wrong arguments.
     """
     values = {"arch": arch, "backbone": backbone, "num_classes": num_classes, **options}
-    network = NetworkSpec.model_validate(values)
+    try:
+        network = NetworkSpec.model_validate(values)
+    except ValidationError as error:
+        wrong = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}, got {one['input']!r}" for one in error.errors())
+        raise ValueError("; ".join(wrong)) from None
     if in_channels < 1:
         raise ValueError(f"in_channels must be 1 or more, got {in_channels}")
     for _, problem in network_problems(network, num_frames):

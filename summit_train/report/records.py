@@ -44,7 +44,6 @@ class Record(BaseModel):
 
 
 RecordType = TypeVar("RecordType", bound=Record)
-T = TypeVar("T")
 
 
 class WithMeasures(Record):
@@ -132,13 +131,15 @@ class BatchRecord(LogRecord):
 class StartRecord(LogRecord):
     """A start (step 0) or a resume (step > 0). startup_s: of the process until then.
 
-    steps_again: updates of the process before that are done again.
+    steps_again: updates of the process before that are done again. forced: by which keys it is another experiment, in
+    older runs.
     """
 
     step: int
     ranks: int | None = None
     startup_s: Known = None
     steps_again: int = 0
+    forced: tuple[str, ...] = ()
 
 
 class MoreEpochsRecord(LogRecord):
@@ -227,6 +228,7 @@ class ClipsPerClass(Record):
         return {side: {name: counts.get(name, 0) for name in names} for side, counts in sides.items()}
 
 
+ByStep = TypeVar("ByStep", StepRecord, EvalRecord, WarningRecord, TrustRatioRecord, AverageRecord)
 RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environment.json")
 OBSERVED_FILE = "observed.json"  # of `eval --observed`; optional
 RUN_MARKS = ("spec.yaml", "metrics.jsonl")  # of a run folder
@@ -320,35 +322,26 @@ class RunRecord:
     def _replay_log(self) -> None:
         """Replay metrics.jsonl: a later record of a step replaces the earlier, a resume takes back what follows it."""
         self.log = list(self._log())
-        self.checkpoints = [record for record in self.log if isinstance(record, CheckpointRecord)]
-        self.extensions = [record for record in self.log if isinstance(record, MoreEpochsRecord)]
-        self.batches = _in_order({record.epoch: record for record in self.log if isinstance(record, BatchRecord)})
-        self.starts, self.seconds = list[StartRecord](), 0.0
-        steps, evals, warnings = dict[int, StepRecord](), dict[int, EvalRecord](), dict[int, WarningRecord]()
-        trust_ratios, averages = dict[int, TrustRatioRecord](), dict[int, AverageRecord]()
+        rare = [record for record in self.log if not isinstance(record, StepRecord)]
+        self.steps, self.evals = _last(StepRecord, self.log), _last(EvalRecord, rare)
+        self.warnings = _last(WarningRecord, rare)
+        self.trust_ratios, self.averages = _last(TrustRatioRecord, rare), _last(AverageRecord, rare)
+        batches = {record.epoch: record for record in rare if isinstance(record, BatchRecord)}
+        self.batches = [batches[epoch] for epoch in sorted(batches)]
+        self.checkpoints = [record for record in rare if isinstance(record, CheckpointRecord)]
+        self.extensions = [record for record in rare if isinstance(record, MoreEpochsRecord)]
+        self.starts, self.seconds, done = list[StartRecord](), 0.0, set[int]()
         for record in self.log:
-            if isinstance(record, StepRecord | EvalRecord | CheckpointRecord):
-                self.seconds += number(record.step_s if isinstance(record, StepRecord) else record.seconds) or 0.0
             match record:
                 case StepRecord():
-                    steps[record.step] = record
-                case EvalRecord():
-                    evals[record.step] = record
-                case WarningRecord():
-                    warnings[record.step] = record
-                case TrustRatioRecord():
-                    trust_ratios[record.step] = record
-                case AverageRecord():
-                    averages[record.step] = record
+                    done.add(record.step)
+                    self.seconds += number(record.step_s) or 0.0
+                case EvalRecord() | CheckpointRecord():
+                    self.seconds += number(record.seconds) or 0.0
                 case StartRecord():
-                    steps_again = sum(step > record.step for step in steps)
-                    self.starts.append(record.model_copy(update={"steps_again": steps_again}))
-                    # What follows a checkpoint that was resumed is not in the weights.
-                    for found in (steps, evals, warnings, trust_ratios, averages):
-                        for step in [step for step in found if step > record.step]:
-                            del found[step]
-        self.steps, self.evals, self.warnings = _in_order(steps), _in_order(evals), _in_order(warnings)
-        self.trust_ratios, self.averages = _in_order(trust_ratios), _in_order(averages)
+                    again = {step for step in done if step > record.step}
+                    done -= again
+                    self.starts.append(record.model_copy(update={"steps_again": len(again)}))
 
     def _log(self) -> Iterator[LogRecord | StepRecord]:
         """Yield the records of metrics.jsonl; note each line that cannot be read. A missing file is in `missing`."""
@@ -459,8 +452,15 @@ def _check_is_run(path: Path) -> None:
         raise UserError(f"{path}: not a run, it has neither spec.yaml nor metrics.jsonl; {hint}")
 
 
-def _in_order(found: dict[int, T]) -> list[T]:
-    return [found[key] for key in sorted(found)]
+def _last(kind: type[ByStep], log: Sequence[LogRecord | StepRecord]) -> list[ByStep]:
+    """Return the last record of each step. What follows a checkpoint that was resumed is not in the weights."""
+    found: dict[int, ByStep] = {}
+    for record in log:
+        if isinstance(record, kind):
+            found[record.step] = record
+        elif isinstance(record, StartRecord):
+            found = {step: one for step, one in found.items() if step <= record.step}
+    return [found[step] for step in sorted(found)]
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -83,6 +83,10 @@ def notes_of(run: RunRecord) -> list[str]:
         notes.append(f"Resumed {times}; {counted(again, 'step')} done again")
     if run.final is not None and (lacking := run.final.classes_left_out):
         notes.append(f"{run.measures.main.name} leaves out classes without ground truth: {listed(lacking)}")
+    for start in run.starts:
+        if start.forced:
+            since = f"Another experiment since step {start.step:,}"
+            notes.append(f"{since}; only its checkpoints are in the mean: {'; '.join(start.forced)}")
     for more in run.extensions:
         since = f"{more.after} epochs instead of {more.before} since step {more.step:,} (--more-epochs)"
         notes.append(f"{since}; only checkpoints after it are in the mean")
@@ -169,8 +173,9 @@ def differences_of(result: FinalEval, run: RunRecord) -> str:
 
 
 def _line(run: RunRecord) -> int:
-    """Return the step at which the run's line of checkpoints began: its last --more-epochs."""
-    return max((more.step for more in run.extensions), default=0)
+    """Return the step at which the run's line of checkpoints began: with the last other keys, or more epochs."""
+    forced = [start.step for start in run.starts if start.forced]
+    return max([*forced, *(more.step for more in run.extensions)], default=0)
 
 
 def _earlier(run: RunRecord, result: FinalEval) -> list[str]:

@@ -1,11 +1,10 @@
-"""`summit-train doctor --site` on a login node of small programs; test_slurm_submit.py has a real one."""
+"""`summit-train doctor --site` on a login node of small programs; test_slurm.py has a real one."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from summit_train.cluster.doctor import Check
 from summit_train.cluster.doctor_site import check_account, check_launcher, check_queue, check_shared, examine_site
 from summit_train.cluster.site import Site, load_site
 from tests.cluster.test_doctor import program
-from tests.worlds import Say, main_said
+from tests.worlds import Say, refused
 
 PARTITIONS = """\
 echo 'PartitionName=long Default=NO MaxNodes=UNLIMITED MaxTime=2-12:00:00 TotalNodes=64 State=UP'
@@ -34,12 +33,6 @@ def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     modules = 'module() { [ "$2" != absent ] || { echo "Unable to locate a modulefile for $2" >&2; return 1; }; }'
     (tmp_path / ".bash_profile").write_text(f"PATH='{folder}':$PATH\n{modules}\n")
     return folder
-
-
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Runs `summit-train ...` in this process: (status, stdout, stderr)."""
-    return partial(main_said, capsys)
 
 
 def _site(*keys: str) -> Site:
@@ -165,13 +158,10 @@ def test_a_site_is_examined_as_far_as_this_machine_can(login: Path, tmp_path: Pa
     assert [check.name for check in examine_site(load_site("local"), tmp_path)][-1] == "disk for runs"
 
 
-def test_the_trial_needs_a_batch_system(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_trial_needs_a_batch_system(say: Say) -> None:
+    reason = "--submit must be used with --site NAME of a batch system; try --site slurm_generic"
     for words in ((), ("--site", "local")):
-        status, out, err = main_said(capsys, "doctor", "--submit", *words)
-        assert (status, out) == (2, "")
-        assert (
-            err == "summit-train: --submit must be used with --site NAME of a batch system; try --site slurm_generic\n"
-        )
+        assert refused(say("doctor", "--submit", *words)) == reason
 
 
 # What the trial job's script is run as by a scheduler of small programs, which writes its output as Slurm does.

@@ -45,7 +45,10 @@ def _group(folder: Path, limit: str, used: int, cached: int, *, first: bool = Fa
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if first else ("memory.max", "memory.current")
     for name, number in zip(names, (limit, used), strict=True):
         (folder / name).write_text(f"{number}\n")
-    (folder / "memory.stat").write_text(f"file 5\n{'total_' * first}inactive_file {cached}\nanon 7\n")
+    (folder / "memory.stat").write_text(
+        f"file 5\n{'total_' * first}inactive_file {cached // 2}\n"
+        f"{'total_' * first}active_file {cached - cached // 2}\nanon 7\n"
+    )
 
 
 def test_free_memory_is_what_the_tightest_group_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

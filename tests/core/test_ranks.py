@@ -294,6 +294,14 @@ def test_a_rank_that_is_killed_is_named(write_spec: WriteSpec, tmp_path: Path, c
     assert "rank 1 was ended by SIGKILL\n" in output and "mpirun noticed" not in output and "---" not in output
 
 
+@needs_ranks
+def test_what_mpirun_itself_cannot_do_is_said(write_spec: WriteSpec) -> None:
+    """A folder for its session cannot be made in a file."""
+    environ = {"SUMMIT_TRAIN_COMM": "horovod", "TMPDIR": os.devnull}
+    status, output = run(0, *TRAIN, _spec(write_spec), "--ranks", "2", env=environ)
+    assert status == 1 and "ORTE_ERROR_LOG" in output, output
+
+
 def test_torchrun_says_last_why_a_rank_failed() -> None:
     status, output = run(0, *TORCHRUN, "--nproc-per-node", "2", *TRAIN, "gone.yaml")
     assert status == 1

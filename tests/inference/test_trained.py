@@ -16,7 +16,7 @@ from summit_train.inference.arguments import open_named
 from summit_train.inference.trained import open_trained
 from tests.closeness import assert_near
 from tests.runs import changed_copy
-from tests.worlds import main_said
+from tests.worlds import Say
 
 CPU = torch.device("cpu")
 
@@ -130,10 +130,10 @@ def test_names_of_the_classes(trained_run: Path, tmp_path: Path, capsys: pytest.
 
 @pytest.mark.parametrize("words", [("cam", "run", "a.mp4", "--out"), ("export", "run", "--out"), ("stream", "run")])
 def test_several_ranks_are_refused_where_the_work_is_for_one(
-    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("RANK", "0"), ("SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_SIZE", "2")):
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
     reason = "is one process and shares no work among ranks; start it without mpirun, srun, jsrun or torchrun"
-    said = main_said(capsys, *words, tmp_path / "out")
+    said = say(*words, tmp_path / "out")
     assert said == (2, "", f"summit-train: {words[0]} {reason}\n") and list(tmp_path.iterdir()) == []

@@ -77,6 +77,15 @@ def test_where_a_line_of_checkpoints_began_is_noted(write_run, run_records):
         assert differences_of(run.final, run) == (earlier[0] if earlier else "—")
 
 
+def test_an_older_run_that_became_another_experiment_is_noted(write_run, run_records):
+    lines = [line for line in run_records() if line["step"] <= 30]
+    lines.append({"kind": "start", "step": 30, "ranks": 2, "forced": ["seed: the checkpoint has 0, this run 1"]})
+    run = RunRecord(write_run("forced", lines=lines))
+    since = "Another experiment since step 30; only its checkpoints are in the mean"
+    assert f"{since}: seed: the checkpoint has 0, this run 1" in notes_of(run)
+    assert run.final is not None and differences_of(run.final, run) == "from the experiment before step 30"
+
+
 def test_nested_values_become_dotted_rows():
     nested = {"torch": {"version": "2.13.0", "threads": 2}, "gpus": [], "mpi": None, "ok": True, "lr": 1 / 3}
     assert rows(nested) == [

@@ -15,7 +15,6 @@ from pydantic import BaseModel, ValidationError
 from summit_train.core.errors import UserError
 from summit_train.spec import Spec, dump_spec, experiment_defaults, experiment_keys, load_spec, spec_from_values
 from summit_train.spec.catalog import ARCHITECTURES, BACKBONES, VIT_BACKBONES
-from summit_train.spec.modality import RGB
 
 # Four lines: name 1, model 2, data 3, scale 4.
 TEXT = """name: t
@@ -54,26 +53,6 @@ def refused(load: Callable[..., Spec], tmp_path: Path) -> Callable[..., list[str
         return str(caught.value).replace(f"{tmp_path}/", "").split("\n")
 
     return refused
-
-
-def test_defaults_are_the_papers_recipe(load: Callable[..., Spec]) -> None:
-    spec = load()
-    assert spec.optimizer.model_dump() == {
-        "name": "sgd", "momentum": 0.9, "weight_decay": 1e-4, "base_lr": 0.00125, "base_batch": 8,
-        "lr_scaling": "linear", "head_lr_factor": 1.0, "first_lr_factor": 1.0, "clip_norm": None, "trust_ratio": None,
-        "compression": "none", "alpha": 0.99, "betas": (0.9, 0.999), "eps": None, "decay_norms": False,
-        "layer_decay": 1.0,
-    }  # fmt: skip
-    assert spec.schedule.model_dump() == {
-        "epochs": 100, "warmup_epochs": 5, "warmup": "linear", "warmup_scaling": "none",
-        "decay": "cosine", "power": 2.0, "milestones": (), "factor": 0.1,
-    }  # fmt: skip
-    assert spec.model.dropout == spec.loss.label_smoothing == 0
-    assert (spec.evaluate.clips, spec.evaluate.short_side, spec.evaluate.last_checkpoints) == (10, 256, 5)
-    assert (spec.data.num_frames, spec.data.crop, spec.data.short_side) == (8, 224, (256, 320))
-    assert (spec.data.input, spec.data.flow_length) == (RGB, 5)
-    assert spec.model.shift_fraction == 1 / 8
-    assert spec.run_path == Path("runs/t")
 
 
 def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(refused: Callable[..., list[str]]) -> None:

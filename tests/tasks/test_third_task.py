@@ -119,9 +119,7 @@ def test_its_keys_and_its_list_are_checked_with_the_others(place: Path) -> None:
 def test_its_list_is_scanned_split_and_packed_with_the_events(place: Path) -> None:
     (place / "late.csv").write_text("path,label,moment\ntrain0.mp4,0,16\ntrain1.mp4,0,3\n")
     status, out, err = said(place, "data", "index", "late.csv", "--root", str(place), "--out", "good.csv")
-    assert status == 0 and "its event is in frame 16, and it has 16" in (place / "good.csv.left_out.csv").read_text(), (
-        err
-    )
+    assert status == 0 and "its event is in frame 16, and it has 16" in (place / "good.left_out.csv").read_text(), err
     assert [row["moment"] for row in csv.DictReader((place / "good.csv").read_text().splitlines())] == ["3"]
     status, out, err = said(place, "data", "pack", "val.csv", "packed", "--root", str(place), "--kind", "bytes")
     assert status == 0, err

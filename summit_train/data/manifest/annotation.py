@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.data.manifest.tables import Table
 from summit_train.data.video.augment import View
-
-
-class Annotated(NamedTuple):
-    """A video for `Annotation.list_rows`: its path, number of frames and SHA-256, and what the list says of it."""
-
-    path: str
-    num_frames: int | None
-    sha256: str | None
-    annotation: Annotation
 
 
 class Annotation:
@@ -47,8 +38,8 @@ class Annotation:
         raise NotImplementedError
 
     @classmethod
-    def list_rows(cls, videos: Iterable[Annotated]) -> Iterator[Sequence[object]]:
-        """Yield the rows of a list of its own format, its header first."""
+    def list_rows(cls, clips: Iterable[Any]) -> Iterator[Sequence[object]]:
+        """Yield the rows of a list of its own format, its header first. clips: a reading.ManifestRow of each."""
         raise NotImplementedError
 
     @property

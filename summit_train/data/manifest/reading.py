@@ -25,7 +25,7 @@ from summit_train.core.files import read_file, regular, replacing, write_json, w
 from summit_train.core.machine import free_memory
 from summit_train.core.text import binary_size, csv_text, from_json
 from summit_train.data.manifest import tables
-from summit_train.data.manifest.annotation import Annotated, Annotation
+from summit_train.data.manifest.annotation import Annotation
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.tables import CLASSES_FILE, DTYPES, OPTIONAL, label_text, opened
 from summit_train.data.video.region import WHOLE_FRAME, Region
@@ -83,9 +83,8 @@ def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
     Rows whose annotation has a list of its own format are written as such, with the frame counts and the SHA-256 alone.
     """
     rows = list(rows)
-    annotated = [Annotated(row.path, row.num_frames, row.sha256, row.annotation) for row in rows if row.annotation]
-    if annotated and annotated[0].annotation.own_list:
-        write_text(path, csv_text(annotated[0].annotation.list_rows(annotated), exact=True))
+    if (annotation := next((row.annotation for row in rows if row.annotation), None)) and annotation.own_list:
+        write_text(path, csv_text(annotation.list_rows(rows), exact=True))
         return
     cells: list[dict[str, object]] = []
     for row in rows:
@@ -316,13 +315,13 @@ def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
     if source.is_file() and 3 * (size := source.stat().st_size) > (free := free_memory()):  # measured: 2.9 to 6.2
         need = f"a list of {binary_size(size)} needs 3 to 6 times as much memory, and {binary_size(free)} are free"
         raise UserError(f"{source}: {need}; try a machine with more, or split the list")
+    found: Iterable[tables.Table]
     annotation: Annotation | None = None
     if is_folder:
-        found: Iterable[tables.Table] = [tables.folder_table(source)]
-    elif annotated := next(filter(None, (kind.read(source, classes) for kind in every_part("annotation"))), None):
-        found, annotation = annotated
+        found = [tables.folder_table(source)]
     else:
-        found = tables.read_tables(source)
+        own = (kind.read(source, classes) for kind in every_part("annotation"))
+        found, annotation = next(filter(None, own), (tables.read_tables(source), None))
     columns = tables.parse_tables(source, found, classes, region)
     if not len(columns["labels"]):
         raise UserError(f"{source}: no clip found in it")

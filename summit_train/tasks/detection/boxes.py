@@ -19,17 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.data.manifest import tables
-from summit_train.data.manifest.annotation import Annotated, Annotation
-from summit_train.data.manifest.tables import (
-    DTYPES,
-    Table,
-    check_names,
-    csv_rows,
-    opened,
-    parse_flag,
-    parse_label,
-)
+from summit_train.data.manifest import ManifestRow, tables
+from summit_train.data.manifest.annotation import Annotation
+from summit_train.data.manifest.tables import DTYPES, Table, check_names, csv_rows, opened, parse_flag, parse_label
 from summit_train.data.video.augment import View
 from summit_train.data.video.source import DecodeError
 
@@ -80,15 +72,16 @@ class Boxes(Annotation):
         return cls(rows, ends, source=source)
 
     @classmethod
-    def list_rows(cls, videos: Iterable[Annotated]) -> Iterator[Sequence[object]]:
+    def list_rows(cls, clips: Iterable[ManifestRow]) -> Iterator[Sequence[object]]:
         """Yield the rows of a list with boxes, which has a row for each video without one too."""
         yield *COLUMNS, *FLAGS, *FACTS
-        for path, num_frames, sha256, boxes in videos:
-            yield path, *[""] * (len(COLUMNS) + len(FLAGS) - 1), num_frames or "", sha256 or ""
-            for frame, track, label, box, ignored, hidden in boxes.columns["boxes"].tolist():
+        for clip in clips:
+            yield clip.path, *[""] * (len(COLUMNS) + len(FLAGS) - 1), clip.num_frames or "", clip.sha256 or ""
+            assert isinstance(clip.annotation, Boxes)
+            for frame, track, label, box, ignored, hidden in clip.annotation.rows.tolist():
                 left, top, right, bottom = box.tolist()
                 numbers = (f"{round(one, 3):.12g}" for one in (left, top, right - left, bottom - top))
-                yield path, frame, track, label, *numbers, int(ignored), int(hidden), "", ""
+                yield clip.path, frame, track, label, *numbers, int(ignored), int(hidden), "", ""
 
     @property
     def columns(self) -> dict[str, NDArray[Any]]:

@@ -19,7 +19,6 @@ from summit_train.data.packed.read import ShardStore, stray_files, verify_files
 from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Frames
-from tests.cli.conftest import say as say
 
 NUM_VIDEOS, NUM_FRAMES, SHARD_BYTES = 7, 12, 16_000
 PackSet = Callable[..., Path]

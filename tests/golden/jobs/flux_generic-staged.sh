@@ -168,7 +168,7 @@ if ((requeues >= 20)); then
 fi
 # Flux requeues nothing: a new job of the enclosing instance continues when this one has ended.
 cd -- "$run/job"
-resubmit() { FLUX_F58_FORCE_ASCII=1 flux --parent batch --dependency="afterany:$job_id" job.sh; }
+resubmit() { FLUX_F58_FORCE_ASCII=1 env -u SUMMIT_TRAIN_SECRET flux --parent batch --dependency="afterany:$job_id" job.sh; }
 if ! next=$(resubmit); then
     say "job $job_id: stopped at step $last; the scheduler refused a new job; submit it again to continue"
     exit 1

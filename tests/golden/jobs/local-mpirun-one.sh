@@ -17,6 +17,9 @@ fi
 
 export PATH="${python%/*}:$PATH" # the environment's own mpirun, where set-up installed one
 export OMP_NUM_THREADS=1 # the ranks and their workers share the cores
+# Ranks prove to each other that they know it; nobody else can join them.
+SUMMIT_TRAIN_SECRET=${SUMMIT_TRAIN_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
+export SUMMIT_TRAIN_SECRET
 
 # The number of updates in the newest checkpoint, 0 where there is none.
 newest_step() {
@@ -30,7 +33,7 @@ newest_step() {
 # The bytes of the scores that a stopped evaluation keeps.
 scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | wc -c; }
 
-forwarded=(-x PATH -x OMP_NUM_THREADS) # to the ranks of other nodes
+forwarded=(-x PATH -x SUMMIT_TRAIN_SECRET -x OMP_NUM_THREADS) # to the ranks of other nodes
 all_ranks=(
     mpirun
     -np 2

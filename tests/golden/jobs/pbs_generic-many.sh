@@ -156,7 +156,7 @@ if ((requeues >= 20)); then
 fi
 # qrerun is for operators and no exit status requeues, so a new job continues when this one has ended.
 cd -- "$PBS_O_WORKDIR"
-resubmit() { env -u MASTER_ADDR qsub -W "depend=afterany:$PBS_JOBID" job.sh; } # with -V it would inherit this one's address
+resubmit() { env -u MASTER_ADDR -u SUMMIT_TRAIN_SECRET qsub -W "depend=afterany:$PBS_JOBID" job.sh; } # with -V it would inherit them
 if ! next=$(resubmit); then
     say "job $job_id: stopped at step $last; the scheduler refused a new job; submit it again to continue"
     exit 1

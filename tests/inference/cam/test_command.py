@@ -18,7 +18,7 @@ from PIL import Image
 
 from summit_train.inference.cam.command import draw_strip, output_names
 from tests.runs import changed_copy
-from tests.worlds import main_said
+from tests.worlds import Say
 
 GIVEN = ("--threshold", "0.1")
 VIDEO = "videos/val_000000.mp4"
@@ -27,11 +27,11 @@ Cam = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
-def cam(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Cam:
+def cam(say: Say, tmp_path: Path) -> Cam:
     """Runs `cam RUN ... --out out` in this process, which must end with `status`: (stdout, stderr)."""
 
     def cam(*words: object, status: int = 0, out: Path = tmp_path / "out") -> tuple[str, str]:
-        found, text, err = main_said(capsys, "cam", *words, "--out", out)
+        found, text, err = say("cam", *words, "--out", out)
         assert found == status, err
         return text, err
 

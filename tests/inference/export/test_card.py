@@ -27,7 +27,7 @@ from summit_train.spec import dump_spec, spec_from_values
 from summit_train.training.checkpoint import save_checkpoint
 from tests.models.test_foreign import SMALL
 from tests.runs import changed_copy
-from tests.worlds import main_said
+from tests.worlds import Say, refused
 
 safetensors = pytest.importorskip("safetensors.torch", reason="the package safetensors is not installed")
 EVAL = {
@@ -55,10 +55,10 @@ def run(trained_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_command_takes_the_file_and_its_bits_are_the_checkpoints(
-    run: Path, tmp_path: Path, motion_set: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, motion_set: Path, say: Say
 ) -> None:
     out = tmp_path / "model"
-    status, text, _ = main_said(capsys, "export", run, "--out", out, "--card")
+    status, text, _ = say("export", run, "--out", out, "--card")
     weights = out / "model.safetensors"
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
     assert status == 0 and digest in text and "accuracy  from eval.json" in text and "step 20" in text
@@ -69,7 +69,7 @@ def test_every_command_takes_the_file_and_its_bits_are_the_checkpoints(
     assert (after.classes, after.step, after.experiment) == (before.classes, 20, dict(before.experiment))
     assert after.spec.model == before.spec.model and after.spec.optimizer == before.spec.optimizer
     video = motion_set / "videos/val_000000.mp4"
-    said = [json.loads(main_said(capsys, "predict", one, video, "--json")[1]) for one in (run, weights)]
+    said = [json.loads(say("predict", one, video, "--json")[1]) for one in (run, weights)]
     assert said[0] == said[1] and said[0]["videos"][0]["predictions"]
     model = build_model("tsm", "resnet18", 8, 4, width=before.spec.model.width, shift_direction="past")
     report = load_pretrained(model, weights, before.classes)
@@ -107,13 +107,13 @@ def test_a_checkpoint_alone_has_a_card_that_says_what_is_missing(run: Path, tmp_
     assert "# a\\|b &lt;script&gt; \\[x\\](y) \\# c\n" in text  # a name is text
 
 
-def test_eval_scores_the_file_as_its_checkpoint(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_scores_the_file_as_its_checkpoint(run: Path, tmp_path: Path, say: Say) -> None:
     own = write_card(open_trained(run), tmp_path)["weights"]
     subprocess.run(["sha256sum", "--check", "model.safetensors.sha256"], cwd=tmp_path, check=True, capture_output=True)
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     pair = [open_trained(copy).path, own]
-    status, text, _ = main_said(capsys, "eval", copy, "--checkpoints", *pair, "--name", "both", "--json")
+    status, text, _ = say("eval", copy, "--checkpoints", *pair, "--name", "both", "--json")
     first, second = json.loads(text)["checkpoints"]
     assert status == 0 and second["path"] == own and first | {"path": own} == second
 
@@ -179,13 +179,10 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, run: Path) -> No
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
-def test_mistakes_are_named(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    status, _, err = main_said(capsys, "export", run, "--out", tmp_path / "a", "--card", "--stream")
-    assert status == 2 and "--card must be used without --stream" in err
+def test_mistakes_are_named(run: Path, tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("export", run, "--out", tmp_path / "a", "--card")
+    assert "--card must be used without --stream" in refused(say(*words, "--stream"))
     (tmp_path / "file").touch()
-    assert main_said(capsys, "export", run, "--out", tmp_path / "file", "--card")[0] == 2
+    assert say("export", run, "--out", tmp_path / "file", "--card")[0] == 2
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    status, _, err = main_said(capsys, "export", run, "--out", tmp_path / "a", "--card")
-    assert status == 2 and "pip install safetensors" in err and not (tmp_path / "a").exists()
+    assert "pip install safetensors" in refused(say(*words)) and not (tmp_path / "a").exists()

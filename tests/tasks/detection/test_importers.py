@@ -14,7 +14,6 @@ from summit_train.data.manifest.files import FileStore
 from summit_train.data.manifest.importers import import_kinds
 from summit_train.tasks.detection.boxes import Boxes
 from summit_train.tasks.detection.importers import VID_CLASSES, LabelledPictures, read_mot, read_vid
-from tests.cli.conftest import say as say
 from tests.data.packed.conftest import all_frames
 from tests.worlds import Say
 

@@ -18,12 +18,11 @@ from summit_train.data.packed.format import Packing
 from summit_train.spec import DataSpec
 from summit_train.tasks.detection.boxes import Boxes
 from summit_train.tasks.detection.moving_objects import MovingObjects
-from tests.cli.conftest import say as say
 from tests.data.packed.conftest import complaints, packed_store
 from tests.tasks.detection.test_batches import box_batches
 from tests.worlds import Say
 
-REAL = Path(__file__).parents[3] / "shared" / "data" / "boxes"
+REAL = Path(__file__).parents[4] / "shared" / "data" / "boxes"
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from summit_train.tasks.detection.stream import BoxFinder
 from tests.closeness import assert_near
 from tests.detectors import detector_spec
 from tests.inference.stream.test_command import lines, read
-from tests.worlds import main_said
+from tests.worlds import Say, refused
 
 CPU, NAMES = torch.device("cpu"), ("cat", "dog")
 SCALED: dict[str, Any] = {"data": {"long_side": 80}, "evaluate": {"short_side": 64}}
@@ -106,10 +106,8 @@ def test_the_maps_of_a_stream_are_those_of_the_clip_network_in_fp32(detector: Pa
         assert_near(stream.output(picture)[0], expected, 1e-5)
 
 
-def test_one_line_a_frame_with_boxes_in_pixels_of_the_upright_frame(
-    capsys: pytest.CaptureFixture[str], detector: Path, video: Path
-) -> None:
-    said = main_said(capsys, "stream", detector, video, "--json", "--score", "0.385")
+def test_one_line_a_frame_with_boxes_in_pixels_of_the_upright_frame(say: Say, detector: Path, video: Path) -> None:
+    said = say("stream", detector, video, "--json", "--score", "0.385")
     assert said[0] == 0 and f"{detector}: tsm resnet18, every frame, boxes\n" in said[2]
     trained = open_trained(detector)
     stream, num_boxes = BoxFinder(trained, CPU, 0.385), 0
@@ -128,11 +126,9 @@ def test_one_line_a_frame_with_boxes_in_pixels_of_the_upright_frame(
     assert num_boxes > 9
 
 
-def test_without_json_a_line_where_number_or_classes_change(
-    capsys: pytest.CaptureFixture[str], detector: Path, video: Path
-) -> None:
+def test_without_json_a_line_where_number_or_classes_change(say: Say, detector: Path, video: Path) -> None:
     words = ("stream", detector, video, "--score", "0.385")
-    boxes = [line["boxes"] for line in lines(main_said(capsys, *words, "--json"))]
+    boxes = [line["boxes"] for line in lines(say(*words, "--json"))]
     expected, last = [], None
     for number, found in enumerate(boxes):
         classes = sorted(box["label"] for box in found)
@@ -141,15 +137,15 @@ def test_without_json_a_line_where_number_or_classes_change(
             expected.append(f"{number / 25:9.2f} s  {text or 'no box'}")
         last = classes
     assert 1 < len(expected) < 9
-    assert main_said(capsys, *words)[1].splitlines() == expected
-    none = main_said(capsys, "stream", detector, video, "--score", "1")[1]
+    assert say(*words)[1].splitlines() == expected
+    none = say("stream", detector, video, "--score", "1")[1]
     assert none == "     0.00 s  no box\n"
 
 
 def test_boxes_stay_in_the_drawn_frames_that_a_stride_skips(
-    capsys: pytest.CaptureFixture[str], detector: Path, video: Path, tmp_path: Path
+    say: Say, detector: Path, video: Path, tmp_path: Path
 ) -> None:
-    said = main_said(capsys, "stream", detector, video, "--json", "--stride", "4", "--draw", tmp_path / "a.mp4")
+    said = say("stream", detector, video, "--json", "--stride", "4", "--draw", tmp_path / "a.mp4")
     assert [line["frame"] for line in lines(said)] == [0, 4, 8]
     assert read(tmp_path / "a.mp4")[1].shape == (9, 96, 48, 3)
 
@@ -187,27 +183,26 @@ def test_the_drawn_video_has_the_colours_of_the_classes_at_the_edges(tmp_path: P
     ],
 )
 def test_what_a_detector_cannot_do_is_one_line_and_2(
-    capsys: pytest.CaptureFixture[str], detector: Path, video: Path, words: list[str], reason: str
+    say: Say, detector: Path, video: Path, words: list[str], reason: str
 ) -> None:
     given = {"RUN": detector, "VIDEO": video}
-    status, out, err = main_said(capsys, *(given.get(word, word) for word in words))
-    assert (status, out) == (2, "") and err.startswith("summit-train: ") and err.count("\n") == 1 and reason in err
+    assert reason in refused(say(*(given.get(word, word) for word in words)))
 
 
 def test_scores_that_cannot_be_and_those_of_a_classifier(
-    capsys: pytest.CaptureFixture[str], detector: Path, video: Path, trained_run: Path
+    say: Say, detector: Path, video: Path, trained_run: Path
 ) -> None:
     for value in ("-0.1", "1.1", "half", "nan"):
-        status, _, err = main_said(capsys, "stream", detector, video, f"--score={value}")
+        status, _, err = say("stream", detector, video, f"--score={value}")
         assert status == 2 and err.endswith(f"argument --score: must be 0 to 1, got '{value}'\n")
-    status, _, err = main_said(capsys, "stream", trained_run, video, "--score", "0.5")
-    assert status == 2 and err.startswith("summit-train: --score must be used with a detector")
+    line = refused(say("stream", trained_run, video, "--score", "0.5"))
+    assert line.startswith("--score must be used with a detector")
 
 
-def test_the_exported_stream_gives_the_maps(capsys: pytest.CaptureFixture[str], detector: Path, tmp_path: Path) -> None:
+def test_the_exported_stream_gives_the_maps(say: Say, detector: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     words = ("--out", tmp_path / "a.onnx", "--stream", "--size", "80x40", "--json")
-    status, out, _ = main_said(capsys, "export", detector, *words)
+    status, out, _ = say("export", detector, *words)
     found = json.loads(out)
     assert status == 0 and found["kind"] == "stream" and found["outputs"][0]["shape"][2:] == [5, 3]
     random = found["verification"]["random"]

@@ -1,10 +1,17 @@
-"""`summit-train submit` on a real Slurm: two nodes; a run that is warned, killed, cancelled or refused, and resumes."""
+"""A real Slurm of two nodes: `submit` (a run that is warned, killed, cancelled or refused, and resumes), `sweep` as a
+job array, and the script for PBS through Slurm's own qsub, with Open MPI's mpirun.
+
+Slurm reads the script's #PBS lines itself. Its qsub takes scripts by name only and has no qselect, so the states of
+PBS are not tested here; Slurm tells the hosts through generate_pbs_nodefile, as the site's set-up.
+"""
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -15,12 +22,12 @@ import pytest
 
 from summit_train.cluster.job import Job
 from summit_train.cluster.site import load_site
-from summit_train.cluster.submit import write_job
+from summit_train.cluster.submit import submissions, write_job
 from summit_train.spec import load_spec
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, final_state, steps_of
 from tests.slurm import Slurm, running_slurm
-from tests.worlds import ROOT
+from tests.worlds import ROOT, lines
 
 pytestmark = [pytest.mark.slow]
 
@@ -259,3 +266,141 @@ def test_a_stopped_cluster_leaves_no_process(slurm: Slurm, tmp_path: Path) -> No
         assert len(second.processes()) >= 8
     assert second.processes() == []
     assert slurm.run("sinfo", "-h", "-o", "%D").strip() == "2"
+
+
+# --- a sweep as a job array
+
+
+SWEEP = """
+name: batch_size
+base: base.yaml
+set: {schedule.epochs: 4, scale.clips_per_gpu: 2}
+grid: {scale.gpus: [4, 2]}
+nodes: 1
+at_once: 2
+"""
+
+
+@pytest.fixture
+def files(write_spec: WriteSpec, tmp_path: Path) -> tuple[str, str]:
+    """(sweep, site): batches of 8 and 4 clips, each on one node of two ranks."""
+    write_spec("base")
+    (tmp_path / "sweep_file.yaml").write_text(SWEEP)
+    (tmp_path / "site.yaml").write_text(SITE.replace("ranks_per_node: 1", "ranks_per_node: 2"))
+    return str(tmp_path / "sweep_file.yaml"), str(tmp_path / "site.yaml")
+
+
+def _sweep(slurm: Slurm, *words: str) -> str:
+    status, said = slurm.program("sweep", *words)
+    assert status == 0, said
+    return said
+
+
+def _states(slurm: Slurm, sweep: str) -> dict[str, str]:
+    values = json.loads(lines(_sweep(slurm, sweep, "--status", "--json"))[-1])
+    return {run["name"]: run["state"] for run in values["runs"]}
+
+
+def test_an_array_with_one_run_killed_and_then_that_one_alone(
+    slurm: Slurm, files: tuple[str, str], tmp_path: Path
+) -> None:
+    sweep, site = files
+    folder = tmp_path / "runs/batch_size"
+    killed, kept = folder / "gpus-4", folder / "gpus-2"
+    words = (sweep, "--site", site, "--walltime", "0:30")
+    with slurm.closed():
+        assert "of 2 runs, 2 at once" in _sweep(slurm, *words)
+        (first,), (second,) = ([line["id"] for line in submissions(run)] for run in (killed, kept))
+        array = first.removesuffix("_1")
+        assert second == f"{array}_2"
+
+        # While the array waits the sweep is asked for again, and starts nothing.
+        again = _sweep(slurm, *words)
+        assert "not started again: " in again and "job" not in again.split("not started again")[1].split("\n")[1]
+        assert len(submissions(killed)) == len(submissions(kept)) == 1
+
+    # One run is killed in the middle.
+    slurm.wait_until(lambda: bool(steps_of(killed)), "a step of the first run")
+    with slurm.stopped(SLURM_ARRAY_JOB_ID=array, SLURM_ARRAY_TASK_ID="1"):
+        slurm.run("scancel", "--signal=KILL", "--full", first)
+    slurm.wait(second, "COMPLETED")
+    slurm.wait_until(lambda: slurm.state(first) not in ("RUNNING", "COMPLETING"), "the end of the first run")
+    assert _states(slurm, sweep) == {"gpus-2": "done", "gpus-4": "failed"}
+    assert 0 < max(steps_of(killed)) < 40
+
+    # Started again: that one alone, from its checkpoint on.
+    before = (kept / "metrics.jsonl").read_bytes()
+    assert "not started again: gpus-2 (done)\n" in _sweep(slurm, *words)
+    (job,) = [line["id"] for line in submissions(killed)][1:]
+    assert len(submissions(kept)) == 1
+    slurm.wait(job, "COMPLETED")
+    assert (kept / "metrics.jsonl").read_bytes() == before
+
+    # The last run that ended wrote the table and the figure: nobody asked for a status since.
+    with open(folder / "table.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["name"], row["state"], row["global_batch"], row["ranks"]) for row in rows] == [
+        ("gpus-4", "done", "8", "2"), ("gpus-2", "done", "4", "2"),
+    ]  # fmt: skip
+    assert all(0 <= float(row["top1"]) <= 100 and 0 < float(row["training_top1"]) <= 100 for row in rows)
+    assert (folder / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    # The sweep's folder knows its runs, without the file or the site.
+    assert _states(slurm, str(folder)) == {"gpus-2": "done", "gpus-4": "done"}
+
+
+# --- PBS
+
+
+WRAPPERS = ROOT / "build/slurm_torque/usr/bin"
+PBS_SITE = f"""
+name: pbs_on_slurm
+extends: {ROOT}/configs/sites/pbs_generic.yaml
+launcher: mpirun
+gpus_per_node: 0
+ranks_per_node: 1
+cores_per_node: 1
+bind: false
+setup:
+  - PATH=WRAPPERS:$PATH  # a login shell begins without them
+  - PBS_NODEFILE=$(generate_pbs_nodefile)
+  - export MASTER_ADDR=127.0.0.1
+environment:
+  OMP_NUM_THREADS: {{value: "1", why: both nodes are one machine}}
+  OMPI_MCA_mpi_yield_when_idle: {{value: "1", why: a rank that waits leaves the core to the others}}
+"""
+
+
+@pytest.fixture
+def pbs(slurm: Slurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Slurm:
+    """Slurm with its wrappers beside the programs that they look for beside them."""
+    if not WRAPPERS.is_dir():
+        pytest.skip("needs slurm-wlm-torque in build/slurm_torque; as root on Debian tests/install_pbs.sh unpacks it")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("qsub", "generate_pbs_nodefile"):
+        shutil.copy(WRAPPERS / name, folder)
+    (folder / "sbatch").symlink_to(shutil.which("sbatch", path="/usr/bin") or "")
+    monkeypatch.setitem(slurm.environ, "PATH", f"{folder}:{slurm.environ['PATH']}")
+    return slurm
+
+
+def test_a_pbs_job_hands_over_to_the_next_one(pbs: Slurm, whole: Path, write_spec: WriteSpec, tmp_path: Path) -> None:
+    spec, run, site = write_spec(**EPOCHS), tmp_path / "runs/run", tmp_path / "site.yaml"
+    site.write_text(PBS_SITE.replace("WRAPPERS", str(tmp_path / "bin")))
+    status, said = pbs.program("submit", str(spec), "--site", str(site), "--nodes", "2", "--walltime", "0:30")
+    assert status == 0, said
+    (line,) = (run / "job/submitted.jsonl").read_text().splitlines()
+    job = json.loads(line)["id"]
+    output = run / f"job/{job}.out"
+    wait_for_step(pbs, job, run, 3)
+    shown = pbs.show(job)
+    assert (shown["JobName"], shown["TimeLimit"], shown["NumNodes"]) == ("run", "00:30:00", "2")
+    pbs.run("scancel", "--signal=USR2", "--batch", job)
+    pbs.wait_until(lambda: pbs.state(job) == "FAILED", "the end of the warned job")
+    text = output.read_text()
+    stopped, new = steps_of(run)[-1], str(int(job) + 1)
+    assert f"stopped at step {stopped}; job {new} continues, 1 of 20\n" in text, text
+    assert [json.loads(line)["id"] for line in (run / "job/submitted.jsonl").read_text().splitlines()] == [job, new]
+    pbs.wait(new, "COMPLETED")
+    assert f"from step {stopped} on 2 nodes, 2 ranks" in (run / f"job/{new}.out").read_text()
+    assert_bit_equal(final_state(run), final_state(whole))
