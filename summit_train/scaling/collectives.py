@@ -140,8 +140,8 @@ def layer_gradients(network: Count, backward_s: float, bytes_per_element: int) -
 
 def overlap(
     gradients: Sequence[Gradient], backward_s: float, seconds_of: Callable[[int], float], network: Network
-) -> tuple[float, float]:
-    """Simulate one step; return its seconds of communication, and those of them after the backward pass (exposed).
+) -> float:
+    """Simulate one step; return the seconds of its communication after the backward pass (exposed).
 
     gradients: in the order in which they get ready. seconds_of(bytes): one allreduce. With network.blocking no cycle
     begins during an allreduce, so gradients that get ready meanwhile are packed together. Exposed includes what the
@@ -152,7 +152,7 @@ def overlap(
         members = iter(gradients)
         buckets = [list(itertools.islice(members, n)) for n in bucket_counts([size for _, size in gradients])]
         rest = [Gradient(bucket[-1].ready_s, sum(size for _, size in bucket)) for bucket in buckets]
-    tick = free = total = lost = 0.0
+    tick = free = lost = 0.0
     while rest:
         tick = max(tick, cycle_s * math.ceil((rest[0].ready_s + lost) / cycle_s - 1e-9))
         count = sum(1 for gradient in rest if gradient.ready_s + lost <= tick + 1e-12) or 1
@@ -161,10 +161,9 @@ def overlap(
             left_s = max(0.0, backward_s + lost - start)  # of the backward pass
             lost += core_share * min(seconds, left_s / (1 - core_share))
             free = start + seconds
-            total += seconds
         rest = rest[count:]
         tick = max(tick + cycle_s, free if network.blocking else 0.0)
-    return total, max(0.0, free - backward_s - lost) + lost
+    return max(0.0, free - backward_s - lost) + lost
 
 
 def fused(sizes: Sequence[int], fusion_bytes: int) -> Iterator[int]:

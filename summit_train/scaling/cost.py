@@ -65,13 +65,12 @@ class ScaledJob:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step by part. hidden_communication_s runs under the backward pass and is not in the sum."""
+    """Seconds of a step by part, communication without what runs under the backward pass."""
 
     compute_s: float
     communication_s: float
     stragglers_s: float
     data_s: float
-    hidden_communication_s: float
 
     @property
     def step_s(self) -> float:
@@ -134,28 +133,26 @@ def step_time(job: ScaledJob) -> StepTime:
     machine, clips = job.machine, job.spec.scale.clips_per_gpu
     clips_s = clips * seconds_per_clip(job.spec, machine)
     pass_s, backward_s = machine.compute.step_overhead_s + clips_s, BACKWARD_SHARE * clips_s
-    exposed_s, hidden_s = _communication(job, backward_s)
+    exposed_s = _communication(job, backward_s)
     compute_s = job.accumulation * pass_s
     # Passes deviate independently, so the deviations of A passes add up as their squares.
     deviation_s = machine.compute.straggler_cv * math.sqrt(job.accumulation) * pass_s
     stragglers_s = deviation_s * expected_maximum(job.gpus)
     frames = job.accumulation * machine.gpus_per_node * clips * job.spec.data.num_frames
     data_s = max(0.0, frames / frame_rate(job) - (compute_s + exposed_s + stragglers_s))
-    return StepTime(compute_s, exposed_s, stragglers_s, data_s, hidden_s)
+    return StepTime(compute_s, exposed_s, stragglers_s, data_s)
 
 
-def _communication(job: ScaledJob, backward_s: float) -> tuple[float, float]:
-    """Return a step's seconds of communication: those that it waits for, and those under the backward pass."""
+def _communication(job: ScaledJob, backward_s: float) -> float:
+    """Return the seconds of communication that a step waits for."""
     spec, network = job.spec, job.machine.network
     seconds_of = partial(allreduce_seconds, network, job.nodes, job.machine.gpus_per_node)
     if spec.parallel.method == "averaging":
         steps = steps_per_epoch(job.views, job.global_batch, job.machine.last_batch)
         average_s = seconds_of(averaged_elements(spec, count_network(spec)) * spec.weight_bytes)
-        return average_s * averages_per_epoch(spec, steps) / steps, 0.0
+        return average_s * averages_per_epoch(spec, steps) / steps
     gradients = layer_gradients(count_network(spec), backward_s, gradient_element_bytes(spec))
-    communication_s, exposed_s = overlap(gradients, backward_s, seconds_of, network)
-    exposed_s = exposed_s if job.gpus > 1 else 0.0
-    return exposed_s, max(0.0, communication_s - exposed_s)
+    return overlap(gradients, backward_s, seconds_of, network) if job.gpus > 1 else 0.0
 
 
 def seconds_per_clip(spec: Spec, machine: Machine) -> float:

@@ -15,16 +15,16 @@ from summit_train.spec.typed import MOST, Count, Positive, Section
 _MOMENTUM = {"sgd": 0.9, "rmsprop": 0.0}
 _EPS = {"rmsprop": 1e-8, "adagrad": 1e-10, "adam": 1e-8, "adamw": 1e-8, "lamb": 1e-6}
 _WITH_BETAS = ("adam", "adamw", "lamb")
-# What the solvers keep for each weight, as torch names it: tensors of its shape, besides momentum's, and counters.
-_MOMENTS = {"rmsprop": ["square_avg"], "adagrad": ["sum"], **{name: ["exp_avg", "exp_avg_sq"] for name in _WITH_BETAS}}
-COUNTERS = {"adam": ["step"], "adamw": ["step"], "lamb": ["updates"]}
+# What solvers keep for each weight, as torch names it: tensors of its shape, besides that of momentum, and counters.
+_MOMENTS = {"rmsprop": ("square_avg",), "adagrad": ("sum",), **dict.fromkeys(_WITH_BETAS, ("exp_avg", "exp_avg_sq"))}
+COUNTERS = {"adam": ("step",), "adamw": ("step",), "lamb": ("updates",)}
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Rate = Annotated[float, Field(gt=0, le=MOST)]
 
 
 def kept_tensors(solver: str, momentum: float | None) -> list[str]:
     """Return the names of the tensors of a weight's shape that a solver keeps for it."""
-    return [*_MOMENTS.get(solver, []), *(["momentum_buffer"] if solver in _MOMENTUM and momentum else [])]
+    return [*_MOMENTS.get(solver, ()), *(["momentum_buffer"] if solver in _MOMENTUM and momentum else [])]
 
 
 class TrustRatioSpec(Section):
