@@ -332,8 +332,6 @@ class RunRecord:
         self.extensions = [record for record in rare if isinstance(record, MoreEpochsRecord)]
         self.starts, self.seconds, done = list[StartRecord](), 0.0, set[int]()
         for record in self.log:
-            if isinstance(record, StepRecord | EvalRecord | CheckpointRecord):
-                self.seconds += number(record.step_s if isinstance(record, StepRecord) else record.seconds) or 0.0
             match record:
                 case StepRecord():
                     done.add(record.step)
