@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -48,6 +48,12 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
+@cache
+def _films() -> Films:
+    """Return those of this process, which notes once that indexes cannot be kept."""
+    return Films()
+
+
 def examine(root: str, path: str) -> Found:
     """Decode one video or folder of pictures in full. The error names the path as it is given."""
     full = os.path.join(root, path)
@@ -58,7 +64,7 @@ def examine(root: str, path: str) -> Found:
             video = load_video(full, None)
             info, digest = probe(video), video.sha256()
             if is_film(os.path.getsize(full), info.num_frames):
-                Films().load(full, None, info.num_frames, NO_HURRY)  # keeps the index for training
+                _films().load(full, None, info.num_frames, NO_HURRY)  # keeps the index for training
     except DecodeError as error:
         within = f"{os.path.relpath(error.path, full)} " if error.path.startswith(f"{full}{os.sep}") else ""
         return DecodeError(path, f"{within}{error.reason}")

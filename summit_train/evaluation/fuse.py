@@ -62,6 +62,10 @@ def read_runs(words: Sequence[str]) -> list[RunScores]:
     for place, run in enumerate(runs):
         if any(run.path.samefile(other.path) for other in runs[:place]):
             raise UserError(f"{run.path}: is given twice; must be the scores of two or more runs")
+    for run in runs:
+        for clip, following in pairwise(run.clips):
+            if clip == following:
+                raise UserError(f"{run.path}: has {clip} twice; scores are matched by video, so each may be there once")
     for run in runs[1:]:
         _check_match(runs[0], run)
     names, classes = [run.name for run in runs], next((run.class_names for run in runs if run.class_names), ())
@@ -84,9 +88,6 @@ def read_run(word: str) -> RunScores:
         for video, start, end, is_reversed, *region in zip(*cells, strict=True)
     ]
     order = sorted(range(len(clips)), key=clips.__getitem__)
-    for place, following in pairwise(order):
-        if clips[place] == clips[following]:
-            raise UserError(f"{path}: has {clips[place]} twice; scores are matched by video, so each may be there once")
     scores = Scores(*(columns[name][order] for name in ("video", "label", "scores", "is_read")))
     # A logit of -inf is a fused probability of 0.
     broken = np.flatnonzero(scores.is_read & ~(scores.scores < np.inf).all(axis=1))

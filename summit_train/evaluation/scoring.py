@@ -77,10 +77,10 @@ class Scorer:
     """Scores the videos of a data set on all ranks as spec.evaluate says, each rank its shard.
 
     No video is padded or scored twice. A video's views form batches of their own, so its scores do not depend on the
-    number of ranks. Where `stop` asks one rank to stop, all leave between two videos, or two
-    blocks of a video that is read as a whole, and raise Stopped. keeps_records:
-    write bad videos to the run's bad_clips.jsonl, and allow data.max_bad_fraction of them. A task that finds something
-    other than logits overrides `shape`, `_gathered` and `_results`.
+    number of ranks. Where `stop` asks one rank to stop, all leave between two videos, or two blocks of a video that is
+    read as a whole, and raise Stopped. keeps_records: write bad videos to the run's bad_clips.jsonl, and allow
+    data.max_bad_fraction of them. A task that finds something other than logits overrides `shape`, `_gathered` and
+    `_results`.
     """
 
     spec: Spec

@@ -202,7 +202,6 @@ def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"class_names": np.array([1, 2])}, "class_names is not a list"),
         ({"scores": np.array([[1, 2, 3], [1, 2, np.nan], [1, 2, 3]])}, r"scores of b\.mp4 are not finite"),
         ({"label": None}, "has no column 'label'; `summit-train eval` writes"),
-        ({"path": np.array(["a", "b", "a"])}, "has a twice; scores are matched by video"),
     ],
 )
 def test_columns_that_do_not_fit(tmp_path: Path, change: dict[str, np.ndarray | None], part: str) -> None:
@@ -213,6 +212,15 @@ def test_columns_that_do_not_fit(tmp_path: Path, change: dict[str, np.ndarray | 
     with pytest.raises(UserError, match=part) as caught:
         read_run(str(path))
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_scores_of_a_video_that_is_there_twice_are_not_matched(tmp_path: Path) -> None:
+    path = write_scores(tmp_path / "a.npz", RGB)
+    with np.load(path) as file:
+        np.savez(tmp_path / "b.npz", **dict(file) | {"path": np.array(["a", "b", "a"])})  # type: ignore[arg-type]
+    assert len(read_run(str(tmp_path / "b.npz")).clips) == 3  # a report of it alone
+    with pytest.raises(UserError, match=r"b\.npz: has a twice; scores are matched by video"):
+        read_runs([str(path), str(tmp_path / "b.npz")])
 
 
 def test_a_damaged_file_is_refused_in_one_line_or_read_as_it_was(tmp_path: Path) -> None:

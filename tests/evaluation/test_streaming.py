@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
+import os
 import shutil
 import signal
 from functools import partial
@@ -17,11 +19,11 @@ from summit_train.core.comm import World
 from summit_train.core.errors import UserError
 from summit_train.core.watch import Stopped, StopRequest
 from summit_train.data.batches import loader
-from summit_train.data.batches.loader import whole_videos
+from summit_train.data.batches.loader import FrameBlock, whole_videos
 from summit_train.data.batches.stores import open_store
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import read_manifest
-from summit_train.data.video import decode
+from summit_train.data.video import decode, films
 from summit_train.data.video.augment import stream_frames
 from summit_train.data.video.films import Films
 from summit_train.data.video.source import DecodeError
@@ -120,6 +122,36 @@ def test_a_request_to_stop_is_answered_between_the_blocks_of_a_long_video(
     with pytest.raises(Stopped):
         scorer.score(network_of(spec), progress)
     assert told == [(0, 2), (0, 2)]  # after two of the three blocks of the first video
+
+
+def test_few_blocks_wait_however_many_long_videos_there_are(
+    write_spec: WriteSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = load_spec(write_spec(data={"val": noise_videos(tmp_path, [25] * 12), "workers": 2}))
+    monkeypatch.setattr(loader, "PICTURES_AT_ONCE", 10)
+    store, most = open_store(spec.data, read_manifest(spec.data.val)), 0
+    for one in whole_videos(spec.data, spec.evaluate, store, range(12), np.arange):
+        for block in one.blocks():
+            assert len(block.numbers) in (10, 5)
+            most = max(most, sum(isinstance(found, FrameBlock) for found in gc.get_objects()))
+    # Two that wait for their turn in each of two lanes, two that are read ahead there, the one in use and its first.
+    assert most <= 2 * (2 + 2) + 2
+
+
+def test_a_film_that_changes_within_a_pass_is_named(
+    write_spec: WriteSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = load_spec(write_spec(data={"val": noise_videos(tmp_path, [25], counted=True)}))
+    monkeypatch.setattr(loader, "PICTURES_AT_ONCE", 10)
+    monkeypatch.setattr(films, "_MIN_FRAMES", 25)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    store = open_store(spec.data, read_manifest(spec.data.val))
+    videos = whole_videos(spec.data, spec.evaluate, store, [0], np.arange)
+    blocks = next(videos).blocks()
+    assert next(blocks).numbers.tolist() == list(range(10))
+    os.utime(store.path(0), (1, 1))
+    with pytest.raises(DecodeError, match="has changed while it was read"):
+        next(blocks)
 
 
 def test_workers_pass_over_a_video_that_is_left_in_the_middle(

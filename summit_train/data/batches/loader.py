@@ -7,11 +7,11 @@ Pixels stay uint8; the device normalises them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from summit_train.core import rng
-from summit_train.data.batches.order import MicroBatchKey, Order
+from summit_train.data.batches.order import PREFETCHED_PER_WORKER, MicroBatchKey, Order
 from summit_train.data.batches.stores import Store
 from summit_train.data.batches.workers import Batches, Reading
 from summit_train.data.manifest.quarantine import Kept
@@ -233,7 +233,8 @@ def _test_batch(
     return TestBatch(video, torch.from_numpy(views), frames=manifest.span(video).start + choose(num_frames))
 
 
-# Whole videos of a test, from the first frame to the last, in bounded memory: each is read by one worker, in one pass.
+# Whole videos of a test, from the first frame to the last, in bounded memory: each is read by one worker, in one pass
+# (one that is played backwards in a pass for each block).
 
 
 @dataclass(frozen=True)
@@ -285,29 +286,37 @@ def whole_videos(
     views_of = partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
     make, workers = _Passes(store, choose_frames, views_of, size), min(data.num_workers(), len(videos))
     lanes = range(max(1, workers))  # of one worker each
-    asked, ahead = [deque[BlockKey]() for _ in lanes], dict[int, FrameBlock]()
+    asked = [deque[BlockKey]() for _ in lanes]
+    ahead = [dict[int, FrameBlock | None]() for _ in lanes]  # first blocks that are asked for, of videos to come
 
     def keys(lane: int) -> Iterator[BlockKey | None]:
-        """Ask for the first blocks of a lane's videos, but before them for the others of the one that is used."""
-        firsts = ((int(video), 0) for video in videos[lane :: len(lanes)])
+        """Ask for the first blocks of the lane's next videos, but before them for the others of the one in use."""
+        nexts = iter(map(int, videos[lane :: len(lanes)]))
         while True:
-            yield asked[lane].popleft() if asked[lane] else next(firsts, None)  # nothing (None) is answered at once
+            if asked[lane]:
+                yield asked[lane].popleft()
+            elif len(ahead[lane]) < PREFETCHED_PER_WORKER and (video := next(nexts, None)) is not None:
+                ahead[lane][video] = None
+                yield video, 0
+            else:
+                yield None  # is answered at once
 
-    def blocks_of(video: int, blocks: Iterable[FrameBlock | None]) -> Iterator[FrameBlock]:
-        if video in ahead:
-            yield ahead.pop(video)
-        for block in blocks:
+    def blocks_of(video: int, lane: int) -> Iterator[FrameBlock]:
+        if (first := ahead[lane].pop(video, None)) is not None:
+            yield first
+        for block in readers[lane]:
             if block is not None and block.video == video:
+                ahead[lane].pop(video, None)
                 yield block
-            elif block is not None:
-                ahead[block.video] = block
+            elif block is not None and block.video in ahead[lane]:
+                ahead[lane][block.video] = block
 
     with ExitStack() as stack:
         each = min(workers, 1)
         readers = [stack.enter_context(Batches(make, keys(lane), each, data.clip_seconds)) for lane in lanes]
         for place, video in enumerate(map(int, videos)):
             lane = place % len(lanes)
-            blocks = blocks_of(video, readers[lane])
+            blocks = blocks_of(video, lane)
             first = next(blocks)
             asked[lane] += [(video, start) for start in range(size, first.num_chosen, size)]
             yield WholeVideo(video, first, islice(blocks, len(asked[lane])))
@@ -322,20 +331,28 @@ class _Passes:
     choose_frames: ChooseFrames
     views_of: ViewsOf
     size: int
-    _next: dict[BlockKey, Iterator[FrameBlock]] = field(default_factory=dict)
+    _next: dict[int, tuple[int, Iterator[FrameBlock]]] = field(default_factory=dict)  # by video, in their order
 
     def __call__(self, key: BlockKey | None, reading: Reading) -> FrameBlock | None:
         if key is None:
             return None
         video, start = key
-        blocks = self._next.pop(key, None) or self._blocks(*key)
+        place, blocks = self._next.get(video, (-1, iter(())))
+        if place != start:
+            blocks = self._blocks(video, start)
+        elif start:
+            for other in takewhile(lambda other: other != video, list(self._next)):
+                del self._next[other]  # it was left in the middle
         try:
             with reading(video, self.store.manifest.path(video)):
                 block = next(blocks)
         except DecodeError as error:
+            self._next.pop(video, None)
             return FrameBlock(video, 0, 0, np.zeros(0, np.int64), (0, 0), torch.zeros(0), error)
         if start + self.size < block.num_chosen:
-            self._next[video, start + self.size] = blocks
+            self._next[video] = start + self.size, blocks
+        else:
+            self._next.pop(video, None)
         return block
 
     def _blocks(self, video: int, begin: int) -> Iterator[FrameBlock]:

@@ -54,7 +54,9 @@ class FileStore:
             read = read_folder_views(path, choose, views_of, num_frames, self.limits)
         else:
             playback = playback or Playback()
-            playback.video = video = playback.video or self.films.load(path, sha256, num_frames, self.limits)
+            if playback.video is None:
+                playback.video = self.films.load(path, sha256, num_frames, self.limits)
+            video = playback.video
             read = read_views(video, choose, views_of, num_frames, self.limits, playback)
             video.check()
         size = read.size if region == WHOLE_FRAME else region[2:]

@@ -266,8 +266,7 @@ class Manifest:
             raise UserError(f"model.num_classes must be {len(self.classes)}, got {num_classes}: {named}")
 
     def fingerprint(self) -> str:
-        """Return 32 hexadecimal digits of the clips' paths, labels, directions, spans, regions and annotations,
-        in order.
+        """Return 32 hexadecimal digits of the clips' paths, labels, directions, spans, regions, annotations, in order.
 
         Whole videos have the same one with and without columns for spans. A set of packed bytes has the fingerprint of
         its videos; packing that changes the pixels changes it.

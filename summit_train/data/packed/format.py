@@ -109,7 +109,7 @@ def crc_after(before: int, crc: int, length: int) -> int:
         return total
 
     power = 1 << 31 - 8  # x to the 8, of one byte
-    while length:
+    while length > 0:
         before = product(power, before) if length & 1 else before
         power, length = product(power, power), length >> 1
     return before ^ crc

@@ -31,6 +31,7 @@ from summit_train.data.video.source import LIMITS, DecodeError, Encoded, Limits
 _JOINED_BYTES = 256 << 10
 _MAX_OPEN_FILES = 128
 _CHANGED = "is not what was packed: its checksum differs (`data verify` lists the damaged files)"
+_OUTSIDE = "is outside its shard: the shard was cut short, or the index is damaged"
 
 
 class _DamagedError(DecodeError):
@@ -138,7 +139,9 @@ class ShardStore:
         name, facts = entry.name, entry.facts
         if not len(entry.pictures):
             count = facts.num_frames if facts.num_frames > 0 else None
-            playback.video = video = playback.video or self._video(entry, count)
+            if playback.video is None:
+                playback.video = self._video(entry, count)
+            video = playback.video
             chosen = facts.span.chosen_in(name, choose)
             read = read_views(video, chosen, views_of, count, self._limits, playback)
             video.check()
@@ -166,8 +169,12 @@ class ShardStore:
             checksum = video.crc32(base)
         else:
             try:
+                if not (entry.start >= 0 and 0 < entry.length <= os.path.getsize(entry.shard) - entry.start):
+                    raise DecodeError(entry.name, _OUTSIDE)
                 video = Encoded(entry.name, state=Encoded(entry.name, part=part).check(), part=part)
                 self._crcs[video] = self._crcs.get(video) or video.crc32()
+            except OSError as error:
+                raise _DamagedError(entry.name, error.strerror or str(error)) from error
             except DecodeError as error:
                 raise _DamagedError(entry.name, error.reason) from error
             checksum = crc_after(base, self._crcs[video], entry.length)
@@ -206,7 +213,7 @@ class ShardStore:
                 self._files.pop(next(iter(self._files))).close()
             start, end, content = entry.start + start, entry.start + end, b""
             if not 0 <= start <= end <= os.fstat(file.fileno()).st_size:
-                raise OSError("is outside its shard: the shard was cut short, or the index is damaged")
+                raise OSError(_OUTSIDE)
             while more := os.pread(file.fileno(), end - start - len(content), start + len(content)):  # at most 2 GiB
                 content += more
             return content

@@ -119,7 +119,7 @@ class _Part(FileIO):
 
     def read(self, size: int | None = None) -> bytes:
         left = max(0, self._end - super().tell())
-        return super().read(left if size is None else min(size, left))
+        return super().read(left if size is None or size < 0 else min(size, left))
 
     def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
         origin = {os.SEEK_SET: self._start, os.SEEK_CUR: super().tell(), os.SEEK_END: self._end}[whence]
@@ -166,6 +166,9 @@ class Encoded:
 
     def __len__(self) -> int:
         return len(self.content or b"") if self.part is None else self.part[2]
+
+    def __bool__(self) -> bool:  # a whole file has no bytes here
+        return True
 
     def opened(self) -> BytesIO | FileIO:
         """Return a file of the bytes and of that name. Raises OSError."""

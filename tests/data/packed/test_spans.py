@@ -190,7 +190,7 @@ def test_a_clip_of_a_packed_film_reads_its_own_packets(
     crc32, demuxed, packets, hashed = source.Encoded.crc32, decode.demuxed, list[int](), list[int]()
     for module in (decode, films):
         monkeypatch.setattr(module, "demuxed", lambda *a: (packets.append(p.size) or p for p in demuxed(*a)))
-    monkeypatch.setattr(source.Encoded, "crc32", lambda one, *a: hashed.append(len(one)) or crc32(one, *a))
+    monkeypatch.setattr(source.Encoded, "crc32", lambda one, *a: hashed.append(one.part is not None) or crc32(one, *a))
     film = ShardStore(packed.manifest)
     for clip in (1, 0, 2):
         np.testing.assert_array_equal(all_frames(film, clip), whole[clip])
@@ -207,6 +207,15 @@ def test_a_clip_of_a_packed_film_reads_its_own_packets(
     with pytest.raises(DecodeError, match="is not what was packed") as caught:
         all_frames(film, 1)
     assert caught.value.path == f"{shard}:{name}"
+    index = tmp_path / "out/index/clips.npy"
+    clips = np.load(index)
+    for name, number in (("length", -1), ("length", 1 << 40), ("start", -512), ("start", 1 << 40)):
+        changed = clips.copy()
+        changed[name] = number
+        np.save(index, changed)
+        with pytest.raises(DecodeError, match=r"outside its shard|damaged"):
+            all_frames(ShardStore(read_manifest(tmp_path / "out")), 1)
+    np.save(index, clips)
     shard.unlink()
     with pytest.raises(DecodeError, match="No such file"):
         all_frames(film, 1)
