@@ -49,17 +49,19 @@ OPTIONS = {
     "summit": {"-n": "2", "-r": "1", "-g": "6", "-a": "6", "-c": "42", "-b": "packed:7", "--smpiargs": "-gpu"},
     "lsf": {
         "-np": "8", "--map-by": "ppr:4:node:PE=8", "--bind-to": "core", "--hostfile": "/hosts",
-        "-x": "PATH OMP_NUM_THREADS NCCL_DEBUG",
+        "-x": "PATH SUMMIT_TRAIN_SECRET OMP_NUM_THREADS NCCL_DEBUG",
     },
     "srun": {
         "--nodes": "2", "--ntasks": "8", "--ntasks-per-node": "4", "--kill-on-bad-exit": "1", "--cpu-bind": "cores",
         "--mpi": "pmix",
     },
     "mpirun": {
-        "-np": "8", "--map-by": "ppr:4:node:PE=10", "--bind-to": "core", "-x": "PATH OMP_NUM_THREADS NCCL_DEBUG",
+        "-np": "8", "--map-by": "ppr:4:node:PE=10", "--bind-to": "core",
+        "-x": "PATH SUMMIT_TRAIN_SECRET OMP_NUM_THREADS NCCL_DEBUG",
     },
     "local": {
-        "-np": "2", "--map-by": "ppr:2:node", "--bind-to": "none", "--oversubscribe": "", "-x": "PATH OMP_NUM_THREADS",
+        "-np": "2", "--map-by": "ppr:2:node", "--bind-to": "none", "--oversubscribe": "",
+        "-x": "PATH SUMMIT_TRAIN_SECRET OMP_NUM_THREADS",
     },
     "hydra": {"-n": "8", "-ppn": "4", "-bind-to": "core:8"},
     "pals": {

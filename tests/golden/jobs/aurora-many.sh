@@ -40,9 +40,8 @@ export FI_CXI_DEFAULT_CQ_SIZE=1048576 # the setting of the guide's page on oneCC
 export FI_CXI_OFLOW_BUF_SIZE=8388608 # the setting of the guide's page on oneCCL
 export FI_CXI_CQ_FILL_PERCENT=30 # the setting of the guide's page on oneCCL
 export SUMMIT_TRAIN_COMM=torch # comm: torch in the site profile
-# Ranks prove to each other that they know it; nobody else can join them.
 SUMMIT_TRAIN_SECRET=${SUMMIT_TRAIN_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
-export SUMMIT_TRAIN_SECRET
+export SUMMIT_TRAIN_SECRET # ranks prove to each other that they know it; nobody else can join them
 
 # The number of updates in the newest checkpoint, 0 where there is none.
 newest_step() {

@@ -45,9 +45,8 @@ export NCCL_DEBUG=WARN # an error of RCCL says where it happened
 export MIOPEN_USER_DB_PATH=/tmp/summit_train_miopen # MIOpen's cache on a shared file system fails
 export MIOPEN_CUSTOM_CACHE_DIR=/tmp/summit_train_miopen # MIOpen's cache on a shared file system fails
 export SUMMIT_TRAIN_COMM=torch # comm: torch in the site profile
-# Ranks prove to each other that they know it; nobody else can join them.
 SUMMIT_TRAIN_SECRET=${SUMMIT_TRAIN_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
-export SUMMIT_TRAIN_SECRET
+export SUMMIT_TRAIN_SECRET # ranks prove to each other that they know it; nobody else can join them
 
 # The number of updates in the newest checkpoint, 0 where there is none.
 newest_step() {

@@ -17,9 +17,8 @@ fi
 
 export PATH="${python%/*}:$PATH" # the environment's own mpirun, where set-up installed one
 export OMP_NUM_THREADS=1 # the ranks and their workers share the cores
-# Ranks prove to each other that they know it; nobody else can join them.
 SUMMIT_TRAIN_SECRET=${SUMMIT_TRAIN_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
-export SUMMIT_TRAIN_SECRET
+export SUMMIT_TRAIN_SECRET # ranks prove to each other that they know it; nobody else can join them
 
 # The number of updates in the newest checkpoint, 0 where there is none.
 newest_step() {

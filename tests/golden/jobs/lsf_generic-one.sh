@@ -36,9 +36,8 @@ fi
 export PATH="${python%/*}:$PATH" # the environment's own mpirun, where set-up installed one
 export OMP_NUM_THREADS=1 # the GPU computes and the workers decode; more threads would fight for their cores
 export NCCL_DEBUG=WARN # an error of NCCL says where it happened
-# Ranks prove to each other that they know it; nobody else can join them.
 SUMMIT_TRAIN_SECRET=${SUMMIT_TRAIN_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
-export SUMMIT_TRAIN_SECRET
+export SUMMIT_TRAIN_SECRET # ranks prove to each other that they know it; nobody else can join them
 
 # The number of updates in the newest checkpoint, 0 where there is none.
 newest_step() {

@@ -41,9 +41,8 @@ export MPICH_GPU_SUPPORT_ENABLED=0 # as in NERSC's tests of NCCL
 export FI_MR_CACHE_MONITOR=userfaultfd # as in NERSC's tutorial
 export CUDA_VISIBLE_DEVICES=3,2,1,0 # GPUs are in the reverse order of the cores; each rank gets the nearest
 export SUMMIT_TRAIN_COMM=torch # comm: torch in the site profile
-# Ranks prove to each other that they know it; nobody else can join them.
 SUMMIT_TRAIN_SECRET=${SUMMIT_TRAIN_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
-export SUMMIT_TRAIN_SECRET
+export SUMMIT_TRAIN_SECRET # ranks prove to each other that they know it; nobody else can join them
 
 # The number of updates in the newest checkpoint, 0 where there is none.
 newest_step() {

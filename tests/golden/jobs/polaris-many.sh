@@ -37,9 +37,8 @@ export NCCL_DEBUG=WARN # an error of NCCL says where it happened
 export NCCL_SOCKET_IFNAME=hsn # NCCL meets over the fast network (github.com/argonne-lcf/alcf-nccl-tests)
 export CUDA_VISIBLE_DEVICES=3,2,1,0 # GPUs are in the reverse order of the cores; each rank gets the nearest
 export SUMMIT_TRAIN_COMM=torch # comm: torch in the site profile
-# Ranks prove to each other that they know it; nobody else can join them.
 SUMMIT_TRAIN_SECRET=${SUMMIT_TRAIN_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
-export SUMMIT_TRAIN_SECRET
+export SUMMIT_TRAIN_SECRET # ranks prove to each other that they know it; nobody else can join them
 
 # The number of updates in the newest checkpoint, 0 where there is none.
 newest_step() {

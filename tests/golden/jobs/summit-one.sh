@@ -37,9 +37,8 @@ export PAMI_IBV_ADAPTER_AFFINITY=1 # each socket takes the network port beside i
 export PAMI_IBV_DEVICE_NAME=mlx5_0:1,mlx5_3:1 # the two rails, as socket 0 orders them
 export PAMI_IBV_DEVICE_NAME_1=mlx5_3:1,mlx5_0:1 # the two rails, as socket 1 orders them
 export NCCL_DEBUG=WARN # an error of NCCL says where it happened
-# Ranks prove to each other that they know it; nobody else can join them.
 SUMMIT_TRAIN_SECRET=${SUMMIT_TRAIN_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
-export SUMMIT_TRAIN_SECRET
+export SUMMIT_TRAIN_SECRET # ranks prove to each other that they know it; nobody else can join them
 
 # The number of updates in the newest checkpoint, 0 where there is none.
 newest_step() {
