@@ -143,7 +143,7 @@ def _exit_status(
             if (number := status - 128) in signal.valid_signals() and not interrupted:
                 who = _ended_rank(notes) if notes else f"rank {rank}" if processes[1:] else "a rank"
                 say(f"{who} was ended by {signal.Signals(number).name}")
-            elif notes and not interrupted and (own := mpirun_error(notes)):
+            elif notes and not interrupted and (own := _mpirun_error(notes)):
                 say(own)
             _signal(processes, signal.SIGTERM)
             kill_at = time.monotonic() + _SECONDS_TO_END
@@ -170,7 +170,7 @@ def _ended_rank(notes: TextIO) -> str:
     return f"rank {found[1]}" if found else "a rank"
 
 
-def mpirun_error(notes: TextIO) -> str:
+def _mpirun_error(notes: TextIO) -> str:
     """Return what mpirun writes of its own failure; "" where a rank has failed, which says why itself."""
     notes.seek(0)
     text = notes.read().strip()

@@ -30,9 +30,9 @@ def _arch(arch: str) -> str:
 
 
 _ARCH_SCHEMA = {"anyOf": [{"enum": list(ARCHITECTURES)}, {"type": "string", "pattern": r".:\w+$"}]}
+ArchName = Annotated[str, AfterValidator(_arch), WithJsonSchema(_ARCH_SCHEMA)]
 # The section of `model` with a task's own keys, by task: null with other tasks.
 TASK_SECTIONS: dict[str, str] = {task.name: task.section for task in every_task() if task.section}
-ArchName = Annotated[str, AfterValidator(_arch), WithJsonSchema(_ARCH_SCHEMA)]
 
 
 class NetworkSpec(Section):

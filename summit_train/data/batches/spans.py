@@ -24,8 +24,7 @@ class SpanStore:
     """The clips of an annotated list, each cut into spans of `span_frames` frames or a few more (see stores.Store).
 
     Only a video with fewer frames gives a shorter span: a clip never starts over where it could have gone on. A video
-    whose number of frames is not known is cut up to the last one that something is said of. The workers cut the list
-    for themselves.
+    whose number of frames is not known is cut up to its last annotated frame. The workers cut the list for themselves.
     """
 
     whole: Store
@@ -48,7 +47,7 @@ class SpanStore:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The list of the spans. Each has what is said of its frames, which keep their numbers in the video."""
+        """The list of the spans. Each has the annotation of its frames, which keep their numbers in the video."""
         whole, videos, lengths = self.whole.manifest, self._videos, self._lengths[self._videos]
         counts = np.bincount(videos)[videos]
         places = np.arange(len(videos)) - np.searchsorted(videos, videos)
