@@ -1,0 +1,25 @@
+"""RUN/job/bad_nodes: the nodes that the next start of a job's ranks leaves out, a line each: the name, then why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from summit_train.core.files import naming
+
+
+def name_bad_nodes(run_path: Path, reasons: Mapping[str, str]) -> list[str]:
+    """Add the hosts that the file does not name yet, each with its reason of one line; return them.
+
+    Outside a job there is no folder RUN/job, and nothing is written.
+    """
+    path = run_path / "job" / "bad_nodes"
+    if not path.parent.is_dir():
+        return []
+    with naming(path):
+        lines = path.read_text("utf-8").splitlines() if path.exists() else []
+        known = {words[0] for line in lines if (words := line.split())}
+        new = [host for host in reasons if host not in known]
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{host} {reasons[host]}\n" for host in new)
+    return new
