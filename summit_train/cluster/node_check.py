@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 import torch
 
 from summit_train.cluster.doctor import Check
-from summit_train.core.bad_nodes import CHECK_NODES, bad_nodes, name_bad_nodes
+from summit_train.core.bad_nodes import CHECK_NODES, bad_nodes, name_bad_nodes, spare_nodes
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import node_name
-from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.errors import RunFailed
 from summit_train.core.files import regular
 from summit_train.core.result import say, warn
 from summit_train.core.text import counted, listed, with_unit
@@ -40,18 +39,11 @@ _TURNS, _TURN_S = 4, 0.25
 _MOST_S = 4.0  # of one measure
 _COPIED_BYTES, _EXCHANGED_BYTES = 128 << 20, 4 << 20  # the first beyond all caches
 _READ_BYTES, _BLOCK_BYTES = 16 << 20, 1 << 20  # of a turn, of one read
-
-
-class _Measure(NamedTuple):
-    name: str
-    unit: str
-
-
 MEASURES = {
-    "products": _Measure("matrix products", "multiply-adds/s"),
-    "memory": _Measure("copying memory", "B/s"),
-    "data": _Measure("reading the data", "B/s"),
-    "network": _Measure("exchanging with other nodes", "B/s"),
+    "products": ("matrix products", "multiply-adds/s"),
+    "memory": ("copying memory", "B/s"),
+    "data": ("reading the data", "B/s"),
+    "network": ("exchanging with other nodes", "B/s"),
 }
 Rates = dict[str, float]  # by the key of MEASURES, without what was not measured
 
@@ -77,47 +69,41 @@ def check_nodes(world: World, device: torch.device, train: Dataset, run_path: Pa
 
     Raises AgreedError where the job has as many nodes to spare: they are in job/bad_nodes then.
     """
-    asked = world.broadcast(os.environ.get(CHECK_NODES))
-    if asked is None:
+    spares = world.from_first(lambda: spare_nodes(CHECK_NODES))
+    if spares is None:
         return
-    if not asked.isdecimal():
-        raise UserError(f"{CHECK_NODES} must be the number of spare nodes, got {asked!r}; try 0")
     began = time.monotonic()
-    ranks = measure_ranks(world, device, watchdog, train)
+    rates = measure_nodes(world, device, watchdog, train)
 
     def act() -> None:
-        rates = by_node(ranks)
         slow = slow_nodes(rates)
         say(f"{nodes_text(rates)}; checked in {time.monotonic() - began:.1f} s")
         for one in slow:
             warn(f"{one.node} is {one}")
         reasons = {one.node: "; ".join(str(other) for other in slow if other.node == one.node) for one in slow}
-        left = int(asked) - len(bad_nodes(run_path))
+        left = max(0, spares - len(bad_nodes(run_path)))
         if 0 < len(reasons) <= left and (named := name_bad_nodes(run_path, reasons)):
-            spare = f"of its {counted(left, 'spare node')}"
-            raise RunFailed(f"job/bad_nodes now names {listed(named)}: the next start takes some {spare} instead")
-        if reasons and int(asked):
-            spares = f"{max(0, left)} of {counted(int(asked), 'spare node')}"
-            warn(f"the run goes on with {counted(len(reasons), 'slow node')}: {spares} can take their place")
+            some = f"some of its {counted(left, 'spare node')} instead"
+            raise RunFailed(f"job/bad_nodes now names {listed(named)}: the next start takes {some}")
+        if reasons and spares:
+            some = f"{left} of {counted(spares, 'spare node')} can take their place"
+            warn(f"the run goes on with {counted(len(reasons), 'slow node')}: {some}")
 
     world.from_first(act)
 
 
 def check_speeds(world: World, device: torch.device) -> list[Check]:
     """Check the nodes for the doctor, who knows no training set; return the findings on rank 0. Collective."""
-    rates = by_node(measure_ranks(world, device, Watchdog(world, None)))
+    rates = measure_nodes(world, device, Watchdog(world, None))
     fix = "leave it out, or have it repaired; jobs do so with check_nodes and spare_nodes in the site profile"
     slow = [Check(f"speed of {one.node}", "warn", str(one), fix) for one in slow_nodes(rates)]
     return [Check("speeds", "ok", nodes_text(rates)), *slow] if rates else []
 
 
-def measure_ranks(
+def measure_nodes(
     world: World, device: torch.device, watchdog: Watchdog, train: Dataset | None = None
-) -> list[tuple[str, Rates]]:
-    """Measure on all ranks; return each one's node and rates on rank 0, [] elsewhere. Collective.
-
-    train: the training set; without one no data are read.
-    """
+) -> dict[str, Rates]:
+    """Measure on all ranks; return each node's rates on rank 0, {} elsewhere. Without `train` no data are read."""
     node, rates = node_name(os.environ, world.host), Rates()
     nodes = world.broadcast(world.gather(node)) or []
     measures: dict[str, Callable[[], float | None]] = {
@@ -127,13 +113,13 @@ def measure_ranks(
         "network": lambda: _network(world, device, nodes),
     }
     for key, measure in measures.items():
-        watchdog.at(f"checking the nodes: {MEASURES[key].name}", waits=True)
+        watchdog.at(f"checking the nodes: {MEASURES[key][0]}", waits=True)
         world.barrier()
         if (rate := measure()) is not None:
             rates[key] = rate
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    return world.gather((node, rates)) or []
+    return by_node(world.gather((node, rates)) or [])
 
 
 def by_node(ranks: Iterable[tuple[str, Rates]]) -> dict[str, Rates]:
@@ -172,23 +158,13 @@ def _products(device: torch.device) -> float:
     side, dtype = (512, torch.float32) if device.type == "cpu" else (8192, torch.half)
     left = torch.ones(side, side, dtype=dtype, device=device) / side
     out = torch.empty_like(left)
-
-    def once() -> None:
-        torch.mm(left, left, out=out)
-        idle_mark(device)
-
-    return best_rate(once, side**3)
+    return best_rate(lambda: (torch.mm(left, left, out=out), idle_mark(device)), side**3)
 
 
 def _memory(device: torch.device) -> float:
     source = torch.ones(_COPIED_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-
-    def once() -> None:
-        target.copy_(source)
-        idle_mark(device)
-
-    return best_rate(once, _COPIED_BYTES)
+    return best_rate(lambda: (target.copy_(source), idle_mark(device)), _COPIED_BYTES)
 
 
 def best_rate(once: Callable[[], object], amount: float) -> float:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from summit_train.core.errors import UserError
 from summit_train.core.files import naming
 
 # By these a job tells its ranks to check the nodes before the first step, and to name the nodes of slow ranks as bad.
 # The value is the number of nodes that the job has to spare: more are not named.
 CHECK_NODES, EXCLUDE_SLOW = "SUMMIT_TRAIN_CHECK_NODES", "SUMMIT_TRAIN_EXCLUDE_SLOW"
+
+
+def spare_nodes(variable: str) -> int | None:
+    """Return the value of one of these variables; None where it is not set. Raises UserError where it is no number."""
+    value = os.environ.get(variable)
+    if value is not None and not value.isdecimal():
+        raise UserError(f"{variable} must be the number of spare nodes, got {value!r}; try 0")
+    return None if value is None else int(value)
 
 
 def bad_nodes(run_path: Path) -> list[str]:

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
 import torch
 
-from summit_train.core.bad_nodes import EXCLUDE_SLOW, bad_nodes, name_bad_nodes
+from summit_train.core.bad_nodes import EXCLUDE_SLOW, bad_nodes, name_bad_nodes, spare_nodes
 from summit_train.core.comm.launch import node_name
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
@@ -32,13 +32,10 @@ FEWEST_RANKS = 3  # of fewer the median says nothing
 
 
 class Own(NamedTuple):
-    """The seconds that a rank spends on its own for each micro-batch: means over a window."""
+    """The seconds of a rank on its own, for each micro-batch."""
 
     compute: float
     data_wait: float
-
-
-PARTS = {"compute": "its compute", "data_wait": "its data wait"}
 
 
 def own_seconds(laps: Sequence[tuple[str, Mark]], micro_batches: int) -> Own:
@@ -57,7 +54,7 @@ def own_seconds(laps: Sequence[tuple[str, Mark]], micro_batches: int) -> Own:
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank that was slow in so many windows in a row; part: of PARTS, the one that makes most of the excess."""
+    """A rank that was slow in so many windows in a row; part: of its own seconds, the one with most of the excess."""
 
     rank: int
     part: str
@@ -66,10 +63,10 @@ class SlowRank:
 
     def text(self, who: str, ranks: int, step: int) -> str:
         """Return the line for people, after `step`."""
-        ratio = self.seconds / self.median_s
-        own = f"{1000 * self.seconds:.3g} ms a micro-batch of its own, {ratio:.2f} times the median of {ranks} ranks"
-        since = max(1, step - WINDOW * WINDOWS + 1)
-        return f"{who} is slow, most in {PARTS[self.part]}: {own}, in each {WINDOW} of the steps {since:,} to {step:,}"
+        part, since = self.part.replace("_", " "), max(1, step - WINDOW * WINDOWS + 1)
+        much = f"{self.seconds / self.median_s:.2f} times the median of {ranks} ranks in each {WINDOW} steps"
+        own = f"{1000 * self.seconds:.3g} ms a micro-batch of its own"
+        return f"{who} is slow, most in its {part}: {own}, {much} from {since:,} to {step:,}"
 
 
 class Judge:
@@ -82,13 +79,13 @@ class Judge:
     def add(self, window: Sequence[Own]) -> list[SlowRank]:
         """Take in the ranks' seconds in a window; return those to be named now."""
         sums, found = [sum(own) for own in window], list[SlowRank]()
-        middle, middles = median(sums), Own(*map(median, zip(*window, strict=True)))
+        middle, middles = median(sums), list(map(median, zip(*window, strict=True)))
         slow = [rank for rank, seconds in enumerate(sums) if seconds > FACTOR * middle]
         self._in_a_row = {rank: self._in_a_row.get(rank, 0) + 1 for rank in slow}
         for rank, windows in self._in_a_row.items():
             if windows >= WINDOWS and rank not in self._named:
-                excess = {part: getattr(window[rank], part) - getattr(middles, part) for part in PARTS}
-                found.append(SlowRank(rank, max(excess, key=excess.__getitem__), sums[rank], middle))
+                excess = [mine - typical for mine, typical in zip(window[rank], middles, strict=True)]
+                found.append(SlowRank(rank, Own._fields[excess.index(max(excess))], sums[rank], middle))
         self._named.update(one.rank for one in found)
         return found
 
@@ -102,6 +99,7 @@ class SlowRanks:
 
     def __init__(self, run: Run, log: RunLog | None) -> None:
         self._run, self._log, self._judge, self._steps = run, log, Judge(), list[Own]()
+        self._spares = spare_nodes(EXCLUDE_SLOW) or 0
         self._pending: tuple[int, torch.Tensor, Callable[[], None]] | None = None
 
     def begin_step(self, start: Mark) -> Stopwatch:
@@ -117,7 +115,7 @@ class SlowRanks:
             return
         world = self._run.world
         table = torch.zeros(world.size, len(Own._fields), dtype=torch.float64)
-        table[world.rank] = torch.tensor([fmean(part) for part in zip(*self._steps, strict=True)])
+        table[world.rank] = torch.tensor(list(map(fmean, zip(*self._steps, strict=True))), dtype=table.dtype)
         self._steps.clear()
         self._pending = step, table, world.start_total(table, "slow_ranks")
 
@@ -141,10 +139,9 @@ class SlowRanks:
             return
         for one in slow:
             who, node = ranks[one.rank]
-            values = {"part": one.part, "seconds": one.seconds, "median_s": one.median_s}
-            log.write("slow_rank", step=step, rank=one.rank, host=node, **values)
+            log.write("slow_rank", step=step, host=node, **asdict(one))
             text = one.text(who, world.size, step)
             log.warn(step, text)
-            run_path, spares = self._run.spec.run_path, int(os.environ.get(EXCLUDE_SLOW, "0"))
-            if len(bad_nodes(run_path)) < spares and name_bad_nodes(run_path, {node: text}):
+            run_path = self._run.spec.run_path
+            if len(bad_nodes(run_path)) < self._spares and name_bad_nodes(run_path, {node: text}):
                 log.say(f"{node} is in job/bad_nodes: the next start leaves it out")

@@ -152,8 +152,8 @@ def test_windows_end_with_every_hundredth_step_and_are_read_with_the_next(tmp_pa
         "kind": "slow_rank", "step": 400, "rank": 1, "host": "n1", "part": "compute", "seconds": 2.0, "median_s": 1.125,
     }  # fmt: skip
     (warning,) = records(tmp_path, "warning")
-    own = "2e+03 ms a micro-batch of its own, 1.78 times the median of 4 ranks"
-    assert warning["text"] == f"rank 1 on h1 is slow, most in its compute: {own}, in each 100 of the steps 101 to 400"
+    own = "2e+03 ms a micro-batch of its own, 1.78 times the median of 4 ranks in each 100 steps from 101 to 400"
+    assert warning["text"] == f"rank 1 on h1 is slow, most in its compute: {own}"
 
 
 def test_a_window_of_traced_steps_alone_is_left_out(tmp_path: Path) -> None:
