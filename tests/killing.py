@@ -1,8 +1,9 @@
-"""Helpers of tests with a process that is killed: at every single file operation, or while it holds a lock."""
+"""Helpers of tests with a process that is killed, at any file operation or while it holds a lock, or slowed down."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
@@ -80,3 +81,26 @@ def another_holds(lock: Path) -> Iterator[None]:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+@contextmanager
+def slowed(stopped_s: float = 0.08, runs_s: float = 0.02) -> Iterator[None]:
+    """Within the block another process stops this one again and again: it has a fifth of its time."""
+    reader, writer = os.pipe()
+    this = os.getpid()
+    child = os.fork()
+    if child == 0:
+        while os.getppid() == this:
+            os.kill(this, signal.SIGSTOP)
+            time.sleep(stopped_s)
+            os.kill(this, signal.SIGCONT)
+            if select.select([reader], [], [], runs_s)[0]:  # asked to end, and this process runs
+                break
+        os._exit(0)
+    try:
+        yield
+    finally:
+        os.write(writer, b"1")
+        os.waitpid(child, 0)
+        os.close(reader)
+        os.close(writer)

@@ -13,6 +13,7 @@ from typing import Any
 from summit_train.cluster.doctor import Check, check_disk, check_launch, examine
 from summit_train.cluster.doctor_site import examine_site, trial
 from summit_train.cluster.site import load_site
+from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, show
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node-local", metavar="DIR", help="folder on this node's own disk; $NAME is expanded")
     parser.add_argument("--site", metavar="NAME", help="check a site from its login node: its name, or its path")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="key of the site to override")
+    parser.add_argument("--check-nodes", action="store_true", help="under a launcher: also look for slow nodes")
     parser.add_argument("--submit", action="store_true", help="also check the site's nodes, in a trial job")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes of the trial job [1]")
 
@@ -34,15 +36,19 @@ def run(args: argparse.Namespace) -> Result:
     if args.submit and (site is None or site.is_here):
         raise UserError("--submit must be used with --site NAME of a batch system; try --site slurm_generic")
     launch, ranks = this_launch(), list[dict[str, Any]]()
-    checks: Iterable[Check] = examine(args.run_dir, alone=launch.launcher == "hand")
-    if site is not None:
-        checks = examine_site(site, args.run_dir)
-    elif launch.launcher != "hand":
+    is_alone, asks = launch.launcher == "hand", args.check_nodes or (site is not None and site.check_nodes)
+    checks: Iterable[Check] = (
+        examine(args.run_dir, alone=is_alone) if site is None else examine_site(site, args.run_dir)
+    )
+    if not is_alone:
         with session(launch) as world:
             first, ranks = check_launch(world, launch)
+            speeds = _speeds(world) if asks else []
         if launch.rank:
             return Result()
-        checks = chain([first], checks)
+        checks = chain([first, *speeds], checks)
+    elif args.check_nodes:
+        raise UserError("--check-nodes must be used with ranks; try srun summit-train doctor --check-nodes")
     if args.node_local:
         checks = chain(checks, [check_disk("node-local disk", Path(os.path.expandvars(args.node_local)))])
     if args.submit and site is not None:
@@ -55,3 +61,11 @@ def run(args: argparse.Namespace) -> Result:
     is_healthy = all(check.status != "fail" for check in done)
     values = {"ok": is_healthy, "checks": [dataclasses.asdict(check) for check in done], "ranks": ranks}
     return Result(values=values, status=0 if is_healthy else 1)
+
+
+def _speeds(world: World) -> list[Check]:
+    # Imported here: without torch the other checks still run.
+    from summit_train.cluster.node_check import check_speeds
+    from summit_train.core.device import choose_device
+
+    return check_speeds(world, choose_device(world))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from summit_train.cli.evaluate import accuracy_result, warn_left_out
+from summit_train.cluster.node_check import check_nodes
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.device import choose_device, environment
 from summit_train.core.errors import AgreedError, RunFailed, UserError
@@ -57,7 +58,9 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
         arguments = {"command": "train", "trace": args.trace, "more_epochs": more_epochs}
         check_agreement(world, inputs.spec, inputs.datasets, **arguments)
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
-        run = Run(inputs, world, choose_device(world), lock, watchdog, more_epochs=more_epochs)
+        device = choose_device(world)
+        check_nodes(world, device, inputs.train, inputs.spec.run_path, watchdog)
+        run = Run(inputs, world, device, lock, watchdog, more_epochs=more_epochs)
         manifests = [inputs.val.manifest, inputs.train.manifest]
         run.notes += stage_sets(inputs.spec.data.stage, manifests, world, watchdog)
         try:

@@ -115,6 +115,7 @@ def trial(site: Site, run_dir: Path, nodes: int) -> Iterator[Check]:
     folder = (run_dir / f"doctor_{job_name(site.name)}").absolute()
     words = ["doctor", "--json", "--run-dir", str(folder)]
     words += ["--node-local", site.node_local] if site.node_local else []
+    words += ["--check-nodes"] if site.check_nodes else []
     minutes = min(_TRIAL_MINUTES, site.walltime_cap(nodes) or _TRIAL_MINUTES)
     job = Job("doctor", (folder,), nodes, minutes, max_requeues=0, command=tuple(words))
     script = prepare_job(site, job)

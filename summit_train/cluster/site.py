@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from summit_train.cluster.schedulers import SCHEDULERS, Scheduler
+from summit_train.core.bad_nodes import CHECK_NODES, EXCLUDE_SLOW
 from summit_train.core.errors import UserError
 from summit_train.core.text import counted
 from summit_train.spec import ArchName, Spec, smallest_spec, spec_from_tree
@@ -143,6 +144,8 @@ class Site(Section):
     queue: Word | None = Field(default=None, description="Slurm's partition, LSF's queue.")
     chunk: Word | None = Field(default=None, description="PBS: a node's resources; null: its cores and GPUs.")
     spare_nodes: Annotated[int, Field(ge=0)] = Field(default=0, description="Nodes in place of those in bad_nodes.")
+    check_nodes: bool = Field(default=False, description="Check the nodes before the first step.")
+    exclude_slow: bool = Field(default=False, description="Put the node of a slow rank into bad_nodes.")
     max_requeues: NonNegative | None = Field(default=None, description="Requeues of a job; null: from its time.")
     requires: tuple[Literal["account", "queue"], ...] = Field(default=(), description="Keys that a job must have.")
     directives: tuple[DirectiveLine, ...] = ()
@@ -208,6 +211,8 @@ def load_site(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Site:
         raise UserError(f"{site.name}: launcher: must be {choices} with {site.scheduler}, got {site.launcher}")
     if site.spare_nodes and site.launcher not in site.batch.can_spare:
         raise UserError(f"{site.name}: spare_nodes: must be 0 with {site.launcher} on {site.scheduler}")
+    if site.exclude_slow and not site.spare_nodes:
+        raise UserError(f"{site.name}: exclude_slow: must be false without spare_nodes; set spare_nodes to 1 or more")
     if site.container is not None:
         site.container.check(site.name, site.launcher)
     if site.gpus_flag is not None and site.batch.gpus_flag is None:
@@ -228,12 +233,21 @@ def load_site(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Site:
     if site.launcher == "ranks" and (site.bind or site.launcher_options):
         idle = "bind and launcher_options do nothing with launcher ranks; set launcher: mpirun to use them"
         site = site.model_copy(update={"notes": (*site.notes, f"{site.name}: {idle}")})
-    if site.comm == "auto":
-        return site
-    if COMM in site.environment and site.environment[COMM].value != site.comm:
-        raise UserError(f"{site.name}: comm: {site.comm} sets {COMM}, which environment sets too; remove one of them")
-    variable = Variable(value=site.comm, why=f"comm: {site.comm} in the site profile")
-    return site.model_copy(update={"environment": {**site.environment, COMM: variable}})
+    return site.model_copy(update={"environment": {**site.environment, **_told(site)}})
+
+
+def _told(site: Site) -> dict[str, Variable]:
+    """Return the variables by which a job tells the ranks what they must know of its site."""
+    told: dict[str, tuple[str, str, str]] = {}  # by name: key, its value, the variable's
+    told |= {} if site.comm == "auto" else {COMM: ("comm", site.comm, site.comm)}
+    told |= {CHECK_NODES: ("check_nodes", "true", str(site.spare_nodes))} if site.check_nodes else {}
+    told |= {EXCLUDE_SLOW: ("exclude_slow", "true", str(site.spare_nodes))} if site.exclude_slow else {}
+    variables = {}
+    for name, (key, word, value) in told.items():
+        if name in site.environment and site.environment[name].value != value:
+            raise UserError(f"{site.name}: {key}: {word} sets {name}, which environment sets too; remove one of them")
+        variables[name] = Variable(value=value, why=f"{key}: {word} in the site profile")
+    return variables
 
 
 def load_spec_on(site: Site | None, path: str | Path, overrides: Sequence[str]) -> tuple[Spec, dict[str, Any]]:

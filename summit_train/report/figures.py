@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from summit_train.core.files import replacing
 from summit_train.core.text import counted, numbered
-from summit_train.report.records import Observed, RunRecord, StepRecord, number
+from summit_train.report.log_records import StepRecord, number
+from summit_train.report.records import Observed, RunRecord
 from summit_train.report.tables import machine_of, views_of
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -13,7 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from summit_train.report.records import CheckpointRecord, EvalRecord, RunRecord, StartRecord, StepRecord, number
+from summit_train.report.log_records import CheckpointRecord, EvalRecord, StartRecord, StepRecord, number
+from summit_train.report.records import RunRecord
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import is_locked, write_text
 from summit_train.core.text import csv_text
 from summit_train.report.figures import finite, stretches
+from summit_train.report.log_records import StepRecord, number
 from summit_train.report.overlay import overlay
 from summit_train.report.page import environment, write_page
-from summit_train.report.records import RUN_MARKS, RunRecord, StepRecord, number, tell_apart
+from summit_train.report.records import RUN_MARKS, RunRecord, tell_apart
 from summit_train.report.tables import moment
 
 STATES = ("done", "running", "stopped", "unfinished", "not started", "broken")

@@ -17,7 +17,8 @@ from statistics import fmean
 from typing import Any
 
 from summit_train.core.text import noise_text
-from summit_train.report.records import RunRecord, number
+from summit_train.report.log_records import number
+from summit_train.report.records import RunRecord
 
 QUARTERS = 4
 FEWEST = 4  # measurements of a part of the run that is shown on its own

@@ -1,160 +1,42 @@
-"""Read a run folder into checked records, also one that a killed or running job left behind.
-
-Units: losses in nats, learning rates as the optimizer gets them, accuracies in percent, times in seconds, throughput in
-clips per second over all ranks. `step_s` is the whole step, including the wait for data.
-"""
+"""Read a run folder into checked records, also one that a killed or running job left behind."""
 
 from __future__ import annotations
 
 import math
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic import Field, ValidationError
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file, regular
 from summit_train.core.text import from_json, mean_std
 from summit_train.evaluation.measures import Measure, measures_of
+from summit_train.report.log_records import (
+    KINDS,
+    AverageRecord,
+    BatchRecord,
+    CheckpointRecord,
+    EvalRecord,
+    LogRecord,
+    MoreEpochsRecord,
+    RankTimesRecord,
+    Record,
+    SlowRankRecord,
+    StartRecord,
+    StepRecord,
+    TrustRatioRecord,
+    WarningRecord,
+    WithMeasures,
+    number,
+)
 from summit_train.spec.source import parse_mapping
 
-
-def number(value: object) -> float | None:
-    """Return the value as a finite float, or None."""
-    if type(value) is float:  # nearly all are; asked first, as a long run has millions
-        return value if math.isfinite(value) else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if abs(value) <= sys.float_info.max else None  # an int may be larger than every float
-
-
-Known = Annotated[float | None, BeforeValidator(number)]
-
-
-class Record(BaseModel):
-    """A JSON object of a run. Unknown keys are ignored."""
-
-    model_config = ConfigDict(frozen=True)
-
-
 RecordType = TypeVar("RecordType", bound=Record)
-
-
-class WithMeasures(Record):
-    """A record with measures (evaluation.measures) under their keys."""
-
-    model_config = ConfigDict(extra="allow")
-
-    def of(self, key: str) -> float | None:
-        return number((self.model_extra or {}).get(key))
-
-
-class LogRecord(Record):
-    """A line of metrics.jsonl. time: when it was written, in seconds since 1970."""
-
-    time: float | str | None = None
-
-
-@dataclass(frozen=True, slots=True)  # a fifth of the memory of a model: a run may have 500,000
-class StepRecord:
-    """One update. time: as of a LogRecord. step: finished updates, from 1. epoch: from 0. top1: of the training batch.
-
-    bad_clips: unreadable clips that the run has replaced so far. noise_scale: clips, averaged up to this step, where it
-    is measured and clear; gradient_variance, gradient_square: tr(Sigma) and |G|^2 of this step alone.
-    """
-
-    step: int
-    epoch: int
-    loss: float = math.nan
-    lr: float = math.nan
-    clips_per_second: float = math.nan
-    step_s: float = math.nan
-    data_wait_s: float = math.nan
-    top1: Known = None
-    skipped: bool = False
-    bad_clips: int | None = None
-    noise_scale: Known = None
-    gradient_variance: Known = None
-    gradient_square: Known = None
-    time: float | str | None = None
-
-
-class EvalRecord(WithMeasures, LogRecord):
-    """One validation during training, after `epoch` finished epochs."""
-
-    epoch: float
-    step: int
-    val_loss: Known = None
-    videos: int | None = None
-    clips: int | None = None
-    seconds: Known = None
-
-
-class WarningRecord(LogRecord):
-    """What training found wrong after `step`."""
-
-    step: int
-    text: str
-
-
-class TrustRatioRecord(LogRecord):
-    """The trust ratio of each parameter in one update."""
-
-    step: int
-    ratios: dict[str, float]
-
-
-class AverageRecord(LogRecord):
-    """An average of all learners' networks after `step`. bytes: what a rank gave to it."""
-
-    step: int
-    seconds: float
-    bytes: int
-
-
-class BatchRecord(LogRecord):
-    """A decision on the batch after `epoch` finished epochs: the batch from then on, the accuracy, the best before."""
-
-    epoch: int
-    clips_per_gpu: int
-    global_batch: int
-    accuracy: float
-    best: float
-
-
-class StartRecord(LogRecord):
-    """A start (step 0) or a resume (step > 0). startup_s: of the process until then.
-
-    steps_again: updates of the process before that are done again. forced: by which keys it is another experiment, in
-    older runs.
-    """
-
-    step: int
-    ranks: int | None = None
-    startup_s: Known = None
-    steps_again: int = 0
-    forced: tuple[str, ...] = ()
-
-
-class MoreEpochsRecord(LogRecord):
-    """A run that continues after `step` updates to more epochs than its schedule had."""
-
-    step: int
-    before: int = Field(alias="from")
-    after: int = Field(alias="to")
-
-
-class CheckpointRecord(LogRecord):
-    """A checkpoint after `step` updates, for which the steps waited `seconds`."""
-
-    step: int
-    seconds: float
 
 
 class CheckpointScore(WithMeasures):
@@ -187,7 +69,7 @@ class FinalEval(CheckpointScores):
     crops: int | str | None = None
     ema: CheckpointScores | None = None
     classes_left_out: tuple[str, ...] = ()
-    overrides: dict[str, Any] = {}
+    overrides: dict[str, Any] = Field(default={})
 
 
 class BestCheckpoint(Record):
@@ -228,21 +110,10 @@ class ClipsPerClass(Record):
         return {side: {name: counts.get(name, 0) for name in names} for side, counts in sides.items()}
 
 
-ByStep = TypeVar("ByStep", StepRecord, EvalRecord, WarningRecord, TrustRatioRecord, AverageRecord)
+ByStep = TypeVar("ByStep", StepRecord, EvalRecord, WarningRecord, TrustRatioRecord, AverageRecord, RankTimesRecord)
 RUN_FILES = ("spec.yaml", "plan.json", "metrics.jsonl", "eval.json", "environment.json")
 OBSERVED_FILE = "observed.json"  # of `eval --observed`; optional
 RUN_MARKS = ("spec.yaml", "metrics.jsonl")  # of a run folder
-_KINDS: dict[str, TypeAdapter[Any]] = {
-    "step": TypeAdapter(StepRecord),
-    "eval": TypeAdapter(EvalRecord),
-    "warning": TypeAdapter(WarningRecord),
-    "trust_ratio": TypeAdapter(TrustRatioRecord),
-    "average": TypeAdapter(AverageRecord),
-    "batch": TypeAdapter(BatchRecord),
-    "checkpoint": TypeAdapter(CheckpointRecord),
-    "start": TypeAdapter(StartRecord),
-    "more_epochs": TypeAdapter(MoreEpochsRecord),
-}
 
 
 class RunRecord:
@@ -326,6 +197,8 @@ class RunRecord:
         self.steps, self.evals = _last(StepRecord, self.log), _last(EvalRecord, rare)
         self.warnings = _last(WarningRecord, rare)
         self.trust_ratios, self.averages = _last(TrustRatioRecord, rare), _last(AverageRecord, rare)
+        self.rank_times = _last(RankTimesRecord, rare)
+        self.slow_ranks = [record for record in rare if isinstance(record, SlowRankRecord)]
         batches = {record.epoch: record for record in rare if isinstance(record, BatchRecord)}
         self.batches = [batches[epoch] for epoch in sorted(batches)]
         self.checkpoints = [record for record in rare if isinstance(record, CheckpointRecord)]
@@ -363,7 +236,7 @@ class RunRecord:
             record = _object(text)
             if "kind" not in record:
                 raise ValueError("no 'kind'")
-            if kind := _KINDS.get(str(record["kind"])):
+            if kind := KINDS.get(str(record["kind"])):
                 # JSON has no NaN: a null becomes the default, NaN.
                 yield kind.validate_python({key: value for key, value in record.items() if value is not None})
             return

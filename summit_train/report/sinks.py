@@ -11,7 +11,8 @@ from typing import Any
 from summit_train.core.errors import UserError
 from summit_train.core.files import write_text
 from summit_train.core.text import csv_text
-from summit_train.report.records import RunRecord, StepRecord, number
+from summit_train.report.log_records import StepRecord, number
+from summit_train.report.records import RunRecord
 
 Row = dict[str, float]
 _MOST_METRICS, _MOST_PARAMS = 1000, 100  # of a request to MLflow

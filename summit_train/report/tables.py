@@ -8,7 +8,8 @@ from typing import Any
 
 from summit_train.core.text import MOST_ITEMS, NONE, counted, duration, listed, percent, show
 from summit_train.evaluation.measures import every_measure
-from summit_train.report.records import ClipsPerClass, FinalEval, RunRecord, StartRecord, number
+from summit_train.report.log_records import StartRecord, number
+from summit_train.report.records import ClipsPerClass, FinalEval, RunRecord
 
 MOST_CLASSES = 30  # of a table with a row for each class
 CONSEQUENCES = {  # of a file that is missing

@@ -14,6 +14,7 @@ from summit_train.data.batches.workers import Batches
 from summit_train.plan import Rung
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
+from summit_train.training.slow_ranks import SlowRanks
 from summit_train.training.step import Requests, StepResult, Vote
 from summit_train.training.stopwatch import UNTIMED, Mark, Stopwatch
 from summit_train.training.trace import Trace
@@ -46,6 +47,7 @@ class LaunchedStep(NamedTuple):
     clips: StepClips
     lr: float
     result: StepResult
+    stopwatch: Stopwatch
     end: Mark
 
 
@@ -56,7 +58,7 @@ class Records:
     """
 
     def __init__(self, run: Run, log: RunLog | None, traced: range) -> None:
-        self.log, self._run, self.trace = log, run, Trace(traced, run, log)
+        self.log, self._run, self.trace, self._slow_ranks = log, run, Trace(traced, run, log), SlowRanks(run, log)
         self.stopwatch: Stopwatch = UNTIMED
         self._unread: LaunchedStep | None = None
         self._ratio_every = max(1, run.plan.total_steps // 100)  # steps between two records of the trust ratios
@@ -66,15 +68,17 @@ class Records:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is Stopped:  # on all ranks
+        if kind is None or kind is Stopped:  # on all ranks
+            self._slow_ranks.finish()
+        if kind is Stopped:
             self.trace.write()
 
     def begin_step(self, clips: StepClips) -> None:
-        self.stopwatch = self.trace.begin_step(clips.number, clips.start)
+        self.stopwatch = self.trace.begin_step(clips.number, clips.start) or self._slow_ranks.begin_step(clips.start)
 
     def end_step(self, clips: StepClips, lr: float, result: StepResult) -> Requests:
         """Take in a step that was launched; read the one before, and return what its ranks asked for."""
-        launched = LaunchedStep(clips, lr, result, Mark(self._run.device))
+        launched = LaunchedStep(clips, lr, result, self.stopwatch, Mark(self._run.device))
         asked = self.read()
         self._unread = launched
         self.stopwatch.lap("other")
@@ -88,11 +92,12 @@ class Records:
         launched, self._unread = self._unread, None
         if launched is None:
             return Requests()
-        run, (clips, lr, result, end) = self._run, launched
+        run, (clips, lr, result, stopwatch, end) = self._run, launched
         number, epoch = clips.number, clips.step // run.plan.steps_per_epoch
         vote = result.read(clips.rung.global_batch, run.plan.virtual_gpus, run.world.size)
         self._check(launched, vote)
         run.bad_clips.add(vote.bad_clips, clips.finished, number, epoch)
+        self._slow_ranks.end_step(number, stopwatch, len(clips.finished))
         noise = {} if vote.squares is None else run.noise.add(vote.squares)
         if (log := self.log) is not None:
             step_s = clips.start.seconds_to(end)

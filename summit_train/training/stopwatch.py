@@ -58,6 +58,16 @@ class Stopwatch:
 UNTIMED = Stopwatch()
 
 
+class Laps(Stopwatch):
+    """Remembers the phases of one step, each with its end; the first one is the start of the step."""
+
+    def __init__(self, device: torch.device, start: Mark) -> None:
+        self._device, self.laps = device, [("", start)]
+
+    def lap(self, phase: str) -> None:
+        self.laps.append((phase, Mark(self._device)))
+
+
 @dataclass
 class TimedStep:
     """What a recorder heard of a step. laps: each phase with its end; the first one is the start of the step."""

@@ -22,7 +22,7 @@ from summit_train.core.result import TextTable
 from summit_train.core.text import counted
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
-from summit_train.training.stopwatch import PHASES, UNTIMED, Mark, Recorder, Stopwatch, TimedStep, idle_mark
+from summit_train.training.stopwatch import PHASES, Mark, Recorder, Stopwatch, TimedStep, idle_mark
 
 WAIT = "allreduce"  # the phase in which a rank waits for slower ones
 _ROUNDS = 32  # messages to and from rank 0 that compare the clocks
@@ -170,10 +170,10 @@ class Trace:
         if log is not None and steps and steps[-1] <= run.start_step:
             log.say(f"trace: steps {steps[0]} to {steps[-1]} were done before this start; nothing is traced")
 
-    def begin_step(self, step: int, start: Mark) -> Stopwatch:
-        """Return the stopwatch of step number `step`, which began at `start`."""
+    def begin_step(self, step: int, start: Mark) -> Stopwatch | None:
+        """Return the stopwatch of step number `step`, which began at `start`; None where it is not traced."""
         if step not in self._steps:
-            return UNTIMED
+            return None
         self._recorder.begin_step(step, start)
         return self._recorder
 

@@ -65,6 +65,8 @@ def test_keys_that_do_not_fit_each_other(tmp_path: Path) -> None:
     assert load_site(_mine(tmp_path), ["gpus_per_node=0", "ranks_per_node=2"]).ranks == 2
     with pytest.raises(UserError, match="mine: spare_nodes: must be 0 with mpirun on slurm"):
         load_site(_mine(tmp_path), ["spare_nodes=1", "launcher=mpirun"])
+    with pytest.raises(UserError, match="mine: exclude_slow: must be false without spare_nodes; set spare_nodes to 1"):
+        load_site(_mine(tmp_path), ["exclude_slow=true"])
     with pytest.raises(UserError, match="scheduler: must be one of slurm, lsf, pbs, flux, local, got 'pbz'"):
         load_site(_mine(tmp_path), ["scheduler=pbz"])
     with pytest.raises(UserError, match="summit: gpus_flag: must be null, as lsf has one way to ask for GPUs"):
@@ -200,6 +202,19 @@ def test_a_back_end_that_is_named_becomes_a_variable_of_the_ranks(tmp_path: Path
     both = "environment: {SUMMIT_TRAIN_COMM: {value: horovod, why: c}}\ncomm: torch\n"
     with pytest.raises(UserError, match="mine: comm: torch sets SUMMIT_TRAIN_COMM, which environment sets too"):
         load_site(_mine(tmp_path, both))
+
+
+def test_what_ranks_must_know_of_slow_nodes_becomes_variables_with_the_number_of_spares(tmp_path: Path) -> None:
+    def told(*keys: str) -> dict[str, str]:
+        return {name: setting.value for name, setting in load_site(_mine(tmp_path), keys).environment.items()}
+
+    assert told() == {}
+    assert told("check_nodes=true") == {"SUMMIT_TRAIN_CHECK_NODES": "0"}
+    both = {"SUMMIT_TRAIN_CHECK_NODES": "2", "SUMMIT_TRAIN_EXCLUDE_SLOW": "2"}
+    assert told("check_nodes=true", "exclude_slow=true", "spare_nodes=2") == both
+    own = "environment: {SUMMIT_TRAIN_CHECK_NODES: {value: '1', why: c}}\ncheck_nodes: true\n"
+    with pytest.raises(UserError, match="mine: check_nodes: true sets SUMMIT_TRAIN_CHECK_NODES, which"):
+        load_site(_mine(tmp_path, own))
 
 
 def test_an_unknown_site_lists_the_shipped_ones() -> None:

@@ -32,7 +32,8 @@ from summit_train.core.processes import find_mpirun, mpi_environment, mpirun_com
 from summit_train.core.saved import find_checkpoints
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.report.goodput import goodput_rows, time_spent
-from summit_train.report.records import RunRecord, StepRecord
+from summit_train.report.log_records import StepRecord
+from summit_train.report.records import RunRecord
 from tests import slurm
 from tests.runs import assert_bit_equal, final_state
 from tests.worlds import PATIENCE_S, ROOT, environment

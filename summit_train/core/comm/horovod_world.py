@@ -68,6 +68,13 @@ class HorovodWorld(World):
     def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         return cast("torch.Tensor", self._hvd.allreduce(tensor, name=name, op=self._hvd.Sum))
 
+    def exchange(self, tensor: torch.Tensor, partner: int) -> torch.Tensor:
+        import torch
+
+        theirs = torch.empty_like(tensor)
+        self._mpi.Sendrecv(tensor.numpy(), dest=partner, recvbuf=theirs.numpy(), source=partner)
+        return theirs
+
     def start_sum(self, numbers: Sequence[int]) -> Callable[[], list[int] | None]:
         """Begin a sum by Horovod: with MPI's own request, two threads would drive MPI at once."""
         import torch

@@ -141,6 +141,16 @@ class TorchWorld(World):
             self._dist.all_reduce(total)
         return total
 
+    def exchange(self, tensor: torch.Tensor, partner: int) -> torch.Tensor:
+        import torch
+
+        theirs, dist = torch.empty_like(tensor), self._dist
+        pair = [dist.P2POp(dist.isend, tensor, partner), dist.P2POp(dist.irecv, theirs, partner)]
+        with self._joined():
+            for work in dist.batch_isend_irecv(pair):
+                work.wait()
+        return theirs
+
     def start_sum(self, numbers: Sequence[int]) -> Callable[[], list[int] | None]:
         import torch
 

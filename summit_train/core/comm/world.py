@@ -52,6 +52,13 @@ class World:
         """Return the sum of `tensor` over the ranks, the same bits on each."""
         return tensor
 
+    def exchange(self, tensor: torch.Tensor, partner: int) -> torch.Tensor:
+        """Give `tensor` to another rank, and return the one that it gives. Ranks without a partner do not call this.
+
+        Between GPUs the ranks have exchanged something before. Horovod's exchange tensors on the CPU, by MPI.
+        """
+        return tensor
+
     def start_sum(self, numbers: Sequence[int]) -> Callable[[], list[int] | None]:
         """Start a sum over the ranks; return a function that gives the sums, or None until all ranks have started.
 

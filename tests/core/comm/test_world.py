@@ -97,6 +97,9 @@ if world.backend == "horovod":
     by_mpi = torch.tensor([float(world.rank), 1.0])
     world.sum_by_mpi(by_mpi)
     assert by_mpi.tolist() == total, by_mpi
+if world.rank > 0:  # rank 0 has no partner
+    theirs = world.exchange(torch.full((5,), float(world.rank)), 3 - world.rank)
+    assert theirs.tolist() == [3.0 - world.rank] * 5, theirs
 said = world.broadcast(f"from {world.rank}")
 ranks = world.gather((world.rank, said, mean.tolist(), total))
 world.barrier()

@@ -1,0 +1,147 @@
+"""Name a rank that is slower than the others while the run goes on.
+
+A step is as fast as its slowest rank, and all steps look alike to the others: they wait. So every hundredth step the
+ranks compare the seconds that each spends on its own, in which it waits for no other rank:
+
+    own = (data wait + forward + backward + other) / micro-batches + update / updates
+
+A rank is slow where that is over 1.3 times the median of the ranks in three windows in a row.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import fmean, median
+from typing import NamedTuple
+
+import torch
+
+from summit_train.core.bad_nodes import EXCLUDE_SLOW, bad_nodes, name_bad_nodes, spare_nodes
+from summit_train.core.comm.launch import node_name
+from summit_train.training.metrics import RunLog
+from summit_train.training.run import Run
+from summit_train.training.stopwatch import UNTIMED, Laps, Mark, Stopwatch
+
+WINDOW = 100  # steps
+FACTOR = 1.3
+WINDOWS = 3  # in a row
+FEWEST_RANKS = 3  # of fewer the median says nothing
+
+
+class Own(NamedTuple):
+    """The seconds of a rank on its own, for each micro-batch."""
+
+    compute: float
+    data_wait: float
+
+
+def own_seconds(laps: Sequence[tuple[str, Mark]], micro_batches: int) -> Own:
+    """Return the rank's own seconds in a step that the device has finished, however many micro-batches it had.
+
+    A step has one update, or one of each learner. Work after it, such as a checkpoint, does not count.
+    """
+    seconds = dict.fromkeys(("data_wait", "forward", "backward", "other", "update"), 0.0)
+    for (_, before), (phase, mark) in pairwise(laps):
+        if phase in seconds:
+            seconds[phase] += before.seconds_to(mark)
+    updates = max(1, sum(phase == "update" for phase, _ in laps))
+    update, data_wait = seconds.pop("update") / updates, seconds.pop("data_wait") / micro_batches
+    return Own(sum(seconds.values()) / micro_batches + update, data_wait)
+
+
+@dataclass(frozen=True)
+class SlowRank:
+    """A rank that was slow in so many windows in a row; part: of its own seconds, the one with most of the excess."""
+
+    rank: int
+    part: str
+    seconds: float
+    median_s: float
+
+    def text(self, who: str, ranks: int, step: int) -> str:
+        """Return the line for people, after `step`."""
+        part, since = self.part.replace("_", " "), max(1, step - WINDOW * WINDOWS + 1)
+        much = f"{self.seconds / self.median_s:.2f} times the median of {ranks} ranks in each {WINDOW} steps"
+        own = f"{1000 * self.seconds:.3g} ms a micro-batch of its own"
+        return f"{who} is slow, most in its {part}: {own}, {much} from {since:,} to {step:,}"
+
+
+class Judge:
+    """Decides which ranks are slow: in WINDOWS windows in a row, each rank once."""
+
+    def __init__(self) -> None:
+        self._in_a_row: dict[int, int] = {}
+        self._named = set[int]()
+
+    def add(self, window: Sequence[Own]) -> list[SlowRank]:
+        """Take in the ranks' seconds in a window; return those to be named now."""
+        sums, found = [sum(own) for own in window], list[SlowRank]()
+        middle, middles = median(sums), list(map(median, zip(*window, strict=True)))
+        slow = [rank for rank, seconds in enumerate(sums) if seconds > FACTOR * middle]
+        self._in_a_row = {rank: self._in_a_row.get(rank, 0) + 1 for rank in slow}
+        for rank, windows in self._in_a_row.items():
+            if windows >= WINDOWS and rank not in self._named:
+                excess = [mine - typical for mine, typical in zip(window[rank], middles, strict=True)]
+                found.append(SlowRank(rank, Own._fields[excess.index(max(excess))], sums[rank], middle))
+        self._named.update(one.rank for one in found)
+        return found
+
+
+class SlowRanks:
+    """Times every step, and compares the ranks after each WINDOW of them, by the steps' numbers.
+
+    The sum over the ranks begins when the last step of a window is read, and is read with the next step: no step waits
+    for it. All ranks hold the same table then, and find the same. Of fewer than three ranks none is timed.
+    """
+
+    def __init__(self, run: Run, log: RunLog | None) -> None:
+        self._run, self._log, self._judge, self._steps = run, log, Judge(), list[Own]()
+        self._spares = spare_nodes(EXCLUDE_SLOW) or 0
+        self._pending: tuple[int, torch.Tensor, Callable[[], None]] | None = None
+
+    def begin_step(self, start: Mark) -> Stopwatch:
+        """Return the stopwatch of a step that began at `start`."""
+        return UNTIMED if self._run.world.size < FEWEST_RANKS else Laps(self._run.device, start)
+
+    def end_step(self, step: int, stopwatch: Stopwatch, micro_batches: int) -> None:
+        """Take in a step that the device has finished. Collective at the last step of a window and the one after."""
+        self.finish()
+        if isinstance(stopwatch, Laps):
+            self._steps.append(own_seconds(stopwatch.laps, micro_batches))
+        if step % WINDOW or not self._steps:  # none: all were traced
+            return
+        world = self._run.world
+        table = torch.zeros(world.size, len(Own._fields), dtype=torch.float64)
+        table[world.rank] = torch.tensor(list(map(fmean, zip(*self._steps, strict=True))), dtype=table.dtype)
+        self._steps.clear()
+        self._pending = step, table, world.start_total(table, "slow_ranks")
+
+    def finish(self) -> None:
+        """Read the table of the last window, if it was not yet, and name the ranks that are slow. Collective."""
+        if self._pending is None:
+            return
+        (step, table, wait), self._pending = self._pending, None
+        wait()
+        slow = self._judge.add([Own(*row) for row in table.tolist()])
+        if (log := self._log) is not None:
+            rows = dict(zip(("compute_s", "data_wait_s"), table.T.tolist(), strict=True))
+            log.write("rank_times", step=step, **{key: [float(f"{s:.3g}") for s in row] for key, row in rows.items()})
+        if slow:
+            self._name(step, slow)
+
+    def _name(self, step: int, slow: Sequence[SlowRank]) -> None:
+        world, log = self._run.world, self._log
+        ranks = world.gather((world.who, node_name(os.environ, world.host))) or []
+        if log is None:
+            return
+        for one in slow:
+            who, node = ranks[one.rank]
+            log.write("slow_rank", step=step, host=node, **asdict(one))
+            text = one.text(who, world.size, step)
+            log.warn(step, text)
+            run_path = self._run.spec.run_path
+            if len(bad_nodes(run_path)) < self._spares and name_bad_nodes(run_path, {node: text}):
+                log.say(f"{node} is in job/bad_nodes: the next start leaves it out")

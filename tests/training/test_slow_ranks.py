@@ -1,0 +1,251 @@
+"""Slow ranks: the judgement on given seconds, the windows of a run, and real ranks, one of them slow."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from summit_train.core.bad_nodes import EXCLUDE_SLOW, bad_nodes
+from summit_train.core.comm import World
+from summit_train.core.comm.launch import this_launch
+from summit_train.data.batches.workers import Batches
+from summit_train.models import VideoNetwork
+from summit_train.training import slow_ranks
+from summit_train.training.metrics import RunLog
+from summit_train.training.slow_ranks import Judge, Own, SlowRank, SlowRanks, own_seconds
+from summit_train.training.stopwatch import UNTIMED, Laps, Mark, Stopwatch
+from tests.conftest import WriteSpec
+from tests.killing import slowed
+from tests.runs import assert_bit_equal, final_state, records
+from tests.worlds import forked, main_without_reports, train
+
+RANKS, SLOW = 4, 1
+CPU = torch.device("cpu")
+
+
+class At:
+    """A mark at a time of the device."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def seconds_to(self, later: At) -> float:
+        return later.seconds - self.seconds
+
+
+def _laps(*phases: tuple[str, float]) -> list[tuple[str, Mark]]:
+    """A step's laps, from the seconds that each takes."""
+    now, laps = 5.0, [("", cast(Mark, At(5.0)))]
+    for phase, seconds in phases:
+        now += seconds
+        laps.append((phase, cast(Mark, At(now))))
+    return laps
+
+
+def test_a_ranks_own_seconds_are_those_in_which_it_waits_for_no_other() -> None:
+    """Two micro-batches, then what follows: the wait for the others and the checkpoint do not count."""
+    each = [("data_wait", 0.5), ("other", 0.25), ("forward", 1.0), ("other", 0.25), ("backward", 2.0)]
+    end = [("allreduce", 64.0), ("other", 0.5), ("allreduce", 32.0), ("update", 0.125), ("other", 0.5)]
+    laps = _laps(*each, *each, *end, ("checkpoint", 16.0))
+    assert own_seconds(laps, 2) == Own(compute=3.5 + 0.5 + 0.125, data_wait=0.5)
+
+
+def test_of_learners_each_has_an_update() -> None:
+    learner = [("data_wait", 0.5), ("forward", 1.0), ("backward", 2.0), ("update", 0.25)]
+    assert own_seconds(_laps(*learner), 1) == own_seconds(_laps(*learner, *learner), 2) == Own(3.25, 0.5)
+
+
+def _judged(*windows: Sequence[Own]) -> list[list[SlowRank]]:
+    judge = Judge()
+    return [judge.add(window) for window in windows]
+
+
+def _ranks(*seconds: float, waits: Sequence[float] = (0.0,) * 8) -> list[Own]:
+    return [Own(compute, wait) for compute, wait in zip(seconds, waits, strict=False)]
+
+
+EVEN, UNEVEN = _ranks(1.0, 1.0, 1.0, 1.0), _ranks(1.0, 1.0, 2.0, 1.0)
+
+
+def test_a_rank_is_named_once_after_three_windows_in_a_row() -> None:
+    named = [SlowRank(2, "compute", 2.0, 1.0)]
+    assert _judged(UNEVEN, UNEVEN, UNEVEN, UNEVEN, UNEVEN) == [[], [], named, [], []]
+    assert _judged(UNEVEN, UNEVEN, EVEN, UNEVEN, UNEVEN, UNEVEN, EVEN, *[UNEVEN] * 3) == [*[[]] * 5, named, *[[]] * 4]
+    other = _ranks(1.0, 2.0, 1.0, 1.0)
+    assert _judged(UNEVEN, other, UNEVEN, other, UNEVEN, other) == [[]] * 6, "the windows of one rank in a row"
+
+
+@pytest.mark.parametrize(("seconds", "is_slow"), [(1.3, False), (1.31, True), (0.1, False)])
+def test_a_rank_is_slow_over_1_3_times_the_median(seconds: float, is_slow: bool) -> None:
+    assert bool(_judged(*[_ranks(1.0, 1.0, 1.0, seconds)] * 3)[-1]) == is_slow
+
+
+def test_a_wait_of_microseconds_is_no_alarm() -> None:
+    assert _judged(*[_ranks(1.0, 1.0, 1.0, 1.0, waits=[9e-6, 1e-6, 1e-6, 1e-6])] * 3)[-1] == []
+
+
+def test_the_part_is_the_one_that_makes_most_of_the_excess() -> None:
+    waits = [0.1, 0.1, 0.9, 0.1, 0.1]
+    window = _ranks(1.0, 1.0, 1.2, 1.0, 1.9, waits=waits)
+    assert _judged(window, window, window)[-1] == [
+        SlowRank(2, "data_wait", pytest.approx(2.1), 1.1),
+        SlowRank(4, "compute", 2.0, 1.1),
+    ]
+
+
+class Four(World):
+    """Rank 0 of four; the seconds of the others are given by window. It counts what it is asked for."""
+
+    size = RANKS
+
+    def __init__(self, others: Iterator[Sequence[Own]]) -> None:
+        super().__init__()
+        self._others, self.asked = others, list[str]()
+
+    def start_total(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
+        tensor[1:] += torch.tensor(next(self._others), dtype=tensor.dtype)
+        self.asked.append(name)
+        return lambda: self.asked.append("read")
+
+    def gather(self, value: Any) -> list[Any]:
+        self.asked.append("gather")
+        return [(f"rank {rank} on h{rank}", f"n{rank}") for rank in range(self.size)]
+
+
+class Timed(Laps):
+    """A stopwatch that heard of these seconds."""
+
+    def __init__(self, own: Own) -> None:
+        self.laps = _laps(("data_wait", own.data_wait), ("forward", own.compute))
+
+
+def _follow(folder: Path, world: World, steps: range, stopwatch: Callable[[int], Stopwatch]) -> None:
+    """Follow `steps` of a run, which then ends."""
+    run: Any = SimpleNamespace(world=world, device=CPU, spec=SimpleNamespace(run_path=folder))
+    with RunLog(folder, "r", 0, 1000) as log:
+        ranks = SlowRanks(run, log)
+        for step in steps:
+            ranks.end_step(step, stopwatch(step), 1)
+        ranks.finish()
+
+
+def test_windows_end_with_every_hundredth_step_and_are_read_with_the_next(tmp_path: Path) -> None:
+    """Resumed after step 150: the first window has 50 steps. The last one has just been begun when the run ends."""
+    world = Four(iter([_ranks(2.0, 1.0, 1.0)] * 4))
+    _follow(tmp_path, world, range(151, 501), lambda step: Timed(Own(1.0 + (step > 400), 0.25)))
+    assert world.asked == ["slow_ranks", "read"] * 3 + ["gather", "slow_ranks", "read"]
+    times = records(tmp_path, "rank_times")
+    assert [one["step"] for one in times] == [200, 300, 400, 500]
+    assert [one["compute_s"] for one in times] == [[1.0, 2.0, 1.0, 1.0]] * 3 + [[2.0, 2.0, 1.0, 1.0]]
+    assert [one["data_wait_s"] for one in times] == [[0.25, 0.0, 0.0, 0.0]] * 4
+    (slow,) = records(tmp_path, "slow_rank")
+    del slow["time"]
+    assert slow == {
+        "kind": "slow_rank", "step": 400, "rank": 1, "host": "n1", "part": "compute", "seconds": 2.0, "median_s": 1.125,
+    }  # fmt: skip
+    (warning,) = records(tmp_path, "warning")
+    own = "2e+03 ms a micro-batch of its own, 1.78 times the median of 4 ranks in each 100 steps from 101 to 400"
+    assert warning["text"] == f"rank 1 on h1 is slow, most in its compute: {own}"
+
+
+def test_a_window_of_traced_steps_alone_is_left_out(tmp_path: Path) -> None:
+    world = Four(iter([_ranks(1.0, 1.0, 1.0)]))
+    _follow(tmp_path, world, range(1, 201), lambda step: UNTIMED if step <= 100 else Timed(Own(1.0, 0.0)))
+    assert [one["step"] for one in records(tmp_path, "rank_times")] == [200]
+
+
+@pytest.mark.parametrize(("size", "is_timed"), [(1, False), (2, False), (3, True)])
+def test_of_fewer_than_three_ranks_none_is_timed(size: int, is_timed: bool) -> None:
+    run: Any = SimpleNamespace(world=SimpleNamespace(size=size), device=CPU)
+    stopwatch = SlowRanks(run, None).begin_step(Mark(CPU))
+    assert isinstance(stopwatch, Laps) == is_timed and (is_timed or stopwatch is UNTIMED)
+
+
+@pytest.mark.parametrize(
+    ("spares", "before", "after"),
+    [
+        (None, "", []),
+        ("0", "", []),
+        ("1", "", ["n1"]),
+        ("1", "# mine\nn7 broken\n", ["n7"]),  # the only spare node is taken
+        ("2", "n7 broken\n", ["n7", "n1"]),
+    ],
+)
+def test_the_node_is_left_out_at_the_next_start_where_the_job_has_a_spare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spares: str | None, before: str, after: list[str]
+) -> None:
+    if spares is not None:
+        monkeypatch.setenv(EXCLUDE_SLOW, spares)
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/bad_nodes").write_text(before)
+    slow = [Own(1.0, 1.0), Own(1.0, 0.0), Own(1.0, 0.0)]
+    _follow(tmp_path, Four(iter([slow] * 3)), range(1, 301), lambda step: Timed(Own(1.0, 0.0)))
+    assert [one["part"] for one in records(tmp_path, "slow_rank")] == ["data_wait"]
+    assert bad_nodes(tmp_path) == after
+
+
+def _slow_loader(held: ExitStack) -> None:
+    honest = Batches.__next__
+
+    def following(self: Any) -> Any:
+        time.sleep(0.25)
+        return honest(self)
+
+    Batches.__next__ = following  # type: ignore[method-assign]
+
+
+def _slow_forward(held: ExitStack) -> None:
+    honest = VideoNetwork.forward
+
+    def forward(self: Any, clips: torch.Tensor) -> Any:
+        if not clips.is_meta:  # the plan counts the network on the meta device
+            time.sleep(0.25)
+        return honest(self, clips)
+
+    VideoNetwork.forward = forward  # type: ignore[method-assign]
+
+
+def _slow_process(held: ExitStack) -> None:
+    held.enter_context(slowed())
+
+
+@pytest.mark.parametrize(
+    ("fault", "parts", "method"),
+    [
+        (_slow_loader, ["data_wait"], "synchronous"),
+        (_slow_forward, ["compute"], "averaging"),
+        (_slow_process, ["compute", "data_wait"], "synchronous"),  # the rank's process reads the clips, too
+    ],
+)
+def test_a_slow_rank_is_named_and_training_is_the_same(
+    write_spec: WriteSpec, tmp_path: Path, fault: Callable[[ExitStack], None], parts: list[str], method: str
+) -> None:
+    """Windows of 3 steps; the fault costs several times what a step of so small a network takes."""
+
+    def work() -> int:
+        slow_ranks.WINDOW = 3
+        with ExitStack() as held:
+            if this_launch().rank == SLOW:
+                fault(held)
+            return main_without_reports(["train", str(spec)])
+
+    more = {"schedule": {"epochs": 1}, "parallel": {"method": method}}
+    spec, run = write_spec("slow", **more), tmp_path / "runs/slow"
+    status, output = forked(RANKS, work)
+    assert status == 0, output
+    assert [one["step"] for one in records(run, "rank_times")] == [3, 6, 9]
+    slow = {one["rank"]: one for one in records(run, "slow_rank")}
+    assert slow[SLOW]["step"] == 9 and slow[SLOW]["part"] in parts and slow[SLOW]["host"] == os.uname().nodename
+    assert output.count(f"slow: WARNING: rank {SLOW} on {os.uname().nodename} is slow, most in its ") == 1
+    if method == "synchronous":
+        train(RANKS, write_spec("plain", **more))
+        assert_bit_equal(final_state(run), final_state(tmp_path / "runs/plain"))
+        assert records(tmp_path / "runs/plain", "rank_times") == []
