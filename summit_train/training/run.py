@@ -206,8 +206,8 @@ def _notes(run: Run, may_open: int | None) -> Iterator[str]:
         yield f"left out: {len(kept.excluded):,} of {kept.total:,} training clips, by {spec.data.quarantine}"
     if (workers := spec.data.workers or 0) > (cpus := rank_cpus(world.local_size)):
         yield f"data.workers: {workers} loader processes share {counted(cpus, 'core')} of a rank"
-    # A batch that is read ahead has three tensors of shared memory, torch.distributed a socket to each rank.
-    needed = _OPEN_FILES + 3 * (PREFETCHED_PER_WORKER + 1) * run.train_set.data.num_workers() + world.size
+    # A batch that is read ahead has three tensors of shared memory.
+    needed = _OPEN_FILES + 3 * (PREFETCHED_PER_WORKER + 1) * run.train_set.data.num_workers() + world.connections
     if may_open is not None and may_open < needed:
         yield f"open files: a rank may need {needed:,}, the limit is {may_open:,}; raise `ulimit -Hn`"
     if spec.noise_scale.every_steps and spec.parallel.method == "averaging":

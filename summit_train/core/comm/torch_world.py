@@ -53,7 +53,8 @@ class TorchWorld(World):
             raise UserError("this torch was built without torch.distributed or gloo; use SUMMIT_TRAIN_COMM=horovod")
         self.rank, self.size = launch.rank, launch.size
         super().__init__()
-        check_open_files(0 if self.rank else self.size * (1 + _keeps_store(launch)))
+        self.connections = 0 if self.rank else self.size * (1 + _keeps_store(launch))
+        check_open_files(self.connections)
         store, address = meet(launch, self.host)
         use_interface_towards(address)
         backends = {"cpu": "gloo"}

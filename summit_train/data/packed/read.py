@@ -169,8 +169,7 @@ class ShardStore:
             checksum = video.crc32(base)
         else:
             try:
-                if not (entry.start >= 0 and 0 < entry.length <= os.path.getsize(entry.shard) - entry.start):
-                    raise DecodeError(entry.name, _OUTSIDE)
+                self._shard_with(entry, 0, entry.length)
                 video = Encoded(entry.name, state=Encoded(entry.name, part=part).check(), part=part)
                 self._crcs[video] = self._crcs.get(video) or video.crc32()
             except OSError as error:
@@ -207,18 +206,22 @@ class ShardStore:
     def _read(self, entry: _Entry, start: int, end: int) -> bytes:
         """Return the bytes start .. end - 1 of a clip. Raises _DamagedError, also if the file is too short."""
         try:
-            file = self._files.pop(entry.shard, None) or open(entry.shard, "rb", buffering=0, opener=regular)  # noqa: SIM115  (closed when the oldest)
-            self._files[entry.shard] = file  # the last
-            if len(self._files) > _MAX_OPEN_FILES:
-                self._files.pop(next(iter(self._files))).close()
-            start, end, content = entry.start + start, entry.start + end, b""
-            if not 0 <= start <= end <= os.fstat(file.fileno()).st_size:
-                raise OSError(_OUTSIDE)
-            while more := os.pread(file.fileno(), end - start - len(content), start + len(content)):  # at most 2 GiB
+            file, content = self._shard_with(entry, start, end), b""
+            while more := os.pread(file, end - start - len(content), entry.start + start + len(content)):  # <= 2 GiB
                 content += more
             return content
         except OSError as error:
             raise _DamagedError(entry.name, error.strerror or str(error)) from error
+
+    def _shard_with(self, entry: _Entry, start: int, end: int) -> int:
+        """Return the descriptor of a clip's shard, which has the clip's bytes start .. end - 1. Raises OSError."""
+        file = self._files.pop(entry.shard, None) or open(entry.shard, "rb", buffering=0, opener=regular)  # noqa: SIM115  (closed when the oldest)
+        self._files[entry.shard] = file  # the last
+        if len(self._files) > _MAX_OPEN_FILES:
+            self._files.pop(next(iter(self._files))).close()
+        if not 0 <= entry.start + start <= entry.start + end <= os.fstat(file.fileno()).st_size:
+            raise OSError(_OUTSIDE)
+        return file.fileno()
 
 
 def verify_files(folder: Path, files: Sequence[StoredFile], workers: int) -> Iterator[str | None]:
