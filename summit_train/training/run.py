@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from summit_train.core.comm import World
-from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.files import naming
 from summit_train.core.machine import raise_open_files, rank_cpus
+from summit_train.core.run_lock import RunLock
 from summit_train.core.saved import check_fit, checkpoint_path, give_weights, in_memory
 from summit_train.core.text import counted
 from summit_train.core.watch import Watchdog
@@ -77,6 +73,7 @@ class Run:
     def __init__(
         self,
         inputs: Inputs,
+        network: VideoNetwork,
         world: World,
         device: torch.device,
         lock: RunLock | None = None,
@@ -86,8 +83,8 @@ class Run:
     ) -> None:
         """Build the run as its spec says, or as the newest whole checkpoint left it. Collective.
 
-        lock: rank 0's, checked at each checkpoint. more_epochs: as in first_state, which raises CheckpointError. Raises
-        UserError where this machine's gradients would be wrong.
+        network: the spec's initial one, on `device`. lock: rank 0's, checked at each checkpoint. more_epochs: as in
+        first_state, which raises CheckpointError. Raises UserError where this machine's gradients would be wrong.
         """
         spec, plan = inputs.spec, inputs.plan
         self.spec, self.plan, self.world, self.device, self._lock = spec, plan, world, device, lock
@@ -96,10 +93,9 @@ class Run:
         may_open = raise_open_files()
         self.train_set, self.val_set = replace(inputs.train, data=spec.data.on_node(world.local_size)), inputs.val
         counts = list(clips_per_class(inputs.train.manifest, inputs.train.kept).values())
-        # --- network
+        # --- network: its weights are those of the checkpoint, pretrained ones, or those that it has
         world.together(lambda: check_arithmetic(spec, device))
-        self.model = initial_network(spec, device)
-        # --- weights: those of the checkpoint, pretrained ones, or those that the network has
+        self.model = network
         first = partial(first_state, spec, plan, self.train_set, self.model, more_epochs=more_epochs)
         state, resumed = world.together(lambda: state_of_first(first, world, self.watchdog))
         path = checkpoint_path(spec.run_path, step := world.broadcast(state.get("step", 0)))
@@ -287,52 +283,3 @@ def build_train_step(
     optimizer = build_solver(solver, groups)
     trust = None if solver.trust_ratio is None else TrustRatio(solver.trust_ratio, model, optimizer)
     return TrainStep(model, optimizer, world, device, settings, trust)
-
-
-class RunLock:
-    """Holds a run folder for this process within the block.
-
-    It is a POSIX record lock on the file `lock`, so it ends with the process, however it ends. It belongs to the file,
-    not to its name: if `lock` is deleted, another run can take the directory.
-    """
-
-    def __init__(self, run_path: Path) -> None:
-        run_path.mkdir(parents=True, exist_ok=True)
-        self._path = run_path / "lock"
-        self._file = self._take()
-
-    def __enter__(self) -> RunLock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def check(self) -> None:
-        """Take the directory again where `lock` was deleted. Raises RunFailed if another run has been faster."""
-        try:
-            if os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
-                return
-            wrong = f"{self._path} was deleted or replaced while this run was using the directory"
-            other = f"another run has taken it ({self._path.read_text(encoding='utf-8').strip()})"
-            raise RunFailed(f"{wrong}, and {other}; this one stops here")
-        except FileNotFoundError:
-            self._file.close()
-        try:
-            self._file = self._take()
-        except UserError as error:
-            raise RunFailed(str(error)) from error
-
-    def _take(self) -> IO[str]:
-        file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            file.close()
-            wrong = f"{self._path.parent}: another run is using this directory ({holder})"
-            raise UserError(f"{wrong}; wait for it, or give this one another name (name=...)") from error
-        file.truncate(0)
-        with naming(self._path):
-            os.write(file.fileno(), f"{os.uname().nodename}, process {os.getpid()}\n".encode())
-        return file
