@@ -108,8 +108,6 @@ class Run:
         saved = world.broadcast(in_memory(state, own), own)
         if saved:
             world.together(lambda: self.step.restore(path, saved | {"model": self.model.state_dict()}))
-        check_fit(path, "line", saved.get("line", 0), 0)
-        self.start_step, self.lineage = int(saved.get("step", 0)), int(saved.get("line", 0))
         # --- records
         self.val_loss = task_named(spec.task).part("loss")(spec, counts, torch.device("cpu"))
         self.health, self.best = Health(spec, plan), Best(spec)
@@ -124,7 +122,9 @@ class Run:
             if name in saved:
                 check_fit(path, name, saved[name], part.state_dict())
                 part.load_state_dict(saved[name])
-        self.bad_clips.forget_after(self.start_step)
+        check_fit(path, "line", saved.get("line", 0), 0)
+        self.start_step, self.lineage = step, int(saved.get("line", 0))
+        self.bad_clips.forget_after(step)
         self.writer, self._saved_at = Writer(background=spec.checkpoint.background), time.monotonic()
         self.notes = [*_notes(self, may_open), *resumed]
 

@@ -16,7 +16,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from summit_train.core.comm import objects
@@ -288,14 +288,8 @@ def use_interface_towards(address: str) -> None:
         if own.startswith("127."):
             return
         for _, name in socket.if_nameindex():
-            if _address_of(probe, name) == own:
-                os.environ.update(GLOO_SOCKET_IFNAME=name)
-                return
-
-
-def _address_of(probe: socket.socket, interface: str) -> str | None:
-    try:
-        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-    except OSError:  # an interface without an address
-        return None
-    return socket.inet_ntoa(answer[20:24])
+            with suppress(OSError):  # an interface without an address
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(answer[20:24]) == own:
+                    os.environ.update(GLOO_SOCKET_IFNAME=name)
+                    return

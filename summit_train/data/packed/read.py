@@ -110,13 +110,6 @@ class ShardStore:
         note = "summit-train: warning: %s; %s is read from %s instead"
         logging.getLogger(__name__).warning(note, error, what, printable(str(self._shared)))
 
-    def _entry(self, clip: int) -> _Entry:
-        clips, pictures = self._index
-        number, checksum, start, length, first, width, height = clips[clip].item()
-        end = int(clips[clip + 1]["first"]) if clip + 1 < len(clips) else len(pictures)
-        shard, facts = self._folder / packed.shard_name(number), facts_of(self.manifest, clip, width, height)
-        return _Entry(shard, f"{shard}:{self.manifest.path(clip)}", facts, checksum, start, length, pictures[first:end])
-
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf, playback: Playback | None = None) -> Decoded:
         """Read clips in several views, see Store. Frame numbers are the video's, also where every n-th is packed.
 
@@ -124,7 +117,12 @@ class ShardStore:
         gives numbers of pictures, from 0 to 2 F - 1, for the number of fields F; the pictures are grey, see
         `clips.read_folder_views`. Damage to a local shard or index is reported, and the shared set is read instead.
         """
-        entry = self._entry(clip)
+        clips, pictures = self._index
+        number, checksum, start, length, first, width, height = clips[clip].item()
+        end = int(clips[clip + 1]["first"]) if clip + 1 < len(clips) else len(pictures)
+        shard, facts = self._folder / packed.shard_name(number), facts_of(self.manifest, clip, width, height)
+        name = f"{shard}:{self.manifest.path(clip)}"
+        entry = _Entry(shard, name, facts, checksum, start, length, pictures[first:end])
         if entry.shard not in self._damaged:
             try:
                 return self._read_from(entry, choose, views_of, playback or Playback())
