@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from date_tasks import TASKS, Data, Share, Task
+from date_tasks import TASKS, Data, DateTask, Share
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
@@ -141,7 +141,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def runs_of(task: Task, args: argparse.Namespace) -> Iterator[Training]:
+def runs_of(task: DateTask, args: argparse.Namespace) -> Iterator[Training]:
     """Yield the runs that the arguments ask for. Raises UserError for a wrong one."""
     for name in ("batches", "lrs", "epochs", "bounds", "samples"):
         value = getattr(args, name)
@@ -162,7 +162,7 @@ def runs_of(task: Task, args: argparse.Namespace) -> Iterator[Training]:
 # --- one run
 
 
-def recipe(task: Task, run: Training, num_samples: int) -> tuple[OptimizerSpec, Schedule]:
+def recipe(task: DateTask, run: Training, num_samples: int) -> tuple[OptimizerSpec, Schedule]:
     """Return a run's solver and the course of its LR. Raises UserError where the warm-up takes the whole run.
 
     With f = task.loss_factor the paper's gradient G is f times ours, g. LR G = (LR f) g; but LR |w| / |G| G =
@@ -285,7 +285,7 @@ def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
     return rows
 
 
-def table_text(task: Task, results: Sequence[Result]) -> str:
+def table_text(task: DateTask, results: Sequence[Result]) -> str:
     """Return the table: a row for each method, batch and LR, next to what the paper has for it."""
     cells = []
     for row in rows_of(results):
@@ -304,7 +304,7 @@ def table_text(task: Task, results: Sequence[Result]) -> str:
     return f"{task.title}\n{TextTable.of_records(cells)}"
 
 
-def write_figure(path: Path, task: Task, results: Sequence[Result]) -> None:
+def write_figure(path: Path, task: DateTask, results: Sequence[Result]) -> None:
     """Draw the test error or perplexity against the batch (the paper's Figure 16) and, of a grid, the LR (Figure 17).
 
     Runs that are shorter than the longest are left out, and of several LRs all but the best in the first panel.
@@ -346,12 +346,12 @@ def write_figure(path: Path, task: Task, results: Sequence[Result]) -> None:
         figure.legend(*left.get_legend_handles_labels(), loc="outside right upper", fontsize=9)
 
 
-def height(task: Task, value: float) -> float:
+def height(task: DateTask, value: float) -> float:
     """Return a test figure as it is drawn, less being better: the error of an accuracy."""
     return value if task.metric == "perplexity" else max(100 - value, 0.01)
 
 
-def curve_of(task: Task, rows: Sequence[Result]) -> list[Result]:
+def curve_of(task: DateTask, rows: Sequence[Result]) -> list[Result]:
     """Return the points of one curve: of several LRs at a batch the best."""
     best: dict[int, Result] = {}
     for row in sorted(rows, key=lambda row: height(task, row["mean"])):
@@ -359,7 +359,7 @@ def curve_of(task: Task, rows: Sequence[Result]) -> list[Result]:
     return [best[batch] for batch in sorted(best)]
 
 
-def log_axes(axes: Axes, task: Task, ticks: Sequence[float], label: str) -> None:
+def log_axes(axes: Axes, task: DateTask, ticks: Sequence[float], label: str) -> None:
     """Make both axes logarithmic, x with these ticks alone."""
     axes.set(xscale="log", yscale="log", xlim=(min(ticks) / 1.5, max(ticks) * 1.5), xlabel=label)
     axes.set_ylabel("test perplexity" if task.metric == "perplexity" else "test error (%)")

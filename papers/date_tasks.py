@@ -298,7 +298,7 @@ def read_bytes(folder: Path, name: str) -> tuple[Path, bytes]:
 
 
 @dataclass(frozen=True)
-class Task:
+class DateTask:
     """A task with its baseline: `optimizer` and `schedule` at optimizer.base_batch samples a step.
 
     batches: the baseline's first. samples: of a virtual GPU, at most. warmup_epochs: of the baseline, for LEGW to
@@ -322,7 +322,7 @@ class Task:
 
 
 # adam_lrs: section 4.2: 0.0001, 0.0002, ... 0.0010
-MNIST = partial(Task, metric="accuracy", read=read_mnist, adam_lrs=(0.0002, 0.0005, 0.001))
+MNIST = partial(DateTask, metric="accuracy", read=read_mnist, adam_lrs=(0.0002, 0.0005, 0.001))
 PLAIN = partial(OptimizerSpec, weight_decay=0.0, lr_scaling="none")
 CONSTANT = partial(ScheduleSpec, warmup_epochs=0, decay="none")
 
@@ -365,7 +365,7 @@ TASKS = {
     ),
     # Section 4.1.2, the baseline as in the program that it names: SGD, LR 1, halved after each epoch from the fifth.
     # That program sums the loss over the steps of a sequence, where this one takes the mean. Ours: the warm-up.
-    "ptb": Task(
+    "ptb": DateTask(
         title="PTB, small",
         metric="perplexity",
         build=WordLSTM,

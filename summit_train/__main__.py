@@ -19,7 +19,7 @@ _COMMANDS = {
     "train": ("cli.train", "train, evaluate and report; in one process, with --ranks N, or under a launcher"),
     "eval": ("cli.evaluate", "accuracy of a run's checkpoints"),
     "predict": ("cli.predict", "the classes of new videos, by a trained network"),
-    "stream": ("inference.stream.command", "the label of a video while it plays, frame by frame, by a past-only TSM"),
+    "stream": ("inference.stream.command", "the label of a video frame by frame, as it plays, by a past-only network"),
     "cam": ("inference.cam.command", "where a trained network looks: class activation maps of videos"),
     "export": ("inference.export.command", "a trained network, or its stream, as an ONNX file that was checked"),
     "fuse": ("cli.fuse", "scores of two or more runs on one validation set, combined"),

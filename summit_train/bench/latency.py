@@ -152,7 +152,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     table_help = f"a table of the TSM paper in place of SPECs: {', '.join(map(str, TABLES))}"
     parser.add_argument("--table", type=int, choices=TABLES, help=table_help)
     parser.add_argument("--published", action="store_true", help="with --table: measure nothing, only count")
-    parser.add_argument("--warm-up", "--warmup", type=int, default=10, metavar="N", help="passes not counted [10]")
+    parser.add_argument("--warm-up", type=int, default=10, metavar="N", help="passes not counted [10]")
     parser.add_argument("--repeats", type=int, default=50, metavar="N", help="passes of each network and batch [50]")
     parser.add_argument("--batch", type=int, default=16, metavar="N", help="clips of a pass for the throughput [16]")
     seconds_help = "most seconds of a network's passes of a batch [20]"

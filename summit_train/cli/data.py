@@ -34,7 +34,7 @@ from summit_train.data.manifest.tables import CLASSES_FILE
 from summit_train.data.motion import KINDS as MOTION_KINDS
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.data.packed.format import Packing, read_pack
-from summit_train.data.packed.pack import Job, alone_in, begin, finish, missing_shards, pack_shards
+from summit_train.data.packed.pack import PackJob, alone_in, begin, finish, missing_shards, pack_shards
 from summit_train.data.packed.read import staged_folder, stray_files, verify_files
 from summit_train.data.packed.stage import stage
 from summit_train.data.video.flow import BOUND, METHODS, PRESET, PRESETS, flow_method
@@ -383,7 +383,7 @@ def _work(args: argparse.Namespace, packing: Packing) -> Result:
         return Result([] if world.rank else text)
 
 
-def _finish(job: Job, failed: list[str]) -> list[str]:
+def _finish(job: PackJob, failed: list[str]) -> list[str]:
     """Finish the set; return how to use it. Raises UserError where a clip could not be packed."""
     if failed:
         more = [f"and {len(failed) - _SHOWN:,} more"] if len(failed) > _SHOWN else []

@@ -30,6 +30,7 @@ from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation
 from summit_train.evaluation.measures import Measures, measures_of, say_left_out
 from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
 from summit_train.evaluation.scoring import Scorer
+from summit_train.models import VideoNetwork
 from summit_train.models.foreign import check_sources, sources_of
 from summit_train.models.network import initial_network
 from summit_train.report.goodput import goodput_values
@@ -83,20 +84,21 @@ def run(args: argparse.Namespace) -> Result:
     if "loss.kind" in changed:
         raise UserError("loss.kind must be the run's own: it decides by what the run is measured; train another run")
     folder = _result_folder(spec, args.name, changed, RESULT_FILE)
-    with _scoring(spec, datasets, paths, command="eval", checkpoints=list(map(str, paths))) as (scorer, watchdog):
+    with _scoring(spec, datasets, paths, command="eval", checkpoints=list(map(str, paths))) as opened:
+        scorer, network, watchdog = opened
         training = None if inputs is None else (inputs.plan, inputs.train)
         goodput = scorer.world.from_first(lambda: goodput_values(spec.run_path))
         evaluation = Evaluation(scorer, watchdog, folder, training, changed, goodput=goodput)
         if scorer.world.rank == 0:
             warn_left_out(left_out)
-        return accuracy_result(evaluation, evaluation.score_checkpoints(initial_network(spec, scorer.device), paths))
+        return accuracy_result(evaluation, evaluation.score_checkpoints(network, paths))
 
 
 @contextmanager
 def _scoring(
     spec: Spec, datasets: Mapping[str, Dataset], paths: Sequence[Path], **arguments: object
-) -> Iterator[tuple[Scorer, Watchdog]]:
-    """Open the ranks, compare what they were started with, and yield what scores the validation set.
+) -> Iterator[tuple[Scorer, VideoNetwork, Watchdog]]:
+    """Open the ranks, compare what they were started with, and yield what scores the validation set, and the network.
 
     A foreign network's code is compared with that of the checkpoints `paths` before it runs.
     """
@@ -109,8 +111,9 @@ def _scoring(
 
     with session(this_launch()) as world, Watchdog(world, world.broadcast(spec.watch.stall_seconds)) as watchdog:
         world.from_first(compare_code)
-        check_agreement(world, spec, datasets, **arguments)
-        yield task_named(spec.task).part("scorer")(spec, datasets["val"], world, choose_device(world)), watchdog
+        network = initial_network(spec, device := choose_device(world))
+        check_agreement(world, spec, datasets, network, **arguments)
+        yield task_named(spec.task).part("scorer")(spec, datasets["val"], world, device), network, watchdog
 
 
 def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Result:
@@ -255,10 +258,10 @@ def _run_observed(
     path = paths[0]
     arguments = {"checkpoint": str(path), "fractions": [str(fraction) for fraction in fractions]}
     with (
-        _scoring(spec, datasets, paths, command="eval --observed", **arguments) as (scorer, watchdog),
+        _scoring(spec, datasets, paths, command="eval --observed", **arguments) as (scorer, network, watchdog),
         watched("videos", "evaluating video", scorer.world, watchdog) as progress,
     ):
-        result = score_observed(scorer, initial_network(spec, scorer.device), path, fractions, progress)
+        result = score_observed(scorer, network, path, fractions, progress)
         if result is None:
             return Result()
         result |= {"overrides": changed}

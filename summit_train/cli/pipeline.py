@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import re
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from summit_train.core.errors import AgreedError, RunFailed, UserError
 from summit_train.core.files import read_file, write_json, write_text
 from summit_train.core.processes import seconds_alive
 from summit_train.core.result import Result, say, warn
+from summit_train.core.run_lock import RunLock
 from summit_train.core.saved import find_checkpoints
 from summit_train.core.session import leave_reason, session
 from summit_train.core.text import duration, from_json
@@ -27,7 +27,7 @@ from summit_train.data.manifest.quarantine import class_warnings, clips_per_clas
 from summit_train.data.packed.stage import stage_sets
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation
 from summit_train.evaluation.scores import PREDICTIONS
-from summit_train.models.network import cpu_kernels
+from summit_train.models.network import cpu_kernels, initial_network
 from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, dump_spec, run_spec
 from summit_train.tasks.task import task_named
@@ -36,9 +36,8 @@ from summit_train.training.checkpoint import current_line, epoch_checkpoints, st
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog, last_extension
 from summit_train.training.records import Records
-from summit_train.training.run import Run, RunLock, read_inputs
-
-_MOST_TRACED = 100  # steps
+from summit_train.training.run import Run, read_inputs
+from summit_train.training.trace import traced_steps
 
 Change = tuple[int, int]  # the epochs of a run before and after --more-epochs
 
@@ -56,11 +55,12 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
         ExitStack() as held,
     ):
         arguments = {"command": "train", "trace": args.trace, "more_epochs": more_epochs}
-        check_agreement(world, inputs.spec, inputs.datasets, **arguments)
-        lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
         device = choose_device(world)
+        network = initial_network(inputs.spec, device)
+        check_agreement(world, inputs.spec, inputs.datasets, network, **arguments)
+        lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
         check_nodes(world, device, inputs.train, inputs.spec.run_path, watchdog)
-        run = Run(inputs, world, device, lock, watchdog, more_epochs=more_epochs)
+        run = Run(inputs, network, world, device, lock, watchdog, more_epochs=more_epochs)
         manifests = [inputs.val.manifest, inputs.train.manifest]
         run.notes += stage_sets(inputs.spec.data.stage, manifests, world, watchdog)
         try:
@@ -76,18 +76,6 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
         except UserError as error:
             # The input was checked before training: a file that has disappeared since is not a mistake in it.
             raise RunFailed(*error.args) from error
-
-
-def traced_steps(text: str | None, total_steps: int) -> range:
-    """Return the steps of FROM:TO, both included, as metrics.jsonl counts them. Raises UserError."""
-    if text is None:
-        return range(0)
-    match = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
-    first, last = map(int, match.groups()) if match else (0, 0)
-    if not 1 <= first <= last <= total_steps or last - first >= _MOST_TRACED:
-        right = f"at most {_MOST_TRACED} of the steps 1 to {total_steps}"
-        raise UserError(f"--trace must be FROM:TO, {right}, got {text!r}; try {max(1, total_steps - 4)}:{total_steps}")
-    return range(first, last + 1)
 
 
 def _change_of_epochs(path: str, more_epochs: int) -> Change:

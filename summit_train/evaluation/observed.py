@@ -100,7 +100,7 @@ class _Observer(scoring.Scorer):
     def shape(self) -> tuple[int, ...]:
         return (1 + self.can_stream, len(self.fractions), self.spec.model.num_classes)
 
-    def _results(self, model: nn.Module, videos: Sequence[int]) -> scoring.Results:
+    def results(self, model: nn.Module, videos: Sequence[int]) -> scoring.Results:
         streamer = scoring.Streamer(model, self.spec, self.device) if self.can_stream else None
         frames = partial(_frames, self.spec.data, self.fractions, self.can_stream)
         normalise = Normalise(parameter_type(self.spec.precision), self.device, self.spec.data.input)

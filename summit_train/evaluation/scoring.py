@@ -79,8 +79,8 @@ class Scorer:
     No video is padded or scored twice. A video's views form batches of their own, so its scores do not depend on the
     number of ranks. Where `stop` asks one rank to stop, all leave between two videos, or two blocks of a video that is
     read as a whole, and raise Stopped. keeps_records: write bad videos to the run's bad_clips.jsonl, and allow
-    data.max_bad_fraction of them. A task that finds something other than logits overrides `shape`, `_gathered` and
-    `_results`.
+    data.max_bad_fraction of them. A task that finds something other than logits overrides `shape`, `gathered` and
+    `results`.
     """
 
     spec: Spec
@@ -130,7 +130,7 @@ class Scorer:
             return None
         assert sorted(earlier.results) == clips.tolist(), "each video exactly once"
         is_read = ~np.isin(clips, [clip.clip for clip in earlier.bad])
-        return self._gathered(clips, [earlier.results[clip] for clip in clips.tolist()], is_read)
+        return self.gathered(clips, [earlier.results[clip] for clip in clips.tolist()], is_read)
 
     def _score_own(
         self, model: nn.Module, videos: Sequence[int], progress: Progress, ballot: Ballot, source: str | None
@@ -140,7 +140,7 @@ class Scorer:
         model.eval()
         if not videos:
             progress(0, 0)
-        results = self._results(model, videos)
+        results = self.results(model, videos)
         with torch.inference_mode(), mixed_precision(self.spec.precision, self.device), closing(results):
             for result in results:
                 if isinstance(result, BadClip):
@@ -162,13 +162,13 @@ class Scorer:
         """The shape of the result of a video that cannot be read; others may be longer."""
         return (self.spec.model.num_classes,)
 
-    def _gathered(self, clips: NDArray[np.int64], results: Sequence[NDArray[Any]], is_read: NDArray[np.bool_]) -> Found:
+    def gathered(self, clips: NDArray[np.int64], results: Sequence[NDArray[Any]], is_read: NDArray[np.bool_]) -> Found:
         """Return the results of all `clips`, in their order, as one object."""
         manifest, is_binary = self.dataset.manifest, self.spec.loss.kind == "binary"
         labels = manifest.multi_hot(clips, self.spec.model.num_classes) if is_binary else manifest.label_rows(clips)
         return Scores(clips, labels, np.stack(results).astype(np.float32), is_read)
 
-    def _results(self, model: nn.Module, videos: Sequence[int]) -> Results:
+    def results(self, model: nn.Module, videos: Sequence[int]) -> Results:
         """Yield each video's logits, averaged as spec.evaluate.mode says, or why it has none."""
         spec = self.spec
         if spec.evaluate.mode == "stream":

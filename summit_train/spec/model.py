@@ -181,7 +181,8 @@ def stream_problem(network: NetworkSpec) -> str | None:
     """Return why a network cannot see a video frame by frame, and what can; None where it can."""
     arch, shifts = network.arch, network.arch == "tsm" or network.adapter == "shift"
     if not (architecture(arch).frame_by_frame or shifts):
-        return f"{arch} cannot stream: it sees whole clips; a tsm with model.shift_direction past can, and a tsn"
+        past = "a tsm, or a vit with model.adapter shift, with model.shift_direction past"
+        return f"{arch} cannot stream: it sees whole clips; a tsn can, and {past}"
     if network.non_local:
         return "non-local blocks attend to all frames of a clip, so the network cannot stream; it can without them"
     if shifts and network.shift_direction != "past":

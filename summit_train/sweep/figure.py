@@ -22,7 +22,8 @@ def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
     with locked(sweep.folder / "lock"):
         rows = read_rows(sweep, jobs)
         write_text(sweep.folder / "table.txt", tables(sweep, rows) + "\n")
-        write_text(sweep.folder / "table.csv", csv_text([rows[0].keys(), *(row.values() for row in rows)]))
+        columns = dict.fromkeys(key for row in rows for key in row)  # a run of another task has measures of its own
+        write_text(sweep.folder / "table.csv", csv_text([columns, *(map(row.get, columns) for row in rows)]))
         write_json(sweep.folder / "table.json", as_values(sweep, rows))
         for name, content in draw_accuracy(sweep, rows).items():
             with replacing(sweep.folder / name) as file:

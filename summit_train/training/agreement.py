@@ -14,24 +14,26 @@ from summit_train.core.comm import World
 from summit_train.core.errors import UserError
 from summit_train.data.dataset import Dataset
 from summit_train.models import VideoNetwork
-from summit_train.models.network import build_network
 from summit_train.plan import Plan
 from summit_train.spec import Identity, Spec, experiment_defaults, experiment_keys, rank_keys
 
 _CODE = "summit_train (digest of the code)"
 
 
-def check_agreement(world: World, spec: Spec, datasets: Mapping[str, Dataset], **arguments: object) -> None:
+def check_agreement(
+    world: World, spec: Spec, datasets: Mapping[str, Dataset], network: VideoNetwork, **arguments: object
+) -> None:
     """Raise AgreedError on all ranks if one was started with something other than rank 0. Collective.
 
     The message names the rank, its host and the first key that differs. datasets: by their keys in the spec's `data`.
-    arguments: those of the command. The code is read by the first rank of each node, which shares its files, and by
-    those that run it from a folder other than rank 0's.
+    network: the spec's. arguments: those of the command. The code is read by the first rank of each node, which shares
+    its files, and by those that run it from a folder other than rank 0's.
     """
     if world.size == 1:
         return
     package, takes_first = Path(summit_train.__file__).parent, world.local_rank > 0
-    found = arguments | identity(spec, datasets, digest="" if takes_first else code_digest(package)).values()
+    digest = "" if takes_first else code_digest(package)
+    found = arguments | identity(spec, datasets, network, digest).values()
     who, folder, expected = world.broadcast((world.who, str(package), found))
 
     def compare() -> None:
@@ -45,20 +47,12 @@ def check_agreement(world: World, spec: Spec, datasets: Mapping[str, Dataset], *
     world.together(compare)
 
 
-def identity(
-    spec: Spec, datasets: Mapping[str, Dataset], network: VideoNetwork | None = None, *, digest: str | None = None
-) -> Identity:
-    """Return what must be equal on all ranks of a run, the most telling first.
-
-    network: the run's, where it is built already. digest: of the code, where known.
-    """
+def identity(spec: Spec, datasets: Mapping[str, Dataset], network: VideoNetwork, digest: str | None = None) -> Identity:
+    """Return what must be equal on all ranks of a run, the most telling first. digest: of the code, where known."""
     lists = dict[str, str | None]()
     for name, dataset in datasets.items():
         lists[f"data.{name} (fingerprint)"] = dataset.manifest.fingerprint()
         lists[f"data.quarantine of data.{name} (fingerprint)"] = dataset.kept.fingerprint()
-    if network is None:
-        with torch.device("meta"):
-            network = build_network(spec)
     shapes = repr([(name, tuple(value.shape), value.dtype) for name, value in network.state_dict().items()])
     code = {
         "summit_train (version)": summit_train.__version__,

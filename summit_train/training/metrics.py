@@ -87,7 +87,7 @@ class RunLog:
             self.say(f"{self._title}: step {step}/{self._total}  {state}  {duration(left)} left")
 
     def warn(self, step: int, text: str | None) -> None:
-        """Record and say what is wrong after a step, if anything is."""
+        """Record and print what is wrong after a step, if anything is."""
         if text is not None:
             self.write("warning", step=step, text=text)
             self.say(f"{self._title}: WARNING: {text}")

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from summit_train.core.comm import World
-from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.files import naming
 from summit_train.core.machine import raise_open_files, rank_cpus
+from summit_train.core.run_lock import RunLock
 from summit_train.core.saved import check_fit, checkpoint_path, give_weights, in_memory
 from summit_train.core.text import counted
 from summit_train.core.watch import Watchdog
@@ -77,6 +73,7 @@ class Run:
     def __init__(
         self,
         inputs: Inputs,
+        network: VideoNetwork,
         world: World,
         device: torch.device,
         lock: RunLock | None = None,
@@ -86,8 +83,8 @@ class Run:
     ) -> None:
         """Build the run as its spec says, or as the newest whole checkpoint left it. Collective.
 
-        lock: rank 0's, checked at each checkpoint. more_epochs: as in first_state, which raises CheckpointError. Raises
-        UserError where this machine's gradients would be wrong.
+        network: the spec's initial one, on `device`. lock: rank 0's, checked at each checkpoint. more_epochs: as in
+        first_state, which raises CheckpointError. Raises UserError where this machine's gradients would be wrong.
         """
         spec, plan = inputs.spec, inputs.plan
         self.spec, self.plan, self.world, self.device, self._lock = spec, plan, world, device, lock
@@ -96,10 +93,9 @@ class Run:
         may_open = raise_open_files()
         self.train_set, self.val_set = replace(inputs.train, data=spec.data.on_node(world.local_size)), inputs.val
         counts = list(clips_per_class(inputs.train.manifest, inputs.train.kept).values())
-        # --- network
+        # --- network: its weights are those of the checkpoint, pretrained ones, or those that it has
         world.together(lambda: check_arithmetic(spec, device))
-        self.model = initial_network(spec, device)
-        # --- weights: those of the checkpoint, pretrained ones, or those that the network has
+        self.model = network
         first = partial(first_state, spec, plan, self.train_set, self.model, more_epochs=more_epochs)
         state, resumed = world.together(lambda: state_of_first(first, world, self.watchdog))
         path = checkpoint_path(spec.run_path, step := world.broadcast(state.get("step", 0)))
@@ -112,8 +108,6 @@ class Run:
         saved = world.broadcast(in_memory(state, own), own)
         if saved:
             world.together(lambda: self.step.restore(path, saved | {"model": self.model.state_dict()}))
-        check_fit(path, "line", saved.get("line", 0), 0)
-        self.start_step, self.lineage = int(saved.get("step", 0)), int(saved.get("line", 0))
         # --- records
         self.val_loss = task_named(spec.task).part("loss")(spec, counts, torch.device("cpu"))
         self.health, self.best = Health(spec, plan), Best(spec)
@@ -128,7 +122,9 @@ class Run:
             if name in saved:
                 check_fit(path, name, saved[name], part.state_dict())
                 part.load_state_dict(saved[name])
-        self.bad_clips.forget_after(self.start_step)
+        check_fit(path, "line", saved.get("line", 0), 0)
+        self.start_step, self.lineage = step, int(saved.get("line", 0))
+        self.bad_clips.forget_after(step)
         self.writer, self._saved_at = Writer(background=spec.checkpoint.background), time.monotonic()
         self.notes = [*_notes(self, may_open), *resumed]
 
@@ -206,8 +202,8 @@ def _notes(run: Run, may_open: int | None) -> Iterator[str]:
         yield f"left out: {len(kept.excluded):,} of {kept.total:,} training clips, by {spec.data.quarantine}"
     if (workers := spec.data.workers or 0) > (cpus := rank_cpus(world.local_size)):
         yield f"data.workers: {workers} loader processes share {counted(cpus, 'core')} of a rank"
-    # A batch that is read ahead has three tensors of shared memory, torch.distributed a socket to each rank.
-    needed = _OPEN_FILES + 3 * (PREFETCHED_PER_WORKER + 1) * run.train_set.data.num_workers() + world.size
+    # A batch that is read ahead has three tensors of shared memory.
+    needed = _OPEN_FILES + 3 * (PREFETCHED_PER_WORKER + 1) * run.train_set.data.num_workers() + world.connections
     if may_open is not None and may_open < needed:
         yield f"open files: a rank may need {needed:,}, the limit is {may_open:,}; raise `ulimit -Hn`"
     if spec.noise_scale.every_steps and spec.parallel.method == "averaging":
@@ -287,52 +283,3 @@ def build_train_step(
     optimizer = build_solver(solver, groups)
     trust = None if solver.trust_ratio is None else TrustRatio(solver.trust_ratio, model, optimizer)
     return TrainStep(model, optimizer, world, device, settings, trust)
-
-
-class RunLock:
-    """Holds a run folder for this process within the block.
-
-    It is a POSIX record lock on the file `lock`, so it ends with the process, however it ends. It belongs to the file,
-    not to its name: if `lock` is deleted, another run can take the directory.
-    """
-
-    def __init__(self, run_path: Path) -> None:
-        run_path.mkdir(parents=True, exist_ok=True)
-        self._path = run_path / "lock"
-        self._file = self._take()
-
-    def __enter__(self) -> RunLock:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def check(self) -> None:
-        """Take the directory again where `lock` was deleted. Raises RunFailed if another run has been faster."""
-        try:
-            if os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
-                return
-            wrong = f"{self._path} was deleted or replaced while this run was using the directory"
-            other = f"another run has taken it ({self._path.read_text(encoding='utf-8').strip()})"
-            raise RunFailed(f"{wrong}, and {other}; this one stops here")
-        except FileNotFoundError:
-            self._file.close()
-        try:
-            self._file = self._take()
-        except UserError as error:
-            raise RunFailed(str(error)) from error
-
-    def _take(self) -> IO[str]:
-        file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            file.close()
-            wrong = f"{self._path.parent}: another run is using this directory ({holder})"
-            raise UserError(f"{wrong}; wait for it, or give this one another name (name=...)") from error
-        file.truncate(0)
-        with naming(self._path):
-            os.write(file.fileno(), f"{os.uname().nodename}, process {os.getpid()}\n".encode())
-        return file

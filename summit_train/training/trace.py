@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from summit_train.core.comm import World
+from summit_train.core.errors import UserError
 from summit_train.core.files import replacing
 from summit_train.core.result import TextTable
 from summit_train.core.text import counted
@@ -25,7 +27,20 @@ from summit_train.training.run import Run
 from summit_train.training.stopwatch import PHASES, Mark, Recorder, Stopwatch, TimedStep, idle_mark
 
 WAIT = "allreduce"  # the phase in which a rank waits for slower ones
+_MOST_STEPS = 100
 _ROUNDS = 32  # messages to and from rank 0 that compare the clocks
+
+
+def traced_steps(text: str | None, total_steps: int) -> range:
+    """Return the steps of FROM:TO, both included, as metrics.jsonl counts them. Raises UserError."""
+    if text is None:
+        return range(0)
+    match = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
+    first, last = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= first <= last <= total_steps or last - first >= _MOST_STEPS:
+        right = f"at most {_MOST_STEPS} of the steps 1 to {total_steps}"
+        raise UserError(f"--trace must be FROM:TO, {right}, got {text!r}; try {max(1, total_steps - 4)}:{total_steps}")
+    return range(first, last + 1)
 
 
 def compare_clocks(world: World, now: Callable[[], float] = time.perf_counter) -> tuple[float, float]:

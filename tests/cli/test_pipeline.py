@@ -32,7 +32,7 @@ class Scoring:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.videos: list[int] = []
         self.stop_at = -1
-        honest = Scorer._results
+        honest = Scorer.results
 
         def results(scorer: Scorer, model: Any, videos: Any) -> Iterator[Any]:
             for video, result in zip(videos, honest(scorer, model, videos), strict=True):
@@ -41,7 +41,7 @@ class Scoring:
                     os.kill(os.getpid(), signal.SIGUSR2)
                 yield result
 
-        monkeypatch.setattr(Scorer, "_results", results)
+        monkeypatch.setattr(Scorer, "results", results)
 
 
 @pytest.fixture
@@ -218,20 +218,20 @@ def test_checkpoints_that_are_removed_before_the_evaluation_are_named(
 def test_a_run_folder_removed_during_the_evaluation_is_no_mistake_of_the_user(
     write_spec: WriteSpec, tmp_path: Path, train: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, honest = tmp_path / "runs/run", Scorer._results
+    run, honest = tmp_path / "runs/run", Scorer.results
 
     def results(*arguments: Any) -> Iterator[Any]:
         shutil.rmtree(run, ignore_errors=True)
         yield from honest(*arguments)
 
-    monkeypatch.setattr(Scorer, "_results", results)
+    monkeypatch.setattr(Scorer, "results", results)
     status, _, err = train(write_spec(evaluate={"last_checkpoints": 2}))
     assert status == 1 and err.startswith(f"summit-train: {run}") and err.count("\n") == 1, err
 
 
 def test_one_rank_that_is_asked_to_stop_takes_the_others_with_it(write_spec: WriteSpec, tmp_path: Path) -> None:
     """The signal comes to rank 1 alone, in the final evaluation; the next start scores what is left."""
-    spec, honest, scored = write_spec(schedule={"epochs": 1}), Scorer._results, []
+    spec, honest, scored = write_spec(schedule={"epochs": 1}), Scorer.results, []
 
     def work(stop_at: int) -> int:
         def results(scorer: Scorer, model: Any, videos: Any) -> Iterator[Any]:
@@ -241,7 +241,7 @@ def test_one_rank_that_is_asked_to_stop_takes_the_others_with_it(write_spec: Wri
                 os.write(1, f"scored {video}\n".encode())
                 yield score
 
-        Scorer._results = results  # type: ignore[assignment,method-assign]  # in a forked process
+        Scorer.results = results  # type: ignore[assignment,method-assign]  # in a forked process
         return main_without_reports(["train", str(spec)])
 
     for stop_at, expected in ((5, 85), (-1, 0)):

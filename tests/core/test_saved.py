@@ -164,3 +164,15 @@ def test_what_a_file_holds_enters_the_tensors_that_are_alike(tmp_path: Path) -> 
     assert torch.equal(found["other"], torch.ones(2)) and not own["other"].any()
     path.write_bytes(b"")  # none of it is in the file any more
     assert torch.equal(found["list"][0]["s"], torch.ones(3))
+
+
+def test_the_weights_of_a_safetensors_file_are_mapped_until_they_enter_the_memory(tmp_path: Path) -> None:
+    save_file, weights = pytest.importorskip("safetensors.torch").save_file, torch.arange(300_000.0)
+    path = tmp_path / "a.safetensors"
+    save_file({"w": weights}, path)
+    mapped = load_saved(path, lambda path, content: 10_000_000)["model"]
+    found = in_memory(mapped, None)
+    with open(path, "r+b") as file:
+        file.seek(-weights.nbytes, os.SEEK_END)
+        file.write(bytes(weights.nbytes))
+    assert torch.equal(found["w"], weights) and not mapped["w"].any()

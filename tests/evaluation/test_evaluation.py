@@ -92,7 +92,7 @@ def test_a_bad_video_is_recorded_by_the_evaluation_that_finds_it(write_spec: Wri
         data = spec.data.model_copy(update={"max_bad_fraction": most})
 
         class Zeros(Scorer):
-            def _results(self, model: nn.Module, videos: Sequence[int]) -> Results:
+            def results(self, model: nn.Module, videos: Sequence[int]) -> Results:
                 for video in videos:
                     if video == stop_at:
                         stop.receive(signal.SIGUSR2, None)

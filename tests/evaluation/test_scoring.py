@@ -51,7 +51,7 @@ def test_a_rank_that_is_done_waits_as_long_as_the_others_work(write_spec: WriteS
     told = list[tuple[int, int, bool]]()
 
     class Zeros(Scorer):
-        def _results(self, model: nn.Module, videos: Sequence[int]) -> Results:
+        def results(self, model: nn.Module, videos: Sequence[int]) -> Results:
             yield from [np.zeros(4)] * len(videos)
 
     with Watchdog(World(), None) as watchdog, watched("videos", "evaluating video", world, watchdog) as progress:

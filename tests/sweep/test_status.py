@@ -197,6 +197,16 @@ def test_csv_and_json_have_all_columns(sweep, begin):
     assert values["runs"] == rows and list(read[0]) == list(rows[0]) == list(COLUMNS)
 
 
+def test_the_csv_has_the_measures_of_every_run(sweep, begin):
+    """A run that was begun with another task has others than the sweep."""
+    path = begin(1)
+    spec = yaml.safe_load((path / "spec.yaml").read_text())
+    (path / "spec.yaml").write_text(yaml.safe_dump(spec | {"loss": {"kind": "detection"}}))
+    rows = write_sweep(sweep, {})
+    header, *lines = csv.reader((sweep.folder / "table.csv").read_text().splitlines())
+    assert header == [*rows[1]] and set(header) - set(rows[0]) and {len(line) for line in lines} == {len(header)}
+
+
 SEEDS = "presets: {a: {optimizer.base_lr: 0.1}, b: {}}\ngrid: {scale.gpus: [2, 4], seed: [0, 1, 2]}\n"
 
 

@@ -16,6 +16,7 @@ from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
 from summit_train.models import build_model
+from summit_train.models.network import build_network
 from summit_train.spec import load_spec
 from summit_train.training.agreement import check_agreement, code_digest, identity
 from summit_train.training.run import Inputs, read_inputs
@@ -49,7 +50,11 @@ def inputs(write_spec: WriteSpec) -> Inputs:
 
 
 def _first_rank(inputs: Inputs) -> dict[str, Any]:
-    return identity(inputs.spec, inputs.datasets).values()
+    return identity(inputs.spec, inputs.datasets, build_network(inputs.spec)).values()
+
+
+def _compare(world: World, inputs: Inputs) -> None:
+    check_agreement(world, inputs.spec, inputs.datasets, build_network(inputs.spec))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +64,7 @@ def _first_rank(inputs: Inputs) -> dict[str, Any]:
         ("torch.__version__", "1.0", "torch (version)"),
         (f"{AGREEMENT}.code_digest", lambda package: "abc", "summit_train (digest of the code)"),
         (
-            f"{AGREEMENT}.build_network",
+            f"{__name__}.build_network",
             lambda spec: build_model("tsn", "resnet18", 2, 4),
             "network (digest of names and shapes)",
         ),
@@ -69,10 +74,10 @@ def test_other_code_or_another_network_is_named(
     inputs: Inputs, monkeypatch: pytest.MonkeyPatch, place: str, value: object, key: str
 ) -> None:
     world = _Second(_first_rank(inputs))
-    check_agreement(world, inputs.spec, inputs.datasets)
+    _compare(world, inputs)
     monkeypatch.setattr(place, value)
     with pytest.raises(UserError) as caught:
-        check_agreement(world, inputs.spec, inputs.datasets)
+        _compare(world, inputs)
     assert str(caught.value).startswith(f"rank 1 on {HOST} differs from rank 0 on node1: {key} must be '")
 
 
@@ -81,20 +86,20 @@ def test_the_first_rank_of_a_node_digests_its_code_and_others_only_where_theirs_
 ) -> None:
     world, digested = _Second(_first_rank(inputs)), list[Path]()
     monkeypatch.setattr(f"{AGREEMENT}.code_digest", lambda package: digested.append(package) or code_digest(package))
-    check_agreement(world, inputs.spec, inputs.datasets)
+    _compare(world, inputs)
     world.local_rank = 1
-    check_agreement(world, inputs.spec, inputs.datasets)
+    _compare(world, inputs)
     assert digested == [HERE]
     monkeypatch.setattr("summit_train.__file__", str(tmp_path / "__init__.py"))
     with pytest.raises(UserError, match=r"differs from rank 0 on node1: summit_train \(digest of the code\) must be"):
-        check_agreement(world, inputs.spec, inputs.datasets)
+        _compare(world, inputs)
     assert digested == [HERE, tmp_path]
 
 
 def test_a_nodes_own_copy_of_the_data_is_no_difference(inputs: Inputs) -> None:
     data = inputs.spec.data.model_copy(update={"root": "/local/7/videos", "stage": "/local/7"})
     elsewhere = Inputs(inputs.spec.model_copy(update={"data": data}), inputs.plan, inputs.train, inputs.val)
-    check_agreement(_Second(_first_rank(inputs)), elsewhere.spec, elsewhere.datasets)
+    _compare(_Second(_first_rank(inputs)), elsewhere)
 
 
 def test_the_digest_of_the_code_is_of_names_and_contents(tmp_path: Path) -> None:

@@ -14,12 +14,15 @@ import torch
 
 from summit_train.core.comm import World
 from summit_train.core.saved import best_checkpoint, best_path, checkpoint_path, find_checkpoints, step_of
+from summit_train.models.network import initial_network
 from summit_train.spec import CheckpointSpec, Spec, load_spec, smallest_spec
 from summit_train.training.best import Best
 from summit_train.training.run import Run, read_inputs
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, final_state, load_any, records, small_checkpoints
 from tests.worlds import forked, main_without_reports, train
+
+CPU = torch.device("cpu")
 
 
 def _spec(folder: Path) -> Spec:
@@ -57,14 +60,14 @@ def test_a_damaged_newest_checkpoint_leaves_a_best_that_is_there(write_spec: Wri
     def steps() -> list[int]:
         return [step_of(path) for path in find_checkpoints(folder)]
 
-    run = Run(inputs, World(), torch.device("cpu"))
+    run = Run(inputs, initial_network(inputs.spec, CPU), World(), CPU)
     for step, top1 in ((10, 50.0), (20, 40.0), (30, 60.0)):
         run.save(step)
         run.compare_with_best(step, {"top1": top1})
     assert steps() == [20, 30] and best_checkpoint(folder) == checkpoint_path(folder, 30)
     checkpoint_path(folder, 30).write_bytes(b"damaged")
 
-    run = Run(inputs, World(), torch.device("cpu"))
+    run = Run(inputs, initial_network(inputs.spec, CPU), World(), CPU)
     assert (run.start_step, run.best.checkpoint) == (20, None)
     run.compare_with_best(20, {"top1": 40.0})  # as a run does that starts at a validation
     assert best_checkpoint(folder) == checkpoint_path(folder, 20)

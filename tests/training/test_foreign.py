@@ -17,6 +17,7 @@ import torch
 from summit_train.core.errors import UserError
 from summit_train.inference.cam.maps import Mapper
 from summit_train.inference.trained import open_trained
+from summit_train.models.network import build_network
 from summit_train.spec import load_spec
 from summit_train.training.agreement import identity
 from tests.conftest import spec_writer
@@ -130,7 +131,7 @@ def test_a_trained_one_is_used_as_any_other(
 
 def test_ranks_compare_the_code(trained: Trained) -> None:
     spec = load_spec(trained.specs[1])
-    same = identity(spec, {})
+    same = identity(spec, {}, build_network(spec))
     assert same.code["model.arch (SHA-256)"] == _state(trained, 1)["experiment"]["model.arch (SHA-256)"]
 
 

@@ -15,8 +15,11 @@ import torch
 
 from summit_train.core.comm import World
 from summit_train.data.motion import MotionSet, write_motion_set
+from summit_train.models.network import initial_network
 from summit_train.spec import spec_from_values
 from summit_train.training.run import Run, read_inputs
+
+CPU = torch.device("cpu")
 
 # In double. The narrow I3D at this LR multiplies a rounding error by ten at each step: 1e-16 becomes 1e-6 after twelve,
 # whatever the order of its sums. The 2D networks do not.
@@ -49,7 +52,7 @@ def tiny_losses(folder: Path) -> dict[str, list[float]]:
         spec = spec_from_values(values, "golden")
         inputs = read_inputs(spec, 1)
         plan = inputs.plan
-        run = Run(inputs, World(), torch.device("cpu"))
+        run = Run(inputs, initial_network(spec, CPU), World(), CPU)
         with inputs.train.training_batches(plan.order(), 0, 1, range(plan.total_steps)) as batches:
             losses[arch] = [
                 run.step([next(batches), next(batches)], plan.learning_rate(step)).read(8, 2, 1).loss

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 
-from summit_train.cli.pipeline import traced_steps
 from summit_train.core.comm import World, open_world
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
@@ -24,6 +23,7 @@ from summit_train.training.trace import (
     slices_of,
     slowest_ranks,
     slowest_text,
+    traced_steps,
     write_trace,
 )
 from tests.conftest import WriteSpec

@@ -16,7 +16,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from summit_train.core.comm import objects
@@ -53,7 +53,8 @@ class TorchWorld(World):
             raise UserError("this torch was built without torch.distributed or gloo; use SUMMIT_TRAIN_COMM=horovod")
         self.rank, self.size = launch.rank, launch.size
         super().__init__()
-        check_open_files(0 if self.rank else self.size * (1 + _keeps_store(launch)))
+        self.connections = 0 if self.rank else self.size * (1 + _keeps_store(launch))
+        check_open_files(self.connections)
         store, address = meet(launch, self.host)
         use_interface_towards(address)
         backends = {"cpu": "gloo"}
@@ -297,14 +298,8 @@ def use_interface_towards(address: str) -> None:
         if own.startswith("127."):
             return
         for _, name in socket.if_nameindex():
-            if _address_of(probe, name) == own:
-                os.environ.update(GLOO_SOCKET_IFNAME=name)
-                return
-
-
-def _address_of(probe: socket.socket, interface: str) -> str | None:
-    try:
-        answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
-    except OSError:  # an interface without an address
-        return None
-    return socket.inet_ntoa(answer[20:24])
+            with suppress(OSError):  # an interface without an address
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(answer[20:24]) == own:
+                    os.environ.update(GLOO_SOCKET_IFNAME=name)
+                    return

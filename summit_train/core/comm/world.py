@@ -27,10 +27,12 @@ class World:
     """The ranks of a run. The methods here are those of a world of one.
 
     All ranks call every method but `abort` together, and in the same order. backend: what carries tensors, by name.
+    connections: open files of this rank that the other ranks need, where their number grows with the ranks.
     """
 
     backend = "serial"
     rank, size, local_rank, local_size = 0, 1, 0, 1
+    connections = 0
 
     def __init__(self) -> None:
         self.host = socket.gethostname()

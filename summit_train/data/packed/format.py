@@ -157,7 +157,7 @@ class Packing:
 
     kind: 'bytes' (the videos as they are) or 'jpeg' (every `every`-th frame as a JPEG of quality 1 to 95, scaled down
     to `short_side` where it is larger). modality: 'rgb' or 'flow', two grey pictures for each field, x and y. bound:
-    the flow in pixels that 255 stands for. method, preset: of video.flow, to compute the flow of the frames; without a
+    the flow, in pixels, of the value 255. method, preset: of video.flow, to compute the flow of the frames; without a
     method the clips are folders of flow pictures, which are packed as they are. colour: of jpeg: 'full', or 'half' in
     older sets, whose frames lost colour resolution when they were scaled down. region: of jpeg: 'columns' where each
     picture is the part of the frame that the list named, see data.region.

@@ -38,7 +38,7 @@ _READ_AHEAD = 2  # clips of each worker
 
 
 @dataclass(frozen=True)
-class Job:
+class PackJob:
     """A set to be packed into `folder`: the clips of `store`, `clips_per_shard` in a shard."""
 
     store: FileStore
@@ -78,7 +78,7 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def begin(store: FileStore, folder: Path, packing: packed.Packing, shard_bytes: int, workers: int) -> Job | None:
+def begin(store: FileStore, folder: Path, packing: packed.Packing, shard_bytes: int, workers: int) -> PackJob | None:
     """Make the folder, or continue the packing in it; None if it has the same set, finished.
 
     workers: processes for the sample that gives the clips a shard. Raises UserError if the folder contains something
@@ -108,14 +108,14 @@ def begin(store: FileStore, folder: Path, packing: packed.Packing, shard_bytes: 
     else:
         if folder.is_dir() and {path.name for path in folder.iterdir()} - {PACKING_FOLDER}:
             raise UserError(f"{folder}: must be an empty or a new folder, but has files")
-        plan["clips_per_shard"] = max(1, round(shard_bytes / _mean_bytes(Job(store, folder, packing, 1), workers)))
+        plan["clips_per_shard"] = max(1, round(shard_bytes / _mean_bytes(PackJob(store, folder, packing, 1), workers)))
         write_json(plan_path, plan)
     for left in folder.rglob(".*.writing"):  # by a process that was killed
         left.unlink()
-    return Job(store, folder, packing, plan["clips_per_shard"])
+    return PackJob(store, folder, packing, plan["clips_per_shard"])
 
 
-def _mean_bytes(job: Job, workers: int) -> float:
+def _mean_bytes(job: PackJob, workers: int) -> float:
     """Return the mean size of a few packed clips from all over the manifest. Raises UserError where all are bad."""
     num_clips = len(job.store.manifest)
     chosen = sorted({place * num_clips // _SAMPLED_CLIPS for place in range(_SAMPLED_CLIPS)})
@@ -138,12 +138,12 @@ def _mean_bytes(job: Job, workers: int) -> float:
     return sum(sizes) / len(sizes)
 
 
-def missing_shards(job: Job) -> list[int]:
+def missing_shards(job: PackJob) -> list[int]:
     names = {path.name for path in job.folder.iterdir()}
     return [n for n, part in enumerate(job.parts()) if packed.shard_name(n) not in names or not part.exists()]
 
 
-def pack_shards(job: Job, shards: Iterable[int], workers: int) -> Iterator[DecodeError | None]:
+def pack_shards(job: PackJob, shards: Iterable[int], workers: int) -> Iterator[DecodeError | None]:
     """Pack some shards; yield for each clip None, or why it cannot be packed. A shard with such a clip is not written.
 
     workers: processes that read and encode; 0 uses this one. Raises UserError where one of them dies, OSError where a
@@ -159,7 +159,7 @@ class _NotWholeError(Exception):
     """A shard has a clip that cannot be packed; its temporary file is deleted."""
 
 
-def _pack_shard(job: Job, shard: int, samples: Iterable[Sample | DecodeError]) -> Iterator[DecodeError | None]:
+def _pack_shard(job: PackJob, shard: int, samples: Iterable[Sample | DecodeError]) -> Iterator[DecodeError | None]:
     """Write a shard, and with it its part: the rows of the index and the record's facts."""
     clips, pictures, frame_counts = list[tuple[int, ...]](), list[tuple[int, int]](), list[int]()
     digest, is_whole, start = hashlib.sha256(), True, 0
@@ -196,7 +196,7 @@ def _pack_shard(job: Job, shard: int, samples: Iterable[Sample | DecodeError]) -
             )
 
 
-def _samples(job: Job, clips: Iterable[int], workers: int) -> Generator[Sample | DecodeError, None, None]:
+def _samples(job: PackJob, clips: Iterable[int], workers: int) -> Generator[Sample | DecodeError, None, None]:
     """Yield each clip's sample in order, or why it has none. Raises UserError where a worker dies."""
     manifest = job.store.manifest
     runs = (list(run) for _, run in groupby(clips, lambda n: (n // job.clips_per_shard, job.source(n))))
@@ -227,7 +227,7 @@ def _samples(job: Job, clips: Iterable[int], workers: int) -> Generator[Sample |
             raise UserError(f"a worker died while it packed one of {paths}: {why}") from error
 
 
-def finish(job: Job) -> packed.Pack:
+def finish(job: PackJob) -> packed.Pack:
     """Write the manifest, the index and the record of a set whose shards are complete."""
     source = job.store.manifest
     manifest = replace(
@@ -255,14 +255,14 @@ def finish(job: Job) -> packed.Pack:
     return pack
 
 
-def _saved(job: Job, name: str) -> Iterator[NDArray[Any]]:
+def _saved(job: PackJob, name: str) -> Iterator[NDArray[Any]]:
     """Yield an array of each shard's saved part."""
     for path in job.parts():
         with np.load(path, allow_pickle=False) as arrays:
             yield arrays[name]
 
 
-def _clip_rows(job: Job, num_pictures: list[int]) -> Iterator[NDArray[Any]]:
+def _clip_rows(job: PackJob, num_pictures: list[int]) -> Iterator[NDArray[Any]]:
     """Yield each shard's rows of the index. num_pictures: of each shard, whose own rows count them from 0."""
     for first, rows in zip(accumulate(num_pictures, initial=0), _saved(job, "clips"), strict=False):
         rows["first"] += first

@@ -110,13 +110,6 @@ class ShardStore:
         note = "summit-train: warning: %s; %s is read from %s instead"
         logging.getLogger(__name__).warning(note, error, what, printable(str(self._shared)))
 
-    def _entry(self, clip: int) -> _Entry:
-        clips, pictures = self._index
-        number, checksum, start, length, first, width, height = clips[clip].item()
-        end = int(clips[clip + 1]["first"]) if clip + 1 < len(clips) else len(pictures)
-        shard, facts = self._folder / packed.shard_name(number), facts_of(self.manifest, clip, width, height)
-        return _Entry(shard, f"{shard}:{self.manifest.path(clip)}", facts, checksum, start, length, pictures[first:end])
-
     def read_views(self, clip: int, choose: Choose, views_of: ViewsOf, playback: Playback | None = None) -> Decoded:
         """Read clips in several views, see Store. Frame numbers are the video's, also where every n-th is packed.
 
@@ -124,7 +117,12 @@ class ShardStore:
         gives numbers of pictures, from 0 to 2 F - 1, for the number of fields F; the pictures are grey, see
         `clips.read_folder_views`. Damage to a local shard or index is reported, and the shared set is read instead.
         """
-        entry = self._entry(clip)
+        clips, pictures = self._index
+        number, checksum, start, length, first, width, height = clips[clip].item()
+        end = int(clips[clip + 1]["first"]) if clip + 1 < len(clips) else len(pictures)
+        shard, facts = self._folder / packed.shard_name(number), facts_of(self.manifest, clip, width, height)
+        name = f"{shard}:{self.manifest.path(clip)}"
+        entry = _Entry(shard, name, facts, checksum, start, length, pictures[first:end])
         if entry.shard not in self._damaged:
             try:
                 return self._read_from(entry, choose, views_of, playback or Playback())
@@ -169,8 +167,7 @@ class ShardStore:
             checksum = video.crc32(base)
         else:
             try:
-                if not (entry.start >= 0 and 0 < entry.length <= os.path.getsize(entry.shard) - entry.start):
-                    raise DecodeError(entry.name, _OUTSIDE)
+                self._shard_with(entry, 0, entry.length)
                 video = Encoded(entry.name, state=Encoded(entry.name, part=part).check(), part=part)
                 self._crcs[video] = self._crcs.get(video) or video.crc32()
             except OSError as error:
@@ -207,18 +204,22 @@ class ShardStore:
     def _read(self, entry: _Entry, start: int, end: int) -> bytes:
         """Return the bytes start .. end - 1 of a clip. Raises _DamagedError, also if the file is too short."""
         try:
-            file = self._files.pop(entry.shard, None) or open(entry.shard, "rb", buffering=0, opener=regular)  # noqa: SIM115  (closed when the oldest)
-            self._files[entry.shard] = file  # the last
-            if len(self._files) > _MAX_OPEN_FILES:
-                self._files.pop(next(iter(self._files))).close()
-            start, end, content = entry.start + start, entry.start + end, b""
-            if not 0 <= start <= end <= os.fstat(file.fileno()).st_size:
-                raise OSError(_OUTSIDE)
-            while more := os.pread(file.fileno(), end - start - len(content), start + len(content)):  # at most 2 GiB
+            file, content = self._shard_with(entry, start, end), b""
+            while more := os.pread(file, end - start - len(content), entry.start + start + len(content)):  # <= 2 GiB
                 content += more
             return content
         except OSError as error:
             raise _DamagedError(entry.name, error.strerror or str(error)) from error
+
+    def _shard_with(self, entry: _Entry, start: int, end: int) -> int:
+        """Return the descriptor of a clip's shard, which has the clip's bytes start .. end - 1. Raises OSError."""
+        file = self._files.pop(entry.shard, None) or open(entry.shard, "rb", buffering=0, opener=regular)  # noqa: SIM115  (closed when the oldest)
+        self._files[entry.shard] = file  # the last
+        if len(self._files) > _MAX_OPEN_FILES:
+            self._files.pop(next(iter(self._files))).close()
+        if not 0 <= entry.start + start <= entry.start + end <= os.fstat(file.fileno()).st_size:
+            raise OSError(_OUTSIDE)
+        return file.fileno()
 
 
 def verify_files(folder: Path, files: Sequence[StoredFile], workers: int) -> Iterator[str | None]:

@@ -128,7 +128,7 @@ def with_areas(picture: Frames, areas: Sequence[Drawn]) -> Frames:
     """Return a copy of an RGB picture (H, W, 3) with outlined areas, the first one on top.
 
     Their edges are in pixels, continuous: 0, 0, 1, 1 is the first pixel. A class has a colour of its own. The text
-    stands above its box or, where there is no room, in it.
+    is above its box or, where it does not fit, in it.
     """
     image = Image.fromarray(picture)
     draw = ImageDraw.Draw(image)

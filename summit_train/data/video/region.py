@@ -25,7 +25,7 @@ class Region(NamedTuple):
         return tuple(str(number) if self != WHOLE_FRAME else "" for number in self)
 
     def problem(self, width: int, height: int) -> str | None:
-        """Return why it is no region of a frame of this size, or None."""
+        """Return why it does not fit a frame of this size, or None."""
         if self.left + self.width > width or self.top + self.height > height:
             return f"its region, {self}, exceeds the frame of {width} x {height}"
         if max(self.width, self.height) > MAX_SIDE_RATIO * min(self.width, self.height):

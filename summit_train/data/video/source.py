@@ -290,7 +290,7 @@ def _is_alive(process: str) -> bool:
         after_name = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2]
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return after_name.split()[0] != b"Z"  # a zombie holds nothing
+    return after_name.split()[0] != b"Z"  # a zombie has no files left
 
 
 def worker_pool(workers: int) -> ProcessPoolExecutor:

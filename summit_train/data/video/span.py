@@ -49,7 +49,7 @@ WHOLE = Span()
 class DecodeError(UserError):
     """A video that cannot be read: its path and why.
 
-    span, region: the bad part; WHOLE and WHOLE_FRAME stand for all spans and all regions of the file.
+    span, region: the bad part; WHOLE and WHOLE_FRAME mean all spans and all regions of the file.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", required=True, type=Path, metavar="MODEL.onnx|FOLDER", help=out)
     add("--card", action="store_true", help="write safetensors weights and a model card instead")
-    add("--stream", action="store_true", help="the frame-by-frame form of a past-only TSM")
+    add("--stream", action="store_true", help="the frame-by-frame form of a past-only network")
     add("--size", type=size, metavar="HxW|N", help="pixels of a frame [the square that eval scores]")
     add("--batch", type=any_or, default=1, metavar="N|any", help="clips or streams in a call; any: not fixed [1]")
     add("overrides", nargs="*", metavar="key=value", help="e.g. data.val=videos.csv: checked on its first")

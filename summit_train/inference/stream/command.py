@@ -111,7 +111,7 @@ def _watcher(args: argparse.Namespace, trained: Trained) -> Any:
             wrong = f"--{task.option.name} must be used with a {task.title}, and this network is a {own.title}"
             raise UserError(f"{wrong}; leave it out")
     if own.option is None:
-        raise UserError(f"{trained.path}: is a {own.title}, of which there is no stream; try `summit-train eval`")
+        raise UserError(f"{trained.path}: is a {own.title}, which cannot stream; try `summit-train eval`")
     return own.part("watcher")(trained, choose_device(World()), getattr(args, own.option.name))
 
 

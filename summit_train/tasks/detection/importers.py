@@ -30,7 +30,7 @@ VID_CLASSES = {
     "n02391049": "zebra",
 }  # fmt: skip
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
-# MOT16 and later: pedestrians count; finding persons on vehicles, standing ones, dummies and reflections is no error.
+# MOT16 and later: pedestrians count; persons on vehicles, standing ones, dummies and reflections are ignored.
 _PEDESTRIAN, _IGNORED = 1, (2, 7, 8, 12)
 HIDDEN_BELOW = 0.25  # of a person can be seen
 LEAST_SIDE = 0.1  # pixels: what is less in fp32 or with three decimals may be nothing

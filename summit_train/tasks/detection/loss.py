@@ -45,8 +45,8 @@ class DetectionLoss:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss, and the number of clips times the share of the hard proposals that are classified right.
 
-        outputs: maps (n, T, channels, h, w). targets: (n, T, most, 5), left, top, right, bottom, label; -1 where there
-        is no box, -2 for one that is ignored. size: the frames' height and width. seed: of the choice of anchors.
+        outputs: maps (n, T, channels, h, w). targets: (n, T, most, 5), left, top, right, bottom, label; -1 without a
+        box, -2 for one that is ignored. size: the frames' height and width. seed: of the choice of anchors.
         """
         maps = split_maps(outputs.flatten(0, 1), self.detector, self.num_classes)
         # One row more without a box, so that each frame has one.

@@ -30,7 +30,7 @@ class DetectionScorer(Scorer):
     def shape(self) -> tuple[int, ...]:
         return (0, COLUMNS)
 
-    def _results(self, model: nn.Module, videos: Sequence[int]) -> Results:
+    def results(self, model: nn.Module, videos: Sequence[int]) -> Results:
         yield from self.each_video(videos, np.arange, partial(self._found, Streamer(model, self.spec, self.device)))
 
     @property
@@ -58,7 +58,7 @@ class DetectionScorer(Scorer):
             yield None
         yield np.concatenate(found)
 
-    def _gathered(
+    def gathered(
         self, clips: NDArray[np.int64], results: Sequence[NDArray[Any]], is_read: NDArray[np.bool_]
     ) -> Detections:
         truth = [self._truth.of(clip) for clip in clips.tolist()]

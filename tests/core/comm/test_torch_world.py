@@ -76,15 +76,20 @@ def test_gloo_uses_the_interface_that_leads_to_rank_0(monkeypatch: pytest.Monkey
     class Probe(socket.socket):
         getsockname = own_address
 
+    def ask(probe: int, what: int, name: bytes) -> bytes:
+        if name.startswith(b"down"):
+            raise OSError("an interface without an address")
+        return bytes(20) + socket.inet_aton(f"10.0.0.{len(name.rstrip(bytes(1)))}")
+
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
     use_interface_towards("127.0.0.1")
     assert os.environ["GLOO_SOCKET_IFNAME"] == "mine"
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     use_interface_towards("127.0.0.1")  # the loopback: ranks of other hosts may have to reach this one
     assert "GLOO_SOCKET_IFNAME" not in os.environ
-    monkeypatch.setattr("summit_train.core.comm.torch_world._address_of", lambda probe, name: f"10.0.0.{len(name)}")
     monkeypatch.setattr("socket.socket", Probe)
-    monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "lo"), (2, "ib0"), (3, "eth0")])
+    monkeypatch.setattr("fcntl.ioctl", ask)
+    monkeypatch.setattr("socket.if_nameindex", lambda: list(enumerate(["lo", "down0", "ib0", "eth0"], 1)))
     own = "10.0.0.3"
     use_interface_towards("127.0.0.1")
     assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"

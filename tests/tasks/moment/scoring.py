@@ -43,7 +43,7 @@ class Moments:
 
 
 class MomentScorer(Scorer):
-    def _results(self, model: Any, videos: Sequence[int]) -> Results:
+    def results(self, model: Any, videos: Sequence[int]) -> Results:
         spec = self.spec
         normalise = Normalise(parameter_type(spec.precision), self.device, spec.data.input)
         data = spec.data.on_node(self.world.local_size)
@@ -55,7 +55,7 @@ class MomentScorer(Scorer):
             first, last = (np.repeat(batch.frames[:, end], len(positions) // len(batch.frames)) for end in (0, -1))
             yield np.mean(first + positions * np.maximum(1, last - first), keepdims=True)
 
-    def _gathered(self, clips: NDArray[np.int64], results: Sequence[Any], is_read: NDArray[np.bool_]) -> Moments:
+    def gathered(self, clips: NDArray[np.int64], results: Sequence[Any], is_read: NDArray[np.bool_]) -> Moments:
         events = self.dataset.manifest.annotation.columns["moment"][clips]
         return Moments(clips, is_read, np.concatenate(results), events, self.spec.model.moment.tolerance)
 
