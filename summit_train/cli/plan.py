@@ -13,7 +13,7 @@ from summit_train.cluster.site import Site, load_site, load_spec_on, parse_wallt
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, TextTable, show, warn
 from summit_train.core.saved import CheckpointError, find_checkpoints
-from summit_train.core.text import binary_size, counted
+from summit_train.core.text import binary_size, counted, share
 from summit_train.plan import Plan, averages_per_epoch, make_plan, sample_learning_rates
 from summit_train.spec import Spec
 from summit_train.spec.optimizer import describe_decay, describe_solver
@@ -186,7 +186,7 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     workers, held = spec.data.workers, f"{plan.clip_bytes_per_rank / 1e6:,.1f} MB in memory at once"
     bn_batch = f"{counted(plan.clips_per_gpu, 'clip')} x {spec.data.num_frames} frames of one virtual GPU"
     return [
-        ("virtual GPUs", f"{plan.virtual_gpus:,} = {counted(plan.ranks, 'rank')} x {plan.accumulation:,} accumulation"),
+        *_share_rows(plan),
         ("global batch", f"{counted(plan.global_batch, 'clip')} = {counted(plan.frames_per_batch, 'frame')}{repeats}"),
         *([("BN batch", bn_batch)] if plan.network.has_bn else []),
         ("steps", f"{plan.total_steps:,} = {counted(plan.epochs, 'epoch')} x {plan.steps_per_epoch:,}"),
@@ -204,6 +204,19 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         *([("network built", network.note)] if network.note else []),
         ("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {kept}{beside}"),
     ]
+
+
+def _share_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return how the ranks share the virtual GPUs and, where some have one more, what that costs."""
+    fewer, more = divmod(plan.virtual_gpus, plan.ranks)
+    if not more:
+        each = f"{counted(plan.ranks, 'rank')} x {fewer:,}"
+        return [("virtual GPUs", f"{plan.virtual_gpus:,} = {each} accumulation")]
+    each = f"{counted(plan.ranks - more, 'rank')} x {fewer:,} + {counted(more, 'rank')} x {fewer + 1:,}"
+    enough = -(-plan.virtual_gpus // plan.accumulation)
+    as_fast = f"; {counted(enough, 'rank')} would be as fast" if enough < plan.ranks else ""
+    cost = f"{share(plan.load_balance)} efficiency: ranks with {fewer:,} wait for those with {fewer + 1:,}{as_fast}"
+    return [("virtual GPUs", f"{plan.virtual_gpus:,} = {each} accumulation"), ("load balance", cost)]
 
 
 def _communication_rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
