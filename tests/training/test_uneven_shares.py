@@ -24,7 +24,7 @@ from summit_train.spec.source import shipped
 from summit_train.training.run import build_step
 from summit_train.training.step import Requests
 from tests.conftest import WriteSpec
-from tests.runs import difference, final_state, load_any
+from tests.runs import difference, final_state, load_any, records
 from tests.worlds import forked, needs_ranks, train
 
 STEPS, LR = 3, 0.001
@@ -184,5 +184,7 @@ def test_a_run_of_3_ranks_continues_on_2_and_then_on_4(kind: str, write_spec: Wr
     results = [json.loads((run / "eval.json").read_text()) for run in (one, other)]
     scores = [[part["top1_mean"] for part in (result, *filter(None, [result.get("ema")]))] for result in results]
     assert scores[0] == scores[1] and len(scores[0]) == 1 + ("ema" in RUNS[kind])
+    grown = [[record["clips_per_gpu"] for record in records(run, "batch")][-1:] for run in (one, other)]
+    assert grown[0] == grown[1] == ([4] if kind == "growing" else [])
     plan = json.loads((other / "plan.json").read_text())
     assert (plan["ranks"], plan["accumulation"], plan["load_balance"]) == (4, 2, 7 / 8)
