@@ -152,9 +152,10 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
     """
     virtual_gpus = spec.scale.gpus if spec.scale.gpus is not None else ranks
     if ranks > virtual_gpus:
-        most = counted(virtual_gpus, "rank")
-        right = f"start {most}{'' if virtual_gpus == 1 else ' or fewer'}, or raise scale.gpus"
-        raise UserError(f"scale.gpus must be at least the {ranks:,} ranks, got {virtual_gpus:,}; {right}")
+        fitting = counted(virtual_gpus, "rank") + " or fewer" * (virtual_gpus > 1)
+        raise UserError(
+            f"scale.gpus must be at least the {ranks:,} ranks, got {virtual_gpus:,}; start {fitting}, or raise it"
+        )
     global_batch = virtual_gpus * spec.scale.clips_per_gpu
     views = num_clips * spec.data.repeats  # of an epoch
     steps_per_epoch = views // global_batch

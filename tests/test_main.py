@@ -239,7 +239,7 @@ def test_the_plan_for_people(say: Say, spec: str) -> None:
         assert part in out
     out = say("plan", spec, "--clips", "240000", "--ranks", "4")[1]
     assert "6 = 2 ranks x 1 + 2 ranks x 2 accumulation" in out
-    assert "75.0 % efficiency: ranks with 1 wait for those with 2; 3 ranks would be as fast" in out
+    assert "75.0 % efficiency: ranks with 1 virtual GPU wait for those with 2; 3 ranks would be as fast" in out
     out = say("plan", spec, "--clips", "240000", "--ranks", "4", "scale.gpus=7")[1]
     assert "7 = 1 rank x 1 + 3 ranks x 2 accumulation" in out and "87.5 %" in out and "as fast" not in out
 

@@ -142,7 +142,7 @@ def test_null_gpus_are_as_many_as_there_are_ranks() -> None:
 )
 def test_more_ranks_than_virtual_gpus_are_refused(gpus: int, ranks: int, advice: str) -> None:
     make_plan(_spec(gpus), gpus, 1_000)
-    right = f"scale.gpus must be at least the {ranks} ranks, got {gpus}; {advice}, or raise scale.gpus"
+    right = f"scale.gpus must be at least the {ranks} ranks, got {gpus}; {advice}, or raise it"
     with pytest.raises(UserError, match=f"^{right}$"):
         make_plan(_spec(gpus), ranks, 1_000)
 

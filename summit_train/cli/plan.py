@@ -185,8 +185,11 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     beside = "; written alongside the steps from a copy in rank 0's memory" if spec.checkpoint.background else ""
     workers, held = spec.data.workers, f"{plan.clip_bytes_per_rank / 1e6:,.1f} MB in memory at once"
     bn_batch = f"{counted(plan.clips_per_gpu, 'clip')} x {spec.data.num_frames} frames of one virtual GPU"
+    fewer, more = divmod(plan.virtual_gpus, plan.ranks)
+    shares = [f"{counted(n, 'rank')} x {each:,}" for n, each in ((plan.ranks - more, fewer), (more, fewer + 1)) if n]
     return [
-        *_share_rows(plan),
+        ("virtual GPUs", f"{plan.virtual_gpus:,} = {' + '.join(shares)} accumulation"),
+        *balance_rows(plan),
         ("global batch", f"{counted(plan.global_batch, 'clip')} = {counted(plan.frames_per_batch, 'frame')}{repeats}"),
         *([("BN batch", bn_batch)] if plan.network.has_bn else []),
         ("steps", f"{plan.total_steps:,} = {counted(plan.epochs, 'epoch')} x {plan.steps_per_epoch:,}"),
@@ -206,17 +209,14 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def _share_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Return how the ranks share the virtual GPUs and, where some have one more, what that costs."""
-    fewer, more = divmod(plan.virtual_gpus, plan.ranks)
-    if not more:
-        each = f"{counted(plan.ranks, 'rank')} x {fewer:,}"
-        return [("virtual GPUs", f"{plan.virtual_gpus:,} = {each} accumulation")]
-    each = f"{counted(plan.ranks - more, 'rank')} x {fewer:,} + {counted(more, 'rank')} x {fewer + 1:,}"
+def balance_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return what it costs that some ranks have one virtual GPU more than others, if any have."""
+    if plan.load_balance == 1:
+        return []
     enough = -(-plan.virtual_gpus // plan.accumulation)
     as_fast = f"; {counted(enough, 'rank')} would be as fast" if enough < plan.ranks else ""
-    cost = f"{share(plan.load_balance)} efficiency: ranks with {fewer:,} wait for those with {fewer + 1:,}{as_fast}"
-    return [("virtual GPUs", f"{plan.virtual_gpus:,} = {each} accumulation"), ("load balance", cost)]
+    waits = f"ranks with {counted(plan.accumulation - 1, 'virtual GPU')} wait for those with {plan.accumulation:,}"
+    return [("load balance", f"{share(plan.load_balance)} efficiency: {waits}{as_fast}")]
 
 
 def _communication_rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:

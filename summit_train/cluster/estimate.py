@@ -98,7 +98,8 @@ def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
     ranks, gpus = nodes * site.ranks, spec.scale.gpus
     if gpus is not None and ranks > gpus:
         most = gpus // site.ranks
-        hint = f"try --nodes {most} or fewer" if most else "raise it or lower ranks_per_node"
+        fitting = f"--nodes {most}" + " or fewer" * (most > 1)
+        hint = f"try {fitting}" if most else "raise it or lower ranks_per_node"
         place = f"{counted(ranks, 'rank')} on {counted(nodes, 'node')} of {site.name}"
         raise UserError(f"scale.gpus must be at least the {place}, got {gpus}; {hint}")
     return ranks
