@@ -152,10 +152,8 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
     """
     virtual_gpus = spec.scale.gpus if spec.scale.gpus is not None else ranks
     if ranks > virtual_gpus:
-        fitting = counted(virtual_gpus, "rank") + " or fewer" * (virtual_gpus > 1)
-        raise UserError(
-            f"scale.gpus must be at least the {ranks:,} ranks, got {virtual_gpus:,}; start {fitting}, or raise it"
-        )
+        right = f"start {counted(virtual_gpus, 'rank')}{' or fewer' * (virtual_gpus > 1)}, or raise it"
+        raise UserError(f"scale.gpus must be at least the {ranks:,} ranks, got {virtual_gpus:,}; {right}")
     global_batch = virtual_gpus * spec.scale.clips_per_gpu
     views = num_clips * spec.data.repeats  # of an epoch
     steps_per_epoch = views // global_batch
