@@ -1,4 +1,4 @@
-"""Promise 1 and 8 with real ranks: the same run on any number of them, and one rank's failure ends all, by name."""
+"""Promises 1, 2 and 8 with real ranks: equal runs on any number of them, and one rank's failure ends all, by name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import os
 import re
 import shutil
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +20,8 @@ import torch
 from summit_train.__main__ import main
 from summit_train.core.comm.launch import this_launch
 from tests.conftest import WriteSpec
-from tests.runs import difference, final_state, records, rewound
-from tests.worlds import BACKENDS, command, joined, lines, needs_ranks, run, train, under_mpirun
+from tests.runs import assert_bit_equal, difference, final_state, records, rewound
+from tests.worlds import BACKENDS, PATIENCE_S, command, joined, lines, needs_ranks, run, train, train_each, under_mpirun
 
 pytestmark = needs_ranks
 HOST = socket.gethostname()
@@ -248,3 +252,52 @@ def test_a_launcher_without_a_usable_horovod_is_refused(write_spec: WriteSpec, t
     status, output = run(0, "-c", program, env=env)
     assert status == 2
     assert "2 processes were started, but Horovod does not start" in output and "Traceback" not in output
+
+
+@contextmanager
+def _other_work() -> Iterator[None]:
+    """Keep a core busy within the block."""
+    loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        loop.kill()
+        loop.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "epochs", "backend"), [(3, 2, "horovod"), (3, 2, "torch"), (6, 1, "horovod"), (6, 1, "torch")]
+)
+def test_equal_runs_end_in_equal_bits(
+    write_spec: WriteSpec,
+    eight_videos: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ranks: int,
+    epochs: int,
+    backend: str,
+) -> None:
+    """Of 11 MB of gradients: one bucket, and one of 1 MB at the end.
+
+    On 3 ranks of Horovod the second run has other work beside it and looks for what is ready at other moments.
+    """
+    specs = [
+        write_spec(
+            name,
+            model={"width": 0.5},
+            data=eight_videos | {"num_frames": 2},
+            scale={"gpus": ranks, "clips_per_gpu": 1},
+            schedule={"epochs": epochs},
+        )
+        for name in ("first", "second")
+    ]
+    if (ranks, backend) != (3, "horovod"):
+        train_each(ranks, specs, backend)
+    else:
+        train_each(ranks, specs[:1], backend)
+        monkeypatch.setenv("HOROVOD_CYCLE_TIME", "7")
+        with _other_work():
+            train_each(ranks, specs[1:], backend)
+    first, second = (final_state(tmp_path / "runs" / name) for name in ("first", "second"))
+    assert str(first["backend"]).startswith(backend)
+    assert_bit_equal(first, second)
