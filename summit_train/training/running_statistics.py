@@ -26,8 +26,8 @@ class RunningStatistics:
     rank's A passes (i = 1 .. A) every s_i gets the weight m / A and r gets 1 - m: the product of the (1 - q_j)
     telescopes. With r_0 from before the step, the rank brings r_0 + c (r - r_0) to the mean over the R ranks, where
     c = A R / V is 1 for equal shares. So each s_i has the weight m R / V, and as the A add up to V, the mean is the r
-    of all V virtual GPUs. (In the passes q_i = w / (1 - (A - i) w), w = m R / V, would do the same, but is above 1
-    where m is near 1, and CountedStatistics cannot use one that is the number of a call.)
+    of all V virtual GPUs. (In the passes q_i = w / (1 - (A - i) w), w = m R / V, would do the same. But it can be 2
+    where m is near 1, and CountedStatistics divides by k - q.)
 
     The ranks average in every step, hidden under the backward pass (for a ResNet-50 0.2 MB beside 97 MB of gradients).
     Averaging only before a checkpoint would make a run that was stopped differ in the last bits from one that was not.
