@@ -19,7 +19,7 @@ from summit_train.__main__ import main
 from summit_train.core.processes import find_mpirun
 from tests.worlds import PATIENCE_S, ROOT, environment, forked
 
-NODES = ("n1", "n2")
+NODES = ("n1", "n2", "n3")
 _DAEMONS = ("munged", "slurmctld", "slurmd")
 _TOOLS = ("sbatch", "srun", "scancel", "scontrol", "squeue", "setpriv")
 _LIBRARIES = {"its pmix plugin": "*/slurm*/mpi_pmix.so", "libpmix.so": "*/pmix2/lib/libpmix.so"}
@@ -123,7 +123,7 @@ class Slurm:
 
     def is_idle(self) -> bool:
         """Whether both nodes wait for a job."""
-        return self.run("sinfo", "-h", "-o", "%D %t", check=False).strip() == "2 idle"
+        return self.run("sinfo", "-h", "-o", "%D %t", check=False).strip() == f"{len(NODES)} idle"
 
     def _daemon(self, name: str, *options: str) -> None:
         """Start a daemon that ends with this process, however that ends."""
@@ -169,11 +169,11 @@ class Slurm:
     @contextmanager
     def closed(self) -> Iterator[None]:
         """Start no job within the block: they queue."""
-        self.run("scontrol", "update", "nodename=n[1-2]", "state=drain", "reason=test")
+        self.run("scontrol", "update", f"nodename={','.join(NODES)}", "state=drain", "reason=test")
         try:
             yield
         finally:
-            self.run("scontrol", "update", "nodename=n[1-2]", "state=resume")
+            self.run("scontrol", "update", f"nodename={','.join(NODES)}", "state=resume")
 
     @contextmanager
     def stopped(self, **variables: str) -> Iterator[None]:

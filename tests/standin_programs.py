@@ -30,17 +30,17 @@ LAUNCHERS = {
     },
     "srun": {
         "--nodes": COUNT, "--ntasks": COUNT, "--ntasks-per-node": COUNT, "--kill-on-bad-exit": "[01]",
-        "--cpu-bind": "cores|none", "--mpi": "pmix", "--exclude": r"[\w.,-]+",
+        "--cpu-bind": "cores|none", "--mpi": "pmix|none", "--nodelist": r"[\w.,-]+", "--overlap": "",
     },
     "mpirun": {
         "-np": COUNT, "--hostfile": ".+", "--map-by": rf"ppr:{COUNT}:node(:PE={COUNT})?", "--bind-to": "core|none",
-        "-x": r"\w+", "--oversubscribe": "",
+        "-x": r"\w+", "--oversubscribe": "", "--host": r"[\w.-]+(:\d+)?(,[\w.-]+:\d+)*",
     },
     "pals": {
         "--hostfile": "(?s:.+)", "-n": COUNT, "--ppn": COUNT, "--depth": COUNT,
         "--cpu-bind": r"depth|none|list:[\d:,-]+",
     },
-    "hydra": {"-f": "(?s:.+)", "-n": COUNT, "-ppn": COUNT, "-bind-to": rf"core:{COUNT}"},
+    "hydra": {"-f": "(?s:.+)", "-hosts": r"[\w.-]+", "-n": COUNT, "-ppn": COUNT, "-bind-to": rf"core:{COUNT}"},
     "flux run": {
         "--requires": r"host:[\w.,\[\]-]+", "--nodes": COUNT, "--ntasks": COUNT, "--exclusive": "",
         "-o": r"exit-on-error|(cpu-affinity=(per-task|off))|(gpu-affinity=off)|mpibind=off",
@@ -57,7 +57,7 @@ RANKS = {
 # OpenPBS's qsub(1B), with the resources that ALCF's guide adds, and Flux's flux-batch(1).
 QSUB = {
     "-N": r"[\w.-]{1,230}", "-j": "oe|eo|n", "-k": r"d?o?e?", "-r": "[yn]", "-A": r"[\w.-]+", "-q": r"[\w.-]+",
-    "-W": r"depend=afterany:\d+(\.pbs)?",  # qsub refuses to wait for a job of an array, 7[2].pbs
+    "-W": r"tolerate_node_failures=all|depend=afterany:\d+(\.pbs)?",  # qsub refuses to wait for a job of an array, 7[2].pbs
     "-l": r"select=\d+(:\w+=\w+)+|place=(scatter|pack|free)(:excl)?|walltime=\d+:\d\d:\d\d|filesystems=\w+(:\w+)*",
 }  # fmt: skip
 FLUX_BATCH = {
@@ -266,18 +266,12 @@ def flux_batch(words: Sequence[str]) -> int:
 
 
 def flux_hostlist(words: Sequence[str]) -> int:
-    """The hosts that the test put into $STANDINS/hosts, or those on standard input."""
-    table = {"--limit": COUNT, "--exclude": r"[\w.,-]+", "--nth": r"\d+", "--count": ""}
+    """The hosts that the test put into $STANDINS/hosts."""
+    table = {"--expand": "", "--delimiter": r"\s"}
     options, sources = parse("flux hostlist", words, table)
-    if sources not in (["avail"], ["stdin"]):  # the default differs among versions
+    if sources != ["avail"] or len(options) != 2:
         refuse(f"flux hostlist: {words}")
-    text = (FOLDER / "hosts").read_text() if sources == ["avail"] else sys.stdin.read()
-    hosts = [host for host in re.split(r"[,\s]+", text) if host]
-    hosts = [host for host in hosts if host not in options.get("--exclude", "").split(",")]
-    hosts = hosts[: int(options.get("--limit", len(hosts)))]
-    if "--nth" in options:
-        hosts = [hosts[int(options["--nth"])]]
-    print(len(hosts) if "--count" in options else ",".join(hosts))
+    print((FOLDER / "hosts").read_text(), end="")
     return 0
 
 
@@ -293,7 +287,10 @@ def bjobs(words: Sequence[str]) -> int:
 
 
 def answer(name: str, words: Sequence[str]) -> int:
-    """sbatch, squeue, scontrol: what the test put into $STANDINS/NAME."""
+    """sbatch, squeue, scontrol: what the test put into $STANDINS/NAME; the hosts for `scontrol show hostnames`."""
+    if list(words[:2]) == ["show", "hostnames"]:
+        print((FOLDER / "hosts").read_text(), end="")
+        return 0
     call(name, words=list(words), folder=os.getcwd())
     if os.environ.get("STANDIN_REFUSES"):
         refuse(os.environ["STANDIN_REFUSES"])

@@ -143,6 +143,8 @@ class Site(Section):
     queue: Word | None = Field(default=None, description="Slurm's partition, LSF's queue.")
     chunk: Word | None = Field(default=None, description="PBS: a node's resources; null: its cores and GPUs.")
     spare_nodes: Annotated[int, Field(ge=0)] = Field(default=0, description="Nodes in place of those in bad_nodes.")
+    min_nodes: Count | None = Field(default=None, description="A job goes on with so many; null: with all or none.")
+    restarts: Annotated[int, Field(ge=0)] = Field(default=5, description="Restarts of the ranks within one job.")
     max_requeues: NonNegative | None = Field(default=None, description="Requeues of a job; null: from its time.")
     requires: tuple[Literal["account", "queue"], ...] = Field(default=(), description="Keys that a job must have.")
     directives: tuple[DirectiveLine, ...] = ()
@@ -206,8 +208,9 @@ def load_site(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Site:
     if site.launcher not in site.batch.launchers:
         choices = " or ".join(site.batch.launchers)
         raise UserError(f"{site.name}: launcher: must be {choices} with {site.scheduler}, got {site.launcher}")
-    if site.spare_nodes and site.launcher not in site.batch.can_spare:
-        raise UserError(f"{site.name}: spare_nodes: must be 0 with {site.launcher} on {site.scheduler}")
+    if (site.spare_nodes or site.min_nodes) and site.launcher not in site.batch.can_spare:
+        key, value = ("spare_nodes", 0) if site.spare_nodes else ("min_nodes", "null")
+        raise UserError(f"{site.name}: {key}: must be {value} with {site.launcher} on {site.scheduler}")
     if site.container is not None:
         site.container.check(site.name, site.launcher)
     if site.gpus_flag is not None and site.batch.gpus_flag is None:

@@ -52,12 +52,12 @@ OPTIONS = {
         "-x": "PATH SUMMIT_TRAIN_SECRET OMP_NUM_THREADS NCCL_DEBUG",
     },
     "srun": {
-        "--nodes": "2", "--ntasks": "8", "--ntasks-per-node": "4", "--kill-on-bad-exit": "1", "--cpu-bind": "cores",
-        "--mpi": "pmix",
+        "--nodelist": "n1,n2", "--nodes": "2", "--ntasks": "8", "--ntasks-per-node": "4", "--kill-on-bad-exit": "1",
+        "--cpu-bind": "cores", "--mpi": "pmix",
     },
     "mpirun": {
-        "-np": "8", "--map-by": "ppr:4:node:PE=10", "--bind-to": "core",
-        "-x": "PATH SUMMIT_TRAIN_SECRET OMP_NUM_THREADS NCCL_DEBUG",
+        "-np": "8", "--host": "n1:4,n2:4", "--map-by": "ppr:4:node:PE=10", "--bind-to": "core",
+        "-x": "PATH SUMMIT_TRAIN_SECRET SUMMIT_TRAIN_FAILURE OMP_NUM_THREADS NCCL_DEBUG",
     },
     "local": {
         "-np": "2", "--map-by": "ppr:2:node", "--bind-to": "none", "--oversubscribe": "",
@@ -82,7 +82,7 @@ ONE_A_NODE = {
     "flux run": {"--nodes": "2", "--ntasks": "2"},
 }
 SCHEDULERS = {
-    "SLURM_JOB_ID": "7", "LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "/hosts", "PBS_JOBID": "7", "STANDIN_FLUX_JOB": "f7",
+    "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1", "LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "/hosts", "PBS_JOBID": "7", "STANDIN_FLUX_JOB": "f7",
 }  # fmt: skip
 
 
