@@ -57,7 +57,8 @@ RANKS = {
 # OpenPBS's qsub(1B), with the resources that ALCF's guide adds, and Flux's flux-batch(1).
 QSUB = {
     "-N": r"[\w.-]{1,230}", "-j": "oe|eo|n", "-k": r"d?o?e?", "-r": "[yn]", "-A": r"[\w.-]+", "-q": r"[\w.-]+",
-    "-W": r"tolerate_node_failures=all|depend=afterany:\d+(\.pbs)?",  # qsub refuses to wait for a job of an array, 7[2].pbs
+    # qsub refuses to wait for a job of an array, 7[2].pbs.
+    "-W": r"tolerate_node_failures=all|depend=afterany:\d+(\.pbs)?",
     "-l": r"select=\d+(:\w+=\w+)+|place=(scatter|pack|free)(:excl)?|walltime=\d+:\d\d:\d\d|filesystems=\w+(:\w+)*",
 }  # fmt: skip
 FLUX_BATCH = {
@@ -111,6 +112,13 @@ def launch(name: str, words: Sequence[str]) -> int:
     call(name, options=options, command=command)
     if not command:
         refuse(f"{name}: no command")
+    if command[0] == "bash":  # what watches over the script's own node
+        return 0
+    if command[0] == "echo":  # a node is asked for its name
+        if (FOLDER / "silent").exists():
+            signal.pause()
+        if command[1] in gone():
+            return 1
     if name in RANKS and "STANDIN_RANKS" in os.environ:
         return start_ranks(name, options, command)
     mpirun = os.environ.get("STANDIN_MPIRUN")
@@ -126,6 +134,13 @@ def launch(name: str, words: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: step.kill())
     return step.wait()
+
+
+def gone() -> list[str]:
+    """The nodes of $STANDINS/lost, `n2 then n3`, that are lost by now: one more at each start of the ranks."""
+    path, starts = FOLDER / "lost", FOLDER / "starts"
+    losses = path.read_text().split(" then ") if path.exists() else []
+    return [node.strip() for node in losses[: len(starts.read_text()) if starts.exists() else 0]]
 
 
 def start_ranks(name: str, options: Mapping[str, str], command: Sequence[str]) -> int:
@@ -271,7 +286,7 @@ def flux_hostlist(words: Sequence[str]) -> int:
     options, sources = parse("flux hostlist", words, table)
     if sources != ["avail"] or len(options) != 2:
         refuse(f"flux hostlist: {words}")
-    print((FOLDER / "hosts").read_text(), end="")
+    print("".join(f"{host}\n" for host in (FOLDER / "hosts").read_text().split() if host not in gone()), end="")
     return 0
 
 
@@ -309,14 +324,17 @@ def trainer(words: Sequence[str]) -> int:
     does = os.environ.get("TRAINER", "done")
     checkpoints = run / "checkpoints"
     checkpoints.mkdir(exist_ok=True)
-    if does == "fail":
-        return 3
-    if does.startswith("crash"):
-        starts = (run / "starts").read_text() + "." if (run / "starts").exists() else "."
-        (run / "starts").write_text(starts)
-        if does == "crash after a step":
-            (checkpoints / "step_00000008.pt").touch()
-        return 0 if does == "crash once" and len(starts) > 1 else 139
+    if does in ("fail", "your mistake"):
+        return 3 if does == "fail" else 2
+    if does == "fail beside a silent node":
+        Path(os.environ["SUMMIT_TRAIN_FAILURE"]).write_text("rank 1 on n2: silent\n")
+        signal.pause()
+    if does.startswith("crash") or does == "lose a node":
+        starts = (FOLDER / "starts").read_text() + "." if (FOLDER / "starts").exists() else "."
+        (FOLDER / "starts").write_text(starts)
+        if does in ("crash after a step", "lose a node"):
+            (checkpoints / f"step_{len(starts):08d}.pt").touch()
+        return 9 if does == "lose a node" else 0 if does == "crash once" and len(starts) > 1 else 139
     if does.startswith("stop"):
         signal.sigwait(STOPS)
         if does == "stop in the evaluation":

@@ -96,7 +96,9 @@ def render(site: Site, job: Job) -> str:
     templates.filters["comment"] = lambda text: _Verbatim(" ".join(str(text).split()))
     moves, min_nodes = site.launcher in site.batch.can_spare, site.min_nodes or job.nodes
     if min_nodes > job.nodes:
-        raise UserError(f"{site.name}: min_nodes must be at most the job's {counted(job.nodes, 'node')}, got {min_nodes}")
+        raise UserError(
+            f"{site.name}: min_nodes must be at most the job's {counted(job.nodes, 'node')}, got {min_nodes}"
+        )
     numbers = {
         "moves": moves,
         "min_nodes": min_nodes,

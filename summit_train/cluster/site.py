@@ -145,6 +145,7 @@ class Site(Section):
     spare_nodes: Annotated[int, Field(ge=0)] = Field(default=0, description="Nodes in place of those in bad_nodes.")
     min_nodes: Count | None = Field(default=None, description="A job goes on with so many; null: with all or none.")
     restarts: Annotated[int, Field(ge=0)] = Field(default=5, description="Restarts of the ranks within one job.")
+    failure_gpu_hours: Positive | None = Field(default=None, description="Between two failures; null: unknown.")
     max_requeues: NonNegative | None = Field(default=None, description="Requeues of a job; null: from its time.")
     requires: tuple[Literal["account", "queue"], ...] = Field(default=(), description="Keys that a job must have.")
     directives: tuple[DirectiveLine, ...] = ()

@@ -116,7 +116,7 @@ end_later() {
     local nap
     exec {nap}<> <(:) # a sleep of its own would outlive this
     until [[ -e $SUMMIT_TRAIN_FAILURE ]]; do read -rt 5 -u "$nap" || true; done
-    read -rt 20 -u "$nap" || true
+    read -rt 10 -u "$nap" || true
     kill -KILL "$1"
 }
 
@@ -151,7 +151,7 @@ while :; do
         break
     fi
     if ((${#nodes[@]} < 1)); then
-        say "job $job_id: ${#nodes[@]} nodes are left (${nodes[*]}), 1 are needed; set spare_nodes or min_nodes in the site profile"
+        say "job $job_id: nodes left: ${#nodes[@]} (${nodes[*]}), needed: 1; set spare_nodes or min_nodes in the site profile"
         ((restarts > 0)) || exit 1
         lost=yes
         break
