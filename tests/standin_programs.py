@@ -136,11 +136,14 @@ def launch(name: str, words: Sequence[str]) -> int:
     return step.wait()
 
 
-def gone() -> list[str]:
-    """The nodes of $STANDINS/lost, `n2 then n3`, that are lost by now: one more at each start of the ranks."""
+def gone() -> set[str]:
+    """The nodes that are lost by now, of $STANDINS/lost, `n2 then -n2`: with each start one more, or one less."""
     path, starts = FOLDER / "lost", FOLDER / "starts"
-    losses = path.read_text().split(" then ") if path.exists() else []
-    return [node.strip() for node in losses[: len(starts.read_text()) if starts.exists() else 0]]
+    words = path.read_text().replace(" then ", " ").split() if path.exists() else []
+    found = set[str]()
+    for word in words[: len(starts.read_text()) if starts.exists() else 0]:
+        found = found - {word[1:]} if word.startswith("-") else found | {word}
+    return found
 
 
 def start_ranks(name: str, options: Mapping[str, str], command: Sequence[str]) -> int:
@@ -326,7 +329,7 @@ def trainer(words: Sequence[str]) -> int:
     checkpoints.mkdir(exist_ok=True)
     if does in ("fail", "your mistake"):
         return 3 if does == "fail" else 2
-    if does == "fail beside a silent node":
+    if does == "fail beside a silent node" and not (run / "job/restarts").exists():
         Path(os.environ["SUMMIT_TRAIN_FAILURE"]).write_text("rank 1 on n2: silent\n")
         signal.pause()
     if does.startswith("crash") or does == "lose a node":

@@ -94,9 +94,15 @@ class Estimate:
 
 
 def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
-    """Return the number of ranks on `nodes` nodes. Raises UserError where they do not divide scale.gpus."""
+    """Return the number of ranks on `nodes` nodes.
+
+    Raises UserError where they do not divide scale.gpus, and where a job may go on with fewer nodes but another batch.
+    """
     if nodes < 1:
         raise UserError(f"--nodes must be 1 or more, got {nodes}")
+    if (site.min_nodes or nodes) < nodes and spec.scale.gpus is None:
+        fixed = f"scale.gpus={nodes * site.ranks}"
+        raise UserError(f"min_nodes needs scale.gpus, or fewer nodes would have another batch; try {fixed}")
     ranks, gpus = nodes * site.ranks, spec.scale.gpus
     if gpus is not None and gpus % ranks:
         fitting = [n for n in range(1, gpus // site.ranks + 1) if gpus % (n * site.ranks) == 0]

@@ -3,6 +3,7 @@ the same job, on a spare node or on what is left."""
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from summit_train.spec import load_spec
 from tests.cluster.test_slurm import BY_TORCH, SITE, set_words, wait_for_step
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, difference, final_state, records, steps_of
-from tests.slurm import Slurm, running_slurm
+from tests.slurm import NODES, Slurm, running_slurm
 
 pytestmark = [pytest.mark.slow]
 KEYS = {
@@ -72,6 +73,8 @@ def test_a_lost_node_costs_seconds_and_nothing_else(
     wait_for_step(cluster, job, run, 15)
     cluster.lose("n2")
     lost = time.time()
+    if nodes == 2:  # and the newest checkpoint is torn
+        os.truncate(max((run / "checkpoints").glob("step_*.pt")), 1000)
     assert cluster.wait(job, "COMPLETED")["Restarts"] == "0"
     (line,) = (run / "job/restarts").read_text().splitlines()
     step = int(re.search(r"from step (\d+) on 2 nodes, 2 ranks: (.*)", line)[1])  # type: ignore[index]
@@ -85,3 +88,20 @@ def test_a_lost_node_costs_seconds_and_nothing_else(
     if nodes == 2:
         assert_bit_equal(one, other)
     assert difference(one, other) <= 1e-12
+
+
+@pytest.mark.parametrize("left", ["n3", ""])
+def test_a_job_that_loses_its_script_or_all_nodes_is_requeued(
+    cluster: Slurm, site: Path, whole: Path, write_spec: WriteSpec, tmp_path: Path, left: str
+) -> None:
+    """n1 runs the script: from n2 a step sees that it is lost."""
+    spec, run = write_spec(**KEYS), tmp_path / "runs/run"
+    job = submit(cluster, site, spec, 2, "spare_nodes=1")
+    wait_for_step(cluster, job, run, 15)
+    for node in ("n1",) if left else NODES:
+        cluster.lose(node)
+    cluster.wait_until(lambda: cluster.show(job)["Restarts"] == "1", "the requeue")
+    cluster.bring_back()
+    cluster.wait(job, "COMPLETED")
+    assert not (run / "job/restarts").exists()
+    assert_bit_equal(final_state(whole), final_state(run))

@@ -113,6 +113,7 @@ end_later() {
     exec {nap}<> <(:) # a sleep of its own would outlive this
     until [[ -e $SUMMIT_TRAIN_FAILURE ]]; do read -rt 5 -u "$nap" || true; done
     read -rt 10 -u "$nap" || true
+    say "job $job_id: the ranks have failed, but the launcher still waits; it is ended"
     kill -KILL "$1"
 }
 
@@ -147,8 +148,8 @@ while :; do
         interrupted=yes
         break
     fi
-    if ((${#nodes[@]} < 16)); then
-        say "job $job_id: nodes left: ${#nodes[@]} (${nodes[*]}), needed: 16; set spare_nodes or min_nodes in the site profile"
+    if ((${#nodes[@]} < 12)); then
+        say "job $job_id: nodes left: ${#nodes[@]} (${nodes[*]}), needed: 12; set spare_nodes or min_nodes in the site profile"
         ((restarts > 0)) || exit 1
         lost=yes
         break
