@@ -157,7 +157,7 @@ def test_fewer_nodes_need_a_batch_of_their_own() -> None:
     site = load_site("slurm_generic", ["min_nodes=2"])
     spec = load_spec(KINETICS / "tsm_r50_8f.yaml", ["scale.gpus=null"])
     assert check_ranks(site, spec, 2) == 8
-    with pytest.raises(UserError, match="min_nodes needs scale.gpus, .*; try scale.gpus=12"):
+    with pytest.raises(UserError, match=r"min_nodes needs scale\.gpus, .*; try scale\.gpus=12"):
         check_ranks(site, spec, 3)
 
 
