@@ -200,10 +200,10 @@ def share_of(run: Training, num_samples: int, samples: int, rank: int, ranks: in
     if run.batch > num_samples:
         raise UserError(f"--batches: {run.batch:,} is more than the {num_samples:,} training samples")
     virtual_gpus = max(1, run.batch // samples)
-    if run.batch % virtual_gpus or virtual_gpus % ranks:
+    if run.batch % virtual_gpus or virtual_gpus < ranks:
         raise UserError(
             f"--samples: a batch of {run.batch:,} makes {virtual_gpus} virtual GPUs of {samples:,}, which must leave "
-            f"no rest and give each of {ranks} ranks the same number; try --samples {max(1, run.batch // ranks)}"
+            f"no rest and be at least one for each of {ranks} ranks; try --samples {max(1, run.batch // ranks)}"
         )
     return Share(rank, ranks, virtual_gpus, run.batch // virtual_gpus, num_samples // run.batch)
 
@@ -219,7 +219,7 @@ def train(run: Training, data: Data, share: Share, world: World, device: torch.d
         torch.manual_seed(rng.seed_of(run.seed, "weights"))
         network = TASKS[run.task].build().to(device, parameter_type(run.precision))
     network.load_state_dict(world.broadcast({name: value.cpu() for name, value in network.state_dict().items()}))
-    settings = StepSettings(run.seed, len(share.own), run.precision, solver.clip_norm, modality=data.modality)
+    settings = StepSettings(run.seed, share.virtual_gpus, run.precision, solver.clip_norm, modality=data.modality)
     step = build_train_step(solver, settings, world, network, device, {})
     curve, skipped = list[dict[str, Any]](), 0
     for epoch in range(run.epochs):

@@ -9,7 +9,7 @@ from typing import Any
 
 from summit_train.core.errors import UserError
 from summit_train.core.text import counted
-from summit_train.data.batches.order import PREFETCHED_PER_WORKER, Order
+from summit_train.data.batches.order import PREFETCHED_PER_WORKER, Order, virtual_gpus_of
 from summit_train.models.count import Count
 from summit_train.models.network import count_network
 from summit_train.optim.schedule import Schedule, peak_learning_rate
@@ -37,8 +37,8 @@ class Rung:
 class Plan:
     """The numbers of one run. Bytes are bytes; LR as the optimizer gets it.
 
-    ladder: the batches that the run may have, the first one first. All other numbers are those of the first batch.
-    clips: of the list; a batch counts each of a clip's data.repeats views as a clip.
+    accumulation: the largest share of a rank. ladder: the batches that the run may have, the first one first. All other
+    numbers are those of the first batch. clips: of the list; a batch counts each of a clip's data.repeats views.
     """
 
     spec: Spec = field(repr=False, compare=False)
@@ -63,6 +63,14 @@ class Plan:
     def network(self) -> Count:
         """Count the network. Torch imports its compiler for the first count: one rank needs that, not all."""
         return count_network(self.spec)
+
+    def virtual_gpus_of(self, rank: int) -> range:
+        return virtual_gpus_of(rank, self.ranks, self.virtual_gpus)
+
+    @property
+    def load_balance(self) -> float:
+        """The mean share of the virtual GPUs over the largest: the part of its time that a rank is not held up."""
+        return self.virtual_gpus / self.ranks / self.accumulation
 
     @property
     def gradient_bytes(self) -> int:
@@ -131,7 +139,7 @@ class Plan:
     def values(self) -> dict[str, Any]:
         names = [own.name for own in fields(self) if own.name not in ("spec", "schedule")]
         values: dict[str, Any] = {name: getattr(self, name) for name in (*names, *_BY_COUNTS)}
-        values |= {name: getattr(self.network, name) for name in _COUNTS}
+        values |= {name: getattr(self.network, name) for name in _COUNTS} | {"load_balance": self.load_balance}
         values["ladder"] = [asdict(rung) for rung in self.ladder]
         return values | asdict(self.schedule) | {"milestones": list(self.schedule.milestones)}
 
@@ -139,16 +147,13 @@ class Plan:
 def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
     """Work out the plan of `spec` on `ranks` ranks with `num_clips` training clips.
 
-    Raises UserError where the ranks do not divide the virtual GPUs, the clips do not fill one global batch, the
+    Raises UserError where there are more ranks than virtual GPUs, the clips do not fill one global batch, the
     warm-up takes the whole run, or the batch is to grow beyond a learner's share of an epoch.
     """
     virtual_gpus = spec.scale.gpus if spec.scale.gpus is not None else ranks
-    if virtual_gpus % ranks:
-        divisors = [n for n in range(1, virtual_gpus + 1) if virtual_gpus % n == 0]
-        near = [*[n for n in divisors if n < ranks][-1:], *[n for n in divisors if n > ranks][:1]]
-        wrong = f"scale.gpus is {virtual_gpus}, which {ranks} ranks do not divide"
-        right = f"start {' or '.join(map(str, near))} {'rank' if near == [1] else 'ranks'}, or change scale.gpus"
-        raise UserError(f"{wrong}: every rank needs an equal share of the virtual GPUs; {right}")
+    if ranks > virtual_gpus:
+        right = f"start {counted(virtual_gpus, 'rank')}{' or fewer' * (virtual_gpus > 1)}, or raise it"
+        raise UserError(f"scale.gpus must be at least the {ranks:,} ranks, got {virtual_gpus:,}; {right}")
     global_batch = virtual_gpus * spec.scale.clips_per_gpu
     views = num_clips * spec.data.repeats  # of an epoch
     steps_per_epoch = views // global_batch
@@ -156,7 +161,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         repeated = f" x data.repeats {spec.data.repeats}" if spec.data.repeats > 1 else ""
         batch = f"{global_batch} (scale.gpus {virtual_gpus} x scale.clips_per_gpu {spec.scale.clips_per_gpu})"
         raise UserError(f"data.train has {counted(num_clips, 'clip')}{repeated}, less than one global batch of {batch}")
-    accumulation = virtual_gpus // ranks
+    accumulation = -(-virtual_gpus // ranks)
     schedule = plan_schedule(spec.optimizer, spec.schedule, global_batch, views)
     clip_bytes = math.prod(spec.data.clip_shape)  # uint8
     return Plan(

@@ -75,11 +75,9 @@ def test_it_loads_and_plans_on_every_number_of_ranks(path: Path) -> None:
     assert gpus, "a shipped spec says how many virtual GPUs it is for"
     batch = gpus * spec.scale.clips_per_gpu
     clips = 240_000 if path.parent.name == "kinetics" else 5 * batch + 1
-    divisors = [ranks for ranks in range(1, gpus + 1) if gpus % ranks == 0]
-    plans = {ranks: make_plan(spec, ranks, clips) for ranks in {divisors[0], divisors[len(divisors) // 2], gpus}}
-    assert gpus in plans
+    plans = {ranks: make_plan(spec, ranks, clips) for ranks in {1, -(-gpus // 3), gpus}}
     for ranks, plan in plans.items():
-        assert plan.accumulation * ranks == gpus
+        assert plan.accumulation - 1 < gpus / ranks <= plan.accumulation
         assert plan.global_batch == batch
         assert plan.warmup_steps < plan.total_steps
     # Warm-up and decay leave a course in between: the LR is as good as gone at the end. FGFA's recipe has no

@@ -112,7 +112,7 @@ def test_wrong_arguments_end_with_2_and_the_usage(say: Say, arguments: list[str]
         (["plan", "SPEC"], "train.csv not found; give the number of its clips with --clips N"),
         (["plan", "SPEC", "--clips", "95"], "data.train has 95 clips, less than one global batch of 96"),
         (["plan", "SPEC", "--clips", "-5"], "data.train has -5 clips"),
-        (["plan", "SPEC", "--clips", "960", "--ranks", "4"], "which 4 ranks do not divide"),
+        (["plan", "SPEC", "--clips", "960", "--ranks", "7"], "scale.gpus must be at least the 7 ranks, got 6; start 6"),
         (["plan", "SPEC", "--clips", "960", "--ranks", "0"], "--ranks must be 1 or more, got 0"),
         (["plan", "SPEC", "--clips", "960", "--speed", "8"], "--speed must be used with --site; try --site local"),
         (["plan", "SPEC", "sead=1"], "override 'sead=1': sead: unknown key; did you mean seed?"),
@@ -237,6 +237,11 @@ def test_the_plan_for_people(say: Say, spec: str) -> None:
     for part in ("6 = 6 ranks x 1", "96 clips = 768 frames", "250,000 = 100 epochs x 2,500", "0.015 (linear",
                  "24,327,632", "97.3 MB", "12,499"):  # fmt: skip
         assert part in out
+    out = say("plan", spec, "--clips", "240000", "--ranks", "4")[1]
+    assert "6 = 2 ranks x 1 + 2 ranks x 2 accumulation" in out
+    assert "75.0 % efficiency: ranks with 1 virtual GPU wait for those with 2; 3 ranks would be as fast" in out
+    out = say("plan", spec, "--clips", "240000", "--ranks", "4", "scale.gpus=7")[1]
+    assert "7 = 1 rank x 1 + 3 ranks x 2 accumulation" in out and "87.5 %" in out and "as fast" not in out
 
 
 def test_overrides_stand_before_and_behind_options(say: Say, spec: str) -> None:

@@ -123,11 +123,13 @@ def test_memory_is_that_of_one_virtual_gpu_whatever_the_accumulation() -> None:
 
 
 def test_ranks_are_no_part_of_the_experiment() -> None:
-    plans = {ranks: make_plan(_spec(12), ranks, 1_000).values() for ranks in (1, 2, 3, 4, 6, 12)}
-    of_the_rank = {"ranks", "accumulation", "input_bytes_per_step_and_rank"}
+    plans = {ranks: make_plan(_spec(12), ranks, 1_000).values() for ranks in range(1, 13)}
+    of_the_rank = {"ranks", "accumulation", "load_balance", "input_bytes_per_step_and_rank"}
     experiments = {json.dumps({k: v for k, v in plan.items() if k not in of_the_rank}) for plan in plans.values()}
     assert len(experiments) == 1
-    assert {ranks: plan["accumulation"] for ranks, plan in plans.items()} == {1: 12, 2: 6, 3: 4, 4: 3, 6: 2, 12: 1}
+    assert [plan["accumulation"] for plan in plans.values()] == [12, 6, 4, 3, 3, 2, 2, 2, 2, 2, 2, 1]
+    balances = [plans[ranks]["load_balance"] for ranks in (1, 4, 5, 7, 11, 12)]
+    assert balances == pytest.approx([1, 1, 12 / 15, 12 / 14, 12 / 22, 1], rel=1e-15)
 
 
 def test_null_gpus_are_as_many_as_there_are_ranks() -> None:
@@ -136,10 +138,12 @@ def test_null_gpus_are_as_many_as_there_are_ranks() -> None:
 
 @pytest.mark.parametrize(
     ("gpus", "ranks", "advice"),
-    [(12, 5, "start 4 or 6 ranks"), (12, 24, "start 12 ranks"), (7, 2, "start 1 or 7 ranks"), (1, 2, "start 1 rank")],
+    [(12, 24, "start 12 ranks or fewer"), (7, 8, "start 7 ranks or fewer"), (1, 2, "start 1 rank")],
 )
-def test_ranks_that_do_not_divide_are_refused_with_those_that_do(gpus: int, ranks: int, advice: str) -> None:
-    with pytest.raises(UserError, match=f"scale.gpus is {gpus}, which {ranks} ranks do not divide.*{advice}, or"):
+def test_more_ranks_than_virtual_gpus_are_refused(gpus: int, ranks: int, advice: str) -> None:
+    make_plan(_spec(gpus), gpus, 1_000)
+    right = f"scale.gpus must be at least the {ranks} ranks, got {gpus}; {advice}, or raise it"
+    with pytest.raises(UserError, match=f"^{right}$"):
         make_plan(_spec(gpus), ranks, 1_000)
 
 
@@ -224,7 +228,7 @@ def test_a_spec_at_its_upper_limits_has_a_plan() -> None:
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[Spec, Plan]:
     ranks = draw(st.integers(1, 2_000))
-    gpus = draw(st.none() | st.integers(1, 8).map(lambda accumulation: accumulation * ranks))
+    gpus = draw(st.none() | st.integers(ranks, 8 * ranks))
     epochs = draw(st.integers(1, 200))
     batch = (gpus or ranks) * (clips_per_gpu := draw(st.integers(1, 32)))
     clips = draw(st.integers(batch, 400 * batch))
@@ -253,7 +257,11 @@ def plans(draw: st.DrawFn) -> tuple[Spec, Plan]:
 @given(plans())
 def test_laws_of_every_plan(drawn: tuple[Spec, Plan]) -> None:
     spec, plan = drawn
-    assert plan.accumulation * plan.ranks == plan.virtual_gpus == (spec.scale.gpus or plan.ranks)
+    assert plan.virtual_gpus == (spec.scale.gpus or plan.ranks)
+    shares = [plan.virtual_gpus_of(rank) for rank in range(plan.ranks)]
+    assert [gpu for share in shares for gpu in share] == list(range(plan.virtual_gpus))
+    assert plan.accumulation == max(map(len, shares)) <= min(map(len, shares)) + 1
+    assert 0.5 < plan.load_balance <= 1
     assert plan.global_batch == plan.virtual_gpus * spec.scale.clips_per_gpu
     assert plan.frames_per_batch == plan.global_batch * spec.data.num_frames
     assert plan.steps_per_epoch * plan.global_batch + plan.dropped_clips_per_epoch == plan.clips

@@ -26,7 +26,7 @@ from summit_train.core.result import TextTable
 from summit_train.core.text import counted, share, with_unit
 from summit_train.core.watch import Watchdog
 from summit_train.data.batches.loader import MicroBatch
-from summit_train.data.batches.order import PREFETCHED_PER_WORKER, virtual_gpus_of
+from summit_train.data.batches.order import PREFETCHED_PER_WORKER
 from summit_train.data.batches.workers import Batches
 from summit_train.data.dataset import Dataset
 from summit_train.models.network import count_network, cpu_kernels, initial_network
@@ -109,7 +109,7 @@ class StepBench:
         if self._last is None or not alone:
             # Until the loader has used up what it read ahead when it opened.
             ahead = 0 if self._experiment.dataset is None else PREFETCHED_PER_WORKER * self._spec.data.num_workers()
-            self.repeat(max(turns.warm_up, -(-ahead // self._plan.accumulation)))
+            self.repeat(max(turns.warm_up, -(-ahead // (self._plan.virtual_gpus // self._plan.ranks))))
         seconds = self.repeat(turns.steps)
         if not alone:
             self.close()
@@ -130,7 +130,7 @@ class StepBench:
                 steps = range(self._next_step, self._next_step + 10**9)
                 self._batches = dataset.training_batches(self._plan.order(), world.rank, world.size, steps)
             batches, self._next_step = self._batches, self._next_step + 1
-        for batch in islice(batches, self._plan.accumulation):
+        for batch in islice(batches, len(self._plan.virtual_gpus_of(world.rank))):
             self._recorder.lap("data_wait")
             self._watchdog.at(f"in a measured step of {self._spec.name}", waits=world.size > 1)
             yield batch
@@ -142,7 +142,7 @@ def random_batches(spec: Spec, plan: Plan, world: World) -> list[MicroBatch]:
     generator = torch.Generator().manual_seed(world.rank)
     shape = (clips, *spec.data.clip_shape)
     batches = []
-    for virtual_gpu in virtual_gpus_of(world.rank, world.size, plan.virtual_gpus):
+    for virtual_gpu in plan.virtual_gpus_of(world.rank):
         frames = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         labels = torch.randint(0, spec.model.num_classes, (clips,), generator=generator)
         batch = MicroBatch(0, virtual_gpu, frames, labels, torch.arange(clips))

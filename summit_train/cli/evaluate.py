@@ -1,7 +1,7 @@
 """`summit-train eval`: the accuracy of a run's checkpoints, of whole videos or, with --observed, of their first parts.
 
-Every video is scored once, on any number of ranks. With precise BN, whose batches are those of training, the number of
-ranks must divide the virtual GPUs.
+Every video is scored once, on any number of ranks. With precise BN, whose batches are those of training, there are at
+most as many ranks as virtual GPUs.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from summit_train.cluster.site import Site, load_site, load_spec_on, parse_wallt
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, TextTable, show, warn
 from summit_train.core.saved import CheckpointError, find_checkpoints
-from summit_train.core.text import binary_size, counted
+from summit_train.core.text import binary_size, counted, share
 from summit_train.plan import Plan, averages_per_epoch, make_plan, sample_learning_rates
 from summit_train.spec import Spec
 from summit_train.spec.optimizer import describe_decay, describe_solver
@@ -185,8 +185,11 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     beside = "; written alongside the steps from a copy in rank 0's memory" if spec.checkpoint.background else ""
     workers, held = spec.data.workers, f"{plan.clip_bytes_per_rank / 1e6:,.1f} MB in memory at once"
     bn_batch = f"{counted(plan.clips_per_gpu, 'clip')} x {spec.data.num_frames} frames of one virtual GPU"
+    fewer, more = divmod(plan.virtual_gpus, plan.ranks)
+    shares = [f"{counted(n, 'rank')} x {each:,}" for n, each in ((plan.ranks - more, fewer), (more, fewer + 1)) if n]
     return [
-        ("virtual GPUs", f"{plan.virtual_gpus:,} = {counted(plan.ranks, 'rank')} x {plan.accumulation:,} accumulation"),
+        ("virtual GPUs", f"{plan.virtual_gpus:,} = {' + '.join(shares)} accumulation"),
+        *balance_rows(plan),
         ("global batch", f"{counted(plan.global_batch, 'clip')} = {counted(plan.frames_per_batch, 'frame')}{repeats}"),
         *([("BN batch", bn_batch)] if plan.network.has_bn else []),
         ("steps", f"{plan.total_steps:,} = {counted(plan.epochs, 'epoch')} x {plan.steps_per_epoch:,}"),
@@ -204,6 +207,16 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         *([("network built", network.note)] if network.note else []),
         ("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {kept}{beside}"),
     ]
+
+
+def balance_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return what it costs that some ranks have one virtual GPU more than others, if any have."""
+    if plan.load_balance == 1:
+        return []
+    enough = -(-plan.virtual_gpus // plan.accumulation)
+    as_fast = f"; {counted(enough, 'rank')} would be as fast" if enough < plan.ranks else ""
+    waits = f"ranks with {counted(plan.accumulation - 1, 'virtual GPU')} wait for those with {plan.accumulation:,}"
+    return [("load balance", f"{share(plan.load_balance)} efficiency: {waits}{as_fast}")]
 
 
 def _communication_rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:

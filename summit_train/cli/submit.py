@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from summit_train.cli.plan import add_site_arguments, read_files, start_notes, start_rows, taken_rows
+from summit_train.cli.plan import add_site_arguments, balance_rows, read_files, start_notes, start_rows, taken_rows
 from summit_train.cluster.estimate import check_ranks, estimate, save_often
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site, load_spec_on
@@ -49,14 +49,8 @@ def run(args: argparse.Namespace) -> Result:
     for line in [*site.notes, *files.warnings]:
         warn(line)
     tell(f"{spec.name}: {counted(args.nodes, 'node')} of {site.name}, {counted(plan.ranks, 'rank')}")
-    rows = [
-        *taken_rows(site, taken),
-        *saving,
-        *cost.rows(),
-        *staging_row(site, spec, job.stage),
-        *output_rows(site, job),
-    ]
-    rows += start_rows(start, files)
+    rows = [*taken_rows(site, taken), *saving, *balance_rows(plan), *cost.rows(), *staging_row(site, spec, job.stage)]
+    rows += [*output_rows(site, job), *start_rows(start, files)]
     tell(TextTable(rows, left=2, indent="  "))
     if args.write:
         script = prepare_job(site, job, spec, by_hand=True)

@@ -96,7 +96,7 @@ class Estimate:
 def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
     """Return the number of ranks on `nodes` nodes.
 
-    Raises UserError where they do not divide scale.gpus, and where a job may go on with fewer nodes but another batch.
+    Raises UserError where scale.gpus is less, and where a job may go on with fewer nodes but another batch.
     """
     if nodes < 1:
         raise UserError(f"--nodes must be 1 or more, got {nodes}")
@@ -104,12 +104,12 @@ def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
         fixed = f"scale.gpus={nodes * site.ranks}"
         raise UserError(f"min_nodes needs scale.gpus, or fewer nodes would have another batch; try {fixed}")
     ranks, gpus = nodes * site.ranks, spec.scale.gpus
-    if gpus is not None and gpus % ranks:
-        fitting = [n for n in range(1, gpus // site.ranks + 1) if gpus % (n * site.ranks) == 0]
-        near = sorted(sorted(fitting, key=lambda n: abs(n - nodes))[:4])
-        hint = f"try --nodes {', '.join(map(str, near))}" if near else "change scale.gpus or ranks_per_node"
+    if gpus is not None and ranks > gpus:
+        most = gpus // site.ranks
+        fitting = f"--nodes {most}" + " or fewer" * (most > 1)
+        hint = f"try {fitting}" if most else "raise it or lower ranks_per_node"
         place = f"{counted(ranks, 'rank')} on {counted(nodes, 'node')} of {site.name}"
-        raise UserError(f"scale.gpus must be a multiple of the {place}, got {gpus}; {hint}")
+        raise UserError(f"scale.gpus must be at least the {place}, got {gpus}; {hint}")
     return ranks
 
 
@@ -171,7 +171,8 @@ def estimate(
     rate, source = speed, "--speed" if speed else None
     if speed is None and (measured := _measured(site, spec, nodes)) is not None:
         rate, source = measured.clips_per_second, measured.source
-    hours = plan.total_steps * plan.global_batch / plan.ranks / rate / 3600 if rate else None
+    # The rank with most virtual GPUs takes longest.
+    hours = plan.total_steps * plan.accumulation * plan.clips_per_gpu / rate / 3600 if rate else None
     scored = None if videos is None else scored_clips(spec, plan, videos)
     evaluation = scored / plan.ranks / rate / 3600 if rate and scored is not None else None
     minutes, jobs = _chain(site, nodes, walltime, None if hours is None else hours + (evaluation or 0))

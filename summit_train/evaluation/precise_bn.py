@@ -11,6 +11,7 @@ v_i (biased) of the i-th input of N elements in all, the law of total variance g
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -44,7 +45,7 @@ def recompute_from_training(
             watchdog.at(f"waiting for the other ranks before BN's batch {number + 1} of {count}", waits=True)
             leave_if_asked(world, scorer.stop)
             watchdog.at(f"recomputing BN's statistics, batch {number + 1} of {count}")
-            yield next(batches)
+            yield from islice(batches, 1)  # none where others have larger shares
         watchdog.at("waiting for the other ranks' BN statistics", waits=True)
 
     with train.training_batches(plan.order(), world.rank, world.size, range(steps)) as batches:
@@ -54,7 +55,7 @@ def recompute_from_training(
 def recompute_statistics(
     model: VideoNetwork, batches: Iterable[MicroBatch], spec: Spec, world: World, device: torch.device
 ) -> None:
-    """Set the running statistics of `model` to those over all ranks' `batches`, equally many on each. Collective.
+    """Set the running statistics of `model` to those over all ranks' `batches`. Collective.
 
     A rank adds up n_i, n_i m_i and n_i (v_i + m_i^2). Normalisations that are frozen or not used stay as they are.
     """

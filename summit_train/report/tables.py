@@ -47,7 +47,7 @@ def summary_row(run: RunRecord) -> dict[str, str]:
 
 
 def _scale(run: RunRecord) -> str:
-    """Return `ranks x accumulation = virtual GPUs`, with every number of ranks that the run had."""
+    """Return `ranks x accumulation = virtual GPUs`, with every number of ranks that the run had, and the mean one."""
     virtual, planned = number(run.plan.get("virtual_gpus")), number(run.plan.get("ranks"))
     ranks = list(dict.fromkeys(start.ranks for start in run.starts if start.ranks))
     ranks = ranks or ([int(planned)] if planned else [])
@@ -55,7 +55,7 @@ def _scale(run: RunRecord) -> str:
         return NONE
     if virtual is None:
         return " then ".join(f"{counted(count, 'rank')}" for count in ranks)
-    products = [f"{count:,} \N{MULTIPLICATION SIGN} {int(virtual) // count:,}" for count in ranks]
+    products = [f"{count:,} \N{MULTIPLICATION SIGN} {round(virtual / count, 2):,g}" for count in ranks]
     return f"{' then '.join(products)} = {int(virtual):,}"
 
 

@@ -2,11 +2,12 @@
 
     step = compute + exposed communication + stragglers + waiting for data
 
-compute        A passes (accumulation), each a fixed part and n clips at the machine's rate (machine file)
+compute        A passes (accumulation, the largest share of a rank), each a fixed part and n clips at the machine's rate
+               (machine file)
 communication  the part of the allreduces that is left after the backward pass: `overlap` over `network`; with model
                averaging, a step's share of the epoch's averages, which nothing hides
-stragglers     all ranks wait for the slowest of p: the expected maximum of p normal deviations, times one rank's
-               deviation (David and Nagaraja, "Order Statistics", section 4.5)
+stragglers     all ranks wait for the slowest of the p that have A passes: the expected maximum of p normal deviations,
+               times one rank's deviation (David and Nagaraja, "Order Statistics", section 4.5)
 data           the frames of a step over the node's frames a second, less all of the above, under which the loader
                works ahead (the paper's Figure 3b counts only this, unhidden part)
 
@@ -49,9 +50,14 @@ class ScaledJob:
         return self.nodes * self.machine.gpus_per_node
 
     @property
-    def accumulation(self) -> float:
-        """Return the virtual GPUs of a rank: a fraction only for the one node that the efficiency is relative to."""
-        return 1.0 if self.virtual_gpus is None else self.virtual_gpus / self.gpus
+    def batches(self) -> int:
+        """Return the micro-batches of a step, one for each virtual GPU."""
+        return self.virtual_gpus or self.gpus
+
+    @property
+    def accumulation(self) -> int:
+        """Return the largest share of a rank."""
+        return -(-self.batches // self.gpus)
 
     @property
     def views(self) -> int:
@@ -60,7 +66,7 @@ class ScaledJob:
 
     @property
     def global_batch(self) -> int:
-        return (self.virtual_gpus or self.gpus) * self.spec.scale.clips_per_gpu
+        return self.batches * self.spec.scale.clips_per_gpu
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ class Forecast:
 
     nodes: int
     gpus: int
-    accumulation: float
+    accumulation: int
     global_batch: int
     steps_per_epoch: int
     total_steps: int
@@ -104,9 +110,9 @@ def forecast(job: ScaledJob) -> Forecast:
 
     Raises UserError where the machine's file lacks a figure, and where ranks, batch and clips do not fit.
     """
-    if job.virtual_gpus is not None and job.virtual_gpus % job.gpus:
-        wrong = f"scale.gpus is {job.virtual_gpus}, which {job.gpus} ranks ({job.nodes} nodes) do not divide"
-        raise UserError(f"{wrong}; choose other nodes, or let the batch grow with them (without --fixed-batch)")
+    if job.gpus > job.batches:
+        wrong = f"scale.gpus must be at least the {job.gpus:,} ranks of {job.nodes:,} nodes, got {job.batches:,}"
+        raise UserError(f"{wrong}; choose fewer nodes, or let the batch grow with them (without --fixed-batch)")
     step, one_node = step_time(job), replace(job, nodes=1)
     per_epoch = steps_per_epoch(job.views, job.global_batch, job.machine.last_batch)
     total_steps, speed = per_epoch * job.spec.schedule.epochs, job.global_batch / step.step_s
@@ -137,8 +143,8 @@ def step_time(job: ScaledJob) -> StepTime:
     compute_s = job.accumulation * pass_s
     # Passes deviate independently, so the deviations of A passes add up as their squares.
     deviation_s = machine.compute.straggler_cv * math.sqrt(job.accumulation) * pass_s
-    stragglers_s = deviation_s * expected_maximum(job.gpus)
-    frames = job.accumulation * machine.gpus_per_node * clips * job.spec.data.num_frames
+    stragglers_s = deviation_s * expected_maximum(job.batches - (job.accumulation - 1) * job.gpus)
+    frames = -(-job.batches // job.nodes) * clips * job.spec.data.num_frames  # of the node with most
     data_s = max(0.0, frames / frame_rate(job) - (compute_s + exposed_s + stragglers_s))
     return StepTime(compute_s, exposed_s, stragglers_s, data_s)
 

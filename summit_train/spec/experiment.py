@@ -71,8 +71,8 @@ class ScaleSpec(Section):
     """The global batch: virtual GPUs times clips per GPU. The number of ranks does not change the experiment."""
 
     gpus: Count | None = None
-    """Virtual GPUs; the number of ranks must divide it. null: as many as ranks, which makes the number of ranks part of
-    the experiment."""
+    """Virtual GPUs; any number of ranks up to it trains them. null: as many as ranks, which makes the number of ranks
+    part of the experiment."""
     clips_per_gpu: Count = 8
     """Clips of one virtual GPU in a step; the batch of batch normalisation."""
 

@@ -59,8 +59,9 @@ def plan_runs(
             if site is None:
                 plan, _ = plan_run(spec, gpus or 1)
             elif site.is_here:
-                # The largest number of ranks, at most the site's, that divides the virtual GPUs.
-                ranks = site.ranks if gpus is None else max(n for n in range(1, site.ranks + 1) if gpus % n == 0)
+                # The fewest ranks whose step takes no longer than on all of the site's.
+                accumulation = -(-(gpus or site.ranks) // site.ranks)
+                ranks = -(-(gpus or site.ranks) // accumulation)
                 (plan, _), nodes = plan_run(spec, ranks), 1
             elif nodes is None:
                 raise UserError("the number of nodes is missing; add nodes: N to the sweep or to this run")

@@ -240,7 +240,8 @@ def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
     """
     of_runs, main = [], sweep.measures.main
     for row in rows:
-        gpus = f" = {row['ranks']} x {row['accumulation']}" if row["ranks"] else ""
+        # The mean accumulation, as shares may be uneven.
+        gpus = f" = {row['ranks']} x {round(row['virtual_gpus'] / row['ranks'], 2):,g}" if row["ranks"] else ""
         in_training = "" if row["final"] or row[main.key] is None else " (in training)"
         shown = replace(sweep.measures, num_classes=row["num_classes"]).shown
         cells = {

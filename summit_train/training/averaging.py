@@ -46,7 +46,8 @@ class AveragingStep:
     """A callable step like TrainStep: each of this rank's learners updates its network; a round ends with an average.
 
     A round has `period` steps. The end of an epoch ends it too, so the network of a whole epoch is the average of all.
-    learners: each one's step, in a world of its own, by the number of its virtual GPU. model: becomes the average.
+    learners: the step of each of this rank's, in a world of its own, by the number of its virtual GPU, of which the run
+    has `virtual_gpus`. model: becomes the average.
     A learner whose loss or gradient is not finite skips its own update. Nothing here waits for the device.
     """
 
@@ -57,11 +58,12 @@ class AveragingStep:
         spec: ParallelSpec,
         model: nn.Module,
         learners: Mapping[int, TrainStep],
+        virtual_gpus: int,
         world: World,
         device: torch.device,
         numbers_per_epoch: int,
     ) -> None:
-        self._spec, self._model, self._learners = spec, model, dict(learners)
+        self._spec, self._model, self._learners, self._virtual_gpus = spec, model, dict(learners), virtual_gpus
         self._world, self._device, self._numbers_per_epoch = world, device, numbers_per_epoch
         self._in_round = 0  # steps since the last average
         self._sent = 0  # bytes given to averages
@@ -148,7 +150,7 @@ class AveragingStep:
         total = torch.cat([tensor.flatten() for tensor in shapes])
         for others in tensors[1:]:
             total += torch.cat([tensor.flatten() for tensor in others])
-        total /= len(tensors)
+        total /= self._virtual_gpus / self._world.size  # the mean over the ranks is then that over all learners
         average(total, self._world, name)
         self._sent += total.nbytes
         parts = torch.split(total, [tensor.numel() for tensor in shapes])
@@ -185,7 +187,7 @@ class AveragingStep:
         if scales:
             scales = dict(enumerate(scales)) if isinstance(scales, list) else scales
             own = next(iter(self._learners.values())).loss_scale.state_dict()
-            check_fit(path, "loss_scales", scales, dict.fromkeys(range(self._world.size * len(self._learners)), own))
+            check_fit(path, "loss_scales", scales, dict.fromkeys(range(self._virtual_gpus), own))
         for number, learner in self._learners.items():
             file = learner_path(path, number) if saved.get("learner_digests") else path
             if file != path:

@@ -86,7 +86,7 @@ def read_step(run: Run, clips: StepClips, stopwatch: Stopwatch) -> Iterator[Micr
 
     Raises RunFailed with rank and step where a clip cannot be read.
     """
-    for _ in range(run.plan.accumulation):
+    for _ in run.plan.virtual_gpus_of(run.world.rank):
         run.watchdog.at(f"loading the clips of step {clips.number}")
         began = time.perf_counter()
         try:

@@ -23,7 +23,7 @@ from summit_train.core.saved import check_fit, checkpoint_path, give_weights, in
 from summit_train.core.text import counted
 from summit_train.core.watch import Watchdog
 from summit_train.data.bad_clips import BadClips
-from summit_train.data.batches.order import PREFETCHED_PER_WORKER, virtual_gpus_of
+from summit_train.data.batches.order import PREFETCHED_PER_WORKER
 from summit_train.data.dataset import Dataset, open_datasets
 from summit_train.data.manifest.quarantine import clips_per_class
 from summit_train.models import VideoNetwork
@@ -226,7 +226,7 @@ def build_step(
     solver, is_synchronous = spec.optimizer, spec.parallel.method == "synchronous"
     settings = StepSettings(
         spec.seed,
-        plan.accumulation if is_synchronous else 1,
+        plan.virtual_gpus if is_synchronous else 1,
         spec.precision,
         solver.clip_norm,
         task_named(spec.task).part("loss")(spec, clips_of_class, device).of_batch,
@@ -244,11 +244,11 @@ def build_step(
     if is_synchronous:
         return step_of(model, world)
     learners, alone = dict[int, TrainStep](), World()
-    for number in virtual_gpus_of(world.rank, world.size, plan.virtual_gpus):
+    for number in plan.virtual_gpus_of(world.rank):
         learner = initial_network(spec, device)
         learner.load_state_dict(model.state_dict())
         learners[number] = step_of(learner, alone)
-    return AveragingStep(spec.parallel, model, learners, world, device, plan.steps_per_epoch)
+    return AveragingStep(spec.parallel, model, learners, plan.virtual_gpus, world, device, plan.steps_per_epoch)
 
 
 def lr_factors(model: VideoNetwork, solver: OptimizerSpec) -> dict[str, float]:

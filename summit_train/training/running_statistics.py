@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from summit_train.core.comm import World
+from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.models.video import norm_momentum, trained_norms
 
 
@@ -21,18 +22,22 @@ class RunningStatistics:
 
         r <- (1 - m) r + m / V * sum_i s_i
 
-    BN itself updates r once per forward pass, r <- (1 - q) r + q s. With q_i = 1 / (A / m - A + i) in the i-th of A
-    passes (i = 1 .. A) every s_i gets the weight m / A and r gets 1 - m: the product of the (1 - q_j) telescopes. The
-    update is linear, so the mean of r over the ranks is the r of all V virtual GPUs.
+    BN itself updates r once per forward pass, r <- (1 - q) r + q s. With q_i = 1 / (A / m - A + i) in the i-th of a
+    rank's A passes (i = 1 .. A) every s_i gets the weight m / A and r gets 1 - m: the product of the (1 - q_j)
+    telescopes. With r_0 from before the step, the rank brings r_0 + c (r - r_0) to the mean over the R ranks, where
+    c = A R / V is 1 for equal shares. So each s_i has the weight m R / V, and as the A add up to V, the mean is the r
+    of all V virtual GPUs. (In the passes q_i = w / (1 - (A - i) w), w = m R / V, would do the same. But it can be 2
+    where m is near 1, and CountedStatistics divides by k - q.)
 
     The ranks average in every step, hidden under the backward pass (for a ResNet-50 0.2 MB beside 97 MB of gradients).
     Averaging only before a checkpoint would make a run that was stopped differ in the last bits from one that was not.
     """
 
-    def __init__(self, model: nn.Module, accumulation: int, world: World) -> None:
+    def __init__(self, model: nn.Module, virtual_gpus: int, world: World) -> None:
         self._norms = trained_norms(model)
         self._momenta = [norm.momentum for norm in self._norms]
-        self._accumulation, self._world = accumulation, world
+        self._accumulation, self._world = len(virtual_gpus_of(world.rank, world.size, virtual_gpus)), world
+        self._share = self._accumulation * world.size / virtual_gpus  # over the mean share
         self._before = self._mean = torch.empty(0)
         self._wait: Callable[[], None] = lambda: None
 
@@ -55,6 +60,8 @@ class RunningStatistics:
     def start_mean(self) -> None:
         if self._norms:
             self._mean = torch.cat(self._buffers())
+            if self._share != 1:
+                self._mean = self._before.lerp(self._mean, self._share)
             self._wait = self._world.start_mean(self._mean, "batch_norm")
 
     def finish(self, skipped: torch.Tensor) -> None:
@@ -91,8 +98,8 @@ class CountedStatistics(RunningStatistics):
     after n steps.
     """
 
-    def __init__(self, model: nn.Module, accumulation: int, world: World) -> None:
-        super().__init__(model, accumulation, world)
+    def __init__(self, model: nn.Module, virtual_gpus: int, world: World) -> None:
+        super().__init__(model, virtual_gpus, world)
         self._calls = self._passes = [0] * len(self._norms)  # calls in this pass; passes of the step with a call
         self._step, self._first = 0, list[torch.Tensor]()  # the statistics from before the pass
         self._is_forward = False

@@ -15,6 +15,7 @@ from summit_train.core import rng
 from summit_train.core.comm import World
 from summit_train.core.saved import check_fit
 from summit_train.data.batches.loader import MicroBatch
+from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.models.precision import Normalise, mixed_precision, parameter_type
 from summit_train.models.video import trained_norms
 from summit_train.optim.solvers import set_learning_rate
@@ -196,14 +197,14 @@ class StepResult:
 class StepSettings:
     """The spec's part in a step.
 
-    accumulation: micro-batches of a rank; clip_norm: L2 norm of the gradient, or None; noise_every: updates between two
+    virtual_gpus: of all ranks together; clip_norm: L2 norm of the gradient, or None; noise_every: updates between two
     measurements of the gradient noise scale, 0: never; ema_decay: of the average of the weights, or None; modality: of
     the clips, or None where the network takes them as they are; compression: fp16 sends gradients as halves; mix,
     erase: what varies the clips on the device.
     """
 
     seed: int
-    accumulation: int
+    virtual_gpus: int
     precision: str
     clip_norm: float | None = None
     loss: BatchLoss = Loss().of_batch
@@ -233,8 +234,10 @@ class TrainStep:
         self._trust, self._settings = trust, settings
         self._dtype = parameter_type(settings.precision)
         self._normalise = None if settings.modality is None else Normalise(self._dtype, device, settings.modality)
+        self._accumulation = len(virtual_gpus_of(world.rank, world.size, settings.virtual_gpus))
+        self._divisor = settings.virtual_gpus / world.size  # of a micro-batch's loss
         kind = RunningStatistics if getattr(model, "replaceable", True) else CountedStatistics  # of a foreign network
-        self.statistics = kind(model, settings.accumulation, world)
+        self.statistics = kind(model, settings.virtual_gpus, world)
         self._exchange = Exchange(model.named_parameters(), world, settings.compression)
         self.loss_scale = LossScale(settings.precision == "fp16", device)
         self.average = None if settings.ema_decay is None else WeightAverage(model, settings.ema_decay)
@@ -253,27 +256,27 @@ class TrainStep:
         requests: asked for at the vote, when the last micro-batch is there.
         stopwatch: hears the end of each of stopwatch.PHASES, and the gradients' messages. on_wait: called where the
         step begins to depend on other ranks. The gradient is the mean over all virtual GPUs of the mean over the clips
-        of each: every micro-batch's loss is divided by the accumulation, passes add up, the exchange divides by the
-        ranks.
+        of each: every micro-batch's loss is divided by V / R, passes add up, the exchange divides by the R ranks.
+        The last pass is the rank's own last: one with fewer micro-batches sends its gradients, and waits, earlier.
         """
         self._exchange.begin_step(stopwatch)
         self.statistics.begin_step()
         losses, corrects, num_bad, measured = [], [], 0, False
         for index, batch in enumerate(micro_batches):
             loss, correct = self._forward(index, batch, stopwatch)
-            if index == self._settings.accumulation - 1:
+            if index == self._accumulation - 1:
                 self.statistics.start_mean()
                 self._exchange.begin_last_pass()
             every = self._settings.noise_every
             measured = every > 0 and (batch.step + 1) % every == 0
             stopwatch.lap("other")
             with self._squares.listening(measured), self.statistics.kept():
-                torch.autograd.backward(loss * self.loss_scale.scale / self._settings.accumulation)
+                torch.autograd.backward(loss * self.loss_scale.scale / self._divisor)
             stopwatch.lap("backward")
             losses.append(loss.detach())
             corrects.append(correct)
             num_bad += len(batch.bad)
-        assert len(losses) == self._settings.accumulation
+        assert len(losses) == self._accumulation
         on_wait()
         self._exchange.finish()
         stopwatch.lap("allreduce")
@@ -353,7 +356,7 @@ class TrainStep:
         # An fp16 gradient that overflows is the loss scale's business until the scale has come down to 1.
         broken = bad_loss | (bad_gradient & (scale <= 1))
         scale = scale.double()
-        pass_squares = self._squares.take(self._device) * (self._settings.accumulation / scale).square()
+        pass_squares = self._squares.take(self._device) * (self._divisor / scale).square()
         mean_square = (norm.double() / scale).square()
         return VoteRow(loss, correct, bad_loss | bad_gradient, broken, pass_squares, mean_square, num_bad, *requests)
 

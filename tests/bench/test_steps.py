@@ -113,10 +113,10 @@ def test_step_compares_two_specs_in_turn(
     assert "RANDOM CLIPS" in text and "one over other, median (min .. max) of 2 pairs" in text
 
 
-def test_step_on_two_ranks(write_spec: WriteSpec) -> None:
-    output = succeed(2, "bench", "step", str(write_spec()), "--peak", "1e9", "--json", *SHORT)
+def test_step_on_three_ranks_one_of_which_has_two_virtual_gpus(write_spec: WriteSpec) -> None:
+    output = succeed(3, "bench", "step", str(write_spec()), "--peak", "1e9", "--json", *SHORT)
     values = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
     (spec,) = values["specs"]
-    _check_step(spec, 2e9)  # of both ranks
-    assert (spec["ranks"], spec["accumulation"], len(spec["repeats_s"])) == (2, 2, 2)
+    _check_step(spec, 3e9)  # of all ranks
+    assert (spec["ranks"], spec["accumulation"], len(spec["repeats_s"])) == (3, 2, 3)
     assert spec["phases_s"]["allreduce"]["min"] > 0

@@ -135,7 +135,7 @@ def test_nodes_that_are_none(text: str) -> None:
         (["--clips-per-second", "0"], "must be above 0"),
         (["--clips", "0"], "--clips must be above 0 and finite, got 0"),
         (["--nodes", "8192"], "do not fill one global batch"),
-        (["--fixed-batch", "--nodes", "5"], "which 30 ranks"),
+        (["--fixed-batch", "--nodes", "257"], "at least the 1,542 ranks"),
         (["--fixed-batch", "scale.gpus=null"], "has no batch to keep"),
         (["model.num_classes=10"], "give the number of its clips with --clips N"),
         (["precision=bf16"], "no rate for tsm in bf16"),

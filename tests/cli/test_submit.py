@@ -213,6 +213,12 @@ def test_packed_sets_are_staged_where_the_spec_asks(say: Say, tmp_path: Path) ->
         assert (f"  staging      {said}\n" in err) if said else "staging" not in err
 
 
+def test_uneven_shares_are_said_before_the_queue_is_asked(say: Say) -> None:
+    said = [say("submit", PAPER, *ON_SUMMIT, "--nodes", str(nodes), "--dry-run")[2] for nodes in (100, 128)]
+    assert "85.3 % efficiency: ranks with 2 virtual GPUs wait for those with 3; 512 ranks would be as fast" in said[0]
+    assert "load balance" not in said[1]
+
+
 def test_a_chain_is_said_and_submitted(say: Say, standins: Standins, tmp_path: Path) -> None:
     status, out, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "8")
     assert status == 0
@@ -227,8 +233,8 @@ def test_a_chain_is_said_and_submitted(say: Say, standins: Standins, tmp_path: P
     [
         (["--site", "sumit", "--nodes", "1"], "site 'sumit' not found; shipped: "),
         (
-            ["--site", "summit", "--nodes", "5"],
-            "scale.gpus must be a multiple of the 30 ranks on 5 nodes of summit, got 1536",
+            ["--site", "summit", "--nodes", "257"],
+            "scale.gpus must be at least the 1,542 ranks on 257 nodes of summit, got 1536; try --nodes 256 or fewer",
         ),
         (["--site", "summit", "--nodes", "0"], "--nodes must be 1 or more, got 0"),
         (["--site", "local", "--nodes", "2"], "local: a job must have at most 1 node, got 2"),
@@ -322,7 +328,7 @@ def test_plan_on_a_site_for_people(say: Say) -> None:
         ("--price 2", "--price must be used with --site"),
         ("--site summit --nodes 2 --ranks 6", "--ranks must be 12 on 2 nodes of summit, got 6; try --nodes"),
         ("--site summit --ranks 8", "--ranks must be 6 on 1 node of summit, got 8; try --nodes alone"),
-        ("--site summit --nodes 7", "scale.gpus must be a multiple of the 42 ranks on 7 nodes of summit, got 1536"),
+        ("--site summit --nodes 300", "scale.gpus must be at least the 1,800 ranks on 300 nodes of summit, got 1536"),
     ],
 )
 def test_mistakes_in_a_plan_on_a_site(say: Say, words: str, message: str) -> None:

@@ -225,7 +225,7 @@ def test_status_of_a_sweep_that_was_not_started_writes_nothing(say: Say, write_s
         (
             "grid: {seed: [0]}\nnodes: 3",
             ["--site", "slurm_generic"],
-            "seed-0: scale.gpus must be a multiple of the 12 ranks on 3 nodes of slurm_generic",
+            "seed-0: scale.gpus must be at least the 12 ranks on 3 nodes of slurm_generic, got 4; try --nodes 1",
         ),
         ("grid: {seed: [0], scale.gpus: [64]}", ["--local"], "seed-0_gpus-64: data.train has 80 clips"),
         ("grid: {seed: [0, 1]}", ["--dry-run", "data.train=no.csv"], "data.train: no.csv not found; give the number"),

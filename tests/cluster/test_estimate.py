@@ -126,6 +126,12 @@ def test_a_speed_of_ones_own_goes_before_the_sites() -> None:
     assert (cost.source, cost.jobs) == ("--speed", 8)  # 800 min with 20 % on top, 105 in each job
 
 
+def test_the_largest_share_costs_its_time() -> None:
+    """1,536 virtual GPUs: three on some of 600 ranks, three at most on 516 too, two on 768."""
+    hours = {nodes: _cost("tsm_r50_8f_1536gpu", nodes, speed=100.0).hours for nodes in (100, 86, 128)}
+    assert hours[100] == hours[86] and hours[100] == pytest.approx(1.5 * (hours[128] or 0))
+
+
 def test_accumulation_costs_its_time() -> None:
     sites = (load_site("summit", [f"gpus_per_node={gpus}"]) for gpus in (6, 3))
     once, twice = (_cost("tsm_r50_8f_1536gpu", 128, site=site).hours for site in sites)
@@ -137,16 +143,11 @@ def test_accumulation_costs_its_time() -> None:
     [
         (1536, 0, "--nodes must be 1 or more, got 0"),
         (1536, -1, "--nodes must be 1 or more, got -1"),
-        (
-            1536,
-            5,
-            "scale.gpus must be a multiple of the 30 ranks on 5 nodes of summit, got 1536; try --nodes 1, 2, 4, 8",
-        ),
-        (1536, 512, "the 3,072 ranks on 512 nodes of summit, got 1536; try --nodes 32, 64, 128, 256"),
-        (8, 1, r"the 6 ranks on 1 node of summit, got 8; change scale.gpus or ranks_per_node"),
+        (1536, 257, "scale.gpus must be at least the 1,542 ranks on 257 nodes of summit, got 1536; try --nodes 256 or"),
+        (5, 1, r"the 6 ranks on 1 node of summit, got 5; raise it or lower ranks_per_node"),
     ],
 )
-def test_ranks_that_do_not_divide_the_virtual_gpus(gpus: int, nodes: int, message: str) -> None:
+def test_more_ranks_than_virtual_gpus(gpus: int, nodes: int, message: str) -> None:
     site, spec = load_site("summit"), load_spec(KINETICS / "tsm_r50_8f.yaml", [f"scale.gpus={gpus}"])
     with pytest.raises(UserError, match=message):
         check_ranks(site, spec, nodes)

@@ -34,6 +34,11 @@ def test_the_summary_without_a_final_evaluation_and_before_the_start(write_run):
     assert row["epochs"] == "— of 4"
 
 
+def test_uneven_shares_have_the_mean_accumulation(write_run, run_records):
+    lines = [line | {"ranks": 3} if line["kind"] == "start" else line for line in run_records()]
+    assert summary_row(RunRecord(write_run(lines=lines)))["scale"] == "3 × 1.33 = 4"
+
+
 def test_a_run_that_was_killed_and_resumed_says_so(write_run, run_records):
     lines = [line for line in run_records() if line["step"] <= 25]
     lines[4]["skipped"] = 1

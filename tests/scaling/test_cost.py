@@ -100,8 +100,19 @@ def test_a_fixed_batch_accumulates_and_reduces_as_often_as_before() -> None:
     ratio = expected_maximum(384) / expected_maximum(1536)
     assert quarter.stragglers_s == pytest.approx(2 * ratio * whole.stragglers_s)
     assert forecast(_job(64, virtual_gpus=1536)).global_batch == 12_288
-    with pytest.raises(UserError, match="which 30 ranks"):
-        forecast(_job(5, virtual_gpus=1536))
+    with pytest.raises(UserError, match=r"scale\.gpus must be at least the 1,542 ranks of 257 nodes, got 1,536; "):
+        forecast(_job(257, virtual_gpus=1536))
+
+
+def test_the_largest_share_decides() -> None:
+    """1,536 on 30 ranks: 24 ranks have 51, 6 have 52. The fullest of 5 nodes reads 308 micro-batches."""
+    machine = _machine(shared__frames_per_second_per_node="384")
+    row, one = forecast(_job(5, machine=machine, virtual_gpus=1536)), step_time(_job(256))
+    assert row.accumulation == 52
+    assert row.parts["compute_s"] == pytest.approx(52 * one.compute_s)
+    deviation_s = one.stragglers_s / expected_maximum(1536) * math.sqrt(52)
+    assert row.parts["stragglers_s"] == pytest.approx(deviation_s * expected_maximum(6))
+    assert row.step_s == pytest.approx(308 * 8 * 8 / 384)
 
 
 @pytest.mark.parametrize(

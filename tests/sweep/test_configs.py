@@ -11,7 +11,7 @@ import pytest
 from summit_train.cluster.site import load_site
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec
-from summit_train.sweep.grid import load_sweep
+from summit_train.sweep.grid import Sweep, load_sweep
 from summit_train.sweep.start import plan_runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +84,13 @@ def test_the_study_in_small_goes_up_to_batches_that_lose_accuracy_in_the_same_ep
     assert {run.plan.peak_lr / run.plan.global_batch for run in planned} == {0.02 / 8}
     assert {run.plan.epochs for run in planned} == {8}
     assert {run.nodes for run in sweep.runs} == {1}
+
+
+def test_a_run_here_takes_the_fewest_ranks_that_are_as_fast_as_all(make_sweep: Callable[..., Sweep]) -> None:
+    gpus = [1, 3, 4, 5, 6, 7, 8, 9, 10]
+    sweep = make_sweep(f"grid: {{scale.gpus: {gpus}}}\n")
+    planned = plan_runs(sweep, load_site("local", ["ranks_per_node=4"]), _planning(512), None)
+    assert [run.plan.ranks for run in planned] == [1, 3, 4, 3, 3, 4, 4, 3, 4]
 
 
 def test_the_study_of_large_batches_changes_the_scale_of_each_preset_alone() -> None:

@@ -181,9 +181,10 @@ def test_the_table_leaves_out_columns_without_a_value_and_top5_of_few_classes(sw
     rows = read_rows(sweep)
     lines = tables(sweep, rows).splitlines()
     assert lines[0].split("  ")[0] == "run" and "train top-1" in lines[0] and "published" not in lines[0]
-    assert "40 of 40" in lines[3] and "96.88 ± 0.50 %" in lines[3]
+    assert "4 = 2 x 2" in lines[3] and "40 of 40" in lines[3] and "96.88 ± 0.50 %" in lines[3]
     assert "top-5" not in lines[0] and rows[2]["top5"] == 100.0
     assert "top-5" in tables(sweep, [row | {"num_classes": 6} for row in rows])
+    assert "4 = 3 x 1.33" in tables(sweep, [row | {"ranks": row["ranks"] and 3} for row in rows])
 
 
 def test_csv_and_json_have_all_columns(sweep, begin):

@@ -38,7 +38,7 @@ class _Learners:
         self.average = model
         self.steps = {number: _step(copy.deepcopy(model), 1, precision, solver=solver) for number in range(count)}
         spec = ParallelSpec.model_validate({"method": "averaging", **keys})
-        self.step = AveragingStep(spec, model, self.steps, World(), torch.device("cpu"), STEPS_OF_AN_EPOCH)
+        self.step = AveragingStep(spec, model, self.steps, count, World(), torch.device("cpu"), STEPS_OF_AN_EPOCH)
 
     @property
     def models(self) -> list[nn.Module]:

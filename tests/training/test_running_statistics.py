@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from summit_train.core.comm import World
+from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.training.running_statistics import CountedStatistics, RunningStatistics
 from tests.closeness import assert_near
 
@@ -82,6 +85,49 @@ def test_a_norm_may_run_any_number_of_times_in_a_pass(
             m = 1 / (step + 1) if momentum is None else momentum
             expected[name] = (1 - m) * own + m * torch.stack(means).mean(0)
             assert_near(norm.get_buffer(f"running_{name}"), expected[name], 1e-13)
+
+
+class _Rank(World):
+    """One rank of some, whose means the test takes: `brought` is what it gives to one."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        super().__init__()
+
+    def start_mean(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
+        self.brought = tensor
+        return lambda: None
+
+
+@pytest.mark.parametrize(
+    ("kind", "calls", "momentum"),
+    [
+        (RunningStatistics, 1, 0.1),
+        (RunningStatistics, 1, 1.0),
+        (CountedStatistics, 2, 0.1),
+        (CountedStatistics, 2, 1.0),
+        (CountedStatistics, 2, None),
+    ],
+)
+def test_the_mean_over_uneven_shares_is_that_of_one_rank(
+    kind: type[RunningStatistics], calls: int, momentum: float | None
+) -> None:
+    """Three virtual GPUs on two ranks, in a first step, where momentum None is 1: r <- (1 - m) r + m/3 sum(s_i)."""
+    batches, m = _normed_batches(3 * calls), 1.0 if momentum is None else momentum
+    means = []
+    for rank in (_Rank(0, 2), _Rank(1, 2)):
+        norm = nn.BatchNorm2d(3, momentum=momentum, dtype=torch.float64)
+        statistics = kind(norm, 3, rank)
+        statistics.begin_step()
+        for index, gpu in enumerate(virtual_gpus_of(rank.rank, 2, 3)):
+            statistics.begin_pass(index, 0)
+            for batch in batches[gpu * calls : (gpu + 1) * calls]:
+                norm(batch)
+        statistics.start_mean()
+        means.append(rank.brought)
+    first = torch.cat([torch.zeros(3), torch.ones(3)]).double()
+    seen = torch.stack([torch.cat([batch.mean((0, 2, 3)), batch.var((0, 2, 3))]) for batch in batches]).mean(0)
+    assert_near((means[0] + means[1]) / 2, (1 - m) * first + m * seen, 1e-13)
 
 
 def test_outside_of_a_step_a_norm_is_torchs_own() -> None:

@@ -49,10 +49,9 @@ def balanced_order(classes: Classes, num_clips: int, seed: int, epoch: int) -> N
 
 
 def virtual_gpus_of(rank: int, ranks: int, virtual_gpus: int) -> range:
-    """Return the virtual GPUs of a rank: rank * A .. (rank + 1) * A - 1, A = virtual_gpus / ranks, an integer."""
-    accumulation, rest = divmod(virtual_gpus, ranks)
-    assert not rest and 0 <= rank < ranks, (rank, ranks, virtual_gpus)
-    return range(rank * accumulation, (rank + 1) * accumulation)
+    """Return the virtual GPUs of a rank, at least one: floor(V / R) of them, or one more on V mod R of the ranks."""
+    assert 0 <= rank < ranks <= virtual_gpus, (rank, ranks, virtual_gpus)
+    return range(rank * virtual_gpus // ranks, (rank + 1) * virtual_gpus // ranks)
 
 
 @dataclass(frozen=True)

@@ -74,10 +74,11 @@ def test_each_clip_at_most_once_an_epoch_and_as_many_as_the_steps_take(run: dict
 def test_together_the_ranks_play_the_same_whatever_their_number(run: dict[str, int]) -> None:
     end = 2 * run["steps_per_epoch"]
     alone = _play(run, end=end)
-    for ranks in (number for number in range(1, 13) if run["virtual_gpus"] % number == 0):
+    for ranks in range(1, run["virtual_gpus"] + 1):
         shares = [_play(run, rank, ranks, end=end) for rank in range(ranks)]
         assert sorted(batch for share in shares for batch in share) == alone
-        assert {len(share) for share in shares} == {len(alone) // ranks}
+        fewest = end * (run["virtual_gpus"] // ranks)
+        assert all(fewest <= len(share) <= fewest + end for share in shares)
 
 
 @settings(max_examples=50)
@@ -94,9 +95,10 @@ def test_left_over_clips_have_their_turn_in_another_epoch() -> None:
     assert played == set(range(11))
 
 
-def test_a_rank_has_neighbouring_virtual_gpus_and_their_number_is_divisible() -> None:
+def test_a_rank_has_neighbouring_virtual_gpus_at_least_one() -> None:
     assert order.virtual_gpus_of(1, 3, 6) == range(2, 4)
-    for rank, ranks in ((0, 4), (2, 2)):
+    assert [order.virtual_gpus_of(rank, 3, 7) for rank in range(3)] == [range(2), range(2, 4), range(4, 7)]
+    for rank, ranks in ((0, 7), (2, 2)):
         with pytest.raises(AssertionError):
             order.virtual_gpus_of(rank, ranks, 6)
 

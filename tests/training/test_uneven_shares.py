@@ -1,0 +1,190 @@
+"""Shares of different sizes: V virtual GPUs train the same network on any number of ranks, whether it divides V or not.
+
+The one rank that the others are compared with runs the V micro-batches of a step one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from summit_train.core.comm import World, open_world
+from summit_train.core.saved import checkpoint_path, learner_path
+from summit_train.data.batches.loader import BadClip, MicroBatch
+from summit_train.models.network import initial_network
+from summit_train.plan import make_plan
+from summit_train.spec import load_spec
+from summit_train.spec.optimizer import OptimizerSpec
+from summit_train.spec.source import shipped
+from summit_train.training.run import build_step
+from summit_train.training.step import Requests
+from tests.conftest import WriteSpec
+from tests.runs import difference, final_state, load_any, records
+from tests.worlds import forked, needs_ranks, train
+
+STEPS, LR = 3, 0.001
+SPEC = (
+    "scale.clips_per_gpu=2 schedule.epochs=1 schedule.warmup_epochs=0 precision=fp64 model.backbone=resnet18 "
+    "model.width=0.0625 model.num_classes=4 data.num_frames=2 data.crop=32 noise_scale.every_steps=0"
+)
+AVERAGING = "parallel.method=averaging parallel.period=2"
+FOREIGN = "model.backbone=null model.width=1.0 model.dropout=0.0 model.arch={folder}/nets.py:Odd"
+SOLVERS = get_args(OptimizerSpec.model_fields["name"].annotation)
+CASES = {
+    # A ResNet of so few channels makes 1e-9 of a rounding error where the update is g / sqrt(v), on any ranks.
+    **{name: f"{FOREIGN} optimizer.name={name}" for name in SOLVERS},
+    "lars": "optimizer.trust_ratio.kind=lars",
+    "bounded": "optimizer.trust_ratio.kind=bounded",
+    "clipped": "optimizer.clip_norm=0.05",
+    "ema, noise scale": "ema.decay=0.9 noise_scale.every_steps=2 model.dropout=0.3 data.erase=0.5",
+    "averaging": AVERAGING,
+    "averaging, local": f"{AVERAGING} parallel.optimizer_state=local parallel.bn=local",
+    "averaging, foreign, adam": f"{FOREIGN} {AVERAGING} optimizer.name=adam",
+    "fp16": f"{FOREIGN} precision=fp16",
+    "compressed": f"{FOREIGN} optimizer.compression=fp16",
+}
+BOUNDS = {"fp16": 0.02, "compressed": 2e-3}  # of numbers that are rounded to halves; else 1e-12
+
+# Norms that run a number of times that the clips decide, none included, or average over all steps, and recomputation.
+NETS = """
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+class Odd(nn.Module):
+    def __init__(self, num_classes, num_frames):
+        super().__init__()
+        self.stem, self.first = nn.Conv2d(3, 8, 3, 2, bias=False), nn.BatchNorm2d(8, momentum=None)
+        self.second, self.head = nn.BatchNorm2d(8, momentum=0.9), nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        y = sum(checkpoint(lambda f: self.first(self.stem(f)), f, use_reentrant=False) for f in x.unbind(1))
+        for pixel in x.flatten()[:3]:
+            y = self.second(y.tanh()) if pixel > 0 else y
+        return self.head(y.tanh().mean((2, 3)))
+"""
+
+
+def _batch(step: int, number: int, shape: tuple[int, ...], *, is_bad: bool) -> MicroBatch:
+    draw = torch.Generator().manual_seed(1000 * step + number)
+    clips = torch.randint(0, 256, shape, dtype=torch.uint8, generator=draw)
+    labels, ids = torch.randint(0, 4, shape[:1], generator=draw), torch.arange(shape[0])
+    return MicroBatch(step, number, clips, labels, ids, (BadClip(0, "a", "b", 1),) if is_bad else ())
+
+
+def _train(case: str, virtual_gpus: int, world: World, folder: Path) -> dict[str, torch.Tensor]:
+    """What a run of some steps leaves, as vectors: the network, its average, solvers, learners, and all votes."""
+    words = [*SPEC.split(), *CASES[case].format(folder=folder.parent).split(), f"scale.gpus={virtual_gpus}"]
+    spec = load_spec(shipped("configs/motion") / "tsm.yaml", words)
+    plan, model = make_plan(spec, world.size, 1000), initial_network(spec, torch.device("cpu"))
+    step = build_step(spec, plan, world, model, torch.device("cpu"))
+    shape, last, votes = (2, *spec.data.clip_shape), world.rank == world.size - 1, []
+    ask = partial(Requests, stop=last, data_wait_s=float(world.rank))
+    for number in range(STEPS):
+        own = plan.virtual_gpus_of(world.rank)
+        batches = [_batch(number, v, shape, is_bad=v + 1 == virtual_gpus) for v in own]
+        vote = step(batches, LR, ask).read(plan.global_batch, virtual_gpus, world.size)
+        assert (vote.stop, vote.checkpoint, vote.bad_clips) == (True, False, 1)
+        assert vote.data_wait_s == (world.size - 1) / 2
+        squares = [0.0, 0.0] if vote.squares is None else [vote.squares.single, vote.squares.average]
+        votes.append([vote.loss, vote.top1, vote.skipped, *squares])
+    path = checkpoint_path(folder / case, STEPS)
+    state = {**step.checkpoint(path, STEPS), "model": model.state_dict()}
+    found = _vectors(state) | dict(
+        zip(("loss", "top1", "skipped", "single", "mean"), torch.tensor(votes, dtype=torch.float64).T, strict=True)
+    )
+    for number, digest in enumerate(state.get("learner_digests", [])) if world.rank == 0 else []:
+        assert digest is not None
+        found |= {
+            f"learner {number} {name}": value for name, value in _vectors(load_any(learner_path(path, number))).items()
+        }
+    return found
+
+
+def _vectors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """A state's numbers by what they are: those of a layer alone may be next to nothing."""
+    tensors: dict[str, list[torch.Tensor]] = {}
+    for part in ("model", "ema"):
+        for name, value in (state[part] if part == "model" else state.get(part, {"model": {}})["model"]).items():
+            kind = name.rpartition(".")[2] if "running" in name or "num_" in name else "weights"
+            tensors.setdefault(f"{part} {kind}", []).append(value)
+    for values in state["optimizer"]["state"].values():
+        for name, value in values.items():
+            tensors.setdefault(f"solver {name}", []).append(torch.as_tensor(value))
+    for name, value in state["loss_scale"].items():
+        tensors[f"loss {name}"] = [value]
+    return {name: torch.cat([value.double().flatten() for value in values]) for name, values in tensors.items()}
+
+
+def _train_all(virtual_gpus: int, folder: Path) -> int:
+    world = open_world()
+    found = {case: _train(case, virtual_gpus, world, folder) for case in CASES}
+    if world.rank == 0:
+        torch.save(found, folder / "found.pt")
+    world.close()
+    return 0
+
+
+def differences(virtual_gpus: int, ranks: int, folder: Path) -> dict[str, float]:
+    """By case, the largest relative difference of what `ranks` ranks and one rank leave."""
+    (folder / "ranks").mkdir()
+    (folder / "nets.py").write_text(NETS)
+    status, output = forked(ranks, partial(_train_all, virtual_gpus, folder / "ranks"))
+    assert status == 0, output
+    together = torch.load(folder / "ranks/found.pt", weights_only=True)
+    largest = {}
+    for case in CASES:
+        one, other = _train(case, virtual_gpus, World(), folder / "alone"), together[case]
+        assert one.keys() == other.keys()
+        errors = {name: float((one[name] - other[name]).norm() / one[name].norm().clamp(min=1e-300)) for name in one}
+        largest[case] = max(errors.values())
+    return largest
+
+
+@needs_ranks
+@pytest.mark.parametrize(("virtual_gpus", "ranks"), [(6, 4), (6, 5), (7, 2), (7, 3)])
+def test_uneven_shares_train_the_network_of_one_rank(virtual_gpus: int, ranks: int, tmp_path: Path) -> None:
+    found = differences(virtual_gpus, ranks, tmp_path)
+    assert all(error <= BOUNDS.get(case, 1e-12) for case, error in found.items()), found
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "synchronous": {"ema": {"decay": 0.9}, "evaluate": {"precise_bn": 2}},
+    # Each decision but the first grows the batch: 5, 5 and 2 steps of 2, 2 and 4 clips of a learner.
+    "growing": {
+        "parallel": {
+            "method": "averaging", "period": 2, "optimizer_state": "local", "bn": "local",
+            "grow_batch": {"margin": 1000.0},
+        },
+        "evaluate": {"every_epochs": 1},
+    },
+}  # fmt: skip
+
+
+@needs_ranks
+@pytest.mark.parametrize("kind", RUNS)
+def test_a_run_of_3_ranks_continues_on_2_and_then_on_4(kind: str, write_spec: WriteSpec, tmp_path: Path) -> None:
+    """Seven virtual GPUs and three epochs; every start but the first finds the checkpoint of one epoch more."""
+    common = {"scale": {"gpus": 7, "clips_per_gpu": 2}, "schedule": {"epochs": 3}, "precision": "fp64"}
+    whole, moved = (write_spec(name, **common, **RUNS[kind]) for name in ("whole", "moved"))
+    train(0, whole)
+    for begin, (ranks, comm) in zip((0, 5, 10), ((3, "torch"), (2, "horovod"), (4, "torch")), strict=True):
+        for later in (tmp_path / "runs/moved/checkpoints").glob("step_*"):
+            if int(later.name[5:13]) > begin:
+                later.unlink()
+        output = train(ranks, moved, comm=comm)
+        assert not begin or f"step_{begin:08d}.pt" in output
+    one, other = (tmp_path / f"runs/{name}" for name in ("whole", "moved"))
+    assert difference(final_state(one), final_state(other)) <= 1e-12
+    results = [json.loads((run / "eval.json").read_text()) for run in (one, other)]
+    scores = [[part["top1_mean"] for part in (result, *filter(None, [result.get("ema")]))] for result in results]
+    assert scores[0] == scores[1] and len(scores[0]) == 1 + ("ema" in RUNS[kind])
+    grown = [[record["clips_per_gpu"] for record in records(run, "batch")][-1:] for run in (one, other)]
+    assert grown[0] == grown[1] == ([4] if kind == "growing" else [])
+    plan = json.loads((other / "plan.json").read_text())
+    assert (plan["ranks"], plan["accumulation"], plan["load_balance"]) == (4, 2, 7 / 8)
