@@ -31,6 +31,7 @@ WriteSpec = Callable[..., Path]
 
 # Modules whose tests share what takes long to make: one process runs all tests of a name, and makes it once.
 TOGETHER = {
+    "tests/cluster/test_lost_nodes.py": "lost nodes",
     "tests/cluster/test_slurm.py": "slurm",
     "tests/data/video/test_mutants.py": "mutants",
     "tests/training/test_averaging_runs.py": "averaging",
@@ -180,7 +181,7 @@ def standins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standins:
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """A real Slurm of two nodes, started once for all tests. Skips where it cannot be; under CI as root it must be."""
+    """A real Slurm of three nodes, started once for all tests. Skips where it cannot be; under CI as root it must be."""
     lacking = missing()
     if lacking is None:
         with running_slurm(tmp_path_factory.mktemp("slurm")) as cluster:

@@ -1,5 +1,5 @@
-"""A real Slurm of two nodes on this machine: its own munged, slurmctld and two slurmd, in a folder and on ports of its
-own. Nothing in /etc is read or written, and nothing is left running."""
+"""A real Slurm of three nodes on this machine: its own munged, slurmctld and a slurmd each, in a folder and on ports of
+its own. Nothing in /etc is read or written, and nothing is left running."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from summit_train.__main__ import main
 from summit_train.core.processes import find_mpirun
 from tests.worlds import PATIENCE_S, ROOT, environment, forked
 
-NODES = ("n1", "n2")
+NODES = ("n1", "n2", "n3")
 _DAEMONS = ("munged", "slurmctld", "slurmd")
 _TOOLS = ("sbatch", "srun", "scancel", "scontrol", "squeue", "setpriv")
 _LIBRARIES = {"its pmix plugin": "*/slurm*/mpi_pmix.so", "libpmix.so": "*/pmix2/lib/libpmix.so"}
 _SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # a user's PATH need not have the daemons
 
-# Two names for one machine, which has as many cores as the tests ask for. Delays that serve a real cluster are short
+# Three names for one machine, which has as many cores as the tests ask for. Delays that serve a real cluster are short
 # here: a requeued job waits for the life of its credential before it starts again.
 _CONFIG = """
 ClusterName=test
@@ -56,7 +56,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
 SlurmdParameters=config_overrides
 KillWait=5
-MessageTimeout=30
+MessageTimeout={message_timeout}
 MaxArraySize=100
 PlugStackConfig={folder}/plugstack.conf
 ReturnToService=2
@@ -85,7 +85,7 @@ def _program(name: str) -> str | None:
 
 
 class Slurm:
-    """A running cluster of nodes n1 and n2 with partition `test`; `environ` is what its users' programs need."""
+    """A running cluster of nodes n1 to n3 with partition `test`; `environ` is what its users' programs need."""
 
     def __init__(self, folder: Path, cpus: int = 4, node_lost_after_s: int = 300) -> None:
         """node_lost_after_s: the controller gives up a node that has been silent for so long."""
@@ -96,12 +96,13 @@ class Slurm:
         self.environ = environment(SLURM_CONF=str(folder / "slurm.conf"), PATH=path, **root)
 
     def start(self) -> None:
-        """Start the daemons and wait until both nodes are idle. Raises SlurmError when they do not come up."""
+        """Start the daemons and wait until all nodes are idle. Raises SlurmError when they do not come up."""
         for name in ("state", *(f"{kind}.{node}" for kind in ("spool", "tmp") for node in NODES)):
             (self.folder / name).mkdir(parents=True)
         host, memory = socket.gethostname().split(".")[0], 1024 * self._cpus
         # Ranks meet at a port made from the job's number: one that no other Slurm of this machine gives.
         own = {"controller": _free_port(), "first_job": first_job()}
+        own["message_timeout"] = max(3, min(30, self._node_lost_after_s))
         text = _CONFIG.format(folder=self.folder, timeout=self._node_lost_after_s, **own)
         for node in NODES:
             text += f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={_free_port()} "
@@ -122,8 +123,8 @@ class Slurm:
         self.wait_until(self.is_idle, "nodes idle")
 
     def is_idle(self) -> bool:
-        """Whether both nodes wait for a job."""
-        return self.run("sinfo", "-h", "-o", "%D %t", check=False).strip() == "2 idle"
+        """Whether all nodes wait for a job."""
+        return self.run("sinfo", "-h", "-o", "%D %t", check=False).strip() == f"{len(NODES)} idle"
 
     def _daemon(self, name: str, *options: str) -> None:
         """Start a daemon that ends with this process, however that ends."""
@@ -169,11 +170,11 @@ class Slurm:
     @contextmanager
     def closed(self) -> Iterator[None]:
         """Start no job within the block: they queue."""
-        self.run("scontrol", "update", "nodename=n[1-2]", "state=drain", "reason=test")
+        self.run("scontrol", "update", f"nodename={','.join(NODES)}", "state=drain", "reason=test")
         try:
             yield
         finally:
-            self.run("scontrol", "update", "nodename=n[1-2]", "state=resume")
+            self.run("scontrol", "update", f"nodename={','.join(NODES)}", "state=resume")
 
     @contextmanager
     def stopped(self, **variables: str) -> Iterator[None]:

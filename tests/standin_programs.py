@@ -30,17 +30,17 @@ LAUNCHERS = {
     },
     "srun": {
         "--nodes": COUNT, "--ntasks": COUNT, "--ntasks-per-node": COUNT, "--kill-on-bad-exit": "[01]",
-        "--cpu-bind": "cores|none", "--mpi": "pmix", "--exclude": r"[\w.,-]+",
+        "--cpu-bind": "cores|none", "--mpi": "pmix|none", "--nodelist": r"[\w.,-]+", "--overlap": "",
     },
     "mpirun": {
         "-np": COUNT, "--hostfile": ".+", "--map-by": rf"ppr:{COUNT}:node(:PE={COUNT})?", "--bind-to": "core|none",
-        "-x": r"\w+", "--oversubscribe": "",
+        "-x": r"\w+", "--oversubscribe": "", "--host": r"[\w.-]+(:\d+)?(,[\w.-]+:\d+)*",
     },
     "pals": {
         "--hostfile": "(?s:.+)", "-n": COUNT, "--ppn": COUNT, "--depth": COUNT,
         "--cpu-bind": r"depth|none|list:[\d:,-]+",
     },
-    "hydra": {"-f": "(?s:.+)", "-n": COUNT, "-ppn": COUNT, "-bind-to": rf"core:{COUNT}"},
+    "hydra": {"-f": "(?s:.+)", "-hosts": r"[\w.-]+", "-n": COUNT, "-ppn": COUNT, "-bind-to": rf"core:{COUNT}"},
     "flux run": {
         "--requires": r"host:[\w.,\[\]-]+", "--nodes": COUNT, "--ntasks": COUNT, "--exclusive": "",
         "-o": r"exit-on-error|(cpu-affinity=(per-task|off))|(gpu-affinity=off)|mpibind=off",
@@ -57,7 +57,8 @@ RANKS = {
 # OpenPBS's qsub(1B), with the resources that ALCF's guide adds, and Flux's flux-batch(1).
 QSUB = {
     "-N": r"[\w.-]{1,230}", "-j": "oe|eo|n", "-k": r"d?o?e?", "-r": "[yn]", "-A": r"[\w.-]+", "-q": r"[\w.-]+",
-    "-W": r"depend=afterany:\d+(\.pbs)?",  # qsub refuses to wait for a job of an array, 7[2].pbs
+    # qsub refuses to wait for a job of an array, 7[2].pbs.
+    "-W": r"tolerate_node_failures=all|depend=afterany:\d+(\.pbs)?",
     "-l": r"select=\d+(:\w+=\w+)+|place=(scatter|pack|free)(:excl)?|walltime=\d+:\d\d:\d\d|filesystems=\w+(:\w+)*",
 }  # fmt: skip
 FLUX_BATCH = {
@@ -111,6 +112,13 @@ def launch(name: str, words: Sequence[str]) -> int:
     call(name, options=options, command=command)
     if not command:
         refuse(f"{name}: no command")
+    if command[0] == "bash":  # what watches over the script's own node
+        return 0
+    if command[0] == "echo":  # a node is asked for its name
+        if (FOLDER / "silent").exists():
+            signal.pause()
+        if command[1] in gone():
+            return 1
     if name in RANKS and "STANDIN_RANKS" in os.environ:
         return start_ranks(name, options, command)
     mpirun = os.environ.get("STANDIN_MPIRUN")
@@ -126,6 +134,16 @@ def launch(name: str, words: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: step.kill())
     return step.wait()
+
+
+def gone() -> set[str]:
+    """The nodes that are lost by now, of $STANDINS/lost, `n2 then -n2`: with each start one more, or one less."""
+    path, starts = FOLDER / "lost", FOLDER / "starts"
+    words = path.read_text().replace(" then ", " ").split() if path.exists() else []
+    found = set[str]()
+    for word in words[: len(starts.read_text()) if starts.exists() else 0]:
+        found = found - {word[1:]} if word.startswith("-") else found | {word}
+    return found
 
 
 def start_ranks(name: str, options: Mapping[str, str], command: Sequence[str]) -> int:
@@ -266,18 +284,12 @@ def flux_batch(words: Sequence[str]) -> int:
 
 
 def flux_hostlist(words: Sequence[str]) -> int:
-    """The hosts that the test put into $STANDINS/hosts, or those on standard input."""
-    table = {"--limit": COUNT, "--exclude": r"[\w.,-]+", "--nth": r"\d+", "--count": ""}
+    """The hosts that the test put into $STANDINS/hosts."""
+    table = {"--expand": "", "--delimiter": r"\s"}
     options, sources = parse("flux hostlist", words, table)
-    if sources not in (["avail"], ["stdin"]):  # the default differs among versions
+    if sources != ["avail"] or len(options) != 2:
         refuse(f"flux hostlist: {words}")
-    text = (FOLDER / "hosts").read_text() if sources == ["avail"] else sys.stdin.read()
-    hosts = [host for host in re.split(r"[,\s]+", text) if host]
-    hosts = [host for host in hosts if host not in options.get("--exclude", "").split(",")]
-    hosts = hosts[: int(options.get("--limit", len(hosts)))]
-    if "--nth" in options:
-        hosts = [hosts[int(options["--nth"])]]
-    print(len(hosts) if "--count" in options else ",".join(hosts))
+    print("".join(f"{host}\n" for host in (FOLDER / "hosts").read_text().split() if host not in gone()), end="")
     return 0
 
 
@@ -293,7 +305,10 @@ def bjobs(words: Sequence[str]) -> int:
 
 
 def answer(name: str, words: Sequence[str]) -> int:
-    """sbatch, squeue, scontrol: what the test put into $STANDINS/NAME."""
+    """sbatch, squeue, scontrol: what the test put into $STANDINS/NAME; the hosts for `scontrol show hostnames`."""
+    if list(words[:2]) == ["show", "hostnames"]:
+        print((FOLDER / "hosts").read_text(), end="")
+        return 0
     call(name, words=list(words), folder=os.getcwd())
     if os.environ.get("STANDIN_REFUSES"):
         refuse(os.environ["STANDIN_REFUSES"])
@@ -312,14 +327,17 @@ def trainer(words: Sequence[str]) -> int:
     does = os.environ.get("TRAINER", "done")
     checkpoints = run / "checkpoints"
     checkpoints.mkdir(exist_ok=True)
-    if does == "fail":
-        return 3
-    if does.startswith("crash"):
-        starts = (run / "starts").read_text() + "." if (run / "starts").exists() else "."
-        (run / "starts").write_text(starts)
-        if does == "crash after a step":
-            (checkpoints / "step_00000008.pt").touch()
-        return 0 if does == "crash once" and len(starts) > 1 else 139
+    if does in ("fail", "your mistake"):
+        return 3 if does == "fail" else 2
+    if does == "fail beside a silent node" and not (run / "job/restarts").exists():
+        Path(os.environ["SUMMIT_TRAIN_FAILURE"]).write_text("rank 1 on n2: silent\n")
+        signal.pause()
+    if does.startswith("crash") or does == "lose a node":
+        starts = (FOLDER / "starts").read_text() + "." if (FOLDER / "starts").exists() else "."
+        (FOLDER / "starts").write_text(starts)
+        if does in ("crash after a step", "lose a node"):
+            (checkpoints / f"step_{len(starts):08d}.pt").touch()
+        return 9 if does == "lose a node" else 0 if does == "crash once" and len(starts) > 1 else 139
     if does.startswith("stop"):
         signal.sigwait(STOPS)
         if does == "stop in the evaluation":

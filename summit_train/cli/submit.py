@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from summit_train.cli.plan import add_site_arguments, balance_rows, read_files, start_notes, start_rows, taken_rows
-from summit_train.cluster.estimate import check_ranks, estimate
+from summit_train.cluster.estimate import check_ranks, estimate, save_often
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site, load_spec_on
 from summit_train.cluster.submit import chain, folders_to_stage, output_rows, prepare_job, staging_row
@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> Result:
     spec, taken = load_spec_on(site, args.spec, args.overrides)
     files = read_files(spec, args.clips)
     plan = make_plan(spec, check_ranks(site, spec, args.nodes), files.clips)
+    spec, saving = save_often(site, spec, plan)
     start = start_notes(spec, plan, files)
     asked = {"price": args.price, "max_requeues": args.max_requeues}
     cost = estimate(site, plan, args.walltime, args.speed, files.videos, **asked)
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> Result:
     for line in [*site.notes, *files.warnings]:
         warn(line)
     tell(f"{spec.name}: {counted(args.nodes, 'node')} of {site.name}, {counted(plan.ranks, 'rank')}")
-    rows = [*taken_rows(site, taken), *balance_rows(plan), *cost.rows(), *staging_row(site, spec, job.stage)]
+    rows = [*taken_rows(site, taken), *saving, *balance_rows(plan), *cost.rows(), *staging_row(site, spec, job.stage)]
     rows += [*output_rows(site, job), *start_rows(start, files)]
     tell(TextTable(rows, left=2, indent="  "))
     if args.write:

@@ -10,8 +10,10 @@ from summit_train.cluster.job import Job
 from summit_train.cluster.schedulers import SCHEDULERS
 from summit_train.cluster.site import Site, Speed, walltime_text
 from summit_train.core.errors import UserError
-from summit_train.core.text import counted
+from summit_train.core.text import counted, duration
 from summit_train.plan import Plan
+from summit_train.scaling.failures import daly_interval
+from summit_train.scaling.machines import Failures
 from summit_train.spec import Spec
 from summit_train.spec.model import TASK_SECTIONS
 
@@ -92,9 +94,15 @@ class Estimate:
 
 
 def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
-    """Return the number of ranks on `nodes` nodes. Raises UserError where scale.gpus is less."""
+    """Return the number of ranks on `nodes` nodes.
+
+    Raises UserError where scale.gpus is less, and where a job may go on with fewer nodes but another batch.
+    """
     if nodes < 1:
         raise UserError(f"--nodes must be 1 or more, got {nodes}")
+    if (site.min_nodes or nodes) < nodes and spec.scale.gpus is None:
+        fixed = f"scale.gpus={nodes * site.ranks}"
+        raise UserError(f"min_nodes needs scale.gpus, or fewer nodes would have another batch; try {fixed}")
     ranks, gpus = nodes * site.ranks, spec.scale.gpus
     if gpus is not None and ranks > gpus:
         most = gpus // site.ranks
@@ -103,6 +111,22 @@ def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
         place = f"{counted(ranks, 'rank')} on {counted(nodes, 'node')} of {site.name}"
         raise UserError(f"scale.gpus must be at least the {place}, got {gpus}; {hint}")
     return ranks
+
+
+def save_often(site: Site, spec: Spec, plan: Plan) -> tuple[Spec, list[tuple[str, str]]]:
+    """Return the spec with Daly's interval between checkpoints, and one row for people that says so.
+
+    Both only where the site has a rate of failures and the spec does not name checkpoint.every_minutes.
+    """
+    saving, rates = spec.checkpoint, Failures()
+    if site.failure_gpu_hours is None or "every_minutes" in saving.model_fields_set:
+        return spec, []
+    mtbf_s = site.failure_gpu_hours * 3600 / plan.ranks
+    slow = 0.0 if saving.background else plan.checkpoint_bytes / rates.write_bytes_per_second
+    interval_s = daly_interval(plan.checkpoint_bytes / rates.copy_bytes_per_second + slow, mtbf_s)
+    saving = saving.model_copy(update={"every_minutes": max(1.0, round(interval_s / 60, 1))})
+    row = f"also every {saving.every_minutes:g} min, best at a failure in {duration(mtbf_s)} (failure_gpu_hours)"
+    return spec.model_copy(update={"checkpoint": saving}), [("checkpoints", row)]
 
 
 def scored_clips(spec: Spec, plan: Plan, videos: int) -> int:

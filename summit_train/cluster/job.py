@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from summit_train.cluster.site import Site, walltime_text
 from summit_train.core.errors import UserError
+from summit_train.core.text import counted
 from summit_train.spec.source import shipped
 
 
@@ -93,6 +94,20 @@ def render(site: Site, job: Job) -> str:
     templates.trim_blocks = templates.lstrip_blocks = True
     templates.filters |= {"expand": _with_variables, "verbatim": _Verbatim}
     templates.filters["comment"] = lambda text: _Verbatim(" ".join(str(text).split()))
-    numbers = {"ranks": job.nodes * site.ranks, "walltime": walltime_text(job.walltime_minutes)}
+    moves, min_nodes = site.launcher in site.batch.can_spare, site.min_nodes or job.nodes
+    if min_nodes > job.nodes:
+        raise UserError(
+            f"{site.name}: min_nodes must be at most the job's {counted(job.nodes, 'node')}, got {min_nodes}"
+        )
+    numbers = {
+        "moves": moves,
+        "min_nodes": min_nodes,
+        "can_shrink": site.spare_nodes > 0 or min_nodes < job.nodes,
+        "num_nodes": "${#nodes[@]}" if moves else job.nodes,
+        "num_ranks": f"$((${{#nodes[@]}} * {site.ranks}))" if moves else job.nodes * site.ranks,
+        "ranks": job.nodes * site.ranks,
+        "restarts": 0 if job.command else site.restarts,
+        "walltime": walltime_text(job.walltime_minutes),
+    }
     template = templates.get_template(f"{site.scheduler}_{site.launcher}.sh.j2")
     return template.render(site=site, job=job, name=job_name(job.name), **numbers)

@@ -146,6 +146,9 @@ class Site(Section):
     spare_nodes: Annotated[int, Field(ge=0)] = Field(default=0, description="Nodes in place of those in bad_nodes.")
     check_nodes: bool = Field(default=False, description="Check the nodes before the first step.")
     exclude_slow: bool = Field(default=False, description="Put the node of a slow rank into bad_nodes.")
+    min_nodes: Count | None = Field(default=None, description="A job goes on with so many; null: with all or none.")
+    restarts: Annotated[int, Field(ge=0)] = Field(default=5, description="Restarts of the ranks within one job.")
+    failure_gpu_hours: Positive | None = Field(default=None, description="Between two failures; null: unknown.")
     max_requeues: NonNegative | None = Field(default=None, description="Requeues of a job; null: from its time.")
     requires: tuple[Literal["account", "queue"], ...] = Field(default=(), description="Keys that a job must have.")
     directives: tuple[DirectiveLine, ...] = ()
@@ -209,8 +212,9 @@ def load_site(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Site:
     if site.launcher not in site.batch.launchers:
         choices = " or ".join(site.batch.launchers)
         raise UserError(f"{site.name}: launcher: must be {choices} with {site.scheduler}, got {site.launcher}")
-    if site.spare_nodes and site.launcher not in site.batch.can_spare:
-        raise UserError(f"{site.name}: spare_nodes: must be 0 with {site.launcher} on {site.scheduler}")
+    if (site.spare_nodes or site.min_nodes) and site.launcher not in site.batch.can_spare:
+        key, value = ("spare_nodes", 0) if site.spare_nodes else ("min_nodes", "null")
+        raise UserError(f"{site.name}: {key}: must be {value} with {site.launcher} on {site.scheduler}")
     if site.exclude_slow and not site.spare_nodes:
         raise UserError(f"{site.name}: exclude_slow: must be false without spare_nodes; set spare_nodes to 1 or more")
     if site.container is not None:

@@ -7,7 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from summit_train.core.comm import World, open_world
@@ -71,7 +71,13 @@ def report_failure(error: BaseException, launch: Launch) -> None:
 
 
 def leave_reason(text: str) -> None:
-    """Leave the reason for an exit status that is not 0 with torchrun, if that started this rank: it prints it last."""
+    """Leave the reason for an exit status that is not 0 with torchrun and the job script, if they started this rank.
+
+    torchrun prints it last. The script does not wait for ever then for a launcher that waits for a silent node.
+    """
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         message = {"message": text.rstrip(), "extraInfo": {"timestamp": str(int(time.time()))}}
         write_json(Path(file), {"message": message})
+    if file := os.environ.get("SUMMIT_TRAIN_FAILURE"):
+        with suppress(OSError):  # the folder may be why this rank fails
+            Path(file).write_text(f"{text.rstrip()}\n", errors="replace")

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from summit_train.core.comm import World
 from summit_train.core.result import tell
+from summit_train.core.session import leave_reason
 
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 _SECONDS_BETWEEN_LOOKS = 0.01
@@ -197,7 +198,8 @@ class Watchdog:
             if before is not None:
                 before.exchange(self._where)
             if fault := self._fault(seconds, before):
-                tell(f"{self._world.who}: {fault}")
+                leave_reason(fault := f"{self._world.who}: {fault}")
+                tell(fault)
                 faulthandler.dump_traceback(file=sys.stderr)
                 self._world.abort(1)
 

@@ -2,13 +2,15 @@
 
     goodput = time of the steps whose update is in the weights / all of that time
 
-The final evaluation and the report come after it. Unrecorded time, such as that of a job between its last record and
-the moment when it was killed, counts as lost between the jobs.
+The final evaluation and the report come after it. A restart in the same job costs the time from the last record before
+the failure to the start of the new processes, and their start-up. Other unrecorded time, such as that of a job between
+its last record and the moment when it was killed, counts as lost between the jobs.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,8 @@ class TimeSpent:
     """Seconds of a run by what they were spent on; each second counts once.
 
     steps: whose update is in the weights, with their wait for data. lost_steps: done again by a later job, or skipped.
-    checkpoints: while the steps waited. startup: from the start of a process to its first step. other: what remains.
+    checkpoints: while the steps waited. startup: from the start of a process to its first step.
+    restarts: from the last record before a failure until the same job started the ranks again. other: what remains.
     """
 
     steps: float
@@ -30,6 +33,7 @@ class TimeSpent:
     checkpoints: float
     validations: float
     startup: float
+    restarts: float
     between_jobs: float
     other: float
 
@@ -47,6 +51,13 @@ class TimeSpent:
         return self.steps / (self.total - self.between_jobs)
 
 
+def restarts(run_path: Path) -> list[tuple[float, str]]:
+    """Return the restarts within jobs, oldest first: when, in seconds since 1970, and why, as RUN/job/restarts says."""
+    path = run_path / "job/restarts"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(datetime.fromisoformat(when).timestamp(), why) for when, _, why in (line.partition(" ") for line in lines)]
+
+
 def time_spent(run: RunRecord) -> TimeSpent | None:
     """Return where the time went; None without a step, and for a run with records of before they had a time."""
     log = run.log[: max((i + 1 for i, one in enumerate(run.log) if not isinstance(one, StartRecord)), default=0)]
@@ -55,14 +66,21 @@ def time_spent(run: RunRecord) -> TimeSpent | None:
         return None
     startups = {i: record.startup_s or 0.0 for i, record in enumerate(log) if isinstance(record, StartRecord)}
     began = {i: times[i] - seconds for i, seconds in startups.items()}
-    between = sum(max(0.0, began[later] - times[later - 1]) for _, later in pairwise(startups))
+    in_jobs, between = 0.0, 0.0
+    for _, later in pairwise(startups):
+        gap = max(0.0, began[later] - times[later - 1])
+        if any(times[later - 1] <= when <= times[later] for when, _ in restarts(run.path)):
+            in_jobs += gap
+        else:
+            between += gap
     all_steps = sum(number(record.step_s) or 0.0 for record in log if isinstance(record, StepRecord))
     steps = sum(number(step.step_s) or 0.0 for step in run.steps if not step.skipped)
     checkpoints = sum(number(record.seconds) or 0.0 for record in log if isinstance(record, CheckpointRecord))
     validations = sum(record.seconds or 0.0 for record in log if isinstance(record, EvalRecord))
-    known = all_steps + checkpoints + validations + sum(startups.values()) + between
+    known = all_steps + checkpoints + validations + sum(startups.values()) + in_jobs + between
     other = max(0.0, times[-1] - began[0] - known)
-    return TimeSpent(steps, all_steps - steps, checkpoints, validations, sum(startups.values()), between, other)
+    startup = sum(startups.values())
+    return TimeSpent(steps, all_steps - steps, checkpoints, validations, startup, in_jobs, between, other)
 
 
 def goodput_values(run_path: Path) -> dict[str, Any]:
@@ -81,6 +99,7 @@ def goodput_rows(spent: TimeSpent) -> list[tuple[str, float, float]]:
         "checkpoints": "waiting for checkpoints",
         "validations": "validations",
         "startup": "start-up",
+        "restarts": "from failures to restarts in a job",
         "between_jobs": "between the jobs",
         "other": "other",
     }

@@ -18,7 +18,7 @@ from summit_train.core.text import counted, duration, percent, show
 from summit_train.report import tables
 from summit_train.report.confusion import read_confusion, read_precisions
 from summit_train.report.figures import pictures
-from summit_train.report.goodput import goodput_rows, time_spent
+from summit_train.report.goodput import goodput_rows, restarts, time_spent
 from summit_train.report.mistakes import read_mistakes
 from summit_train.report.noise import noise_section
 from summit_train.report.rank_times import rank_times_picture
@@ -51,7 +51,7 @@ def environment() -> jinja2.Environment:
     pages.filters.update(percent=percent, show=show, duration=duration, views=tables.views_of, rows=tables.rows)
     pages.filters.update(notes=tables.notes_of, remarks=tables.remarks_of, differences=tables.differences_of)
     pages.filters.update(class_rows=tables.class_rows, start_rows=tables.start_rows, noise=noise_section)
-    pages.filters.update(time_spent=time_spent, goodput_rows=goodput_rows, counted=counted)
+    pages.filters.update(time_spent=time_spent, goodput_rows=goodput_rows, restarts=restarts, counted=counted)
     pages.globals.update(pictures=pictures, rank_times=rank_times_picture)
     pages.globals.update(read_mistakes=read_mistakes, read_section=read_section)
     pages.globals.update(read_confusion=read_confusion, read_precisions=read_precisions)

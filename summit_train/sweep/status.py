@@ -15,7 +15,8 @@ from summit_train.cluster.submit import job_states, submissions
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import is_locked
 from summit_train.core.result import TextTable
-from summit_train.core.text import NONE, duration, mean_std, percent, show
+from summit_train.core.text import NONE, counted, duration, mean_std, percent, show
+from summit_train.report.goodput import restarts
 from summit_train.report.noise import Measured, measurements, pooled
 from summit_train.report.records import RunRecord
 from summit_train.report.tables import machine_of
@@ -86,6 +87,8 @@ def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -
         except UserError:
             found = None  # nothing there, or only the files of a submission
         state, note = _state(run, found, job_state)
+        if again := restarts(run.spec.run_path):
+            note = f"{note}; {counted(len(again), 'restart')}".removeprefix("; ")
         row: Row = dict.fromkeys((*COLUMNS, *(measure.key for measure in sweep.measures.every))) | {
             "name": run.name,
             "curve": run.curve,

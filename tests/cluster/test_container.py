@@ -44,6 +44,7 @@ program=(
     --env 'PMI*'
     --env 'OMPI_*'
     --env 'MASTER_*'
+    --env SUMMIT_TRAIN_FAILURE
     --env SUMMIT_TRAIN_SECRET
     --env OMP_NUM_THREADS
     --env NCCL_DEBUG

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from summit_train.cluster.estimate import Estimate, check_ranks, estimate, scored_clips
+from summit_train.cluster.estimate import Estimate, check_ranks, estimate, save_often, scored_clips
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import UserError
 from summit_train.plan import make_plan
@@ -152,6 +152,33 @@ def test_more_ranks_than_virtual_gpus(gpus: int, nodes: int, message: str) -> No
     with pytest.raises(UserError, match=message):
         check_ranks(site, spec, nodes)
     assert check_ranks(site, load_spec(KINETICS / "tsm_r50_8f.yaml", ["scale.gpus=null"]), 5) == 30
+
+
+def test_fewer_nodes_need_a_batch_of_their_own() -> None:
+    site = load_site("slurm_generic", ["min_nodes=2"])
+    spec = load_spec(KINETICS / "tsm_r50_8f.yaml", ["scale.gpus=null"])
+    assert check_ranks(site, spec, 2) == 8
+    with pytest.raises(UserError, match=r"min_nodes needs scale\.gpus, .*; try scale\.gpus=12"):
+        check_ranks(site, spec, 3)
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_sites_failures_say_how_often_to_save(background: bool) -> None:
+    """By Young's sqrt(2 d M), to first order: 1,536 GPUs at Llama 3's rate, M = 33 h."""
+    keys = [f"checkpoint.background={background}", "checkpoint.every_epochs=50"]
+    spec, site = load_spec(KINETICS / "tsm_r50_8f_1536gpu.yaml", keys), load_site("summit")
+    plan = make_plan(spec, 1536, 240_000)
+    assert save_often(site, spec, plan) == (spec, [])
+    often = site.model_copy(update={"failure_gpu_hours": 50_700.0})
+    saved, ((name, row),) = save_often(often, spec, plan)
+    stall_s = plan.checkpoint_bytes * (1 / 1.3e9 + (0 if background else 1 / 4e8))
+    minutes = math.sqrt(2 * stall_s * 50_700 * 3600 / 1536) / 60
+    assert saved.checkpoint.every_minutes == pytest.approx(minutes, rel=0.05)
+    assert (name, saved.checkpoint.every_epochs) == ("checkpoints", 50)
+    assert row.startswith(f"also every {saved.checkpoint.every_minutes:g} min, best at a failure in 33 h")
+    for named in ("null", "7"):  # the user's word
+        spec = load_spec(KINETICS / "tsm_r50_8f_1536gpu.yaml", [f"checkpoint.every_minutes={named}"])
+        assert save_often(often, spec, plan) == (spec, [])
 
 
 def test_a_speed_or_walltime_that_is_none() -> None:

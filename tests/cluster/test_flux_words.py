@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -36,8 +35,8 @@ def _read(*words: object) -> dict[str, Any]:
 def _launch(script: Path, hosts: str) -> list[str]:
     """The words of flux run in a script, as bash makes them."""
     text = script.read_text()
-    array = text[text.index("all_ranks=(") : text.index("\n)\n", text.index("all_ranks=(")) + 3]
-    program = f"hosts={shlex.quote(hosts)}\n{array}printf '%s\\n' \"${{all_ranks[@]}}\""
+    function = text[text.index("place_ranks() {") : text.index("\n}\n", text.index("place_ranks() {")) + 3]
+    program = f"nodes=({hosts})\n{function}place_ranks\nprintf '%s\\n' \"${{all_ranks[@]}}\""
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[:2] == ["shielded_flux", "run"]
     return done.stdout.splitlines()[2:]
@@ -59,7 +58,9 @@ def test_the_directives_ask_for_the_job() -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_flux_run_starts_the_ranks_on_the_hosts(script: Path) -> None:
-    spec = _read("run", *_launch(script, "n[1-16]"), "python", "-m", "summit_train")
+    spec = _read(
+        "run", *_launch(script, "n1" if script.stem.endswith("one") else "n{1..16}"), "python", "-m", "summit_train"
+    )
     (node,) = spec["resources"]
     nodes = 1 if script.stem.endswith("one") else 16
     (slot,) = node["with"]

@@ -45,7 +45,8 @@ CASES |= {
     f"pbs_generic-{launcher}-many": ("pbs_generic", (f"launcher={launcher}",), MANY) for launcher in ("pals", "mpirun")
 }
 CASES |= {
-    f"{site}-spare": (site, ("spare_nodes=2",), STAGED) for site in ("slurm_generic", "pbs_generic", "flux_generic")
+    f"{site}-spare": (site, ("spare_nodes=2", "min_nodes=12"), STAGED)
+    for site in ("slurm_generic", "pbs_generic", "flux_generic")
 }
 
 
@@ -128,6 +129,19 @@ def test_jobs_that_cannot_be() -> None:
             render(load_site(name), ARRAY)
 
 
+def test_a_job_may_go_on_with_at_most_the_nodes_that_it_has() -> None:
+    with pytest.raises(UserError, match="slurm_generic: min_nodes must be at most the job's 16 nodes, got 17"):
+        render(load_site("slurm_generic", ["min_nodes=17"]), MANY)
+
+
+@pytest.mark.parametrize(
+    "key, stays", [("restarts=5", False), ("min_nodes=16", False), ("min_nodes=15", True), ("spare_nodes=1", True)]
+)
+def test_a_scheduler_is_asked_to_keep_a_job_without_a_node_where_it_can_go_on(key: str, stays: bool) -> None:
+    slurm, pbs = (render(load_site(name, [key]), MANY) for name in ("slurm_generic", "pbs_generic"))
+    assert ("\n#SBATCH --no-kill\n" in slurm) == ("\n#PBS -W tolerate_node_failures=all\n" in pbs) == stays
+
+
 def test_a_job_without_a_key_that_its_site_requires_is_refused() -> None:
     keys = ["requires=[queue, account]", "queue=gpu"]
     with pytest.raises(
@@ -175,7 +189,7 @@ def test_ranks_of_torch_get_a_secret_that_each_job_makes() -> None:
     assert re.fullmatch(r"[0-9a-f]{64}\n", first) and re.fullmatch(r"[0-9a-f]{64}\n", second) and first != second
     assert own == "mine\n" and not any(done.stderr for done in said)
     *_, forwarded = _lines_of_secret("slurm_v100", "comm=auto", *BY_MPIRUN)  # torch where Horovod is missing
-    assert forwarded.startswith("forwarded=(-x PATH -x SUMMIT_TRAIN_SECRET ")
+    assert forwarded.startswith("    forwarded=(-x PATH -x SUMMIT_TRAIN_SECRET ")
     box = "container={runtime: podman_hpc, image: i, binds: [/p]}"
     assert _lines_of_secret("slurm_generic", "comm=torch", box)[-1] == "    --env SUMMIT_TRAIN_SECRET"
     assert not _lines_of_secret("slurm_v100", "comm=horovod", *BY_MPIRUN)
@@ -191,4 +205,3 @@ def test_a_back_end_that_is_named_reaches_all_ranks(site: str, comm: str) -> Non
     assert "forwarded=(" not in script or " -x SUMMIT_TRAIN_COMM)" in script
     assert ("forwarded=(" in script) == (named.launcher == "mpirun")
     assert "SUMMIT_TRAIN_COMM" not in render(plain, ONE)
-    assert ("MPI_Init" in script) == (named.launcher == "srun" and comm == "horovod")

@@ -14,6 +14,7 @@ import pytest
 
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site
+from summit_train.report.goodput import restarts as read_restarts
 from tests.standins import Standins
 from tests.worlds import PATIENCE_S
 
@@ -52,12 +53,12 @@ OPTIONS = {
         "-x": "PATH SUMMIT_TRAIN_SECRET OMP_NUM_THREADS NCCL_DEBUG",
     },
     "srun": {
-        "--nodes": "2", "--ntasks": "8", "--ntasks-per-node": "4", "--kill-on-bad-exit": "1", "--cpu-bind": "cores",
-        "--mpi": "pmix",
+        "--nodelist": "n1,n2", "--nodes": "2", "--ntasks": "8", "--ntasks-per-node": "4", "--kill-on-bad-exit": "1",
+        "--cpu-bind": "cores", "--mpi": "pmix",
     },
     "mpirun": {
-        "-np": "8", "--map-by": "ppr:4:node:PE=10", "--bind-to": "core",
-        "-x": "PATH SUMMIT_TRAIN_SECRET OMP_NUM_THREADS NCCL_DEBUG",
+        "-np": "8", "--host": "n1:4,n2:4", "--map-by": "ppr:4:node:PE=10", "--bind-to": "core",
+        "-x": "PATH SUMMIT_TRAIN_SECRET SUMMIT_TRAIN_FAILURE OMP_NUM_THREADS NCCL_DEBUG",
     },
     "local": {
         "-np": "2", "--map-by": "ppr:2:node", "--bind-to": "none", "--oversubscribe": "",
@@ -82,7 +83,8 @@ ONE_A_NODE = {
     "flux run": {"--nodes": "2", "--ntasks": "2"},
 }
 SCHEDULERS = {
-    "SLURM_JOB_ID": "7", "LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "/hosts", "PBS_JOBID": "7", "STANDIN_FLUX_JOB": "f7",
+    "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1",
+    "LSB_JOBID": "7", "LSB_DJOB_HOSTFILE": "/hosts", "PBS_JOBID": "7", "STANDIN_FLUX_JOB": "f7",
 }  # fmt: skip
 
 
@@ -91,7 +93,7 @@ def standins(tmp_path: Path) -> Standins:
     return Standins(tmp_path / "stand ins")
 
 
-def _job(standins: Standins, site: str, run: Path, **more: object) -> tuple[str, Path]:
+def _job(standins: Standins, site: str, run: Path, keys: tuple[str, ...] = (), **more: object) -> tuple[str, Path]:
     """(script, run) of a job whose Python is the stand-in trainer."""
     (run / "job").mkdir(parents=True, exist_ok=True)
     python = standins.program("trainer", standins.folder / "a venv/bin/python")
@@ -102,7 +104,7 @@ def _job(standins: Standins, site: str, run: Path, **more: object) -> tuple[str,
         standins.program(site, standins.bin / "mpiexec")
     nodes = 1 if name == "local" else 2
     job = Job(run.name, (run,), nodes, 60, workdir, str(python), **more)  # type: ignore[arg-type]
-    script = render(load_site(name, overrides), job)
+    script = render(load_site(name, (*overrides, *keys)), job)
     for folder in (standins.folder, run / "job"):
         (folder / "job.sh").write_text(script, errors="surrogateescape")
     return script, run
@@ -220,16 +222,16 @@ def test_staging_is_once_a_node_then_training_reads_there(standins: Standins, tm
     assert standins.calls(LAUNCHERS[site])[-1]["command"] == ["rm", "-rf", "--", staged]
 
 
-def test_staging_or_training_that_fails_ends_the_job(standins: Standins, tmp_path: Path) -> None:
-    for site, stage, environ, status, said in (
-        ("srun", (Path("/packed"),), {"STAGING_ENDS": "4"}, 4, "staging ended with exit status 4"),
-        ("summit", (), {"TRAINER": "fail"}, 3, "failed with exit status 3"),
+def test_staging_or_training_that_fails_twice_ends_the_job(standins: Standins, tmp_path: Path) -> None:
+    for site, stage, environ, status in (
+        ("srun", (Path("/packed"),), {"STAGING_ENDS": "4"}, 4),
+        ("summit", (), {"TRAINER": "fail"}, 3),
     ):
         before = len(standins.calls("trainer"))
         script, run = _job(standins, site, tmp_path / site, stage=stage)
         ended, output = _run(standins, script, **environ)
-        assert ended == status and output.endswith(f"{said}; not started again\n")
-        assert len(standins.calls("trainer")) == before + 1 and not (run / "job/done").exists()
+        assert ended == status and output.endswith(f"failed with exit status {status}; not started again\n")
+        assert len(standins.calls("trainer")) == before + 2 and not (run / "job/done").exists()
 
 
 def test_a_job_of_this_machine_starts_its_ranks_itself(standins: Standins, tmp_path: Path) -> None:
@@ -311,15 +313,91 @@ def test_a_requeue_that_slurm_refuses_is_said(
 
 
 @pytest.mark.parametrize(
-    ("trainer", "starts", "status"), [("crash once", 2, 0), ("crash", 2, 139), ("crash after a step", 1, 139)]
+    ("trainer", "restarts", "starts", "status"),
+    [
+        ("crash once", 5, 2, 0),
+        ("crash", 5, 2, 139),  # twice without a checkpoint between
+        ("crash after a step", 5, 6, 139),
+        ("crash after a step", 1, 2, 139),
+        ("crash", 0, 1, 139),
+        ("your mistake", 5, 1, 2),
+    ],
 )
-def test_one_crash_before_the_first_checkpoint_is_forgiven(
-    standins: Standins, tmp_path: Path, trainer: str, starts: int, status: int
+def test_ranks_that_fail_start_again_in_the_same_job(
+    standins: Standins, tmp_path: Path, trainer: str, restarts: int, starts: int, status: int
 ) -> None:
-    script, _ = _job(standins, "srun", tmp_path / "run")
+    """While a new checkpoint comes between two failures, and as often as the site allows."""
+    script, run = _job(standins, "summit", tmp_path / "run", keys=(f"restarts={restarts}",))
     ended, output = _run(standins, script, TRAINER=trainer)
     assert ended == status and len(standins.calls("trainer")) == starts
-    assert output.count("crashed at their start (exit status 139); started once more") == starts - 1
+    lines = (run / "job/restarts").read_text().splitlines() if starts > 1 else []
+    assert (
+        len(lines) == starts - 1 == len(re.findall(rf"exit status 139 at step \d; restart \d of {restarts}\n", output))
+    )
+    for number, line in enumerate(lines, 1):
+        step = number if trainer == "crash after a step" else 0
+        assert line.endswith(f" job 7: exit status 139; from step {step} on 2 nodes, 12 ranks")
+    assert [why for _, why in read_restarts(run)] == [line.split(" ", 1)[1] for line in lines]
+    assert all(abs(when - time.time()) < 10 * PATIENCE_S for when, _ in read_restarts(run))
+
+
+@pytest.mark.parametrize("site", ["srun", "mpirun", "hydra", "pals", "flux"])
+def test_a_restart_leaves_out_the_nodes_that_do_not_answer(standins: Standins, tmp_path: Path, site: str) -> None:
+    """n2 is lost: a spare node takes its place, then what is left goes on, and then too few are left."""
+    script, run = _job(
+        standins,
+        site,
+        tmp_path / "run",
+        keys=("spare_nodes=1", "min_nodes=1", "node_local=/tmp"),
+        stage=(Path("/packed"),),
+    )
+    (standins.folder / "hosts").write_text("n1\nn2\nn3\n")
+    (standins.folder / "squeue").write_text("RUNNING\n")
+    (standins.folder / "lost").write_text("n2 then n1 then n3\n")
+    status, output = _run(standins, script, TRAINER="lose a node")
+    lines = [line.split(" ", 1)[1] for line in (run / "job/restarts").read_text().splitlines()]
+    job = "f7" if site == "flux" else "7"
+    each = 12 if site == "pals" else 4
+    assert lines == [
+        f"job {job}: exit status 9, without n2; from step 1 on 2 nodes, {2 * each} ranks: n1 n3",
+        f"job {job}: exit status 9, without n1; from step 2 on 1 node, {each} ranks: n3",
+    ], output
+    assert "nodes left: 0 (), needed: 1; set spare_nodes or min_nodes" in output and status == 85
+    assert (run / "job/requeues").read_text() == f"{job} step 3\n"
+    # Each start stages anew, for the nodes that come in fresh.
+    assert [call["words"][2] for call in standins.calls("trainer")] == ["data", "train"] * 3
+
+
+def test_a_node_that_answers_again_is_used_again(standins: Standins, tmp_path: Path) -> None:
+    script, run = _job(standins, "hydra", tmp_path / "run", keys=("spare_nodes=1", "restarts=2"))
+    (standins.folder / "hosts").write_text("n1\nn2\nn3\n")
+    (standins.folder / "lost").write_text("n2 then -n2\n")
+    assert _run(standins, script, TRAINER="lose a node")[0] == 9
+    lines = (run / "job/restarts").read_text().splitlines()
+    assert [line.rpartition(" ranks: ")[2] for line in lines] == ["n1 n3", "n1 n2"]
+
+
+def test_a_signal_while_nodes_are_asked_hands_the_job_over(standins: Standins, tmp_path: Path) -> None:
+    script, run = _job(standins, "srun", tmp_path / "run")
+    (standins.folder / "silent").touch()  # nodes let the script wait
+    process = _start(standins, script, TRAINER="crash after a step")
+    deadline = time.monotonic() + PATIENCE_S
+    while not any(call["options"].get("--mpi") == "none" for call in standins.calls("srun")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    (standins.folder / "squeue").write_text("RUNNING\n")
+    process.send_signal(signal.SIGUSR2)
+    status, output = _ended(standins, process)
+    assert status == 85 and "stopped at step 1; requeued, 1 of 20" in output
+    assert len(standins.calls("trainer")) == 1 and not (run / "job/restarts").exists()
+
+
+def test_a_launcher_that_waits_for_a_silent_node_is_ended(standins: Standins, tmp_path: Path) -> None:
+    """After a rank left the reason why it failed."""
+    script, run = _job(standins, "srun", tmp_path / "run")
+    status, output = _run(standins, script, TRAINER="fail beside a silent node")
+    assert status == 0 and "the launcher still waits; it is ended" in output
+    assert "exit status 137; from step 0" in (run / "job/restarts").read_text()
 
 
 def test_only_the_last_job_of_a_chain_requeues_itself(standins: Standins, tmp_path: Path) -> None:
@@ -405,38 +483,33 @@ def test_the_timer_of_a_pbs_job_ends_with_it(standins: Standins, tmp_path: Path)
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("site", ["hydra", "pals", "flux", "srun"])
+@pytest.mark.parametrize("site", ["hydra", "pals", "flux", "srun", "mpirun"])
 def test_bad_nodes_are_left_out_and_missed_where_none_is_spare(standins: Standins, tmp_path: Path, site: str) -> None:
     script, run = _job(standins, site, tmp_path / "run")
-    if site == "srun":  # which takes names, not a file
-        script = render(load_site("slurm_v100", ["spare_nodes=1"]), Job("run", (run,), 1, 60, tmp_path, "true"))
-        (run / "job/bad_nodes").write_text("\nn1 Xid 74\n# n2\nn9\n")
-        assert _run(standins, script)[0] == 0
-        assert standins.calls("srun")[0]["options"]["--exclude"] == "n1,n9"
-        (run / "job/done").unlink()
-        script = render(load_site("slurm_v100"), Job("run", (run,), 1, 60, tmp_path, "true"))
-        assert "job/bad_nodes is not read; set spare_nodes in the site profile" in _run(standins, script)[1]
-        return
     for hosts, bad, down, left in (
         ("n1\nn2\nn3\n", "\n# n2\n n1 Xid 74\n", "", "n2 n3"),
         ("n1\nn2\nn3\n", "", "", "n1 n2"),
         ("n1.hsn\nn1.hsn\nn2.hsn\nn3.hsn\n", "n2\n", "", "n1.hsn n3.hsn"),
         ("n1.hsn\nn2.hsn\nn3.hsn\n", "", "n1   offline Xid 74\nn9 down\n", "n2.hsn n3.hsn"),
     ):
-        if site == "flux" and ("." in hosts or down):
-            continue  # it names hosts in one way, and those that are down itself
+        if site in ("flux", "srun", "mpirun") and ("." in hosts or down):
+            continue  # they name hosts in one way, and Flux those that are down itself
         (standins.folder / "hosts").write_text(hosts)
         (standins.folder / "pbsnodes").write_text(down)
         (run / "job/bad_nodes").write_text(bad)
         assert _run(standins, script)[0] == 0
         (run / "job/done").unlink()
-        trainer = standins.calls("trainer")[-1]
-        assert trainer["MASTER_ADDR"] == left.split()[0] and trainer["PBS_NODEFILE"] == str(standins.folder / "hosts")
-        option = standins.calls(LAUNCHERS[site])[-1]["options"].get("--requires", "").removeprefix("host:")
-        assert (option.split(",") if site == "flux" else (run / "job/hosts").read_text().split()) == left.split()
+        trainer, options = standins.calls("trainer")[-1], standins.calls(LAUNCHERS[site])[-1]["options"]
+        if site in NEW_JOBS:
+            assert trainer["MASTER_ADDR"] == left.split()[0]
+            assert trainer["PBS_NODEFILE"] == str(standins.folder / "hosts")
+        named = {"flux": "--requires", "srun": "--nodelist", "mpirun": "--host"}
+        if site in named:
+            assert options[named[site]].removeprefix("host:").replace(":4", "").split(",") == left.split()
+        assert (run / "job/hosts").read_text().split() == left.split()
     (run / "job/bad_nodes").write_text("n1\nn2\n")
     status, output = _run(standins, script)
-    assert status == 1 and "2 are needed; set spare_nodes in the site profile" in output
+    assert status == 1 and "needed: 2; set spare_nodes or min_nodes in the site profile" in output
 
 
 def test_a_script_that_is_started_by_hand_says_so(standins: Standins, tmp_path: Path) -> None:

@@ -63,8 +63,9 @@ def test_keys_that_do_not_fit_each_other(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="mine: ranks_per_node: must be given where gpus_per_node is 0"):
         load_site(_mine(tmp_path), ["gpus_per_node=0"])
     assert load_site(_mine(tmp_path), ["gpus_per_node=0", "ranks_per_node=2"]).ranks == 2
-    with pytest.raises(UserError, match="mine: spare_nodes: must be 0 with mpirun on slurm"):
-        load_site(_mine(tmp_path), ["spare_nodes=1", "launcher=mpirun"])
+    for key, idle in (("spare_nodes", "0"), ("min_nodes", "null")):
+        with pytest.raises(UserError, match=f"summit: {key}: must be {idle} with jsrun on lsf"):
+            load_site("summit", [f"{key}=1"])
     with pytest.raises(UserError, match="mine: exclude_slow: must be false without spare_nodes; set spare_nodes to 1"):
         load_site(_mine(tmp_path), ["exclude_slow=true"])
     with pytest.raises(UserError, match="scheduler: must be one of slurm, lsf, pbs, flux, local, got 'pbz'"):

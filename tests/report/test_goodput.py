@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ def test_each_second_of_two_jobs_is_counted_once(write_run):
         "checkpoints": 10.0,
         "validations": 5.0,
         "startup": 50.0,
+        "restarts": 0.0,
         "between_jobs": 65.0,  # from 35 s to 100 s
         "other": 4.0,  # 1 s before step 3, 2 s before the second one's step 5, 1 s before its checkpoint
     }
@@ -65,6 +67,18 @@ def test_the_report_and_eval_json_say_the_same(write_run):
     page = render([RunRecord(path)])
     assert "Goodput 19.79 %" in page and "29.92 % of the time in jobs" in page
     assert '<tr><td>between the jobs</td><td class="n">1 min 05 s</td><td class="n">33.85 %</td></tr>' in page
+
+
+def test_a_restart_in_the_same_job_is_not_the_queue(write_run):
+    """The second start is the job's own, 20 s after the failure was seen at 60 s: the time between counts as its."""
+    path = write_run(lines=LINES)
+    (path / "job").mkdir()
+    when = datetime.fromtimestamp(T0 + 80, timezone(timedelta(hours=2))).strftime("%Y-%m-%dT%H:%M:%S%z")
+    (path / "job/restarts").write_text(f"{when} job 7: exit status 1, without n2; from step 2 on 1 node, 2 ranks: n1\n")
+    spent, page = time_spent(RunRecord(path)), render([RunRecord(path)])
+    assert spent is not None and (spent.restarts, spent.between_jobs, spent.total) == (65.0, 0.0, 192.0)
+    assert spent.goodput == spent.goodput_in_jobs == 38 / 192
+    assert "Restarted: job 7: exit status 1, without n2; from step 2" in page
 
 
 @pytest.mark.parametrize("lines", [[], LINES[:1], LINES[1:], [*LINES[:4], {**LINES[4], "time": None}]])

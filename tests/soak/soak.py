@@ -258,7 +258,7 @@ class Soak:
     def _start(self, spec: Path, kind: str | None) -> Job:
         if kind != "lost node" or self.cluster is None:
             return Job(spec, self.words, self.environ)
-        self.cluster.wait_until(lambda: self.cluster is not None and self.cluster.is_idle(), "both nodes")
+        self.cluster.wait_until(lambda: self.cluster is not None and self.cluster.is_idle(), "all nodes")
         # Without PMIx the ranks find each other at an address that is named: this machine does not know its nodes.
         joined = {"SUMMIT_TRAIN_COMM": "torch", "MASTER_ADDR": "127.0.0.1", "TMPDIR": self.environ["TMPDIR"]}
         words = ["srun", "-N2", f"-n{self.args.ranks}", "--kill-on-bad-exit=1", "--mpi=none"]

@@ -22,7 +22,7 @@ class Scheduler(ABC):
     launchers: what starts the ranks in its jobs; a template jobs/SCHEDULER_LAUNCHER.sh.j2 each.
     command: the program that takes jobs; None: jobs run here, in the foreground.
     has_arrays: one job may have many runs.
-    can_spare: those launchers that leave the hosts in job/bad_nodes out, so that a job may have spare nodes.
+    can_spare: those launchers that leave hosts out, bad and lost ones, so that a job may have spare nodes.
     gpus_flag: the option that asks for the {gpus} of a node, where a site may have another one.
     mail: the option that asks for mail at a job's end; None: there is none.
     own_output: files beside a job's script that get the scheduler's own words; None: the job's output has them.

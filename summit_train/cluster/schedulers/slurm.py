@@ -13,7 +13,7 @@ from summit_train.core.errors import RunFailed, UserError
 
 class Slurm(Scheduler):
     launchers = ("srun", "mpirun")
-    can_spare = ("srun",)
+    can_spare = launchers
     command = "sbatch"
     gpus_flag = "--gpus-per-node={gpus}"
     mail = "--mail-type=END,FAIL"

@@ -44,27 +44,47 @@ newest_step() {
 # The bytes of the scores that a stopped evaluation keeps.
 scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | wc -c; }
 
-# The nodes to use: those of the job in order, without those that job/bad_nodes names (a line each) or PBS calls down.
-hosts=$run/job/hosts
-{
-    awk 'NF && !/^#/ {print $1}' "$run/job/bad_nodes" 2>/dev/null || true
-    pbsnodes -l 2>/dev/null || true
-} | awk -F'[. \t]' 'bad { gone[$1]; next } !($1 in gone) && !seen[$1]++' bad=1 - bad=0 "$PBS_NODEFILE" >"$hosts.left"
-head -n 16 -- "$hosts.left" >"$hosts"
-if (($(wc -l <"$hosts") < 16)); then
-    say "job $job_id: $(wc -l <"$hosts") nodes are left without the bad ones, 16 are needed; set spare_nodes in the site profile"
-    exit 1
-fi
-# Rank 0 is on the first one. Not by another PBS_NODEFILE: Open MPI looks for PBS's own files beside it.
-MASTER_ADDR=${MASTER_ADDR:-$(head -n 1 -- "$hosts")}
-export MASTER_ADDR
-all_ranks=(
-    mpiexec # of MPICH or Intel MPI
-    -f "$hosts"
-    -n 64
-    -ppn 4
-    -bind-to core:8 # a rank and its loader workers share these cores
-)
+job_nodes() { cat -- "$PBS_NODEFILE"; }
+master=${MASTER_ADDR:-}
+export SUMMIT_TRAIN_FAILURE=$run/job/failure # a rank that fails leaves its reason here
+hosts=$run/job/hosts                         # the nodes in use
+nodes=()
+# Each node is asked for its name.
+answer() {
+    xargs -P 32 -I NODE timeout -s KILL 30 mpiexec -hosts NODE -n 1 echo NODE <"$hosts.all" >"$hosts.left" 2>/dev/null || true
+}
+
+# Set `nodes` to those to use, in the job's order: without those that job/bad_nodes names (a line each) or PBS calls down,
+# and after a failure without those that do not answer. A node that answers again is used again.
+find_nodes() {
+    local missing
+    rm -f -- "$SUMMIT_TRAIN_FAILURE"
+    {
+        awk 'NF && !/^#/ {print $1}' "$run/job/bad_nodes" 2>/dev/null || true
+        pbsnodes -l 2>/dev/null || true
+    } | awk -F'[. \t]' 'bad { gone[$1]; next } !($1 in gone) && !seen[$1]++' bad=1 - bad=0 <(job_nodes) >"$hosts.all"
+    cp -- "$hosts.all" "$hosts.left"
+    ((restarts == 0)) || attend answer
+    missing=$(printf '%s\n' "${nodes[@]}" | grep -vxFf "$hosts.left" | paste -sd, || true)
+    why+=${missing:+, without $missing}
+    mapfile -t nodes < <(grep -xFf "$hosts.left" -- "$hosts.all" | head -n 16)
+    printf '%s\n' "${nodes[@]}" >"$hosts"
+}
+
+# The launcher's words for these nodes.
+place_ranks() {
+    # Rank 0 is on the first one. Not by another PBS_NODEFILE: Open MPI looks for PBS's own files beside it.
+    export MASTER_ADDR="${master:-${nodes[0]}}"
+
+    all_ranks=(
+        mpiexec # of MPICH or Intel MPI
+        -f "$hosts"
+        -n $((${#nodes[@]} * 4))
+        -ppn 4
+        -bind-to core:8 # a rank and its loader workers share these cores
+    )
+}
+
 
 stop='' # the signal that asked this job to stop
 signals=0
@@ -96,11 +116,23 @@ warn_later &
 timer=$!
 trap 'kill "$timer" 2>/dev/null || true' EXIT # a process that stays behind would keep the job alive
 
+# A launcher may wait for a node that is silent until the scheduler gives that up, minutes after the ranks have failed.
+end_later() {
+    local nap
+    exec {nap}<> <(:) # a sleep of its own would outlive this
+    until [[ -e $SUMMIT_TRAIN_FAILURE ]]; do read -rt 5 -u "$nap" || true; done
+    read -rt 10 -u "$nap" || true
+    say "job $job_id: the ranks have failed, but the launcher still waits; it is ended"
+    kill -KILL "$1"
+}
+
 # Run a command to its end; its exit status is in $status. A signal interrupts the waiting only.
 attend() {
-    local seen
+    local seen ender
     "$@" &
     ranks=$!
+    end_later "$ranks" &
+    ender=$!
     while
         seen=$signals
         status=0
@@ -108,23 +140,57 @@ attend() {
         ((signals != seen))
     do :; done
     ranks=''
+    kill "$ender" 2>/dev/null || true
 }
 
 first=$(newest_step)
 scored=$(scored_bytes)
-rm -f -- "$run/stopped"
-say "job $job_id: $run from step $first on 16 nodes, 64 ranks"
-# One crash of the ranks at their start is forgiven.
-for attempt in 1 2; do
-    began=$SECONDS
-    attend "${all_ranks[@]}" "$python" -m summit_train train "$run/job/spec.yaml"
-    ((attempt == 1 && status == 139 && SECONDS - began < 300)) && [[ -z $stop && $(newest_step) == "$first" ]] || break
-    say "job $job_id: the ranks crashed at their start (exit status 139); started once more"
+restarts=0
+failed_at=''   # the newest step when the ranks failed last
+interrupted='' # where a signal came while no ranks could hear it
+lost=''        # where too few nodes are left
+why=''
+while :; do
+    find_nodes
+    if [[ -n $stop ]]; then
+        interrupted=yes
+        break
+    fi
+    if ((${#nodes[@]} < 16)); then
+        say "job $job_id: nodes left: ${#nodes[@]} (${nodes[*]}), needed: 16; set spare_nodes or min_nodes in the site profile"
+        ((restarts > 0)) || exit 1
+        lost=yes
+        break
+    fi
+    place_ranks
+    step=$(newest_step)
+    rm -f -- "$run/stopped"
+    where="on ${#nodes[@]} node${nodes[1]:+s}, $((${#nodes[@]} * 4)) ranks"
+    say "job $job_id: $run from step $step $where"
+    ((restarts == 0)) || printf '%(%FT%T%z)T %s\n' -1 "job $job_id: $why; from step $step $where: ${nodes[*]}" >>"$run/job/restarts"
+    status=0
+    if [[ -n $stop ]]; then
+        interrupted=yes
+        break
+    fi
+    ((status != 0)) || attend "${all_ranks[@]}" "$python" -m summit_train train "$run/job/spec.yaml"
+    # Once more in this job, unless the user is to blame, or nothing was gained since the ranks failed before.
+    ((status != 0 && status != 2)) && [[ ! -e $run/stopped ]] || break
+    if [[ -n $stop ]]; then
+        [[ $stop != USR2 ]] || interrupted=yes # it came too early, or too late
+        break
+    fi
+    step=$(newest_step)
+    ((restarts < 5)) && [[ $step != "$failed_at" ]] || break
+    failed_at=$step
+    restarts=$((restarts + 1))
+    why="exit status $status"
+    say "job $job_id: the ranks ended with $why at step $step; restart $restarts of 5"
 done
 
 # Rank 0 leaves this file after the checkpoint. The ranks leave with 85, too; but whether a launcher passes that on, or
 # answers with the signal by which it ended those that were slower, is known of srun and mpirun and not of jsrun.
-if [[ ! -e $run/stopped ]]; then
+if [[ ! -e $run/stopped && -z $interrupted$lost ]]; then
     if ((status == 0)); then
         : >"$run/job/done"
         say "job $job_id: done, $run"
@@ -138,7 +204,7 @@ if [[ $stop == TERM || $stop == INT ]]; then
     say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue"
     exit 143
 fi
-if ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
+if [[ -z $lost ]] && ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
     say "job $job_id: stopped at step $last without a new step or score since its start; not started again"
     exit 1
 fi

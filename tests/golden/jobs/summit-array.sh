@@ -112,19 +112,40 @@ attend() {
 
 first=$(newest_step)
 scored=$(scored_bytes)
-rm -f -- "$run/stopped"
-say "job $job_id: $run from step $first on 2 nodes, 12 ranks"
-# One crash of the ranks at their start is forgiven.
-for attempt in 1 2; do
-    began=$SECONDS
-    attend "${all_ranks[@]}" "$python" -m summit_train train "$run/job/spec.yaml"
-    ((attempt == 1 && status == 139 && SECONDS - began < 300)) && [[ -z $stop && $(newest_step) == "$first" ]] || break
-    say "job $job_id: the ranks crashed at their start (exit status 139); started once more"
+restarts=0
+failed_at=''   # the newest step when the ranks failed last
+interrupted='' # where a signal came while no ranks could hear it
+lost=''        # where too few nodes are left
+why=''
+while :; do
+    step=$(newest_step)
+    rm -f -- "$run/stopped"
+    where="on 2 nodes, 12 ranks"
+    say "job $job_id: $run from step $step $where"
+    ((restarts == 0)) || printf '%(%FT%T%z)T %s\n' -1 "job $job_id: $why; from step $step $where" >>"$run/job/restarts"
+    status=0
+    if [[ -n $stop ]]; then
+        interrupted=yes
+        break
+    fi
+    ((status != 0)) || attend "${all_ranks[@]}" "$python" -m summit_train train "$run/job/spec.yaml"
+    # Once more in this job, unless the user is to blame, or nothing was gained since the ranks failed before.
+    ((status != 0 && status != 2)) && [[ ! -e $run/stopped ]] || break
+    if [[ -n $stop ]]; then
+        [[ $stop != USR2 ]] || interrupted=yes # it came too early, or too late
+        break
+    fi
+    step=$(newest_step)
+    ((restarts < 5)) && [[ $step != "$failed_at" ]] || break
+    failed_at=$step
+    restarts=$((restarts + 1))
+    why="exit status $status"
+    say "job $job_id: the ranks ended with $why at step $step; restart $restarts of 5"
 done
 
 # Rank 0 leaves this file after the checkpoint. The ranks leave with 85, too; but whether a launcher passes that on, or
 # answers with the signal by which it ended those that were slower, is known of srun and mpirun and not of jsrun.
-if [[ ! -e $run/stopped ]]; then
+if [[ ! -e $run/stopped && -z $interrupted$lost ]]; then
     if ((status == 0)); then
         : >"$run/job/done"
         say "job $job_id: done, $run"
@@ -138,7 +159,7 @@ if [[ $stop == TERM || $stop == INT ]]; then
     say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue"
     exit 143
 fi
-if ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
+if [[ -z $lost ]] && ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
     say "job $job_id: stopped at step $last without a new step or score since its start; not started again"
     exit 1
 fi

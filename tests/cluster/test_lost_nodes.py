@@ -1,0 +1,107 @@
+"""Nodes of a real Slurm that are lost, all their processes at once, in the middle of a job: the ranks start again in
+the same job, on a spare node or on what is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from summit_train.spec import load_spec
+from tests.cluster.test_slurm import BY_TORCH, SITE, set_words, wait_for_step
+from tests.conftest import WriteSpec, spec_writer
+from tests.runs import assert_bit_equal, difference, final_state, records, steps_of
+from tests.slurm import NODES, Slurm, running_slurm
+
+pytestmark = [pytest.mark.slow]
+KEYS = {
+    "precision": "fp64",
+    "scale": {"gpus": 5, "clips_per_gpu": 2},  # which neither two nor three ranks divide
+    "schedule": {"epochs": 10, "warmup_epochs": 1},
+    "checkpoint": {"every_minutes": 0.02},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """One whose controller gives a silent node up after seconds. (`slurm` says whether there can be any.)"""
+    with running_slurm(tmp_path_factory.mktemp("cluster"), node_lost_after_s=4) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def all_nodes(cluster: Slurm) -> Iterator[None]:
+    yield
+    cluster.run("scancel", "--state=RUNNING", "--full", "--signal=KILL", "--user=root", check=False)
+    cluster.bring_back()
+    cluster.wait_until(cluster.is_idle, "all nodes idle")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("site") / "three_nodes.yaml"
+    path.write_text(SITE)
+    return path
+
+
+def submit(cluster: Slurm, site: Path, spec: Path, nodes: int, *keys: str) -> str:
+    words = ["submit", str(spec), "--site", str(site), "--nodes", str(nodes), "--walltime", "0:30"]
+    status, said = cluster.program(*words, *set_words([*BY_TORCH, *keys]))
+    assert status == 0, said
+    submitted = load_spec(spec, []).run_path / "job/submitted.jsonl"
+    return re.findall(r'"id": "(\d+)"', submitted.read_text())[-1]
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Slurm, site: Path, motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two nodes that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    cluster.wait(submit(cluster, site, spec_writer(motion_set, folder)("whole", **KEYS), 2), "COMPLETED")
+    return folder / "runs/whole"
+
+
+@pytest.mark.parametrize("nodes, keys, now", [(3, "min_nodes=2", "n1 n3"), (2, "spare_nodes=1", "n1 n3")])
+def test_a_lost_node_costs_seconds_and_nothing_else(
+    cluster: Slurm, site: Path, whole: Path, write_spec: WriteSpec, tmp_path: Path, nodes: int, keys: str, now: str
+) -> None:
+    spec, run = write_spec(**KEYS), tmp_path / "runs/run"
+    job = submit(cluster, site, spec, nodes, keys)
+    wait_for_step(cluster, job, run, 15)
+    cluster.lose("n2")
+    lost = time.time()
+    if nodes == 2:  # and the newest checkpoint is torn
+        os.truncate(max((run / "checkpoints").glob("step_*.pt")), 1000)
+    assert cluster.wait(job, "COMPLETED")["Restarts"] == "0"
+    (line,) = (run / "job/restarts").read_text().splitlines()
+    step = int(re.search(r"from step (\d+) on 2 nodes, 2 ranks: (.*)", line)[1])  # type: ignore[index]
+    assert ", without n2; " in line and line.endswith(now) and 0 < step <= 15 + 60, line
+    again = next(
+        record["time"] for record in records(run, "step") if record["time"] > lost and record["step"] == step + 1
+    )
+    print(f"{nodes} nodes, {keys}: {again - lost:.1f} s from the loss to the next step\n{line}\n{cluster.output(job)}")
+    assert steps_of(run)[-1] == steps_of(whole)[-1]
+    one, other = final_state(whole), final_state(run)
+    if nodes == 2:
+        assert_bit_equal(one, other)
+    assert difference(one, other) <= 1e-12
+
+
+@pytest.mark.parametrize("left", ["n3", ""])
+def test_a_job_that_loses_its_script_or_all_nodes_is_requeued(
+    cluster: Slurm, site: Path, whole: Path, write_spec: WriteSpec, tmp_path: Path, left: str
+) -> None:
+    """n1 runs the script: from n2 a step sees that it is lost."""
+    spec, run = write_spec(**KEYS), tmp_path / "runs/run"
+    job = submit(cluster, site, spec, 2, "spare_nodes=1")
+    wait_for_step(cluster, job, run, 15)
+    for node in ("n1",) if left else NODES:
+        cluster.lose(node)
+    cluster.wait_until(lambda: cluster.show(job)["Restarts"] == "1", "the requeue")
+    cluster.bring_back()
+    cluster.wait(job, "COMPLETED")
+    assert not (run / "job/restarts").exists()
+    assert_bit_equal(final_state(whole), final_state(run))
