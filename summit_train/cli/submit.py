@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from summit_train.cli.plan import add_site_arguments, read_files, start_notes, start_rows, taken_rows
 from summit_train.cluster.estimate import check_ranks, estimate
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site, load_spec_on
-from summit_train.cluster.submit import chain, folders_to_stage, output_rows, prepare_job, staging_row
+from summit_train.cluster.submit import (
+    chain,
+    environment_to_stage,
+    folders_to_stage,
+    output_rows,
+    prepare_job,
+    staging_row,
+)
 from summit_train.core.result import Result, TextTable, tell, warn
 from summit_train.core.text import counted
 from summit_train.plan import make_plan
@@ -43,6 +51,7 @@ def run(args: argparse.Namespace) -> Result:
         walltime_minutes=cost.walltime_minutes,
         max_requeues=cost.max_requeues + (cost.jobs - 1 if args.write else 0),
         stage=folders_to_stage(site, [spec]),
+        environment=environment_to_stage(site, Path(spec.run_dir)),
     )
     text = render(site, job)
     for line in [*site.notes, *files.warnings]:
