@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> Result:
         warn(line)
     tell(f"{spec.name}: {counted(args.nodes, 'node')} of {site.name}, {counted(plan.ranks, 'rank')}")
     rows = [*taken_rows(site, taken), *cost.rows(), *staging_row(site, spec, job.stage), *output_rows(site, job)]
+    if job.environment is not None:
+        rows.append(("environment", f"{job.environment} to {site.node_local}"))
     rows += start_rows(start, files)
     tell(TextTable(rows, left=2, indent="  "))
     if args.write:
