@@ -107,6 +107,7 @@ attend() {
 # which the shared file system need not serve then. Where a node cannot take it, all ranks start from the shared one.
 shared=/proj/runs/environments/0123.tar
 copy=/mnt/bb/"$USER"/summit_train_environment_$job_id
+copies=("$copy" "$copy.part" "$copy.file")
 began=$SECONDS
 from=$shared # one process of each node reads it
 # On each node: what is complete, intact and this user's gets its name. One process at a time; its first error is printed.
@@ -115,13 +116,15 @@ unpack+=' && tar -xf "$1" -C "$2.part" && cd -- "$2.part" && sha256sum --check -
 unpack+=' && { [[ ! -e pyvenv.cfg ]] || sed -i "s|@HERE@|$2|" pyvenv.cfg; } && mv -T -- "$2.part" "$2"'
 unpack+='; } 2>&1 | sed -n "1s|^|$HOSTNAME: |p" >&2; rm -rf -- "$2.file" "$2.part"; [[ -O $2 ]]'
 attend "${each_node[@]}" bash -c "$unpack" unpack "$from" "$copy"
-if [[ -n $stop ]]; then
-    say "job $job_id: staging ended after SIG$stop; not started again"
-    exit 1
-elif ((status == 0)); then
+if ((status == 0)) && [[ -z $stop ]]; then
     say "job $job_id: the environment is on every node's /mnt/bb/$USER after $((SECONDS - began)) s"
     program=(env PYTHONSAFEPATH=1 "$copy/bin/python" -m summit_train) # the working folder is the last of sys.path
 else
+    attend "${each_node[@]}" rm -rf -- "${copies[@]}"
+    if [[ -n $stop ]]; then
+        say "job $job_id: staging ended after SIG$stop; not started again"
+        exit 1
+    fi
     say "job $job_id: warning: $shared is not on every node's /mnt/bb/$USER; the ranks start from the shared environment"
 fi
 
@@ -151,7 +154,7 @@ for attempt in 1 2; do
 done
 
 ended=$status
-attend "${each_node[@]}" rm -rf -- "$staged" "$copy" "$copy.file"
+attend "${each_node[@]}" rm -rf -- "$staged" "${copies[@]}"
 status=$ended
 # Rank 0 leaves this file after the checkpoint. The ranks leave with 85, too; but whether a launcher passes that on, or
 # answers with the signal by which it ended those that were slower, is known of srun and mpirun and not of jsrun.
