@@ -4,12 +4,16 @@
     python -m tests.scale accumulation 4,64        a rank that computes for this many virtual GPUs
     python -m tests.scale films 10,600,3600        clips of films of this many seconds
     python -m tests.scale lists 100000,1000000     `plan` with lists of this many rows
+    python -m tests.scale imports 16               a start from an environment on a slow file system, and from a copy
     python -m tests.scale ranks 16,32 --json
 
 ranks: all are forked from one process, and share torch's pages. Each trains three steps of one virtual GPU of one clip.
 What is printed is of the first step: how long it took from the fork, what a rank then has open, and what has gone
 through the sockets of rank 0. Seconds are those of ranks that share this machine's cores: compare them with the
 processor seconds of a rank.
+
+imports: each rank is a process of its own, and each of its calls for a file of the environment takes 1 ms longer. A
+copy is made as job scripts do it, of a packed file.
 
 accumulation: one clip of 32 x 32 pixels a virtual GPU, two loader workers, `ulimit -n 256`. films: spans of 10 s.
 """
@@ -20,8 +24,10 @@ import argparse
 import json
 import os
 import resource
+import signal
 import socket
 import struct
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +39,7 @@ from typing import Any
 
 import yaml
 
+from summit_train.cluster.environment import environment_files, pack
 from summit_train.core.files import file_sha256
 from summit_train.core.text import counted
 from summit_train.data.batches.order import Order
@@ -42,7 +49,8 @@ from summit_train.data.motion import FPS, MotionSet
 from summit_train.data.video.encode import open_writer
 from summit_train.spec import load_spec
 from summit_train.training.step import TrainStep
-from tests.worlds import forked, main_without_reports, start, succeed
+from tests.slow_files import SlowFiles
+from tests.worlds import ROOT, environment, forked, main_without_reports, start, succeed
 
 SPEC: dict[str, Any] = {
     "name": "scale",
@@ -169,6 +177,39 @@ def rehearse_list(rows: int, folder: Path) -> dict[str, Any]:
     return {"rows": rows} | used_by("plan", write_spec(folder, 4))
 
 
+def rehearse_imports(ranks: int, folder: Path) -> dict[str, Any]:
+    """Start ranks from an environment whose file calls each take 1 ms, and from a copy: seconds to the first step."""
+    make_set(folder, ranks * STEPS, 16)
+    write_spec(folder, ranks)
+    began = time.monotonic()
+    pack(environment_files(), folder / "environment.tar", lambda done, total: None)
+    packed = time.monotonic()
+    copy = folder / "copy"
+    copy.mkdir()
+    subprocess.run(["tar", "-xf", "../environment.tar"], cwd=copy, check=True)
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=copy, check=True)
+    (copy / "pyvenv.cfg").write_text((copy / "pyvenv.cfg").read_text().replace("@HERE@", str(copy)))
+    row = {"ranks": ranks, "packing, s": packed - began, "copying, s": time.monotonic() - packed}
+    clean = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
+    starts = {
+        "shared": (sys.executable, {"PYTHONPATH": str(ROOT)}),
+        "copy": (copy / "bin/python", {"PYTHONSAFEPATH": "1"}),
+    }
+    for name, (python, own) in starts.items():
+        slow = SlowFiles(folder, {sys.prefix, sys.base_prefix, str(ROOT)}, delay_us=1000)
+        words = ["-m", "summit_train", "train", "spec.yaml", f"name={name}", "--ranks", str(ranks)]
+        environ = clean | own | slow.environ | {"SUMMIT_TRAIN_COMM": "torch"}
+        began, log = time.time(), folder / f"runs/{name}/metrics.jsonl"
+        with subprocess.Popen([python, *words], cwd=folder, env=environ, stdout=subprocess.DEVNULL) as process:
+            while '"kind": "step"' not in (text := log.read_text() if log.exists() else "") and process.poll() is None:
+                time.sleep(0.1)
+            calls = slow.calls
+            process.send_signal(signal.SIGUSR2)  # the rest would take as long again
+        step = json.loads(text.splitlines()[1])  # after the record of the start
+        row |= {f"{name}: first step, s": step["time"] - began, f"{name}: calls of a rank": calls // ranks}
+    return row
+
+
 def rehearse_ranks(ranks: int, folder: Path) -> dict[str, Any]:
     """Train on `ranks` forked ranks; return the medians over the ranks at their first step, and rank 0's own."""
     make_set(folder, ranks * STEPS, 16)
@@ -204,6 +245,7 @@ def rehearse_ranks(ranks: int, folder: Path) -> dict[str, Any]:
 
 WHAT = {
     "ranks": (rehearse_ranks, "16,64,128,256"),
+    "imports": (rehearse_imports, "16"),
     "accumulation": (rehearse_accumulation, "4,64,512"),
     "films": (rehearse_film, "10,600"),
     "lists": (rehearse_list, "100000,1000000"),

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from summit_train.cli.plan import add_site_arguments, balance_rows, read_files, start_notes, start_rows, taken_rows
 from summit_train.cluster.estimate import check_ranks, estimate, save_often
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site, load_spec_on
-from summit_train.cluster.submit import chain, folders_to_stage, output_rows, prepare_job, staging_row
+from summit_train.cluster.submit import (
+    chain,
+    environment_to_stage,
+    folders_to_stage,
+    output_rows,
+    prepare_job,
+    staging_row,
+)
 from summit_train.core.result import Result, TextTable, tell, warn
 from summit_train.core.text import counted
 from summit_train.plan import make_plan
@@ -44,13 +52,17 @@ def run(args: argparse.Namespace) -> Result:
         walltime_minutes=cost.walltime_minutes,
         max_requeues=cost.max_requeues + (cost.jobs - 1 if args.write else 0),
         stage=folders_to_stage(site, [spec]),
+        environment=environment_to_stage(site, Path(spec.run_dir)),
     )
     text = render(site, job)
     for line in [*site.notes, *files.warnings]:
         warn(line)
     tell(f"{spec.name}: {counted(args.nodes, 'node')} of {site.name}, {counted(plan.ranks, 'rank')}")
     rows = [*taken_rows(site, taken), *saving, *balance_rows(plan), *cost.rows(), *staging_row(site, spec, job.stage)]
-    rows += [*output_rows(site, job), *start_rows(start, files)]
+    rows += output_rows(site, job)
+    if job.environment is not None:
+        rows.append(("environment", f"{job.environment} to {site.node_local}"))
+    rows += start_rows(start, files)
     tell(TextTable(rows, left=2, indent="  "))
     if args.write:
         script = prepare_job(site, job, spec, by_hand=True)

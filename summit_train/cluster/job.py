@@ -27,6 +27,7 @@ class Job:
     at_once: most jobs of an array that run at the same time.
     max_requeues: how often one run may requeue itself.
     stage: packed sets to copy to the nodes' own disks.
+    environment: file of the environment, or the container's image, to copy there too.
     sweep: folder of the sweep; each run that ends updates the sweep's table.
     command: what summit-train is to do on the ranks instead of training the run's spec.
     """
@@ -40,6 +41,7 @@ class Job:
     at_once: int | None = None
     max_requeues: int = 20
     stage: tuple[Path, ...] = ()
+    environment: Path | None = None
     sweep: Path | None = None
     command: tuple[str, ...] = ()
 
@@ -47,6 +49,11 @@ class Job:
     def is_array(self) -> bool:
         """Return whether the job has several runs: an array whose index selects the run."""
         return len(self.runs) > 1
+
+    @property
+    def copies(self) -> bool:
+        """Return whether the job copies anything to the nodes' own disks."""
+        return bool(self.stage or self.environment)
 
 
 class _Verbatim(str):

@@ -87,8 +87,12 @@ class Container(Section):
     def mounts(self) -> tuple[str, ...]:
         return tuple(bind if ":" in bind else f"{bind}:{bind}" for bind in self.binds)
 
-    def check(self, site: str, launcher: str) -> None:
-        """Raise UserError where the launcher cannot enter the image, or nothing reads the binds."""
+    def check(self, site: str, launcher: str, stage: bool | str) -> None:
+        """Raise UserError where the launcher cannot enter the image or a copy of it, or nothing reads the binds."""
+        if stage and self.runtime not in ("apptainer", "pyxis"):
+            raise UserError(f"{site}: stage_environment: must be false with container.runtime {self.runtime}")
+        if isinstance(stage, str):
+            raise UserError(f"{site}: stage_environment: must be true or false with container, which names the image")
         if self.runtime in ("pyxis", "edf") and launcher != "srun":
             wrong = f"{self.runtime} must be used with launcher srun, got {launcher}"
             raise UserError(f"{site}: container.runtime: {wrong}")
@@ -158,6 +162,9 @@ class Site(Section):
     environment: dict[VariableName, Variable] = Field(default={})
     setup: tuple[Line, ...] = Field(default=(), description="Lines of bash, run after the modules are loaded.")
     node_local: NodePath | None = Field(default=None, description="Folder on each node's own disk, for staging.")
+    stage_environment: bool | NodePath = Field(
+        default=False, description="true: ranks start from a copy on node_local; or FILE: of `env pack`."
+    )
     speeds: tuple[Speed, ...] = ()
     spec: dict[str, Any] = Field(default={}, description="Spec keys, section.key: defaults below a user's own file.")
     notes: tuple[str, ...] = Field(default=(), description="Lines to print before a job: what people should know here.")
@@ -218,7 +225,9 @@ def load_site(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Site:
     if site.exclude_slow and not site.spare_nodes:
         raise UserError(f"{site.name}: exclude_slow: must be false without spare_nodes; set spare_nodes to 1 or more")
     if site.container is not None:
-        site.container.check(site.name, site.launcher)
+        site.container.check(site.name, site.launcher, site.stage_environment)
+    if site.stage_environment and site.node_local is None:
+        raise UserError(f"{site.name}: stage_environment: must be false without node_local, the folder to copy it to")
     if site.gpus_flag is not None and site.batch.gpus_flag is None:
         raise UserError(f"{site.name}: gpus_flag: must be null, as {site.scheduler} has one way to ask for GPUs")
     if site.ranks == 0:

@@ -14,10 +14,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from summit_train.cluster.environment import environment_files, environment_key, pack
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import Site
 from summit_train.core.errors import UserError
 from summit_train.core.files import naming, read_file, write_text
+from summit_train.core.progress import shown
 from summit_train.core.text import from_json
 from summit_train.data.manifest.reading import PACK_FILE
 from summit_train.spec import Spec, dump_spec
@@ -28,6 +30,23 @@ def folders_to_stage(site: Site, specs: Iterable[Spec]) -> tuple[Path, ...]:
     staged = [spec.data for spec in specs if spec.data.stage == "auto" and site.node_local is not None]
     paths = dict.fromkeys(Path(path).absolute() for data in staged for path in (data.train, data.val))
     return tuple(path for path in paths if (path / PACK_FILE).is_file())
+
+
+def environment_to_stage(site: Site, run_dir: Path) -> Path | None:
+    """Return what the ranks' environment is copied to the nodes from; None where they start from the shared one.
+
+    It is the container's image, the file that the site names, or one of this environment below `run_dir`, whose name
+    changes with the environment and which `write_job` makes. Raises UserError where there is no such file.
+    """
+    if not site.stage_environment:
+        return None
+    if site.container is None and site.stage_environment is True:
+        return run_dir.absolute() / f"environments/{environment_key(environment_files())}.tar"
+    file = Path(site.container.image if site.container else str(site.stage_environment))
+    if not file.is_file():
+        key = "container.image" if site.container else "stage_environment"
+        raise UserError(f"{site.name}: {key}: must be a file, to be copied to the nodes, got {file}")
+    return file.absolute()
 
 
 def staging_row(site: Site, spec: Spec, folders: Iterable[Path]) -> list[tuple[str, str]]:
@@ -57,7 +76,9 @@ def output_rows(site: Site, *jobs: Job) -> list[tuple[str, str]]:
 
 
 def write_job(site: Site, job: Job, specs: Sequence[Spec] = (), folder: Path | None = None) -> Path:
-    """Write every run's spec and the script, delete the marks of earlier jobs, and return the script's path.
+    """Write every run's spec, the script and the environment that it copies, delete the marks of earlier jobs.
+
+    Return the script's path.
 
     specs: one for each run, in the order of job.runs; none where the job has a command of its own. folder: of the
     script, by default RUN/job of the first run.
@@ -68,6 +89,10 @@ def write_job(site: Site, job: Job, specs: Sequence[Spec] = (), folder: Path | N
     for run in job.runs:
         for mark in ("done", "requeues", "last_job"):
             (run / "job" / mark).unlink(missing_ok=True)
+    if job.environment is not None and not job.environment.exists():
+        with shown("MB of the environment packed", in_logs=True) as show:
+            files = environment_files()
+            pack(files, job.environment, lambda done, total: show(done >> 20, total >> 20))
     script = (folder or job.runs[0] / "job") / "job.sh"
     write_text(script, text)
     return script

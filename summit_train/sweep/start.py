@@ -14,7 +14,14 @@ from typing import Any
 from summit_train.cluster.estimate import Estimate, check_ranks, estimate
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import Site, walltime_text
-from summit_train.cluster.submit import chain, check_scheduler, folders_to_stage, output_rows, write_job
+from summit_train.cluster.submit import (
+    chain,
+    check_scheduler,
+    environment_to_stage,
+    folders_to_stage,
+    output_rows,
+    write_job,
+)
 from summit_train.core.errors import UserError
 from summit_train.core.files import locked, write_text
 from summit_train.core.result import TextTable, say
@@ -113,7 +120,7 @@ def planned_values(sweep: Sweep, planned: Sequence[PlannedRun]) -> dict[str, Any
 def sweep_jobs(sweep: Sweep, site: Site, runs: Sequence[PlannedRun]) -> list[tuple[Job, Sequence[PlannedRun]]]:
     """Return the jobs of the runs: one array if the scheduler has arrays and all have one node count."""
     as_one = site.batch.has_arrays and len({run.nodes for run in runs}) == 1
-    jobs = []
+    environment, jobs = environment_to_stage(site, sweep.folder.parent), []
     for group in [runs] if as_one else [[run] for run in runs]:
         specs, costs = [run.spec for run in group], [run.cost for run in group if run.cost]
         job = Job(
@@ -125,6 +132,7 @@ def sweep_jobs(sweep: Sweep, site: Site, runs: Sequence[PlannedRun]) -> list[tup
             # The runs of an array requeue themselves in place of a chain.
             max_requeues=max(cost.max_requeues + (cost.jobs - 1 if len(group) > 1 else 0) for cost in costs),
             stage=folders_to_stage(site, specs),
+            environment=environment,
             sweep=sweep.folder.absolute(),
         )
         jobs.append((job, group))

@@ -44,6 +44,8 @@ CASES |= {f"slurm_v100-mpirun-{what}": ("slurm_v100", BY_MPIRUN, JOBS[what]) for
 CASES |= {
     f"pbs_generic-{launcher}-many": ("pbs_generic", (f"launcher={launcher}",), MANY) for launcher in ("pals", "mpirun")
 }
+STARTED = replace(STAGED, environment=Path("/proj/runs/environments/0123.tar"))
+CASES |= {f"{site}-environment": (site, ("stage_environment=true",), STARTED) for site in ("slurm_generic", "summit")}
 CASES |= {
     f"{site}-spare": (site, ("spare_nodes=2", "min_nodes=12"), STAGED)
     for site in ("slurm_generic", "pbs_generic", "flux_generic")

@@ -16,6 +16,7 @@ from summit_train.training.run import lr_factors
 from tests.closeness import assert_all_near
 from tests.optim.shared import give_gradients, network
 from tests.timms import needs_timm, timm_module
+from tests.worlds import run
 
 SOLVERS: dict[str, dict[str, Any]] = {
     "sgd": {},
@@ -33,6 +34,25 @@ DECAY = 1e-2
 
 def _spec(solver: str, **keys: Any) -> OptimizerSpec:
     return OptimizerSpec.model_validate({"name": solver, "weight_decay": DECAY} | SOLVERS[solver] | keys)
+
+
+# A second and 820 modules of each rank's start; a process of its own, as tests have imported it.
+def test_no_solver_imports_torchs_compiler() -> None:
+    work = f"""
+import sys
+from summit_train.optim.solvers import build_solver, parameter_groups
+from summit_train.spec.optimizer import OptimizerSpec
+from tests.optim.shared import give_gradients, network
+for keys in {[{"name": solver} | keys for solver, keys in SOLVERS.items()]}:
+    model, spec = network(), OptimizerSpec.model_validate(keys)
+    optimizer = build_solver(spec, parameter_groups(model, 0.1))
+    give_gradients(model, 1)
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.zero_grad()
+assert "torch.optim.sgd" in sys.modules and "torch._dynamo" not in sys.modules
+"""
+    assert run(0, "-c", work) == (0, "")
 
 
 def _started(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:

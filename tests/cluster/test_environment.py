@@ -1,0 +1,351 @@
+"""The environment as one file: what it holds, that it runs elsewhere without the original, and jobs that copy it.
+
+The environment is a small one: a venv of this Python, a package, and this checkout as an editable install.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from summit_train.cluster import submit
+from summit_train.cluster.environment import environment_files, environment_key, pack
+from summit_train.cluster.job import Job, render
+from summit_train.cluster.site import load_site
+from summit_train.core.errors import UserError
+from summit_train.spec import load_spec
+from tests.conftest import WriteSpec
+from tests.slow_files import SlowFiles
+from tests.slurm import Slurm
+from tests.standins import Standins
+from tests.worlds import PATIENCE_S, ROOT, Say, environment
+
+# Says at the end of its process where everything came from; a .pth file imports it, as the last of all.
+SPY = """
+import atexit, json, os, sys
+@atexit.register
+def note():
+    files = [module.__spec__.origin for module in sys.modules.values() if getattr(module, "__spec__", None)]
+    stale = [m.__spec__.cached for m in sys.modules.values()
+             if getattr(m, "__spec__", None) and m.__spec__.cached and not os.path.exists(m.__spec__.cached)]
+    with open(os.environ["SPY"], "a") as file:
+        file.write(json.dumps({"prefix": sys.prefix, "files": files, "stale": stale, "path": sys.path}) + "\\n")
+"""
+PACK = """
+import sys; from pathlib import Path; from summit_train.cluster.environment import *
+files = environment_files()
+print(environment_key(files), pack(files, Path(sys.argv[1]), lambda done, total: None))
+"""
+Names = dict[str, tarfile.TarInfo]
+
+
+class Tiny:
+    """The small environment, packed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.prefix, self.file = folder / "a venv", folder / "environment.tar"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.prefix], check=True)
+        self.python = self.prefix / "bin/python"
+        self.site = next(self.prefix.glob("lib/python*/site-packages"))
+        texts = {
+            "spy.py": SPY, "spy.pth": "import spy\n", "__editable__.summit_train-0.pth": f"{ROOT}\n",
+            "tiny/__init__.py": "VALUE = 1\n", "tiny/old.py": "print 1\n", "tiny/lib.a": "", "tiny/tests/test.py": "",
+            "pip-1.dist-info/METADATA": "Name: pip\nVersion: 1\n",
+            "pip-1.dist-info/RECORD": "pip.py,,\n", "pip.py": "",
+        }  # fmt: skip
+        for name, text in texts.items():
+            (self.site / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.site / name).write_text(text)
+        for name in ("numpy", "numpy.libs"):  # the one library that `--version` needs
+            (self.site / name).symlink_to(Path(numpy.__file__).parents[1] / name)
+        elsewhere = folder / "elsewhere"
+        elsewhere.mkdir()
+        (elsewhere / "far.py").write_text("")
+        (self.site / "near.py").symlink_to("tiny/__init__.py")
+        (self.site / "elsewhere").symlink_to(elsewhere)
+        (elsewhere / "round").symlink_to(folder)  # follow it, and it never ends
+        py_compile.compile(str(self.site / "tiny/__init__.py"))
+        self.key, self.number = self.pack(self.file)
+
+    def pack(self, out: Path) -> tuple[str, int]:
+        words = [self.python, "-c", PACK, out]
+        environ = _clean(SPY=os.devnull)
+        key, number = subprocess.run(words, env=environ, check=True, capture_output=True, text=True).stdout.split()
+        return key, int(number)
+
+
+def _clean(**more: str) -> dict[str, str]:
+    return {name: value for name, value in environment(**more).items() if name != "PYTHONPATH"}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return Tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def names(tiny: Tiny) -> Names:
+    with tarfile.open(tiny.file) as tar:
+        return {member.name: member for member in tar}
+
+
+def test_it_holds_what_a_rank_needs_and_not_the_rest(tiny: Tiny, names: Names) -> None:
+    site, version = str(tiny.site.relative_to(tiny.prefix)), f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    tag = sys.implementation.cache_tag
+    kept = ("tiny/old.py", f"tiny/__pycache__/__init__.{tag}.pyc", "elsewhere/far.py", "summit_train/cluster/job.py")
+    kept += (
+        "configs/sites/local.yaml",
+        "jobs/base.sh.j2",
+        "summit_train/models/fast/native/kernels.cpp",
+        "numpy/__init__.py",
+    )
+    gone = ("tiny/lib.a", "numpy/lib/tests/test_io.py", "pip.py", f"tiny/__pycache__/old.{tag}.pyc", "elsewhere/round")
+    gone += ("__editable__.summit_train-0.pth",)
+    assert {f"{site}/{name}" for name in kept} <= set(names) and not {f"{site}/{name}" for name in gone} & set(names)
+    assert {f"base/lib/{version}/os.py", f"base/lib/{version}/__pycache__/os.{tag}.pyc", "bin/python"} <= set(names)
+    assert f"{site}/tiny/tests/test.py" in names and f"base/lib/{version}/test/__init__.py" not in names
+    assert (names[f"{site}/near.py"].linkname, names["bin/python"].linkname[:12]) == (
+        "tiny/__init__.py",
+        "../base/bin/",
+    )
+    *_, last = names
+    assert last == "SHA256SUMS" and tiny.number == sum(not name.endswith(".pyc") for name in names) - 1
+
+
+def test_bytecode_is_loaded_whatever_the_times_of_files_are(tiny: Tiny, names: Names, tmp_path: Path) -> None:
+    """From the cache where it is up to date, else compiled: the same header, and a constant that tells the source."""
+    for name in (name for name in names if name.endswith("tiny/__init__.py")):
+        folder, cached = tmp_path / "a", Path(importlib.util.cache_from_source(name))
+        with tarfile.open(tiny.file) as tar:
+            code = tar.extractfile(str(cached)).read()  # type: ignore[union-attr]
+        assert code[:8] == importlib.util.MAGIC_NUMBER + b"\1\0\0\0"
+        assert code[8:16] == importlib.util.source_hash(b"VALUE = 1\n")
+        folder.mkdir()
+        (folder / "m.py").write_text("VALUE = 2\n")
+        py_compile.compile(str(folder / "m.py"))
+        (folder / "m.py").write_text("VALUE = 33\n")  # newer than the cache
+        pack({"lib/python3/m.py": folder / "m.py"}, tmp_path / "m.tar", lambda done, total: None)
+        subprocess.run(["tar", "-xf", "m.tar"], cwd=tmp_path, check=True)
+        words = [sys.executable, "-c", "import m; print(m.VALUE, m.__cached__)"]
+        (tmp_path / "lib/python3/m.py").write_text("VALUE = 4\n")
+        said = subprocess.run(words, cwd=tmp_path / "lib/python3", capture_output=True, text=True).stdout.split()
+        assert said[0] == "33" and Path(said[1]).is_relative_to(tmp_path / "lib"), said
+
+
+def test_the_same_files_make_the_same_bytes_and_a_change_another_name(tiny: Tiny, tmp_path: Path) -> None:
+    again, file = tmp_path / "again.tar", tiny.site / "tiny/__init__.py"
+    assert tiny.pack(again) == (tiny.key, tiny.number)
+    assert again.read_bytes() == tiny.file.read_bytes()
+    state = file.stat()
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
+    try:
+        assert tiny.pack(again)[0] != tiny.key
+    finally:
+        os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def test_the_systems_own_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    with pytest.raises(UserError, match=f"must be a virtual one or conda's, got {sys.base_prefix}; make one by"):
+        environment_files()
+
+
+def test_the_command_needs_a_place_for_the_file(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    status, out, err = say("env", "pack", tmp_path / "file/out.tar")
+    assert (status, out) == (2, "") and "file/out.tar: cannot be written: Not a directory" in err
+
+
+# Jobs.
+
+
+def _run(
+    tiny: Tiny, folder: Path, *keys: str, file: Path | None = None, **environ: str
+) -> tuple[str, list[dict[str, Any]]]:
+    """Run a job of this machine whose ranks say their version; its output, and what the spy noted of each."""
+    disk, run, spy = folder / "disk", folder / "run", folder / "spy"
+    disk.mkdir(parents=True)
+    (run / "job").mkdir(parents=True)
+    spy.write_text("")
+    file = file or tiny.file
+    site = load_site("local", [f"node_local={disk}", f"stage_environment={file}", *keys])
+    more = {"environment": file, "command": ("--version",)}
+    job = Job("run", (run,), 1, 60, folder, str(tiny.python), **more)  # type: ignore[arg-type]
+    words, environ = ["bash", "-c", render(site, job)], _clean(SPY=str(spy), PYTHONDONTWRITEBYTECODE="1") | environ
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0 and done.stdout.count("summit-train ") == 1, done.stdout + done.stderr
+    assert not any(disk.iterdir())
+    return done.stdout + done.stderr, [json.loads(line) for line in spy.read_text().splitlines()]
+
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+
+
+@needs_compiler
+def test_ranks_start_from_the_copy_and_leave_the_original_alone(tiny: Tiny, tmp_path: Path) -> None:
+    """A few calls are the script's own, which looks for its programs."""
+    calls, keys = {}, {"copy": [], "shared": ["node_local=/nowhere"]}
+    for name in keys:
+        slow = SlowFiles(tmp_path, (str(tiny.prefix), sys.base_prefix, str(ROOT)))
+        output, (noted,) = _run(tiny, tmp_path / name, *keys[name], **slow.environ)
+        calls[name] = slow.calls
+        is_shared = name == "shared"
+        assert ("/nowhere" in output, noted["prefix"] == str(tiny.prefix)) == (is_shared, is_shared)
+        if name == "copy":
+            copy = str(tmp_path / "copy/disk/summit_train_environment_local-")
+            files = [str(file) for file in noted["files"] if file not in ("built-in", "frozen")]
+            assert len(files) > 50 and all(file.startswith(copy) for file in files)
+            assert noted["stale"] == [] and noted["path"][-1] == str(tmp_path / "copy")
+    assert calls["copy"] < 50 and calls["shared"] > 500, calls
+
+
+def _flipped(offset: Callable[[Names], int]) -> Callable[[bytes, Names], bytes]:
+    def flip(content: bytes, names: Names) -> bytes:
+        at = offset(names)
+        return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+    return flip
+
+
+DAMAGE = {
+    "a flipped bit": _flipped(
+        lambda names: next(one.offset_data for name, one in names.items() if name.endswith("/os.py"))
+    ),
+    "a flipped bit of a name": _flipped(lambda names: next(iter(names.values())).offset),
+    "the end is missing": lambda content, names: content[: names["SHA256SUMS"].offset],
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_file_is_not_used(tiny: Tiny, names: Names, tmp_path: Path, what: str) -> None:
+    file = tmp_path / "damaged.tar"
+    file.write_bytes(DAMAGE[what](tiny.file.read_bytes(), names))
+    output, (noted,) = _run(tiny, tmp_path, file=file)
+    assert output.count("warning: ") == 1 and noted["prefix"] == str(tiny.prefix)
+    assert f"{file} is not on every node's {tmp_path}/disk; the ranks start from the shared environment" in output
+    assert what != "a flipped bit" or "/os.py: FAILED\n" in output
+
+
+@pytest.mark.parametrize("keys", [("setup=[ulimit -f 64]",), ("node_local=/nowhere",)])
+def test_a_disk_that_cannot_take_it_is_not_used(tiny: Tiny, tmp_path: Path, keys: tuple[str, ...]) -> None:
+    """A limit of 64 KiB for each file ends as a full disk does."""
+    output, (noted,) = _run(tiny, tmp_path, *keys)
+    assert output.count("warning: ") == 1 and noted["prefix"] == str(tiny.prefix)
+
+
+def test_a_signal_during_the_copying_ends_the_job(tiny: Tiny, tmp_path: Path) -> None:
+    keys = [f"node_local={tmp_path}", f"stage_environment={tiny.file}"]
+    job = Job("run", (tmp_path / "run",), 1, 60, tmp_path, str(tiny.python), environment=tiny.file)
+    script = render(load_site("local", keys), job).replace("bash -c", "sh -c 'kill -USR2 $PPID; sleep 0.1' bash -c", 1)
+    done = subprocess.run(["bash", "-c", script], env=_clean(), capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 1 and "staging ended after SIGUSR2; not started again" in done.stdout, done
+
+
+def test_the_image_of_a_container_is_copied_and_entered_there(standins: Standins, tmp_path: Path) -> None:
+    run, image, disk = tmp_path / "run", tmp_path / "an image.sif", tmp_path / "disk"
+    for folder in (run / "job", disk):
+        folder.mkdir(parents=True)
+    image.write_text("an image")
+    apptainer = standins.bin / "apptainer"
+    apptainer.write_text(f'#!/bin/bash\nfor word; do [[ $word != {disk}/* ]] || cat "$word"; done; echo " $*"\n')
+    apptainer.chmod(0o755)
+    box = [f"container={{runtime: apptainer, image: {image}, binds: [{tmp_path}]}}"]
+    site = load_site("local", [*box, f"node_local={disk}", "stage_environment=true"])
+    staged = submit.environment_to_stage(site, tmp_path)
+    assert staged == image
+    script = render(site, Job("run", (run,), 1, 60, tmp_path, "/nowhere/python", environment=staged))
+    words, environ = ["bash", "-c", script], standins.environ
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert f"an image exec --bind {tmp_path}:{tmp_path} {disk}/summit_train_environment_local-" in done.stdout, done
+    image.unlink()
+    with pytest.raises(
+        UserError, match=r"local: container.image: must be a file, to be copied to the nodes, got .*sif"
+    ):
+        submit.environment_to_stage(site, tmp_path)
+
+
+BOX = "container={{runtime: {}, image: i, binds: [/p]}}"
+
+
+@pytest.mark.parametrize(
+    ("site", "keys", "message"),
+    [
+        ("local", ["stage_environment=true"], "must be false without node_local, the folder to copy it to"),
+        (
+            "slurm_generic",
+            ["stage_environment=true", BOX.format("podman_hpc")],
+            "false with container.runtime podman_hpc",
+        ),
+        ("slurm_generic", ["stage_environment=/f", BOX.format("apptainer")], "must be true or false with container"),
+        ("slurm_generic", ["stage_environment=f.tar"], "stage_environment"),
+    ],
+)
+def test_sites_that_cannot_copy_it(site: str, keys: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_site(site, keys)
+
+
+def test_submit_packs_it_once(monkeypatch: pytest.MonkeyPatch, write_spec: WriteSpec, tmp_path: Path) -> None:
+    """Below run_dir, under a name that changes with the environment; a file that the site names is taken as it is."""
+    files = {"a": b"1"}
+    monkeypatch.setattr(submit, "environment_files", lambda: files)
+    spec, site = load_spec(write_spec("one")), load_site("slurm_generic", ["stage_environment=true"])
+    for _ in range(2):
+        file = submit.environment_to_stage(site, tmp_path / "runs")
+        assert file == tmp_path / f"runs/environments/{environment_key(files)}.tar"
+        submit.write_job(site, Job("one", (spec.run_path,), 2, 60, environment=file), [spec])
+        with tarfile.open(file) as tar:
+            assert tar.getnames() == ["a", "SHA256SUMS"]
+        assert (first := file.stat().st_ino) == file.stat().st_ino
+        files["a"] = files["a"]
+    files["a"] = b"2"
+    assert submit.environment_to_stage(site, tmp_path / "runs") != file and file.stat().st_ino == first
+    named = load_site("slurm_generic", [f"stage_environment={file}"])
+    assert submit.environment_to_stage(named, tmp_path) == file
+    assert submit.environment_to_stage(load_site("slurm_generic"), tmp_path) is None
+
+
+def test_submit_names_it(monkeypatch: pytest.MonkeyPatch, write_spec: WriteSpec, say: Say, tmp_path: Path) -> None:
+    monkeypatch.setattr(submit, "environment_files", lambda: {"a": b"1"})
+    file = f"{tmp_path}/runs/environments/{environment_key({'a': b'1'})}.tar"
+    words = ("--site", "slurm_generic", "--set", "stage_environment=true", "--nodes", "1", "--set", "ranks_per_node=2")
+    status, script, said = say("submit", write_spec("one"), *words, "--dry-run")
+    assert status == 0 and f"environment  {file} to /tmp\n" in said and f"\nshared={file}\n" in script, said
+    assert not Path(file).exists()
+
+
+@pytest.mark.slow
+def test_a_real_slurm_brings_it_to_both_nodes(slurm: Slurm, tiny: Tiny, tmp_path: Path) -> None:
+    """By sbcast; the nodes share one disk, so the second finds the first one's copy."""
+    disk, run, spy = tmp_path / "disk", tmp_path / "run", tmp_path / "spy"
+    disk.mkdir()
+    (run / "job").mkdir(parents=True)
+    keys = ["gpus_per_node=0", "ranks_per_node=1", "cores_per_node=1", "bind=false", "directives=[]", "comm=torch"]
+    keys += [
+        "launcher_options=[]",
+        "setup=[unset PYTHONPATH]",
+        f"environment={{SPY: {{value: {spy}, why: w}}}}",
+        f"node_local={disk}",
+    ]
+    site = load_site("slurm_generic", [*keys, f"stage_environment={tiny.file}"])
+    more = {"environment": tiny.file, "command": ("--version",)}
+    job = Job("run", (run,), 2, 30, tmp_path, str(tiny.python), **more)  # type: ignore[arg-type]
+    script = submit.write_job(site, job)
+    number = slurm.run("sbatch", "--parsable", f"--chdir={run}/job", str(script)).strip()
+    slurm.wait(number, "COMPLETED")
+    output = (run / f"job/{number}.out").read_text()
+    assert output.count("summit-train ") == 2 and "warning" not in output and "sbcast" not in output, output
+    prefixes = [json.loads(line)["prefix"] for line in spy.read_text().splitlines()]
+    assert prefixes == [f"{disk}/summit_train_environment_{number}"] * 2 and not any(disk.iterdir())

@@ -1,0 +1,199 @@
+#!/bin/bash
+#SBATCH --job-name=O_Neil_sons
+#SBATCH --nodes=16
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=8
+#SBATCH --gpus-per-node=4
+#SBATCH --time=0:33:00
+# to this script alone, 300 s before the walltime: it hands the signal to the ranks
+#SBATCH --signal=B:USR2@300
+# it may be put back into the queue, and then adds to its output
+#SBATCH --requeue
+#SBATCH --open-mode=append
+# in the folder that sbatch is called in
+#SBATCH --output=%j.out
+# ranks and loader workers use all cores of a node
+#SBATCH --exclusive
+# all of the node's memory, which --exclusive alone does not give
+#SBATCH --mem=0
+
+# 16 nodes x 4 ranks on slurm_generic. Written by summit-train: another submission writes it anew.
+set -euo pipefail
+
+say() { printf '[%(%F %T)T] %s\n' -1 "$*"; }
+
+job_id=${SLURM_JOB_ID:?this is a job script, for sbatch}
+run='/proj/runs/O'"'"'Neil & sons'
+cd -- '/proj/our videos' # relative paths in the spec start here
+python=/proj/venv/bin/python
+
+if [[ -e $run/job/done ]]; then
+    say "job $job_id: $run is done already, there is nothing to do"
+    exit 0
+fi
+
+export PATH="${python%/*}:$PATH" # the environment's own mpirun, where set-up installed one
+export OMP_NUM_THREADS=1 # the GPU computes and the workers decode; more threads would fight for their cores
+export NCCL_DEBUG=WARN # an error of NCCL says where it happened
+SUMMIT_TRAIN_SECRET=${SUMMIT_TRAIN_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
+export SUMMIT_TRAIN_SECRET # ranks prove to each other that they know it; nobody else can join them
+
+# The number of updates in the newest checkpoint, 0 where there is none.
+newest_step() {
+    local file step=0
+    for file in "$run"/checkpoints/step_????????.pt; do
+        [[ -e $file ]] && step=${file##*/step_}
+    done
+    echo $((10#${step%.pt}))
+}
+
+# The bytes of the scores that a stopped evaluation keeps.
+scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | wc -c; }
+
+# Since Slurm 22.05 srun does not take this from sbatch.
+export SRUN_CPUS_PER_TASK=8
+[[ ! -e $run/job/bad_nodes ]] || say "job $job_id: job/bad_nodes is not read; set spare_nodes in the site profile"
+all_ranks=(
+    srun
+    --nodes=16
+    --ntasks=64
+    --ntasks-per-node=4
+    --kill-on-bad-exit=1 # one rank that dies ends all of them
+    --cpu-bind=cores # each rank and its loader workers have 8 cores to themselves
+    --mpi=pmix # how srun and MPI find each other; both have to be built with PMIx
+)
+each_node=(srun --nodes=16 --ntasks=16 --ntasks-per-node=1 --kill-on-bad-exit=1)
+program=("$python" -m summit_train)
+
+stop='' # the signal that asked this job to stop
+signals=0
+ranks='' # the launcher's process while it runs
+
+# The ranks write a checkpoint and leave with 85, whatever signal came: SIGTERM would make launchers kill them.
+hand_over() {
+    kill -USR2 "$ranks" || true # the launcher passes it on; it may just have ended
+}
+
+on_signal() {
+    stop=$1
+    signals=$((signals + 1))
+    say "job $job_id: SIG$stop, the ranks are asked for a checkpoint"
+    [[ -z $ranks ]] || hand_over
+}
+trap 'on_signal USR2' USR2 # the walltime is near
+trap 'on_signal TERM' TERM # somebody cancels, or the scheduler wants the nodes for others
+trap 'on_signal INT' INT
+
+# Run a command to its end; its exit status is in $status. A signal interrupts the waiting only.
+attend() {
+    local seen
+    "$@" &
+    ranks=$!
+    while
+        seen=$signals
+        status=0
+        wait "$ranks" || status=$?
+        ((signals != seen))
+    do :; done
+    ranks=''
+}
+
+# The environment goes to each node's own disk once, and the ranks start from there: each of them opens thousands of files,
+# which the shared file system need not serve then. Where a node cannot take it, all ranks start from the shared one.
+shared=/proj/runs/environments/0123.tar
+copy=/tmp/summit_train_environment_$job_id
+copies=("$copy" "$copy.part" "$copy.file")
+began=$SECONDS
+from=$shared # one process of each node reads it
+attend sbcast --force "$shared" "$copy.file" # from node to node
+((status != 0)) || from=$copy.file
+# On each node: what is complete, intact and this user's gets its name. One process at a time; its first error is printed.
+unpack='{ exec 9<"${2%/*}" && flock -w 600 9 && [[ ! -O $2 ]] && rm -rf -- "$2.part" && mkdir -m 700 -- "$2.part"'
+unpack+=' && tar -xf "$1" -C "$2.part" && cd -- "$2.part" && sha256sum --check --quiet SHA256SUMS'
+unpack+=' && { [[ ! -e pyvenv.cfg ]] || sed -i "s|@HERE@|$2|" pyvenv.cfg; } && mv -T -- "$2.part" "$2"'
+unpack+='; } 2>&1 | sed -n "1s|^|$HOSTNAME: |p" >&2; rm -rf -- "$2.file" "$2.part"; [[ -O $2 ]]'
+attend "${each_node[@]}" bash -c "$unpack" unpack "$from" "$copy"
+if ((status == 0)) && [[ -z $stop ]]; then
+    say "job $job_id: the environment is on every node's /tmp after $((SECONDS - began)) s"
+    program=(env PYTHONSAFEPATH=1 "$copy/bin/python" -m summit_train) # the working folder is the last of sys.path
+else
+    attend "${each_node[@]}" rm -rf -- "${copies[@]}"
+    if [[ -n $stop ]]; then
+        say "job $job_id: staging ended after SIG$stop; not started again"
+        exit 1
+    fi
+    say "job $job_id: warning: $shared is not on every node's /tmp; the ranks start from the shared environment"
+fi
+
+# The packed sets go to each node's own disk once; the ranks read them there and leave the shared file system alone.
+staged=/tmp/summit_train_$job_id
+attend "${each_node[@]}" "${program[@]}" data stage /proj/packed/train "$staged"
+if ((status != 0)) || [[ -n $stop ]]; then
+    say "job $job_id: staging ended with exit status $status${stop:+ after SIG$stop}; not started again"
+    exit $((status == 0 ? 1 : status))
+fi
+attend "${each_node[@]}" "${program[@]}" data stage '/proj/packed/val set' "$staged"
+if ((status != 0)) || [[ -n $stop ]]; then
+    say "job $job_id: staging ended with exit status $status${stop:+ after SIG$stop}; not started again"
+    exit $((status == 0 ? 1 : status))
+fi
+
+first=$(newest_step)
+scored=$(scored_bytes)
+rm -f -- "$run/stopped"
+say "job $job_id: $run from step $first on 16 nodes, 64 ranks"
+# Where Slurm's PMIx starts the ranks, Open MPI crashes in MPI_Init about once in 400 starts: one such crash is forgiven.
+for attempt in 1 2; do
+    began=$SECONDS
+    attend "${all_ranks[@]}" "${program[@]}" train "$run/job/spec.yaml" data.stage="'$staged'"
+    ((attempt == 1 && status == 139 && SECONDS - began < 300)) && [[ -z $stop && $(newest_step) == "$first" ]] || break
+    say "job $job_id: the ranks crashed at their start (exit status 139); started once more"
+done
+
+ended=$status
+attend "${each_node[@]}" rm -rf -- "$staged" "${copies[@]}"
+status=$ended
+# Rank 0 leaves this file after the checkpoint. The ranks leave with 85, too; but whether a launcher passes that on, or
+# answers with the signal by which it ended those that were slower, is known of srun and mpirun and not of jsrun.
+if [[ ! -e $run/stopped ]]; then
+    if ((status == 0)); then
+        : >"$run/job/done"
+        say "job $job_id: done, $run"
+        exit 0
+    fi
+    say "job $job_id: failed with exit status $status${stop:+ after SIG$stop}; not started again"
+    exit $((status == 85 ? 1 : status)) # 85 would be a wish to be requeued
+fi
+last=$(newest_step)
+if [[ $stop == TERM || $stop == INT ]]; then
+    say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue"
+    exit 143
+fi
+if ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
+    say "job $job_id: stopped at step $last without a new step or score since its start; not started again"
+    exit 1
+fi
+final=$(cat "$run/job/last_job" 2>/dev/null || true) # of a chain of jobs
+if [[ -n $final && $final != "$job_id" ]]; then
+    say "job $job_id: stopped at step $last; the next job of the chain goes on"
+    exit 0
+fi
+touch "$run/job/requeues"
+requeues=$(wc -l <"$run/job/requeues")
+if ((requeues >= 20)); then
+    say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to continue"
+    exit 1
+fi
+# A job that was cancelled meanwhile stays cancelled.
+state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) || state=RUNNING # no answer is no reason to give up
+if [[ $state != RUNNING ]]; then
+    say "job $job_id: stopped at step $last; Slurm calls it ${state:-gone}, so it is not requeued here"
+    exit 1
+fi
+echo "$job_id step $last" >>"$run/job/requeues"
+say "job $job_id: stopped at step $last; requeued, $((requeues + 1)) of 20"
+if ! scontrol requeue "$SLURM_JOB_ID"; then
+    say "job $job_id: Slurm did not take it back; submit it again to continue"
+    exit 1
+fi
+exit 85

@@ -1,0 +1,192 @@
+#!/bin/bash
+#BSUB -J O_Neil_sons
+# output and errors, in the folder that bsub is called in; a requeued job adds to it
+#BSUB -o %J.out
+# whole nodes
+#BSUB -nnodes 16
+# hours and minutes
+#BSUB -W 0:33
+# 300 s before that, SIGUSR2: time for a checkpoint
+#BSUB -wa USR2
+#BSUB -wt 5
+# this exit status puts the job back into the queue; -r does so after a node failed
+#BSUB -Q 85
+#BSUB -r
+# the node's own disk at /mnt/bb, and one hardware thread a core; only one -alloc_flags line is read
+#BSUB -alloc_flags "NVME smt1"
+
+# 16 nodes x 6 ranks on summit. Written by summit-train: another submission writes it anew.
+set -euo pipefail
+
+say() { printf '[%(%F %T)T] %s\n' -1 "$*"; }
+
+job_id=${LSB_JOBID:?this is a job script, for bsub}
+run='/proj/runs/O'"'"'Neil & sons'
+cd -- '/proj/our videos' # relative paths in the spec start here
+python=/proj/venv/bin/python
+
+if [[ -e $run/job/done ]]; then
+    say "job $job_id: $run is done already, there is nothing to do"
+    exit 0
+fi
+
+export PATH="${python%/*}:$PATH" # the environment's own mpirun, where set-up installed one
+export OMP_NUM_THREADS=1 # six ranks and their loader workers share 42 cores
+export PAMI_ENABLE_STRIPING=1 # messages go over both rails of the node's network
+export PAMI_IBV_ADAPTER_AFFINITY=1 # each socket takes the network port beside it
+export PAMI_IBV_DEVICE_NAME=mlx5_0:1,mlx5_3:1 # the two rails, as socket 0 orders them
+export PAMI_IBV_DEVICE_NAME_1=mlx5_3:1,mlx5_0:1 # the two rails, as socket 1 orders them
+export NCCL_DEBUG=WARN # an error of NCCL says where it happened
+SUMMIT_TRAIN_SECRET=${SUMMIT_TRAIN_SECRET:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
+export SUMMIT_TRAIN_SECRET # ranks prove to each other that they know it; nobody else can join them
+
+# The number of updates in the newest checkpoint, 0 where there is none.
+newest_step() {
+    local file step=0
+    for file in "$run"/checkpoints/step_????????.pt; do
+        [[ -e $file ]] && step=${file##*/step_}
+    done
+    echo $((10#${step%.pt}))
+}
+
+# The bytes of the scores that a stopped evaluation keeps.
+scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | wc -c; }
+
+# LSF signals every process of a job on this launch node. jsrun is kept out of it, jskill tells the ranks.
+shielded_jsrun() {
+    trap '' USR2
+    exec jsrun "$@"
+}
+all_ranks=(
+    shielded_jsrun
+    -n 16 # resource sets: one a node, so that
+    -r 1 # every rank sees all GPUs of its node and its local rank picks one
+    -g 6 # GPUs of a set
+    -a 6 # ranks of a set
+    -c 42 # cores of a set
+    -b packed:7 # cores of a rank and its loader workers
+    --smpiargs=-gpu # MPI may be handed GPU memory
+)
+each_node=(shielded_jsrun -n 16 -r 1 -a 1 -c 1)
+program=("$python" -m summit_train)
+
+stop='' # the signal that asked this job to stop
+signals=0
+ranks='' # the launcher's process while it runs
+
+# The ranks write a checkpoint and leave with 85, whatever signal came: SIGTERM would make launchers kill them.
+hand_over() {
+    jskill -s "$(kill -l USR2)" all || true # to all ranks; they may just have ended
+}
+
+on_signal() {
+    stop=$1
+    signals=$((signals + 1))
+    say "job $job_id: SIG$stop, the ranks are asked for a checkpoint"
+    [[ -z $ranks ]] || hand_over
+}
+trap 'on_signal USR2' USR2 # the walltime is near
+trap 'on_signal TERM' TERM # somebody cancels, or the scheduler wants the nodes for others
+trap 'on_signal INT' INT
+
+# Run a command to its end; its exit status is in $status. A signal interrupts the waiting only.
+attend() {
+    local seen
+    "$@" &
+    ranks=$!
+    while
+        seen=$signals
+        status=0
+        wait "$ranks" || status=$?
+        ((signals != seen))
+    do :; done
+    ranks=''
+}
+
+# The environment goes to each node's own disk once, and the ranks start from there: each of them opens thousands of files,
+# which the shared file system need not serve then. Where a node cannot take it, all ranks start from the shared one.
+shared=/proj/runs/environments/0123.tar
+copy=/mnt/bb/"$USER"/summit_train_environment_$job_id
+copies=("$copy" "$copy.part" "$copy.file")
+began=$SECONDS
+from=$shared # one process of each node reads it
+# On each node: what is complete, intact and this user's gets its name. One process at a time; its first error is printed.
+unpack='{ exec 9<"${2%/*}" && flock -w 600 9 && [[ ! -O $2 ]] && rm -rf -- "$2.part" && mkdir -m 700 -- "$2.part"'
+unpack+=' && tar -xf "$1" -C "$2.part" && cd -- "$2.part" && sha256sum --check --quiet SHA256SUMS'
+unpack+=' && { [[ ! -e pyvenv.cfg ]] || sed -i "s|@HERE@|$2|" pyvenv.cfg; } && mv -T -- "$2.part" "$2"'
+unpack+='; } 2>&1 | sed -n "1s|^|$HOSTNAME: |p" >&2; rm -rf -- "$2.file" "$2.part"; [[ -O $2 ]]'
+attend "${each_node[@]}" bash -c "$unpack" unpack "$from" "$copy"
+if ((status == 0)) && [[ -z $stop ]]; then
+    say "job $job_id: the environment is on every node's /mnt/bb/$USER after $((SECONDS - began)) s"
+    program=(env PYTHONSAFEPATH=1 "$copy/bin/python" -m summit_train) # the working folder is the last of sys.path
+else
+    attend "${each_node[@]}" rm -rf -- "${copies[@]}"
+    if [[ -n $stop ]]; then
+        say "job $job_id: staging ended after SIG$stop; not started again"
+        exit 1
+    fi
+    say "job $job_id: warning: $shared is not on every node's /mnt/bb/$USER; the ranks start from the shared environment"
+fi
+
+# The packed sets go to each node's own disk once; the ranks read them there and leave the shared file system alone.
+staged=/mnt/bb/"$USER"/summit_train_$job_id
+attend "${each_node[@]}" "${program[@]}" data stage /proj/packed/train "$staged"
+if ((status != 0)) || [[ -n $stop ]]; then
+    say "job $job_id: staging ended with exit status $status${stop:+ after SIG$stop}; not started again"
+    exit $((status == 0 ? 1 : status))
+fi
+attend "${each_node[@]}" "${program[@]}" data stage '/proj/packed/val set' "$staged"
+if ((status != 0)) || [[ -n $stop ]]; then
+    say "job $job_id: staging ended with exit status $status${stop:+ after SIG$stop}; not started again"
+    exit $((status == 0 ? 1 : status))
+fi
+
+first=$(newest_step)
+scored=$(scored_bytes)
+rm -f -- "$run/stopped"
+say "job $job_id: $run from step $first on 16 nodes, 96 ranks"
+# One crash of the ranks at their start is forgiven.
+for attempt in 1 2; do
+    began=$SECONDS
+    attend "${all_ranks[@]}" "${program[@]}" train "$run/job/spec.yaml" data.stage="'$staged'"
+    ((attempt == 1 && status == 139 && SECONDS - began < 300)) && [[ -z $stop && $(newest_step) == "$first" ]] || break
+    say "job $job_id: the ranks crashed at their start (exit status 139); started once more"
+done
+
+ended=$status
+attend "${each_node[@]}" rm -rf -- "$staged" "${copies[@]}"
+status=$ended
+# Rank 0 leaves this file after the checkpoint. The ranks leave with 85, too; but whether a launcher passes that on, or
+# answers with the signal by which it ended those that were slower, is known of srun and mpirun and not of jsrun.
+if [[ ! -e $run/stopped ]]; then
+    if ((status == 0)); then
+        : >"$run/job/done"
+        say "job $job_id: done, $run"
+        exit 0
+    fi
+    say "job $job_id: failed with exit status $status${stop:+ after SIG$stop}; not started again"
+    exit $((status == 85 ? 1 : status)) # 85 would be a wish to be requeued
+fi
+last=$(newest_step)
+if [[ $stop == TERM || $stop == INT ]]; then
+    say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue"
+    exit 143
+fi
+if ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
+    say "job $job_id: stopped at step $last without a new step or score since its start; not started again"
+    exit 1
+fi
+final=$(cat "$run/job/last_job" 2>/dev/null || true) # of a chain of jobs
+if [[ -n $final && $final != "$job_id" ]]; then
+    say "job $job_id: stopped at step $last; the next job of the chain goes on"
+    exit 0
+fi
+touch "$run/job/requeues"
+requeues=$(wc -l <"$run/job/requeues")
+if ((requeues >= 20)); then
+    say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to continue"
+    exit 1
+fi
+echo "$job_id step $last" >>"$run/job/requeues"
+say "job $job_id: stopped at step $last; LSF requeues it by its exit status 85, $((requeues + 1)) of 20"
+exit 85
