@@ -50,19 +50,48 @@ newest_step() {
 # The bytes of the scores that a stopped evaluation keeps.
 scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | wc -c; }
 
-# Since Slurm 22.05 srun does not take this from sbatch.
-export SRUN_CPUS_PER_TASK=8
-[[ ! -e $run/job/bad_nodes ]] || say "job $job_id: job/bad_nodes is not read; set spare_nodes in the site profile"
-all_ranks=(
-    srun
-    --nodes=16
-    --ntasks=64
-    --ntasks-per-node=4
-    --kill-on-bad-exit=1 # one rank that dies ends all of them
-    --cpu-bind=cores # each rank and its loader workers have 8 cores to themselves
-    --mpi=pmix # how srun and MPI find each other; both have to be built with PMIx
-)
-each_node=(srun --nodes=16 --ntasks=16 --ntasks-per-node=1 --kill-on-bad-exit=1)
+job_nodes() { scontrol show hostnames "$SLURM_JOB_NODELIST"; }
+export SUMMIT_TRAIN_FAILURE=$run/job/failure # a rank that fails leaves its reason here
+hosts=$run/job/hosts                         # the nodes in use
+nodes=()
+# Each node is asked for its name.
+answer() {
+    xargs -P 32 -I NODE timeout -s KILL 30 srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist=NODE --mpi=none echo NODE <"$hosts.all" >"$hosts.left" 2>/dev/null || true
+}
+
+# Set `nodes` to those to use, in the job's order: without those that job/bad_nodes names (a line each),
+# and after a failure without those that do not answer. A node that answers again is used again.
+find_nodes() {
+    local missing
+    rm -f -- "$SUMMIT_TRAIN_FAILURE"
+    {
+        awk 'NF && !/^#/ {print $1}' "$run/job/bad_nodes" 2>/dev/null || true
+    } | awk -F'[. \t]' 'bad { gone[$1]; next } !($1 in gone) && !seen[$1]++' bad=1 - bad=0 <(job_nodes) >"$hosts.all"
+    cp -- "$hosts.all" "$hosts.left"
+    ((restarts == 0)) || attend answer
+    missing=$(printf '%s\n' "${nodes[@]}" | grep -vxFf "$hosts.left" | paste -sd, || true)
+    why+=${missing:+, without $missing}
+    mapfile -t nodes < <(grep -xFf "$hosts.left" -- "$hosts.all" | head -n 16)
+    printf '%s\n' "${nodes[@]}" >"$hosts"
+}
+
+# The launcher's words for these nodes.
+place_ranks() {
+    # Since Slurm 22.05 srun does not take this from sbatch.
+    export SRUN_CPUS_PER_TASK=8
+    on_nodes=(--nodelist="$(IFS=, && echo "${nodes[*]}")" --nodes="${#nodes[@]}" --kill-on-bad-exit=1) # one task that dies ends all of them
+    ((restarts == 0)) || on_nodes+=(--overlap) # Slurm may not know yet that the last step has ended
+    all_ranks=(
+        srun
+        "${on_nodes[@]}"
+        --ntasks=$((${#nodes[@]} * 4))
+        --ntasks-per-node=4
+        --cpu-bind=cores # each rank and its loader workers have 8 cores to themselves
+        --mpi=pmix # how srun and MPI find each other; both have to be built with PMIx
+    )
+    each_node=(srun "${on_nodes[@]}" --ntasks="${#nodes[@]}" --ntasks-per-node=1)
+}
+
 program=("$python" -m summit_train)
 
 stop='' # the signal that asked this job to stop
@@ -84,11 +113,23 @@ trap 'on_signal USR2' USR2 # the walltime is near
 trap 'on_signal TERM' TERM # somebody cancels, or the scheduler wants the nodes for others
 trap 'on_signal INT' INT
 
+# A launcher may wait for a node that is silent until the scheduler gives that up, minutes after the ranks have failed.
+end_later() {
+    local nap
+    exec {nap}<> <(:) # a sleep of its own would outlive this
+    until [[ -e $SUMMIT_TRAIN_FAILURE ]]; do read -rt 5 -u "$nap" || true; done
+    read -rt 10 -u "$nap" || true
+    say "job $job_id: the ranks have failed, but the launcher still waits; it is ended"
+    kill -KILL "$1"
+}
+
 # Run a command to its end; its exit status is in $status. A signal interrupts the waiting only.
 attend() {
-    local seen
+    local seen ender
     "$@" &
     ranks=$!
+    end_later "$ranks" &
+    ender=$!
     while
         seen=$signals
         status=0
@@ -96,6 +137,7 @@ attend() {
         ((signals != seen))
     do :; done
     ranks=''
+    kill "$ender" 2>/dev/null || true
 }
 
 # The environment goes to each node's own disk once, and the ranks start from there: each of them opens thousands of files,
@@ -103,59 +145,90 @@ attend() {
 shared=/proj/runs/environments/0123.tar
 copy=/tmp/summit_train_environment_$job_id
 copies=("$copy" "$copy.part" "$copy.file")
-began=$SECONDS
-from=$shared # one process of each node reads it
-attend sbcast --force "$shared" "$copy.file" # from node to node
-((status != 0)) || from=$copy.file
-# On each node: what is complete, intact and this user's gets its name. One process at a time; its first error is printed.
+shared_program=("${program[@]}")
+# On each node that has no copy: what is complete, intact and this user's gets its name. One process at a time; its first
+# error is printed.
 unpack='{ exec 9<"${2%/*}" && flock -w 600 9 && [[ ! -O $2 ]] && rm -rf -- "$2.part" && mkdir -m 700 -- "$2.part"'
 unpack+=' && tar -xf "$1" -C "$2.part" && cd -- "$2.part" && sha256sum --check --quiet SHA256SUMS'
 unpack+=' && { [[ ! -e pyvenv.cfg ]] || sed -i "s|@HERE@|$2|" pyvenv.cfg; } && mv -T -- "$2.part" "$2"'
 unpack+='; } 2>&1 | sed -n "1s|^|$HOSTNAME: |p" >&2; rm -rf -- "$2.file" "$2.part"; [[ -O $2 ]]'
-attend "${each_node[@]}" bash -c "$unpack" unpack "$from" "$copy"
-if ((status == 0)) && [[ -z $stop ]]; then
-    say "job $job_id: the environment is on every node's /tmp after $((SECONDS - began)) s"
-    program=(env PYTHONSAFEPATH=1 "$copy/bin/python" -m summit_train) # the working folder is the last of sys.path
-else
-    attend "${each_node[@]}" rm -rf -- "${copies[@]}"
-    if [[ -n $stop ]]; then
-        say "job $job_id: staging ended after SIG$stop; not started again"
-        exit 1
+
+copy_environment() {
+    local began=$SECONDS from=$shared # one process of each node reads it
+    program=("${shared_program[@]}")
+    if ((restarts == 0)); then
+        attend sbcast --force "$shared" "$copy.file" # from node to node, to all of the job's
+        ((status != 0)) || from=$copy.file
     fi
-    say "job $job_id: warning: $shared is not on every node's /tmp; the ranks start from the shared environment"
-fi
+    [[ -n $stop ]] || attend "${each_node[@]}" bash -c "$unpack" unpack "$from" "$copy"
+    if ((status == 0)); then
+        say "job $job_id: the environment is on every node's /tmp after $((SECONDS - began)) s"
+        program=(env PYTHONSAFEPATH=1 "$copy/bin/python" -m summit_train) # the working folder is the last of sys.path
+    elif [[ -z $stop ]]; then
+        attend "${each_node[@]}" rm -rf -- "${copies[@]}"
+        say "job $job_id: warning: $shared is not on every node's /tmp; the ranks start from the shared environment"
+        status=0
+    fi
+}
 
-# The packed sets go to each node's own disk once; the ranks read them there and leave the shared file system alone.
 staged=/tmp/summit_train_$job_id
-attend "${each_node[@]}" "${program[@]}" data stage /proj/packed/train "$staged"
-if ((status != 0)) || [[ -n $stop ]]; then
-    say "job $job_id: staging ended with exit status $status${stop:+ after SIG$stop}; not started again"
-    exit $((status == 0 ? 1 : status))
-fi
-attend "${each_node[@]}" "${program[@]}" data stage '/proj/packed/val set' "$staged"
-if ((status != 0)) || [[ -n $stop ]]; then
-    say "job $job_id: staging ended with exit status $status${stop:+ after SIG$stop}; not started again"
-    exit $((status == 0 ? 1 : status))
-fi
-
 first=$(newest_step)
 scored=$(scored_bytes)
-rm -f -- "$run/stopped"
-say "job $job_id: $run from step $first on 16 nodes, 64 ranks"
-# Where Slurm's PMIx starts the ranks, Open MPI crashes in MPI_Init about once in 400 starts: one such crash is forgiven.
-for attempt in 1 2; do
-    began=$SECONDS
-    attend "${all_ranks[@]}" "${program[@]}" train "$run/job/spec.yaml" data.stage="'$staged'"
-    ((attempt == 1 && status == 139 && SECONDS - began < 300)) && [[ -z $stop && $(newest_step) == "$first" ]] || break
-    say "job $job_id: the ranks crashed at their start (exit status 139); started once more"
+restarts=0
+failed_at=''   # the newest step when the ranks failed last, and the number of bad nodes
+interrupted='' # where a signal came while no ranks could hear it
+lost=''        # where too few nodes are left
+why=''
+while :; do
+    find_nodes
+    if [[ -n $stop ]]; then
+        interrupted=yes
+        break
+    fi
+    if ((${#nodes[@]} < 16)); then
+        say "job $job_id: nodes left: ${#nodes[@]} (${nodes[*]}), needed: 16; set spare_nodes or min_nodes in the site profile"
+        ((restarts > 0)) || exit 1
+        lost=yes
+        break
+    fi
+    place_ranks
+    step=$(newest_step)
+    rm -f -- "$run/stopped"
+    where="on ${#nodes[@]} node${nodes[1]:+s}, $((${#nodes[@]} * 4)) ranks"
+    say "job $job_id: $run from step $step $where"
+    ((restarts == 0)) || printf '%(%FT%T%z)T %s\n' -1 "job $job_id: $why; from step $step $where: ${nodes[*]}" >>"$run/job/restarts"
+    status=0
+    copy_environment
+    # The packed sets go to each node's own disk once; the ranks read them there and leave the shared file system alone.
+    ((status != 0)) || [[ -n $stop ]] || attend "${each_node[@]}" "${program[@]}" data stage /proj/packed/train "$staged"
+    ((status != 0)) || [[ -n $stop ]] || attend "${each_node[@]}" "${program[@]}" data stage '/proj/packed/val set' "$staged"
+    if [[ -n $stop ]]; then
+        interrupted=yes
+        break
+    fi
+    ((status != 0)) || attend "${all_ranks[@]}" "${program[@]}" train "$run/job/spec.yaml" data.stage="'$staged'"
+    # Once more in this job, unless the user is to blame, or nothing was gained since the ranks failed before.
+    ((status != 0 && status != 2)) && [[ ! -e $run/stopped ]] || break
+    if [[ -n $stop ]]; then
+        [[ $stop != USR2 ]] || interrupted=yes # it came too early, or too late
+        break
+    fi
+    step=$(newest_step)
+    gained="$step $(wc -l 2>/dev/null <"$run/job/bad_nodes" || true)"
+    ((restarts < 5)) && [[ $gained != "$failed_at" ]] || break
+    failed_at=$gained
+    restarts=$((restarts + 1))
+    why="exit status $status"
+    say "job $job_id: the ranks ended with $why at step $step; restart $restarts of 5"
 done
 
 ended=$status
+rm -f -- "$SUMMIT_TRAIN_FAILURE" # it would end this, too
 attend "${each_node[@]}" rm -rf -- "$staged" "${copies[@]}"
 status=$ended
 # Rank 0 leaves this file after the checkpoint. The ranks leave with 85, too; but whether a launcher passes that on, or
 # answers with the signal by which it ended those that were slower, is known of srun and mpirun and not of jsrun.
-if [[ ! -e $run/stopped ]]; then
+if [[ ! -e $run/stopped && -z $interrupted$lost ]]; then
     if ((status == 0)); then
         : >"$run/job/done"
         say "job $job_id: done, $run"
@@ -169,7 +242,7 @@ if [[ $stop == TERM || $stop == INT ]]; then
     say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue"
     exit 143
 fi
-if ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
+if [[ -z $lost ]] && ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
     say "job $job_id: stopped at step $last without a new step or score since its start; not started again"
     exit 1
 fi

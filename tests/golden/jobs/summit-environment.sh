@@ -108,49 +108,65 @@ attend() {
 shared=/proj/runs/environments/0123.tar
 copy=/mnt/bb/"$USER"/summit_train_environment_$job_id
 copies=("$copy" "$copy.part" "$copy.file")
-began=$SECONDS
-from=$shared # one process of each node reads it
-# On each node: what is complete, intact and this user's gets its name. One process at a time; its first error is printed.
+shared_program=("${program[@]}")
+# On each node that has no copy: what is complete, intact and this user's gets its name. One process at a time; its first
+# error is printed.
 unpack='{ exec 9<"${2%/*}" && flock -w 600 9 && [[ ! -O $2 ]] && rm -rf -- "$2.part" && mkdir -m 700 -- "$2.part"'
 unpack+=' && tar -xf "$1" -C "$2.part" && cd -- "$2.part" && sha256sum --check --quiet SHA256SUMS'
 unpack+=' && { [[ ! -e pyvenv.cfg ]] || sed -i "s|@HERE@|$2|" pyvenv.cfg; } && mv -T -- "$2.part" "$2"'
 unpack+='; } 2>&1 | sed -n "1s|^|$HOSTNAME: |p" >&2; rm -rf -- "$2.file" "$2.part"; [[ -O $2 ]]'
-attend "${each_node[@]}" bash -c "$unpack" unpack "$from" "$copy"
-if ((status == 0)) && [[ -z $stop ]]; then
-    say "job $job_id: the environment is on every node's /mnt/bb/$USER after $((SECONDS - began)) s"
-    program=(env PYTHONSAFEPATH=1 "$copy/bin/python" -m summit_train) # the working folder is the last of sys.path
-else
-    attend "${each_node[@]}" rm -rf -- "${copies[@]}"
-    if [[ -n $stop ]]; then
-        say "job $job_id: staging ended after SIG$stop; not started again"
-        exit 1
+
+copy_environment() {
+    local began=$SECONDS from=$shared # one process of each node reads it
+    program=("${shared_program[@]}")
+    [[ -n $stop ]] || attend "${each_node[@]}" bash -c "$unpack" unpack "$from" "$copy"
+    if ((status == 0)); then
+        say "job $job_id: the environment is on every node's /mnt/bb/$USER after $((SECONDS - began)) s"
+        program=(env PYTHONSAFEPATH=1 "$copy/bin/python" -m summit_train) # the working folder is the last of sys.path
+    elif [[ -z $stop ]]; then
+        attend "${each_node[@]}" rm -rf -- "${copies[@]}"
+        say "job $job_id: warning: $shared is not on every node's /mnt/bb/$USER; the ranks start from the shared environment"
+        status=0
     fi
-    say "job $job_id: warning: $shared is not on every node's /mnt/bb/$USER; the ranks start from the shared environment"
-fi
+}
 
-# The packed sets go to each node's own disk once; the ranks read them there and leave the shared file system alone.
 staged=/mnt/bb/"$USER"/summit_train_$job_id
-attend "${each_node[@]}" "${program[@]}" data stage /proj/packed/train "$staged"
-if ((status != 0)) || [[ -n $stop ]]; then
-    say "job $job_id: staging ended with exit status $status${stop:+ after SIG$stop}; not started again"
-    exit $((status == 0 ? 1 : status))
-fi
-attend "${each_node[@]}" "${program[@]}" data stage '/proj/packed/val set' "$staged"
-if ((status != 0)) || [[ -n $stop ]]; then
-    say "job $job_id: staging ended with exit status $status${stop:+ after SIG$stop}; not started again"
-    exit $((status == 0 ? 1 : status))
-fi
-
 first=$(newest_step)
 scored=$(scored_bytes)
-rm -f -- "$run/stopped"
-say "job $job_id: $run from step $first on 16 nodes, 96 ranks"
-# One crash of the ranks at their start is forgiven.
-for attempt in 1 2; do
-    began=$SECONDS
-    attend "${all_ranks[@]}" "${program[@]}" train "$run/job/spec.yaml" data.stage="'$staged'"
-    ((attempt == 1 && status == 139 && SECONDS - began < 300)) && [[ -z $stop && $(newest_step) == "$first" ]] || break
-    say "job $job_id: the ranks crashed at their start (exit status 139); started once more"
+restarts=0
+failed_at=''   # the newest step when the ranks failed last, and the number of bad nodes
+interrupted='' # where a signal came while no ranks could hear it
+lost=''        # where too few nodes are left
+why=''
+while :; do
+    step=$(newest_step)
+    rm -f -- "$run/stopped"
+    where="on 16 nodes, 96 ranks"
+    say "job $job_id: $run from step $step $where"
+    ((restarts == 0)) || printf '%(%FT%T%z)T %s\n' -1 "job $job_id: $why; from step $step $where" >>"$run/job/restarts"
+    status=0
+    copy_environment
+    # The packed sets go to each node's own disk once; the ranks read them there and leave the shared file system alone.
+    ((status != 0)) || [[ -n $stop ]] || attend "${each_node[@]}" "${program[@]}" data stage /proj/packed/train "$staged"
+    ((status != 0)) || [[ -n $stop ]] || attend "${each_node[@]}" "${program[@]}" data stage '/proj/packed/val set' "$staged"
+    if [[ -n $stop ]]; then
+        interrupted=yes
+        break
+    fi
+    ((status != 0)) || attend "${all_ranks[@]}" "${program[@]}" train "$run/job/spec.yaml" data.stage="'$staged'"
+    # Once more in this job, unless the user is to blame, or nothing was gained since the ranks failed before.
+    ((status != 0 && status != 2)) && [[ ! -e $run/stopped ]] || break
+    if [[ -n $stop ]]; then
+        [[ $stop != USR2 ]] || interrupted=yes # it came too early, or too late
+        break
+    fi
+    step=$(newest_step)
+    gained="$step $(wc -l 2>/dev/null <"$run/job/bad_nodes" || true)"
+    ((restarts < 5)) && [[ $gained != "$failed_at" ]] || break
+    failed_at=$gained
+    restarts=$((restarts + 1))
+    why="exit status $status"
+    say "job $job_id: the ranks ended with $why at step $step; restart $restarts of 5"
 done
 
 ended=$status
@@ -158,7 +174,7 @@ attend "${each_node[@]}" rm -rf -- "$staged" "${copies[@]}"
 status=$ended
 # Rank 0 leaves this file after the checkpoint. The ranks leave with 85, too; but whether a launcher passes that on, or
 # answers with the signal by which it ended those that were slower, is known of srun and mpirun and not of jsrun.
-if [[ ! -e $run/stopped ]]; then
+if [[ ! -e $run/stopped && -z $interrupted$lost ]]; then
     if ((status == 0)); then
         : >"$run/job/done"
         say "job $job_id: done, $run"
@@ -172,7 +188,7 @@ if [[ $stop == TERM || $stop == INT ]]; then
     say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue"
     exit 143
 fi
-if ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
+if [[ -z $lost ]] && ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
     say "job $job_id: stopped at step $last without a new step or score since its start; not started again"
     exit 1
 fi

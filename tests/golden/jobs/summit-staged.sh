@@ -106,7 +106,7 @@ staged=/mnt/bb/"$USER"/summit_train_$job_id
 first=$(newest_step)
 scored=$(scored_bytes)
 restarts=0
-failed_at=''   # the newest step when the ranks failed last
+failed_at=''   # the newest step when the ranks failed last, and the number of bad nodes
 interrupted='' # where a signal came while no ranks could hear it
 lost=''        # where too few nodes are left
 why=''
@@ -132,8 +132,9 @@ while :; do
         break
     fi
     step=$(newest_step)
-    ((restarts < 5)) && [[ $step != "$failed_at" ]] || break
-    failed_at=$step
+    gained="$step $(wc -l 2>/dev/null <"$run/job/bad_nodes" || true)"
+    ((restarts < 5)) && [[ $gained != "$failed_at" ]] || break
+    failed_at=$gained
     restarts=$((restarts + 1))
     why="exit status $status"
     say "job $job_id: the ranks ended with $why at step $step; restart $restarts of 5"
