@@ -38,7 +38,8 @@ _LEFT_OUT = re.compile(
 )
 _CONFIG = "home = @HERE@/base/bin\ninclude-system-site-packages = {}\n"
 # A rank starts with PYTHONSAFEPATH: else Python would look for each of its modules in the working folder first.
-_WORKING_FOLDER = ("zz_working_folder.pth", b"import os, sys; sys.path.append(os.getcwd())\n")
+# Python runs this line more than once.
+_WORKING_FOLDER = ("zz_working_folder.pth", b"import os, sys; sys.path += {os.getcwd()} - {*sys.path}\n")
 _UNCHECKED = 1  # marks bytecode that Python does not compare with its source (PEP 552)
 _BLOCK = 1 << 20
 
