@@ -181,7 +181,7 @@ def standins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Standins:
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """A real Slurm of three nodes, started once for all tests. Skips where it cannot be; under CI as root it must be."""
+    """A real Slurm, started once for all tests. Skips where it cannot be; under CI as root it must be."""
     lacking = missing()
     if lacking is None:
         with running_slurm(tmp_path_factory.mktemp("slurm")) as cluster:

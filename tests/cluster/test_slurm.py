@@ -108,7 +108,8 @@ def test_a_job_that_is_warned_then_killed_then_resubmitted_ends_bit_equal(
     slurm: Slurm, site: Path, whole: Path, write_spec: WriteSpec, tmp_path: Path
 ) -> None:
     """The warning is the signal that Slurm sends before the walltime; loader workers get it too, and the job is
-    requeued. A killed rank ends the job for good, without restarts. The run's name would break a shell or Slurm that did not quote it."""
+    requeued. A killed rank ends the job for good, without restarts. The run's name would break a shell or Slurm that
+    did not quote it."""
     name = "a b; $(touch x) \"' #&*~"
     spec, run = write_spec(name, **EPOCHS, data={"workers": 1}), tmp_path / "runs" / name
     with slurm.closed():
