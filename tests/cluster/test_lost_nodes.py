@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow]
 KEYS = {
     "precision": "fp64",
     "scale": {"gpus": 5, "clips_per_gpu": 2},  # which neither two nor three ranks divide
-    "schedule": {"epochs": 10, "warmup_epochs": 1},
+    "schedule": {"epochs": 6, "warmup_epochs": 1},
     "checkpoint": {"every_minutes": 0.02},
 }
 

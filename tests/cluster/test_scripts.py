@@ -14,7 +14,6 @@ import pytest
 
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site
-from summit_train.report.goodput import restarts as read_restarts
 from tests.standins import Standins
 from tests.worlds import PATIENCE_S
 
@@ -93,7 +92,7 @@ def standins(tmp_path: Path) -> Standins:
     return Standins(tmp_path / "stand ins")
 
 
-def _job(standins: Standins, site: str, run: Path, keys: tuple[str, ...] = (), **more: object) -> tuple[str, Path]:
+def prepared(standins: Standins, site: str, run: Path, keys: tuple[str, ...] = (), **more: object) -> tuple[str, Path]:
     """(script, run) of a job whose Python is the stand-in trainer."""
     (run / "job").mkdir(parents=True, exist_ok=True)
     python = standins.program("trainer", standins.folder / "a venv/bin/python")
@@ -110,7 +109,7 @@ def _job(standins: Standins, site: str, run: Path, keys: tuple[str, ...] = (), *
     return script, run
 
 
-def _start(standins: Standins, script: str, **environ: str) -> subprocess.Popen[str]:
+def started(standins: Standins, script: str, **environ: str) -> subprocess.Popen[str]:
     hosts = standins.folder / "hosts"
     if not hosts.exists():
         hosts.write_text("n1\nn2\n")
@@ -130,12 +129,12 @@ def _start(standins: Standins, script: str, **environ: str) -> subprocess.Popen[
     )
 
 
-def _run(standins: Standins, script: str, **environ: str) -> tuple[int, str]:
+def run_to_end(standins: Standins, script: str, **environ: str) -> tuple[int, str]:
     """The script's exit status and output."""
-    return _ended(standins, _start(standins, script, **environ))
+    return ended_with(standins, started(standins, script, **environ))
 
 
-def _ended(standins: Standins, process: subprocess.Popen[str]) -> tuple[int, str]:
+def ended_with(standins: Standins, process: subprocess.Popen[str]) -> tuple[int, str]:
     output, _ = process.communicate(timeout=PATIENCE_S)
     for path in standins.folder.parent.rglob("job/*7.out"):  # of scripts that open their output themselves
         output += path.read_text(errors="surrogateescape")
@@ -148,7 +147,7 @@ def _stopped(
 ) -> tuple[int, str]:
     """The script's end after signals to the script alone, in a job that squeue then calls `state`."""
     before = len(standins.calls("trainer"))
-    process = _start(standins, script, TRAINER=does)
+    process = started(standins, script, TRAINER=does)
     deadline = time.monotonic() + PATIENCE_S
     while len(standins.calls("trainer")) == before:
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
@@ -156,13 +155,13 @@ def _stopped(
     (standins.folder / "squeue").write_text(f"{state}\n")
     for number in numbers or (signal.SIGUSR2,):
         process.send_signal(number)
-    return _ended(standins, process)
+    return ended_with(standins, process)
 
 
 @pytest.mark.parametrize("site", LAUNCHERS)
 def test_the_launcher_gets_what_the_site_says(standins: Standins, tmp_path: Path, site: str) -> None:
-    script, run = _job(standins, site, tmp_path / "run")
-    status, output = _run(standins, script)
+    script, run = prepared(standins, site, tmp_path / "run")
+    status, output = run_to_end(standins, script)
     assert (status, output.count("\n")) == (0, 2) and output.endswith(f": done, {run}\n"), output
     assert (run / "job/done").exists()
     (call,) = standins.calls(LAUNCHERS[site])
@@ -170,7 +169,7 @@ def test_the_launcher_gets_what_the_site_says(standins: Standins, tmp_path: Path
     assert call["options"] == OPTIONS[site]
     assert files <= {"", str(run / "job/hosts")}
     # A run that is done is not run again.
-    status, output = _run(standins, script)
+    status, output = run_to_end(standins, script)
     assert (status, len(standins.calls("trainer"))) == (0, 1)
     assert output.endswith(f"{run} is done already, there is nothing to do\n")
 
@@ -183,8 +182,8 @@ def test_the_launcher_gets_what_the_site_says(standins: Standins, tmp_path: Path
     ],
 )
 def test_hostile_names_break_and_run_nothing(standins: Standins, tmp_path: Path, site: str, name: str) -> None:
-    script, run = _job(standins, site, tmp_path / "runs" / name)
-    status, output = _run(standins, script)
+    script, run = prepared(standins, site, tmp_path / "runs" / name)
+    status, output = run_to_end(standins, script)
     assert status == 0, output
     (call,) = standins.calls("trainer")
     assert call["words"] == ["-m", "summit_train", "train", f"{run}/job/spec.yaml"]
@@ -192,7 +191,7 @@ def test_hostile_names_break_and_run_nothing(standins: Standins, tmp_path: Path,
     assert (run / "job/done").exists()
     assert list(tmp_path.rglob("x")) == []
     # The scheduler sees directives as lines: those of a plain name, but for the job's own name.
-    plain, _ = _job(standins, site, tmp_path / "runs/plain")
+    plain, _ = prepared(standins, site, tmp_path / "runs/plain")
     assert _directives(script) == _directives(plain)
 
 
@@ -208,8 +207,8 @@ def _directives(script: str) -> list[str]:
 @pytest.mark.parametrize("site", ["summit", "lsf", "srun", "mpirun", "hydra", "flux"])
 def test_staging_is_once_a_node_then_training_reads_there(standins: Standins, tmp_path: Path, site: str) -> None:
     packed = (Path("/packed/$(touch x) train"), Path("/packed/val"))
-    script, run = _job(standins, site, tmp_path / "run", stage=packed)
-    status, output = _run(standins, script, USER="me")
+    script, run = prepared(standins, site, tmp_path / "run", stage=packed)
+    status, output = run_to_end(standins, script, USER="me")
     assert status == 0, output
     staged = {"summit": "/mnt/bb/me"}.get(site, "/tmp") + "/summit_train_" + ("f7" if site == "flux" else "7")
     assert [call["words"][2:] for call in standins.calls("trainer")] == [
@@ -228,22 +227,22 @@ def test_staging_or_training_that_fails_twice_ends_the_job(standins: Standins, t
         ("summit", (), {"TRAINER": "fail"}, 3),
     ):
         before = len(standins.calls("trainer"))
-        script, run = _job(standins, site, tmp_path / site, stage=stage)
-        ended, output = _run(standins, script, **environ)
+        script, run = prepared(standins, site, tmp_path / site, stage=stage)
+        ended, output = run_to_end(standins, script, **environ)
         assert ended == status and output.endswith(f"failed with exit status {status}; not started again\n")
         assert len(standins.calls("trainer")) == before + 2 and not (run / "job/done").exists()
 
 
 def test_a_job_of_this_machine_starts_its_ranks_itself(standins: Standins, tmp_path: Path) -> None:
     packed = Path("/packed/$(touch x)")
-    script, run = _job(standins, "ranks", tmp_path / "$(touch x)")
+    script, run = prepared(standins, "ranks", tmp_path / "$(touch x)")
     status, output = _stopped(standins, script)
     assert (status, "stopped at step 8; submit it again to continue" in output) == (85, True), output
     (call,) = standins.calls("trainer")
     assert call["words"] == ["-m", "summit_train", "train", f"{run}/job/spec.yaml", "--ranks", "2"]
     site = load_site("local", ["node_local=/tmp"])
     job = Job("staged", (run,), 1, 60, run, str(standins.folder / "a venv/bin/python"), stage=(packed,))
-    assert _run(standins, render(site, job))[0] == 0
+    assert run_to_end(standins, render(site, job))[0] == 0
     staging, training = standins.calls("trainer")[1:]
     assert staging["words"][2:5] == ["data", "stage", str(packed)]
     assert training["words"][4:] == [f"data.stage='{staging['words'][5]}'", "--ranks", "2"]
@@ -254,7 +253,7 @@ def test_a_job_of_this_machine_starts_its_ranks_itself(standins: Standins, tmp_p
 @pytest.mark.parametrize("site", ["lsf", "srun", "mpirun"])
 def test_the_warning_reaches_the_ranks_and_the_job_is_requeued(standins: Standins, tmp_path: Path, site: str) -> None:
     """However often the signal comes."""
-    script, run = _job(standins, site, tmp_path / "run")
+    script, run = prepared(standins, site, tmp_path / "run")
     status, output = _stopped(standins, script, *[signal.SIGUSR2] * 5)
     assert status == 85, output
     assert "SIGUSR2, the ranks are asked for a checkpoint" in output
@@ -278,7 +277,7 @@ def test_the_warning_reaches_the_ranks_and_the_job_is_requeued(standins: Standin
 def test_a_job_is_requeued_only_if_it_was_warned_and_got_on(
     standins: Standins, tmp_path: Path, does: str, number: int, state: str, status: int, said: str
 ) -> None:
-    script, run = _job(standins, "srun", tmp_path / "run")
+    script, run = prepared(standins, "srun", tmp_path / "run")
     ended, output = _stopped(standins, script, number, does=does, state=state)
     assert ended == status and said in output
     assert bool(standins.calls("scontrol")) == (status == 85)
@@ -287,13 +286,13 @@ def test_a_job_is_requeued_only_if_it_was_warned_and_got_on(
 
 def test_a_job_that_scored_videos_is_requeued_as_one_that_made_steps(standins: Standins, tmp_path: Path) -> None:
     """Twice: the second one finds scores of the first."""
-    script, _ = _job(standins, "srun", tmp_path / "run")
+    script, _ = prepared(standins, "srun", tmp_path / "run")
     for does, status in (("stop in the evaluation", 85),) * 2 + (("stop without a step", 1),):
         assert _stopped(standins, script, does=does)[0] == status
 
 
 def test_requeues_are_bounded(standins: Standins, tmp_path: Path) -> None:
-    script, run = _job(standins, "lsf", tmp_path / "run", max_requeues=2)
+    script, run = prepared(standins, "lsf", tmp_path / "run", max_requeues=2)
     ends = [_stopped(standins, script) for _ in range(3)]
     assert [status for status, _ in ends] == [85, 85, 1]
     assert (run / "job/requeues").read_text().splitlines() == ["7 step 8", "7 step 9"]
@@ -305,103 +304,15 @@ def test_requeues_are_bounded(standins: Standins, tmp_path: Path) -> None:
 def test_a_requeue_that_slurm_refuses_is_said(
     standins: Standins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script, _ = _job(standins, "srun", tmp_path / "run")
+    script, _ = prepared(standins, "srun", tmp_path / "run")
     monkeypatch.setenv("STANDIN_REFUSES", "Requested operation is presently disabled")
     status, output = _stopped(standins, script)
     assert status == 1 and output.endswith("Slurm did not take it back; submit it again to continue\n")
     assert len(standins.calls("scontrol")) == 1  # though squeue did not answer
 
 
-@pytest.mark.parametrize(
-    ("trainer", "restarts", "starts", "status"),
-    [
-        ("crash once", 5, 2, 0),
-        ("crash", 5, 2, 139),  # twice without a checkpoint between
-        ("crash after a step", 5, 6, 139),
-        ("crash after a step", 1, 2, 139),
-        ("crash", 0, 1, 139),
-        ("your mistake", 5, 1, 2),
-    ],
-)
-def test_ranks_that_fail_start_again_in_the_same_job(
-    standins: Standins, tmp_path: Path, trainer: str, restarts: int, starts: int, status: int
-) -> None:
-    """While a new checkpoint comes between two failures, and as often as the site allows."""
-    script, run = _job(standins, "summit", tmp_path / "run", keys=(f"restarts={restarts}",))
-    ended, output = _run(standins, script, TRAINER=trainer)
-    assert ended == status and len(standins.calls("trainer")) == starts
-    lines = (run / "job/restarts").read_text().splitlines() if starts > 1 else []
-    assert (
-        len(lines) == starts - 1 == len(re.findall(rf"exit status 139 at step \d; restart \d of {restarts}\n", output))
-    )
-    for number, line in enumerate(lines, 1):
-        step = number if trainer == "crash after a step" else 0
-        assert line.endswith(f" job 7: exit status 139; from step {step} on 2 nodes, 12 ranks")
-    assert [why for _, why in read_restarts(run)] == [line.split(" ", 1)[1] for line in lines]
-    assert all(abs(when - time.time()) < 10 * PATIENCE_S for when, _ in read_restarts(run))
-
-
-@pytest.mark.parametrize("site", ["srun", "mpirun", "hydra", "pals", "flux"])
-def test_a_restart_leaves_out_the_nodes_that_do_not_answer(standins: Standins, tmp_path: Path, site: str) -> None:
-    """n2 is lost: a spare node takes its place, then what is left goes on, and then too few are left."""
-    script, run = _job(
-        standins,
-        site,
-        tmp_path / "run",
-        keys=("spare_nodes=1", "min_nodes=1", "node_local=/tmp"),
-        stage=(Path("/packed"),),
-    )
-    (standins.folder / "hosts").write_text("n1\nn2\nn3\n")
-    (standins.folder / "squeue").write_text("RUNNING\n")
-    (standins.folder / "lost").write_text("n2 then n1 then n3\n")
-    status, output = _run(standins, script, TRAINER="lose a node")
-    lines = [line.split(" ", 1)[1] for line in (run / "job/restarts").read_text().splitlines()]
-    job = "f7" if site == "flux" else "7"
-    each = 12 if site == "pals" else 4
-    assert lines == [
-        f"job {job}: exit status 9, without n2; from step 1 on 2 nodes, {2 * each} ranks: n1 n3",
-        f"job {job}: exit status 9, without n1; from step 2 on 1 node, {each} ranks: n3",
-    ], output
-    assert "nodes left: 0 (), needed: 1; set spare_nodes or min_nodes" in output and status == 85
-    assert (run / "job/requeues").read_text() == f"{job} step 3\n"
-    # Each start stages anew, for the nodes that come in fresh.
-    assert [call["words"][2] for call in standins.calls("trainer")] == ["data", "train"] * 3
-
-
-def test_a_node_that_answers_again_is_used_again(standins: Standins, tmp_path: Path) -> None:
-    script, run = _job(standins, "hydra", tmp_path / "run", keys=("spare_nodes=1", "restarts=2"))
-    (standins.folder / "hosts").write_text("n1\nn2\nn3\n")
-    (standins.folder / "lost").write_text("n2 then -n2\n")
-    assert _run(standins, script, TRAINER="lose a node")[0] == 9
-    lines = (run / "job/restarts").read_text().splitlines()
-    assert [line.rpartition(" ranks: ")[2] for line in lines] == ["n1 n3", "n1 n2"]
-
-
-def test_a_signal_while_nodes_are_asked_hands_the_job_over(standins: Standins, tmp_path: Path) -> None:
-    script, run = _job(standins, "srun", tmp_path / "run")
-    (standins.folder / "silent").touch()  # nodes let the script wait
-    process = _start(standins, script, TRAINER="crash after a step")
-    deadline = time.monotonic() + PATIENCE_S
-    while not any(call["options"].get("--mpi") == "none" for call in standins.calls("srun")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-    (standins.folder / "squeue").write_text("RUNNING\n")
-    process.send_signal(signal.SIGUSR2)
-    status, output = _ended(standins, process)
-    assert status == 85 and "stopped at step 1; requeued, 1 of 20" in output
-    assert len(standins.calls("trainer")) == 1 and not (run / "job/restarts").exists()
-
-
-def test_a_launcher_that_waits_for_a_silent_node_is_ended(standins: Standins, tmp_path: Path) -> None:
-    """After a rank left the reason why it failed."""
-    script, run = _job(standins, "srun", tmp_path / "run")
-    status, output = _run(standins, script, TRAINER="fail beside a silent node")
-    assert status == 0 and "the launcher still waits; it is ended" in output
-    assert "exit status 137; from step 0" in (run / "job/restarts").read_text()
-
-
 def test_only_the_last_job_of_a_chain_requeues_itself(standins: Standins, tmp_path: Path) -> None:
-    script, run = _job(standins, "lsf", tmp_path / "run")
+    script, run = prepared(standins, "lsf", tmp_path / "run")
     (run / "job/last_job").write_text("8\n")
     status, output = _stopped(standins, script)
     assert (status, (run / "job/requeues").exists()) == (0, False)
@@ -419,7 +330,7 @@ def test_an_arrays_index_chooses_the_run(standins: Standins, tmp_path: Path, sit
     script = render(load_site(SITES[site][0]), Job("array", runs, 2, 60, tmp_path, str(python)))
     for index, run in enumerate(runs, 1):
         ids = {"LSB_JOBINDEX": str(index), "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": str(index)}
-        assert _run(standins, script, **ids) == (0, "")
+        assert run_to_end(standins, script, **ids) == (0, "")
         assert standins.calls("trainer")[-1]["words"][3] == f"{run}/job/spec.yaml"
         assert (run / f"job/7_{index}.out").read_text().endswith(f": done, {run}\n")
 
@@ -427,7 +338,7 @@ def test_an_arrays_index_chooses_the_run(standins: Standins, tmp_path: Path, sit
 @pytest.mark.parametrize("site", NEW_JOBS)
 def test_a_job_that_is_warned_hands_over_to_a_new_one(standins: Standins, tmp_path: Path, site: str) -> None:
     """PBS and Flux requeue nothing for a user. The new job is recorded in the place of the old one."""
-    script, run = _job(standins, site, tmp_path / "run", max_requeues=1)
+    script, run = prepared(standins, site, tmp_path / "run", max_requeues=1)
     own, new = ("f7", "fA101") if site == "flux" else ("7", "101.pbs")
     (run / "job/submitted.jsonl").write_text(f'{{"id": "6"}}\n{{"id": "{own}", "nodes": 2}}\n')
     (run / "job/last_job").write_text(f"{own}\n")
@@ -447,7 +358,7 @@ def test_a_job_that_is_warned_hands_over_to_a_new_one(standins: Standins, tmp_pa
 def test_a_new_job_that_is_refused_is_said(
     standins: Standins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, site: str
 ) -> None:
-    script, run = _job(standins, site, tmp_path / "run")
+    script, run = prepared(standins, site, tmp_path / "run")
     monkeypatch.setenv("STANDIN_REFUSES", "qsub: would exceed queue's limit")
     status, output = _stopped(standins, script)
     assert status == 1 and "would exceed queue's limit" in output
@@ -464,8 +375,8 @@ def _sleep(standins: Standins, then: str) -> None:
 
 def test_a_pbs_job_warns_itself_before_its_walltime(standins: Standins, tmp_path: Path) -> None:
     _sleep(standins, 'until grep -qs \'"trainer"\' "$STANDINS/calls.jsonl"; do /bin/sleep 0.1; done')
-    script, _ = _job(standins, "hydra", tmp_path / "run")
-    status, output = _run(standins, script, TRAINER="stop")
+    script, _ = prepared(standins, "hydra", tmp_path / "run")
+    status, output = run_to_end(standins, script, TRAINER="stop")
     assert status == 85 and "SIGUSR2, the ranks are asked for a checkpoint" in output
     seconds = int((standins.folder / "seconds").read_text())
     assert 0 < seconds <= 60 * 60 - 300
@@ -474,8 +385,8 @@ def test_a_pbs_job_warns_itself_before_its_walltime(standins: Standins, tmp_path
 def test_the_timer_of_a_pbs_job_ends_with_it(standins: Standins, tmp_path: Path) -> None:
     """A process that stays behind would keep the job alive."""
     _sleep(standins, "exec /bin/sleep 3300")
-    script, _ = _job(standins, "hydra", tmp_path / "run")
-    assert _run(standins, script)[0] == 0
+    script, _ = prepared(standins, "hydra", tmp_path / "run")
+    assert run_to_end(standins, script)[0] == 0
     sleeper = Path("/proc") / (standins.folder / "sleeper").read_text().strip()
     deadline = time.monotonic() + PATIENCE_S
     while sleeper.exists():
@@ -483,39 +394,10 @@ def test_the_timer_of_a_pbs_job_ends_with_it(standins: Standins, tmp_path: Path)
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("site", ["hydra", "pals", "flux", "srun", "mpirun"])
-def test_bad_nodes_are_left_out_and_missed_where_none_is_spare(standins: Standins, tmp_path: Path, site: str) -> None:
-    script, run = _job(standins, site, tmp_path / "run")
-    for hosts, bad, down, left in (
-        ("n1\nn2\nn3\n", "\n# n2\n n1 Xid 74\n", "", "n2 n3"),
-        ("n1\nn2\nn3\n", "", "", "n1 n2"),
-        ("n1.hsn\nn1.hsn\nn2.hsn\nn3.hsn\n", "n2\n", "", "n1.hsn n3.hsn"),
-        ("n1.hsn\nn2.hsn\nn3.hsn\n", "", "n1   offline Xid 74\nn9 down\n", "n2.hsn n3.hsn"),
-    ):
-        if site in ("flux", "srun", "mpirun") and ("." in hosts or down):
-            continue  # they name hosts in one way, and Flux those that are down itself
-        (standins.folder / "hosts").write_text(hosts)
-        (standins.folder / "pbsnodes").write_text(down)
-        (run / "job/bad_nodes").write_text(bad)
-        assert _run(standins, script)[0] == 0
-        (run / "job/done").unlink()
-        trainer, options = standins.calls("trainer")[-1], standins.calls(LAUNCHERS[site])[-1]["options"]
-        if site in NEW_JOBS:
-            assert trainer["MASTER_ADDR"] == left.split()[0]
-            assert trainer["PBS_NODEFILE"] == str(standins.folder / "hosts")
-        named = {"flux": "--requires", "srun": "--nodelist", "mpirun": "--host"}
-        if site in named:
-            assert options[named[site]].removeprefix("host:").replace(":4", "").split(",") == left.split()
-        assert (run / "job/hosts").read_text().split() == left.split()
-    (run / "job/bad_nodes").write_text("n1\nn2\n")
-    status, output = _run(standins, script)
-    assert status == 1 and "needed: 2; set spare_nodes or min_nodes in the site profile" in output
-
-
 def test_a_script_that_is_started_by_hand_says_so(standins: Standins, tmp_path: Path) -> None:
     environ = {name: value for name, value in standins.environ.items() if name not in SCHEDULERS}
     for site, command in (("summit", "bsub"), ("srun", "sbatch"), ("hydra", "qsub"), ("flux", "flux batch")):
-        script, run = _job(standins, site, tmp_path / site)
+        script, run = prepared(standins, site, tmp_path / site)
         done = subprocess.run(["bash", "-c", script], env=environ, capture_output=True, text=True)
         assert done.returncode != 0 and f"this is a job script, for {command}" in done.stderr
         assert os.listdir(run) == ["job"] and os.listdir(run / "job") == ["job.sh"]

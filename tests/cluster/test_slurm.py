@@ -208,12 +208,12 @@ def test_what_slurm_does_not_take_is_refused_in_one_line(
 
 
 def test_the_doctor_checks_the_nodes_of_a_site_in_a_job(slurm: Slurm, site: Path, tmp_path: Path) -> None:
-    caps, words = "walltime_caps=[{nodes: 2, walltime: 1:00}]", ("--submit", "--nodes", "2", "--run-dir", str(tmp_path))
+    caps, words = "walltime_caps=[{nodes: 3, walltime: 1:00}]", ("--submit", "--nodes", "2", "--run-dir", str(tmp_path))
     keys = (*BY_TORCH, "check_nodes=true")
     status, said = slurm.program("doctor", "--site", str(site), *words, "--set", caps, *set_words(keys))
     found = dict(re.findall(r"^\w+ +(\S.*?)  +(\S.*)$", said, re.M))
     assert status == 0, said
-    assert found["queue"] == "the default: 1:00 on 2 nodes" and found["account"].startswith("none, not checked: sacctm")
+    assert found["queue"] == "the default: 1:00 on 3 nodes" and found["account"].startswith("none, not checked: sacctm")
     assert found["trial job"].endswith(f" has ended; {tmp_path}/doctor_two_nodes/job has its script and output")
     assert found["node: launch"] == "2 ranks on 2 nodes by srun, torch (gloo): the sum is 3"
     assert found["node: ranks"] == "2; the profile says 2" and found["node: node-local disk"].endswith(" at /tmp")

@@ -52,6 +52,10 @@ def submit(cluster: Slurm, folder: Path, name: str, epochs: int, keys: list[str]
     return folder / "runs" / name
 
 
+def _last_step(run: Path) -> float:
+    return max((step["time"] for step in records(run, "step")), default=0.0)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10, metavar="N")
@@ -68,10 +72,8 @@ def main() -> int:
         cluster = stack.enter_context(running_slurm(folder / "slurm", node_lost_after_s=args.given_up_s))
         run, lost = submit(cluster, folder, "run", args.epochs, keys), list[float]()
         while len(lost) < args.kills and not (run / "job/done").exists():
-            starts = len(records(run, "start")) if (run / "metrics.jsonl").exists() else 0
-            if starts != len(lost) + 1 or not any(
-                step["time"] > records(run, "start")[-1]["time"] for step in records(run, "step")
-            ):
+            starts = records(run, "start") if (run / "metrics.jsonl").exists() else []
+            if len(starts) != len(lost) + 1 or _last_step(run) < starts[-1]["time"]:
                 time.sleep(0.5)
                 continue
             if lost:

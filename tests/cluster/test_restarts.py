@@ -1,0 +1,140 @@
+"""Job scripts whose ranks fail or whose nodes are bad or lost start the ranks again in the same job, on other nodes.
+
+As in test_scripts.py, launchers and trainer are stand-ins, bash and the signals are real.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from summit_train.report.goodput import restarts as read_restarts
+from tests.cluster.test_scripts import LAUNCHERS, NEW_JOBS, ended_with, prepared, run_to_end, started
+from tests.standins import Standins
+from tests.worlds import PATIENCE_S
+
+
+@pytest.fixture
+def standins(tmp_path: Path) -> Standins:
+    return Standins(tmp_path / "stand ins")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "restarts", "starts", "status"),
+    [
+        ("crash once", 5, 2, 0),
+        ("crash", 5, 2, 139),  # twice without a checkpoint between
+        ("crash after a step", 5, 6, 139),
+        ("crash after a step", 1, 2, 139),
+        ("crash", 0, 1, 139),
+        ("your mistake", 5, 1, 2),
+    ],
+)
+def test_ranks_that_fail_start_again_in_the_same_job(
+    standins: Standins, tmp_path: Path, trainer: str, restarts: int, starts: int, status: int
+) -> None:
+    """While a new checkpoint comes between two failures, and as often as the site allows."""
+    script, run = prepared(standins, "summit", tmp_path / "run", keys=(f"restarts={restarts}",))
+    ended, output = run_to_end(standins, script, TRAINER=trainer)
+    assert ended == status and len(standins.calls("trainer")) == starts
+    lines = (run / "job/restarts").read_text().splitlines() if starts > 1 else []
+    assert (
+        len(lines) == starts - 1 == len(re.findall(rf"exit status 139 at step \d; restart \d of {restarts}\n", output))
+    )
+    for number, line in enumerate(lines, 1):
+        step = number if trainer == "crash after a step" else 0
+        assert line.endswith(f" job 7: exit status 139; from step {step} on 2 nodes, 12 ranks")
+    assert [why for _, why in read_restarts(run)] == [line.split(" ", 1)[1] for line in lines]
+    assert all(abs(when - time.time()) < 10 * PATIENCE_S for when, _ in read_restarts(run))
+
+
+@pytest.mark.parametrize("site", ["srun", "mpirun", "hydra", "pals", "flux"])
+def test_a_restart_leaves_out_the_nodes_that_do_not_answer(standins: Standins, tmp_path: Path, site: str) -> None:
+    """n2 is lost: a spare node takes its place, then what is left goes on, and then too few are left."""
+    script, run = prepared(
+        standins,
+        site,
+        tmp_path / "run",
+        keys=("spare_nodes=1", "min_nodes=1", "node_local=/tmp"),
+        stage=(Path("/packed"),),
+    )
+    (standins.folder / "hosts").write_text("n1\nn2\nn3\n")
+    (standins.folder / "squeue").write_text("RUNNING\n")
+    (standins.folder / "lost").write_text("n2 then n1 then n3\n")
+    status, output = run_to_end(standins, script, TRAINER="lose a node")
+    lines = [line.split(" ", 1)[1] for line in (run / "job/restarts").read_text().splitlines()]
+    job = "f7" if site == "flux" else "7"
+    each = 12 if site == "pals" else 4
+    assert lines == [
+        f"job {job}: exit status 9, without n2; from step 1 on 2 nodes, {2 * each} ranks: n1 n3",
+        f"job {job}: exit status 9, without n1; from step 2 on 1 node, {each} ranks: n3",
+    ], output
+    assert "nodes left: 0 (), needed: 1; set spare_nodes or min_nodes" in output and status == 85
+    assert (run / "job/requeues").read_text() == f"{job} step 3\n"
+    # Each start stages anew, for the nodes that come in fresh.
+    assert [call["words"][2] for call in standins.calls("trainer")] == ["data", "train"] * 3
+
+
+def test_a_node_that_answers_again_is_used_again(standins: Standins, tmp_path: Path) -> None:
+    script, run = prepared(standins, "hydra", tmp_path / "run", keys=("spare_nodes=1", "restarts=2"))
+    (standins.folder / "hosts").write_text("n1\nn2\nn3\n")
+    (standins.folder / "lost").write_text("n2 then -n2\n")
+    assert run_to_end(standins, script, TRAINER="lose a node")[0] == 9
+    lines = (run / "job/restarts").read_text().splitlines()
+    assert [line.rpartition(" ranks: ")[2] for line in lines] == ["n1 n3", "n1 n2"]
+
+
+def test_a_signal_while_nodes_are_asked_hands_the_job_over(standins: Standins, tmp_path: Path) -> None:
+    script, run = prepared(standins, "srun", tmp_path / "run")
+    (standins.folder / "silent").touch()  # nodes let the script wait
+    process = started(standins, script, TRAINER="crash after a step")
+    deadline = time.monotonic() + PATIENCE_S
+    while not any(call["options"].get("--mpi") == "none" for call in standins.calls("srun")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    (standins.folder / "squeue").write_text("RUNNING\n")
+    process.send_signal(signal.SIGUSR2)
+    status, output = ended_with(standins, process)
+    assert status == 85 and "stopped at step 1; requeued, 1 of 20" in output
+    assert len(standins.calls("trainer")) == 1 and not (run / "job/restarts").exists()
+
+
+def test_a_launcher_that_waits_for_a_silent_node_is_ended(standins: Standins, tmp_path: Path) -> None:
+    """After a rank left the reason why it failed."""
+    script, run = prepared(standins, "srun", tmp_path / "run")
+    status, output = run_to_end(standins, script, TRAINER="fail beside a silent node")
+    assert status == 0 and "the launcher still waits; it is ended" in output
+    assert "exit status 137; from step 0" in (run / "job/restarts").read_text()
+
+
+@pytest.mark.parametrize("site", ["hydra", "pals", "flux", "srun", "mpirun"])
+def test_bad_nodes_are_left_out_and_missed_where_none_is_spare(standins: Standins, tmp_path: Path, site: str) -> None:
+    script, run = prepared(standins, site, tmp_path / "run")
+    for hosts, bad, down, left in (
+        ("n1\nn2\nn3\n", "\n# n2\n n1 Xid 74\n", "", "n2 n3"),
+        ("n1\nn2\nn3\n", "", "", "n1 n2"),
+        ("n1.hsn\nn1.hsn\nn2.hsn\nn3.hsn\n", "n2\n", "", "n1.hsn n3.hsn"),
+        ("n1.hsn\nn2.hsn\nn3.hsn\n", "", "n1   offline Xid 74\nn9 down\n", "n2.hsn n3.hsn"),
+    ):
+        if site in ("flux", "srun", "mpirun") and ("." in hosts or down):
+            continue  # they name hosts in one way, and Flux those that are down itself
+        (standins.folder / "hosts").write_text(hosts)
+        (standins.folder / "pbsnodes").write_text(down)
+        (run / "job/bad_nodes").write_text(bad)
+        assert run_to_end(standins, script)[0] == 0
+        (run / "job/done").unlink()
+        trainer, options = standins.calls("trainer")[-1], standins.calls(LAUNCHERS[site])[-1]["options"]
+        if site in NEW_JOBS:
+            assert trainer["MASTER_ADDR"] == left.split()[0]
+            assert trainer["PBS_NODEFILE"] == str(standins.folder / "hosts")
+        named = {"flux": "--requires", "srun": "--nodelist", "mpirun": "--host"}
+        if site in named:
+            assert options[named[site]].removeprefix("host:").replace(":4", "").split(",") == left.split()
+        assert (run / "job/hosts").read_text().split() == left.split()
+    (run / "job/bad_nodes").write_text("n1\nn2\n")
+    status, output = run_to_end(standins, script)
+    assert status == 1 and "needed: 2; set spare_nodes or min_nodes in the site profile" in output
