@@ -50,7 +50,7 @@ class Experiment:
     dataset: Dataset | None
 
     def values(self) -> Values:
-        sizes = ("ranks", "accumulation", "clips_per_gpu", "global_batch", "gradient_bytes")
+        sizes = ("ranks", "virtual_gpus", "accumulation", "clips_per_gpu", "global_batch", "gradient_bytes")
         synthetic, data = self.dataset is None, self.spec.data
         clips = {"clips": None, "workers": 0} if synthetic else {"clips": data.train, "workers": data.num_workers()}
         plan = {name: getattr(self.plan, name) for name in sizes}
@@ -256,7 +256,7 @@ def as_text(values: Values) -> str:
     for spec in values["specs"]:
         network = " ".join(filter(None, (spec["arch"], spec["backbone"])))
         clips, ranks = counted(spec["clips_per_gpu"], "clip"), counted(spec["ranks"], "rank")
-        batch = f"{spec['accumulation']} x {clips} a step on each of {ranks}"
+        batch = f"{spec['virtual_gpus']} x {clips} a step on {ranks}"
         clips = "RANDOM CLIPS, no loader" if spec["synthetic"] else f"{spec['clips']}, {spec['workers']} workers"
         parts = [("step", measure.spread_text(spec["step_s"]) + " s", "")]
         for name, seconds in spec["phases_s"].items():

@@ -111,7 +111,8 @@ def _scoring(
 
     with session(this_launch()) as world, Watchdog(world, world.broadcast(spec.watch.stall_seconds)) as watchdog:
         world.from_first(compare_code)
-        network = initial_network(spec, device := choose_device(world))
+        device = choose_device(world)
+        network = world.together(lambda: initial_network(spec, device))
         check_agreement(world, spec, datasets, network, **arguments)
         yield task_named(spec.task).part("scorer")(spec, datasets["val"], world, device), network, watchdog
 

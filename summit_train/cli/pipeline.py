@@ -56,7 +56,7 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
     ):
         arguments = {"command": "train", "trace": args.trace, "more_epochs": more_epochs}
         device = choose_device(world)
-        network = initial_network(inputs.spec, device)
+        network = world.together(lambda: initial_network(inputs.spec, device))
         check_agreement(world, inputs.spec, inputs.datasets, network, **arguments)
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
         check_nodes(world, device, inputs.train, inputs.spec.run_path, watchdog)

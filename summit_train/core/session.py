@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from summit_train.core.result import tell, warn
 
 _SECONDS_FOR_RANK_0 = 3.0
 _SECONDS_BETWEEN_FIRST_AND_LAST = 3.0
+_SECONDS_TO_WRITE = 5.0
 
 
 def check_single(command: str) -> None:
@@ -73,11 +75,19 @@ def report_failure(error: BaseException, launch: Launch) -> None:
 def leave_reason(text: str) -> None:
     """Leave the reason for an exit status that is not 0 with torchrun and the job script, if they started this rank.
 
-    torchrun prints it last. The script does not wait for ever then for a launcher that waits for a silent node.
+    torchrun prints it last. The script does not wait for ever then for a launcher that waits for a silent node. Where a
+    shared file system that hangs is the reason, this returns after some seconds all the same.
     """
+    writing = threading.Thread(target=_write_reason, args=(text,), daemon=True)
+    writing.start()
+    writing.join(_SECONDS_TO_WRITE)
+
+
+def _write_reason(text: str) -> None:
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         message = {"message": text.rstrip(), "extraInfo": {"timestamp": str(int(time.time()))}}
-        write_json(Path(file), {"message": message})
+        with suppress(OSError):  # the disk may be why this rank fails
+            write_json(Path(file), {"message": message})
     if file := os.environ.get("SUMMIT_TRAIN_FAILURE"):
-        with suppress(OSError):  # the folder may be why this rank fails
+        with suppress(OSError):
             Path(file).write_text(f"{text.rstrip()}\n", errors="replace")

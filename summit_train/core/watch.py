@@ -198,9 +198,9 @@ class Watchdog:
             if before is not None:
                 before.exchange(self._where)
             if fault := self._fault(seconds, before):
-                leave_reason(fault := f"{self._world.who}: {fault}")
-                tell(fault)
+                tell(fault := f"{self._world.who}: {fault}")
                 faulthandler.dump_traceback(file=sys.stderr)
+                leave_reason(fault)
                 self._world.abort(1)
 
     def _fault(self, seconds: float, before: Neighbour | None) -> str | None:

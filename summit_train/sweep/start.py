@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from summit_train.cluster.estimate import Estimate, check_ranks, estimate
+from summit_train.cluster.estimate import Estimate, check_ranks, estimate, save_often
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import Site, walltime_text
 from summit_train.cluster.submit import (
@@ -74,6 +74,7 @@ def plan_runs(
                 raise UserError("the number of nodes is missing; add nodes: N to the sweep or to this run")
             else:
                 plan, videos = plan_run(spec, check_ranks(site, spec, nodes))
+                spec, _ = save_often(site, spec, plan)
                 cost = estimate(site, plan, walltime, videos=videos)
         except UserError as error:
             raise UserError(*(f"{run.name}: {line}" for line in error.args)) from error

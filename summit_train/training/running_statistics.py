@@ -60,15 +60,15 @@ class RunningStatistics:
     def start_mean(self) -> None:
         if self._norms:
             self._mean = torch.cat(self._buffers())
-            if self._share != 1:
-                self._mean = self._before.lerp(self._mean, self._share)
+            if self._share != 1:  # on all ranks; in doubles, as the r_0 of the ranks cancel out
+                self._mean = self._before.double().lerp(self._mean.double(), self._share)
             self._wait = self._world.start_mean(self._mean, "batch_norm")
 
     def finish(self, skipped: torch.Tensor) -> None:
         """Put the average in place or, if `skipped` is 1, the statistics from before the step."""
         if self._norms:
             self._wait()
-            settled = torch.where(skipped > 0, self._before, self._mean)
+            settled = torch.where(skipped > 0, self._before, self._mean.to(self._before.dtype))
             torch._foreach_copy_(self._buffers(), self._split(settled))
 
     def _weight(self, momentum: float, index: int) -> float:

@@ -71,12 +71,13 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What one rank has recorded. offset: added to its clock; error: of the offset; both in seconds."""
+    """What one rank with so many virtual GPUs has recorded. offset: added to its clock; error: of it; in seconds."""
 
     who: str
     offset: float
     error: float
     slices: list[Slice]
+    virtual_gpus: int = 1
 
 
 def slices_of(step: TimedStep, now: Mark, offset: float) -> Iterator[Slice]:
@@ -142,7 +143,9 @@ def slowest_text(ranks: Sequence[RankTrace], slowest: Sequence[SlowestRank]) -> 
         why = max(own, key=lambda row: (row.seconds - row.median_s) * row.steps, default=None)
         most = f", most by its {why.phase}: {1000 * (why.seconds - why.median_s):.1f} ms over the median" if why else ""
         often = f"the last in {last.times_slowest} of {counted(last.steps, 'step')}"
-        late_ms = 1000 * (last.median_s - last.seconds)
+        late_ms, shares = 1000 * (last.median_s - last.seconds), [rank.virtual_gpus for rank in ranks]
+        if min(shares) < (share := shares[last.rank]):
+            most += f"; it has {counted(share, 'virtual GPU')}, others have {min(shares)}"
         lines.append(f"the others wait {late_ms:.1f} ms a step for {ranks[last.rank].who}, {often}{most}")
     return lines
 
@@ -206,7 +209,8 @@ class Trace:
         now = idle_mark(self._run.device)
         offset, error = compare_clocks(world)
         slices = [one for step in steps for one in slices_of(step, now, offset)]
-        ranks = world.gather(RankTrace(world.who, offset, error, slices)) or []
+        virtual_gpus = len(self._run.plan.virtual_gpus_of(world.rank))
+        ranks = world.gather(RankTrace(world.who, offset, error, slices, virtual_gpus)) or []
         first, last = steps[0].number, steps[-1].number
         path = self._run.spec.run_path / "trace" / f"steps_{first}-{last}.json"
         slowest = slowest_ranks(ranks)

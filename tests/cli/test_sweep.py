@@ -136,6 +136,19 @@ def test_runs_of_equal_nodes_are_one_array_with_the_cap(
     assert spec.run_path == tmp_path / "runs/study/gpus-8_seed-1"
 
 
+@pytest.mark.parametrize(("words", "minutes"), [({}, 1.0), ({"checkpoint": {"every_minutes": 7}}, 7.0)])
+def test_a_run_saves_as_often_as_the_sites_failures_ask_for(
+    words: dict[str, object], minutes: float, say: Say, write_sweep: Sweeps, standins: Standins, tmp_path: Path
+) -> None:
+    (standins.folder / "sbatch").write_text("77\n")
+    own = f"extends: {ROOT}/configs/sites/slurm_generic.yaml\nfailure_gpu_hours: 0.1\n"
+    (tmp_path / "ours.yaml").write_text(own)
+    path = write_sweep("grid: {scale.gpus: [4, 8]}\nnodes: 1\n", **words)
+    assert say("sweep", str(path), "--site", "ours.yaml")[2] == ""
+    written = [load_spec(path) for path in tmp_path.glob("runs/study/*/job/spec.yaml")]
+    assert [spec.checkpoint.every_minutes for spec in written] == [minutes, minutes]
+
+
 def test_submitted_again_only_what_failed_or_is_missing_starts(
     say: Say, write_sweep: Sweeps, standins: Standins, tmp_path: Path
 ) -> None:

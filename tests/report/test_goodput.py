@@ -75,6 +75,8 @@ def test_a_restart_in_the_same_job_is_not_the_queue(write_run):
     (path / "job").mkdir()
     when = datetime.fromtimestamp(T0 + 80, timezone(timedelta(hours=2))).strftime("%Y-%m-%dT%H:%M:%S%z")
     (path / "job/restarts").write_text(f"{when} job 7: exit status 1, without n2; from step 2 on 1 node, 2 ranks: n1\n")
+    with (path / "job/restarts").open("ab") as file:
+        file.write(b"\n\0\xff\n2026-01")  # a full disk, a lost node
     spent, page = time_spent(RunRecord(path)), render([RunRecord(path)])
     assert spent is not None and (spent.restarts, spent.between_jobs, spent.total) == (65.0, 0.0, 192.0)
     assert spent.goodput == spent.goodput_in_jobs == 38 / 192

@@ -7,6 +7,7 @@ import re
 import signal
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -160,6 +161,8 @@ def test_the_slowest_rank_is_the_late_one_and_not_those_that_wait_for_it() -> No
         "the others wait 1500.0 ms a step for rank 2 on h, the last in 2 of 2 steps, most by its data_wait: 1250.0 ms "
         "over the median",
     ]
+    ranks[2] = replace(ranks[2], virtual_gpus=2)  # it has a reason
+    assert slowest_text(ranks, rows)[1].endswith("over the median; it has 2 virtual GPUs, others have 1")
 
 
 def _read(path: Path) -> dict[tuple[str, str], list[tuple[str, float, float, int]]]:
