@@ -167,6 +167,16 @@ def test_a_stop_on_request_is_told(sweep, begin):
     assert (row["state"], row["note"]) == ("failed", "stopped on request")
 
 
+def test_the_restarts_within_jobs_are_counted(sweep, begin):
+    for i, number in enumerate((1, 2)):
+        path = begin(i, leave_out=("eval.json",))
+        (path / "job").mkdir()
+        (path / "job/restarts").write_text("2026-11-26T15:00:00+0000 job 7: exit status 1; from step 2\n" * number)
+    (path / "stopped").touch()
+    notes = [row["note"] for row in read_rows(sweep)]
+    assert notes[:2] == ["1 restart", "stopped on request; 2 restarts"] and not any(notes[2:])
+
+
 def test_published_figures_are_in_the_row_of_their_batch(sweep):
     points = (ReferencePoint(global_batch=16, top1=70.0, top1_std=0.5), ReferencePoint(global_batch=9, top1=1.0))
     with_points = dataclasses.replace(sweep, reference=Reference(label="X", points=points))
