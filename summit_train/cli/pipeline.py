@@ -11,6 +11,7 @@ from typing import Any
 
 from summit_train.cli.evaluate import accuracy_result, warn_left_out
 from summit_train.cluster.node_check import check_nodes
+from summit_train.core.bad_nodes import script_began
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.device import choose_device, environment
 from summit_train.core.errors import AgreedError, RunFailed, UserError
@@ -175,7 +176,7 @@ def _stopped(run: Run, stop: StopRequest) -> Result:
         by = stop.signal or "a signal to another rank"
         line = f"stopped by {by}; resumes from {last} when started again"
         say(line)
-        leave_reason(line)
+        leave_reason(line, 85)
 
     run.world.from_first(record)  # no rank leaves before that is written
     return Result(status=85)
@@ -213,7 +214,7 @@ def _train(run: Run, stop: StopRequest, traced: range, change: Change | None) ->
                 log.write("more_epochs", **{"from": change[0], "to": change[1]}, step=run.start_step)
             _keep_result(spec.run_path, change[0])
         write_text(spec.run_path / "spec.yaml", dump_spec(spec))
-        log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive())
+        log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive(), job=script_began())
         for note in run.notes:
             log.say(note)
         train(run, Records(run, log, traced), stop)

@@ -18,7 +18,7 @@ from statistics import median
 import torch
 
 from summit_train.cluster.doctor import Check
-from summit_train.core.bad_nodes import CHECK_NODES, bad_nodes, name_bad_nodes, spare_nodes
+from summit_train.core.bad_nodes import CHECK_NODES, name_bad_nodes, spares
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import node_name
 from summit_train.core.errors import RunFailed
@@ -69,8 +69,7 @@ def check_nodes(world: World, device: torch.device, train: Dataset, run_path: Pa
 
     Raises AgreedError where the job has as many nodes to spare: they are in job/bad_nodes then.
     """
-    spares = world.from_first(lambda: spare_nodes(CHECK_NODES))
-    if spares is None:
+    if not world.from_first(lambda: CHECK_NODES in os.environ):
         return
     began = time.monotonic()
     rates = measure_nodes(world, device, watchdog, train)
@@ -81,13 +80,12 @@ def check_nodes(world: World, device: torch.device, train: Dataset, run_path: Pa
         for one in slow:
             warn(f"{one.node} is {one}")
         reasons = {one.node: "; ".join(str(other) for other in slow if other.node == one.node) for one in slow}
-        left = max(0, spares - len(bad_nodes(run_path)))
+        left = spares(run_path).replaceable
         if 0 < len(reasons) <= left and (named := name_bad_nodes(run_path, reasons)):
             some = f"some of its {counted(left, 'spare node')} instead"
             raise RunFailed(f"job/bad_nodes now names {listed(named)}: the next start takes {some}")
-        if reasons and spares:
-            some = f"{left} of {counted(spares, 'spare node')} can take their place"
-            warn(f"the run goes on with {counted(len(reasons), 'slow node')}: {some}")
+        if reasons:
+            warn(f"the run goes on with {counted(len(reasons), 'slow node')}; the job has {left} to spare")
 
     world.from_first(act)
 
@@ -197,10 +195,11 @@ def files_of(train: Dataset, rank: int, ranks: int) -> Iterator[tuple[Path, floa
     first, part = divmod(rank * count / ranks, 1)
     for index in range(int(first), -(-(rank + 1) * count // ranks)):
         path = shards[index] if shards else root / manifest.path(index)
-        if path.is_dir():
-            yield from ((file, 0.0) for file in sorted(path.iterdir()))
-        else:
-            yield path, part if index == first else 0.0
+        with suppress(OSError):  # as below
+            if path.is_dir():
+                yield from ((file, 0.0) for file in sorted(path.iterdir()))
+            else:
+                yield path, part if index == first else 0.0
 
 
 def read_rate(files: Iterable[tuple[Path, float]]) -> float | None:

@@ -253,8 +253,8 @@ def _told(site: Site) -> dict[str, Variable]:
     """Return the variables by which a job tells the ranks what they must know of its site."""
     told: dict[str, tuple[str, str, str]] = {}  # by name: key, its value, the variable's
     told |= {} if site.comm == "auto" else {COMM: ("comm", site.comm, site.comm)}
-    told |= {CHECK_NODES: ("check_nodes", "true", str(site.spare_nodes))} if site.check_nodes else {}
-    told |= {EXCLUDE_SLOW: ("exclude_slow", "true", str(site.spare_nodes))} if site.exclude_slow else {}
+    told |= {CHECK_NODES: ("check_nodes", "true", "1")} if site.check_nodes else {}
+    told |= {EXCLUDE_SLOW: ("exclude_slow", "true", "1")} if site.exclude_slow else {}
     variables = {}
     for name, (key, word, value) in told.items():
         if name in site.environment and site.environment[name].value != value:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from summit_train.core.bad_nodes import FAILURE, name_bad_nodes, spares
 from summit_train.core.comm import World, open_world
 from summit_train.core.comm.launch import Launch, this_launch
 from summit_train.core.errors import AgreedError, UserError, describe, exit_status, is_bug
@@ -69,25 +70,29 @@ def report_failure(error: BaseException, launch: Launch) -> None:
     name = f"summit-train, rank {launch.rank} on {socket.gethostname()}:" if is_named else "summit-train:"
     said = f"{name}\n{text}" if is_bug(error) else f"{name} {text}"
     tell(*said.split("\n"))
-    leave_reason(said)
+    leave_reason(said, exit_status(error))
 
 
-def leave_reason(text: str) -> None:
+def leave_reason(text: str, status: int, node: str | None = None) -> None:
     """Leave the reason for an exit status that is not 0 with torchrun and the job script, if they started this rank.
 
-    torchrun prints it last. The script does not wait for ever then for a launcher that waits for a silent node. Where a
-    shared file system that hangs is the reason, this returns after some seconds all the same.
+    torchrun prints it last. Where the status is 1 the script does not wait for ever for a launcher that waits for a
+    silent node, and leaves out `node`, if this rank is the first to fail and the job can lose a node. Where a shared
+    file system that hangs is the reason, this returns after some seconds all the same.
     """
-    writing = threading.Thread(target=_write_reason, args=(text,), daemon=True)
+    writing = threading.Thread(target=_write_reason, args=(text, status, node), daemon=True)
     writing.start()
     writing.join(_SECONDS_TO_WRITE)
 
 
-def _write_reason(text: str) -> None:
+def _write_reason(text: str, status: int, node: str | None) -> None:
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         message = {"message": text.rstrip(), "extraInfo": {"timestamp": str(int(time.time()))}}
         with suppress(OSError):  # the disk may be why this rank fails
             write_json(Path(file), {"message": message})
-    if file := os.environ.get("SUMMIT_TRAIN_FAILURE"):
-        with suppress(OSError):
-            Path(file).write_text(f"{text.rstrip()}\n", errors="replace")
+    if status == 1 and (file := os.environ.get(FAILURE)):
+        with suppress(OSError, UserError), open(file, "x", encoding="utf-8", errors="replace") as said:
+            said.write(f"{text.rstrip()}\n")
+            run_path = Path(file).parent.parent
+            if node is not None and spares(run_path).losable > 0:
+                name_bad_nodes(run_path, {node: text})

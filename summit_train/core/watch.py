@@ -15,6 +15,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from summit_train.core.comm import World
+from summit_train.core.comm.launch import node_name
 from summit_train.core.result import tell
 from summit_train.core.session import leave_reason
 
@@ -134,10 +135,11 @@ class Neighbour:
         self._socket.bind(("127.0.0.1" if on_one_node else "", 0))
         self._socket.setblocking(False)
         self._key = os.urandom(8)  # tells this run's datagrams from anybody else's
-        ring = world.broadcast(world.gather((world.who, world.host, self._socket.getsockname()[1], self._key)))
+        own = world.who, world.host, self._socket.getsockname()[1], self._key, node_name(os.environ, world.host)
+        ring = world.broadcast(world.gather(own))
         assert ring is not None
-        self.who, _, _, self._key_before = ring[world.rank - 1]
-        _, host, port, _ = ring[(world.rank + 1) % world.size]
+        self.who, _, _, self._key_before, self.node = ring[world.rank - 1]
+        _, host, port, _, _ = ring[(world.rank + 1) % world.size]
         self._next: tuple[str, int] | None = None
         with suppress(OSError):  # a name without an address: the next rank then says that it heard nothing
             self._next = "127.0.0.1" if on_one_node or host == world.host else socket.gethostbyname(host), port
@@ -200,7 +202,9 @@ class Watchdog:
             if fault := self._fault(seconds, before):
                 tell(fault := f"{self._world.who}: {fault}")
                 faulthandler.dump_traceback(file=sys.stderr)
-                leave_reason(fault)
+                own = None if self._waits else node_name(os.environ, self._world.host)
+                silent = before is not None and (before.silent_seconds() or 0) > seconds / 2
+                leave_reason(fault, 1, before.node if before is not None and silent else own)
                 self._world.abort(1)
 
     def _fault(self, seconds: float, before: Neighbour | None) -> str | None:

@@ -9,9 +9,7 @@ its last record and the moment when it was killed, counts as lost between the jo
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -52,14 +50,11 @@ class TimeSpent:
         return self.steps / (self.total - self.between_jobs)
 
 
-def restarts(run_path: Path) -> list[tuple[float, str]]:
-    """Return the restarts within jobs, oldest first: when, in seconds since 1970, and why, as RUN/job/restarts says."""
-    path, found = run_path / "job/restarts", []
-    for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
-        when, _, why = line.partition(" ")
-        with suppress(ValueError):  # the job was lost, or the disk full, in the middle of a line
-            found.append((datetime.strptime(when, "%Y-%m-%dT%H:%M:%S%z").timestamp(), why))
-    return found
+def restarts(run_path: Path) -> list[str]:
+    """Return why ranks were started again within jobs, oldest first, as RUN/job/restarts says."""
+    path = run_path / "job/restarts"
+    lines = path.read_text("utf-8", "replace").splitlines() if path.exists() else []
+    return [why for line in lines if (why := line.partition(" ")[2])]
 
 
 def time_spent(run: RunRecord) -> TimeSpent | None:
@@ -70,10 +65,11 @@ def time_spent(run: RunRecord) -> TimeSpent | None:
         return None
     startups = {i: record.startup_s or 0.0 for i, record in enumerate(log) if isinstance(record, StartRecord)}
     began = {i: times[i] - seconds for i, seconds in startups.items()}
-    in_jobs, between, again = 0.0, 0.0, restarts(run.path)
-    for _, later in pairwise(startups):
+    jobs = {i: record.job for i, record in enumerate(log) if isinstance(record, StartRecord)}
+    in_jobs, between = 0.0, 0.0
+    for earlier, later in pairwise(startups):
         gap = max(0.0, began[later] - times[later - 1])
-        if any(times[later - 1] <= when <= times[later] for when, _ in again):
+        if jobs[later] is not None and jobs[later] == jobs[earlier]:
             in_jobs += gap
         else:
             between += gap

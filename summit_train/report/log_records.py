@@ -118,10 +118,11 @@ class StartRecord(LogRecord):
     """A start (step 0) or a resume (step > 0). startup_s: of the process until then.
 
     steps_again: updates of the process before that are done again. forced: by which keys it is another experiment, in
-    older runs.
+    older runs. job: what all starts by one job script have in common; None outside.
     """
 
     step: int
+    job: str | None = None
     ranks: int | None = None
     startup_s: Known = None
     steps_again: int = 0

@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 import torch
 
-from summit_train.core.bad_nodes import EXCLUDE_SLOW, bad_nodes, name_bad_nodes, spare_nodes
+from summit_train.core.bad_nodes import EXCLUDE_SLOW, name_bad_nodes, spares
 from summit_train.core.comm.launch import node_name
+from summit_train.core.errors import UserError
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
 from summit_train.training.stopwatch import UNTIMED, Laps, Mark, Stopwatch
@@ -99,7 +100,7 @@ class SlowRanks:
 
     def __init__(self, run: Run, log: RunLog | None) -> None:
         self._run, self._log, self._judge, self._steps = run, log, Judge(), list[Own]()
-        self._spares = spare_nodes(EXCLUDE_SLOW) or 0
+        self._spares = spares(run.spec.run_path).replaceable if log and EXCLUDE_SLOW in os.environ else 0
         self._pending: tuple[int, torch.Tensor, Callable[[], None]] | None = None
 
     def begin_step(self, start: Mark) -> Stopwatch:
@@ -142,6 +143,10 @@ class SlowRanks:
             log.write("slow_rank", step=step, host=node, **asdict(one))
             text = one.text(who, world.size, step)
             log.warn(step, text)
-            run_path = self._run.spec.run_path
-            if len(bad_nodes(run_path)) < self._spares and name_bad_nodes(run_path, {node: text}):
-                log.say(f"{node} is in job/bad_nodes: the next start leaves it out")
+            if self._spares > 0:
+                self._spares -= 1
+                try:
+                    if name_bad_nodes(self._run.spec.run_path, {node: text}):
+                        log.say(f"{node} is in job/bad_nodes: the next start leaves it out")
+                except UserError as error:  # a full disk ends no run here
+                    log.say(str(error))

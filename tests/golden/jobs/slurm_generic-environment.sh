@@ -51,9 +51,10 @@ newest_step() {
 scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | wc -c; }
 
 job_nodes() { scontrol show hostnames "$SLURM_JOB_NODELIST"; }
-export SUMMIT_TRAIN_FAILURE=$run/job/failure # a rank that fails leaves its reason here
-hosts=$run/job/hosts                         # the nodes in use
+began=$(date +%s)
+hosts=$run/job/hosts # the nodes in use
 nodes=()
+each_node=()
 # Each node is asked for its name.
 answer() {
     xargs -P 32 -I NODE timeout -s KILL 30 srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist=NODE --mpi=none echo NODE <"$hosts.all" >"$hosts.left" 2>/dev/null || true
@@ -63,7 +64,9 @@ answer() {
 # and after a failure without those that do not answer. A node that answers again is used again.
 find_nodes() {
     local missing
-    rm -f -- "$SUMMIT_TRAIN_FAILURE"
+    # A rank that fails leaves its reason there: a name for each start, as ranks of an earlier one may still end.
+    rm -f -- "$run"/job/failure.*
+    export SUMMIT_TRAIN_FAILURE=$run/job/failure.$began.$restarts
     {
         awk 'NF && !/^#/ {print $1}' "$run/job/bad_nodes" 2>/dev/null || true
     } | awk -F'[. \t]' 'bad { gone[$1]; next } !($1 in gone) && !seen[$1]++' bad=1 - bad=0 <(job_nodes) >"$hosts.all"
@@ -73,6 +76,9 @@ find_nodes() {
     why+=${missing:+, without $missing}
     mapfile -t nodes < <(grep -xFf "$hosts.left" -- "$hosts.all" | head -n 16)
     printf '%s\n' "${nodes[@]}" >"$hosts"
+    # For the ranks: the nodes that the next start could replace, and lose.
+    left=$((restarts < 5 ? $(wc -l <"$hosts.left") : 0))
+    echo "$((left > ${#nodes[@]} ? left - ${#nodes[@]} : 0)) $((left > 16 ? left - 16 : 0))" >"$run/job/spares"
 }
 
 # The launcher's words for these nodes.
@@ -118,7 +124,7 @@ end_later() {
     local nap
     exec {nap}<> <(:) # a sleep of its own would outlive this
     until [[ -e $SUMMIT_TRAIN_FAILURE ]]; do read -rt 5 -u "$nap" || true; done
-    read -rt 10 -u "$nap" || true
+    read -rt 20 -u "$nap" || true
     say "job $job_id: the ranks have failed, but the launcher still waits; it is ended"
     kill -KILL "$1"
 }
@@ -143,29 +149,36 @@ attend() {
 # The environment goes to each node's own disk once, and the ranks start from there: each of them opens thousands of files,
 # which the shared file system need not serve then. Where a node cannot take it, all ranks start from the shared one.
 shared=/proj/runs/environments/0123.tar
-copy=/tmp/summit_train_environment_$job_id
-copies=("$copy" "$copy.part" "$copy.file")
+place=/tmp/summit_train_environment_$job_id # this user's alone
+copy=$place/copy
 shared_program=("${program[@]}")
-# On each node that has no copy: what is complete, intact and this user's gets its name. One process at a time; its first
-# error is printed.
-unpack='{ exec 9<"${2%/*}" && flock -w 600 9 && [[ ! -O $2 ]] && rm -rf -- "$2.part" && mkdir -m 700 -- "$2.part"'
-unpack+=' && tar -xf "$1" -C "$2.part" && cd -- "$2.part" && sha256sum --check --quiet SHA256SUMS'
-unpack+=' && { [[ ! -e pyvenv.cfg ]] || sed -i "s|@HERE@|$2|" pyvenv.cfg; } && mv -T -- "$2.part" "$2"'
-unpack+='; } 2>&1 | sed -n "1s|^|$HOSTNAME: |p" >&2; rm -rf -- "$2.file" "$2.part"; [[ -O $2 ]]'
+# On each node. What an earlier start of this job has left is not used again: nobody knows how it ended.
+prepare='rm -rf -- "$1"; mkdir -p -m 700 -- "$1" && [[ -d $1 && ! -L $1 && -O $1 ]]'
+# On each node that has no copy: what is complete and intact gets its name. One process at a time; its first error is
+# printed.
+unpack='{ mkdir -p -m 700 -- "$1" && [[ -d $1 && ! -L $1 && -O $1 ]] && exec 9<"$1" && flock -w 600 9 && [[ ! -e $1/copy ]]'
+unpack+=' && rm -rf -- "$1/part" && mkdir -- "$1/part"'
+unpack+=' && tar -xf "$2" -C "$1/part" && cd -- "$1/part" && sha256sum --check --quiet SHA256SUMS'
+unpack+=' && { [[ ! -e pyvenv.cfg ]] || sed -i "s|@HERE@|$1/copy|" pyvenv.cfg; } && mv -T -- "$1/part" "$1/copy"'
+unpack+='; } 2>&1 | sed -n "1s|^|$HOSTNAME: |p" >&2; rm -rf -- "$1/file" "$1/part"; [[ -O $1/copy ]]'
 
 copy_environment() {
-    local began=$SECONDS from=$shared # one process of each node reads it
+    local start=$SECONDS from=$shared # one process of each node reads it
     program=("${shared_program[@]}")
     if ((restarts == 0)); then
-        attend sbcast --force "$shared" "$copy.file" # from node to node, to all of the job's
-        ((status != 0)) || from=$copy.file
+        attend "${each_node[@]}" bash -c "$prepare" prepare "$place"
+        if ((status == 0)) && [[ -z $stop ]]; then
+            attend sbcast "$shared" "$place/file" # from node to node, to all of the job's
+            ((status != 0)) || from=$place/file
+        fi
     fi
-    [[ -n $stop ]] || attend "${each_node[@]}" bash -c "$unpack" unpack "$from" "$copy"
-    if ((status == 0)); then
-        say "job $job_id: the environment is on every node's /tmp after $((SECONDS - began)) s"
+    [[ -n $stop ]] || attend "${each_node[@]}" bash -c "$unpack" unpack "$place" "$from"
+    if [[ -n $stop ]]; then
+        return
+    elif ((status == 0)); then
+        say "job $job_id: the environment is on every node's /tmp after $((SECONDS - start)) s"
         program=(env PYTHONSAFEPATH=1 "$copy/bin/python" -m summit_train) # the working folder is the last of sys.path
-    elif [[ -z $stop ]]; then
-        attend "${each_node[@]}" rm -rf -- "${copies[@]}"
+    else
         say "job $job_id: warning: $shared is not on every node's /tmp; the ranks start from the shared environment"
         status=0
     fi
@@ -174,8 +187,9 @@ copy_environment() {
 staged=/tmp/summit_train_$job_id
 first=$(newest_step)
 scored=$(scored_bytes)
+status=0
 restarts=0
-failed_at=''   # the newest step when the ranks failed last, and the number of bad nodes
+failed_at=''   # what there was when the ranks failed last: steps, scores, bad nodes
 interrupted='' # where a signal came while no ranks could hear it
 lost=''        # where too few nodes are left
 why=''
@@ -189,6 +203,8 @@ while :; do
         say "job $job_id: nodes left: ${#nodes[@]} (${nodes[*]}), needed: 16; set spare_nodes or min_nodes in the site profile"
         ((restarts > 0)) || exit 1
         lost=yes
+        each_node=()
+        ((${#nodes[@]} == 0)) || place_ranks
         break
     fi
     place_ranks
@@ -214,7 +230,7 @@ while :; do
         break
     fi
     step=$(newest_step)
-    gained="$step $(wc -l 2>/dev/null <"$run/job/bad_nodes" || true)"
+    gained="$step $(scored_bytes) $(wc -l 2>/dev/null <"$run/job/bad_nodes" || true)"
     ((restarts < 5)) && [[ $gained != "$failed_at" ]] || break
     failed_at=$gained
     restarts=$((restarts + 1))
@@ -224,7 +240,7 @@ done
 
 ended=$status
 rm -f -- "$SUMMIT_TRAIN_FAILURE" # it would end this, too
-attend "${each_node[@]}" rm -rf -- "$staged" "${copies[@]}"
+[[ -z ${each_node[*]:-} ]] || attend "${each_node[@]}" rm -rf -- "$staged" "$place"
 status=$ended
 # Rank 0 leaves this file after the checkpoint. The ranks leave with 85, too; but whether a launcher passes that on, or
 # answers with the signal by which it ended those that were slower, is known of srun and mpirun and not of jsrun.

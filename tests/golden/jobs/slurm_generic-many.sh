@@ -51,8 +51,8 @@ newest_step() {
 scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | wc -c; }
 
 job_nodes() { scontrol show hostnames "$SLURM_JOB_NODELIST"; }
-export SUMMIT_TRAIN_FAILURE=$run/job/failure # a rank that fails leaves its reason here
-hosts=$run/job/hosts                         # the nodes in use
+began=$(date +%s)
+hosts=$run/job/hosts # the nodes in use
 nodes=()
 # Each node is asked for its name.
 answer() {
@@ -63,7 +63,9 @@ answer() {
 # and after a failure without those that do not answer. A node that answers again is used again.
 find_nodes() {
     local missing
-    rm -f -- "$SUMMIT_TRAIN_FAILURE"
+    # A rank that fails leaves its reason there: a name for each start, as ranks of an earlier one may still end.
+    rm -f -- "$run"/job/failure.*
+    export SUMMIT_TRAIN_FAILURE=$run/job/failure.$began.$restarts
     {
         awk 'NF && !/^#/ {print $1}' "$run/job/bad_nodes" 2>/dev/null || true
     } | awk -F'[. \t]' 'bad { gone[$1]; next } !($1 in gone) && !seen[$1]++' bad=1 - bad=0 <(job_nodes) >"$hosts.all"
@@ -73,6 +75,9 @@ find_nodes() {
     why+=${missing:+, without $missing}
     mapfile -t nodes < <(grep -xFf "$hosts.left" -- "$hosts.all" | head -n 16)
     printf '%s\n' "${nodes[@]}" >"$hosts"
+    # For the ranks: the nodes that the next start could replace, and lose.
+    left=$((restarts < 5 ? $(wc -l <"$hosts.left") : 0))
+    echo "$((left > ${#nodes[@]} ? left - ${#nodes[@]} : 0)) $((left > 16 ? left - 16 : 0))" >"$run/job/spares"
 }
 
 # The launcher's words for these nodes.
@@ -116,7 +121,7 @@ end_later() {
     local nap
     exec {nap}<> <(:) # a sleep of its own would outlive this
     until [[ -e $SUMMIT_TRAIN_FAILURE ]]; do read -rt 5 -u "$nap" || true; done
-    read -rt 10 -u "$nap" || true
+    read -rt 20 -u "$nap" || true
     say "job $job_id: the ranks have failed, but the launcher still waits; it is ended"
     kill -KILL "$1"
 }
@@ -140,8 +145,9 @@ attend() {
 
 first=$(newest_step)
 scored=$(scored_bytes)
+status=0
 restarts=0
-failed_at=''   # the newest step when the ranks failed last, and the number of bad nodes
+failed_at=''   # what there was when the ranks failed last: steps, scores, bad nodes
 interrupted='' # where a signal came while no ranks could hear it
 lost=''        # where too few nodes are left
 why=''
@@ -176,7 +182,7 @@ while :; do
         break
     fi
     step=$(newest_step)
-    gained="$step $(wc -l 2>/dev/null <"$run/job/bad_nodes" || true)"
+    gained="$step $(scored_bytes) $(wc -l 2>/dev/null <"$run/job/bad_nodes" || true)"
     ((restarts < 5)) && [[ $gained != "$failed_at" ]] || break
     failed_at=$gained
     restarts=$((restarts + 1))

@@ -53,9 +53,10 @@ newest_step() {
 scored_bytes() { { cat -- "$run"/predictions/*.partial 2>/dev/null || true; } | wc -c; }
 
 job_nodes() { scontrol show hostnames "$SLURM_JOB_NODELIST"; }
-export SUMMIT_TRAIN_FAILURE=$run/job/failure # a rank that fails leaves its reason here
-hosts=$run/job/hosts                         # the nodes in use
+began=$(date +%s)
+hosts=$run/job/hosts # the nodes in use
 nodes=()
+each_node=()
 # Each node is asked for its name.
 answer() {
     xargs -P 32 -I NODE timeout -s KILL 30 srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist=NODE --mpi=none echo NODE <"$hosts.all" >"$hosts.left" 2>/dev/null || true
@@ -65,7 +66,9 @@ answer() {
 # and after a failure without those that do not answer. A node that answers again is used again.
 find_nodes() {
     local missing
-    rm -f -- "$SUMMIT_TRAIN_FAILURE"
+    # A rank that fails leaves its reason there: a name for each start, as ranks of an earlier one may still end.
+    rm -f -- "$run"/job/failure.*
+    export SUMMIT_TRAIN_FAILURE=$run/job/failure.$began.$restarts
     {
         awk 'NF && !/^#/ {print $1}' "$run/job/bad_nodes" 2>/dev/null || true
     } | awk -F'[. \t]' 'bad { gone[$1]; next } !($1 in gone) && !seen[$1]++' bad=1 - bad=0 <(job_nodes) >"$hosts.all"
@@ -75,6 +78,9 @@ find_nodes() {
     why+=${missing:+, without $missing}
     mapfile -t nodes < <(grep -xFf "$hosts.left" -- "$hosts.all" | head -n 16)
     printf '%s\n' "${nodes[@]}" >"$hosts"
+    # For the ranks: the nodes that the next start could replace, and lose.
+    left=$((restarts < 5 ? $(wc -l <"$hosts.left") : 0))
+    echo "$((left > ${#nodes[@]} ? left - ${#nodes[@]} : 0)) $((left > 12 ? left - 12 : 0))" >"$run/job/spares"
 }
 
 # The launcher's words for these nodes.
@@ -86,8 +92,12 @@ place_ranks() {
         srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist="$guard_node" --mpi=none bash -c 'trap "" USR2
             while sleep 30; do
                 left=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%N) && left=$(scontrol show hostnames "$left") || continue
-                grep -qxF "$0" <<<"$left" || scontrol requeue "$SLURM_JOB_ID"
-            done' "$SLURMD_NODENAME" >/dev/null 2>&1 &
+                grep -qxF "$0" <<<"$left" && continue
+                touch "$1"
+                (($(wc -l <"$1") < $2)) || exec scancel "$SLURM_JOB_ID"
+                echo "$SLURM_JOB_ID without $0" >>"$1"
+                scontrol requeue "$SLURM_JOB_ID"
+            done' "$SLURMD_NODENAME" "$run/job/requeues" 20 >/dev/null 2>&1 &
         guard=$!
     fi
 
@@ -131,7 +141,7 @@ end_later() {
     local nap
     exec {nap}<> <(:) # a sleep of its own would outlive this
     until [[ -e $SUMMIT_TRAIN_FAILURE ]]; do read -rt 5 -u "$nap" || true; done
-    read -rt 10 -u "$nap" || true
+    read -rt 20 -u "$nap" || true
     say "job $job_id: the ranks have failed, but the launcher still waits; it is ended"
     kill -KILL "$1"
 }
@@ -156,8 +166,9 @@ attend() {
 staged=/tmp/summit_train_$job_id
 first=$(newest_step)
 scored=$(scored_bytes)
+status=0
 restarts=0
-failed_at=''   # the newest step when the ranks failed last, and the number of bad nodes
+failed_at=''   # what there was when the ranks failed last: steps, scores, bad nodes
 interrupted='' # where a signal came while no ranks could hear it
 lost=''        # where too few nodes are left
 why=''
@@ -171,6 +182,8 @@ while :; do
         say "job $job_id: nodes left: ${#nodes[@]} (${nodes[*]}), needed: 12; set spare_nodes or min_nodes in the site profile"
         ((restarts > 0)) || exit 1
         lost=yes
+        each_node=()
+        ((${#nodes[@]} == 0)) || place_ranks
         break
     fi
     place_ranks
@@ -195,7 +208,7 @@ while :; do
         break
     fi
     step=$(newest_step)
-    gained="$step $(wc -l 2>/dev/null <"$run/job/bad_nodes" || true)"
+    gained="$step $(scored_bytes) $(wc -l 2>/dev/null <"$run/job/bad_nodes" || true)"
     ((restarts < 5)) && [[ $gained != "$failed_at" ]] || break
     failed_at=$gained
     restarts=$((restarts + 1))
@@ -205,7 +218,7 @@ done
 
 ended=$status
 rm -f -- "$SUMMIT_TRAIN_FAILURE" # it would end this, too
-attend "${each_node[@]}" rm -rf -- "$staged"
+[[ -z ${each_node[*]:-} ]] || attend "${each_node[@]}" rm -rf -- "$staged"
 status=$ended
 # Rank 0 leaves this file after the checkpoint. The ranks leave with 85, too; but whether a launcher passes that on, or
 # answers with the signal by which it ended those that were slower, is known of srun and mpirun and not of jsrun.

@@ -106,25 +106,32 @@ attend() {
 # The environment goes to each node's own disk once, and the ranks start from there: each of them opens thousands of files,
 # which the shared file system need not serve then. Where a node cannot take it, all ranks start from the shared one.
 shared=/proj/runs/environments/0123.tar
-copy=/mnt/bb/"$USER"/summit_train_environment_$job_id
-copies=("$copy" "$copy.part" "$copy.file")
+place=/mnt/bb/"$USER"/summit_train_environment_$job_id # this user's alone
+copy=$place/copy
 shared_program=("${program[@]}")
-# On each node that has no copy: what is complete, intact and this user's gets its name. One process at a time; its first
-# error is printed.
-unpack='{ exec 9<"${2%/*}" && flock -w 600 9 && [[ ! -O $2 ]] && rm -rf -- "$2.part" && mkdir -m 700 -- "$2.part"'
-unpack+=' && tar -xf "$1" -C "$2.part" && cd -- "$2.part" && sha256sum --check --quiet SHA256SUMS'
-unpack+=' && { [[ ! -e pyvenv.cfg ]] || sed -i "s|@HERE@|$2|" pyvenv.cfg; } && mv -T -- "$2.part" "$2"'
-unpack+='; } 2>&1 | sed -n "1s|^|$HOSTNAME: |p" >&2; rm -rf -- "$2.file" "$2.part"; [[ -O $2 ]]'
+# On each node. What an earlier start of this job has left is not used again: nobody knows how it ended.
+prepare='rm -rf -- "$1"; mkdir -p -m 700 -- "$1" && [[ -d $1 && ! -L $1 && -O $1 ]]'
+# On each node that has no copy: what is complete and intact gets its name. One process at a time; its first error is
+# printed.
+unpack='{ mkdir -p -m 700 -- "$1" && [[ -d $1 && ! -L $1 && -O $1 ]] && exec 9<"$1" && flock -w 600 9 && [[ ! -e $1/copy ]]'
+unpack+=' && rm -rf -- "$1/part" && mkdir -- "$1/part"'
+unpack+=' && tar -xf "$2" -C "$1/part" && cd -- "$1/part" && sha256sum --check --quiet SHA256SUMS'
+unpack+=' && { [[ ! -e pyvenv.cfg ]] || sed -i "s|@HERE@|$1/copy|" pyvenv.cfg; } && mv -T -- "$1/part" "$1/copy"'
+unpack+='; } 2>&1 | sed -n "1s|^|$HOSTNAME: |p" >&2; rm -rf -- "$1/file" "$1/part"; [[ -O $1/copy ]]'
 
 copy_environment() {
-    local began=$SECONDS from=$shared # one process of each node reads it
+    local start=$SECONDS from=$shared # one process of each node reads it
     program=("${shared_program[@]}")
-    [[ -n $stop ]] || attend "${each_node[@]}" bash -c "$unpack" unpack "$from" "$copy"
-    if ((status == 0)); then
-        say "job $job_id: the environment is on every node's /mnt/bb/$USER after $((SECONDS - began)) s"
+    if ((restarts == 0)); then
+        attend "${each_node[@]}" bash -c "$prepare" prepare "$place"
+    fi
+    [[ -n $stop ]] || attend "${each_node[@]}" bash -c "$unpack" unpack "$place" "$from"
+    if [[ -n $stop ]]; then
+        return
+    elif ((status == 0)); then
+        say "job $job_id: the environment is on every node's /mnt/bb/$USER after $((SECONDS - start)) s"
         program=(env PYTHONSAFEPATH=1 "$copy/bin/python" -m summit_train) # the working folder is the last of sys.path
-    elif [[ -z $stop ]]; then
-        attend "${each_node[@]}" rm -rf -- "${copies[@]}"
+    else
         say "job $job_id: warning: $shared is not on every node's /mnt/bb/$USER; the ranks start from the shared environment"
         status=0
     fi
@@ -133,8 +140,9 @@ copy_environment() {
 staged=/mnt/bb/"$USER"/summit_train_$job_id
 first=$(newest_step)
 scored=$(scored_bytes)
+status=0
 restarts=0
-failed_at=''   # the newest step when the ranks failed last, and the number of bad nodes
+failed_at=''   # what there was when the ranks failed last: steps, scores, bad nodes
 interrupted='' # where a signal came while no ranks could hear it
 lost=''        # where too few nodes are left
 why=''
@@ -161,7 +169,7 @@ while :; do
         break
     fi
     step=$(newest_step)
-    gained="$step $(wc -l 2>/dev/null <"$run/job/bad_nodes" || true)"
+    gained="$step $(scored_bytes) $(wc -l 2>/dev/null <"$run/job/bad_nodes" || true)"
     ((restarts < 5)) && [[ $gained != "$failed_at" ]] || break
     failed_at=$gained
     restarts=$((restarts + 1))
@@ -170,7 +178,7 @@ while :; do
 done
 
 ended=$status
-attend "${each_node[@]}" rm -rf -- "$staged" "${copies[@]}"
+attend "${each_node[@]}" rm -rf -- "$staged" "$place"
 status=$ended
 # Rank 0 leaves this file after the checkpoint. The ranks leave with 85, too; but whether a launcher passes that on, or
 # answers with the signal by which it ended those that were slower, is known of srun and mpirun and not of jsrun.

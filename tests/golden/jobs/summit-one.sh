@@ -103,8 +103,9 @@ attend() {
 
 first=$(newest_step)
 scored=$(scored_bytes)
+status=0
 restarts=0
-failed_at=''   # the newest step when the ranks failed last, and the number of bad nodes
+failed_at=''   # what there was when the ranks failed last: steps, scores, bad nodes
 interrupted='' # where a signal came while no ranks could hear it
 lost=''        # where too few nodes are left
 why=''
@@ -127,7 +128,7 @@ while :; do
         break
     fi
     step=$(newest_step)
-    gained="$step $(wc -l 2>/dev/null <"$run/job/bad_nodes" || true)"
+    gained="$step $(scored_bytes) $(wc -l 2>/dev/null <"$run/job/bad_nodes" || true)"
     ((restarts < 5)) && [[ $gained != "$failed_at" ]] || break
     failed_at=$gained
     restarts=$((restarts + 1))
