@@ -144,9 +144,9 @@ class SlowRanks:
             text = one.text(who, world.size, step)
             log.warn(step, text)
             if self._spares > 0:
-                self._spares -= 1
                 try:
                     if name_bad_nodes(self._run.spec.run_path, {node: text}):
+                        self._spares -= 1
                         log.say(f"{node} is in job/bad_nodes: the next start leaves it out")
                 except UserError as error:  # a full disk ends no run here
                     log.say(str(error))

@@ -260,7 +260,7 @@ def test_a_signal_during_the_copying_ends_the_job(tiny: Tiny, tmp_path: Path) ->
     job = Job("run", (tmp_path / "run",), 1, 60, tmp_path, str(tiny.python), environment=tiny.file)
     script = render(load_site("local", keys), job).replace("bash -c", "sh -c 'kill -USR2 $PPID; sleep 0.1' bash -c", 1)
     done = subprocess.run(["bash", "-c", script], env=_clean(), capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 1 and "staging ended after SIGUSR2; not started again" in done.stdout, done
+    assert done.returncode == 1 and "stopped at step 0 without a new step" in done.stdout, done
 
 
 def test_the_image_of_a_container_is_copied_and_entered_there(standins: Standins, tmp_path: Path) -> None:
@@ -358,4 +358,4 @@ def test_a_real_slurm_brings_it_to_both_nodes(slurm: Slurm, tiny: Tiny, tmp_path
     output = (run / f"job/{number}.out").read_text()
     assert output.count("summit-train ") == 2 and "warning" not in output and "sbcast" not in output, output
     prefixes = [json.loads(line)["prefix"] for line in spy.read_text().splitlines()]
-    assert prefixes == [f"{disk}/summit_train_environment_{number}"] * 2 and not any(disk.iterdir())
+    assert prefixes == [f"{disk}/summit_train_environment_{number}/copy"] * 2 and not any(disk.iterdir())

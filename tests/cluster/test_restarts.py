@@ -48,8 +48,7 @@ def test_ranks_that_fail_start_again_in_the_same_job(
     for number, line in enumerate(lines, 1):
         step = number if trainer == "crash after a step" else 0
         assert line.endswith(f" job 7: exit status 139; from step {step} on 2 nodes, 12 ranks")
-    assert [why for _, why in read_restarts(run)] == [line.split(" ", 1)[1] for line in lines]
-    assert all(abs(when - time.time()) < 10 * PATIENCE_S for when, _ in read_restarts(run))
+    assert read_restarts(run) == [line.split(" ", 1)[1] for line in lines]
 
 
 @pytest.mark.parametrize("site", ["srun", "mpirun", "hydra", "pals", "flux"])

@@ -205,15 +205,15 @@ def test_a_back_end_that_is_named_becomes_a_variable_of_the_ranks(tmp_path: Path
         load_site(_mine(tmp_path, both))
 
 
-def test_what_ranks_must_know_of_slow_nodes_becomes_variables_with_the_number_of_spares(tmp_path: Path) -> None:
+def test_what_ranks_must_do_about_slow_nodes_becomes_variables(tmp_path: Path) -> None:
     def told(*keys: str) -> dict[str, str]:
         return {name: setting.value for name, setting in load_site(_mine(tmp_path), keys).environment.items()}
 
     assert told() == {}
-    assert told("check_nodes=true") == {"SUMMIT_TRAIN_CHECK_NODES": "0"}
-    both = {"SUMMIT_TRAIN_CHECK_NODES": "2", "SUMMIT_TRAIN_EXCLUDE_SLOW": "2"}
+    assert told("check_nodes=true") == {"SUMMIT_TRAIN_CHECK_NODES": "1"}
+    both = {"SUMMIT_TRAIN_CHECK_NODES": "1", "SUMMIT_TRAIN_EXCLUDE_SLOW": "1"}
     assert told("check_nodes=true", "exclude_slow=true", "spare_nodes=2") == both
-    own = "environment: {SUMMIT_TRAIN_CHECK_NODES: {value: '1', why: c}}\ncheck_nodes: true\n"
+    own = "environment: {SUMMIT_TRAIN_CHECK_NODES: {value: '0', why: c}}\ncheck_nodes: true\n"
     with pytest.raises(UserError, match="mine: check_nodes: true sets SUMMIT_TRAIN_CHECK_NODES, which"):
         load_site(_mine(tmp_path, own))
 

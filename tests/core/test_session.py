@@ -14,19 +14,40 @@ from summit_train.core.session import leave_reason
 def test_the_reason_of_a_failure_is_left_with_torchrun_and_the_job_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leave_reason("nobody asked")
+    leave_reason("nobody asked", 1)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     monkeypatch.setenv("SUMMIT_TRAIN_FAILURE", str(tmp_path / "failure"))
-    leave_reason("rank 1 on n2: no progress\n")
+    leave_reason("rank 1 on n2: no progress\n", 1)
     assert (tmp_path / "failure").read_text() == "rank 1 on n2: no progress\n"
     assert json.loads((tmp_path / "error.json").read_text())["message"]["message"] == "rank 1 on n2: no progress"
     monkeypatch.setenv("SUMMIT_TRAIN_FAILURE", str(tmp_path / "gone/failure"))
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "failure/error.json"))
-    leave_reason("a full disk, say")  # is not the reason itself
+    leave_reason("a full disk, say", 1)  # is not the reason itself
 
 
 def test_a_file_system_that_hangs_keeps_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "failure")  # opened for writing, it blocks
     monkeypatch.setenv("SUMMIT_TRAIN_FAILURE", str(tmp_path / "failure"))
     monkeypatch.setattr("summit_train.core.session._SECONDS_TO_WRITE", 0.1)
-    leave_reason("rank 1 on n2: no progress")
+    leave_reason("rank 1 on n2: no progress", 1)
+
+
+@pytest.mark.parametrize("status", [0, 2, 85, 1])
+def test_only_a_failure_may_end_the_launcher(status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUMMIT_TRAIN_FAILURE", str(tmp_path / "failure.1.0"))
+    leave_reason("why", status)
+    assert (tmp_path / "failure.1.0").exists() == (status == 1)
+
+
+@pytest.mark.parametrize(("spares", "named"), [("0 0", False), ("0 1", True), ("", False)])
+def test_the_first_rank_that_fails_names_its_node_where_the_job_can_lose_it(
+    spares: str, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job := tmp_path / "job").mkdir()
+    (job / "spares").write_text(spares)
+    monkeypatch.setenv("SUMMIT_TRAIN_FAILURE", str(job / "failure.1.0"))
+    leave_reason("rank 1 on n2: no progress", 1, "n2")
+    leave_reason("rank 3 on n4: no progress", 1, "n4")  # the file system hangs for all of them
+    assert (job / "failure.1.0").read_text() == "rank 1 on n2: no progress\n"
+    found = (job / "bad_nodes").read_text() if (job / "bad_nodes").exists() else ""
+    assert found == ("n2 rank 1 on n2: no progress\n" if named else "")

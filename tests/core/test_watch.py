@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,14 +22,18 @@ from tests.worlds import forked, run
 
 
 class _Stalled(World):
-    who = "rank 3 on node7"
+    who, host = "rank 3 on node7", "node7"
 
     def __init__(self) -> None:
         pass
 
 
-def test_a_rank_that_stalls_says_where_and_ends_all() -> None:
+def test_a_rank_that_stalls_says_where_ends_all_and_names_its_node(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/spares").write_text("1 1\n")
+
     def work() -> int:
+        os.environ["SUMMIT_TRAIN_FAILURE"] = str(tmp_path / "job/failure.1.0")
         with Watchdog(_Stalled(), 0.2) as watchdog:
             watchdog.at("loading the clips of step 2")
             time.sleep(60)
@@ -38,6 +43,7 @@ def test_a_rank_that_stalls_says_where_and_ends_all() -> None:
     assert status == 1
     assert "rank 3 on node7: no progress for" in output and "while loading the clips of step 2" in output
     assert re.search(r'File ".*test_watch.py", line \d+ in work', output)  # where every thread stood
+    assert (tmp_path / "job/bad_nodes").read_text().startswith("node7 rank 3 on node7: no progress for")
 
 
 @pytest.fixture

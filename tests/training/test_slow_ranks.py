@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from summit_train.core.bad_nodes import EXCLUDE_SLOW, bad_nodes
+from summit_train.core.bad_nodes import EXCLUDE_SLOW
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
 from summit_train.data.batches.workers import Batches
@@ -170,26 +170,29 @@ def test_of_fewer_than_three_ranks_none_is_timed(size: int, is_timed: bool) -> N
 
 
 @pytest.mark.parametrize(
-    ("spares", "before", "after"),
+    ("asked", "spares", "before", "after"),
     [
-        (None, "", []),
-        ("0", "", []),
-        ("1", "", ["n1"]),
-        ("1", "# mine\nn7 broken\n", ["n7"]),  # the only spare node is taken
-        ("2", "n7 broken\n", ["n7", "n1"]),
+        (False, "1 1", "", []),
+        (True, "", "", []),  # a full disk
+        (True, "0 1", "", []),  # the job would go on without it, but not faster
+        (True, "1 1", "", ["n1"]),
+        (True, "1 1", "n1 mine\n", ["n1", "n2"]),  # is named already
+        (True, "2 2", "# mine\nn7 broken\n", ["#", "n7", "n1", "n2"]),
     ],
 )
 def test_the_node_is_left_out_at_the_next_start_where_the_job_has_a_spare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spares: str | None, before: str, after: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool, spares: str, before: str, after: list[str]
 ) -> None:
-    if spares is not None:
-        monkeypatch.setenv(EXCLUDE_SLOW, spares)
+    if asked:
+        monkeypatch.setenv(EXCLUDE_SLOW, "1")
     (tmp_path / "job").mkdir()
+    (tmp_path / "job/spares").write_text(spares)
     (tmp_path / "job/bad_nodes").write_text(before)
-    slow = [Own(1.0, 1.0), Own(1.0, 0.0), Own(1.0, 0.0)]
-    _follow(tmp_path, Four(iter([slow] * 3)), range(1, 301), lambda step: Timed(Own(1.0, 0.0)))
-    assert [one["part"] for one in records(tmp_path, "slow_rank")] == ["data_wait"]
-    assert bad_nodes(tmp_path) == after
+    first, slow = Own(1.0, 0.0), Own(1.0, 1.0)
+    windows = [[slow, first, first]] * 3 + [[first, slow, first]] * 3
+    _follow(tmp_path, Four(iter(windows)), range(1, 601), lambda step: Timed(Own(1.0, 0.0)))
+    assert [one["part"] for one in records(tmp_path, "slow_rank")] == ["data_wait", "data_wait"]
+    assert [line.split()[0] for line in (tmp_path / "job/bad_nodes").read_text().splitlines()] == after
 
 
 def _slow_loader(held: ExitStack) -> None:

@@ -153,10 +153,11 @@ place=/tmp/summit_train_environment_$job_id # this user's alone
 copy=$place/copy
 shared_program=("${program[@]}")
 # On each node. What an earlier start of this job has left is not used again: nobody knows how it ended.
-prepare='rm -rf -- "$1"; mkdir -p -m 700 -- "$1" && [[ -d $1 && ! -L $1 && -O $1 ]]'
+own='{ [[ -d $1 ]] || mkdir -m 700 -- "$1" || [[ -d $1 ]]; } && [[ ! -L $1 && -O $1 ]]'
+prepare='rm -rf -- "$1"; '$own
 # On each node that has no copy: what is complete and intact gets its name. One process at a time; its first error is
 # printed.
-unpack='{ mkdir -p -m 700 -- "$1" && [[ -d $1 && ! -L $1 && -O $1 ]] && exec 9<"$1" && flock -w 600 9 && [[ ! -e $1/copy ]]'
+unpack='{ '$own' && exec 9<"$1" && flock -w 600 9 && [[ ! -e $1/copy ]]'
 unpack+=' && rm -rf -- "$1/part" && mkdir -- "$1/part"'
 unpack+=' && tar -xf "$2" -C "$1/part" && cd -- "$1/part" && sha256sum --check --quiet SHA256SUMS'
 unpack+=' && { [[ ! -e pyvenv.cfg ]] || sed -i "s|@HERE@|$1/copy|" pyvenv.cfg; } && mv -T -- "$1/part" "$1/copy"'
@@ -168,7 +169,7 @@ copy_environment() {
     if ((restarts == 0)); then
         attend "${each_node[@]}" bash -c "$prepare" prepare "$place"
         if ((status == 0)) && [[ -z $stop ]]; then
-            attend sbcast "$shared" "$place/file" # from node to node, to all of the job's
+            attend sbcast --force "$shared" "$place/file" # from node to node, to all of the job's
             ((status != 0)) || from=$place/file
         fi
     fi

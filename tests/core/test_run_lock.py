@@ -1,0 +1,33 @@
+"""One run at a time in a folder: a lock that another process holds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.run_lock import RunLock
+from tests.worlds import PATIENCE_S
+
+
+def test_a_restart_in_a_job_waits_for_the_lock_of_a_lost_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder is another process, as a POSIX lock binds only others. It lets go after the first attempt."""
+    (tmp_path / "lock").write_text("n1, process 7\n")
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX); print('held', flush=True)"
+    holder = subprocess.Popen([sys.executable, "-c", f"{hold}; sys.stdin.read()", str(tmp_path / "lock")],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    assert holder.stdout is not None and holder.stdin is not None and holder.stdout.readline() == b"held\n"
+    with pytest.raises(UserError, match=r"another run is using this directory \(n1, process 7\)"):
+        RunLock(tmp_path)
+    monkeypatch.setenv("SUMMIT_TRAIN_FAILURE", "job/failure.1.1")
+    monkeypatch.setattr("summit_train.core.run_lock._MOST_WAITED_S", 0)
+    with pytest.raises(RunFailed, match="another run is using this directory"):
+        RunLock(tmp_path)
+    monkeypatch.setattr("summit_train.core.run_lock._MOST_WAITED_S", PATIENCE_S)
+    monkeypatch.setattr(time, "sleep", lambda _: (holder.stdin.close(), holder.wait()))
+    with RunLock(tmp_path):
+        pass
