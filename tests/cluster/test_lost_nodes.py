@@ -64,12 +64,15 @@ def whole(cluster: Slurm, site: Path, motion_set: Path, tmp_path_factory: pytest
     return folder / "runs/whole"
 
 
-@pytest.mark.parametrize("nodes, keys, now", [(3, "min_nodes=2", "n1 n3"), (2, "spare_nodes=1", "n1 n3")])
+@pytest.mark.parametrize(
+    "nodes, keys, now",
+    [(3, "min_nodes=2", "n1 n3"), (2, "spare_nodes=1", "n1 n3"), (2, "spare_nodes=1 launcher=mpirun", "n1 n3")],
+)
 def test_a_lost_node_costs_seconds_and_nothing_else(
     cluster: Slurm, site: Path, whole: Path, write_spec: WriteSpec, tmp_path: Path, nodes: int, keys: str, now: str
 ) -> None:
     spec, run = write_spec(**KEYS), tmp_path / "runs/run"
-    job = submit(cluster, site, spec, nodes, keys)
+    job = submit(cluster, site, spec, nodes, *keys.split())
     wait_for_step(cluster, job, run, 15)
     cluster.lose("n2")
     lost = time.time()

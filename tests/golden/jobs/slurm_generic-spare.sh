@@ -85,6 +85,7 @@ find_nodes() {
 
 # The launcher's words for these nodes.
 place_ranks() {
+    ((restarts == 0)) || export SLURM_OVERLAP=1 # as --overlap: Slurm may not know yet that the last step has ended
     # With --no-kill a job stays that has lost this script's own node. From another node this step puts it into the queue.
     kill "${guard:-}" 2>/dev/null || true
     guard_node=$(printf '%s\n' "${nodes[@]}" | grep -vxF "$SLURMD_NODENAME" | tail -n 1 || true)
@@ -104,7 +105,6 @@ place_ranks() {
     # Since Slurm 22.05 srun does not take this from sbatch.
     export SRUN_CPUS_PER_TASK=8
     on_nodes=(--nodelist="$(IFS=, && echo "${nodes[*]}")" --nodes="${#nodes[@]}" --kill-on-bad-exit=1) # one task that dies ends all of them
-    ((restarts == 0)) || on_nodes+=(--overlap) # Slurm may not know yet that the last step has ended
     all_ranks=(
         srun
         "${on_nodes[@]}"

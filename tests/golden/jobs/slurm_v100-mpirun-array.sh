@@ -92,6 +92,8 @@ find_nodes() {
 
 # The launcher's words for these nodes.
 place_ranks() {
+    ((restarts == 0)) || export SLURM_OVERLAP=1 # as --overlap: Slurm may not know yet that the last step has ended
+
     slots=$(printf '%s:4,' "${nodes[@]}")
     forwarded=(-x PATH -x SUMMIT_TRAIN_SECRET -x SUMMIT_TRAIN_FAILURE -x OMP_NUM_THREADS -x NCCL_DEBUG) # to the ranks of other nodes
     all_ranks=(
