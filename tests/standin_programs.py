@@ -319,7 +319,9 @@ def answer(name: str, words: Sequence[str]) -> int:
 
 def trainer(words: Sequence[str]) -> int:
     """In the place of Python with summit_train: does what $TRAINER says, once for the given run."""
-    where = {name: os.environ.get(name) for name in ("MASTER_ADDR", "PBS_NODEFILE")}
+    where = {name: os.environ.get(name) for name in ("MASTER_ADDR", "PBS_NODEFILE", "SUMMIT_TRAIN_FAILURE")}
+    if where["SUMMIT_TRAIN_FAILURE"] is not None:
+        where["spares"] = Path(where["SUMMIT_TRAIN_FAILURE"]).with_name("spares").read_text()
     call("trainer", words=list(words), folder=os.getcwd(), **where)
     if words[:3] != ["-m", "summit_train", "train"]:
         return int(os.environ.get("STAGING_ENDS", "0"))

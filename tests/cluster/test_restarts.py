@@ -74,6 +74,10 @@ def test_a_restart_leaves_out_the_nodes_that_do_not_answer(standins: Standins, t
     ], output
     assert "nodes left: 0 (), needed: 1; set spare_nodes or min_nodes" in output and status == 85
     assert (run / "job/requeues").read_text() == f"{job} step 3\n"
+    # The ranks know how many nodes could be replaced and lost; a failure speaks for its own start alone.
+    starts = [call for call in standins.calls("trainer") if call["words"][2] == "train"]
+    assert [call["spares"] for call in starts] == ["1 2\n", "0 1\n", "0 0\n"]
+    assert len({call["SUMMIT_TRAIN_FAILURE"] for call in starts}) == 3
     # Each start stages anew, for the nodes that come in fresh.
     assert [call["words"][2] for call in standins.calls("trainer")] == ["data", "train"] * 3
 
