@@ -125,7 +125,7 @@ def save_often(site: Site, spec: Spec, plan: Plan) -> tuple[Spec, list[tuple[str
     slow = 0.0 if saving.background else plan.checkpoint_bytes / rates.write_bytes_per_second
     interval_s = daly_interval(plan.checkpoint_bytes / rates.copy_bytes_per_second + slow, mtbf_s)
     saving = saving.model_copy(update={"every_minutes": max(1.0, round(interval_s / 60, 1))})
-    row = f"also every {saving.every_minutes:g} min, the best for a failure every {duration(mtbf_s)} (failure_gpu_hours)"
+    row = f"also every {saving.every_minutes:g} min, best for a failure every {duration(mtbf_s)} (failure_gpu_hours)"
     return spec.model_copy(update={"checkpoint": saving}), [("checkpoints", row)]
 
 

@@ -84,7 +84,8 @@ def check_nodes(world: World, device: torch.device, train: Dataset, run_path: Pa
         if 0 < len(reasons) <= left and (named := name_bad_nodes(run_path, reasons)):
             raise RunFailed(f"job/bad_nodes now names {listed(named)}: the next start takes spare nodes instead")
         if reasons:
-            warn(f"the run goes on with {counted(len(reasons), 'slow node')}; the job has {counted(left, 'spare node')}")
+            has = f"the job has {counted(left, 'spare node')}"
+            warn(f"the run goes on with {counted(len(reasons), 'slow node')}; {has}")
 
     world.from_first(act)
 

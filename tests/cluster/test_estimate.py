@@ -175,7 +175,7 @@ def test_a_sites_failures_say_how_often_to_save(background: bool) -> None:
     minutes = math.sqrt(2 * stall_s * 50_700 * 3600 / 1536) / 60
     assert saved.checkpoint.every_minutes == pytest.approx(minutes, rel=0.05)
     assert (name, saved.checkpoint.every_epochs) == ("checkpoints", 50)
-    assert row.startswith(f"also every {saved.checkpoint.every_minutes:g} min, the best for a failure every 33 h")
+    assert row.startswith(f"also every {saved.checkpoint.every_minutes:g} min, best for a failure every 33 h")
     for named in ("null", "7"):  # the user's word
         spec = load_spec(KINETICS / "tsm_r50_8f_1536gpu.yaml", [f"checkpoint.every_minutes={named}"])
         assert save_often(often, spec, plan) == (spec, [])
