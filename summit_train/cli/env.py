@@ -13,7 +13,7 @@ from summit_train.core.result import Result
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(metavar="WHAT", required=True)
-    what = "write one file of the interpreter, the packages and summit_train, for a site's stage_environment"
+    what = "pack the interpreter, the packages and summit_train into one file, for a site's stage_environment"
     command = commands.add_parser("pack", help=what, description=what)
     command.add_argument("out", metavar="OUT", type=Path, help="the file, a tar")
 

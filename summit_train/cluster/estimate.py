@@ -102,7 +102,7 @@ def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
         raise UserError(f"--nodes must be 1 or more, got {nodes}")
     if (site.min_nodes or nodes) < nodes and spec.scale.gpus is None:
         fixed = f"scale.gpus={nodes * site.ranks}"
-        raise UserError(f"min_nodes needs scale.gpus, or fewer nodes would have another batch; try {fixed}")
+        raise UserError(f"scale.gpus must be set with min_nodes, or fewer nodes would change the batch; try {fixed}")
     ranks, gpus = nodes * site.ranks, spec.scale.gpus
     if gpus is not None and ranks > gpus:
         most = gpus // site.ranks
@@ -125,7 +125,7 @@ def save_often(site: Site, spec: Spec, plan: Plan) -> tuple[Spec, list[tuple[str
     slow = 0.0 if saving.background else plan.checkpoint_bytes / rates.write_bytes_per_second
     interval_s = daly_interval(plan.checkpoint_bytes / rates.copy_bytes_per_second + slow, mtbf_s)
     saving = saving.model_copy(update={"every_minutes": max(1.0, round(interval_s / 60, 1))})
-    row = f"also every {saving.every_minutes:g} min, best at a failure in {duration(mtbf_s)} (failure_gpu_hours)"
+    row = f"also every {saving.every_minutes:g} min, best for a failure every {duration(mtbf_s)} (failure_gpu_hours)"
     return spec.model_copy(update={"checkpoint": saving}), [("checkpoints", row)]
 
 

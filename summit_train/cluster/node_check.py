@@ -82,10 +82,10 @@ def check_nodes(world: World, device: torch.device, train: Dataset, run_path: Pa
         reasons = {one.node: "; ".join(str(other) for other in slow if other.node == one.node) for one in slow}
         left = spares(run_path).replaceable
         if 0 < len(reasons) <= left and (named := name_bad_nodes(run_path, reasons)):
-            some = f"some of its {counted(left, 'spare node')} instead"
-            raise RunFailed(f"job/bad_nodes now names {listed(named)}: the next start takes {some}")
+            raise RunFailed(f"job/bad_nodes now names {listed(named)}: the next start takes spare nodes instead")
         if reasons:
-            warn(f"the run goes on with {counted(len(reasons), 'slow node')}; the job has {left} to spare")
+            has = f"the job has {counted(left, 'spare node')}"
+            warn(f"the run goes on with {counted(len(reasons), 'slow node')}; {has}")
 
     world.from_first(act)
 
@@ -93,7 +93,7 @@ def check_nodes(world: World, device: torch.device, train: Dataset, run_path: Pa
 def check_speeds(world: World, device: torch.device) -> list[Check]:
     """Check the nodes for the doctor, who knows no training set; return the findings on rank 0. Collective."""
     rates = measure_nodes(world, device, Watchdog(world, None))
-    fix = "leave it out, or have it repaired; jobs do so with check_nodes and spare_nodes in the site profile"
+    fix = "have it repaired; with check_nodes and spare_nodes in the site profile, jobs leave it out"
     slow = [Check(f"speed of {one.node}", "warn", str(one), fix) for one in slow_nodes(rates)]
     return [Check("speeds", "ok", nodes_text(rates)), *slow] if rates else []
 

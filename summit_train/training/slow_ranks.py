@@ -65,9 +65,9 @@ class SlowRank:
     def text(self, who: str, ranks: int, step: int) -> str:
         """Return the line for people, after `step`."""
         part, since = self.part.replace("_", " "), max(1, step - WINDOW * WINDOWS + 1)
-        much = f"{self.seconds / self.median_s:.2f} times the median of {ranks} ranks in each {WINDOW} steps"
-        own = f"{1000 * self.seconds:.3g} ms a micro-batch of its own"
-        return f"{who} is slow, most in its {part}: {own}, {much} from {since:,} to {step:,}"
+        own = f"in the last {WINDOW} it took {1000 * self.seconds:.3g} ms of its own for each micro-batch"
+        much = f"{self.seconds / self.median_s:.2f} times the median of {ranks} ranks"
+        return f"{who} is slow in steps {since:,} to {step:,}, mostly in its {part}: {own}, {much}"
 
 
 class Judge:

@@ -158,7 +158,7 @@ def test_fewer_nodes_need_a_batch_of_their_own() -> None:
     site = load_site("slurm_generic", ["min_nodes=2"])
     spec = load_spec(KINETICS / "tsm_r50_8f.yaml", ["scale.gpus=null"])
     assert check_ranks(site, spec, 2) == 8
-    with pytest.raises(UserError, match=r"min_nodes needs scale\.gpus, .*; try scale\.gpus=12"):
+    with pytest.raises(UserError, match=r"scale\.gpus must be set with min_nodes, .*; try scale\.gpus=12"):
         check_ranks(site, spec, 3)
 
 
@@ -175,7 +175,7 @@ def test_a_sites_failures_say_how_often_to_save(background: bool) -> None:
     minutes = math.sqrt(2 * stall_s * 50_700 * 3600 / 1536) / 60
     assert saved.checkpoint.every_minutes == pytest.approx(minutes, rel=0.05)
     assert (name, saved.checkpoint.every_epochs) == ("checkpoints", 50)
-    assert row.startswith(f"also every {saved.checkpoint.every_minutes:g} min, best at a failure in 33 h")
+    assert row.startswith(f"also every {saved.checkpoint.every_minutes:g} min, best for a failure every 33 h")
     for named in ("null", "7"):  # the user's word
         spec = load_spec(KINETICS / "tsm_r50_8f_1536gpu.yaml", [f"checkpoint.every_minutes={named}"])
         assert save_often(often, spec, plan) == (spec, [])

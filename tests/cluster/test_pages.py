@@ -47,7 +47,7 @@ def test_the_whole_profiles_on_the_page_render(tmp_path: Path) -> None:
         assert "\nexport OMP_NUM_THREADS=1 # " in script
     path.write_text(slurm)
     script = render(load_site(path, ["account=a1"]), job)
-    assert "\n    --mpi=pmix # " in script and "--gpus-per-node" not in script
+    assert "\n        --mpi=pmix # " in script and "--gpus-per-node" not in script
     (tmp_path / "ours.yaml").write_text(slurm)
     path.write_text(debug)
     site = load_site(path)

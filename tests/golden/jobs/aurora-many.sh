@@ -138,7 +138,7 @@ end_later() {
     exec {nap}<> <(:) # a sleep of its own would outlive this
     until [[ -e $SUMMIT_TRAIN_FAILURE ]]; do read -rt 5 -u "$nap" || true; done
     read -rt 20 -u "$nap" || true
-    say "job $job_id: the ranks have failed, but the launcher still waits; it is ended"
+    say "job $job_id: the ranks have failed, but the launcher still waits: ending it"
     kill -KILL "$1"
 }
 

@@ -83,10 +83,11 @@ find_nodes() {
 
 # The launcher's words for these nodes.
 place_ranks() {
+    ((restarts == 0)) || export SLURM_OVERLAP=1 # as --overlap: Slurm may not know yet that the last step has ended
+
     # Since Slurm 22.05 srun does not take this from sbatch.
     export SRUN_CPUS_PER_TASK=8
     on_nodes=(--nodelist="$(IFS=, && echo "${nodes[*]}")" --nodes="${#nodes[@]}" --kill-on-bad-exit=1) # one task that dies ends all of them
-    ((restarts == 0)) || on_nodes+=(--overlap) # Slurm may not know yet that the last step has ended
     all_ranks=(
         srun
         "${on_nodes[@]}"
@@ -125,7 +126,7 @@ end_later() {
     exec {nap}<> <(:) # a sleep of its own would outlive this
     until [[ -e $SUMMIT_TRAIN_FAILURE ]]; do read -rt 5 -u "$nap" || true; done
     read -rt 20 -u "$nap" || true
-    say "job $job_id: the ranks have failed, but the launcher still waits; it is ended"
+    say "job $job_id: the ranks have failed, but the launcher still waits: ending it"
     kill -KILL "$1"
 }
 
