@@ -157,9 +157,10 @@ class Slurm:
         tasks = {*self.processes(SLURMD_NODENAME=node)}
         daemons = {_parent(task) for task in tasks} - tasks
         daemons |= {daemon.pid for daemon in self._daemons if node in daemon.args}  # type: ignore[operator]
-        for process in (*daemons, *tasks):
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # an srun whose process is killed first ends its step itself
+            for process in (*daemons, *tasks):
+                with suppress(ProcessLookupError):
+                    os.kill(process, number)
 
     def bring_back(self) -> None:
         """Start the daemons of lost nodes again."""
