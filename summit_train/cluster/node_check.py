@@ -50,7 +50,7 @@ Rates = dict[str, float]  # by the key of MEASURES, without what was not measure
 
 @dataclass(frozen=True)
 class SlowNode:
-    """A node that is slow in a measure. median: of so many nodes."""
+    """A node that is slow in a measure. median: of all `nodes` nodes."""
 
     node: str
     measure: str
@@ -85,7 +85,7 @@ def check_nodes(world: World, device: torch.device, train: Dataset, run_path: Pa
             raise RunFailed(f"job/bad_nodes now names {listed(named)}: the next start takes spare nodes instead")
         if reasons:
             has = f"the job has {counted(left, 'spare node')}"
-            warn(f"the run goes on with {counted(len(reasons), 'slow node')}; {has}")
+            warn(f"the run continues with {counted(len(reasons), 'slow node')}; {has}")
 
     world.from_first(act)
 

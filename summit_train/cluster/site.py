@@ -150,7 +150,7 @@ class Site(Section):
     spare_nodes: Annotated[int, Field(ge=0)] = Field(default=0, description="Nodes in place of those in bad_nodes.")
     check_nodes: bool = Field(default=False, description="Check the nodes before the first step.")
     exclude_slow: bool = Field(default=False, description="Put the node of a slow rank into bad_nodes.")
-    min_nodes: Count | None = Field(default=None, description="A job goes on with so many; null: with all or none.")
+    min_nodes: Count | None = Field(default=None, description="The fewest nodes of a restart; null: all.")
     restarts: Annotated[int, Field(ge=0)] = Field(default=5, description="Restarts of the ranks within one job.")
     failure_gpu_hours: Positive | None = Field(default=None, description="Between two failures; null: unknown.")
     max_requeues: NonNegative | None = Field(default=None, description="Requeues of a job; null: from its time.")
@@ -250,7 +250,7 @@ def load_site(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Site:
 
 
 def _told(site: Site) -> dict[str, Variable]:
-    """Return the variables by which a job tells the ranks what they must know of its site."""
+    """Return the variables that tell the ranks of a job about its site."""
     told: dict[str, tuple[str, str, str]] = {}  # by name: key, its value, the variable's
     told |= {} if site.comm == "auto" else {COMM: ("comm", site.comm, site.comm)}
     told |= {CHECK_NODES: ("check_nodes", "true", "1")} if site.check_nodes else {}

@@ -18,7 +18,7 @@ FAILURE = "SUMMIT_TRAIN_FAILURE"
 
 
 class Spares(NamedTuple):
-    """The nodes that the job could replace by others, and those that it could lose: it goes on with min_nodes."""
+    """The nodes that a restart could replace by others, and those that it could do without: min_nodes must be left."""
 
     replaceable: int = 0
     losable: int = 0

@@ -55,7 +55,7 @@ def own_seconds(laps: Sequence[tuple[str, Mark]], micro_batches: int) -> Own:
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank that was slow in so many windows in a row; part: of its own seconds, the one with most of the excess."""
+    """A rank that was slow in WINDOWS windows in a row; part: of its own seconds, the one with most of the excess."""
 
     rank: int
     part: str

@@ -71,7 +71,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What one rank with so many virtual GPUs has recorded. offset: added to its clock; error: of it; in seconds."""
+    """What one rank has recorded. offset: added to its clock; error: of the offset; both in seconds."""
 
     who: str
     offset: float
