@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
 from summit_train.core.text import MOST_ITEMS, NONE, counted, duration, listed, percent, show
 from summit_train.evaluation.measures import every_measure
-from summit_train.report.log_records import StartRecord, number
+from summit_train.report.log_records import StartRecord, StepRecord, number
 from summit_train.report.records import ClipsPerClass, FinalEval, RunRecord
 
 MOST_CLASSES = 30  # of a table with a row for each class
@@ -125,9 +125,18 @@ def class_rows(classes: ClipsPerClass) -> list[tuple[str, ...]]:
     return [*((name, *(f"{counts[name]:,}" for counts in sides)) for name in names), total]
 
 
-def start_rows(starts: Sequence[StartRecord]) -> list[tuple[str, str, str, str]]:
-    """Return (time, step, ranks, repeated steps) for each start."""
-    return [(moment(s.time), f"{s.step:,}", show(s.ranks), f"{s.steps_again:,}") for s in starts]
+def start_rows(run: RunRecord) -> list[tuple[str, str, str, str, str]]:
+    """Return (time, step, ranks, how long to the first step, repeated steps) for each start.
+
+    The first step's record comes with the second step, or an epoch's end.
+    """
+    rows, places = [], [i for i, record in enumerate(run.log) if isinstance(record, StartRecord)]
+    for start, place, end in zip(run.starts, places, [*places[1:], len(run.log)], strict=True):
+        steps = (record for record in run.log[place:end] if isinstance(record, StepRecord))
+        first, began = number(next((step.time for step in steps), None)), number(start.time)
+        took = NONE if first is None or began is None else duration(first - began + (start.startup_s or 0.0))
+        rows.append((moment(start.time), f"{start.step:,}", show(start.ranks), took, f"{start.steps_again:,}"))
+    return rows
 
 
 def moment(time: float | str | None) -> str:

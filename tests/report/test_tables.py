@@ -52,7 +52,15 @@ def test_a_run_that_was_killed_and_resumed_says_so(write_run, run_records):
         "3 times a clip could not be read and another took its place: see bad_clips.jsonl",
         "Resumed once; 5 steps done again",
     ]
-    assert start_rows(run.starts) == [("2023-11-14 22:13:20 UTC", "0", "2", "0"), ("noon", "20", "1", "5")]
+    assert start_rows(run) == [("2023-11-14 22:13:20 UTC", "0", "2", "—", "0"), ("noon", "20", "1", "—", "5")]
+
+
+def test_the_time_to_the_first_step_counts_from_the_process(write_run):
+    start = {"kind": "start", "step": 0, "ranks": 2, "startup_s": 12.5}
+    step = {"kind": "step", "epoch": 0, "loss": 1.0, "top1": 0.0, "lr": 0.1, "step_s": 1.0, "data_wait_s": 0.0}
+    times = [(start, 1000.0), (step | {"step": 1}, 1007.5), (step | {"step": 2}, 1009.0), (start | {"step": 2}, 2000.0)]
+    run = RunRecord(write_run(lines=[line | {"time": time} for line, time in times]))
+    assert [row[3] for row in start_rows(run)] == ["20 s", "—"]
 
 
 def test_a_mean_over_too_few_checkpoints_and_the_best_are_remarked(write_run):
