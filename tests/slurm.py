@@ -157,8 +157,9 @@ class Slurm:
         tasks = {*self.processes(SLURMD_NODENAME=node)}
         daemons = {_parent(task) for task in tasks} - tasks
         daemons |= {daemon.pid for daemon in self._daemons if node in daemon.args}  # type: ignore[operator]
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # an srun whose process is killed first ends its step itself
-            for process in (*daemons, *tasks):
+        # The youngest first: srun has a child that ends the step where its parent is killed.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in (*sorted(tasks, key=_begun, reverse=True), *daemons):
                 with suppress(ProcessLookupError):
                     os.kill(process, number)
 
@@ -256,6 +257,13 @@ def running_slurm(folder: Path, node_lost_after_s: int = 300) -> Iterator[Slurm]
         stack.callback(slurm.stop)
         slurm.start()
         yield slurm
+
+
+def _begun(process: int) -> int:
+    """When a process began, in ticks since the machine did; 0 for one that has ended."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+    return 0
 
 
 def _parent(process: int) -> int:
