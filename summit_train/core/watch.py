@@ -161,6 +161,10 @@ class Neighbour:
         """Return the seconds since the rank before was heard; None if it never was."""
         return None if self._heard is None else time.monotonic() - self._heard
 
+    def is_silent(self, stall_seconds: float) -> bool:
+        """Return whether the rank before was heard, but not for half the stall time."""
+        return (self.silent_seconds() or 0.0) > stall_seconds / 2
+
 
 class Watchdog:
     """End the run when this rank makes no progress, and say which rank is at fault.
@@ -203,8 +207,7 @@ class Watchdog:
                 tell(fault := f"{self._world.who}: {fault}")
                 faulthandler.dump_traceback(file=sys.stderr)
                 own = None if self._waits else node_name(os.environ, self._world.host)
-                silent = before is not None and (before.silent_seconds() or 0) > seconds / 2
-                leave_reason(fault, 1, before.node if before is not None and silent else own)
+                leave_reason(fault, 1, before.node if before is not None and before.is_silent(seconds) else own)
                 self._world.abort(1)
 
     def _fault(self, seconds: float, before: Neighbour | None) -> str | None:
@@ -213,7 +216,7 @@ class Watchdog:
         if before is None:
             return text if stood > seconds else None
         silent = before.silent_seconds()
-        if silent is not None and silent > seconds / 2:
+        if silent is not None and before.is_silent(seconds):
             who = f"{before.who} has been silent for {silent:.0f} s: stopped, or cut off?"
             return f"{text}; {who} Last report: {before.where}" if stood > seconds else None
         # Lower ranks first: the one that speaks ends all.

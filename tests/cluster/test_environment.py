@@ -90,7 +90,9 @@ class Tiny:
 
 
 def _clean(**more: str) -> dict[str, str]:
-    return {name: value for name, value in environment(**more).items() if name != "PYTHONPATH"}
+    """Without folders of this checkout, in which a shell would look for its programs, and Python for modules."""
+    values = environment(**more) | {"PATH": os.defpath}
+    return {name: value for name, value in values.items() if name != "PYTHONPATH"}
 
 
 @pytest.fixture(scope="module")

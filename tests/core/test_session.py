@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from summit_train.core import session
 from summit_train.core.session import leave_reason
+from tests.worlds import PATIENCE_S
 
 
 def test_the_reason_of_a_failure_is_left_with_torchrun_and_the_job_script(
@@ -25,11 +27,21 @@ def test_the_reason_of_a_failure_is_left_with_torchrun_and_the_job_script(
     leave_reason("a full disk, say", 1)  # is not the reason itself
 
 
-def test_a_file_system_that_hangs_keeps_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkfifo(tmp_path / "failure")  # opened for writing, it blocks
-    monkeypatch.setenv("SUMMIT_TRAIN_FAILURE", str(tmp_path / "failure"))
-    monkeypatch.setattr("summit_train.core.session._SECONDS_TO_WRITE", 0.1)
-    leave_reason("rank 1 on n2: no progress", 1)
+def test_a_file_system_that_hangs_keeps_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def write(*_: object) -> None:
+        begun.set()
+        ended.wait()
+
+    monkeypatch.setattr(session, "_write_reason", write)
+    monkeypatch.setattr(session, "_SECONDS_TO_WRITE", 0.1)
+    rank = threading.Thread(target=leave_reason, args=("rank 1 on n2: no progress", 1), daemon=True)
+    rank.start()
+    rank.join(PATIENCE_S)
+    has_left, has_begun = not rank.is_alive(), begun.is_set()
+    ended.set()
+    assert has_begun and has_left
 
 
 @pytest.mark.parametrize("status", [0, 2, 85, 1])
