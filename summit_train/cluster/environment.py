@@ -61,8 +61,7 @@ def environment_files() -> dict[str, Source]:
         files |= _interpreter(prefix, base)
     package = Path(summit_train.__file__).parent
     if not package.is_relative_to(prefix):  # installed as a link to a checkout
-        for folder in (package, *(package.with_name(name) for name in ("configs", "jobs"))):
-            files |= _walk(folder, f"{site}/{folder.name}/")
+        files |= _walk(package, f"{site}/{package.name}/")
     name, text = _WORKING_FOLDER
     return dict(sorted((files | {f"{site}/{name}": text}).items()))
 

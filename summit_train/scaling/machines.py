@@ -12,7 +12,7 @@ from summit_train.core.errors import UserError
 from summit_train.models.network import count_network
 from summit_train.spec import ArchName, Spec
 from summit_train.spec.catalog import Backbone, NonLocal
-from summit_train.spec.source import read_kind, shipped
+from summit_train.spec.source import read_kind, shipped_names
 from summit_train.spec.typed import Count, Positive, Section, validated
 
 Seconds = Annotated[float, Field(ge=0)]
@@ -112,7 +112,7 @@ def load_machine(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Mac
 
 
 def machine_names() -> list[str]:
-    return sorted(path.stem for path in shipped("configs/machines").glob("*.yaml"))
+    return [name.removeprefix("machines/") for name in shipped_names("machines/")]
 
 
 def find_rate(machine: Machine, arch: str, precision: str) -> Rate:

@@ -7,10 +7,12 @@ Only this module imports yaml.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from summit_train.core.files import regular
 
 KeyPath = tuple[str, ...]
 
+_SHIPPED = "shipped:"
 _MOST_VALUES = 100_000  # nine levels of nine aliases each would be 387 million
 # Checked before parsing, which takes 25 microseconds a value. A sweep of 1,000 runs of 25 keys stays below both.
 _MOST_BYTES = 1_000_000
@@ -146,12 +149,43 @@ def to_yaml(values: Mapping[str, Any]) -> str:
 
 
 def shipped(folder: str) -> Path:
-    """Return a folder of the checkout that pip does not install, configs or jobs. Raises UserError without it."""
-    path = Path(summit_train.__file__).resolve().parents[1] / folder
-    if not path.is_dir():
-        needs = "configs and job scripts need the checkout; install it with `pip install -e CHECKOUT`"
-        raise UserError(f"{path} is missing: {needs}")
-    return path
+    """Return the folder configs or jobs: files of the package, which in a checkout are links to its top level."""
+    return Path(str(files(summit_train) / folder)).resolve()
+
+
+def shipped_names(below: str = "") -> list[str]:
+    """Return the NAMEs of shipped:NAME, the files configs/NAME.yaml, that begin with `below`."""
+    configs = shipped("configs")
+    names = (str(path.relative_to(configs).with_suffix("")) for path in configs.glob("**/*.yaml"))
+    return sorted(name for name in names if name.startswith(below))
+
+
+def locate(word: str | Path, folder: Path = Path()) -> Path:
+    """Return the file that a word names: a path relative to `folder`, or shipped:NAME. Raises UserError without it.
+
+    A file of that very name is ./shipped:NAME.
+    """
+    text = str(word)
+    if not text.startswith(_SHIPPED):
+        return folder / word
+    name, names = text.removeprefix(_SHIPPED), shipped_names()
+    if name not in names:
+        bare = _bare(name)
+        near = [one for one in names if one == bare] or [one for one in names if one.endswith(f"/{bare}")]
+        near = near[:3] or difflib.get_close_matches(bare, names, 3)
+        nearest = f"did you mean {' or '.join(_SHIPPED + one for one in near)}? " if near else ""
+        raise UserError(f"{text} not found; {nearest}`summit-train configs` lists what ships")
+    return shipped("configs") / f"{name}.yaml"
+
+
+def _bare(path: str) -> str:
+    """Return NAME of a path to the file configs/NAME.yaml of a checkout."""
+    return path.rpartition("configs/")[2].removesuffix(".yaml")
+
+
+def _shipped_hint(path: str) -> str:
+    """Return the shipped name that a path which does not exist may stand for, as the end of a message."""
+    return f"; did you mean {_SHIPPED}{_bare(path)}?" if _bare(path) in shipped_names() else ""
 
 
 # Kinds of files in configs/KINDs: what one is called, a key that no file of another kind has, and a shipped one.
@@ -165,27 +199,26 @@ def read_kind(kind: str, name_or_path: str, overrides: Sequence[str] = ()) -> Tr
     """
     path = Path(name_or_path)
     if "/" not in name_or_path and path.suffix not in (".yaml", ".yml"):
-        paths = [shipped(f"configs/{one}s") / f"{name_or_path}.yaml" for one in (kind, *_KINDS)]
+        paths = [shipped("configs") / f"{one}s/{name_or_path}.yaml" for one in (kind, *_KINDS)]
         found = [path for path in paths if path.is_file()]
         if not found:
-            names = ", ".join(sorted(file.stem for file in paths[0].parent.glob("*.yaml")))
+            names = ", ".join(name.removeprefix(f"{kind}s/") for name in shipped_names(f"{kind}s/"))
             raise UserError(f"{kind} {name_or_path!r} not found; shipped: {names}; or give the path of a YAML file")
         path = found[0]
     tree = read_tree(path, overrides)
     takes, own_key, example = _KINDS[kind]
     for title, key, _ in _KINDS.values():
         if key in tree.values and own_key not in tree.values:
-            right = f"--{kind} takes a {takes}, such as configs/{kind}s/{example}.yaml"
-            raise UserError(f"{name_or_path} is a {title}; {right}")
+            raise UserError(f"{name_or_path} is a {title}; --{kind} takes a {takes}, such as {example}")
     return tree
 
 
 def read_tree(path: str | Path, overrides: Sequence[str] = ()) -> Tree:
-    """Read a YAML mapping with what it extends, then apply `section.key=value` overrides in order.
+    """Read a YAML mapping (a file or shipped:NAME) with what it extends; apply `section.key=value` overrides in order.
 
     Raises UserError for a missing file, one that is not a YAML mapping, and an override of the wrong form.
     """
-    tree = _read_file(Path(path), (), {})
+    tree = _read_file(locate(path), (), {})
     for override in overrides:
         apply_override(tree, override)
     return tree
@@ -207,13 +240,14 @@ def _read_file(path: Path, above: tuple[Path, ...], read: dict[Path, Tree]) -> T
     if bases is None or isinstance(bases, str):
         bases = [] if bases is None else [bases]
     if not isinstance(bases, list) or not all(isinstance(b, str) for b in bases):
-        raise UserError(f"{place}: extends: must be a path or a list of paths, got {bases!r:.60}")
+        raise UserError(f"{place}: extends: must be a path, shipped:NAME or a list of them, got {bases!r:.60}")
     if len(set(bases)) < len(bases):
         raise UserError(f"{place}: extends: each file may be named once, got {bases!r:.60}")
     merged = Tree({})
-    for target in (path.parent / base for base in bases):
+    for base in bases:
+        target = locate(base, path.parent)
         if not target.is_file():
-            raise UserError(f"{place}: extends: file {target} not found")
+            raise UserError(f"{place}: extends: file {target} not found{_shipped_hint(base)}")
         if len(above) + len(read) >= _MOST_FILES:
             raise UserError(f"{place}: extends: a file may extend at most {_MOST_FILES} files, directly or not")
         merged.lay(_read_file(target, (*above, resolved), read))
@@ -230,7 +264,8 @@ def _read_text(path: Path) -> str:
             raise UserError(f"{path}: larger than {_MOST_BYTES:,} bytes; give the path of a YAML spec")
         return content.decode("utf-8")
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}; give the path of a YAML spec") from error
+        right = _shipped_hint(str(path)) or "; give the path of a YAML spec, or shipped:NAME (`summit-train configs`)"
+        raise UserError(f"{path}: cannot be read: {error.strerror}{right}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: must be a text file in UTF-8; give the path of a YAML spec") from error
 

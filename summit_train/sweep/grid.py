@@ -31,7 +31,7 @@ from pydantic import ConfigDict, Field
 from summit_train.core.errors import UserError
 from summit_train.evaluation.measures import Measures, measures_of
 from summit_train.spec import Spec, spec_from_tree
-from summit_train.spec.source import Tree, apply_override, put, read_tree, to_yaml
+from summit_train.spec.source import Tree, apply_override, locate, put, read_tree, to_yaml
 from summit_train.spec.typed import Count, PathText, Section, validated
 
 MOST_RUNS = 1000  # an array's indices stay below Slurm's usual MaxArraySize, 1001
@@ -143,7 +143,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = (), defaults: Tree |
     defaults: values below those of the base, such as a site's.
     Raises UserError with one line for each mistake: `file:line: key: what is wrong and what would be right`.
     """
-    file = Path(path)
+    file = locate(path)
     tree = read_tree(file / "sweep.yaml" if file.is_dir() else file)
     sweep = validated(SweepFile, tree)
     drafts = [*_combinations(sweep, tree), *_explicit_runs(sweep, tree)]
@@ -188,7 +188,7 @@ def sweep_texts(sweep: Sweep) -> dict[str, str]:
 
 def _read_relative(target: str, key: str, place: str) -> Tree:
     """Return the tree of a file that the sweep file names under `key`, relative to itself."""
-    path = Path(place.rpartition(":")[0]).parent / target
+    path = locate(target, Path(place.rpartition(":")[0]).parent)
     if not path.is_file():
         raise UserError(f"{place}: {key}: {path} does not exist; the path must be relative to the sweep file")
     return read_tree(path)

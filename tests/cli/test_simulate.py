@@ -153,5 +153,5 @@ def test_what_cannot_be_is_refused_with_what_would_be_right(
 @pytest.mark.parametrize("option", ["--machine", "--site"])
 def test_a_site_profile_is_not_taken_for_a_machine(option: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", SPEC, option, name]) == 2
-    right = "--machine takes a machine file, such as configs/machines/summit.yaml"
+    right = "--machine takes a machine file, such as summit"
     assert capsys.readouterr().err == f"summit-train: {name} is a site profile; {right}\n"

@@ -111,8 +111,8 @@ def test_it_holds_what_a_rank_needs_and_not_the_rest(tiny: Tiny, names: Names) -
     tag = sys.implementation.cache_tag
     kept = ("tiny/old.py", f"tiny/__pycache__/__init__.{tag}.pyc", "elsewhere/far.py", "summit_train/cluster/job.py")
     kept += (
-        "configs/sites/local.yaml",
-        "jobs/base.sh.j2",
+        "summit_train/configs/sites/local.yaml",
+        "summit_train/jobs/base.sh.j2",
         "summit_train/models/fast/native/kernels.cpp",
         "numpy/__init__.py",
     )

@@ -44,7 +44,7 @@ commands = [(["sh", "-c", text], os.environ) for text in sys.argv[1:]]
 sys.exit(attend(commands, lambda line: print(line, flush=True)))
 """
 _WAIT = "echo ready; while :; do sleep 0.1; done"
-_DEAF = "import signal, time; signal.pthread_sigmask(0, {12, 15}); print('ready', flush=True); time.sleep(6000)"
+_DEAF = "import os, signal, time; signal.pthread_sigmask(0, {12, 15}); os.write(1, b'ready\\n'); time.sleep(6000)"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from summit_train.cluster.site import load_site
 from summit_train.core.errors import UserError
 from summit_train.scaling.machines import load_machine
 from summit_train.spec import load_spec, source
-from summit_train.spec.source import Tree, put, read_tree, to_yaml
+from summit_train.spec.source import Tree, locate, put, read_tree, shipped, shipped_names, to_yaml
 from summit_train.sweep.grid import load_sweep
 
 # No deadline and no limit on drawing: how fast the machine is, is not the question.
@@ -122,10 +122,45 @@ def test_a_wrong_extends_is_named_with_its_line(tmp_path: Path) -> None:
     assert "circle: spec.yaml -> one.yaml -> two.yaml -> one.yaml" in message
     assert "circle: spec.yaml -> spec.yaml" in _refused(tmp_path, "extends: spec.yaml\n")
     assert _refused(tmp_path, "a: 1\nextends: no/such.yaml\n") == "spec.yaml:2: extends: file no/such.yaml not found"
-    assert _refused(tmp_path, "extends: 3\n") == "spec.yaml:1: extends: must be a path or a list of paths, got 3"
+    takes = "must be a path, shipped:NAME or a list of them"
+    assert _refused(tmp_path, "extends: 3\n") == f"spec.yaml:1: extends: {takes}, got 3"
     assert _refused(tmp_path, "extends: [1]\n").startswith("spec.yaml:1: extends:")
     _write(tmp_path / "base.yaml", "a: 1\nb: [\n")
     assert _refused(tmp_path, "extends: base.yaml\n").startswith("base.yaml:3: not valid YAML")
+
+
+def test_what_ships_is_named_from_any_folder(tmp_path: Path) -> None:
+    date = (shipped("configs") / "date.yaml").read_text()
+    assert _read(tmp_path, "extends: shipped:date\n").values == _read(tmp_path, date).values
+    assert read_tree("shipped:motion/tsm").values == read_tree(shipped("configs") / "motion/tsm.yaml").values
+    assert locate("./shipped:date") == Path("shipped:date") and locate("a.yaml", tmp_path) == tmp_path / "a.yaml"
+    assert {"date", "kinetics/tsm_r50_8f", "sites/summit", "sweeps/table3"} <= set(shipped_names())
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("shipped:dte", "shipped:dte not found; did you mean shipped:date? `summit-train configs` lists what ships"),
+        ("shipped:configs/date.yaml", "did you mean shipped:date? `summit-train configs`"),
+        ("shipped:tsm_r50_8f_1536gpu", "did you mean shipped:kinetics/tsm_r50_8f_1536gpu? "),
+        ("shipped:../../setup", "shipped:../../setup not found; `summit-train configs` lists what ships"),
+        ("kinetics/tsm_r50_8f", "No such file or directory; did you mean shipped:kinetics/tsm_r50_8f?"),
+        ("configs/kinetics/tsm_r50_8f.yaml", "did you mean shipped:kinetics/tsm_r50_8f?"),
+        ("mine.yaml", "give the path of a YAML spec, or shipped:NAME (`summit-train configs`)"),
+    ],
+)
+def test_a_name_that_does_not_ship_and_a_path_that_looks_like_one_get_the_right_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        read_tree(word)
+    assert message in str(caught.value)
+
+
+def test_extends_of_a_path_that_looks_like_a_shipped_name_gets_the_name(tmp_path: Path) -> None:
+    message = "spec.yaml:1: extends: file configs/date.yaml not found; did you mean shipped:date?"
+    assert _refused(tmp_path, "extends: configs/date.yaml\n") == message
 
 
 def test_values_are_what_they_look_like(tmp_path: Path) -> None:

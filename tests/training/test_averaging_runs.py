@@ -129,11 +129,11 @@ def test_each_rank_checks_the_files_that_it_loads_once_and_all_pass_over_a_check
     killed: Path, motion_set: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, is_torn: bool
 ) -> None:
     def digest(path: Path) -> str:
-        print(f"rank {os.environ['RANK']} takes the digest of {path.name}", flush=True)
+        os.write(1, f"rank {os.environ['RANK']} takes the digest of {path.name}\n".encode())
         return file_sha256(path)
 
     def at(self: Watchdog, where: str, *, waits: bool = False) -> None:
-        print(f"rank {os.environ['RANK']} is at {where}", flush=True)
+        os.write(1, f"rank {os.environ['RANK']} is at {where}\n".encode())
 
     monkeypatch.setattr(saved, "file_sha256", digest)
     monkeypatch.setattr(Watchdog, "at", at)
