@@ -38,6 +38,7 @@ TOGETHER = {
     "tests/training/test_averaging_runs.py": "averaging",
     "tests/training/test_run.py": "run",
     "tests/training/test_solvers.py": "solvers",
+    "tests/test_wheel.py": "wheel",
 }
 
 
