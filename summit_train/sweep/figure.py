@@ -1,8 +1,9 @@
-"""Write a sweep's table and its figure over batch sizes, as the paper's Figure 4, into its folder."""
+"""Write a sweep's table and its figure into its folder: over batch sizes, as the paper's Figure 4, or another key."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,16 +12,22 @@ from summit_train.core.files import locked, replacing, write_json, write_text
 from summit_train.core.text import counted, csv_text, listed
 from summit_train.report.figures import GREY, PALETTE, drawable, finite, house_style, image, log_ticks, series
 from summit_train.report.noise import Measured
-from summit_train.sweep.grid import Sweep
-from summit_train.sweep.status import Row, as_values, has_seeds, read_rows, sweep_points, tables
+from summit_train.sweep.folds import clip_rows
+from summit_train.sweep.grid import Sweep, is_number
+from summit_train.sweep.status import Row, as_values, has_repeats, read_rows, sweep_points, tables
 
 
 def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
-    """Write table.txt, table.csv, table.json, accuracy.png and .svg into the sweep's folder; return the rows."""
+    """Write table.txt, .csv and .json, accuracy.png and .svg, with folds clips.csv, into the sweep's folder.
+
+    Return the rows.
+    """
     # Several runs that end together all do this. One lock covers reading and writing, so that no run overwrites newer
     # results by older ones.
     with locked(sweep.folder / "lock"):
         rows = read_rows(sweep, jobs)
+        if any(run.fold for run in sweep.runs):
+            write_text(sweep.folder / "clips.csv", csv_text(clip_rows(sweep, rows)))
         write_text(sweep.folder / "table.txt", tables(sweep, rows) + "\n")
         columns = dict.fromkeys(key for row in rows for key in row)  # a run of another task has measures of its own
         write_text(sweep.folder / "table.csv", csv_text([columns, *(map(row.get, columns) for row in rows)]))
@@ -33,31 +40,39 @@ def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
 
 def written(sweep: Sweep) -> str:
     """Return the names of the files that `write_sweep` wrote."""
-    return ", ".join(sorted(path.name for kind in ("table", "accuracy") for path in sweep.folder.glob(f"{kind}.*")))
+    return ", ".join(
+        sorted(path.name for kind in ("table", "accuracy", "clips") for path in sweep.folder.glob(f"{kind}.*"))
+    )
 
 
 def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
-    """Draw the main measure of the finished runs against the global batch; return file name -> content, PNG and SVG.
+    """Draw the main measure of the finished runs against the sweep's axis; return file name -> content, PNG and SVG.
 
-    Validation: the final evaluation, mean and standard deviation over the seeds; where no runs differ in their seed
-    alone, over the last checkpoints. Training: the batches of the last epoch, of a single curve. Each curve has its
-    noise scale at the smallest batch at which it is clear. Without two batch sizes nothing is drawn.
+    Validation: the final evaluation, mean and standard deviation over the folds or the seeds; where no runs differ in
+    these alone, over the last checkpoints. Training: the batches of the last epoch, of a single curve. Over batches,
+    each curve has its noise scale at the smallest batch at which it is clear. Without two places on the axis nothing
+    is drawn.
     """
-    done = [row for row in rows if row["state"] == "done" and row["global_batch"]]
-    if not done or len({row["global_batch"] for row in rows}) < 2:
+    done = [row for row in rows if row["state"] == "done" and (sweep.x or row["global_batch"])]
+    every = sweep_points(sweep, rows)
+    places = _places([point["x"] for point in every if point["x"] is not None])
+    if not done or len(places) < 2:
         return {}
-    points = [point for point in sweep_points(sweep, rows) if point["done"] and point["global_batch"]]
+    points = [point | {"place": places[str(point["x"])]} for point in every if point["done"] and point["x"] is not None]
+    if sweep.x is not None:
+        points = [point | {"noise_scale": None} for point in points]  # a place on the axis of batches alone
     names = list(dict.fromkeys(point["curve"] for point in points))
     with house_style():
         figure = Figure(figsize=(6.4, 4.2 + 0.2 * len(names)), layout="constrained")
         axes = figure.subplots()
-        axes.set_title(f"{sweep.name}: accuracy against batch size", loc="left", fontsize=12)
+        label = sweep.x.rpartition(".")[2].replace("_", " ") if sweep.x else "batch size"
+        axes.set_title(drawable(f"{sweep.name}: accuracy against {label}"), loc="left", fontsize=12)
         main = sweep.measures.main
         noise_at = {_draw_curve(axes, i, name, points, main.key) for i, name in enumerate(names)}
-        batches = {row["global_batch"] for row in done}
-        if sweep.reference is not None:
+        shown = {str(point["x"]): point["place"] for point in points}
+        if sweep.reference is not None and sweep.x is None:
             published = sorted(sweep.reference.points, key=lambda point: point.global_batch)
-            batches |= {point.global_batch for point in published}
+            shown |= {str(point.global_batch): point.global_batch for point in published}
             axes.errorbar(
                 [point.global_batch for point in published],
                 [point.top1 for point in published],
@@ -65,9 +80,11 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
                 label=drawable(f"published: {sweep.reference.label}"),
                 marker="s", markerfacecolor="white", linestyle=":", color=GREY, capsize=3,
             )  # fmt: skip
-        log_ticks(axes, sorted(batches), base=2)
-        axes.tick_params(axis="x", labelsize=9 if len(batches) > 8 else 10)
-        axes.set(xlabel="global batch (clips)", ylabel=f"{main.name} (%)")
+        _draw_ticks(axes, shown, is_batch=sweep.x is None)
+        if any(str(place) != text for text, place in shown.items()):
+            for container in axes.containers:
+                container.get_children()[0].set(linestyle="")  # nothing lies between two words
+        axes.set(xlabel=drawable(sweep.x or "global batch (clips)"), ylabel=f"{main.name} (%)")
         low, high = axes.get_ylim()
         axes.set_ylim(max(0.0, low), min(high, 102.0))
         for text in figure.legend(loc="outside lower left", ncols=2).get_texts():
@@ -78,6 +95,25 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
         )
         below.set_parse_math(False)
         return {f"accuracy.{kind}": image(figure, kind) for kind in ("png", "svg")}
+
+
+def _places(values: Sequence[Any]) -> dict[str, float]:
+    """Return where each value, as text, stands on the axis: a number at itself, others one after another."""
+    if all(map(is_number, values)):
+        return {str(value): value for value in values}
+    return {text: place for place, text in enumerate(dict.fromkeys(map(str, values)))}
+
+
+def _draw_ticks(axes: Axes, places: Mapping[str, float], *, is_batch: bool) -> None:
+    """Mark every place; logarithmically for batches, and for numbers of about one order of magnitude or more."""
+    ticks = sorted(places.values())
+    if is_batch or (
+        ticks[0] > 0 and ticks[-1] >= 8 * ticks[0] and all(str(place) == text for text, place in places.items())
+    ):
+        log_ticks(axes, ticks, base=2 if is_batch else 10)
+    else:
+        axes.set_xticks(list(places.values()), [drawable(text) for text in places])
+    axes.tick_params(axis="x", labelsize=9 if len(ticks) > 8 else 10)
 
 
 def clear_noise(curve: Sequence[Row]) -> tuple[int, Measured] | None:
@@ -94,9 +130,9 @@ def clear_noise(curve: Sequence[Row]) -> tuple[int, Measured] | None:
 
 def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Row], key: str) -> int | None:
     """Draw the measure `key` of curve i and its noise scale; return the batch at which this was measured."""
-    curve = sorted((point for point in points if point["curve"] == name), key=lambda point: point["global_batch"])
-    batches, measured = finite(point["global_batch"] for point in curve), finite(point[key] for point in curve)
-    error_of = f"{key}_std" if has_seeds(points) else "checkpoints_std"
+    curve = sorted((point for point in points if point["curve"] == name), key=lambda point: point["place"])
+    batches, measured = finite(point["place"] for point in curve), finite(point[key] for point in curve)
+    error_of = f"{key}_std" if has_repeats(points) else "checkpoints_std"
     bars = [point[error_of] or 0.0 for point in curve]
     title = f", {drawable(name)}" if name else ""
     style = series(i) | {"capsize": 3}
@@ -119,10 +155,12 @@ def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Row], key: str) 
 
 def _caption(rows: Sequence[Row], done: Sequence[Row], points: Sequence[Row], measured_at: Sequence[int]) -> str:
     bars = "Bars: one standard deviation over the last checkpoints."
-    if has_seeds(points):
+    if has_repeats(points):
         fewest, most = min(point["done"] for point in points), max(point["done"] for point in points)
-        seeds = counted(most, "seed") if fewest == most else f"{fewest} to {most} seeds"
-        bars = f"Mean and standard deviation (n - 1) over {seeds}."
+        what = "seed" if points[0]["folds"] == 0 else "run"
+        runs = counted(most, what) if fewest == most else f"{fewest} to {most} {what}s"
+        folds = f"the folds, from {runs} in all" if points[0]["folds"] else runs
+        bars = f"Mean and standard deviation (n - 1) over {folds}."
     missing = f" {len(rows) - len(done)} of {len(rows)} runs are not done and not shown." if done != rows else ""
     lines = [bars + missing]
     if measured_at:

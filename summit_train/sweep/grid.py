@@ -8,6 +8,7 @@ zip: {scale.gpus: [48, 96], nodes: [8, 16]}   # in step: 48 with 8, 96 with 16
 presets:                              # named groups of keys; all combinations with grid and zip
   linear: {optimizer.base_lr: 0.01}
   date: {extends: ../date.yaml, optimizer.base_lr: 0.02}   # a file's keys, then its own
+folds: folds/fold{1..5}               # each with data.train and data.val of folds/fold1/train.csv and val.csv, ...
 runs: [{name: baseline, scale.gpus: 6}]       # further runs
 at_once: 4                            # at most this many at the same time
 """
@@ -66,6 +67,7 @@ class RunEntry(Section):
     name: SafeName | None = None
     nodes: Count | None = None
     curve: str = ""
+    fold: str = ""
 
 
 class Preset(Section):
@@ -85,6 +87,8 @@ class SweepFile(Section):
     grid: dict[str, Axis] = Field(default={})
     zip: dict[str, Axis] = Field(default={})
     presets: dict[SafeName, Preset] = Field(default={})
+    folds: PathText | None = Field(default=None, description="Folders of a cross-validation, such as folds/fold{1..5}.")
+    x: str | None = Field(default=None, description="Key of the figure's horizontal axis; null: the global batch.")
     runs: tuple[RunEntry, ...] = ()
     nodes: Count | None = Field(default=None, description="Nodes of a run that names none.")
     at_once: Count | None = Field(default=None, description="Most runs at the same time; null: all.")
@@ -96,7 +100,8 @@ class SweepRun:
     """One run.
 
     nodes: None where the sweep names none. changes: dotted spec keys that the run overrides.
-    curve: the run's curve in the figure, named by its preset and its grid values other than scale and seed.
+    curve: the run's curve in the figure, named by its preset and its grid values other than scale, seed and the
+    figure's axis. fold: the name of its fold of a cross-validation; empty without one.
     """
 
     name: str
@@ -104,11 +109,15 @@ class SweepRun:
     nodes: int | None
     curve: str
     changes: Mapping[str, Any]
+    fold: str = ""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """All runs in the file's order. folder: run_dir/name, the parent of every run. base: values that all runs share."""
+    """All runs in the file's order. folder: run_dir/name, the parent of every run. base: values that all runs share.
+
+    x: the key of the figure's horizontal axis; None: the global batch.
+    """
 
     name: str
     folder: Path
@@ -116,6 +125,7 @@ class Sweep:
     at_once: int | None
     reference: Reference | None
     base: Mapping[str, Any]
+    x: str | None = None
 
     @property
     def measures(self) -> Measures:
@@ -135,6 +145,7 @@ class _Draft:
     nodes: int | None
     name: str | None = None
     curve: str = ""
+    fold: str = ""
 
 
 def load_sweep(path: str | Path, overrides: Sequence[str] = (), defaults: Tree | None = None) -> Sweep:
@@ -168,10 +179,16 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = (), defaults: Tree |
             nodes=draft.nodes or sweep.nodes,
             curve=draft.curve,
             changes={key: value for key, (value, _) in draft.values.items()},
+            fold=draft.fold,
         )
         for draft, spec, name in zip(drafts, specs, _names(drafts), strict=True)
     ]
-    return Sweep(sweep.name, Path(specs[0].run_dir), tuple(runs), sweep.at_once, sweep.reference, base.values)
+    x = _axis(sweep)
+    if x is not None and not all(x in run.changes for run in runs):
+        if sweep.x is not None:
+            raise UserError(f"{tree.place(('x',))}: x: must be a key that every run changes, got {x}")
+        x = None
+    return Sweep(sweep.name, Path(specs[0].run_dir), tuple(runs), sweep.at_once, sweep.reference, base.values, x)
 
 
 def sweep_texts(sweep: Sweep) -> dict[str, str]:
@@ -180,9 +197,17 @@ def sweep_texts(sweep: Sweep) -> dict[str, str]:
     The folder needs neither the sweep file nor the overrides.
     """
     base = dict(sweep.base) | {"run_dir": str(sweep.folder.absolute().parent)}
-    runs = [{"name": run.name, "nodes": run.nodes, "curve": run.curve, **run.changes} for run in sweep.runs]
+    kept = ("name", "nodes", "curve", "fold")
+    runs = [{key: getattr(run, key) for key in kept} | dict(run.changes) for run in sweep.runs]
     reference = None if sweep.reference is None else sweep.reference.model_dump(mode="json")
-    values = {"name": sweep.name, "base": "base.yaml", "at_once": sweep.at_once, "runs": runs, "reference": reference}
+    values: dict[str, Any] = {
+        "name": sweep.name,
+        "base": "base.yaml",
+        "at_once": sweep.at_once,
+        "x": sweep.x,
+        "runs": runs,
+    }
+    values["reference"] = reference
     return {"base.yaml": to_yaml(base), "sweep.yaml": to_yaml(values)}
 
 
@@ -208,33 +233,73 @@ def _explicit_runs(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
         at, given = ("runs", str(i)), entry.model_extra or {}
         values = {key: (value, tree.place((*at, key))) for key, value in given.items()}
         parts = tuple(given.items()) or ((("nodes", entry.nodes),) if entry.nodes else ())
-        yield _Draft(tree.place(at), values, parts, entry.nodes, entry.name, entry.curve)
+        yield _Draft(tree.place(at), values, parts, entry.nodes, entry.name, entry.curve, entry.fold)
 
 
 def _combinations(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
-    """Yield every preset with every point of the grid with every row of zip."""
-    if not (sweep.presets or sweep.grid or sweep.zip):
+    """Yield every preset with every point of the grid with every row of zip, each in every fold."""
+    if not (sweep.presets or sweep.grid or sweep.zip or sweep.folds):
         return
     places = _axis_places(sweep, tree)
     presets = {name: _preset(name, preset, tree, places) for name, preset in sweep.presets.items()} or {"": {}}
     rows = list(zip(*sweep.zip.values(), strict=True)) or [()]
-    count = len(presets) * math.prod(map(len, sweep.grid.values())) * len(rows)
+    folds = _folds(sweep, tree, places)
+    count = len(presets) * math.prod(map(len, sweep.grid.values())) * len(rows) * len(folds)
     if count > MOST_RUNS:
         raise UserError(f"{tree.place(('grid',))}: {count:,} runs; a sweep may have at most {MOST_RUNS:,}")
-    place = tree.place((next(name for name in ("zip", "grid", "presets") if getattr(sweep, name)),))
+    place = tree.place((next(name for name in ("zip", "grid", "presets", "folds") if getattr(sweep, name)),))
     # The first zip keys that tell the rows apart are enough for a name.
     texts = [[json.dumps(value, default=str) for value in row] for row in rows]
     most = len(sweep.zip)
     telling = next((n for n in range(1, most) if len({tuple(row[:n]) for row in texts}) == len(rows)), most)
     for (preset, of_preset), *point in itertools.product(presets.items(), *sweep.grid.values()):
         on_grid, named = tuple(zip(sweep.grid, point, strict=True)), (("", preset),) if preset else ()
-        curve = [pair for pair in on_grid if pair[0] not in ("nodes", "seed") and not pair[0].startswith("scale.")]
-        for row in rows:
+        apart = ("nodes", "seed", _axis(sweep))
+        curve = [pair for pair in on_grid if pair[0] not in apart and not pair[0].startswith("scale.")]
+        for row, (fold, of_fold) in itertools.product(rows, folds.items()):
             in_step = tuple(zip(sweep.zip, row, strict=True))
             given = {key: (value, places[key]) for key, value in (*on_grid, *in_step)}
             nodes, _ = given.pop("nodes", (None, ""))
-            parts = (*named, *on_grid, *in_step[:telling])
-            yield _Draft(place, of_preset | given, parts, nodes, curve=joined_name((*named, *curve)))
+            parts = (*named, *on_grid, *in_step[:telling], *([("", fold)] if fold else []))
+            values = of_preset | given | of_fold
+            yield _Draft(place, values, parts, nodes, curve=joined_name((*named, *curve)), fold=fold)
+
+
+def _axis(sweep: SweepFile) -> str | None:
+    """Return the key of the figure's horizontal axis: the sweep's own, else the first axis that has numbers, else any.
+
+    None where the batch is one: the global batch.
+    """
+    axes = sweep.grid | sweep.zip
+    if sweep.x is not None or any(key.startswith("scale.") for key in axes):
+        return sweep.x
+    keys = [key for key in axes if key not in ("nodes", "seed")]
+    return next((key for key in keys if all(is_number(value) for value in axes[key])), next(iter(keys), None))
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _folds(sweep: SweepFile, tree: Tree, axes: Iterable[str]) -> dict[str, Values]:
+    """Return name -> values of each fold; one nameless fold without values where the sweep has none."""
+    if sweep.folds is None:
+        return {"": {}}
+    place = tree.place(("folds",))
+    part = next((part for part in Path(sweep.folds).parts if "{" in part), "")
+    numbers = re.fullmatch(r"[^{}]*\{(\d{1,4})\.\.(\d{1,4})\}[^{}]*", part)
+    if numbers is None or int(numbers[1]) >= int(numbers[2]):
+        right = "the path of the folders with their numbers, such as folds/fold{1..5}"
+        raise UserError(f"{place}: folds: must be {right}, got {sweep.folds!r}")
+    if clash := _overlapping("data.train", axes) or _overlapping("data.val", axes):
+        raise UserError(f"{place}: folds: {clash} is an axis already; remove it here or there")
+    span, folds = f"{{{numbers[1]}..{numbers[2]}}}", {}
+    for number in range(int(numbers[1]), int(numbers[2]) + 1):
+        folder = Path(sweep.folds.replace(span, str(number)))
+        folds[_text(part.replace(span, str(number)))] = {
+            f"data.{name}": (str(folder / f"{name}.csv"), place) for name in ("train", "val")
+        }
+    return folds
 
 
 def _axis_places(sweep: SweepFile, tree: Tree) -> dict[str, str]:

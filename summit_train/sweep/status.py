@@ -1,6 +1,6 @@
 """The status of a sweep, read from the run directories and the scheduler: one row for each run, and the points.
 
-A point is runs that differ in nothing but their seed.
+A point is runs that differ in nothing but their seed and their fold.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ STATES = ("done", "running", "queued", "failed", "missing", "unknown", "changed"
 # What a run's recorded plan decides; its spec need not.
 _PLANNED = ("ranks", "virtual_gpus", "accumulation", "global_batch", "frames_per_batch", "peak_lr", "total_steps")
 COLUMNS = (
-    "name", "curve", "state", "nodes", *_PLANNED[:-1], "step", "total_steps", "training_top1", "top1", "top1_std",
-    "top5", "final", "noise_scale", "noise_scale_error", "gradient_square", "gradient_variance", "reference_top1",
-    "reference_top1_std", "seconds", "node_hours", "job", "run", "machine", "note", "num_classes",
-    "map", "map_std",
+    "name", "curve", "fold", "state", "nodes", *_PLANNED[:-1], "step", "total_steps", "training_top1", "top1",
+    "top1_std", "top5", "final", "noise_scale", "noise_scale_error", "gradient_square", "gradient_variance",
+    "reference_top1", "reference_top1_std", "seconds", "node_hours", "job", "run", "machine", "note", "num_classes",
+    "map", "map_std", "videos",
 )  # fmt: skip
 
 Row = dict[str, Any]  # by COLUMNS and the keys of the sweep's measures
@@ -92,6 +92,7 @@ def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -
         row: Row = dict.fromkeys((*COLUMNS, *(measure.key for measure in sweep.measures.every))) | {
             "name": run.name,
             "curve": run.curve,
+            "fold": run.fold or None,
             "state": state,
             "nodes": run.nodes,
             "virtual_gpus": scale.gpus,
@@ -121,6 +122,7 @@ def _results(found: RunRecord, nodes: int | None) -> Row:
         row |= {"seconds": found.seconds, "node_hours": nodes and nodes * found.seconds / 3600}
     main = f"{found.measures.main.key}_std"
     row |= {"final": found.final is not None, main: found.final and found.final.of(main)}
+    row["videos"] = found.final and found.final.videos
     for key in (measure.key for measure in found.measures.every):
         if found.final:
             row[key] = found.final.of(f"{key}_mean")
@@ -177,24 +179,42 @@ def sweep_points(sweep: Sweep, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the points in the sweep's order. rows: one for each run, in the sweep's order.
 
     A point has means over those of its runs that are done; None if none is. top1_std, training_top1_std: percent,
-    standard deviation over the seeds (n - 1); None of fewer than two done runs. checkpoints_std: percent, mean over the
-    runs of the standard deviation over their last checkpoints. noise_scale: None where it was not measured.
+    standard deviation (n - 1) over the seeds, or over the folds, each the mean over its seeds; None of fewer than two.
+    top1_all_clips: over the clips of all folds together; only once every fold is done. checkpoints_std: percent, mean
+    over the runs of the standard deviation over their last checkpoints. noise_scale: None where it was not measured.
+    x: the place on the figure's axis.
     """
     groups: dict[tuple[str, str, int | None], list[Row]] = {}
     for run, row in zip(sweep.runs, rows, strict=True):
         alike = run.spec.model_copy(update={"name": "any", "seed": 0})
+        if run.fold:
+            alike = alike.model_copy(update={"data": alike.data.model_copy(update={"train": "", "val": ""})})
         groups.setdefault((run.curve, alike.model_dump_json(), run.nodes), []).append(row)
-    points = []
+    points, x_of = [], {run.name: run.changes.get(sweep.x or "") for run in sweep.runs}
     for group in groups.values():
         done = [row for row in group if row["state"] == "done"]
         first = {key: next((row[key] for row in group if row[key] is not None), None) for key in COLUMNS}
         point = {key: first[key] for key in ("curve", "global_batch", "peak_lr", "total_steps")}
         point |= {"runs": len(group), "done": len(done), "noise_scale": _noise_scale(done)}
+        point["folds"] = len({row["fold"] for row in group if row["fold"]})
+        point["x"] = x_of[group[0]["name"]] if sweep.x else point["global_batch"]
         for key in (sweep.measures.main.key, "training_top1"):
-            point[key], point[f"{key}_std"] = _mean_std([row[key] for row in done])
+            point[key], point[f"{key}_std"] = _mean_std(_repeats(done, key))
+        weights = [row["videos"] or 0 for row in done]
+        if point["folds"] and len(done) == len(group) and sweep.measures.main.key == "top1" and all(weights):
+            rights = sum(row["top1"] * weight for row, weight in zip(done, weights, strict=True))
+            point["top1_all_clips"] = rights / sum(weights)
         point["checkpoints_std"], _ = _mean_std([row[f"{sweep.measures.main.key}_std"] for row in done])
         points.append(point)
     return points
+
+
+def _repeats(rows: Sequence[Row], key: str) -> list[float | None]:
+    """Return a value for each fold, the mean over its seeds; without folds for each run."""
+    folds = sorted({row["fold"] for row in rows if row["fold"]})
+    if not folds:
+        return [row[key] for row in rows]
+    return [_mean_std([row[key] for row in rows if row["fold"] == fold])[0] for fold in folds]
 
 
 def _mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
@@ -216,8 +236,8 @@ def _noise_scale(rows: Sequence[Row]) -> Measured | None:
     return noise if len(known) > 1 else replace(noise, error=known[0]["noise_scale_error"])
 
 
-def has_seeds(points: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether some runs differ in nothing but their seed."""
+def has_repeats(points: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether some runs differ in nothing but their seed and their fold."""
     return any(point["runs"] > 1 for point in points)
 
 
@@ -234,7 +254,7 @@ def as_values(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
-    """Return the table of the runs and, where some differ in nothing but their seed, that of the points.
+    """Return the table of the runs and, where some differ in nothing but their seed and their fold, that of the points.
 
     Columns in which nothing is known are left out.
     """
@@ -263,17 +283,19 @@ def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
         }
         of_runs.append(cells)
     points = sweep_points(sweep, rows)
-    if not has_seeds(points):
+    if not has_repeats(points):
         return str(TextTable.of_records(of_runs))
     of_points = [
         {
             "curve": point["curve"],
+            **({sweep.x: show(point["x"])} if sweep.x else {}),
             "batch": show(point["global_batch"]),
             "done": f"{point['done']} of {point['runs']}",
             "steps": show(point["total_steps"]),
             "peak LR": show(point["peak_lr"]),
             "train top-1": mean_std(point["training_top1"], point["training_top1_std"]),
             main.name: mean_std(point[main.key], point[f"{main.key}_std"]),
+            f"{main.name}, all clips": percent(point.get("top1_all_clips")),
             "noise scale": NONE if point["noise_scale"] is None else point["noise_scale"].text,
         }
         for point in points

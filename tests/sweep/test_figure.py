@@ -133,3 +133,20 @@ def test_where_the_noise_scale_is_unclear_the_next_batch_counts() -> None:
         assert clear_noise(curve(noise, alone)) == (16, alone)
         assert clear_noise(curve(noise)) is None
     assert clear_noise(curve(Measured(1, 6, None))) == (8, Measured(1, 6, None))
+
+
+def test_a_key_other_than_the_batch_is_drawn_too_with_words_side_by_side(make_sweep: Make, calls) -> None:
+    lr = make_sweep("grid: {model.arch: [tsm, tsn], optimizer.base_lr: [0.1, 0.01, 1.0]}\n")
+    rows = _measured(_done(read_rows(lr)), [2.0] * 6)
+    assert set(draw_accuracy(lr, rows)) == {"accuracy.png", "accuracy.svg"}
+    assert _curves(calls) == {
+        "validation, arch-tsm": [[0.01, 0.1, 1.0], [89, 90, 88], [0.5] * 3],
+        "validation, arch-tsn": [[0.01, 0.1, 1.0], [86, 87, 85], [0.5] * 3],
+    }
+    assert not calls["axvline"].called  # a noise scale is a batch
+    calls["errorbar"].reset_mock()
+    words = make_sweep("grid: {model.arch: [tsm, tsn]}\nfolds: f{1..2}\n")
+    drawn = draw_accuracy(words, _done(read_rows(words)))
+    assert _curves(calls)["validation"] == [[0, 1], [89.5, 87.5], [pytest.approx(0.5**0.5)] * 2]
+    assert b"<!-- tsn -->" in drawn["accuracy.svg"] and b"<!-- 0.5 -->" not in drawn["accuracy.svg"]
+    assert "over the folds, from 2 runs in all." in calls["annotate"].call_args.args[1]

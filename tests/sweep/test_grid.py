@@ -265,6 +265,11 @@ MISTAKES = [
     ("presets:\n  a: {nodes: 4}\n", r"sweep_file\.yaml:4: nodes: unknown key"),
     ("presets:\n  a/b: {seed: 4}\n", r"sweep_file\.yaml:4: presets\.a/b.*: String should match"),
     ("presets: {a: {seed: 4}, b: {seed: 4}}\n", r"sweep_file\.yaml:3: a \(.*\) and b are one and the same run"),
+    ("folds: cv/fold\n", r"yaml:3: folds: must be .* numbers, such as folds/fold\{1\.\.5\}, got 'cv/fold'"),
+    ("folds: cv/fold{2..2}\n", r"yaml:3: folds: must be .*, got 'cv/fold\{2\.\.2\}'"),
+    ("folds: f{1..3}\ngrid: {data.val: [a, b]}\n", r"yaml:3: folds: data\.val is an axis already; remove it here or"),
+    ("folds: f{1..1001}\n", r"1,001 runs; a sweep may have at most 1,000"),
+    ("x: data.crop\ngrid: {seed: [0, 1]}\n", r"yaml:3: x: must be a key that every run changes, got data\.crop"),
     ("runs: [{}]\nreference:\n  label: x\n  points: [{global_batch: 8, top1: 101}]\n", r"yaml:6: reference\.points\.0"),
 ]  # fmt: skip
 
@@ -311,3 +316,39 @@ def test_runs_of_one_sweep_have_one_kind_of_loss(tmp_path: Path) -> None:
     (tmp_path / "kinds.yaml").write_text("name: kinds\nbase: base.yaml\ngrid: {loss.kind: [softmax, binary]}\n")
     with pytest.raises(UserError, match=r"kinds\.yaml:1: loss\.kind must be the same in all runs"):
         load_sweep(tmp_path / "kinds.yaml")
+
+
+def test_folds_are_the_innermost_axis_with_the_lists_of_each(write: Write, tmp_path: Path) -> None:
+    sweep = load_sweep(write("folds: cv/f{9..10}/lists\ngrid: {seed: [0, 1]}\n"))
+    assert _names(sweep) == ["seed-0_f9", "seed-0_f10", "seed-1_f9", "seed-1_f10"]
+    assert [(run.fold, run.curve, run.changes["data.train"], run.spec.data.val) for run in sweep.runs[:2]] == [
+        ("f9", "", "cv/f9/lists/train.csv", "cv/f9/lists/val.csv"),
+        ("f10", "", "cv/f10/lists/train.csv", "cv/f10/lists/val.csv"),
+    ]
+    saved = _saved(sweep, tmp_path / "saved")
+    assert (_names(saved), [run.fold for run in saved.runs]) == (_names(sweep), ["f9", "f10", "f9", "f10"])
+    assert _names(load_sweep(write("folds: folds/fold{1..2}\n"))) == ["fold1", "fold2"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "x", "curves"),
+    [
+        ("grid: {optimizer.base_lr: [0.1, 1], model.arch: [tsm, tsn]}", "optimizer.base_lr", {"arch-tsm", "arch-tsn"}),
+        ("grid: {model.arch: [tsm, tsn], optimizer.base_lr: [0.1, 1]}", "optimizer.base_lr", {"arch-tsm", "arch-tsn"}),
+        ("grid: {model.arch: [tsm, tsn], seed: [0, 1]}", "model.arch", {""}),
+        ("grid: {scale.gpus: [1, 2], optimizer.base_lr: [0.1, 1]}", None, {"base_lr-0.1", "base_lr-1"}),
+        (
+            "grid: {data.flip: [true, false], model.arch: [tsm, tsn]}\nx: model.arch",
+            "model.arch",
+            {"flip-true", "flip-false"},
+        ),
+        ("grid: {seed: [0, 1]}", None, {""}),
+        ("grid: {optimizer.base_lr: [0.1, 1]}\nruns: [{name: base}]", None, {""}),
+    ],
+)
+def test_the_axis_of_the_figure_is_the_batch_or_the_first_key_that_has_numbers(
+    write: Write, tmp_path: Path, axes: str, x: str | None, curves: set[str]
+) -> None:
+    sweep = load_sweep(write(f"{axes}\n"))
+    assert (sweep.x, {run.curve for run in sweep.runs}) == (x, curves)
+    assert _saved(sweep, tmp_path / "saved").x == x
