@@ -15,6 +15,8 @@ from summit_train.core.session import report_failure
 
 # command -> (module, what it does)
 _COMMANDS = {
+    "init": ("cli.init", "write a spec for a folder of your own videos, and say what to run next"),
+    "configs": ("cli.configs", "the specs, presets, sweeps, sites and machines that ship with the package"),
     "plan": ("cli.plan", "every number of a run before the run"),
     "train": ("cli.train", "train, evaluate and report; in one process, with --ranks N, or under a launcher"),
     "eval": ("cli.evaluate", "accuracy of a run's checkpoints"),
@@ -33,9 +35,11 @@ _COMMANDS = {
     "doctor": ("cli.doctor", "what works on this machine, and how to fix what does not"),
     "env": ("cli.env", "this Python environment as one file, for the nodes' own disks"),
     "schema": ("cli.schema", "the spec's JSON schema, for editors"),
+    "completion": ("cli.completion", "the completion script of bash, zsh or fish"),
 }
 _WITH_JSON = (
     "plan", "eval", "predict", "stream", "cam", "export", "fuse", "model", "simulate", "sweep", "report", "doctor",
+    "configs",
 )  # fmt: skip
 
 _ONLY_PRINT = ("plan", "model", "simulate", "doctor", "schema")  # and fail without a reader

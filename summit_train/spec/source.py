@@ -24,7 +24,7 @@ from summit_train.core.files import regular
 
 KeyPath = tuple[str, ...]
 
-_SHIPPED = "shipped:"
+SHIPPED = "shipped:"
 _MOST_VALUES = 100_000  # nine levels of nine aliases each would be 387 million
 # Checked before parsing, which takes 25 microseconds a value. A sweep of 1,000 runs of 25 keys stays below both.
 _MOST_BYTES = 1_000_000
@@ -166,14 +166,14 @@ def locate(word: str | Path, folder: Path = Path()) -> Path:
     A file of that very name is ./shipped:NAME.
     """
     text = str(word)
-    if not text.startswith(_SHIPPED):
+    if not text.startswith(SHIPPED):
         return folder / word
-    name, names = text.removeprefix(_SHIPPED), shipped_names()
+    name, names = text.removeprefix(SHIPPED), shipped_names()
     if name not in names:
         bare = _bare(name)
         near = [one for one in names if one == bare] or [one for one in names if one.endswith(f"/{bare}")]
         near = near[:3] or difflib.get_close_matches(bare, names, 3)
-        nearest = f"did you mean {' or '.join(_SHIPPED + one for one in near)}? " if near else ""
+        nearest = f"did you mean {' or '.join(SHIPPED + one for one in near)}? " if near else ""
         raise UserError(f"{text} not found; {nearest}`summit-train configs` lists what ships")
     return shipped("configs") / f"{name}.yaml"
 
@@ -185,7 +185,7 @@ def _bare(path: str) -> str:
 
 def _shipped_hint(path: str) -> str:
     """Return the shipped name that a path which does not exist may stand for, as the end of a message."""
-    return f"; did you mean {_SHIPPED}{_bare(path)}?" if _bare(path) in shipped_names() else ""
+    return f"; did you mean {SHIPPED}{_bare(path)}?" if _bare(path) in shipped_names() else ""
 
 
 # Kinds of files in configs/KINDs: what one is called, a key that no file of another kind has, and a shipped one.
