@@ -42,7 +42,7 @@ _WITH_JSON = (
     "configs",
 )  # fmt: skip
 
-_ONLY_PRINT = ("plan", "model", "simulate", "doctor", "schema")  # and fail without a reader
+_ONLY_PRINT = ("plan", "model", "simulate", "doctor", "schema", "configs", "completion")  # and fail without a reader
 
 Run = Callable[[argparse.Namespace], Result]
 
@@ -82,13 +82,15 @@ def _parser(arguments: Sequence[str]) -> tuple[argparse.ArgumentParser, Run]:
     run: Run = lambda args: Result(status=2)  # noqa: E731  (argparse refuses an unknown command)
     for name, (module_name, help_text) in _COMMANDS.items():
         command = commands.add_parser(name, help=help_text, description=help_text)
-        if name == chosen:
+        if name == chosen or chosen == "completion":  # which is of all commands
             module = importlib.import_module(f"summit_train.{module_name}")
             module.add_arguments(command)
             command.set_defaults(writes=name not in _ONLY_PRINT)
+            if name == "completion":
+                command.set_defaults(parser=parser)
             if name in _WITH_JSON:
                 command.add_argument("--json", action="store_true", help="print JSON instead of text")
-            run = module.run
+            run = module.run if name == chosen else run
     return parser, run
 
 
