@@ -7,11 +7,9 @@ import argparse
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS, help="source the script, or put it where the shell looks for such")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell that is to read the script")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -19,15 +17,11 @@ def run(args: argparse.Namespace) -> Result:
         import shtab
     except ImportError as error:
         raise UserError("completion needs shtab; try pip install 'summit_train[completion]'") from error
-    _complete_files(args.parser, shtab.FILE)
-    return Result(shtab.complete(args.parser, args.shell).split("\n"))
-
-
-def _complete_files(parser: argparse.ArgumentParser, files: dict[str, str]) -> None:
-    """Let every argument that is neither a number nor one of some choices be completed as a file."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                _complete_files(command, files)
-        elif action.nargs != 0 and action.choices is None and action.type not in (int, float):
-            action.complete = files  # type: ignore[attr-defined]  # shtab's own attribute
+    parsers = [args.parser]
+    for parser in parsers:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+            elif action.nargs != 0 and action.choices is None and action.type not in (int, float):
+                action.complete = shtab.FILE
+    return Result(shtab.complete(args.parser, args.shell).splitlines())

@@ -7,7 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import takewhile, zip_longest
+from itertools import takewhile
 
 from summit_train.core.result import Result, TextTable
 from summit_train.core.text import NONE
@@ -72,20 +72,11 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _listed(kind: str, files: list[ShippedFile]) -> Iterator[str]:
-    """Yield the lines of a kind: of what is run, accuracy, cost and source above the first sentence."""
-    if not files:
-        return
-    yield from ("", _KINDS[kind])
-    if kind in ("spec", "sweep"):
-        rows = [("", "accuracy", "cost", "source")]
-        rows += [(SHIPPED + file.name, file.accuracy, file.cost, file.source) for file in files]
-        head, *lines = str(TextTable(rows, left=4)).splitlines()
-        yield head
+    """Yield the lines of a kind: each file's name, accuracy, cost and source above its first sentence."""
+    if files:
+        rows = [{"": SHIPPED + f.name, "accuracy": f.accuracy, "cost": f.cost, "source": f.source} for f in files]
+        head, *lines = str(TextTable.of_records(rows)).splitlines()
+        yield from ("", _KINDS[kind], *filter(None, [head]))
         for file, line in zip(files, lines, strict=True):
             yield line
             yield from textwrap.wrap(file.what, _WIDTH, initial_indent="    ", subsequent_indent="    ")
-    else:
-        width = max(len(SHIPPED + file.name) for file in files)
-        for file in files:
-            for name, part in zip_longest([SHIPPED + file.name], textwrap.wrap(file.what, _WIDTH - width - 2)):
-                yield f"{name or '':<{width}}  {part}"

@@ -202,8 +202,10 @@ def read_kind(kind: str, name_or_path: str, overrides: Sequence[str] = ()) -> Tr
         paths = [shipped("configs") / f"{one}s/{name_or_path}.yaml" for one in (kind, *_KINDS)]
         found = [path for path in paths if path.is_file()]
         if not found:
-            names = ", ".join(name.removeprefix(f"{kind}s/") for name in shipped_names(f"{kind}s/"))
-            raise UserError(f"{kind} {name_or_path!r} not found; shipped: {names}; or give the path of a YAML file")
+            names = [name.removeprefix(f"{kind}s/") for name in shipped_names(f"{kind}s/")]
+            near = difflib.get_close_matches(name_or_path, names, 1)
+            right = "".join(f"did you mean {name}? " for name in near) + f"shipped: {', '.join(names)}"
+            raise UserError(f"{kind} {name_or_path!r} not found; {right}; or give the path of a YAML file")
         path = found[0]
     tree = read_tree(path, overrides)
     takes, own_key, example = _KINDS[kind]
