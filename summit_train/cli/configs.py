@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 from summit_train.core.result import Result, TextTable
 from summit_train.core.text import NONE
 from summit_train.spec.source import SHIPPED, locate, shipped_names
 
-_WIDTH = 120
 # kind -> its heading, in the order of the list
 _KINDS = {
     "spec": "Specs, for every command that takes SPEC, and for `extends`:",
@@ -25,8 +23,7 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class ShippedFile:
+class ShippedFile(NamedTuple):
     """A shipped file by the comment that opens it. what: its first sentence; a dash for what it does not say."""
 
     name: str
@@ -63,20 +60,16 @@ def run(args: argparse.Namespace) -> Result:
     if args.word.startswith(SHIPPED):
         content = locate(args.word).read_text(encoding="utf-8")
         return Result(content.splitlines(), values={"name": args.word, "text": content})
-    files = [ShippedFile.read(name) for name in shipped_names()]
+    files = map(ShippedFile.read, shipped_names())
     found = [file for file in files if args.word.lower() in f"{file.name} {file.what}".lower()]
     if not found:
         locate(SHIPPED + args.word)  # raises UserError, with the nearest names
-    text = [line for kind in _KINDS for line in _listed(kind, [file for file in found if file.kind == kind])]
-    return Result(text[1:], values={"configs": [{**asdict(file), "name": SHIPPED + file.name} for file in found]})
-
-
-def _listed(kind: str, files: list[ShippedFile]) -> Iterator[str]:
-    """Yield the lines of a kind: each file's name, accuracy, cost and source above its first sentence."""
-    if files:
-        rows = [{"": SHIPPED + f.name, "accuracy": f.accuracy, "cost": f.cost, "source": f.source} for f in files]
-        head, *lines = str(TextTable.of_records(rows)).splitlines()
-        yield from ("", _KINDS[kind], *filter(None, [head]))
-        for file, line in zip(files, lines, strict=True):
-            yield line
-            yield from textwrap.wrap(file.what, _WIDTH, initial_indent="    ", subsequent_indent="    ")
+    text: list[str] = []
+    for kind, title in _KINDS.items():
+        if of_kind := [file for file in found if file.kind == kind]:
+            rows = [{"": SHIPPED + f.name, "accuracy": f.accuracy, "cost": f.cost, "source": f.source} for f in of_kind]
+            head, *lines = str(TextTable.of_records(rows)).splitlines()
+            text += ["", title, head] if head else ["", title]
+            for file, line in zip(of_kind, lines, strict=True):
+                text += [line, *textwrap.wrap(file.what, 120, initial_indent="    ", subsequent_indent="    ")]
+    return Result(text[1:], values={"configs": [{**f._asdict(), "name": SHIPPED + f.name} for f in found]})

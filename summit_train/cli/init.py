@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,15 +111,13 @@ def _found(folder: str, folds_folder: str) -> _Found:
         wrong = "has videos outside class folders; move those of each class into a folder of its own, or list them"
     if wrong:
         raise UserError(f"{folder}: {wrong}")
-    manifest, refusal = _read(folder, os.path.join(folder, *lists)), UserError()
+    manifest = _read(folder, os.path.join(folder, *lists))
     for folds in (5, 4, 3, 2):
-        try:
-            with tempfile.TemporaryDirectory() as scratch:
-                clips = split_manifest(manifest.source, scratch, folds)[0].clips[0]
+        with tempfile.TemporaryDirectory() as scratch, suppress(UserError):
+            clips = split_manifest(manifest.source, scratch, folds)[0].clips[0]
             return _Found(manifest, f"{folds_folder}/fold1/train.csv", f"{folds_folder}/fold1/val.csv", clips, folds)
-        except UserError as error:
-            refusal = error
-    raise UserError(f"{manifest.source}: cannot be split into clips to train and to validate on: {refusal}")
+    right = "each class needs two clips or more, in two groups or more of the list's column group"
+    raise UserError(f"{manifest.source}: cannot be split into clips to train and to validate on; {right}")
 
 
 def _read(folder: str, source: str) -> Manifest:

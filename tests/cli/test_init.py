@@ -143,7 +143,7 @@ def test_a_preset_without_a_network_is_laid_over_the_usual_base(say: Say, motion
         ("no_video", "no_video/b: holds no video; move this folder out of no_video"),
         ("lists", "lists: has a.csv, b.csv; name two of them train.csv and val.csv, or leave one"),
         ("apart", "apart/list.csv:2: videos/train_000000.mp4 is not in apart; move the list"),
-        ("few", "few: cannot be split into clips to train and to validate on: the class 'a' has clips in 1 of 2"),
+        ("few", "few: cannot be split into clips to train and to validate on; each class needs two clips or more"),
         ("$HOME", "$HOME: a spec cannot name this folder"),
         ("set --from sites/summit", "--from must be a spec or a preset, got the site sites/summit"),
         ("set --from sweeps/table3", "--from must be a spec or a preset, got the sweep sweeps/table3"),
