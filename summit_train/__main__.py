@@ -15,6 +15,8 @@ from summit_train.core.session import report_failure
 
 # command -> (module, what it does)
 _COMMANDS = {
+    "init": ("cli.init", "write a spec for a folder of your own videos, and say what to run next"),
+    "configs": ("cli.configs", "the specs, presets, sweeps, sites and machines that ship with the package"),
     "plan": ("cli.plan", "every number of a run before the run"),
     "train": ("cli.train", "train, evaluate and report; in one process, with --ranks N, or under a launcher"),
     "eval": ("cli.evaluate", "accuracy of a run's checkpoints"),
@@ -33,12 +35,14 @@ _COMMANDS = {
     "doctor": ("cli.doctor", "what works on this machine, and how to fix what does not"),
     "env": ("cli.env", "this Python environment as one file, for the nodes' own disks"),
     "schema": ("cli.schema", "the spec's JSON schema, for editors"),
+    "completion": ("cli.completion", "the completion script of bash, zsh or fish"),
 }
 _WITH_JSON = (
     "plan", "eval", "predict", "stream", "cam", "export", "fuse", "model", "simulate", "sweep", "report", "doctor",
+    "configs",
 )  # fmt: skip
 
-_ONLY_PRINT = ("plan", "model", "simulate", "doctor", "schema")  # and fail without a reader
+_ONLY_PRINT = ("plan", "model", "simulate", "doctor", "schema", "configs", "completion")  # and fail without a reader
 
 Run = Callable[[argparse.Namespace], Result]
 
@@ -78,13 +82,15 @@ def _parser(arguments: Sequence[str]) -> tuple[argparse.ArgumentParser, Run]:
     run: Run = lambda args: Result(status=2)  # noqa: E731  (argparse refuses an unknown command)
     for name, (module_name, help_text) in _COMMANDS.items():
         command = commands.add_parser(name, help=help_text, description=help_text)
-        if name == chosen:
+        if name == chosen or chosen == "completion":  # which is of all commands
             module = importlib.import_module(f"summit_train.{module_name}")
             module.add_arguments(command)
             command.set_defaults(writes=name not in _ONLY_PRINT)
+            if name == "completion":
+                command.set_defaults(parser=parser)
             if name in _WITH_JSON:
                 command.add_argument("--json", action="store_true", help="print JSON instead of text")
-            run = module.run
+            run = module.run if name == chosen else run
     return parser, run
 
 

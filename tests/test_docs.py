@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 import summit_train
 from summit_train.__main__ import _COMMANDS, _parser, main
 from summit_train.spec import load_spec
+from summit_train.spec.source import shipped_names
 from summit_train.sweep.grid import SweepFile, load_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,6 +88,8 @@ def test_every_file_and_every_module_that_is_named_exists() -> None:
     assert [path for path in files if not (ROOT / path).exists()] == []
     modules = set(re.findall(r"`((?:\w+/)+\w+\.(?:py|sh))`", ALL))
     assert [path for path in modules if not any((top / path).is_file() for top in (ROOT, PACKAGE))] == []
+    shipped = set(re.findall(r"shipped:([\w/]+\w)", ALL)) - {"NAME", "sites/NAME"}
+    assert len(shipped) > 20 and shipped <= set(shipped_names())
     assert len(re.findall(r"`tests/[\w./-]+`", TEXTS["docs/guarantees.md"])) >= 20
 
 
@@ -148,7 +151,7 @@ def test_every_line_is_taken(command: str) -> None:
             continue
         _, left = parser.parse_known_args(["1" if word in ("N", "X") else word for word in words[1:]])
         assert all("=" in word and not word.startswith("-") for word in left), f"{page}: {line}"
-        assert all((ROOT / word).is_file() for word in words if word.startswith("configs/")), f"{page}: {line}"
+        assert not any(word.startswith("configs/") for word in words), f"{page}: {line}: a shipped file has a name"
 
 
 def test_the_published_figures_of_video_detection_have_the_gain_that_the_paper_names() -> None:
@@ -170,6 +173,12 @@ def test_the_examples_are_specs(tmp_path: Path) -> None:
     for page, name in (("README.md", "mine"), ("docs/detection.md", "moving")):
         (tmp_path / "spec.yaml").write_text(_example(page))
         assert load_spec(tmp_path / "spec.yaml").name == name
+    # The first project's keys are laid over those that init wrote.
+    (tmp_path / "spec.yaml").write_text(
+        f"name: videos\nextends: shipped:tsm_finetune\n{_example('docs/first_project.md')}"
+    )
+    spec = load_spec(tmp_path / "spec.yaml")
+    assert (spec.model.freeze_bn, spec.model.backbone, spec.data.crop) == ("all_but_first", "mobilenet_v2", 112)
 
 
 def test_the_page_on_detection_shows_the_spec_whose_figures_it_gives(tmp_path: Path) -> None:
@@ -182,7 +191,6 @@ def test_the_page_on_detection_shows_the_spec_whose_figures_it_gives(tmp_path: P
 def test_the_sweeps_example_is_a_sweep(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(_example("README.md"))
     (tmp_path / "sweep.yaml").write_text(_example("docs/sweeps.md"))
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
     runs = load_sweep(tmp_path / "sweep.yaml").runs
     assert [run.nodes for run in runs] == [2, 4, 2, 4, 2, 4, 2, 4, 1]
     assert [run.spec.optimizer.lr_scaling for run in runs] == ["linear"] * 4 + ["sqrt"] * 4 + ["linear"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import itertools
 import json
@@ -9,18 +10,33 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from summit_train.__main__ import _parser
 from summit_train.core.errors import AgreedError, RunFailed
 from summit_train.spec.source import split_overrides
 from tests.conftest import WriteSpec
 from tests.worlds import Say, refused
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = ("plan", "train", "eval", "predict", "model", "data", "submit", "report", "doctor", "schema")
+COMMANDS = (
+    "init",
+    "configs",
+    "plan",
+    "train",
+    "eval",
+    "predict",
+    "model",
+    "data",
+    "submit",
+    "report",
+    "doctor",
+    "schema",
+)
 SPEC = """name: t
 model: {arch: tsm, num_classes: 400}
 data: {train: FOLDER/train.csv, val: FOLDER/val.csv, root: FOLDER}
@@ -70,11 +86,30 @@ def test_help_has_the_contracts_options(say: Say) -> None:
         "submit": ("SPEC", "--site"),
         "report": ("RUN_DIR", "--out"),
         "doctor": ("--json",),
+        "init": ("DIR", "--from NAME", "--out FILE"),
+        "configs": ("WORD", "--json"),
         "schema": (),
     }.items():
         status, out, err = say(command, "--help")
         assert (status, err) == (0, "") and out.startswith(f"usage: summit-train {command} ")
         assert [option for option in options if option not in out] == []
+
+
+def _helps(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    """Yield each command's words and help, those of sub-commands too."""
+    yield parser.prog, parser.format_help()
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from _helps(command)
+
+
+def test_every_help_fits_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    helps = dict(_helps(_parser(["completion"])[0]))  # which has the arguments of all commands
+    assert helps.keys() >= {"summit-train", "summit-train data import", "summit-train bench fig3 a"} and len(helps) > 35
+    assert {name: text.count("\n") for name, text in helps.items() if text.count("\n") > 50} == {}
+    assert all(" --help " in text for text in helps.values())
 
 
 def test_the_version(say: Say) -> None:
@@ -287,7 +322,8 @@ def test_plan_imports_no_mpi_and_prints_one_json_object(spec: str) -> None:
 
 
 def test_a_command_imports_no_torch_that_needs_none() -> None:
-    assert _started("-c", _HEAVY, "schema").stderr == "0 []\n"
+    for words, end in ((["schema"], "0 []\n"), (["configs"], "0 []\n"), (["init", "none"], "2 ['av']\n")):
+        assert _started("-c", _HEAVY, *words).stderr.endswith(end), words
 
 
 def test_the_module_runs_as_the_console_script_does(spec: str) -> None:

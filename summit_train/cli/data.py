@@ -116,7 +116,7 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "SOURCE:\n" + "\n".join(f"  {kind:<13} {what}" for kind, (_, what) in import_kinds().items())
     add = parser.add_argument
-    add("kind", choices=import_kinds(), metavar="KIND", help=", ".join(import_kinds()))
+    add("kind", choices=list(import_kinds()), metavar="KIND", help=", ".join(import_kinds()))
     add("source", metavar="SOURCE", type=Path, help="the list of one split, see below")
     add("--root", type=Path, help="folder of the videos or of the folders of pictures [SOURCE's own]")
     add("--out", metavar="MANIFEST.csv", type=Path, required=True, help="manifest to write")

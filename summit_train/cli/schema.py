@@ -17,8 +17,9 @@ A spec is a YAML file; `summit-train plan SPEC` checks it. Every key can be over
 `summit-train train SPEC schedule.epochs=10`. Keys without a default are required. Unknown keys, wrong types and
 impossible combinations are refused with file, line and the valid choices.
 
-`extends: base.yaml` lays a spec over another one, or over several in a list; these paths are relative to the spec. All
-other relative paths start at the current directory. `~` and `$NAME` are expanded.
+`extends: base.yaml` lays a spec over another one, or over several in a list; these paths are relative to the spec, and
+`shipped:NAME` names one that ships (`summit-train configs`). All other relative paths start at the current directory.
+`~` and `$NAME` are expanded.
 
 `summit-train schema > spec.schema.json` writes the same keys for editors. This page is the output of
 `summit-train schema --markdown`.

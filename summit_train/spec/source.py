@@ -24,7 +24,7 @@ from summit_train.core.files import regular
 
 KeyPath = tuple[str, ...]
 
-_SHIPPED = "shipped:"
+SHIPPED = "shipped:"
 _MOST_VALUES = 100_000  # nine levels of nine aliases each would be 387 million
 # Checked before parsing, which takes 25 microseconds a value. A sweep of 1,000 runs of 25 keys stays below both.
 _MOST_BYTES = 1_000_000
@@ -166,14 +166,14 @@ def locate(word: str | Path, folder: Path = Path()) -> Path:
     A file of that very name is ./shipped:NAME.
     """
     text = str(word)
-    if not text.startswith(_SHIPPED):
+    if not text.startswith(SHIPPED):
         return folder / word
-    name, names = text.removeprefix(_SHIPPED), shipped_names()
+    name, names = text.removeprefix(SHIPPED), shipped_names()
     if name not in names:
         bare = _bare(name)
         near = [one for one in names if one == bare] or [one for one in names if one.endswith(f"/{bare}")]
         near = near[:3] or difflib.get_close_matches(bare, names, 3)
-        nearest = f"did you mean {' or '.join(_SHIPPED + one for one in near)}? " if near else ""
+        nearest = f"did you mean {' or '.join(SHIPPED + one for one in near)}? " if near else ""
         raise UserError(f"{text} not found; {nearest}`summit-train configs` lists what ships")
     return shipped("configs") / f"{name}.yaml"
 
@@ -185,7 +185,7 @@ def _bare(path: str) -> str:
 
 def _shipped_hint(path: str) -> str:
     """Return the shipped name that a path which does not exist may stand for, as the end of a message."""
-    return f"; did you mean {_SHIPPED}{_bare(path)}?" if _bare(path) in shipped_names() else ""
+    return f"; did you mean {SHIPPED}{_bare(path)}?" if _bare(path) in shipped_names() else ""
 
 
 # Kinds of files in configs/KINDs: what one is called, a key that no file of another kind has, and a shipped one.
@@ -202,8 +202,10 @@ def read_kind(kind: str, name_or_path: str, overrides: Sequence[str] = ()) -> Tr
         paths = [shipped("configs") / f"{one}s/{name_or_path}.yaml" for one in (kind, *_KINDS)]
         found = [path for path in paths if path.is_file()]
         if not found:
-            names = ", ".join(name.removeprefix(f"{kind}s/") for name in shipped_names(f"{kind}s/"))
-            raise UserError(f"{kind} {name_or_path!r} not found; shipped: {names}; or give the path of a YAML file")
+            names = [name.removeprefix(f"{kind}s/") for name in shipped_names(f"{kind}s/")]
+            near = difflib.get_close_matches(name_or_path, names, 1)
+            right = "".join(f"did you mean {name}? " for name in near) + f"shipped: {', '.join(names)}"
+            raise UserError(f"{kind} {name_or_path!r} not found; {right}; or give the path of a YAML file")
         path = found[0]
     tree = read_tree(path, overrides)
     takes, own_key, example = _KINDS[kind]

@@ -231,7 +231,7 @@ def test_a_chain_is_said_and_submitted(say: Say, standins: Standins, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--site", "sumit", "--nodes", "1"], "site 'sumit' not found; shipped: "),
+        (["--site", "sumit", "--nodes", "1"], "site 'sumit' not found; did you mean summit? shipped: "),
         (
             ["--site", "summit", "--nodes", "257"],
             "scale.gpus must be at least the 1,542 ranks on 257 nodes of summit, got 1536; try --nodes 256 or fewer",

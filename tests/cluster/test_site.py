@@ -218,8 +218,10 @@ def test_what_ranks_must_do_about_slow_nodes_becomes_variables(tmp_path: Path) -
 
 
 def test_an_unknown_site_lists_the_shipped_ones() -> None:
-    with pytest.raises(UserError, match=f"site 'sumit' not found; shipped: {', '.join(SITES)}; or give the path"):
-        load_site("sumit")
+    with pytest.raises(UserError, match=f"site 'nosuch' not found; shipped: {', '.join(SITES)}; or give the path"):
+        load_site("nosuch")
+    with pytest.raises(UserError, match=r"site 'perlmuter' not found; did you mean perlmutter\? shipped: alps, "):
+        load_site("perlmuter")
     with pytest.raises(UserError, match=r"nowhere/site.yaml: cannot be read"):
         load_site("nowhere/site.yaml")
 

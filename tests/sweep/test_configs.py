@@ -131,5 +131,5 @@ def test_every_sweep_opens_with_what_a_reader_needs_and_has_a_folder_of_its_own(
         opening = "".join(takewhile(lambda line: line.startswith("#"), path.read_text().splitlines(keepends=True)))
         assert "@" not in opening, "a figure that is still to be filled in"
         assert all(word in opening for word in ("Source:", "Expect:", "Cost:", "Commands:", "%"))
-        assert f"summit-train sweep {path.relative_to(ROOT)}" in opening
+        assert f"summit-train sweep shipped:sweeps/{path.stem} " in opening
     assert len({load_sweep(path).folder for path in FILES}) == len(FILES) == 4

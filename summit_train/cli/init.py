@@ -1,0 +1,161 @@
+"""`summit-train init`: a spec for a folder of videos, by what the folder holds, and the commands to run next."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from summit_train.cli.configs import ShippedFile
+from summit_train.core.errors import UserError
+from summit_train.core.result import Result
+from summit_train.core.text import counted
+from summit_train.data.dataset import Dataset, open_datasets
+from summit_train.data.manifest import Manifest, read_manifest
+from summit_train.data.manifest.reading import PACK_FILE
+from summit_train.data.manifest.split import split_manifest
+from summit_train.data.manifest.tables import is_video
+from summit_train.spec import spec_from_tree
+from summit_train.spec.source import SHIPPED, Tree, read_tree, to_yaml
+
+_BASE = "tsm_finetune"
+_SETS = [(f"train{end}", f"{val}{end}") for end in (".csv", ".txt", "") for val in ("val", "validation", "valid")]
+_GPUS, _CLIPS_PER_GPU = 2, 8  # for one rank or two; fewer clips where the set has less than a batch of them
+_COMMENT = """\
+# Written by `summit-train init`. `summit-train configs NAME` prints what it extends, `summit-train schema` every key.
+# A small set needs trained weights: set model.pretrained to a run or to a file, such as torchvision's:
+#   python -c "import torch, torchvision as t; torch.save(t.models.resnet50(weights='DEFAULT').state_dict(), 'r50.pth')"
+# With them, delete freeze_bn. Random weights learn faster than here with optimizer: {base_lr: 0.00125}.
+# Set data.flip to false if a class means left or right. `data split --group` keeps clips of one person on one side.
+"""
+
+
+class _Found(NamedTuple):
+    """What a folder holds. clips: of data.train. folds: those of `data split`, which has yet to write both lists."""
+
+    manifest: Manifest
+    train: str
+    val: str
+    clips: int
+    folds: int = 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    held = "your videos: a folder for each class; or train and val of such folders, lists or packed sets; or one list"
+    add("folder", metavar="DIR", help=held)
+    base = f"shipped spec or preset that the spec extends, see `summit-train configs` [{_BASE}]"
+    add("--from", dest="base", metavar="NAME", default=_BASE, help=base)
+    add("--out", metavar="FILE", type=Path, help="spec to write, a new file [DIR's name, here]")
+
+
+def run(args: argparse.Namespace) -> Result:
+    folder, bases = args.folder.rstrip("/") or "/", _bases(args.base.removeprefix(SHIPPED))
+    stem = args.out.stem if args.out else Path(os.path.abspath(folder)).name
+    name = re.sub(r"[^\w.-]+", "_", stem).strip("._-") or "mine"
+    out = args.out or Path(f"{name}.yaml")
+    if os.path.lexists(out):
+        raise UserError(f"{out}: exists, and init changes no file; try another one with --out")
+    found = _found(folder, folds := f"{out.parent / name}_folds")
+    if found.folds and Path(os.path.realpath(folder)) in Path(os.path.realpath(out)).parents:
+        raise UserError(f"{out}: is in {folder}, among the videos; run init in another folder, or give --out")
+    values = _values(folder, found)
+    _check(bases, {"name": name, **values}, found)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with open(out, "x", encoding="utf-8") as file:
+            file.write(_COMMENT + to_yaml({"name": name, "extends": bases, **values}))
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written: {error.strerror}; try another folder with --out") from error
+    source, plan, train = found.manifest.source, ["plan", str(out)], ["train", str(out)]
+    commands = [plan, train, ["predict", f"runs/{name}", found.val]]
+    if found.folds:
+        commands = [["data", "split", source, folds, "--folds", str(found.folds)], plan, train]
+    what = f"{source}: {counted(len(found.manifest), 'clip')} of {len(found.manifest.class_names)} classes"
+    return Result([what, f"wrote {out}; next:", *(f"  summit-train {shlex.join(words)}" for words in commands)])
+
+
+def _bases(name: str) -> list[str]:
+    """Return what the spec extends: a preset without a network is laid over the usual base."""
+    if (kind := ShippedFile.read(name).kind) not in ("spec", "preset"):
+        raise UserError(f"--from must be a spec or a preset, got the {kind} {name}; try {_BASE}, as without --from")
+    has_network = "arch" in read_tree(SHIPPED + name).values.get("model", {})
+    return [SHIPPED + name] if has_network else [SHIPPED + _BASE, SHIPPED + name]
+
+
+def _found(folder: str, folds_folder: str) -> _Found:
+    """Return what the folder holds. Raises UserError for what cannot be trained on, with what would be right."""
+    if not os.path.isdir(folder):
+        raise UserError(f"{folder}: no such folder; give the one that holds your videos")
+    if "$" in folder or folder.startswith("~") or not folder.isprintable():
+        raise UserError(f"{folder}: a spec cannot name this folder; rename it, or give a symbolic link to it")
+    for pair in _SETS:
+        train, val = (os.path.join(folder, name) for name in pair)
+        if os.path.exists(train) and os.path.exists(val):
+            manifest = _read(folder, train)
+            return _Found(manifest, train, val, len(manifest))
+    names, wrong = sorted(os.listdir(folder)), ""
+    lists = [name for name in names if name.endswith(".csv") and not name.endswith(".left_out.csv")]
+    if PACK_FILE in names:
+        wrong = "is one packed set; `data split` its list, and pack both parts, into train and val of one folder"
+    elif len(lists) > 1:
+        wrong = f"has {', '.join(lists)}; name two of them train.csv and val.csv, or leave one"
+    elif not lists and any(map(is_video, names)):
+        wrong = "has videos outside class folders; move those of each class into a folder of its own, or list them"
+    if wrong:
+        raise UserError(f"{folder}: {wrong}")
+    manifest = _read(folder, os.path.join(folder, *lists))
+    for folds in (5, 4, 3, 2):
+        with tempfile.TemporaryDirectory() as scratch, suppress(UserError):
+            clips = split_manifest(manifest.source, scratch, folds)[0].clips[0]
+            return _Found(manifest, f"{folds_folder}/fold1/train.csv", f"{folds_folder}/fold1/val.csv", clips, folds)
+    right = "each class needs two clips or more, in two groups or more of the list's column group"
+    raise UserError(f"{manifest.source}: cannot be split into clips to train and to validate on; {right}")
+
+
+def _read(folder: str, source: str) -> Manifest:
+    """Read a list or class folders. Raises UserError for less than two classes, and for videos that are not there."""
+    manifest = read_manifest(source)
+    names, first = manifest.class_names, manifest.path(0)
+    if len(names) < 2:
+        right = "give the folder that has a folder for each class, or a list of several classes"
+        raise UserError(f"{source}: has one class, {names[0]}, and a network needs two to tell apart; {right}")
+    empty = np.flatnonzero(np.bincount(manifest.label_pairs()[1], minlength=len(names)) == 0)
+    if manifest.folder and len(empty):
+        raise UserError(f"{source}/{names[empty[0]]}: holds no video; move this folder out of {source}")
+    if not manifest.is_packed and not os.path.exists(os.path.join(folder, first)):
+        raise UserError(f"{manifest.place(0)}: {first} is not in {folder}; move the list to where its paths start")
+    return manifest
+
+
+def _values(folder: str, found: _Found) -> dict[str, Any]:
+    """Return the keys that follow from the videos, and those of a base that a first run must not have."""
+    several = found.manifest.annotation is None and found.manifest.not_single() is not None
+    return {
+        "model": {"num_classes": len(found.manifest.class_names), "pretrained": None, "freeze_bn": "none"},
+        "data": {"train": found.train, "val": found.val, "root": folder, "workers": None},
+        "scale": {"gpus": _GPUS, "clips_per_gpu": max(1, min(_CLIPS_PER_GPU, found.clips // _GPUS))},
+        **({"loss": {"kind": "binary"}} if several else {}),
+        "run_dir": "runs",
+    }
+
+
+def _check(bases: list[str], values: dict[str, Any], found: _Found) -> None:
+    """Raise UserError where `plan` would refuse the values, laid over the bases, or the lists."""
+    tree = Tree({})
+    for base in bases:
+        tree.lay(read_tree(base))
+    tree.lay(Tree(values, {(): "init"}))
+    spec = spec_from_tree(tree)
+    if found.folds:
+        data = spec.data.model_copy(update={"train": found.manifest.source})
+        Dataset.open(spec.model_copy(update={"data": data}), "train")
+    else:
+        open_datasets(spec)

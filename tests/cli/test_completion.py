@@ -1,0 +1,67 @@
+"""`summit-train completion`: bash completes commands, options, choices and files by the script that it prints."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from summit_train.__main__ import _COMMANDS
+from tests.worlds import Say, refused
+
+_COMPLETE = """
+source completion.bash
+complete -p summit-train >/dev/null
+for line in "$@"; do
+    IFS='|' read -ra COMP_WORDS <<<"summit-train|$line"
+    [[ -z $line || $line == *'|' ]] && COMP_WORDS+=('')
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1)) COMPREPLY=()
+    _shtab_summit_train summit-train "${COMP_WORDS[-1]}" "${COMP_WORDS[-2]}" 2>/dev/null
+    echo "${COMPREPLY[*]}"
+done
+"""
+
+
+def _completed(folder: Path, lines: Sequence[str]) -> list[set[str]]:
+    """Return what bash offers for the last word of each line; words are divided by |."""
+    done = subprocess.run(["bash", "-c", _COMPLETE, "bash", *lines], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [set(line.split()) for line in done.stdout.splitlines()]
+
+
+def test_bash_completes_commands_options_choices_and_files(say: Say, tmp_path: Path) -> None:
+    status, script, err = say("completion", "bash")
+    assert (status, err) == (0, "")
+    (tmp_path / "completion.bash").write_text(script)
+    (tmp_path / "mine.yaml").touch()
+    expected = {
+        "pl": {"plan"},
+        "": {*_COMMANDS},
+        "data|sp": {"split"},
+        "bench|fig3|": {"a", "b", "c"},
+        "data|pack|--kind|": {"bytes", "jpeg"},
+        "plan|--cl": {"--clips"},
+        "plan|mi": {"mine.yaml"},
+        "train|mine.yaml|--hos": {"--hosts"},
+        "submit|mine.yaml|--site|mi": {"mine.yaml"},
+        "completion|": {"bash", "zsh", "fish"},
+    }
+    assert dict(zip(expected, _completed(tmp_path, list(expected)), strict=True)) == expected
+
+
+@pytest.mark.parametrize(("shell", "line"), [("zsh", "#compdef summit-train"), ("fish", "complete -c summit-train")])
+def test_the_scripts_of_other_shells_have_every_command(say: Say, shell: str, line: str) -> None:
+    status, script, _ = say("completion", shell)
+    assert status == 0 and line in script
+    assert [command for command in _COMMANDS if command not in script] == []
+
+
+def test_shtab_is_needed_for_this_alone(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    right = "completion needs shtab; try pip install 'summit_train[completion]'"
+    assert refused(say("completion", "bash")) == right
+    assert say("completion", "csh")[0] == 2
+    assert say("schema")[0] == 0

@@ -1,0 +1,177 @@
+"""`summit-train init`: what it finds in a folder of real videos, the spec it writes, the commands it prints."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from summit_train.spec import load_spec
+from tests.worlds import Say, refused
+
+ROOT = Path(__file__).resolve().parents[2]
+# What makes a run short, and one of the usual base small.
+SHORT = "schedule.epochs=1 schedule.warmup_epochs=0"
+SMALL = f"{SHORT} model.backbone=resnet18 model.width=0.125 data.crop=32 evaluate.short_side=32 evaluate.clips=1"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test's own folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _class_folders(motion_set: Path, folder: Path, part: str, videos: int) -> None:
+    """Copy the first videos of a part into class folders."""
+    names = (motion_set / "classes.txt").read_text().split()
+    with open(motion_set / f"{part}.csv") as file:
+        rows = list(csv.DictReader(file))[:videos]
+    for row in rows:
+        class_folder = folder / f"moves {names[int(row['label'])]}"
+        class_folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(motion_set / row["path"], class_folder)
+
+
+def _lists(motion_set: Path, folder: Path, videos: int, *parts: str) -> None:
+    """Copy the first videos of the training set, with lists of them under these names."""
+    (folder / "videos").mkdir(parents=True)
+    lines = (motion_set / "train.csv").read_text().splitlines()[: 1 + videos]
+    for line in lines[1:]:
+        shutil.copy(motion_set / line.split(",")[0], folder / "videos")
+    for part in parts:
+        (folder / part).write_text("\n".join(lines) + "\n")
+    shutil.copy(motion_set / "classes.txt", folder)
+
+
+def _commands(out: str) -> list[str]:
+    return re.findall(r"^  (summit-train .*)$", out, re.M)
+
+
+def _run_in_bash(lines: list[str]) -> str:
+    """Run commands as a user would paste them, one after the other."""
+    program = 'set -e\nsummit-train() { "$PYTHON" -m summit_train "$@"; }\n' + "\n".join(lines)
+    environ = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", program], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_class_folders_are_split_planned_and_trained_as_printed(say: Say, motion_set: Path, here: Path) -> None:
+    _class_folders(motion_set, here / "my videos/a 'set'", "train", 24)
+    status, out, err = say("init", "my videos/a 'set'")
+    assert (status, err) == (0, "")
+    assert out.splitlines()[:2] == ["my videos/a 'set': 24 clips of 4 classes", "wrote a_set.yaml; next:"]
+    split, plan, train = _commands(out)
+    assert (plan, train) == ("summit-train plan a_set.yaml", "summit-train train a_set.yaml")
+    assert split.endswith(" a_set_folds --folds 5")
+    said = _run_in_bash([split, plan, f"{train} {SMALL}"])
+    spec = load_spec("a_set.yaml")
+    assert (spec.model.num_classes, spec.model.arch, spec.data.root) == (4, "tsm", "my videos/a 'set'")
+    assert (spec.optimizer.base_lr, spec.model.freeze_bn, spec.model.pretrained) == (0.000125, "none", None)
+    # 24 clips less a fold of 4 or more: a batch of two virtual GPUs of 8 is 16.
+    assert (spec.scale.gpus, spec.scale.clips_per_gpu) == (2, 8)
+    assert "16 clips" in said and "a_set: done" in said and (here / "runs/a_set/report.html").is_file()
+
+
+@pytest.mark.slow
+def test_folders_of_both_sets_are_planned_trained_and_predicted(say: Say, motion_set: Path, here: Path) -> None:
+    _class_folders(motion_set, here / "two sets/train", "train", 8)
+    _class_folders(motion_set, here / "two sets/val", "val", 8)
+    plan, train, predict = _commands(say("init", "two sets/", "--from", "shipped:motion/tsm")[1])
+    assert predict == "summit-train predict runs/two_sets 'two sets/val'"
+    assert load_spec("two_sets.yaml").scale.clips_per_gpu == 4
+    said = _run_in_bash([plan, f"{train} {SHORT}", predict])
+    assert len(re.findall(r"^two sets/val/moves \w+/\w+\.mp4 ", said, re.M)) == 8
+
+
+def test_lists_are_named_and_a_list_alone_is_split(say: Say, motion_set: Path, here: Path) -> None:
+    _lists(motion_set, here / "both", 12, "train.csv", "val.csv")
+    assert [line.split()[1] for line in _commands(say("init", "both")[1])] == ["plan", "train", "predict"]
+    data = load_spec("both.yaml").data
+    assert (data.train, data.val, data.root) == ("both/train.csv", "both/val.csv", "both")
+    assert say("plan", "both.yaml")[0] == 0
+    # Three clips of each class, so three folds of them.
+    _lists(motion_set, here / "one", 12, "clips.csv", "clips.left_out.csv")
+    split, plan, _ = _commands(say("init", "one", "--out", "new/other.yaml")[1])
+    assert split == "summit-train data split one/clips.csv new/other_folds --folds 3"
+    assert say(*split.split()[1:])[0] == 0 and say(*plan.split()[1:])[0] == 0
+    spec = load_spec("new/other.yaml")
+    assert (spec.name, spec.data.val, spec.scale.clips_per_gpu) == ("other", "new/other_folds/fold1/val.csv", 4)
+
+
+def test_packed_sets_are_named(say: Say, motion_set: Path, here: Path) -> None:
+    for part in ("train", "val"):
+        words = (motion_set / f"{part}.csv", here / "packed" / part, "--kind", "bytes", "--workers", 0)
+        assert say("data", "pack", *words)[0] == 0
+    assert "80 clips of 4 classes" in say("init", "packed", "--from", "motion/tsn")[1]
+    assert say("plan", "packed.yaml")[0] == 0 and load_spec("packed.yaml").data.train == "packed/train"
+    assert "packed/train: is one packed set; " in refused(say("init", "packed/train"))
+
+
+def test_several_labels_are_trained_with_the_binary_loss(say: Say, motion_set: Path, here: Path) -> None:
+    _lists(motion_set, here / "set", 8, "train.csv", "val.csv")
+    list_ = here / "set/train.csv"
+    list_.write_text(re.sub(r",(\d),", r",\1;0,", list_.read_text(), count=1).replace(",0;0,", ",0;1,"))
+    assert say("init", "set")[0] == 0 and load_spec("set.yaml").loss.kind == "binary"
+
+
+def test_a_preset_without_a_network_is_laid_over_the_usual_base(say: Say, motion_set: Path, here: Path) -> None:
+    _lists(motion_set, here / "set", 8, "train.csv", "val.csv")
+    assert say("init", "set", "--from", "lars")[0] == 0
+    assert "- shipped:tsm_finetune\n- shipped:lars\n" in (here / "set.yaml").read_text()
+    assert say("plan", "set.yaml")[0] == 0
+    trust, dropout = load_spec("set.yaml").optimizer.trust_ratio, load_spec("set.yaml").model.dropout
+    assert trust is not None and trust.kind == "lars" and dropout == 0.8
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("nosuch", "nosuch: no such folder; give the one that holds your videos"),
+        ("flat", "flat: has videos outside class folders; move those of each class into a folder of its own"),
+        ("set/videos", "set/videos: has videos outside class folders"),
+        ("empty", "empty: must be a manifest, or have a sub-folder of videos for each class"),
+        ("one_class", "one_class: has one class, a, and a network needs two"),
+        ("no_video", "no_video/b: holds no video; move this folder out of no_video"),
+        ("lists", "lists: has a.csv, b.csv; name two of them train.csv and val.csv, or leave one"),
+        ("apart", "apart/list.csv:2: videos/train_000000.mp4 is not in apart; move the list"),
+        ("few", "few: cannot be split into clips to train and to validate on; each class needs two clips or more"),
+        ("$HOME", "$HOME: a spec cannot name this folder"),
+        ("set --from sites/summit", "--from must be a spec or a preset, got the site sites/summit"),
+        ("set --from sweeps/table3", "--from must be a spec or a preset, got the sweep sweeps/table3"),
+        ("set --from machines/summit", "got the machine machines/summit; try tsm_finetune"),
+        ("set --from kinetics/base", "--from must be a spec or a preset, got the base kinetics/base"),
+        ("set --from tsm_finetun", "shipped:tsm_finetun not found; did you mean shipped:tsm_finetune?"),
+        ("set --from configs/jester/tsn_r50_8f.yaml", "did you mean shipped:jester/tsn_r50_8f?"),
+        ("set --from something_v1/tsm_r50_flow_8f", "make its flow with `summit-train data flow`"),
+        ("set --from motion/boxes_tsm", "data.train: task detection needs a list with boxes"),
+        ("set --out set/train.csv", "set/train.csv: exists, and init changes no file; try another one with --out"),
+        ("few2 --out few2/few.yaml", "few2/few.yaml: is in few2, among the videos; run init in another folder"),
+        ("set --out closed/set.yaml", "closed/set.yaml: cannot be written: "),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_writes_nothing(
+    say: Say, motion_set: Path, here: Path, words: str, part: str
+) -> None:
+    _lists(motion_set, here / "set", 8, "train.csv", "val.csv")
+    _lists(motion_set, here / "lists", 1, "a.csv", "b.csv")
+    videos = sorted((here / "set/videos").iterdir())
+    (here / "closed").write_text("a file, which is no folder for root either")
+    for path in ("flat/v.mp4", "one_class/a/v.mp4", "no_video/a/v.mp4", "few/a/v.mp4", "few/b/w.mp4", "$HOME/a/v.mp4",
+                 "few2/a/v.mp4", "few2/a/w.mp4", "few2/b/x.mp4", "few2/b/y.mp4"):  # fmt: skip
+        (here / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(videos[0], here / path)
+    for name in ("empty", "no_video/b", "apart"):
+        (here / name).mkdir()
+    shutil.copy(here / "set/train.csv", here / "apart/list.csv")
+    before = sorted(here.rglob("*"))
+    assert part in refused(say("init", *words.split()))
+    assert sorted(here.rglob("*")) == before
