@@ -29,6 +29,7 @@ Finding = tuple[Status, str, str]  # the last three fields of a Check
 GIB = 1024**3
 ANSWER_S = 120.0  # for one check
 SET_UP = "run `make setup`"
+BUILD = "run `summit-train build-horovod`"
 NOT_INSTALLED = "not installed; ranks are joined by torch.distributed (torchrun)"
 # Matches an MPI's own library among those of a process, and none of its C++ and Fortran libraries.
 MPI_LIBRARY = r"/libmpi(?!\w*(cxx|fort|mpifh|usempi))\w*\.so"
