@@ -32,6 +32,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """Become the script that builds, which then gets the signals and gives the exit status."""
-    site = sysconfig.get_path("purelib")
-    check_output("the environment", own_prefix(), f"{site}/horovod")
+    check_output("the environment", own_prefix(), f"{sysconfig.get_path('purelib')}/build-horovod")
     os.execvp("bash", ["bash", str(shipped("jobs") / "build_horovod.sh"), sys.executable])
