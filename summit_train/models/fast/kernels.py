@@ -60,14 +60,14 @@ def loaded() -> Kernels | RunFailed:
     target = next((target for target in fitting if library_file(target).is_file()), fitting[0])
     try:
         path = compiled(target)
+        try:
+            # After torch, whose OpenMP it then shares: a second one would have threads of its own.
+            return Kernels(ctypes.CDLL(str(path)), target)
+        except OSError as error:
+            raise RunFailed(f"{path} cannot be loaded: {error}") from error
     except RunFailed as error:
         tell_once(f"C++ kernels: none: {error}; PyTorch's operators take their place, and steps on CPUs take longer")
         return error
-    try:
-        # After torch, whose OpenMP it then shares: a second one would have threads of its own.
-        return Kernels(ctypes.CDLL(str(path)), target)
-    except OSError as error:
-        return RunFailed(f"{path} cannot be loaded: {error}")
 
 
 def targets() -> list[str]:
@@ -140,6 +140,8 @@ def _compile(command: Sequence[str], path: Path, lock: Path) -> None:
         why = f"{command[0]} cannot compile {SOURCE.name}: {next(errors, f'exit status {done.returncode}')}"
     except subprocess.TimeoutExpired:
         why = f"{command[0]} took longer than {_PATIENCE_S} s"
+    except OSError as error:
+        why = f"{command[0]} cannot be run in {path.parent}: {error.strerror}"
     lock.write_text(why, encoding="utf-8")  # last, as it releases the lock
     raise RunFailed(why)
 

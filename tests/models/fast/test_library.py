@@ -170,6 +170,18 @@ def test_a_process_that_was_killed_keeps_no_other_from_compiling(
     other.go.touch()  # its compiler has outlived it
 
 
+def test_a_compiler_that_cannot_be_started_is_a_reason(
+    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more_processes(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setenv("CXX", quick_compiler(tmp_path / "quick"))
+    monkeypatch.setattr(library.subprocess, "run", no_more_processes)
+    with pytest.raises(RunFailed, match=f"quick cannot be run in {empty_cache}: Resource temporarily unavailable"):
+        compiled(targets()[0])
+
+
 def test_nobody_waits_for_ever(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def held(path: Path, *, wait: bool) -> Iterator[None]:
@@ -211,11 +223,12 @@ def test_a_cache_that_cannot_be_written_is_said_by_the_first_rank(
 
 
 def test_a_compiled_file_that_cannot_be_loaded_is_a_reason(
-    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the process that compiles it and in later ones, as on a cache that is mounted noexec."""
     monkeypatch.setenv("CXX", quick_compiler(tmp_path / "compiler"))
     first, later = asked_again(), asked_again()
+    assert capsys.readouterr().err.count(f"C++ kernels: none: {first}; ") == 2
     assert isinstance(first, RunFailed) and str(first) == str(later)
     assert str(first).startswith(f"{library_file(targets()[0])} cannot be loaded: ")
     monkeypatch.setattr("summit_train.models.fast.loaded", lambda: first)
