@@ -33,6 +33,7 @@ _COMMANDS = {
     "sweep": ("cli.sweep", "many runs from one file: plan, submit as a job array or run here, follow"),
     "report": ("cli.report", "one HTML page of one run, several, or all below a folder; export to other programs"),
     "doctor": ("cli.doctor", "what works on this machine, and how to fix what does not"),
+    "build-horovod": ("cli.build_horovod", "build Horovod, patched, and install it and mpi4py into this environment"),
     "env": ("cli.env", "this Python environment as one file, for the nodes' own disks"),
     "schema": ("cli.schema", "the spec's JSON schema, for editors"),
     "completion": ("cli.completion", "the completion script of bash, zsh or fish"),

@@ -138,12 +138,13 @@ def test_no_network(checkout: Path) -> None:
     assert not (checkout / ".venv" / ".setup").exists()
 
 
-@pytest.mark.parametrize("changed", ["setup.cfg", f"{KERNELS}/kernels.cpp"])
+@pytest.mark.parametrize("changed", ["setup.cfg", "jobs/build_horovod.sh", f"{KERNELS}/kernels.cpp"])
 def test_nothing_to_do_once_it_is_done(checkout: Path, changed: str) -> None:
     python = add_program(checkout, "python", "exit 1")
     (checkout / ".venv" / "bin").mkdir(parents=True)
     shutil.copy(python, checkout / ".venv" / "bin" / "python")
-    names = ("jobs/setup.sh", "jobs/constraints.txt", "setup.cfg", "pyproject.toml", f"{KERNELS}/*.[ch]pp")
+    names = ("jobs/setup.sh", "jobs/build_horovod.sh", "jobs/constraints.txt", "setup.cfg", "pyproject.toml")
+    names += (f"{KERNELS}/*.[ch]pp",)
     script = f"{{ cat {' '.join(names)}; echo '{checkout}    yes'; }} | sha256sum | cut -d' ' -f1 > .venv/.setup"
     subprocess.run(["bash", "-c", script], cwd=checkout, check=True)
     done = set_up(checkout)

@@ -132,7 +132,7 @@ def measure_inference(specs: Sequence[Spec], turns: measure.Turns, peaks: Peaks,
             "relative_utilisation": measure.spread([network.multiply_adds / base_work * ratio for ratio in faster]),
         }
         rows.append({"label": label_of(spec)} | network_values(spec) | counts | measured)
-    about = {"environment": environment(place.world, place.device, [place.world.host], cpu_kernels())}
+    about = {"environment": environment(place.world, place.device, [place.world.host], cpu_kernels(place.device))}
     return about | {"settings": {"batch": batch} | asdict(turns), "peaks": list(peaks.values()), "rows": rows}
 
 

@@ -185,7 +185,7 @@ def run(args: argparse.Namespace) -> Values:
             rows = measure_latency(entries, passes, place, timed=not args.published)
         else:
             rows = of_task(entries, passes, place)
-        about = environment(place.world, place.device, [place.world.host], cpu_kernels())
+        about = environment(place.world, place.device, [place.world.host], cpu_kernels(place.device))
     return {
         "environment": about,
         "settings": asdict(passes) | {"clips": "random"},

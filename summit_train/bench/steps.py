@@ -224,7 +224,7 @@ def measure_steps(
         specs.append(experiment.values() | measured)
     of = "tensors on the GPU" if device.type == "cuda" else "the whole process, Python and torch with it"
     return {
-        "environment": environment(world, device, [host for _, _, host in ranks], cpu_kernels()),
+        "environment": environment(world, device, [host for _, _, host in ranks], cpu_kernels(device)),
         "settings": asdict(turns),
         "peak_memory_bytes": max(memory for _, memory, _ in ranks),
         "peak_memory_of": f"{of}, highest of all ranks" + (", all specs at once" if len(specs) > 1 else ""),

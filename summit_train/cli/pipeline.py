@@ -206,7 +206,7 @@ def _train(run: Run, stop: StopRequest, traced: range, change: Change | None) ->
     counts = {name: clips_per_class(dataset.manifest, dataset.kept) for name, dataset in datasets.items()}
     about = {"clips_per_class": counts, "val_fingerprint": run.val_set.manifest.fingerprint(), **leaked.values()}
     write_json(spec.run_path / "plan.json", plan.values() | about)
-    machine = environment(world, run.device, hosts, cpu_kernels())
+    machine = environment(world, run.device, hosts, cpu_kernels(run.device))
     write_json(spec.run_path / "environment.json", machine | {"network": run.model.execution})
     with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps) as log:
         if change is not None:

@@ -28,7 +28,8 @@ Finding = tuple[Status, str, str]  # the last three fields of a Check
 
 GIB = 1024**3
 ANSWER_S = 120.0  # for one check
-SET_UP = "run `make setup`"
+SET_UP = "run `make setup`, or install the wheel again"
+BUILD = "run `summit-train build-horovod`"
 NOT_INSTALLED = "not installed; ranks are joined by torch.distributed (torchrun)"
 # Matches an MPI's own library among those of a process, and none of its C++ and Fortran libraries.
 MPI_LIBRARY = r"/libmpi(?!\w*(cxx|fort|mpifh|usempi))\w*\.so"
@@ -114,7 +115,7 @@ def check_mpi() -> Check:
     if mpirun is None and _is_left_out("horovod"):
         return Check("mpi", "ok", NOT_INSTALLED)
     if mpirun is None:
-        return Check("mpi", "fail", "no mpirun", f"load your cluster's MPI module, or {SET_UP}")
+        return Check("mpi", "fail", "no mpirun", f"load your cluster's MPI module, or {BUILD}")
     found = f"{processes.output([mpirun, '--version']).partition(chr(10))[0]} at {mpirun}"
     if processes.refuses_root(os.environ):
         return Check("mpi", "warn", found, f"{processes.ROOT_NEEDS}: export both, or use another user")
@@ -125,7 +126,7 @@ def check_allreduce() -> Check:
     """Start two ranks with mpirun, which sum 1 and 2 through Horovod and gather through mpi4py."""
     mpirun = processes.find_mpirun()
     if mpirun is None:
-        return Check(_RANKS, "fail", "not tried: no mpirun", SET_UP)
+        return Check(_RANKS, "fail", "not tried: no mpirun", BUILD)
     return check(_RANKS, processes.mpirun_command(mpirun, 2))
 
 
@@ -201,13 +202,12 @@ def _judge_horovod(facts: processes.Facts) -> Finding:
     parts = ", ".join(name for name in ("mpi", "nccl") if facts[name]).upper() or "neither MPI nor NCCL"
     found = f"{facts['version']}, built with {parts} for torch {facts['built_for']}"
     if facts["built_for"] != facts["torch"]:
-        rebuild = f"remove .venv/.setup and {SET_UP}, which rebuilds Horovod"
-        return "fail", found, f"torch {facts['torch']} is installed: {rebuild}"
+        return "fail", found, f"torch {facts['torch']} is installed: {BUILD}"
     if not facts["mpi"]:
-        return "fail", found, f"remove .venv and {SET_UP}"
+        return "fail", found, BUILD
     if facts["gpus"] and not facts["nccl"]:
         through_host = "gradients go through the host: install the CUDA toolkit and NCCL"
-        return "warn", found, f"{through_host}, remove .venv/.setup, {SET_UP}"
+        return "warn", found, f"{through_host}, {BUILD}"
     return "ok", found, ""
 
 
@@ -217,7 +217,7 @@ def _judge_mpi4py(facts: processes.Facts) -> Finding:
     if len(facts["both"]) <= 1:
         return "ok", found, ""
     found += f"; Horovod uses another MPI: {', '.join(facts['both'])}"
-    return "fail", found, f"remove .venv with that MPI loaded and {SET_UP}"
+    return "fail", found, f"load one MPI and {BUILD}"
 
 
 def _judge_gpus(facts: processes.Facts) -> Finding:
@@ -249,7 +249,7 @@ def _judge_allreduce(facts: processes.Facts) -> Finding:
     right = {"size": 2, "total": 3.0, "gathered": [0, 1]}
     if facts == right:
         return "ok", f"the sum and the gather of {by} are right", ""
-    fix = f"mpirun, Horovod and mpi4py are of different MPIs: remove .venv and {SET_UP}" if "mpi4py" in by else SET_UP
+    fix = f"mpirun, Horovod and mpi4py are of different MPIs: {BUILD}" if "mpi4py" in by else SET_UP
     return "fail", f"the ranks answered {facts}, not {right}", fix
 
 
@@ -280,18 +280,18 @@ print(json.dumps(dict(version=horovod.__version__, mpi=bool(hvd.mpi_built()), nc
     gpus=torch.cuda.device_count(), torch=torch.__version__, built_for=built_for)))
 """,
         _judge_horovod,
-        f"{SET_UP}; one process alone trains without Horovod",
+        f"{BUILD}; one process alone trains without Horovod",
     ),
     "kernels": Probe(
-        f"""
-from summit_train.models.network import cpu_kernels
-kernels = cpu_kernels()
-finding = ("ok", f"compiled for {{kernels}}", "")
+        """
+from summit_train.models.fast import execution
+kernels = execution()
+finding = ("ok", f"compiled for {kernels}", "")
 if kernels.startswith("none"):
-    fix = "install g++ and {SET_UP}"
+    fix = "install g++; the next command compiles them"
     if "cannot be loaded" in kernels:
         fix = "remove that file; if its file system is mounted noexec, set XDG_CACHE_HOME to a folder on another one"
-    finding = ("warn", f"{{kernels}}; steps on CPUs take longer", fix)
+    finding = ("warn", f"{kernels}; steps on CPUs take longer", fix)
 print(json.dumps(dict(zip(("status", "found", "fix"), finding))))
 """
     ),
@@ -312,6 +312,7 @@ except ImportError:
 print(json.dumps(dict(version=mpi4py.__version__, library=MPI.Get_library_version(), own=own, both=libraries())))
 """,
         _judge_mpi4py,
+        BUILD,
     ),
     # Data sets have videos of these codecs. The motion set is written by the first encoder that is there.
     "video": Probe(
@@ -376,7 +377,7 @@ if world.rank == 0:
 hvd.shutdown()
 """,
         _judge_allreduce,
-        f"fix what fails above; else remove .venv and {SET_UP}",
+        f"fix what fails above; else {BUILD}",
     ),
     _TORCH_RANKS: Probe(
         """

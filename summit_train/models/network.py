@@ -29,8 +29,12 @@ from summit_train.spec.catalog import is_foreign
 from summit_train.spec.model import TASK_SECTIONS, stream_problem
 from summit_train.tasks.task import task_named
 
-cpu_kernels = execution  # what the C++ kernels are compiled for on this machine, or why there are none
 _COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def cpu_kernels(device: torch.device) -> str:
+    """Return what the C++ kernels for CPUs are compiled for on this machine, or why a run has none."""
+    return execution() if device.type == "cpu" else "not used"
 
 
 def build_network(spec: Spec, generator: torch.Generator | None = None) -> VideoNetwork:

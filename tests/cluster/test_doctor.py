@@ -108,7 +108,8 @@ TWO_V100 = "2 x Tesla V100 (16 GiB); CUDA 13.0, NCCL 2.29.7"
 @pytest.mark.parametrize(
     ("name", "facts", "status", "found", "fix"),
     [
-        ("horovod", HOROVOD, "fail", "0.28.1, built with MPI for torch 1.13.1", "rebuilds Horovod"),
+        ("horovod", HOROVOD, "fail", "0.28.1, built with MPI for torch 1.13.1",
+         "torch 2.13.0 is installed: run `summit-train build-horovod`"),
         ("horovod", HOROVOD | {"built_for": "2.13.0", "gpus": 1}, "warn", "0.28.1, built with MPI for torch 2.13.0",
          "gradients go through the host"),
         ("gpus", GPUS | {"archs": ["sm_75", "sm_80", "sm_90"]}, "fail", TWO_V100, "no code for Tesla V100"),

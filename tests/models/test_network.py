@@ -13,8 +13,14 @@ import torch
 
 from summit_train.models import build_model
 from summit_train.models.count import count
-from summit_train.models.fast import accelerate
-from summit_train.models.network import RecomputedBlocks, initial_network, recompute_blocks, separate_compile_cache
+from summit_train.models.fast import accelerate, execution
+from summit_train.models.network import (
+    RecomputedBlocks,
+    cpu_kernels,
+    initial_network,
+    recompute_blocks,
+    separate_compile_cache,
+)
 from summit_train.models.resnet import VARIANTS, BasicBlock
 from summit_train.models.video import norm_momentum, trained_norms
 from summit_train.spec import Spec, load_spec
@@ -46,6 +52,12 @@ def test_recompute_reaches_the_network_and_changes_no_loss(write_spec: WriteSpec
     assert isinstance(initial_network(recomputed, CPU).layer1, RecomputedBlocks)
     assert not isinstance(initial_network(plain, CPU).layer1, RecomputedBlocks)
     assert losses(recomputed) == losses(plain)
+
+
+def test_the_kernels_for_cpus_are_asked_for_on_cpus_alone() -> None:
+    """On a GPU nothing would be compiled in vain, nor missed."""
+    assert cpu_kernels(torch.device("cuda")) == "not used"
+    assert cpu_kernels(torch.device("cpu")) == execution()
 
 
 @pytest.mark.slow

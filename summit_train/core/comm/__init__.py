@@ -36,7 +36,7 @@ def choose_backend(launch: Launch, environ: Mapping[str, str]) -> str:
         return "torch" if missing or not launch.by_mpi else "horovod"
     if wish == "horovod" and missing:
         lacks = f"SUMMIT_TRAIN_COMM=horovod needs {' and '.join(missing)}, not installed here"
-        raise UserError(f"{lacks}; run `make setup`, or use SUMMIT_TRAIN_COMM=torch")
+        raise UserError(f"{lacks}; run `summit-train build-horovod`, or use SUMMIT_TRAIN_COMM=torch")
     if wish == "horovod" and not launch.by_mpi:
         found = f"{launch.launcher} started {launch.size} processes without MPI, which Horovod needs"
         raise UserError(f"{found}; use mpirun, srun --mpi=pmix or jsrun, or SUMMIT_TRAIN_COMM=torch")

@@ -58,8 +58,9 @@ def accelerate(model: nn.Module, parts: Collection[str] = PARTS) -> str:
     devices = {parameter.device.type for parameter in model.parameters()}
     where = f"on {', '.join(sorted(devices))}"
     if devices == {"cpu"}:
-        where = f"C++ kernels: {execution()}"
-        if isinstance(loaded(), Kernels) and "norms" in parts:
+        found = loaded()
+        where = f"C++ kernels: {found.target}" if isinstance(found, Kernels) else "no C++ kernels"
+        if isinstance(found, Kernels) and "norms" in parts:
             _fuse_norms(model)
     kinds = (FusedNorm, FusedBlock, ShiftedConv2d)
     counted = Counter(kind for module in model.modules() for kind in kinds if isinstance(module, kind))

@@ -1,21 +1,24 @@
 """The C++ kernels for CPUs, called with tensors: channels last, in fp32, fp64 or bf16.
 
-They are compiled when first needed, kept in the user's cache, and loaded from there. Set-up compiles them, so that jobs
-need no compiler. Nodes of one cluster may differ, so there is one library for each level of x86-64 (System V ABI,
-section 3.1.1); a processor takes the best available one that it supports. On other architectures there is one for each
-kind of processor.
+They are compiled when first needed, by one of several processes, kept in the user's cache, and loaded from there.
+Set-up compiles them, so that jobs need no compiler. Nodes of one cluster may differ, so there is one library for each
+level of x86-64 (System V ABI, section 3.1.1); a processor takes the best available one that it supports. On other
+architectures there is one for each kind of processor.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -24,11 +27,16 @@ import torch
 
 from summit_train.core import machine
 from summit_train.core.errors import RunFailed
+from summit_train.core.files import locked
+from summit_train.core.result import tell
+from summit_train.core.session import tell_once
 
 SOURCE = Path(__file__).with_name("native") / "kernels.cpp"
 _FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fPIC", "-shared")
 _COMPILERS = ("c++", "g++", "clang++")
 _PATIENCE_S = 120
+_SECONDS_BETWEEN_LOOKS = 0.5
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of file systems without locks, Lustre's perhaps
 # Best first, with the flags of /proc/cpuinfo that a level has beyond what every x86-64 has.
 _LEVELS = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
@@ -52,13 +60,14 @@ def loaded() -> Kernels | RunFailed:
     target = next((target for target in fitting if library_file(target).is_file()), fitting[0])
     try:
         path = compiled(target)
+        try:
+            # After torch, whose OpenMP it then shares: a second one would have threads of its own.
+            return Kernels(ctypes.CDLL(str(path)), target)
+        except OSError as error:
+            raise RunFailed(f"{path} cannot be loaded: {error}") from error
     except RunFailed as error:
+        tell_once(f"C++ kernels: none: {error}; PyTorch's operators take their place, and steps on CPUs take longer")
         return error
-    try:
-        # After torch, whose OpenMP it then shares: a second one would have threads of its own.
-        return Kernels(ctypes.CDLL(str(path)), target)
-    except OSError as error:
-        return RunFailed(f"{path} cannot be loaded: {error}")
 
 
 def targets() -> list[str]:
@@ -79,9 +88,9 @@ def library_file(target: str) -> Path:
 
 
 def compiled(target: str) -> Path:
-    """The library for a target, compiled if it is not there; whole or not at all.
+    """The library for a target, compiled if it is not there; whole or not at all, and by one process at a time.
 
-    The compiler is CXX or the first on PATH. Raises RunFailed with what it said.
+    The compiler is CXX or the first on PATH. Raises RunFailed with what it said, also to those that waited meanwhile.
     """
     path = library_file(target)
     if path.is_file():
@@ -92,24 +101,49 @@ def compiled(target: str) -> Path:
         raise RunFailed(f"no compiler on PATH among {', '.join(names)}")
     processor_option = "-mcpu" if target.startswith("ppc") else "-march"
     command = [compiler, *_FLAGS, f"{processor_option}={target if target in _X86 else 'native'}", str(SOURCE), "-o"]
+    lock = path.with_suffix(".lock")  # holds what the last compiler said if it failed
+    began, has_waited, has_locks = time.monotonic(), False, True
+    while not path.is_file():
+        try:
+            if has_waited and (said := lock.read_text(encoding="utf-8")):
+                raise RunFailed(said)
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)  # whatever the umask: code is run from here
+            with locked(lock, wait=False) if has_locks else nullcontext():
+                if not path.is_file():
+                    _compile(command, path, lock)
+        except BlockingIOError:
+            if time.monotonic() - began > 2 * _PATIENCE_S:
+                raise RunFailed(f"another process has held {lock} for {2 * _PATIENCE_S} s") from None
+            has_waited = True
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        except OSError as error:
+            if not has_locks or error.errno not in _NO_LOCKS:
+                raise RunFailed(f"{path.parent} cannot be written: {error.strerror}") from error
+            has_locks = False
+    return path
+
+
+def _compile(command: Sequence[str], path: Path, lock: Path) -> None:
+    os.truncate(lock, 0)  # opening and closing it would release it
+    began = time.monotonic()
     try:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)  # whatever the umask: code is run from here
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder, path.name)
-            done = subprocess.run(
-                [*command, str(made)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE_S
-            )
+            words = [*command, str(made)]
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE_S)
             if done.returncode == 0:
                 made.chmod(0o755)
                 made.replace(path)
-    except subprocess.TimeoutExpired as error:
-        raise RunFailed(f"{compiler} took longer than {_PATIENCE_S} s") from error
+                tell(f"C++ kernels: compiled to {path} in {time.monotonic() - began:.0f} s")
+                return
+        errors = (line for line in done.stderr.splitlines() if "error" in line)
+        why = f"{command[0]} cannot compile {SOURCE.name}: {next(errors, f'exit status {done.returncode}')}"
+    except subprocess.TimeoutExpired:
+        why = f"{command[0]} took longer than {_PATIENCE_S} s"
     except OSError as error:
-        raise RunFailed(f"{path.parent} cannot be written: {error.strerror}") from error
-    if done.returncode != 0:
-        said = next((line for line in done.stderr.splitlines() if "error" in line), f"exit status {done.returncode}")
-        raise RunFailed(f"{compiler} cannot compile {SOURCE.name}: {said}")
-    return path
+        why = f"{command[0]} cannot be run in {path.parent}: {error.strerror}"
+    lock.write_text(why, encoding="utf-8")  # last, as it releases the lock
+    raise RunFailed(why)
 
 
 def compile_for_cluster() -> None:

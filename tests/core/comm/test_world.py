@@ -63,7 +63,7 @@ def test_more_processes_than_the_world_has_are_refused(monkeypatch: pytest.Monke
         ("auto", True, False, "torch"),
         ("torch", True, True, "torch"),
         ("horovod", True, True, "horovod"),
-        ("horovod", True, False, "needs horovod, not installed here; run `make setup`, or use SUMMIT_TRAIN_COMM=torch"),
+        ("horovod", True, False, "needs horovod, not installed here; run `summit-train build-horovod`, or use SUMMIT"),
         ("horovod", False, True, "torchrun started 4 processes without MPI, which Horovod needs"),
         ("gloo", True, True, "SUMMIT_TRAIN_COMM must be horovod, torch or auto, got 'gloo'"),
     ],

@@ -1,0 +1,36 @@
+"""`summit-train build-horovod`: Horovod, which no longer builds as it was released, for this Python environment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import sysconfig
+
+from summit_train.cluster.environment import own_prefix
+from summit_train.core.files import check_output
+from summit_train.core.result import Result
+from summit_train.spec.source import shipped
+
+_HELP = """\
+needs: a C++20 compiler (g++ 11 or newer), make, Python's C headers, and torch in this environment. mpicxx and mpirun
+  are taken from PATH if both are there; else Open MPI comes from PyPI into the environment. For several GPUs: a torch
+  for CUDA, the CUDA toolkit that it was built with, and NCCL's header.
+takes: three minutes on two cores; seconds where a wheel for the same torch, MPI, NCCL and compiler is kept.
+keeps: the wheels in CACHE/wheels, the output of all steps in CACHE/build-horovod.log, where CACHE is
+  ${XDG_CACHE_HOME:-~/.cache}/summit_train.
+reads: CXX; CUDA_HOME, NCCL_HOME, NCCL=no (leave it out); XDG_CACHE_HOME; PIP_INDEX_URL, PIP_PROXY and pip's others.
+checks: two ranks of mpirun add up numbers. Run this again after another torch or MPI is installed or loaded.
+exit status: 0 done, 1 a step failed, 2 something is missing that you have to install.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _HELP
+
+
+def run(args: argparse.Namespace) -> Result:
+    """Become the script that builds, which then gets the signals and gives the exit status."""
+    check_output("the environment", own_prefix(), f"{sysconfig.get_path('purelib')}/build-horovod")
+    os.execvp("bash", ["bash", str(shipped("jobs") / "build_horovod.sh"), sys.executable])
