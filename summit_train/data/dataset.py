@@ -19,6 +19,7 @@ from summit_train.data.manifest.overlap import Leaks, shared_clips
 from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.data.manifest.reading import check_same_classes
 from summit_train.spec import DataSpec, Spec
+from summit_train.spec.catalog import is_foreign
 from summit_train.tasks.task import task_named
 
 if TYPE_CHECKING:
@@ -47,8 +48,9 @@ class Dataset:
         manifest = read_shared(path, spec.data.region)
         manifest.check_labels(spec.model.num_classes)
         _check_annotation(manifest, spec, which)
-        if spec.loss.kind == "softmax" and (several := manifest.not_single()) is not None:
-            raise UserError(f"{several}, but loss.kind softmax takes one per clip; set loss.kind to binary")
+        if spec.loss.base == "softmax" and (several := manifest.not_single()) is not None:
+            key = "loss.like" if is_foreign(spec.loss.kind) else "loss.kind"
+            raise UserError(f"{several}, but {key} softmax takes one per clip; set {key} to binary")
         store = open_store(spec.data, manifest)
         if which == "train" and manifest.annotation is not None and spec.data.span_frames is not None:
             store = SpanStore(store, spec.data.span_frames)

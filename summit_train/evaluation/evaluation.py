@@ -68,7 +68,7 @@ class Evaluation:
                 scores = self._score(model, path, f"{name}{suffix}")
                 if scores is not None:
                     bad = {"bad_videos": scores.num_bad} if scores.num_bad else {}
-                    row = {"path": str(path), "step": step} | measures_of(spec.loss.kind).values(scores)
+                    row = {"path": str(path), "step": step} | measures_of(spec.loss.base).values(scores)
                     kind.append(row | bad)
                     num_videos, missing = len(scores.videos), left_out(scores, self.scorer.dataset.manifest.class_names)
         if world.rank != 0:
@@ -128,7 +128,7 @@ def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> di
     The mean is as the paper computes it. Last and best of the main measure are those of one checkpoint. None: the
     videos say nothing about a measure.
     """
-    known = measures_of(spec.loss.kind)
+    known = measures_of(spec.loss.base)
     result: dict[str, Any] = {}
     for key in (measure.key for measure in known.every):
         values = [row[key] for row in rows]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,12 +18,25 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file
+from summit_train.core.own_parts import OwnPart
 from summit_train.spec.catalog import is_foreign
 from summit_train.spec.data import DataSpec, data_problems
 from summit_train.spec.model import TASK_SECTIONS, ModelSpec, network_problems, size_problems, stream_problem
 from summit_train.spec.optimizer import OptimizerSpec, ParallelSpec, ScheduleSpec, solver_problems
 from summit_train.spec.source import Tree, read_tree, to_yaml
-from summit_train.spec.typed import MOST, Count, Extent, NonNegative, PathText, Seconds, Section, expand, validated
+from summit_train.spec.typed import (
+    MOST,
+    Count,
+    Extent,
+    NonNegative,
+    PathText,
+    Seconds,
+    Section,
+    expand,
+    named,
+    named_schema,
+    validated,
+)
 from summit_train.tasks.task import TASKS, every_task, task_named
 
 
@@ -59,12 +73,13 @@ _TASK_TEXT = f"{'; '.join(f'{task.name}: {task.about}' for task in every_task())
 
 if TYPE_CHECKING:
     TaskName = str
-    LossKind = str
     MainMeasure = str
 else:
     TaskName = Literal[TASKS]
-    LossKind = Literal[tuple(MAIN_MEASURES)]
     MainMeasure = Literal[tuple(dict.fromkeys(MAIN_MEASURES.values()))]
+
+
+LossKind = Annotated[str, AfterValidator(partial(named, tuple(MAIN_MEASURES))), named_schema(tuple(MAIN_MEASURES))]
 
 
 class ScaleSpec(Section):
@@ -82,14 +97,23 @@ class LossSpec(Section):
 
     kind: LossKind = "softmax"
     """softmax: cross-entropy, for clips of one class. binary: binary cross-entropy, the mean over all classes, for
-    clips of several classes or none; validation measures mean average precision. Other tasks
-    imply their own."""
+    clips of several classes or none; validation measures mean average precision. Other tasks imply their own.
+    package.module:callable or FILE.py:callable is a loss of your own; its code runs."""
+    options: dict[str, Any] = Field(default={})
+    """A loss of your own: keyword arguments, of a class when it is made, of a function in each call."""
+    like: Literal["softmax", "binary"] = "softmax"
+    """A loss of your own: the built-in kind whose labels, measures and probabilities it has."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each label that is spread evenly over all classes, with binary over yes and no; evaluation has none."""
     class_weights: Annotated[Literal["balanced"] | ClassWeights | None, BeforeValidator(_read_weights)] = None
     """Factor on the loss of each class's clips: a list of numbers in the order of the classes, or a file with one
     number per line, read together with the spec. balanced: N / (M n), for N labels of all training clips, n labels of
     the class and M classes with any label."""
+
+    @property
+    def base(self) -> str:
+        """The built-in kind that decides labels, measures and probabilities."""
+        return self.like if is_foreign(self.kind) else self.kind
 
 
 class EvaluateSpec(Section):
@@ -252,6 +276,14 @@ def _with_task(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "model": model, "loss": loss}
 
 
+def own_parts(spec: Spec, *sections: str) -> list[OwnPart]:
+    """Open the parts of the user's own that these sections name. Raises UserError for one without a file."""
+    named = []
+    if "loss" in sections and is_foreign(spec.loss.kind):
+        named.append(("loss.kind", spec.loss.kind, spec.loss.options))
+    return [OwnPart.open(*part) for part in named]
+
+
 def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     """Yield the keys that are right one by one and impossible together: (key, what is wrong)."""
     data, model = spec.data, spec.model
@@ -267,9 +299,9 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "ema.decay", "it averages the weights of one network, and each learner has its own; must be null"
     if grow is not None and not spec.evaluate.every_epochs:
         yield "parallel.grow_batch", "needs validations during training; set evaluate.every_epochs to 1 or more"
-    best, measured = spec.checkpoint.keep_best, MAIN_MEASURES[spec.loss.kind]
+    best, measured = spec.checkpoint.keep_best, MAIN_MEASURES[spec.loss.base]
     if best is not None and best != measured:
-        yield "checkpoint.keep_best", f"must be {measured} or null with loss.kind {spec.loss.kind}, got {best}"
+        yield "checkpoint.keep_best", f"must be {measured} or null with loss.kind {spec.loss.base}, got {best}"
     if best is not None and not spec.evaluate.every_epochs:
         yield "checkpoint.keep_best", "needs validations during training; set evaluate.every_epochs to 1 or more"
     if grow is not None and grow.max is not None and grow.max < (clips := spec.scale.clips_per_gpu):
@@ -293,7 +325,7 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
 def _task_problems(spec: Spec) -> Iterator[tuple[str, str]]:
     """Yield the keys that do not fit the task: those that say it as well, and those that it cannot take."""
     task = task_named(spec.task)
-    if spec.loss.kind not in task.kinds:
+    if spec.loss.base not in task.kinds:
         yield "loss.kind", f"must be {' or '.join(task.kinds)} with task {task.name}, got {spec.loss.kind}"
     for other, section in TASK_SECTIONS.items():
         if other != task.name and getattr(spec.model, section) is not None:
@@ -305,8 +337,17 @@ def _task_problems(spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 def _foreign_problems(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Yield the keys that the network does not read: built-in keys for a foreign one, `options` for a built-in one."""
-    model = spec.model
+    """Yield keys that are not read: built-in ones by a network or loss of the user's, `options` by one built in."""
+    model, loss = spec.model, spec.loss
+    others = ("label_smoothing", "class_weights") if is_foreign(loss.kind) else ("options", "like")
+    for key in others:
+        if getattr(loss, key) != (default := LossSpec.model_fields[key].default):
+            right = "only built-in losses read it; use loss.options instead"
+            why = right if is_foreign(loss.kind) else f"{loss.kind} is built in, and has keys of loss"
+            yield (
+                f"loss.{key}",
+                f"must be {'null' if default is None else 'empty' if default == {} else default}: {why}",
+            )
     if not is_foreign(model.arch):
         if model.options:
             yield "model.options", f"must be empty: {model.arch} is built in, and its options are keys of model"

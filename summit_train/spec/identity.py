@@ -62,7 +62,7 @@ def changes_scores(spec: Spec, key: str) -> bool:
         return False
     if key.startswith(("data.train", "seed", "scale.")):  # what precise BN trains on
         return spec.evaluate.precise_bn > 0
-    return key.startswith(("data.", "evaluate.", "model.", "precision", "loss.kind"))
+    return key.startswith(("data.", "evaluate.", "model.", "precision", "loss.kind", "loss.like"))
 
 
 def experiment_keys(spec: Spec) -> dict[str, Any]:

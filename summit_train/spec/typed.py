@@ -7,9 +7,11 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic_core import PydanticKnownError
 
 from summit_train.core.errors import UserError
 from summit_train.spec.source import KeyPath, Tree
@@ -45,6 +47,38 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+
+def named(names: Sequence[str], word: str) -> str:
+    """Return one of the names, or the place of a callable; `~` and $NAME in the path of a file are expanded."""
+    if not word.isprintable():
+        raise ValueError("must be without control characters")
+    place, _, name = word.rpartition(":")
+    is_file = place.endswith(".py")
+    is_callable = name.isidentifier() and (is_file or all(part.isidentifier() for part in place.split(".")))
+    if word not in names and not is_callable:
+        choices = (*names, "package.module:callable", "FILE.py:callable")
+        raise PydanticKnownError("literal_error", {"expected": ", ".join(f"'{choice}'" for choice in choices)})
+    return f"{expand(place)}:{name}" if is_file else word
+
+
+def named_schema(names: Sequence[str]) -> WithJsonSchema:
+    """Return the JSON schema of what `named` takes."""
+    return WithJsonSchema({"anyOf": [{"enum": list(names)}, {"type": "string", "pattern": r".:\w+$"}]})
+
+
+class OwnSpec(Section):
+    """A callable of your own, in place of which its name alone may stand where it has no options."""
+
+    kind: Annotated[str, AfterValidator(partial(named, ())), WithJsonSchema({"type": "string", "pattern": r".:\w+$"})]
+    """package.module:callable or FILE.py:callable; its code runs."""
+    options: dict[str, Any] = Field(default={})
+    """Keyword arguments: of a class when it is made, of a function in each call."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_name(cls, values: Any) -> Any:
+        return {"kind": values} if isinstance(values, str) else values
 
 
 SectionType = TypeVar("SectionType", bound=Section)

@@ -119,7 +119,7 @@ class Sweep:
 
     @property
     def measures(self) -> Measures:
-        return measures_of(self.runs[0].spec.loss.kind)
+        return measures_of(self.runs[0].spec.loss.base)
 
 
 Values = dict[str, tuple[Any, str]]  # dotted key -> (value, place in the file)
@@ -159,8 +159,8 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = (), defaults: Tree |
             raise UserError(f"override {override!r}: the runs of this sweep differ in {clash}; change the sweep file")
         apply_override(base, override)
     specs = _specs(drafts, base, sweep.name)
-    if len({spec.loss.kind for spec in specs}) > 1:
-        raise UserError(f"{tree.place(())}: loss.kind must be the same in all runs, which one figure compares")
+    if len({spec.loss.base for spec in specs}) > 1:
+        raise UserError(f"{tree.place(())}: loss.kind must have one measure in all runs, for one figure")
     runs = [
         SweepRun(
             name=name,

@@ -59,7 +59,13 @@ class Inputs:
 
 def read_inputs(spec: Spec, ranks: int) -> Inputs:
     train, val = open_datasets(spec)
+    try_own_parts(spec)
     return Inputs(spec, make_plan(spec, ranks, len(train)), train, val)
+
+
+def try_own_parts(spec: Spec) -> None:
+    """Make the user's own loss, and call it. Raises UserError where it does not do what it must."""
+    task_named(spec.task).part("loss")(spec, (), torch.device("cpu"))
 
 
 class Run:
@@ -108,7 +114,8 @@ class Run:
         saved = world.broadcast(in_memory(state, own), own)
         if saved:
             world.together(lambda: self.step.restore(path, saved | {"model": self.model.state_dict()}))
-        # --- records
+        # --- records; a file of the user's own may change while the run has what was in it
+        self._experiment = experiment_of(spec, plan, self.train_set, self.model).values()
         self.val_loss = task_named(spec.task).part("loss")(spec, counts, torch.device("cpu"))
         self.health, self.best = Health(spec, plan), Best(spec)
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
@@ -156,7 +163,7 @@ class Run:
             "line": self.lineage,
             **{name: part.state_dict() for name, part in self._parts.items()},
             "backend": self.world.backend,
-            "experiment": experiment_of(self.spec, self.plan, self.train_set, self.model).values(),
+            "experiment": self._experiment,
             "spec": self.spec.model_dump(mode="json"),
             # So that the file alone is enough to use the network.
             "classes": (classes := self.train_set.manifest.classes) and list(classes),
