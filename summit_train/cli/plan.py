@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> Result:
     spec, taken = load_spec_on(site, args.spec, args.overrides)
     ranks, files = _ranks(args, site, spec), read_files(spec, args.clips)
     plan = make_plan(spec, ranks, files.clips)
-    if own_parts(spec, "loss"):
+    if own_parts(spec, "loss", "data", "evaluate"):
         from summit_train.training.run import try_own_parts
 
         try_own_parts(spec)

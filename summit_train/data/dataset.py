@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
+from summit_train.core.own_parts import OwnPart
 from summit_train.data.batches.order import Classes, Order
 from summit_train.data.batches.spans import SpanStore
 from summit_train.data.batches.stores import Store, open_store
@@ -31,13 +32,15 @@ if TYPE_CHECKING:
 class Dataset:
     """The clips of a manifest without those in data.quarantine (`kept`), and the store that reads them.
 
-    A clip is named by its place in the manifest, so a quarantine changes no clip's number.
+    A clip is named by its place in the manifest, so a quarantine changes no clip's number. augment: the augmentations
+    of the user's own, of the training set.
     """
 
     data: DataSpec
     manifest: Manifest
     kept: Kept
     store: Store
+    augment: tuple[OwnPart, ...] = ()
 
     @classmethod
     def open(cls, spec: Spec, which: str) -> Dataset:
@@ -54,7 +57,8 @@ class Dataset:
         store = open_store(spec.data, manifest)
         if which == "train" and manifest.annotation is not None and spec.data.span_frames is not None:
             store = SpanStore(store, spec.data.span_frames)
-        return cls(spec.data, store.manifest, kept_clips(spec.data, store.manifest), store)
+        augment = spec.data.open_augment() if which == "train" else ()
+        return cls(spec.data, store.manifest, kept_clips(spec.data, store.manifest), store, tuple(augment))
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -74,7 +78,7 @@ class Dataset:
 
         if self.data.balance == "classes":
             order = replace(order, classes=self._classes())
-        return training_batches(self.data, self.store, order, rank, ranks, steps, self.kept)
+        return training_batches(self.data, self.store, order, rank, ranks, steps, self.kept, self.augment)
 
     def _classes(self) -> Classes:
         """Return the clips of each class that has any, as places among those in use; those of no class are one more."""

@@ -34,7 +34,7 @@ Tell = Callable[[str], None]
 class VideoList(Dataset):
     """Videos that are read by one store. has_labels: the manifest's labels are numbers of the network's classes."""
 
-    has_labels: bool
+    has_labels: bool = False
 
     def closed(self) -> VideoList:
         """Return what other ranks get: each opens a packed set itself."""

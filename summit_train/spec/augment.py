@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from summit_train.spec.typed import Fraction, Section
+from summit_train.spec.typed import Fraction, OwnSpec, Section, named, named_schema
 
+BuiltInAugment = Literal["scale_jitter", "multi_scale_crop", "rand_augment", "whole"]
+AUGMENTS: tuple[str, ...] = get_args(BuiltInAugment)
 Alpha = Annotated[float, Field(ge=0, le=100)]
 Area = Annotated[float, Field(gt=0, le=1)]
+
+
+class AugmentSpec(OwnSpec):
+    """An augmentation: a built-in one's name, or one of your own with its options."""
+
+    kind: Annotated[str, AfterValidator(partial(named, AUGMENTS)), named_schema(AUGMENTS)]
 
 
 class RandAugmentSpec(Section):

@@ -281,7 +281,8 @@ def own_parts(spec: Spec, *sections: str) -> list[OwnPart]:
     named = []
     if "loss" in sections and is_foreign(spec.loss.kind):
         named.append(("loss.kind", spec.loss.kind, spec.loss.options))
-    return [OwnPart.open(*part) for part in named]
+    parts = [OwnPart.open(*part) for part in named]
+    return parts + (spec.data.open_augment() if "data" in sections else [])
 
 
 def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
@@ -330,7 +331,7 @@ def _task_problems(spec: Spec) -> Iterator[tuple[str, str]]:
     for other, section in TASK_SECTIONS.items():
         if other != task.name and getattr(spec.model, section) is not None:
             yield f"model.{section}", f"must be null with task {task.name}"
-    if spec.data.augment == "whole" and not task.whole_frames:
+    if spec.data.built_in_augment == "whole" and not task.whole_frames:
         yield "data.augment", f"must not be whole with task {task.name}, whose networks see crops"
     if (problems := task.part("problems")) is not None:
         yield from problems(spec)

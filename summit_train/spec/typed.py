@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 from pydantic_core import PydanticKnownError
@@ -135,6 +135,7 @@ def _cut_off(tree: Tree, path: KeyPath) -> str:
 
 def _item(container: Any) -> Any:
     """Return the type of a list's or mapping's values, or of what may be null: the last of its arguments."""
+    container = get_args(container)[0] if get_origin(container) is Annotated else container
     return [part for part in get_args(container) if part is not ... and part is not type(None)][-1]
 
 

@@ -22,13 +22,14 @@ from summit_train.data.bad_clips import BadClips
 from summit_train.data.batches.order import PREFETCHED_PER_WORKER
 from summit_train.data.dataset import Dataset, open_datasets
 from summit_train.data.manifest.quarantine import clips_per_class
+from summit_train.data.video.own_augment import try_augment
 from summit_train.models import VideoNetwork
 from summit_train.models.arithmetic import check_arithmetic
 from summit_train.models.network import initial_network
 from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan, make_plan
-from summit_train.spec import Spec
+from summit_train.spec import Spec, own_parts
 from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.tasks.task import task_named
 from summit_train.training.agreement import experiment_of
@@ -64,7 +65,9 @@ def read_inputs(spec: Spec, ranks: int) -> Inputs:
 
 
 def try_own_parts(spec: Spec) -> None:
-    """Make the user's own loss, and call it. Raises UserError where it does not do what it must."""
+    """Make the parts of the user's own, and call each. Raises UserError for one that does not do what it must."""
+    for part in own_parts(spec, "data"):
+        try_augment(part, spec.data.clip_shape)
     task_named(spec.task).part("loss")(spec, (), torch.device("cpu"))
 
 
