@@ -122,7 +122,7 @@ def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Re
     if values is None:
         return Result()
     spec = evaluation.scorer.spec
-    known = measures_of(spec.loss.base, spec.model.num_classes)
+    known = measures_of(spec.loss.base, spec.model.num_classes, spec.evaluate.own_names)
     text = _scores(values, known)
     if "ema" in values:
         text += [f"average of the weights: {line}" for line in _scores(values["ema"], known)]

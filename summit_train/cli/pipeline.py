@@ -148,7 +148,8 @@ def _evaluate(run: Run, stop: StopRequest) -> None:
         warn_left_out(left_out)
     scorer = task_named(spec.task).part("scorer")(spec, run.val_set, world, run.device, stop)
     training = (run.plan, run.train_set) if spec.evaluate.precise_bn else None
-    evaluation = Evaluation(scorer, run.watchdog, spec.run_path, training, resume_key=key, goodput=goodput)
+    about: dict[str, Any] = {"resume_key": key, "goodput": goodput, "measures": run.measures}
+    evaluation = Evaluation(scorer, run.watchdog, spec.run_path, training, **about)
     say(*accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)).text)
 
 

@@ -16,7 +16,7 @@ from summit_train.core.saved import bound_of, digest_path, give_weights, in_memo
 from summit_train.core.watch import Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.reading import check_same_classes
-from summit_train.evaluation.measures import left_out, measures_of
+from summit_train.evaluation.measures import Measures, left_out, measures_of, open_measures
 from summit_train.evaluation.precise_bn import recompute_from_training
 from summit_train.evaluation.scores import PREDICTIONS, Found, prediction_names
 from summit_train.evaluation.scoring import PartialScores, Scorer
@@ -38,7 +38,7 @@ class Evaluation:
     set of precise BN's batches; None where evaluate.precise_bn is 0. overrides: the keys of the spec that differ from
     the run's own. resume_key: everything besides a checkpoint that its scores depend on; an evaluation with the same
     key reuses the scores of a stopped one. None: nothing is kept. goodput: rank 0's values of the training for the
-    result.
+    result. measures: those of the spec as the run began with them; None: as they are now.
     """
 
     scorer: Scorer
@@ -48,6 +48,7 @@ class Evaluation:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     resume_key: str | None = None
     goodput: Mapping[str, Any] = field(default_factory=dict)
+    measures: Measures | None = None
 
     def score_checkpoints(self, model: VideoNetwork, paths: Sequence[Path]) -> dict[str, Any] | None:
         """Score the checkpoints with the spec's views; return the result on rank 0, None elsewhere. Collective.
@@ -56,6 +57,7 @@ class Evaluation:
         The averages of the weights that the checkpoints hold are scored, too ("ema").
         """
         spec, world = self.scorer.spec, self.scorer.world
+        measures = self.measures or open_measures(spec)
         rows: list[dict[str, Any]] = []
         averages: list[dict[str, Any]] = []  # of the same checkpoints' averaged weights
         num_videos, missing = 0, list[str]()
@@ -68,7 +70,7 @@ class Evaluation:
                 scores = self._score(model, path, f"{name}{suffix}")
                 if scores is not None:
                     bad = {"bad_videos": scores.num_bad} if scores.num_bad else {}
-                    row = {"path": str(path), "step": step} | measures_of(spec.loss.base).values(scores)
+                    row = {"path": str(path), "step": step} | measures.values(scores)
                     kind.append(row | bad)
                     num_videos, missing = len(scores.videos), left_out(scores, self.scorer.dataset.manifest.class_names)
         if world.rank != 0:
@@ -128,10 +130,10 @@ def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> di
     The mean is as the paper computes it. Last and best of the main measure are those of one checkpoint. None: the
     videos say nothing about a measure.
     """
-    known = measures_of(spec.loss.base)
+    known = measures_of(spec.loss.base, own_names=spec.evaluate.own_names).recorded(rows[0])
     result: dict[str, Any] = {}
     for key in (measure.key for measure in known.every):
-        values = [row[key] for row in rows]
+        values = [row.get(key) for row in rows]
         found = [value for value in values if value is not None]
         is_known = bool(found) and found == values
         result[f"{key}_mean"] = statistics.fmean(found) if is_known else None

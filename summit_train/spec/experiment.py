@@ -29,6 +29,7 @@ from summit_train.spec.typed import (
     Count,
     Extent,
     NonNegative,
+    OwnSpec,
     PathText,
     Seconds,
     Section,
@@ -69,14 +70,17 @@ FolderName = Annotated[str, AfterValidator(folder_name)]
 
 # The measure that decides, by loss.kind; evaluation.measures has how it is computed.
 MAIN_MEASURES: dict[str, str] = {kind: measure for task in every_task() for kind, measure in task.kinds.items()}
+# Names in records and tables of an evaluation, which measures of the user's own cannot have.
+_TAKEN = (
+    "top1", "top5", *MAIN_MEASURES.values(), "val_loss", "kind", "time", "epoch", "step", "videos", "clips", "seconds",
+    "path", "bad_videos", "mode", "crops", "checkpoints", "name", "state", "run", "job", "note", "machine", "final",
+)  # fmt: skip
 _TASK_TEXT = f"{'; '.join(f'{task.name}: {task.about}' for task in every_task())}."
 
 if TYPE_CHECKING:
     TaskName = str
-    MainMeasure = str
 else:
     TaskName = Literal[TASKS]
-    MainMeasure = Literal[tuple(dict.fromkeys(MAIN_MEASURES.values()))]
 
 
 LossKind = Annotated[str, AfterValidator(partial(named, tuple(MAIN_MEASURES))), named_schema(tuple(MAIN_MEASURES))]
@@ -133,11 +137,19 @@ class EvaluateSpec(Section):
     """Squares of side short_side per clip, or full: the whole frame."""
     short_side: Extent = 256
     """Short side of the scaled frame, pixels."""
+    measures: tuple[OwnSpec, ...] = ()
+    """Measures of your own, beside those of loss.kind: package.module:callable, FILE.py:callable or {kind, options};
+    their code runs. Each is called what its callable is called."""
     last_checkpoints: Count = 5
     """The final accuracy is mean and deviation over this many checkpoints; at most checkpoint.keep."""
     precise_bn: NonNegative = 0
     """Before the final evaluation BN's statistics are recomputed, with fixed weights, over the batches of this many
     training steps; 0: the running statistics."""
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """The names of the measures of the user's own."""
+        return tuple(one.kind.rpartition(":")[2] for one in self.measures)
 
 
 class CheckpointSpec(Section):
@@ -149,8 +161,9 @@ class CheckpointSpec(Section):
     """Also save within an epoch, this often; null: never."""
     keep: Count = 5
     """Checkpoints of whole epochs to keep; the newest checkpoint always stays."""
-    keep_best: MainMeasure | None = None
-    """Also keep the checkpoint with the best validation during training by this measure. A checkpoint is then written
+    keep_best: str | None = None
+    """Also keep the checkpoint with the best validation during training by this measure: that of loss.kind, top1 or
+    map, or one of evaluate.measures, the higher the better. A checkpoint is then written
     before each validation; only those of every_epochs count in the final accuracy."""
     background: bool = False
     """Write from a copy in rank 0's memory, alongside the steps that follow. The files of single learners are written
@@ -278,11 +291,14 @@ def _with_task(values: dict[str, Any]) -> dict[str, Any]:
 
 def own_parts(spec: Spec, *sections: str) -> list[OwnPart]:
     """Open the parts of the user's own that these sections name. Raises UserError for one without a file."""
-    named = []
+    parts = list[OwnPart]()
     if "loss" in sections and is_foreign(spec.loss.kind):
-        named.append(("loss.kind", spec.loss.kind, spec.loss.options))
-    parts = [OwnPart.open(*part) for part in named]
-    return parts + (spec.data.open_augment() if "data" in sections else [])
+        parts.append(OwnPart.open("loss.kind", spec.loss.kind, spec.loss.options))
+    if "data" in sections:
+        parts += spec.data.open_augment()
+    if "evaluate" in sections:
+        parts += [OwnPart.open("evaluate.measures", one.kind, one.options) for one in spec.evaluate.measures]
+    return parts
 
 
 def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
@@ -301,8 +317,16 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     if grow is not None and not spec.evaluate.every_epochs:
         yield "parallel.grow_batch", "needs validations during training; set evaluate.every_epochs to 1 or more"
     best, measured = spec.checkpoint.keep_best, MAIN_MEASURES[spec.loss.base]
-    if best is not None and best != measured:
-        yield "checkpoint.keep_best", f"must be {measured} or null with loss.kind {spec.loss.base}, got {best}"
+    own = spec.evaluate.own_names
+    if best is not None and best != measured and best.partition(".")[0] not in own:
+        choices = ", ".join([measured, *own])
+        yield "checkpoint.keep_best", f"must be {choices} or null with loss.kind {spec.loss.base}, got {best}"
+    for name in own:
+        if own.count(name) > 1 or name in _TAKEN:
+            yield "evaluate.measures", f"{name} is taken, or there twice; must have a name of its own"
+            break
+    if own and not task_named(spec.task).gives_labels:
+        yield "evaluate.measures", f"must be [] with task {spec.task}: they get a score of each class"
     if best is not None and not spec.evaluate.every_epochs:
         yield "checkpoint.keep_best", "needs validations during training; set evaluate.every_epochs to 1 or more"
     if grow is not None and grow.max is not None and grow.max < (clips := spec.scale.clips_per_gpu):

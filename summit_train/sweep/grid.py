@@ -119,7 +119,8 @@ class Sweep:
 
     @property
     def measures(self) -> Measures:
-        return measures_of(self.runs[0].spec.loss.base)
+        first = self.runs[0].spec
+        return measures_of(first.loss.base, own_names=first.evaluate.own_names)
 
 
 Values = dict[str, tuple[Any, str]]  # dotted key -> (value, place in the file)
@@ -333,4 +334,5 @@ def _text(value: Any) -> str:
     """Return a value as text that is safe in a folder's name."""
     if isinstance(value, str):
         return re.sub(rf"[^{_SAFE}]+", "-", value)
+    value = list(value.values()) if isinstance(value, dict) else value
     return "-".join(map(_text, value)) if isinstance(value, list) else json.dumps(value, default=str)

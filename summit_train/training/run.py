@@ -23,6 +23,7 @@ from summit_train.data.batches.order import PREFETCHED_PER_WORKER
 from summit_train.data.dataset import Dataset, open_datasets
 from summit_train.data.manifest.quarantine import clips_per_class
 from summit_train.data.video.own_augment import try_augment
+from summit_train.evaluation.measures import open_measures
 from summit_train.models import VideoNetwork
 from summit_train.models.arithmetic import check_arithmetic
 from summit_train.models.network import initial_network
@@ -68,6 +69,7 @@ def try_own_parts(spec: Spec) -> None:
     """Make the parts of the user's own, and call each. Raises UserError for one that does not do what it must."""
     for part in own_parts(spec, "data"):
         try_augment(part, spec.data.clip_shape)
+    open_measures(spec)
     task_named(spec.task).part("loss")(spec, (), torch.device("cpu"))
 
 
@@ -75,7 +77,7 @@ class Run:
     """One run on one rank.
 
     start_step: the updates in the checkpoint that it resumes from. lineage: the step at which its line of checkpoints
-    began. notes: lines for people. val_loss: the training loss, of validation videos. writer: writes rank 0's
+    began. notes: lines for people. val_loss, measures: of validation videos. writer: writes rank 0's
     checkpoints.
     """
 
@@ -117,6 +119,7 @@ class Run:
         saved = world.broadcast(in_memory(state, own), own)
         if saved:
             world.together(lambda: self.step.restore(path, saved | {"model": self.model.state_dict()}))
+        self.measures = open_measures(spec)
         # --- records; a file of the user's own may change while the run has what was in it
         self._experiment = experiment_of(spec, plan, self.train_set, self.model).values()
         self.val_loss = task_named(spec.task).part("loss")(spec, counts, torch.device("cpu"))
