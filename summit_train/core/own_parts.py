@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -36,16 +36,6 @@ class OwnPart:
         """Raises UserError where there is no such file or module; nothing in a file runs."""
         return cls(key, name, options, digest_of(key, name))
 
-    @property
-    def source(self) -> tuple[str, str]:
-        """What it adds to an experiment: key and value."""
-        return f"{self.key} {self.name} (SHA-256)", self.digest
-
-    @property
-    def title(self) -> str:
-        """The name of the callable alone."""
-        return self.name.rpartition(":")[2]
-
     def make(self, *arguments: str) -> Callable[..., Any]:
         """Return what is called with `arguments`: a function and its options, or the object that a class makes of them.
 
@@ -53,16 +43,16 @@ class OwnPart:
         """
         if digest_of(self.key, self.name) != self.digest:
             raise UserError(f"{self.key}: {self.name} has changed since the run began; restore the file")
-        found, call = load(self.key, self.name), partial(check_call, self.key, self.name)
+        found, gets = load(self.key, self.name), [*arguments, *self.options]
         if not isinstance(found, type):
-            call(found, arguments, self.options)
+            check_call(self.key, self.name, found, gets, lambda own: own.bind(*arguments, **self.options))
             return partial(found, **self.options)
-        call(found, (), self.options)
+        check_call(self.key, self.name, found, self.options, lambda own: own.bind(**self.options))
         with importing(self.key, self.name):
             made = found(**self.options)
         if not callable(made):
             raise UserError(f"{self.key}: {self.name} must have a method __call__({', '.join(arguments)})")
-        call(made, arguments, {})
+        check_call(self.key, self.name, made, arguments, lambda own: own.bind(*arguments))
         return made  # type: ignore[no-any-return]
 
     def wrong(self, returned: str, got: object) -> UserError:
@@ -93,24 +83,14 @@ def digest_of(key: str, name: str) -> str:
 
 
 def check_call(
-    key: str,
-    name: str,
-    called: Callable[..., Any],
-    arguments: Sequence[str],
-    options: Mapping[str, Any],
-    *,
-    by_name: bool = False,
+    key: str, name: str, called: Callable[..., Any], gets: Iterable[str], bind: Callable[[inspect.Signature], object]
 ) -> None:
-    """Raise UserError where a callable does not take these arguments, in their order or by name, and options."""
+    """Raise UserError where a callable does not take the arguments that `bind` gives it; gets: their names."""
     signature = inspect.signature(called)
     try:
-        if by_name:
-            signature.bind(**dict.fromkeys(arguments), **options)
-        else:
-            signature.bind(*arguments, **options)
+        bind(signature)
     except TypeError as error:
-        gets = ", ".join([*arguments, *options]) or "nothing"
-        raise UserError(f"{key}: {name}{signature} gets {gets}: {error}") from error
+        raise UserError(f"{key}: {name}{signature} gets {', '.join(gets) or 'nothing'}: {error}") from error
 
 
 @contextmanager

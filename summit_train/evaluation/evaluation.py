@@ -68,9 +68,10 @@ class Evaluation:
                     continue
                 world.together(partial(give_weights, model, path, found))
                 scores = self._score(model, path, f"{name}{suffix}")
+                values = world.together(partial(_values, measures, scores))
                 if scores is not None:
                     bad = {"bad_videos": scores.num_bad} if scores.num_bad else {}
-                    row = {"path": str(path), "step": step} | measures.values(scores)
+                    row = {"path": str(path), "step": step} | values
                     kind.append(row | bad)
                     num_videos, missing = len(scores.videos), left_out(scores, self.scorer.dataset.manifest.class_names)
         if world.rank != 0:
@@ -106,6 +107,10 @@ class Evaluation:
         return scores
 
 
+def _values(measures: Measures, scores: Found | None) -> dict[str, Any]:
+    return {} if scores is None else measures.values(scores)
+
+
 def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tensors, Tensors | None, int]:
     """Return the weights of a checkpoint, their average if it holds one, and its step. Rank 0 reads. Collective.
 
@@ -130,10 +135,10 @@ def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> di
     The mean is as the paper computes it. Last and best of the main measure are those of one checkpoint. None: the
     videos say nothing about a measure.
     """
-    known = measures_of(spec.loss.base, own_names=spec.evaluate.own_names).recorded(rows[0])
+    known = measures_of(spec.loss.base, own=spec.evaluate.own_names)
     result: dict[str, Any] = {}
     for key in (measure.key for measure in known.every):
-        values = [row.get(key) for row in rows]
+        values = [row[key] for row in rows]
         found = [value for value in values if value is not None]
         is_known = bool(found) and found == values
         result[f"{key}_mean"] = statistics.fmean(found) if is_known else None

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train.core.errors import UserError
 from summit_train.core.own_parts import OwnPart
 from summit_train.core.text import listed, percent
 from summit_train.evaluation.scores import Found, Scores
@@ -45,7 +44,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class OwnMeasure:
-    """A measure of the user's own (docs/own_parts.md), called with scores (N, classes) and labels of the videos read.
+    """Calls a measure of the user's own with the scores (N, classes) and labels of the videos that were read.
 
     Labels: int64 (N,), with loss.kind binary bool (N, classes).
     """
@@ -53,42 +52,21 @@ class OwnMeasure:
     part: OwnPart
     call: Callable[..., Any]
 
-    def values(self, found: Scores) -> dict[str, float]:
-        """Return its number under its name, or numbers under NAME.KEY; none where no video was read."""
-        name, read = self.part.title, found.is_read
-        if not read.any():
-            return {}
-        given = self.call(found.scores[read], found.labels[read])
-        entries = given if isinstance(given, Mapping) else {"": given}
-        right = "a finite number, or some of them by names"
-        if not entries or not all(isinstance(key, str) and f"_{key}".isidentifier() for key in entries):
-            raise self.part.wrong(right, f"{given!r:.60}")
-        for value in entries.values():
-            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-                raise self.part.wrong(right, f"{value!r:.60}, {type(value).__name__}")
-        return {f"{name}.{key}" if key else name: float(value) for key, value in entries.items()}
+    def __call__(self, found: Scores) -> float:
+        if not (read := found.is_read).any():
+            return math.nan
+        value = self.call(found.scores[read], found.labels[read])
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            raise self.part.wrong("a finite number", f"{value!r:.60}, {type(value).__name__}")
+        return float(value)
 
 
 @dataclass(frozen=True)
 class Measures:
-    """The measures of a run, the main one first: all of them are recorded, people see those that say something.
-
-    own_names: of those of the user's own. own: themselves, where they are computed.
-    """
+    """The measures of a run, the main one first: all of them are recorded, people see those that say something."""
 
     every: tuple[Measure, ...]
     num_classes: float | None = None
-    own_names: tuple[str, ...] = ()
-    own: tuple[OwnMeasure, ...] = ()
-
-    def recorded(self, values: Mapping[str, Any]) -> Measures:
-        """Return them with those of the user's own that a record has, in eval.json with _mean after their keys."""
-        keys = list(values)
-        if f"{self.main.key}_mean" in values:
-            keys = [key.removesuffix("_mean") for key in keys if key.endswith("_mean")]
-        own = dict.fromkeys(key for key in keys if key.partition(".")[0] in self.own_names)
-        known = {measure.key for measure in self.every}
-        return replace(self, every=(*self.every, *(_recorded(key) for key in own if key not in known)))
 
     @property
     def main(self) -> Measure:
@@ -102,13 +80,12 @@ class Measures:
     def values(self, found: Found) -> dict[str, float | None]:
         """Return the measures under their keys, None for one that the videos say nothing about."""
         values = ((measure.key, measure.of(found)) for measure in self.every)
-        own = {key: value for one in self.own for key, value in one.values(found).items()}
-        return {key: None if math.isnan(value) else value for key, value in values} | own
+        return {key: None if math.isnan(value) else value for key, value in values}
 
     def text(self, values: Mapping[str, Any]) -> str:
         """Return `top-1 73.81 %  top-5 91.20 %`, of eval.json `top-1 73.81 +- 0.05 %  top-5 91.20 %`."""
         parts = []
-        for measure in self.recorded(values).shown:
+        for measure in self.shown:
             value = values.get(measure.key, values.get(f"{measure.key}_mean"))
             std = values.get(f"{measure.key}_std") if measure == self.main else None
             text = percent(value, measure.unit) if std is None else f"{value:.2f} +- {std:.2f} %"
@@ -116,33 +93,42 @@ class Measures:
         return "  ".join(parts)
 
 
-def measures_of(kind: object, num_classes: float | None = None, own_names: tuple[str, ...] = ()) -> Measures:
-    """Return the measures of a loss.kind, of the first one for runs that are older than the key."""
+def measures_of(kind: object, num_classes: float | None = None, own: Sequence[str] = ()) -> Measures:
+    """Return the measures of a loss.kind, of the first one for runs that are older than the key; then the user's own.
+
+    own: the names of those, which are not computed here.
+    """
     known = every_measure()
-    return Measures(known.get(str(kind)) or next(iter(known.values())), num_classes, own_names)
+    built_in = known.get(str(kind)) or next(iter(known.values()))
+    return Measures((*built_in, *map(_own_measure, own)), num_classes)
+
+
+def _unknown(found: Found) -> float:
+    return math.nan
+
+
+def _of_no_class(found: Found) -> NDArray[np.float64]:
+    return np.zeros(0)
+
+
+def _own_measure(name: str, of: Callable[[Any], float] = _unknown) -> Measure:
+    return Measure(name, name, of, _of_no_class, "", unit="")
 
 
 def open_measures(spec: Spec) -> Measures:
-    """Return the measures of a spec with those of the user's own, each tried on videos with the right scores.
+    """Return the measures of a spec, the user's own tried on videos with the right scores.
 
-    Raises UserError where one does not return what it must, and where there is none of checkpoint.keep_best.
+    Raises UserError for one that does not return what it must.
     """
-    parts, classes = own_parts(spec, "evaluate"), spec.model.num_classes
-    own = tuple(OwnMeasure(part, part.make("scores", "labels")) for part in parts)
-    known = replace(measures_of(spec.loss.base, classes, spec.evaluate.own_names), own=own)
-    if own:
-        labels = np.arange(max(1, min(classes, _TRIAL // classes)))
-        hot = labels[:, None] == np.arange(classes)
-        trial = Scores(labels, hot if spec.loss.base == "binary" else labels, hot.astype(np.float32), hot.any(1))
-        found, best = known.values(trial), spec.checkpoint.keep_best
-        if best is not None and best not in found:
-            raise UserError(f"checkpoint.keep_best: must be one of {', '.join(found)}, got {best}")
-    return known
-
-
-def _recorded(key: str) -> Measure:
-    """Return a measure of the user's own as a record has it: a number without a unit, and not of classes."""
-    return Measure(key, key, lambda _: math.nan, lambda _: np.zeros(0), "", unit="")
+    classes, own = spec.model.num_classes, dict[str, OwnMeasure]()
+    labels = np.arange(max(1, min(classes, _TRIAL // classes)))
+    hot = labels[:, None] == np.arange(classes)
+    right = Scores(labels, hot if spec.loss.base == "binary" else labels, hot.astype(np.float32), hot.any(1))
+    for part, name in zip(own_parts(spec, "evaluate"), spec.evaluate.own_names, strict=True):
+        own[name] = OwnMeasure(part, part.make("scores", "labels"))
+        own[name](right)
+    built_in = measures_of(spec.loss.base, classes)
+    return replace(built_in, every=(*built_in.every, *map(_own_measure, own, own.values())))
 
 
 def every_measure() -> dict[str, tuple[Measure, ...]]:

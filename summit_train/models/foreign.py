@@ -105,7 +105,8 @@ def build_foreign(
     sources = sources_of(arch)
     with torch.device("cpu"):  # what a module makes when it is imported serves all its networks
         build = load("model.arch", arch)
-    check_call("model.options", arch, build, ("num_classes", "num_frames"), options, by_name=True)
+    gets = ("num_classes", "num_frames", "model.options")
+    check_call("model.options", arch, build, gets, lambda own: own.bind(num_classes=1, num_frames=1, **options))
     arguments = {"num_classes": num_classes, "num_frames": num_frames, **options}
     with importing("model.arch", arch), torch.random.fork_rng(devices=[]):
         if generator is not None:

@@ -149,8 +149,8 @@ class RunRecord:
         kind = str(self.setting("loss", "kind"))
         kind = str(self.setting("loss", "like")) if is_foreign(kind) else kind
         parts = [one for one in self.setting("evaluate", "measures") or [] if isinstance(one, dict)]
-        own_names = tuple(str(one.get("kind")).rpartition(":")[2] for one in parts)
-        self.measures = measures_of(kind, number(self.setting("model", "num_classes")), own_names)
+        own = [str(one.get("kind")).rpartition(":")[2] for one in parts]
+        self.measures = measures_of(kind, number(self.setting("model", "num_classes")), own)
         self.final = self._result("eval.json")
         names = sorted(file.parent.name for file in path.glob("evals/*/eval.json"))
         results = {name: self._result(f"evals/{name}/eval.json") for name in names}
@@ -158,8 +158,6 @@ class RunRecord:
         self.best = self._parsed(BestCheckpoint, self._json("checkpoints/best.json"), "checkpoints/best.json")
         self.observed = self._parsed(Observed, self._json(OBSERVED_FILE), OBSERVED_FILE)
         self._replay_log()
-        for record in [*self.evals[-1:], *filter(None, [self.final])]:
-            self.measures = self.measures.recorded(record.model_extra or {})
         steps = self.steps
         records: Sequence[StepRecord | StartRecord] = steps or self.starts
         self.last_step = records[-1].step if records else 0

@@ -21,7 +21,7 @@ CONSEQUENCES = {  # of a file that is missing
 def summary_row(run: RunRecord) -> dict[str, str]:
     """Return the run's row of the summary table: column -> text, a dash where the value is unknown."""
     final, last = run.final, run.evals[-1] if run.evals else None
-    measured = dict[str, str]()
+    measured = dict.fromkeys((measure.key for measure in run.measures.every), NONE)
     for measure in run.measures.shown:
         if final is not None:
             measured[measure.key] = final.text(measure)

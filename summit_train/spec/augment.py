@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from summit_train.spec.typed import Fraction, OwnSpec, Section, named, named_schema
+from summit_train.spec.typed import Fraction, Named, OwnSpec, Section
 
 BuiltInAugment = Literal["scale_jitter", "multi_scale_crop", "rand_augment", "whole"]
 AUGMENTS: tuple[str, ...] = get_args(BuiltInAugment)
@@ -18,7 +17,7 @@ Area = Annotated[float, Field(gt=0, le=1)]
 class AugmentSpec(OwnSpec):
     """An augmentation: a built-in one's name, or one of your own with its options."""
 
-    kind: Annotated[str, AfterValidator(partial(named, AUGMENTS)), named_schema(AUGMENTS)]
+    kind: Annotated[str, Named(AUGMENTS)]
 
 
 class RandAugmentSpec(Section):

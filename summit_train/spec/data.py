@@ -11,10 +11,11 @@ from summit_train.core.machine import rank_cpus
 from summit_train.core.own_parts import OwnPart
 from summit_train.spec.augment import AUGMENTS, AugmentSpec, BuiltInAugment, MixSpec, RandAugmentSpec
 from summit_train.spec.modality import RGB, Modality, ModalityName, flow
-from summit_train.spec.typed import Count, Extent, Fraction, NonNegative, PathText, Seconds, Section
+from summit_train.spec.typed import Count, Extent, Fraction, NonNegative, PathText, Seconds, Section, by_name
 
 # The tags are no part of a message. Not strict: below a validator pydantic refuses a list as a tuple.
-_Augments = Annotated[tuple[AugmentSpec, ...], Field(strict=False), Tag("tuple[list]")]
+_Own = Annotated[AugmentSpec, by_name(AugmentSpec)]
+_Augments = Annotated[tuple[_Own, ...], Field(strict=False), Tag("tuple[list]")]
 Augment = Annotated[
     Annotated[BuiltInAugment, Tag("tuple[word]")] | _Augments,
     Discriminator(lambda given: "tuple[list]" if isinstance(given, list | tuple) else "tuple[word]"),

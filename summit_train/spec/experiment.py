@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,20 +23,8 @@ from summit_train.spec.data import DataSpec, data_problems
 from summit_train.spec.model import TASK_SECTIONS, ModelSpec, network_problems, size_problems, stream_problem
 from summit_train.spec.optimizer import OptimizerSpec, ParallelSpec, ScheduleSpec, solver_problems
 from summit_train.spec.source import Tree, read_tree, to_yaml
-from summit_train.spec.typed import (
-    MOST,
-    Count,
-    Extent,
-    NonNegative,
-    OwnSpec,
-    PathText,
-    Seconds,
-    Section,
-    expand,
-    named,
-    named_schema,
-    validated,
-)
+from summit_train.spec.typed import MOST, Count, Extent, Named, NonNegative, Own, PathText, Seconds, Section, expand
+from summit_train.spec.typed import validated as validated
 from summit_train.tasks.task import TASKS, every_task, task_named
 
 
@@ -83,7 +70,7 @@ else:
     TaskName = Literal[TASKS]
 
 
-LossKind = Annotated[str, AfterValidator(partial(named, tuple(MAIN_MEASURES))), named_schema(tuple(MAIN_MEASURES))]
+LossKind = Annotated[str, Named(tuple(MAIN_MEASURES))]
 
 
 class ScaleSpec(Section):
@@ -137,7 +124,7 @@ class EvaluateSpec(Section):
     """Squares of side short_side per clip, or full: the whole frame."""
     short_side: Extent = 256
     """Short side of the scaled frame, pixels."""
-    measures: tuple[OwnSpec, ...] = ()
+    measures: tuple[Own, ...] = ()
     """Measures of your own, beside those of loss.kind: package.module:callable, FILE.py:callable or {kind, options};
     their code runs. Each is called what its callable is called."""
     last_checkpoints: Count = 5
@@ -318,7 +305,7 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "parallel.grow_batch", "needs validations during training; set evaluate.every_epochs to 1 or more"
     best, measured = spec.checkpoint.keep_best, MAIN_MEASURES[spec.loss.base]
     own = spec.evaluate.own_names
-    if best is not None and best != measured and best.partition(".")[0] not in own:
+    if best is not None and best != measured and best not in own:
         choices = ", ".join([measured, *own])
         yield "checkpoint.keep_best", f"must be {choices} or null with loss.kind {spec.loss.base}, got {best}"
     for name in own:

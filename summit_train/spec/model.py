@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field, create_model, model_validator
+from pydantic import Field, create_model, model_validator
 
 from summit_train.spec import catalog
 from summit_train.spec.catalog import ARCHITECTURES, BOTTLENECK_BACKBONES, architecture
-from summit_train.spec.typed import Count, PathText, Section, named, named_schema
+from summit_train.spec.typed import Count, Named, PathText, Section
 from summit_train.tasks.task import every_task, task_named
 
-ArchName = Annotated[str, AfterValidator(partial(named, tuple(ARCHITECTURES))), named_schema(tuple(ARCHITECTURES))]
+ArchName = Annotated[str, Named(tuple(ARCHITECTURES))]
 # The section of `model` with a task's own keys, by task: null with other tasks.
 TASK_SECTIONS: dict[str, str] = {task.name: task.section for task in every_task() if task.section}
 

@@ -120,7 +120,7 @@ class Sweep:
     @property
     def measures(self) -> Measures:
         first = self.runs[0].spec
-        return measures_of(first.loss.base, own_names=first.evaluate.own_names)
+        return measures_of(first.loss.base, own=first.evaluate.own_names)
 
 
 Values = dict[str, tuple[Any, str]]  # dotted key -> (value, place in the file)
@@ -161,7 +161,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = (), defaults: Tree |
         apply_override(base, override)
     specs = _specs(drafts, base, sweep.name)
     if len({spec.loss.base for spec in specs}) > 1:
-        raise UserError(f"{tree.place(())}: loss.kind must have one measure in all runs, for one figure")
+        raise UserError(f"{tree.place(())}: loss.kind must be the same in all runs, or have its measures")
     runs = [
         SweepRun(
             name=name,

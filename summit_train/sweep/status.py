@@ -239,12 +239,11 @@ def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
     Columns in which nothing is known are left out.
     """
     of_runs, main = [], sweep.measures.main
-    measures = sweep.measures.recorded({key: None for row in rows for key in row})
     for row in rows:
         # The mean accumulation, as shares may be uneven.
         gpus = f" = {row['ranks']} x {round(row['virtual_gpus'] / row['ranks'], 2):,g}" if row["ranks"] else ""
         in_training = "" if row["final"] or row[main.key] is None else " (in training)"
-        shown = replace(measures, num_classes=row["num_classes"]).shown
+        shown = replace(sweep.measures, num_classes=row["num_classes"]).shown
         cells = {
             "run": row["name"],
             "state": row["state"],
@@ -256,7 +255,7 @@ def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
             "step": f"{row['step']:,} of {row['total_steps']:,}" if row["total_steps"] else NONE,
             "train top-1": percent(row["training_top1"]),
             main.name: mean_std(row[main.key], row[f"{main.key}_std"]) + in_training,
-            **{one.name: percent(row.get(one.key), one.unit) if one in shown else NONE for one in measures.every[1:]},
+            **{one.name: percent(row[one.key], one.unit) if one in shown else NONE for one in sweep.measures.every[1:]},
             "published": mean_std(row["reference_top1"], row["reference_top1_std"]),
             "time": duration(row["seconds"]) if row["seconds"] else NONE,
             "job": row["job"] or NONE,

@@ -89,7 +89,8 @@ def experiment_of(spec: Spec, plan: Plan, train: Dataset | None, model: VideoNet
 
 def own_sources(spec: Spec, *, trains: bool = True) -> dict[str, str]:
     """Return the SHA-256 of each file with a part of the user's own, by its key. trains: those of training, too."""
-    return dict(part.source for part in own_parts(spec, *(("loss", "data") if trains else ()), "evaluate"))
+    parts = own_parts(spec, *(("loss", "data") if trains else ()), "evaluate")
+    return {f"{part.key} {Path(part.name).name} (SHA-256)": part.digest for part in parts}
 
 
 def experiment_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, str]:

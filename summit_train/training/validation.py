@@ -72,10 +72,10 @@ def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> dic
     spec = run.spec.model_copy(update={"evaluate": one_view})
     scorer = task.part("scorer")(spec, run.val_set, run.world, run.device, stop)
     scores = scorer.score(run.model, progress, source=f"validation after epoch {epoch}")
-    if scores is None:
+    measures = run.world.together(lambda: None if scores is None else run.measures.values(scores))
+    if scores is None or measures is None:
         return None
-    known = run.measures
-    measures, seconds = known.values(scores), time.perf_counter() - began
+    known, seconds = run.measures, time.perf_counter() - began
     if log is not None:
         step, videos = epoch * run.plan.steps_per_epoch, len(scores.videos)
         bad = f"{scores.num_bad} unreadable, counted as wrong" if scores.num_bad else ""
