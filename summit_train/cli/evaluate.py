@@ -27,7 +27,7 @@ from summit_train.core.text import counted, from_json, percent
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation
-from summit_train.evaluation.measures import Measures, measures_of, say_left_out
+from summit_train.evaluation.measures import Measures, measures_of, open_measures, say_left_out
 from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
 from summit_train.evaluation.scoring import Scorer
 from summit_train.models import VideoNetwork
@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> Result:
     inputs = read_inputs(spec, this_launch().size) if spec.evaluate.precise_bn else None
     datasets = {"val": Dataset.open(spec, "val")} if inputs is None else inputs.datasets
     paths, left_out = _paths(spec, chosen)
+    measures = open_measures(spec)
     changed = _changed_keys(spec, chosen, spec.evaluate.last_checkpoints)
     if key := next((key for key in ("loss.kind", "loss.like") if key in changed), None):
         raise UserError(f"{key} must be the run's own: it decides by what the run is measured; train another run")
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> Result:
         scorer, network, watchdog = opened
         training = None if inputs is None else (inputs.plan, inputs.train)
         goodput = scorer.world.from_first(lambda: goodput_values(spec.run_path))
-        evaluation = Evaluation(scorer, watchdog, folder, training, changed, goodput=goodput)
+        evaluation = Evaluation(scorer, watchdog, folder, measures, training, changed, goodput=goodput)
         if scorer.world.rank == 0:
             warn_left_out(left_out)
         return accuracy_result(evaluation, evaluation.score_checkpoints(network, paths))
@@ -122,7 +123,7 @@ def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Re
     if values is None:
         return Result()
     spec = evaluation.scorer.spec
-    known = measures_of(spec.loss.base, spec.model.num_classes, spec.evaluate.own_names)
+    known = evaluation.measures
     text = _scores(values, known)
     if "ema" in values:
         text += [f"average of the weights: {line}" for line in _scores(values["ema"], known)]

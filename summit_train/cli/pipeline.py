@@ -148,8 +148,8 @@ def _evaluate(run: Run, stop: StopRequest) -> None:
         warn_left_out(left_out)
     scorer = task_named(spec.task).part("scorer")(spec, run.val_set, world, run.device, stop)
     training = (run.plan, run.train_set) if spec.evaluate.precise_bn else None
-    about: dict[str, Any] = {"resume_key": key, "goodput": goodput, "measures": run.measures}
-    evaluation = Evaluation(scorer, run.watchdog, spec.run_path, training, **about)
+    folder, measures = spec.run_path, run.measures
+    evaluation = Evaluation(scorer, run.watchdog, folder, measures, training, resume_key=key, goodput=goodput)
     say(*accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)).text)
 
 

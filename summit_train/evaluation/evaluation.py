@@ -16,7 +16,7 @@ from summit_train.core.saved import bound_of, digest_path, give_weights, in_memo
 from summit_train.core.watch import Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.reading import check_same_classes
-from summit_train.evaluation.measures import Measures, left_out, measures_of, open_measures
+from summit_train.evaluation.measures import Measures, left_out, measures_of
 from summit_train.evaluation.precise_bn import recompute_from_training
 from summit_train.evaluation.scores import PREDICTIONS, Found, prediction_names
 from summit_train.evaluation.scoring import PartialScores, Scorer
@@ -38,17 +38,17 @@ class Evaluation:
     set of precise BN's batches; None where evaluate.precise_bn is 0. overrides: the keys of the spec that differ from
     the run's own. resume_key: everything besides a checkpoint that its scores depend on; an evaluation with the same
     key reuses the scores of a stopped one. None: nothing is kept. goodput: rank 0's values of the training for the
-    result. measures: those of the spec as the run began with them; None: as they are now.
+    result.
     """
 
     scorer: Scorer
     watchdog: Watchdog
     folder: Path
+    measures: Measures
     training: tuple[Plan, Dataset] | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     resume_key: str | None = None
     goodput: Mapping[str, Any] = field(default_factory=dict)
-    measures: Measures | None = None
 
     def score_checkpoints(self, model: VideoNetwork, paths: Sequence[Path]) -> dict[str, Any] | None:
         """Score the checkpoints with the spec's views; return the result on rank 0, None elsewhere. Collective.
@@ -57,7 +57,6 @@ class Evaluation:
         The averages of the weights that the checkpoints hold are scored, too ("ema").
         """
         spec, world = self.scorer.spec, self.scorer.world
-        measures = self.measures or open_measures(spec)
         rows: list[dict[str, Any]] = []
         averages: list[dict[str, Any]] = []  # of the same checkpoints' averaged weights
         num_videos, missing = 0, list[str]()
@@ -67,8 +66,7 @@ class Evaluation:
                 if found is None:
                     continue
                 world.together(partial(give_weights, model, path, found))
-                scores = self._score(model, path, f"{name}{suffix}")
-                values = world.together(partial(_values, measures, scores))
+                scores, values = self._score(model, path, f"{name}{suffix}")
                 if scores is not None:
                     bad = {"bad_videos": scores.num_bad} if scores.num_bad else {}
                     row = {"path": str(path), "step": step} | values
@@ -86,7 +84,7 @@ class Evaluation:
         write_json(self.folder / RESULT_FILE, result)
         return result
 
-    def _score(self, model: VideoNetwork, path: Path, name: str) -> Found | None:
+    def _score(self, model: VideoNetwork, path: Path, name: str) -> tuple[Found | None, dict[str, Any]]:
         scorer, dataset, folder = self.scorer, self.scorer.dataset, self.folder / PREDICTIONS
         known = PartialScores()
         if self.resume_key is not None and scorer.world.rank == 0:
@@ -104,11 +102,7 @@ class Evaluation:
         if scores is not None:
             clips = [dataset.manifest.clip(video) for video in scores.videos.tolist()]
             scores.save(folder / f"{name}.npz", clips, dataset.manifest.classes or ())
-        return scores
-
-
-def _values(measures: Measures, scores: Found | None) -> dict[str, Any]:
-    return {} if scores is None else measures.values(scores)
+        return scores, scorer.world.together(lambda: {} if scores is None else self.measures.values(scores))
 
 
 def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tensors, Tensors | None, int]:

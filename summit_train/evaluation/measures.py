@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from numbers import Real
 from typing import Any
@@ -25,6 +25,14 @@ from summit_train.tasks.task import every_part
 _TRIAL = 1_000_000  # scores that a measure is tried on
 
 
+def _unknown(found: Found) -> float:
+    return math.nan
+
+
+def _of_no_class(found: Found) -> NDArray[np.float64]:
+    return np.zeros(0)
+
+
 @dataclass(frozen=True)
 class Measure:
     """A figure of what was found; NaN where the videos have nothing to measure it by.
@@ -35,9 +43,9 @@ class Measure:
 
     key: str
     name: str
-    of: Callable[[Any], float]
-    of_class: Callable[[Any], NDArray[np.float64]]
-    class_key: str
+    of: Callable[[Any], float] = _unknown
+    of_class: Callable[[Any], NDArray[np.float64]] = _of_no_class
+    class_key: str = ""
     above: float = 0
     unit: str = "%"
 
@@ -100,19 +108,7 @@ def measures_of(kind: object, num_classes: float | None = None, own: Sequence[st
     """
     known = every_measure()
     built_in = known.get(str(kind)) or next(iter(known.values()))
-    return Measures((*built_in, *map(_own_measure, own)), num_classes)
-
-
-def _unknown(found: Found) -> float:
-    return math.nan
-
-
-def _of_no_class(found: Found) -> NDArray[np.float64]:
-    return np.zeros(0)
-
-
-def _own_measure(name: str, of: Callable[[Any], float] = _unknown) -> Measure:
-    return Measure(name, name, of, _of_no_class, "", unit="")
+    return Measures((*built_in, *(Measure(name, name, unit="") for name in own)), num_classes)
 
 
 def open_measures(spec: Spec) -> Measures:
@@ -120,15 +116,14 @@ def open_measures(spec: Spec) -> Measures:
 
     Raises UserError for one that does not return what it must.
     """
-    classes, own = spec.model.num_classes, dict[str, OwnMeasure]()
+    classes, own = spec.model.num_classes, list[Measure]()
     labels = np.arange(max(1, min(classes, _TRIAL // classes)))
     hot = labels[:, None] == np.arange(classes)
     right = Scores(labels, hot if spec.loss.base == "binary" else labels, hot.astype(np.float32), hot.any(1))
     for part, name in zip(own_parts(spec, "evaluate"), spec.evaluate.own_names, strict=True):
-        own[name] = OwnMeasure(part, part.make("scores", "labels"))
-        own[name](right)
-    built_in = measures_of(spec.loss.base, classes)
-    return replace(built_in, every=(*built_in.every, *map(_own_measure, own, own.values())))
+        own.append(Measure(name, name, OwnMeasure(part, part.make("scores", "labels")), unit=""))
+        own[-1].of(right)
+    return Measures((*measures_of(spec.loss.base).every, *own), classes)
 
 
 def every_measure() -> dict[str, tuple[Measure, ...]]:

@@ -89,11 +89,11 @@ class LossSpec(Section):
     kind: LossKind = "softmax"
     """softmax: cross-entropy, for clips of one class. binary: binary cross-entropy, the mean over all classes, for
     clips of several classes or none; validation measures mean average precision. Other tasks imply their own.
-    package.module:callable or FILE.py:callable is a loss of your own; its code runs."""
+    Or a loss of your own, named like a network (model.arch); its code runs."""
     options: dict[str, Any] = Field(default={})
-    """A loss of your own: keyword arguments, of a class when it is made, of a function in each call."""
+    """A loss of your own: its keyword arguments."""
     like: Literal["softmax", "binary"] = "softmax"
-    """A loss of your own: the built-in kind whose labels, measures and probabilities it has."""
+    """A loss of your own: the kind whose labels, measures and probabilities it has."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each label that is spread evenly over all classes, with binary over yes and no; evaluation has none."""
     class_weights: Annotated[Literal["balanced"] | ClassWeights | None, BeforeValidator(_read_weights)] = None
@@ -125,8 +125,7 @@ class EvaluateSpec(Section):
     short_side: Extent = 256
     """Short side of the scaled frame, pixels."""
     measures: tuple[Own, ...] = ()
-    """Measures of your own, beside those of loss.kind: package.module:callable, FILE.py:callable or {kind, options};
-    their code runs. Each is called what its callable is called."""
+    """Measures of your own, named like a network or {kind, options}; their code runs."""
     last_checkpoints: Count = 5
     """The final accuracy is mean and deviation over this many checkpoints; at most checkpoint.keep."""
     precise_bn: NonNegative = 0
@@ -149,8 +148,8 @@ class CheckpointSpec(Section):
     keep: Count = 5
     """Checkpoints of whole epochs to keep; the newest checkpoint always stays."""
     keep_best: str | None = None
-    """Also keep the checkpoint with the best validation during training by this measure: that of loss.kind, top1 or
-    map, or one of evaluate.measures, the higher the better. A checkpoint is then written
+    """Also keep the checkpoint with the best validation during training by this measure: top1, map, or one of
+    evaluate.measures. A checkpoint is then written
     before each validation; only those of every_epochs count in the final accuracy."""
     background: bool = False
     """Write from a copy in rank 0's memory, alongside the steps that follow. The files of single learners are written

@@ -72,7 +72,7 @@ class Loss:
         return self(outputs, targets), num_correct(outputs, targets)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OwnLoss(Loss):
     """The mean of a loss of the user's own (docs/own_parts.md); kind: the built-in one that it is like.
 
@@ -80,12 +80,11 @@ class OwnLoss(Loss):
     mean. are_shares: the targets are floats (n, K) always, as mixing makes some of them.
     """
 
-    part: OwnPart | None = None
-    own: Callable[..., Any] = functional.cross_entropy
-    are_shares: bool = False
+    part: OwnPart
+    own: Callable[..., Any]
+    are_shares: bool
 
     def __call__(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        assert self.part is not None
         found = self.own(logits, one_hot(targets, logits) if self.are_shares else targets)
         is_loss = isinstance(found, torch.Tensor) and found.is_floating_point()
         if not is_loss or found.shape not in ((len(logits),), ()):
@@ -96,7 +95,6 @@ class OwnLoss(Loss):
 
     def check(self, logits: torch.Tensor) -> None:
         """Try it on zeros, each the type of those to come. Raises UserError for what no training could begin with."""
-        assert self.part is not None
         if isinstance(self.own, nn.Module) and list(self.own.parameters()):
             raise UserError(f"{self.part.key}: {self.part.name} must have no parameters: nothing trains them")
         loss = self(logits.requires_grad_(), torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
