@@ -64,9 +64,9 @@ def test_the_ranks_agree_and_a_killed_run_resumes_to_the_bit(trained: Path) -> N
     evals = {ranks: records(trained / f"runs/on_{ranks}", "eval") for ranks in RANKS}
     for ranks in (1, 2):
         assert difference(states[ranks], states[3]) <= 1e-12
-        assert states[ranks]["best_f1"]["step"] == states[3]["best_f1"]["step"]
+        assert states[ranks]["best_recall"]["step"] == states[3]["best_recall"]["step"]
         for one, other in zip(evals[ranks], evals[3], strict=True):
-            assert one["f1"] == other["f1"] and one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-6)
+            assert one["recall"] == other["recall"] and one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-6)
     rewound(trained / "runs/on_3", "resumed", 2)
     assert "resumes from" in train(3, trained / "on_3.yaml", "name=resumed")
     assert_bit_equal(final_state(trained / "runs/resumed"), states[3])
@@ -84,22 +84,22 @@ def test_each_part_is_in_what_was_compared(trained: Path) -> None:
 def test_the_measure_is_wherever_top_1_is(trained: Path, say: Say, tmp_path: Path) -> None:
     run = trained / "runs/on_2"
     result, best = (json.loads((run / name).read_text()) for name in ("eval.json", "checkpoints/best.json"))
-    rows, evals = [row["f1"] for row in result["checkpoints"]], records(run, "eval")
-    assert result["f1_mean"] == pytest.approx(sum(rows) / 2) and result["f1_std"] == pytest.approx(np.std(rows))
-    assert (best["measure"], best["value"]) == ("f1", max(record["f1"] for record in evals))
+    rows, evals = [row["recall"] for row in result["checkpoints"]], records(run, "eval")
+    assert result["recall_mean"] == pytest.approx(sum(rows) / 2) and result["recall_std"] == pytest.approx(np.std(rows))
+    assert (best["measure"], best["value"]) == ("recall", max(record["recall"] for record in evals))
     status, out, _ = say("eval", run)
-    assert status == 0 and f"  f1 {result['f1_mean']:.4g}: mean over" in out
+    assert status == 0 and f"  recall {result['recall_mean']:.4g}: mean over" in out
     found = RunRecord(run)
-    assert summary_row(found)["f1"].startswith(f"{result['f1_mean']:.4g} \N{PLUS-MINUS SIGN}")
-    assert any(f"f1 {best['value']:.4g} in the validation" in remark for remark in remarks_of(found))
+    assert summary_row(found)["recall"].startswith(f"{result['recall_mean']:.4g} \N{PLUS-MINUS SIGN}")
+    assert any(f"recall {best['value']:.4g} in the validation" in remark for remark in remarks_of(found))
     # A sweep of one run, which is there already.
     (tmp_path / "sweep.yaml").write_text(f"name: one\nbase: {trained}/on_2.yaml\ngrid: {{seed: [0]}}\n")
     sweep = load_sweep(tmp_path / "sweep.yaml", [f"run_dir={tmp_path}"])
     shutil.copytree(run, sweep.runs[0].spec.run_path)
     rows = read_rows(sweep)
-    assert (rows[0]["state"], rows[0]["f1"]) == ("done", result["f1_mean"])
+    assert (rows[0]["state"], rows[0]["recall"]) == ("done", result["recall_mean"])
     heads, cells = (re.split(r"\s{2,}", line.strip()) for line in tables(sweep, rows).splitlines()[:2])
-    assert cells[heads.index("f1")] == f"{result['f1_mean']:.4g}"
+    assert cells[heads.index("recall")] == f"{result['recall_mean']:.4g}"
 
 
 def test_a_changed_file_is_another_experiment(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +108,7 @@ def test_a_changed_file_is_another_experiment(trained: Path, capsys: pytest.Capt
     try:
         (trained / "parts.py").write_text(CODE + "\n")
         line = refused(main_said(capsys, "train", trained / "on_1.yaml"))
-        for key in ("loss.kind parts.py:Focal", "data.augment parts.py:dim", "evaluate.measures parts.py:f1"):
+        for key in ("loss.kind parts.py:Focal", "data.augment parts.py:dim", "evaluate.measures parts.py:recall"):
             assert f"{key} (SHA-256): the checkpoint has '{state['experiment'][f'{key} (SHA-256)']}'" in line
         # The scores do not depend on it.
         assert main_said(capsys, "eval", trained / "runs/on_1", "--name", "again")[0] == 0
