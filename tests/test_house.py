@@ -161,8 +161,8 @@ def test_modules_are_imported_by_name_in_main_alone() -> None:
         for node in ast.walk(module.tree)
         if _called(node) in ("importlib.import_module", "import_module", "__import__")
     }
-    # The commands, a network of the user's, the types of this package that another rank sends, and the tasks.
-    assert found == {"__main__", "models.foreign", "core.comm.objects", "tasks.task"}
+    # The commands, parts of the user's own, the types of this package that another rank sends, and the tasks.
+    assert found == {"__main__", "core.own_parts", "core.comm.objects", "tasks.task"}
 
 
 def test_a_library_is_imported_in_one_place() -> None:
@@ -320,7 +320,7 @@ def test_no_module_has_state() -> None:
         ("core.comm.horovod_world", "os.environ.update"),
         ("core.comm.torch_world", "os.environ.setdefault"),
         ("core.comm.torch_world", "os.environ.update"),
-        ("models.foreign", "sys.modules.update"),
+        ("core.own_parts", "sys.modules.update"),
         ("models.network", "os.environ.update"),
     }
     written = [

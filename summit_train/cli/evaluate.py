@@ -27,7 +27,7 @@ from summit_train.core.text import counted, from_json, percent
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation
-from summit_train.evaluation.measures import Measures, measures_of, say_left_out
+from summit_train.evaluation.measures import Measures, measures_of, open_measures, say_left_out
 from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
 from summit_train.evaluation.scoring import Scorer
 from summit_train.models import VideoNetwork
@@ -80,15 +80,16 @@ def run(args: argparse.Namespace) -> Result:
     inputs = read_inputs(spec, this_launch().size) if spec.evaluate.precise_bn else None
     datasets = {"val": Dataset.open(spec, "val")} if inputs is None else inputs.datasets
     paths, left_out = _paths(spec, chosen)
+    measures = open_measures(spec)
     changed = _changed_keys(spec, chosen, spec.evaluate.last_checkpoints)
-    if "loss.kind" in changed:
-        raise UserError("loss.kind must be the run's own: it decides by what the run is measured; train another run")
+    if key := next((key for key in ("loss.kind", "loss.like") if key in changed), None):
+        raise UserError(f"{key} must be the run's own: it decides by what the run is measured; train another run")
     folder = _result_folder(spec, args.name, changed, RESULT_FILE)
     with _scoring(spec, datasets, paths, command="eval", checkpoints=list(map(str, paths))) as opened:
         scorer, network, watchdog = opened
         training = None if inputs is None else (inputs.plan, inputs.train)
         goodput = scorer.world.from_first(lambda: goodput_values(spec.run_path))
-        evaluation = Evaluation(scorer, watchdog, folder, training, changed, goodput=goodput)
+        evaluation = Evaluation(scorer, watchdog, folder, measures, training, changed, goodput=goodput)
         if scorer.world.rank == 0:
             warn_left_out(left_out)
         return accuracy_result(evaluation, evaluation.score_checkpoints(network, paths))
@@ -122,7 +123,7 @@ def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Re
     if values is None:
         return Result()
     spec = evaluation.scorer.spec
-    known = measures_of(spec.loss.kind, spec.model.num_classes)
+    known = evaluation.measures
     text = _scores(values, known)
     if "ema" in values:
         text += [f"average of the weights: {line}" for line in _scores(values["ema"], known)]
@@ -248,8 +249,8 @@ def _run_observed(
     if spec.data.modality == "flow":
         why = "a frame of flow (data.modality) stacks the fields after it, so that the network would see more"
         raise UserError(f"--observed: {why} than the observed part; take an rgb run")
-    if spec.loss.kind != "softmax":
-        raise UserError(f"--observed: must be used with loss.kind softmax, got {spec.loss.kind}")
+    if spec.loss.base != "softmax":
+        raise UserError(f"--observed: must be used with loss.kind softmax, got {spec.loss.base}")
     datasets = {"val": Dataset.open(spec, "val")}
     paths, _ = _paths(spec, chosen or ["last:1"])
     changed = _changed_keys(spec, chosen, 1)
@@ -276,7 +277,7 @@ def _run_observed(
 
 def _curves_text(result: dict[str, Any], spec: Spec) -> list[str | TextTable]:
     """Return the curves as a table, and what cannot be seen in it."""
-    names = {one.key: one.name for one in measures_of(spec.loss.kind, spec.model.num_classes).shown}
+    names = {one.key: one.name for one in measures_of(spec.loss.base, spec.model.num_classes).shown}
     curves = {"clip": result["observed"], "stream": result.get("anytime")}
     known = {kind: rows for kind, rows in curves.items() if rows}
     rows = [["observed", *(f"{kind} {name}" for kind in known for name in names.values())]]

@@ -148,7 +148,8 @@ def _evaluate(run: Run, stop: StopRequest) -> None:
         warn_left_out(left_out)
     scorer = task_named(spec.task).part("scorer")(spec, run.val_set, world, run.device, stop)
     training = (run.plan, run.train_set) if spec.evaluate.precise_bn else None
-    evaluation = Evaluation(scorer, run.watchdog, spec.run_path, training, resume_key=key, goodput=goodput)
+    folder, measures = spec.run_path, run.measures
+    evaluation = Evaluation(scorer, run.watchdog, folder, measures, training, resume_key=key, goodput=goodput)
     say(*accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)).text)
 
 

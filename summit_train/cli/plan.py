@@ -15,7 +15,7 @@ from summit_train.core.result import Result, TextTable, show, warn
 from summit_train.core.saved import CheckpointError, find_checkpoints
 from summit_train.core.text import binary_size, counted, share
 from summit_train.plan import Plan, averages_per_epoch, make_plan, sample_learning_rates
-from summit_train.spec import Spec
+from summit_train.spec import Spec, own_parts
 from summit_train.spec.optimizer import describe_decay, describe_solver
 
 if TYPE_CHECKING:
@@ -53,6 +53,10 @@ def run(args: argparse.Namespace) -> Result:
     spec, taken = load_spec_on(site, args.spec, args.overrides)
     ranks, files = _ranks(args, site, spec), read_files(spec, args.clips)
     plan = make_plan(spec, ranks, files.clips)
+    if own_parts(spec, "loss", "data", "evaluate"):
+        from summit_train.training.run import try_own_parts
+
+        try_own_parts(spec)
     try:
         start, conflict = start_notes(spec, plan, files), None
     except CheckpointError as error:  # the run folder's; the numbers of the plan do not depend on it

@@ -70,8 +70,8 @@ def _rows(prefix: str, keys: dict[str, Any], sections: dict[str, Any]) -> Iterat
 
 def _value(schema: dict[str, Any]) -> str:
     """Return a value's type and limits in words: "integer, at least 1, or `null`"."""
-    if "anyOf" in schema:
-        return ", or ".join(_value(choice) for choice in schema["anyOf"])
+    if choices := schema.get("anyOf", schema.get("oneOf")):
+        return ", or ".join(map(_value, choices))
     if "enum" in schema or "const" in schema:
         choices = schema.get("enum", [schema.get("const")])
         return ", ".join("`{}`".format(json.dumps(choice).strip('"')) for choice in choices)

@@ -56,13 +56,16 @@ def from_json(text: str | bytes) -> Any:
 
 
 def percent(value: float | None, unit: str = "%") -> str:
-    """Return an accuracy, usually in percent. 20,000 videos resolve two decimals."""
-    return NONE if value is None else f"{value:.2f} {unit}"
+    """Return an accuracy, usually in percent, of which 20,000 videos resolve two decimals; or without unit a number."""
+    return NONE if value is None else f"{value:.2f} {unit}" if unit else f"{value:.4g}"
 
 
 def mean_std(mean: float | None, std: float | None, unit: str = "%") -> str:
     """Return `73.81 ± 0.05 %`."""
-    return percent(mean, unit) if mean is None or std is None else f"{mean:.2f} \N{PLUS-MINUS SIGN} {std:.2f} {unit}"
+    if mean is None or std is None:
+        return percent(mean, unit)
+    between = " \N{PLUS-MINUS SIGN} "
+    return f"{mean:.2f}{between}{std:.2f} {unit}" if unit else f"{mean:.4g}{between}{std:.2g}"
 
 
 def noise_text(clips: float | None) -> str:

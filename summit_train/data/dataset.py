@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
+from summit_train.core.own_parts import OwnPart
 from summit_train.data.batches.order import Classes, Order
 from summit_train.data.batches.spans import SpanStore
 from summit_train.data.batches.stores import Store, open_store
@@ -19,6 +20,7 @@ from summit_train.data.manifest.overlap import Leaks, shared_clips
 from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.data.manifest.reading import check_same_classes
 from summit_train.spec import DataSpec, Spec
+from summit_train.spec.catalog import is_foreign
 from summit_train.tasks.task import task_named
 
 if TYPE_CHECKING:
@@ -30,13 +32,15 @@ if TYPE_CHECKING:
 class Dataset:
     """The clips of a manifest without those in data.quarantine (`kept`), and the store that reads them.
 
-    A clip is named by its place in the manifest, so a quarantine changes no clip's number.
+    A clip is named by its place in the manifest, so a quarantine changes no clip's number. augment: the augmentations
+    of the user's own, of the training set.
     """
 
     data: DataSpec
     manifest: Manifest
     kept: Kept
     store: Store
+    augment: tuple[OwnPart, ...] = ()
 
     @classmethod
     def open(cls, spec: Spec, which: str) -> Dataset:
@@ -47,12 +51,14 @@ class Dataset:
         manifest = read_shared(path, spec.data.region)
         manifest.check_labels(spec.model.num_classes)
         _check_annotation(manifest, spec, which)
-        if spec.loss.kind == "softmax" and (several := manifest.not_single()) is not None:
-            raise UserError(f"{several}, but loss.kind softmax takes one per clip; set loss.kind to binary")
+        if spec.loss.base == "softmax" and (several := manifest.not_single()) is not None:
+            key = "loss.like" if is_foreign(spec.loss.kind) else "loss.kind"
+            raise UserError(f"{several}, but {key} softmax takes one per clip; set {key} to binary")
         store = open_store(spec.data, manifest)
         if which == "train" and manifest.annotation is not None and spec.data.span_frames is not None:
             store = SpanStore(store, spec.data.span_frames)
-        return cls(spec.data, store.manifest, kept_clips(spec.data, store.manifest), store)
+        augment = spec.data.open_augment() if which == "train" else ()
+        return cls(spec.data, store.manifest, kept_clips(spec.data, store.manifest), store, tuple(augment))
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -72,7 +78,7 @@ class Dataset:
 
         if self.data.balance == "classes":
             order = replace(order, classes=self._classes())
-        return training_batches(self.data, self.store, order, rank, ranks, steps, self.kept)
+        return training_batches(self.data, self.store, order, rank, ranks, steps, self.kept, self.augment)
 
     def _classes(self) -> Classes:
         """Return the clips of each class that has any, as places among those in use; those of no class are one more."""

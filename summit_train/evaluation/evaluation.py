@@ -16,7 +16,7 @@ from summit_train.core.saved import bound_of, digest_path, give_weights, in_memo
 from summit_train.core.watch import Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.reading import check_same_classes
-from summit_train.evaluation.measures import left_out, measures_of
+from summit_train.evaluation.measures import Measures, left_out, measures_of
 from summit_train.evaluation.precise_bn import recompute_from_training
 from summit_train.evaluation.scores import PREDICTIONS, Found, prediction_names
 from summit_train.evaluation.scoring import PartialScores, Scorer
@@ -44,6 +44,7 @@ class Evaluation:
     scorer: Scorer
     watchdog: Watchdog
     folder: Path
+    measures: Measures
     training: tuple[Plan, Dataset] | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     resume_key: str | None = None
@@ -65,10 +66,10 @@ class Evaluation:
                 if found is None:
                     continue
                 world.together(partial(give_weights, model, path, found))
-                scores = self._score(model, path, f"{name}{suffix}")
+                scores, values = self._score(model, path, f"{name}{suffix}")
                 if scores is not None:
                     bad = {"bad_videos": scores.num_bad} if scores.num_bad else {}
-                    row = {"path": str(path), "step": step} | measures_of(spec.loss.kind).values(scores)
+                    row = {"path": str(path), "step": step} | values
                     kind.append(row | bad)
                     num_videos, missing = len(scores.videos), left_out(scores, self.scorer.dataset.manifest.class_names)
         if world.rank != 0:
@@ -83,7 +84,7 @@ class Evaluation:
         write_json(self.folder / RESULT_FILE, result)
         return result
 
-    def _score(self, model: VideoNetwork, path: Path, name: str) -> Found | None:
+    def _score(self, model: VideoNetwork, path: Path, name: str) -> tuple[Found | None, dict[str, Any]]:
         scorer, dataset, folder = self.scorer, self.scorer.dataset, self.folder / PREDICTIONS
         known = PartialScores()
         if self.resume_key is not None and scorer.world.rank == 0:
@@ -101,7 +102,7 @@ class Evaluation:
         if scores is not None:
             clips = [dataset.manifest.clip(video) for video in scores.videos.tolist()]
             scores.save(folder / f"{name}.npz", clips, dataset.manifest.classes or ())
-        return scores
+        return scores, scorer.world.together(lambda: {} if scores is None else self.measures.values(scores))
 
 
 def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tensors, Tensors | None, int]:
@@ -128,7 +129,7 @@ def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> di
     The mean is as the paper computes it. Last and best of the main measure are those of one checkpoint. None: the
     videos say nothing about a measure.
     """
-    known = measures_of(spec.loss.kind)
+    known = measures_of(spec.loss.base, own=spec.evaluate.own_names)
     result: dict[str, Any] = {}
     for key in (measure.key for measure in known.every):
         values = [row[key] for row in rows]

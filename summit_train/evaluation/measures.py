@@ -10,14 +10,27 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from numbers import Real
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from summit_train.core.own_parts import OwnPart
 from summit_train.core.text import listed, percent
-from summit_train.evaluation.scores import Found
+from summit_train.evaluation.scores import Found, Scores
+from summit_train.spec import Spec, own_parts
 from summit_train.tasks.task import every_part
+
+_TRIAL = 1_000_000  # scores that a measure is tried on
+
+
+def _unknown(found: Found) -> float:
+    return math.nan
+
+
+def _of_no_class(found: Found) -> NDArray[np.float64]:
+    return np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -30,11 +43,30 @@ class Measure:
 
     key: str
     name: str
-    of: Callable[[Any], float]
-    of_class: Callable[[Any], NDArray[np.float64]]
-    class_key: str
+    of: Callable[[Any], float] = _unknown
+    of_class: Callable[[Any], NDArray[np.float64]] = _of_no_class
+    class_key: str = ""
     above: float = 0
     unit: str = "%"
+
+
+@dataclass(frozen=True)
+class OwnMeasure:
+    """Calls a measure of the user's own with the scores (N, classes) and labels of the videos that were read.
+
+    Labels: int64 (N,), with loss.kind binary bool (N, classes).
+    """
+
+    part: OwnPart
+    call: Callable[..., Any]
+
+    def __call__(self, found: Scores) -> float:
+        if not (read := found.is_read).any():
+            return math.nan
+        value = self.call(found.scores[read], found.labels[read])
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            raise self.part.wrong("a finite number", f"{value!r:.60}, {type(value).__name__}")
+        return float(value)
 
 
 @dataclass(frozen=True)
@@ -69,10 +101,29 @@ class Measures:
         return "  ".join(parts)
 
 
-def measures_of(kind: object, num_classes: float | None = None) -> Measures:
-    """Return the measures of a loss.kind, of the first one for runs that are older than the key."""
+def measures_of(kind: object, num_classes: float | None = None, own: Sequence[str] = ()) -> Measures:
+    """Return the measures of a loss.kind, of the first one for runs that are older than the key; then the user's own.
+
+    own: the names of those, which are not computed here.
+    """
     known = every_measure()
-    return Measures(known.get(str(kind)) or next(iter(known.values())), num_classes)
+    built_in = known.get(str(kind)) or next(iter(known.values()))
+    return Measures((*built_in, *(Measure(name, name, unit="") for name in own)), num_classes)
+
+
+def open_measures(spec: Spec) -> Measures:
+    """Return the measures of a spec, the user's own tried on videos with the right scores.
+
+    Raises UserError for one that does not return what it must.
+    """
+    classes, own = spec.model.num_classes, list[Measure]()
+    labels = np.arange(max(1, min(classes, _TRIAL // classes)))
+    hot = labels[:, None] == np.arange(classes)
+    right = Scores(labels, hot if spec.loss.base == "binary" else labels, hot.astype(np.float32), hot.any(1))
+    for part, name in zip(own_parts(spec, "evaluate"), spec.evaluate.own_names, strict=True):
+        own.append(Measure(name, name, OwnMeasure(part, part.make("scores", "labels")), unit=""))
+        own[-1].of(right)
+    return Measures((*measures_of(spec.loss.base).every, *own), classes)
 
 
 def every_measure() -> dict[str, tuple[Measure, ...]]:

@@ -91,7 +91,7 @@ def predict_videos(
         reasons = {one.clip: listing.reason(one) for one in found.bad}
         for clip, own, label in zip(listing.clips.tolist(), scores.scores, scores.labels, strict=True):
             error = reasons.get(clip) or (None if np.isfinite(own).all() else "its scores are not finite")
-            best = most_probable(own, trained.classes, top, spec.loss.kind) if error is None else []
+            best = most_probable(own, trained.classes, top, spec.loss.base) if error is None else []
             videos.append(PredictedVideo(listing.clip(clip), best, error))
             if listing.has_labels:
                 known.append((label, own, error is None))

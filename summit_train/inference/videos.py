@@ -34,7 +34,7 @@ Tell = Callable[[str], None]
 class VideoList(Dataset):
     """Videos that are read by one store. has_labels: the manifest's labels are numbers of the network's classes."""
 
-    has_labels: bool
+    has_labels: bool = False
 
     def closed(self) -> VideoList:
         """Return what other ranks get: each opens a packed set itself."""
@@ -107,7 +107,7 @@ def _listing(word: str, trained: Trained, tell: Tell, *, use_labels: bool) -> Vi
 def _differing(manifest: Manifest, trained: Trained) -> str:
     """Return how a manifest's classes differ from the network's, nothing where they do not."""
     num_classes, largest = trained.spec.model.num_classes, manifest.num_labels - 1
-    if trained.spec.loss.kind == "softmax" and (several := manifest.not_single()) is not None:
+    if trained.spec.loss.base == "softmax" and (several := manifest.not_single()) is not None:
         return f"{several}, but the network was trained with one per clip"
     if manifest.classes is not None and len(manifest.classes) != num_classes:
         return f"it has {len(manifest.classes)} classes, the network {num_classes}"

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import inspect
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
-from importlib import import_module
-from importlib.machinery import SourceFileLoader
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,7 +11,7 @@ from torch import nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import file_sha256
+from summit_train.core.own_parts import check_call, digest_of, importing, load
 from summit_train.models.video import VideoNetwork
 from summit_train.spec.catalog import is_foreign
 
@@ -110,21 +102,16 @@ def build_foreign(
     They are a function of the seed of `generator`, or drawn from torch's global one. Raises UserError for a callable
     that cannot be imported, does not take the options, or returns no module; its own errors keep their traceback.
     """
-    place, _, name = arch.rpartition(":")
     sources = sources_of(arch)
-    with _importing(arch):
-        with torch.device("cpu"):  # what a module makes when it is imported serves all its networks
-            is_file = place.endswith(".py")
-            module = _executed(Path(place).absolute(), *sources.values()) if is_file else import_module(place)
-        build = getattr(module, name, None)
-        if not callable(build):
-            raise UserError(f"model.arch: {place} has no callable {name}")
-        arguments = {"num_classes": num_classes, "num_frames": num_frames, **options}
-        _check_arguments(arch, build, options)
-        with torch.random.fork_rng(devices=[]):
-            if generator is not None:
-                torch.manual_seed(generator.initial_seed())
-            network, note = _built(lambda: build(**arguments))
+    with torch.device("cpu"):  # what a module makes when it is imported serves all its networks
+        build = load("model.arch", arch)
+    gets = ("num_classes", "num_frames", "model.options")
+    check_call("model.options", arch, build, gets, lambda own: own.bind(num_classes=1, num_frames=1, **options))
+    arguments = {"num_classes": num_classes, "num_frames": num_frames, **options}
+    with importing("model.arch", arch), torch.random.fork_rng(devices=[]):
+        if generator is not None:
+            torch.manual_seed(generator.initial_seed())
+        network, note = _built(lambda: build(**arguments))
     if not isinstance(network, nn.Module):
         raise UserError(f"model.arch: {arch} must return a torch.nn.Module, got {type(network).__name__}")
     foreign = ForeignNetwork(network, arch, num_frames, num_classes, in_channels, note)
@@ -137,10 +124,7 @@ def sources_of(arch: str) -> dict[str, str]:
 
     Nothing in the file runs. Of a dotted name, the packages that contain the module are imported.
     """
-    if not is_foreign(arch):
-        return {}
-    with _importing(arch):
-        return {"model.arch (SHA-256)": file_sha256(_source_of(arch.rpartition(":")[0]))}
+    return {"model.arch (SHA-256)": digest_of("model.arch", arch)} if is_foreign(arch) else {}
 
 
 def check_sources(path: Path, state: Mapping[str, Any], sources: Mapping[str, str]) -> None:
@@ -160,25 +144,6 @@ def check_norms(network: nn.Module) -> None:
             raise UserError(f"model.arch: {kind}, whose running statistics would depend on the ranks; {right}")
 
 
-@contextmanager
-def _importing(arch: str) -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        right = "install what is missing, or add its folder to PYTHONPATH"
-        raise UserError(f"model.arch: {arch} cannot be imported: {error}; {right}") from error
-
-
-def _check_arguments(arch: str, build: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise UserError where a callable does not take these options besides the numbers of classes and frames."""
-    signature = inspect.signature(build)
-    try:
-        signature.bind(num_classes=1, num_frames=1, **options)
-    except TypeError as error:
-        called = f"{arch}{signature} gets num_classes, num_frames and model.options"
-        raise UserError(f"model.options: {called}: {error}") from error
-
-
 def _built(build: Callable[[], Any]) -> tuple[Any, str]:
     """Return what `build` returns, and a note where it cannot run on the meta device that is set."""
     if torch.get_default_device().type != "meta":
@@ -189,36 +154,3 @@ def _built(build: Callable[[], Any]) -> tuple[Any, str]:
         # Tensors on the meta device have no numbers, which some networks read while they are built.
         with torch.device("cpu"):
             return build().to("meta"), f"on the CPU to be counted, as it cannot be on torch's meta device: {error}"
-
-
-def _source_of(place: str) -> Path:
-    """Return the source file of the module `place`, dotted or FILE.py."""
-    path = Path(place).absolute()
-    if place.endswith(".py"):
-        if not path.is_file():
-            raise UserError(f"model.arch: {path} not found; a relative path starts at the current directory")
-        return path
-    if (spec := importlib.util.find_spec(place)) is None:
-        raise ModuleNotFoundError(f"No module named {place!r}")
-    if not spec.has_location or spec.origin is None:
-        raise UserError(f"model.arch: {place} must have a source file, because its SHA-256 is part of the experiment")
-    return Path(spec.origin)
-
-
-@cache
-def _executed(path: Path, digest: str) -> ModuleType:
-    """Run a file as a module; one with other bytes is another module."""
-    name = f"{path.stem}_{digest[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path, loader=_Source(name, str(path)))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.update({name: module})  # where dataclasses and pickle look for it
-    spec.loader.exec_module(module)
-    return module
-
-
-class _Source(SourceFileLoader):
-    """Reads only the source: bytecode may be that of an older file that changed within the same second."""
-
-    def path_stats(self, path: Any) -> Any:
-        raise OSError("no bytecode")

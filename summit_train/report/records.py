@@ -34,6 +34,7 @@ from summit_train.report.log_records import (
     WithMeasures,
     number,
 )
+from summit_train.spec.catalog import is_foreign
 from summit_train.spec.source import parse_mapping
 
 RecordType = TypeVar("RecordType", bound=Record)
@@ -145,7 +146,11 @@ class RunRecord:
         self.plan, self.environment = self._json("plan.json"), self._json("environment.json")
         counts = self.plan.pop("clips_per_class", None)
         self.clips_per_class = self._parsed(ClipsPerClass, counts, "plan.json: clips_per_class")
-        self.measures = measures_of(self.setting("loss", "kind"), number(self.setting("model", "num_classes")))
+        kind = str(self.setting("loss", "kind"))
+        kind = str(self.setting("loss", "like")) if is_foreign(kind) else kind
+        parts = [one for one in self.setting("evaluate", "measures") or [] if isinstance(one, dict)]
+        own = [str(one.get("kind")).rpartition(":")[2] for one in parts]
+        self.measures = measures_of(kind, number(self.setting("model", "num_classes")), own)
         self.final = self._result("eval.json")
         names = sorted(file.parent.name for file in path.glob("evals/*/eval.json"))
         results = {name: self._result(f"evals/{name}/eval.json") for name in names}

@@ -7,7 +7,6 @@ from datetime import datetime, timezone
 from typing import Any
 
 from summit_train.core.text import MOST_ITEMS, NONE, counted, duration, listed, percent, show
-from summit_train.evaluation.measures import every_measure
 from summit_train.report.log_records import StartRecord, StepRecord, number
 from summit_train.report.records import ClipsPerClass, FinalEval, RunRecord
 
@@ -22,7 +21,7 @@ CONSEQUENCES = {  # of a file that is missing
 def summary_row(run: RunRecord) -> dict[str, str]:
     """Return the run's row of the summary table: column -> text, a dash where the value is unknown."""
     final, last = run.final, run.evals[-1] if run.evals else None
-    measured = dict.fromkeys((measure.key for own in every_measure().values() for measure in own), NONE)
+    measured = dict.fromkeys((measure.key for measure in run.measures.every), NONE)
     for measure in run.measures.shown:
         if final is not None:
             measured[measure.key] = final.text(measure)
@@ -171,7 +170,8 @@ def remarks_of(run: RunRecord) -> list[str]:
         last, first = (f"{percent(one.of(key))} (epoch {one.epoch:g})" for one in (evals[-1], best))
         remarks.append(f"Validation during training: last {last}, best {first}")
     if run.best is not None:
-        measured = f"{run.best.measure} {percent(run.best.value)} in the validation during training"
+        unit = next((one.unit for one in run.measures.every if one.key == run.best.measure), "%")
+        measured = f"{run.best.measure} {percent(run.best.value, unit)} in the validation during training"
         remarks.append(f"Best checkpoint: step {run.best.step:,}, {measured}")
     return remarks
 

@@ -8,6 +8,7 @@ from summit_train.spec.experiment import Spec as Spec
 from summit_train.spec.experiment import dump_spec as dump_spec
 from summit_train.spec.experiment import folder_name as folder_name
 from summit_train.spec.experiment import load_spec as load_spec
+from summit_train.spec.experiment import own_parts as own_parts
 from summit_train.spec.experiment import run_spec as run_spec
 from summit_train.spec.experiment import spec_from_tree as spec_from_tree
 from summit_train.spec.experiment import spec_from_values as spec_from_values

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from summit_train.spec.typed import Fraction, Section
+from summit_train.spec.typed import Fraction, Named, OwnSpec, Section
 
+BuiltInAugment = Literal["scale_jitter", "multi_scale_crop", "rand_augment", "whole"]
+AUGMENTS: tuple[str, ...] = get_args(BuiltInAugment)
 Alpha = Annotated[float, Field(ge=0, le=100)]
 Area = Annotated[float, Field(gt=0, le=1)]
+
+
+class AugmentSpec(OwnSpec):
+    """An augmentation: a built-in one's name, or one of your own with its options."""
+
+    kind: Annotated[str, Named(AUGMENTS)]
 
 
 class RandAugmentSpec(Section):

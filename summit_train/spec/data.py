@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from summit_train.core.machine import rank_cpus
-from summit_train.spec.augment import MixSpec, RandAugmentSpec
+from summit_train.core.own_parts import OwnPart
+from summit_train.spec.augment import AUGMENTS, AugmentSpec, BuiltInAugment, MixSpec, RandAugmentSpec
 from summit_train.spec.modality import RGB, Modality, ModalityName, flow
-from summit_train.spec.typed import Count, Extent, Fraction, NonNegative, PathText, Seconds, Section
+from summit_train.spec.typed import Count, Extent, Fraction, NonNegative, PathText, Seconds, Section, by_name
+
+# The tags are no part of a message. Not strict: below a validator pydantic refuses a list as a tuple.
+_Own = Annotated[AugmentSpec, by_name(AugmentSpec)]
+_Augments = Annotated[tuple[_Own, ...], Field(strict=False), Tag("tuple[list]")]
+Augment = Annotated[
+    Annotated[BuiltInAugment, Tag("tuple[word]")] | _Augments,
+    Discriminator(lambda given: "tuple[list]" if isinstance(given, list | tuple) else "tuple[word]"),
+    BeforeValidator(lambda given: given[0] if isinstance(given, list) and len(given) == 1 else given),
+]
 
 
 class DataSpec(Section):
@@ -37,9 +47,10 @@ class DataSpec(Section):
     """dense: distance between two frames of a clip."""
     sampling: Literal["dense", "uniform"] = "dense"
     """dense: a window of num_frames * frame_stride frames; uniform: one frame from each of T segments."""
-    augment: Literal["scale_jitter", "multi_scale_crop", "rand_augment", "whole"] = "scale_jitter"
+    augment: Augment = "scale_jitter"
     """scale_jitter: random short side, then a random crop; multi_scale_crop: crop of a random size; rand_augment: crop
-    of a random area and aspect, then RandAugment; whole: the whole frame with a random short side."""
+    of a random area and aspect, then RandAugment; whole: the whole frame with a random short side. In a list,
+    augmentations of your own may follow it, named like a network (model.arch) or {kind, options}; their code runs."""
     short_side: tuple[Extent, Extent] = (256, 320)
     """scale_jitter, whole: the short side is drawn from [low, high], pixels."""
     long_side: Extent | None = None
@@ -82,6 +93,16 @@ class DataSpec(Section):
     4."""
 
     @property
+    def built_in_augment(self) -> str:
+        """The built-in augmentation, which the list begins with: what of a frame a clip shows."""
+        return self.augment if isinstance(self.augment, str) else next((one.kind for one in self.augment), "")
+
+    def open_augment(self) -> list[OwnPart]:
+        """Open the augmentations of the user's own, in their order. Raises UserError for one without a file."""
+        own = () if isinstance(self.augment, str) else self.augment[1:]
+        return [OwnPart.open("data.augment", one.kind, one.options) for one in own]
+
+    @property
     def rand_augment_settings(self) -> RandAugmentSpec:
         return self.rand_augment or RandAugmentSpec()
 
@@ -105,7 +126,7 @@ class DataSpec(Section):
         frames that are wider cost more.
         """
         height = width = self.crop
-        if self.augment == "whole":
+        if self.built_in_augment == "whole":
             width = self.long_side or self.short_side[1]
             height = min(self.short_side[1], width)
         return (self.num_frames, height, width, self.input.channels)
@@ -113,20 +134,26 @@ class DataSpec(Section):
 
 def data_problems(data: DataSpec, clips_per_gpu: int) -> Iterator[tuple[str, str]]:
     """Yield the keys of data that are impossible together: (key, what is wrong)."""
+    if not isinstance(data.augment, str):
+        kinds = [one.kind for one in data.augment]
+        if [kind in AUGMENTS for kind in kinds] != [True, *[False] * (len(kinds) - 1)] or data.augment[0].options:
+            right = f"one of {', '.join(AUGMENTS)}, then augmentations of your own"
+            yield "data.augment", f"must be {right}, got {', '.join(kinds) or 'none'}"
+            return
     low, high = data.short_side
     if low > high:
         yield "data.short_side", f"must be [low, high], got [{low}, {high}]"
-    if data.augment == "scale_jitter" and data.crop > low:
+    if data.built_in_augment == "scale_jitter" and data.crop > low:
         yield "data.crop", f"a crop of {data.crop} does not fit a short side of {low} (data.short_side)"
     if data.crop_scales == ():
         yield "data.crop_scales", "must be null or have at least one scale, got []"
     least, most = data.rand_augment_settings.crop_area
     if least > most:
         yield "data.rand_augment.crop_area", f"must be [low, high], got [{least:g}, {most:g}]"
-    if data.augment == "rand_augment" and data.modality == "flow":
+    if data.built_in_augment == "rand_augment" and data.modality == "flow":
         yield "data.augment", "rand_augment changes colours, and flow has none; use multi_scale_crop or scale_jitter"
-    if data.augment != "rand_augment" and data.rand_augment is not None:
-        yield "data.rand_augment", f"augment {data.augment} does not read it; set data.augment to rand_augment"
+    if data.built_in_augment != "rand_augment" and data.rand_augment is not None:
+        yield "data.rand_augment", f"augment {data.built_in_augment} does not read it; set data.augment to rand_augment"
     if clips_per_gpu % data.repeats:
         yield "data.repeats", f"must divide scale.clips_per_gpu, {clips_per_gpu}, got {data.repeats}"
     if data.mix is not None and not (data.mix.mixup or data.mix.cutmix):

@@ -17,12 +17,14 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file
+from summit_train.core.own_parts import OwnPart
 from summit_train.spec.catalog import is_foreign
 from summit_train.spec.data import DataSpec, data_problems
 from summit_train.spec.model import TASK_SECTIONS, ModelSpec, network_problems, size_problems, stream_problem
 from summit_train.spec.optimizer import OptimizerSpec, ParallelSpec, ScheduleSpec, solver_problems
 from summit_train.spec.source import Tree, read_tree, to_yaml
-from summit_train.spec.typed import MOST, Count, Extent, NonNegative, PathText, Seconds, Section, expand, validated
+from summit_train.spec.typed import MOST, Count, Extent, Named, NonNegative, Own, PathText, Seconds, Section, expand
+from summit_train.spec.typed import validated as validated
 from summit_train.tasks.task import TASKS, every_task, task_named
 
 
@@ -55,16 +57,20 @@ FolderName = Annotated[str, AfterValidator(folder_name)]
 
 # The measure that decides, by loss.kind; evaluation.measures has how it is computed.
 MAIN_MEASURES: dict[str, str] = {kind: measure for task in every_task() for kind, measure in task.kinds.items()}
+# Names in records and tables of an evaluation, which measures of the user's own cannot have.
+_TAKEN = (
+    "top1", "top5", *MAIN_MEASURES.values(), "val_loss", "kind", "time", "epoch", "step", "videos", "clips", "seconds",
+    "path", "bad_videos", "mode", "crops", "checkpoints", "name", "state", "run", "job", "note", "machine", "final",
+)  # fmt: skip
 _TASK_TEXT = f"{'; '.join(f'{task.name}: {task.about}' for task in every_task())}."
 
 if TYPE_CHECKING:
     TaskName = str
-    LossKind = str
-    MainMeasure = str
 else:
     TaskName = Literal[TASKS]
-    LossKind = Literal[tuple(MAIN_MEASURES)]
-    MainMeasure = Literal[tuple(dict.fromkeys(MAIN_MEASURES.values()))]
+
+
+LossKind = Annotated[str, Named(tuple(MAIN_MEASURES))]
 
 
 class ScaleSpec(Section):
@@ -82,14 +88,23 @@ class LossSpec(Section):
 
     kind: LossKind = "softmax"
     """softmax: cross-entropy, for clips of one class. binary: binary cross-entropy, the mean over all classes, for
-    clips of several classes or none; validation measures mean average precision. Other tasks
-    imply their own."""
+    clips of several classes or none; validation measures mean average precision. Other tasks imply their own.
+    Or a loss of your own, named like a network (model.arch); its code runs."""
+    options: dict[str, Any] = Field(default={})
+    """A loss of your own: its keyword arguments."""
+    like: Literal["softmax", "binary"] = "softmax"
+    """A loss of your own: the kind whose labels, measures and probabilities it has."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each label that is spread evenly over all classes, with binary over yes and no; evaluation has none."""
     class_weights: Annotated[Literal["balanced"] | ClassWeights | None, BeforeValidator(_read_weights)] = None
     """Factor on the loss of each class's clips: a list of numbers in the order of the classes, or a file with one
     number per line, read together with the spec. balanced: N / (M n), for N labels of all training clips, n labels of
     the class and M classes with any label."""
+
+    @property
+    def base(self) -> str:
+        """The built-in kind that decides labels, measures and probabilities."""
+        return self.like if is_foreign(self.kind) else self.kind
 
 
 class EvaluateSpec(Section):
@@ -109,11 +124,18 @@ class EvaluateSpec(Section):
     """Squares of side short_side per clip, or full: the whole frame."""
     short_side: Extent = 256
     """Short side of the scaled frame, pixels."""
+    measures: tuple[Own, ...] = ()
+    """Measures of your own, named like a network or {kind, options}; their code runs."""
     last_checkpoints: Count = 5
     """The final accuracy is mean and deviation over this many checkpoints; at most checkpoint.keep."""
     precise_bn: NonNegative = 0
     """Before the final evaluation BN's statistics are recomputed, with fixed weights, over the batches of this many
     training steps; 0: the running statistics."""
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """The names of the measures of the user's own."""
+        return tuple(one.kind.rpartition(":")[2] for one in self.measures)
 
 
 class CheckpointSpec(Section):
@@ -125,8 +147,9 @@ class CheckpointSpec(Section):
     """Also save within an epoch, this often; null: never."""
     keep: Count = 5
     """Checkpoints of whole epochs to keep; the newest checkpoint always stays."""
-    keep_best: MainMeasure | None = None
-    """Also keep the checkpoint with the best validation during training by this measure. A checkpoint is then written
+    keep_best: str | None = None
+    """Also keep the checkpoint with the best validation during training by this measure: top1, map, or one of
+    evaluate.measures. A checkpoint is then written
     before each validation; only those of every_epochs count in the final accuracy."""
     background: bool = False
     """Write from a copy in rank 0's memory, alongside the steps that follow. The files of single learners are written
@@ -252,6 +275,18 @@ def _with_task(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "model": model, "loss": loss}
 
 
+def own_parts(spec: Spec, *sections: str) -> list[OwnPart]:
+    """Open the parts of the user's own that these sections name. Raises UserError for one without a file."""
+    parts = list[OwnPart]()
+    if "loss" in sections and is_foreign(spec.loss.kind):
+        parts.append(OwnPart.open("loss.kind", spec.loss.kind, spec.loss.options))
+    if "data" in sections:
+        parts += spec.data.open_augment()
+    if "evaluate" in sections:
+        parts += [OwnPart.open("evaluate.measures", one.kind, one.options) for one in spec.evaluate.measures]
+    return parts
+
+
 def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     """Yield the keys that are right one by one and impossible together: (key, what is wrong)."""
     data, model = spec.data, spec.model
@@ -267,9 +302,17 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "ema.decay", "it averages the weights of one network, and each learner has its own; must be null"
     if grow is not None and not spec.evaluate.every_epochs:
         yield "parallel.grow_batch", "needs validations during training; set evaluate.every_epochs to 1 or more"
-    best, measured = spec.checkpoint.keep_best, MAIN_MEASURES[spec.loss.kind]
-    if best is not None and best != measured:
-        yield "checkpoint.keep_best", f"must be {measured} or null with loss.kind {spec.loss.kind}, got {best}"
+    best, measured = spec.checkpoint.keep_best, MAIN_MEASURES[spec.loss.base]
+    own = spec.evaluate.own_names
+    if best is not None and best != measured and best not in own:
+        choices = ", ".join([measured, *own])
+        yield "checkpoint.keep_best", f"must be {choices} or null with loss.kind {spec.loss.base}, got {best}"
+    for name in own:
+        if own.count(name) > 1 or name in _TAKEN:
+            yield "evaluate.measures", f"{name} is taken, or there twice; must have a name of its own"
+            break
+    if own and not task_named(spec.task).gives_labels:
+        yield "evaluate.measures", f"must be [] with task {spec.task}: they get a score of each class"
     if best is not None and not spec.evaluate.every_epochs:
         yield "checkpoint.keep_best", "needs validations during training; set evaluate.every_epochs to 1 or more"
     if grow is not None and grow.max is not None and grow.max < (clips := spec.scale.clips_per_gpu):
@@ -293,20 +336,29 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
 def _task_problems(spec: Spec) -> Iterator[tuple[str, str]]:
     """Yield the keys that do not fit the task: those that say it as well, and those that it cannot take."""
     task = task_named(spec.task)
-    if spec.loss.kind not in task.kinds:
+    if spec.loss.base not in task.kinds:
         yield "loss.kind", f"must be {' or '.join(task.kinds)} with task {task.name}, got {spec.loss.kind}"
     for other, section in TASK_SECTIONS.items():
         if other != task.name and getattr(spec.model, section) is not None:
             yield f"model.{section}", f"must be null with task {task.name}"
-    if spec.data.augment == "whole" and not task.whole_frames:
+    if spec.data.built_in_augment == "whole" and not task.whole_frames:
         yield "data.augment", f"must not be whole with task {task.name}, whose networks see crops"
     if (problems := task.part("problems")) is not None:
         yield from problems(spec)
 
 
 def _foreign_problems(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Yield the keys that the network does not read: built-in keys for a foreign one, `options` for a built-in one."""
-    model = spec.model
+    """Yield keys that are not read: built-in ones by a network or loss of the user's, `options` by one built in."""
+    model, loss = spec.model, spec.loss
+    others = ("label_smoothing", "class_weights") if is_foreign(loss.kind) else ("options", "like")
+    for key in others:
+        if getattr(loss, key) != (default := LossSpec.model_fields[key].default):
+            right = "only built-in losses read it; use loss.options instead"
+            why = right if is_foreign(loss.kind) else f"{loss.kind} is built in, and has keys of loss"
+            yield (
+                f"loss.{key}",
+                f"must be {'null' if default is None else 'empty' if default == {} else default}: {why}",
+            )
     if not is_foreign(model.arch):
         if model.options:
             yield "model.options", f"must be empty: {model.arch} is built in, and its options are keys of model"

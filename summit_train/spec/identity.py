@@ -62,7 +62,7 @@ def changes_scores(spec: Spec, key: str) -> bool:
         return False
     if key.startswith(("data.train", "seed", "scale.")):  # what precise BN trains on
         return spec.evaluate.precise_bn > 0
-    return key.startswith(("data.", "evaluate.", "model.", "precision", "loss.kind"))
+    return key.startswith(("data.", "evaluate.", "model.", "precision", "loss.kind", "loss.like"))
 
 
 def experiment_keys(spec: Spec) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def experiment_keys(spec: Spec) -> dict[str, Any]:
     values = spec.model_dump(mode="json")
     same = {f"model.{key}": value for key, value in values["model"].items() if key != "pretrained"}
     same |= {f"data.{key}": str(values["data"][key]) for key in _TRAINED_DATA}
-    if spec.data.augment == "rand_augment":  # null is its defaults
+    if spec.data.built_in_augment == "rand_augment":  # null is its defaults
         same["data.rand_augment"] = str(spec.data.rand_augment_settings.model_dump(mode="json"))
     same |= {f"{section}.{key}": value for section in _RECIPE for key, value in values[section].items()}
     if spec.parallel.grow_batch is not None:  # validations decide the batch

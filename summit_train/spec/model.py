@@ -5,32 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field, WithJsonSchema, create_model, model_validator
-from pydantic_core import PydanticKnownError
+from pydantic import Field, create_model, model_validator
 
 from summit_train.spec import catalog
 from summit_train.spec.catalog import ARCHITECTURES, BOTTLENECK_BACKBONES, architecture
-from summit_train.spec.typed import Count, PathText, Section, expand
+from summit_train.spec.typed import Count, Named, PathText, Section
 from summit_train.tasks.task import every_task, task_named
 
-_CALLABLES = ("package.module:callable", "FILE.py:callable")
-
-
-def _arch(arch: str) -> str:
-    """Return a name of the list, or the place of a callable; `~` and $NAME in the path of a file are expanded."""
-    if not arch.isprintable():
-        raise ValueError("must be without control characters")
-    place, _, name = arch.rpartition(":")
-    is_file = place.endswith(".py")
-    is_callable = name.isidentifier() and (is_file or all(part.isidentifier() for part in place.split(".")))
-    if arch not in ARCHITECTURES and not is_callable:
-        expected = ", ".join(f"'{choice}'" for choice in (*ARCHITECTURES, *_CALLABLES))
-        raise PydanticKnownError("literal_error", {"expected": expected})
-    return f"{expand(place)}:{name}" if is_file else arch
-
-
-_ARCH_SCHEMA = {"anyOf": [{"enum": list(ARCHITECTURES)}, {"type": "string", "pattern": r".:\w+$"}]}
-ArchName = Annotated[str, AfterValidator(_arch), WithJsonSchema(_ARCH_SCHEMA)]
+ArchName = Annotated[str, Named(tuple(ARCHITECTURES))]
 # The section of `model` with a task's own keys, by task: null with other tasks.
 TASK_SECTIONS: dict[str, str] = {task.name: task.section for task in every_task() if task.section}
 

@@ -7,9 +7,19 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+)
+from pydantic_core import PydanticKnownError, core_schema
 
 from summit_train.core.errors import UserError
 from summit_train.spec.source import KeyPath, Tree
@@ -45,6 +55,49 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+
+@dataclass(frozen=True)
+class Named:
+    """Of a text: one of the names, or the place of a callable; `~` and $NAME in the path of a file are expanded."""
+
+    names: tuple[str, ...] = ()
+
+    def _read(self, word: str) -> str:
+        if not word.isprintable():
+            raise ValueError("must be without control characters")
+        place, _, name = word.rpartition(":")
+        is_file = place.endswith(".py")
+        is_callable = name.isidentifier() and (is_file or all(part.isidentifier() for part in place.split(".")))
+        if word not in self.names and not is_callable:
+            choices = (*self.names, "package.module:callable", "FILE.py:callable")
+            raise PydanticKnownError("literal_error", {"expected": ", ".join(f"'{choice}'" for choice in choices)})
+        return f"{expand(place)}:{name}" if is_file else word
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self._read, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        own = {"type": "string", "pattern": r".:\w+$"}
+        return {"anyOf": [{"enum": list(self.names)}, own]} if self.names else own
+
+
+class OwnSpec(Section):
+    """A callable of your own."""
+
+    kind: Annotated[str, Named()]
+    """package.module:callable or FILE.py:callable; its code runs."""
+    options: dict[str, Any] = Field(default={})
+    """Keyword arguments: of a class when it is made, of a function in each call."""
+
+
+def by_name(section: type[OwnSpec]) -> BeforeValidator:
+    """Let the name of a callable without options stand for its section."""
+    expand_name = lambda given: {"kind": given} if isinstance(given, str) else given  # noqa: E731
+    return BeforeValidator(expand_name, json_schema_input_type=str | section)
+
+
+Own = Annotated[OwnSpec, by_name(OwnSpec)]
 
 
 SectionType = TypeVar("SectionType", bound=Section)
@@ -101,7 +154,12 @@ def _cut_off(tree: Tree, path: KeyPath) -> str:
 
 def _item(container: Any) -> Any:
     """Return the type of a list's or mapping's values, or of what may be null: the last of its arguments."""
-    return [part for part in get_args(container) if part is not ... and part is not type(None)][-1]
+    parts = [part for part in get_args(_plain(container)) if part is not ... and part is not type(None)]
+    return _plain(parts[-1])
+
+
+def _plain(kind: Any) -> Any:
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def _choices(given: str, choices: Sequence[str]) -> str:

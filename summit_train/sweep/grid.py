@@ -129,7 +129,8 @@ class Sweep:
 
     @property
     def measures(self) -> Measures:
-        return measures_of(self.runs[0].spec.loss.kind)
+        first = self.runs[0].spec
+        return measures_of(first.loss.base, own=first.evaluate.own_names)
 
 
 Values = dict[str, tuple[Any, str]]  # dotted key -> (value, place in the file)
@@ -170,8 +171,8 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = (), defaults: Tree |
             raise UserError(f"override {override!r}: the runs of this sweep differ in {clash}; change the sweep file")
         apply_override(base, override)
     specs = _specs(drafts, base, sweep.name)
-    if len({spec.loss.kind for spec in specs}) > 1:
-        raise UserError(f"{tree.place(())}: loss.kind must be the same in all runs, which one figure compares")
+    if len({spec.loss.base for spec in specs}) > 1:
+        raise UserError(f"{tree.place(())}: loss.kind must be the same in all runs, or have its measures")
     runs = [
         SweepRun(
             name=name,
@@ -398,4 +399,5 @@ def _text(value: Any) -> str:
     """Return a value as text that is safe in a folder's name."""
     if isinstance(value, str):
         return re.sub(rf"[^{_SAFE}]+", "-", value)
+    value = list(value.values()) if isinstance(value, dict) else value
     return "-".join(map(_text, value)) if isinstance(value, list) else json.dumps(value, default=str)

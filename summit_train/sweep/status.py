@@ -275,7 +275,7 @@ def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
             "step": f"{row['step']:,} of {row['total_steps']:,}" if row["total_steps"] else NONE,
             "train top-1": percent(row["training_top1"]),
             main.name: mean_std(row[main.key], row[f"{main.key}_std"]) + in_training,
-            **{one.name: percent(row[one.key]) if one in shown else NONE for one in sweep.measures.every[1:]},
+            **{one.name: percent(row[one.key], one.unit) if one in shown else NONE for one in sweep.measures.every[1:]},
             "published": mean_std(row["reference_top1"], row["reference_top1_std"]),
             "time": duration(row["seconds"]) if row["seconds"] else NONE,
             "job": row["job"] or NONE,

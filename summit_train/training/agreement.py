@@ -15,7 +15,7 @@ from summit_train.core.errors import UserError
 from summit_train.data.dataset import Dataset
 from summit_train.models import VideoNetwork
 from summit_train.plan import Plan
-from summit_train.spec import Identity, Spec, experiment_defaults, experiment_keys, rank_keys
+from summit_train.spec import Identity, Spec, experiment_defaults, experiment_keys, own_parts, rank_keys
 
 _CODE = "summit_train (digest of the code)"
 
@@ -59,6 +59,7 @@ def identity(spec: Spec, datasets: Mapping[str, Dataset], network: VideoNetwork,
         "torch (version)": str(torch.__version__),
         _CODE: code_digest(Path(summit_train.__file__).parent) if digest is None else digest,
         **network.sources,
+        **own_sources(spec, trains="train" in datasets),
         "network (digest of names and shapes)": hashlib.sha256(shapes.encode()).hexdigest(),
     }
     return Identity(rank_keys(spec), lists, code)
@@ -83,7 +84,13 @@ def experiment_of(spec: Spec, plan: Plan, train: Dataset | None, model: VideoNet
         "data.quarantine (fingerprint)": None if train is None else train.kept.fingerprint(),
     }
     scale = {"scale.gpus": plan.virtual_gpus, "scale.clips_per_gpu": plan.clips_per_gpu}
-    return Identity(experiment_keys(spec) | scale, lists, model.sources)
+    return Identity(experiment_keys(spec) | scale, lists, {**model.sources, **own_sources(spec)})
+
+
+def own_sources(spec: Spec, *, trains: bool = True) -> dict[str, str]:
+    """Return the SHA-256 of each file with a part of the user's own, by its key. trains: those of training, too."""
+    parts = own_parts(spec, *(("loss", "data") if trains else ()), "evaluate")
+    return {f"{part.key} {Path(part.name).name} (SHA-256)": part.digest for part in parts}
 
 
 def experiment_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, str]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn import functional
 
+from summit_train.core.errors import UserError
+from summit_train.core.own_parts import OwnPart
 from summit_train.evaluation.scores import Scores
 from summit_train.models.precision import parameter_type
-from summit_train.spec import Spec
+from summit_train.spec import Spec, own_parts
 
 _AT_ONCE = 1024  # videos of whose logits there is a copy
 # From the network's outputs, the targets, the frames' height and width in pixels, and the seed of random draws on the
@@ -68,6 +72,38 @@ class Loss:
         return self(outputs, targets), num_correct(outputs, targets)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnLoss(Loss):
+    """The mean of a loss of the user's own (docs/own_parts.md); kind: the built-in one that it is like.
+
+    part: for messages. own: called with logits (n, K) and targets, it returns the loss of each clip, (n,), or their
+    mean. are_shares: the targets are floats (n, K) always, as mixing makes some of them.
+    """
+
+    part: OwnPart
+    own: Callable[..., Any]
+    are_shares: bool
+
+    def __call__(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        found = self.own(logits, one_hot(targets, logits) if self.are_shares else targets)
+        is_loss = isinstance(found, torch.Tensor) and found.is_floating_point()
+        if not is_loss or found.shape not in ((len(logits),), ()):
+            got = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+            raise self.part.wrong(f"the loss of each clip, floats ({len(logits)},), or their mean", got)
+        loss: torch.Tensor = found.mean()
+        return loss
+
+    def check(self, logits: torch.Tensor) -> None:
+        """Try it on zeros, each the type of those to come. Raises UserError for what no training could begin with."""
+        if isinstance(self.own, nn.Module) and list(self.own.parameters()):
+            raise UserError(f"{self.part.key}: {self.part.name} must have no parameters: nothing trains them")
+        loss = self(logits.requires_grad_(), torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
+        if not loss.requires_grad:
+            raise self.part.wrong("a function of the logits", "one without a gradient")
+        if not torch.isfinite(loss):
+            raise self.part.wrong("finite losses", f"{loss.item()} of logits 0")
+
+
 def one_hot(targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """Return targets as `Loss` takes them as floats (n, K), of the type of the logits."""
     if targets.is_floating_point():
@@ -90,11 +126,18 @@ def num_correct(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def build_loss(spec: Spec, clips_of_class: Sequence[int], device: torch.device) -> Loss:
     """Return the loss of a spec. clips_of_class: the training clips of the first classes; the others have none."""
+    dtype = parameter_type(spec.precision)
+    for part in own_parts(spec, "loss"):
+        are_shares = spec.loss.base == "binary" or spec.data.mix is not None
+        own = OwnLoss(spec.loss.base, part=part, own=part.make("logits", "targets"), are_shares=are_shares)
+        for one in (dtype, torch.float64):  # validation has doubles
+            own.check(torch.zeros(3, spec.model.num_classes, dtype=one, device=device))
+        return own
     weights = spec.loss.class_weights
     if weights == "balanced":
         total, known = sum(clips_of_class), sum(count > 0 for count in clips_of_class)
         counts = [*clips_of_class, *[0] * (spec.model.num_classes - len(clips_of_class))]
         # The weight of a class without a clip matters only to smoothed labels.
         weights = tuple(total / (known * count) if count else 1.0 for count in counts)
-    tensor = None if weights is None else torch.tensor(weights, dtype=parameter_type(spec.precision), device=device)
+    tensor = None if weights is None else torch.tensor(weights, dtype=dtype, device=device)
     return Loss(spec.loss.kind, spec.loss.label_smoothing, tensor)

@@ -14,12 +14,12 @@ from typing import Any
 from summit_train.core.files import naming, regular
 from summit_train.core.result import say
 from summit_train.core.text import duration, from_json, noise_text
-from summit_train.evaluation.measures import every_measure
 
 METRICS_FILE = "metrics.jsonl"
 _SECONDS_BETWEEN_LINES = 10.0
 _RATES = ("clips_per_second", "step_s", "data_wait_s", "noise_scale")
-_SCALARS = ("loss", "lr", "val_loss", *(one.key for own in every_measure().values() for one in own), *_RATES)
+_SCALARS = ("loss", "lr", "top1", *_RATES)  # of a step
+_NO_MEASURES = ("kind", "time", "epoch", "step", "videos", "clips", "seconds")  # of a validation
 
 
 class RunLog:
@@ -61,7 +61,8 @@ class RunLog:
         broken = [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
         record = {"kind": kind, "time": time.time(), **values, **dict.fromkeys(broken)}
         self._append(json.dumps(record) + "\n")
-        shown = {f"{kind}/{name}": record.get(name) for name in _SCALARS} if kind in ("step", "eval") else {}
+        names = {"step": _SCALARS, "eval": [name for name in record if name not in _NO_MEASURES]}.get(kind, ())
+        shown = {f"{kind}/{name}": record.get(name) for name in names}
         shown |= {f"{kind}/{name}": ratio for name, ratio in values.get("ratios", {}).items()}
         with naming(self._events.log_dir):  # the error of an earlier write, from TensorBoard's own thread
             for name, value in shown.items():

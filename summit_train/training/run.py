@@ -22,13 +22,15 @@ from summit_train.data.bad_clips import BadClips
 from summit_train.data.batches.order import PREFETCHED_PER_WORKER
 from summit_train.data.dataset import Dataset, open_datasets
 from summit_train.data.manifest.quarantine import clips_per_class
+from summit_train.data.video.own_augment import try_augment
+from summit_train.evaluation.measures import open_measures
 from summit_train.models import VideoNetwork
 from summit_train.models.arithmetic import check_arithmetic
 from summit_train.models.network import initial_network
 from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan, make_plan
-from summit_train.spec import Spec
+from summit_train.spec import Spec, own_parts
 from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.tasks.task import task_named
 from summit_train.training.agreement import experiment_of
@@ -59,14 +61,23 @@ class Inputs:
 
 def read_inputs(spec: Spec, ranks: int) -> Inputs:
     train, val = open_datasets(spec)
+    try_own_parts(spec)
     return Inputs(spec, make_plan(spec, ranks, len(train)), train, val)
+
+
+def try_own_parts(spec: Spec) -> None:
+    """Make the parts of the user's own, and call each. Raises UserError for one that does not do what it must."""
+    for part in own_parts(spec, "data"):
+        try_augment(part, spec.data.clip_shape)
+    open_measures(spec)
+    task_named(spec.task).part("loss")(spec, (), torch.device("cpu"))
 
 
 class Run:
     """One run on one rank.
 
     start_step: the updates in the checkpoint that it resumes from. lineage: the step at which its line of checkpoints
-    began. notes: lines for people. val_loss: the training loss, of validation videos. writer: writes rank 0's
+    began. notes: lines for people. val_loss, measures: of validation videos. writer: writes rank 0's
     checkpoints.
     """
 
@@ -108,7 +119,9 @@ class Run:
         saved = world.broadcast(in_memory(state, own), own)
         if saved:
             world.together(lambda: self.step.restore(path, saved | {"model": self.model.state_dict()}))
-        # --- records
+        self.measures = open_measures(spec)
+        # --- records; a file of the user's own may change while the run has what was in it
+        self._experiment = experiment_of(spec, plan, self.train_set, self.model).values()
         self.val_loss = task_named(spec.task).part("loss")(spec, counts, torch.device("cpu"))
         self.health, self.best = Health(spec, plan), Best(spec)
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
@@ -156,7 +169,7 @@ class Run:
             "line": self.lineage,
             **{name: part.state_dict() for name, part in self._parts.items()},
             "backend": self.world.backend,
-            "experiment": experiment_of(self.spec, self.plan, self.train_set, self.model).values(),
+            "experiment": self._experiment,
             "spec": self.spec.model_dump(mode="json"),
             # So that the file alone is enough to use the network.
             "classes": (classes := self.train_set.manifest.classes) and list(classes),

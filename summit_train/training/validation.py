@@ -8,7 +8,7 @@ from typing import Any
 
 from summit_train.core.text import counted
 from summit_train.core.watch import StopRequest
-from summit_train.evaluation.measures import left_out, measures_of, say_left_out
+from summit_train.evaluation.measures import left_out, say_left_out
 from summit_train.spec import Spec
 from summit_train.tasks.task import task_named
 from summit_train.training.metrics import RunLog, validated
@@ -19,7 +19,7 @@ def grow(run: Run, log: RunLog | None, epoch: int, measures: Mapping[str, Any] |
     """Let the batch grow by rank 0's validation after `epoch`. Collective where it may grow."""
     if run.spec.parallel.grow_batch is None or epoch == run.spec.schedule.epochs:
         return
-    main = measures_of(run.spec.loss.kind).main.key
+    main = run.measures.main.key
     accuracy = run.world.broadcast(None if measures is None else measures[main])
     before, decision = run.growth.rung.clips_per_gpu, run.growth.decide(accuracy)
     if log is not None and decision is not None:
@@ -72,10 +72,10 @@ def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> dic
     spec = run.spec.model_copy(update={"evaluate": one_view})
     scorer = task.part("scorer")(spec, run.val_set, run.world, run.device, stop)
     scores = scorer.score(run.model, progress, source=f"validation after epoch {epoch}")
-    if scores is None:
+    measures = run.world.together(lambda: None if scores is None else run.measures.values(scores))
+    if scores is None or measures is None:
         return None
-    known = measures_of(spec.loss.kind, spec.model.num_classes)
-    measures, seconds = known.values(scores), time.perf_counter() - began
+    known, seconds = run.measures, time.perf_counter() - began
     if log is not None:
         step, videos = epoch * run.plan.steps_per_epoch, len(scores.videos)
         bad = f"{scores.num_bad} unreadable, counted as wrong" if scores.num_bad else ""

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, islice, takewhile
 from typing import Any, TypeVar, cast
 
@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from summit_train.core import rng
+from summit_train.core.own_parts import OwnPart
 from summit_train.data.batches.order import PREFETCHED_PER_WORKER, MicroBatchKey, Order
 from summit_train.data.batches.stores import Store
 from summit_train.data.batches.workers import Batches, Reading
@@ -26,7 +27,8 @@ from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video import augment
 from summit_train.data.video.clips import Frames, ViewsOf
 from summit_train.data.video.decode import Playback
-from summit_train.data.video.rand_augment import apply_operations, draw_operations
+from summit_train.data.video.own_augment import OwnAugment
+from summit_train.data.video.rand_augment import RandAugment
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import DataSpec, EvaluateSpec
 
@@ -97,11 +99,19 @@ class TestBatch(Pinned):
 
 
 def training_batches(
-    data: DataSpec, store: Store, order: Order, rank: int, ranks: int, steps: range, kept: Kept | None = None
+    data: DataSpec,
+    store: Store,
+    order: Order,
+    rank: int,
+    ranks: int,
+    steps: range,
+    kept: Kept | None = None,
+    own: Sequence[OwnPart] | None = None,
 ) -> Batches[MicroBatch]:
     """Return a rank's micro-batches of `steps`, those of one step one after the other.
 
-    order: of the kept clips. kept: the clips in use, by default all. The workers live through the whole run, so epochs
+    order: of the kept clips. kept: the clips in use, by default all. own: the augmentations of the user's own, as the
+    run began with them; by default as they are now. The workers live through the whole run, so epochs
     end without a pause. With data.on_bad_clip "fail" the batch with a bad video raises DecodeError when it is asked
     for; with "skip" it names the substitutes.
     """
@@ -109,7 +119,8 @@ def training_batches(
         kept = Kept(len(store.manifest), np.zeros(0, np.int64))
     keys = order.micro_batches(rank, ranks, steps)
     clips = ((step, virtual_gpu, epoch, kept.ids(places)) for step, virtual_gpu, epoch, places in keys)
-    return Batches(_TrainingClips(data, store, order.seed, kept), clips, data.num_workers(), data.clip_seconds)
+    own = tuple(data.open_augment() if own is None else own)
+    return Batches(_TrainingClips(data, store, order.seed, kept, own), clips, data.num_workers(), data.clip_seconds)
 
 
 Targets = list[Any]  # of each view, see Annotation.targets; none without one
@@ -124,6 +135,15 @@ class _TrainingClips:
     store: Store
     seed: int
     kept: Kept
+    own: tuple[OwnPart, ...] = ()
+
+    @cached_property
+    def _steps(self) -> list[tuple[Callable[[Frames, np.random.Generator], Frames], str, tuple[int, ...]]]:
+        """What varies the crop of a clip, one after the other, with purpose and number of its draws."""
+        steps: list[Any] = [(OwnAugment(part), "own_augment", (place,)) for place, part in enumerate(self.own)]
+        if self.data.built_in_augment == "rand_augment":
+            steps.insert(0, (RandAugment(**self.data.rand_augment_settings.model_dump()), "rand_augment", ()))
+        return steps
 
     def __call__(self, key: MicroBatchKey, reading: Reading) -> MicroBatch:
         step, virtual_gpu, epoch, ids = key
@@ -181,10 +201,10 @@ class _TrainingClips:
             annotation.check(clip, manifest.path(clip), start + num_frames, *size)
             frames = start + choose(num_frames)[0]
             targets = [annotation.targets(clip, frames, view, size) for view in views_of(*size)]
-        if data.augment != "rand_augment":
-            return pixels, targets
-        operations = [draw_operations(data.rand_augment_settings, draw("rand_augment", *place)) for place in places]
-        return np.stack([apply_operations(own, view) for own, view in zip(operations, pixels, strict=True)]), targets
+        for vary, purpose, number in self._steps:
+            generators = (draw(purpose, *number, *place) for place in places)
+            pixels = np.stack([vary(view, own) for view, own in zip(pixels, generators, strict=True)])
+        return pixels, targets
 
 
 def _padded(clips: Sequence[Frames]) -> Frames:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from summit_train.core.errors import RunFailed
+from summit_train.core.errors import RunFailed, UserError
 from summit_train.data.batches.order import PREFETCHED_PER_WORKER
 from summit_train.data.video.source import RAISE_SECONDS, DecodeError, claim_leftovers, prepare_reader
 
@@ -53,7 +53,7 @@ class WatchedDataset(Dataset[Any]):
         # The error as a value: the DataLoader would turn the exception itself into a RuntimeError.
         try:
             return self._make(key, self.reading)
-        except DecodeError as error:
+        except (DecodeError, UserError) as error:
             return error
 
     @contextmanager
@@ -146,7 +146,7 @@ class Batches(Iterator[Batch]):
     def __next__(self) -> Batch:
         while self._batches is not None:
             try:
-                batch: Batch | DecodeError = next(self._batches)
+                batch: Batch | DecodeError | UserError = next(self._batches)
             except (RuntimeError, EOFError, ConnectionError, FileNotFoundError) as error:
                 self._replace_workers(error)
                 continue
@@ -154,7 +154,7 @@ class Batches(Iterator[Batch]):
                 self.close()
                 raise
             self._asked.popleft()
-            if isinstance(batch, DecodeError):
+            if isinstance(batch, DecodeError | UserError):
                 self.close()
                 raise batch
             return batch

@@ -142,13 +142,13 @@ def train_view(data: DataSpec, width: int, height: int, generator: np.random.Gen
     data.flip: mirror half of them.
     """
     crop, low, high = data.crop, *data.short_side
-    if data.augment in ("scale_jitter", "whole"):
-        limit = data.long_side if data.augment == "whole" else None
+    if data.built_in_augment in ("scale_jitter", "whole"):
+        limit = data.long_side if data.built_in_augment == "whole" else None
         scaled = scaled_size(width, height, int(generator.integers(low, high + 1)), limit)
-        crops = scaled if data.augment == "whole" else (crop, crop)
+        crops = scaled if data.built_in_augment == "whole" else (crop, crop)
         x, y = (int(generator.integers(0, side - own + 1)) for side, own in zip(scaled, crops, strict=True))
     else:
-        if data.augment == "multi_scale_crop":
+        if data.built_in_augment == "multi_scale_crop":
             sizes = crop_sizes(crop, width, height, data.crop_scales or data.input.crop_scales)
             box = sizes[int(generator.integers(len(sizes)))]
             position = QUARTER_POSITIONS[int(generator.integers(len(QUARTER_POSITIONS)))]

@@ -9,7 +9,7 @@ none or, with Pillow 13, fails.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,16 @@ KINDS = {
 }
 _NAMES = tuple(KINDS)
 Operation = tuple[str, float]  # the name of a kind, and its argument
+
+
+class RandAugment:
+    """Varies a clip as `augment: rand_augment` varies its crop; the options are keys of data.rand_augment."""
+
+    def __init__(self, **options: Any) -> None:
+        self._spec = RandAugmentSpec(**options)
+
+    def __call__(self, clip: Frames, generator: np.random.Generator) -> Frames:
+        return apply_operations(draw_operations(self._spec, generator), clip)
 
 
 def draw_operations(spec: RandAugmentSpec, generator: np.random.Generator) -> list[Operation]:

@@ -144,7 +144,7 @@ class Mapper:
             path=path,
             label=label,
             name=self.trained.classes[label],
-            score=float(probabilities(logits.numpy(), self.trained.spec.loss.kind)[label]),
+            score=float(probabilities(logits.numpy(), self.trained.spec.loss.base)[label]),
             logit=float(logits[label]),
             map=maps[label].numpy().copy(),  # not a view, which would keep the maps of all classes
             frames=batch.frames[0],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import re
 import shlex
 from importlib import resources
 from pathlib import Path
@@ -24,6 +25,7 @@ from summit_train.spec import Spec
 from summit_train.spec.catalog import is_foreign
 from summit_train.spec.source import to_yaml
 
+_FOLDERS = re.compile(r"""[^"']*/([^"'/]+\.py:\w+)""")  # of the files of callables, in JSON
 WEIGHTS, CARD = "model.safetensors", "README.md"
 
 
@@ -41,9 +43,8 @@ def write_card(trained: Trained, out: Path) -> dict[str, Any]:
     for name in (WEIGHTS, CARD):
         check_output("--out", out, out / name)
     spec = public_spec(trained.spec)
-    about: dict[str, Any] = {"spec": spec.model_dump(mode="json"), "experiment": trained.experiment}
-    if is_foreign(spec.model.arch):
-        about["experiment"] = {**trained.experiment, "model.arch": spec.model.arch}
+    experiment = json.loads(_FOLDERS.sub(r"\1", json.dumps(dict(trained.experiment))))
+    about: dict[str, Any] = {"spec": spec.model_dump(mode="json"), "experiment": experiment}
     about |= {"step": trained.step, "optimizer": {}, "classes": list(trained.classes) if trained.has_names else None}
     # Views of one buffer, as a checkpoint may hold them, are not allowed in the file.
     weights = {name: value.contiguous().clone() for name, value in trained.weights.items()}
@@ -77,8 +78,9 @@ def public_spec(spec: Spec) -> Spec:
     weights = spec.model.pretrained
     places = {"root": None, "quarantine": None, "stage": None}
     data = spec.data.model_copy(update=places | {"train": _name(spec.data.train), "val": _name(spec.data.val)})
-    model = spec.model.model_copy(update={"pretrained": weights and _name(weights), "arch": _name(spec.model.arch)})
-    return spec.model_copy(update={"data": data, "model": model, "run_dir": "runs"})
+    model = spec.model.model_copy(update={"pretrained": weights and _name(weights)})
+    public = spec.model_copy(update={"data": data, "model": model, "run_dir": "runs"})
+    return Spec.model_validate_json(_FOLDERS.sub(r"\1", public.model_dump_json()))
 
 
 def _name(path: str) -> str:

@@ -47,6 +47,11 @@ def _accuracies(scores: Scores) -> NDArray[np.float64]:
     return np.where(videos, 100 * right / np.maximum(videos, 1), np.nan)
 
 
+def top(scores: NDArray[Any], labels: NDArray[np.int64], k: int = 1) -> float:
+    """Return the top-k accuracy, percent, of (N, classes); an example of a measure as evaluate.measures takes it."""
+    return Scores(np.arange(len(labels)), labels, scores, np.ones(len(labels), np.bool_)).top(k)
+
+
 MEASURES = {
     "softmax": (
         Measure("top1", "top-1", lambda scores: scores.top(1), _accuracies, "top1"),

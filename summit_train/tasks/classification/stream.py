@@ -33,7 +33,7 @@ class Labeller(Stream):
         problem = stream_problem(model)
         trained.check_pictures(problem or (regions if spec.data.region else None))
         super().__init__(trained, device)
-        self.stride, self._kind = spec.data.frame_stride, spec.loss.kind
+        self.stride, self._kind = spec.data.frame_stride, spec.loss.base
         window = spec.data.num_frames if window is None else window
         self._window, self._last = window, deque[NDArray[np.float64]](maxlen=window)
         self._mean, self._count = np.zeros(1), 0  # of all frames

@@ -68,8 +68,10 @@ def problems(spec: Spec) -> Iterator[tuple[str, str]]:
         ("loss.label_smoothing", spec.loss.label_smoothing, 0.0), ("model.dropout", model.dropout, 0.0),
         ("model.non_local", model.non_local, False),
     )  # fmt: skip
-    if data.augment == "rand_augment":
+    if data.built_in_augment == "rand_augment":
         yield "data.augment", "rand_augment rotates and shears frames, and boxes stay upright; use whole"
+    if not isinstance(data.augment, str):
+        yield "data.augment", "must have no augmentation of your own with task detection: boxes would not follow it"
     for key, value, right in needed:
         if value != right:
             yield key, f"must be {'null' if right is None else right} with task detection, got {value}"

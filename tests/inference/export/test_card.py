@@ -23,7 +23,7 @@ from summit_train.inference.trained import open_trained
 from summit_train.models import build_model
 from summit_train.models.network import build_network
 from summit_train.models.weights import load_pretrained
-from summit_train.spec import dump_spec, spec_from_values
+from summit_train.spec import dump_spec, experiment_keys, spec_from_values
 from summit_train.training.checkpoint import save_checkpoint
 from tests.models.test_foreign import SMALL
 from tests.runs import changed_copy
@@ -118,20 +118,21 @@ def test_eval_scores_the_file_as_its_checkpoint(run: Path, tmp_path: Path, say: 
     assert status == 0 and second["path"] == own and first | {"path": own} == second
 
 
-def test_the_card_of_a_network_of_ones_own_names_its_file_and_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_card_of_own_parts_names_their_files_and_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code/nets.py").write_text(SMALL)
+    own = f"{tmp_path}/code/parts.py"
     data = {"train": "a", "val": "b", "num_frames": 2, "crop": 16, "short_side": [16, 20]}
+    data["augment"] = ["scale_jitter", f"{own}:dim"]
     model = {"arch": f"{tmp_path}/code/nets.py:Small", "num_classes": 4}
-    values = {"name": "own", "run_dir": str(tmp_path), "model": model, "data": data, "evaluate": {"short_side": 16}}
+    values = {"name": "own", "run_dir": str(tmp_path), "model": model, "data": data, "loss": {"kind": f"{own}:Focal"}}
+    values["evaluate"] = {"short_side": 16, "measures": [f"{own}:recall"]}
     spec = spec_from_values(values, "here")
     network = build_network(spec)
     weights = network.state_dict()
     weights["head.bias"][0] = torch.nan
     state = {"model": weights, "optimizer": {}, "step": 1, "spec": spec.model_dump(mode="json")}
-    state["experiment"] = {**network.sources, "model.arch": spec.model.arch}
+    state["experiment"] = experiment_keys(spec) | dict(network.sources)
     save_checkpoint(checkpoint_path(spec.run_path, 1), state)
     (spec.run_path / "spec.yaml").write_text(dump_spec(spec))
     out = tmp_path / "out"
@@ -139,6 +140,7 @@ def test_the_card_of_a_network_of_ones_own_names_its_file_and_no_folder(
     text = (out / "README.md").read_text()
     assert "VIDEO ... model.arch=nets.py:Small\n" in text and 'safetensors", ["model.arch=nets.py:Small"])' in text
     assert network.sources["model.arch (SHA-256)"] in text
+    assert all(f"kind: parts.py:{name}\n" in text for name in ("dim", "Focal", "recall"))
     assert str(tmp_path) not in text and str(tmp_path).encode() not in file.read_bytes()
     with pytest.raises(UserError, match="a checkpoint alone does not run its network's code"):
         open_trained(file)

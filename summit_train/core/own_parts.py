@@ -1,0 +1,136 @@
+"""Parts of the user's own: callables that a spec names, FILE.py:NAME or package.module:NAME (docs/own_parts.md)."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import import_module
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from summit_train.core.errors import UserError
+from summit_train.core.files import file_sha256
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """A callable with its options, as the run began with it; other processes make it from this.
+
+    key: of the spec that names it. digest: the SHA-256 of its file.
+    """
+
+    key: str
+    name: str
+    options: Mapping[str, Any]
+    digest: str
+
+    @classmethod
+    def open(cls, key: str, name: str, options: Mapping[str, Any]) -> OwnPart:
+        """Raises UserError where there is no such file or module; nothing in a file runs."""
+        return cls(key, name, options, digest_of(key, name))
+
+    def make(self, *arguments: str) -> Callable[..., Any]:
+        """Return what is called with `arguments`: a function and its options, or the object that a class makes of them.
+
+        Raises UserError where it is not there, has changed, or does not take them; its own errors keep their traceback.
+        """
+        if digest_of(self.key, self.name) != self.digest:
+            raise UserError(f"{self.key}: {self.name} has changed since the run began; restore the file")
+        found, gets = load(self.key, self.name), [*arguments, *self.options]
+        if not isinstance(found, type):
+            check_call(self.key, self.name, found, gets, lambda own: own.bind(*arguments, **self.options))
+            return partial(found, **self.options)
+        check_call(self.key, self.name, found, self.options, lambda own: own.bind(**self.options))
+        with importing(self.key, self.name):
+            made = found(**self.options)
+        if not callable(made):
+            raise UserError(f"{self.key}: {self.name} must have a method __call__({', '.join(arguments)})")
+        check_call(self.key, self.name, made, arguments, lambda own: own.bind(*arguments))
+        return made  # type: ignore[no-any-return]
+
+    def wrong(self, returned: str, got: object) -> UserError:
+        """Return the error of what it returned. returned: what that must be."""
+        return UserError(f"{self.key}: {self.name} must return {returned}, got {got}")
+
+
+def load(key: str, name: str) -> Callable[..., Any]:
+    """Import the callable `name` and return it. Raises UserError where it cannot be imported or is not there."""
+    place, _, attribute = name.rpartition(":")
+    digest = digest_of(key, name)
+    with importing(key, name):
+        is_file = place.endswith(".py")
+        module = _executed(Path(place).absolute(), digest) if is_file else import_module(place)
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        raise UserError(f"{key}: {place} has no callable {attribute}")
+    return found  # type: ignore[no-any-return]
+
+
+def digest_of(key: str, name: str) -> str:
+    """Return the SHA-256 of the file that has the callable.
+
+    Nothing in the file runs. Of a dotted name, the packages that contain the module are imported.
+    """
+    with importing(key, name):
+        return file_sha256(_source_of(key, name.rpartition(":")[0]))
+
+
+def check_call(
+    key: str, name: str, called: Callable[..., Any], gets: Iterable[str], bind: Callable[[inspect.Signature], object]
+) -> None:
+    """Raise UserError where a callable does not take the arguments that `bind` gives it; gets: their names."""
+    signature = inspect.signature(called)
+    try:
+        bind(signature)
+    except TypeError as error:
+        raise UserError(f"{key}: {name}{signature} gets {', '.join(gets) or 'nothing'}: {error}") from error
+
+
+@contextmanager
+def importing(key: str, name: str) -> Iterator[None]:
+    """Raise UserError where an import in the block fails."""
+    try:
+        yield
+    except ImportError as error:
+        right = "install what is missing, or add its folder to PYTHONPATH"
+        raise UserError(f"{key}: {name} cannot be imported: {error}; {right}") from error
+
+
+def _source_of(key: str, place: str) -> Path:
+    """Return the source file of the module `place`, dotted or FILE.py."""
+    path = Path(place).absolute()
+    if place.endswith(".py"):
+        if not path.is_file():
+            raise UserError(f"{key}: {path} not found; a relative path starts at the current directory")
+        return path
+    if (spec := importlib.util.find_spec(place)) is None:
+        raise ModuleNotFoundError(f"No module named {place!r}")
+    if not spec.has_location or spec.origin is None:
+        raise UserError(f"{key}: {place} must have a source file, because its SHA-256 is part of the experiment")
+    return Path(spec.origin)
+
+
+@cache
+def _executed(path: Path, digest: str) -> ModuleType:
+    """Run a file as a module; one with other bytes is another module."""
+    name = f"{path.stem}_{digest[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Source(name, str(path)))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.update({name: module})  # where dataclasses and pickle look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+class _Source(SourceFileLoader):
+    """Reads only the source: bytecode may be that of an older file that changed within the same second."""
+
+    def path_stats(self, path: Any) -> Any:
+        raise OSError("no bytecode")

@@ -1,0 +1,36 @@
+"""An augmentation of the user's own: called with each training clip and a keyed generator (docs/own_parts.md)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from summit_train.core import rng
+from summit_train.core.errors import UserError
+from summit_train.core.own_parts import OwnPart
+
+Frames = NDArray[np.uint8]
+
+
+class OwnAugment:
+    """Called with a clip, uint8 (T, H, W, C), and the generator of its draws; returns one of that shape and type."""
+
+    def __init__(self, part: OwnPart) -> None:
+        self._part, self._vary = part, part.make("clip", "generator")
+
+    def __call__(self, clip: Frames, generator: np.random.Generator) -> Frames:
+        shape = clip.shape
+        found = self._vary(clip, generator)
+        if not isinstance(found, np.ndarray) or (found.shape, found.dtype) != (shape, np.uint8):
+            got = f"{found.dtype} {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
+            raise self._part.wrong(f"a NumPy array uint8 {shape}", got)
+        return found
+
+
+def try_augment(part: OwnPart, clip_shape: tuple[int, ...]) -> None:
+    """Vary a clip of noise twice. Raises UserError where the results differ, or are no clips."""
+    vary, noise = OwnAugment(part), rng.key(0, "trial").integers(256, size=clip_shape, dtype=np.uint8)
+    one, other = (vary(noise.copy(), rng.key(0, "trial", 1)) for _ in range(2))
+    if not np.array_equal(one, other):
+        right = "draw from the generator that it gets, and keep nothing between calls"
+        raise UserError(f"{part.key}: {part.name} must return the same for the same clip and draws; {right}")

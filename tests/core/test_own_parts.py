@@ -1,0 +1,78 @@
+"""A callable of the user's own: found, made from its options, and refused with one line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from summit_train.core.errors import UserError
+from summit_train.core.own_parts import OwnPart, load
+
+PARTS = """
+class Adds:
+    def __init__(self, more=1):
+        self.more = more
+
+    def __call__(self, number):
+        return number + self.more
+
+class Silent:
+    pass
+
+class Lazy:
+    def __init__(self):
+        import no_such_library
+
+def multiply(number, by=2):
+    return number * by
+"""
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Path:
+    path = tmp_path / "parts.py"
+    path.write_text(PARTS)
+    return path
+
+
+def _made(path: Path, name: str, **options: Any) -> Any:
+    return OwnPart.open("some.key", f"{path}:{name}", options).make("number")
+
+
+def test_a_class_is_made_once_and_a_function_gets_its_options_in_each_call(parts: Path) -> None:
+    assert [_made(parts, "Adds")(3), _made(parts, "Adds", more=5)(3)] == [4, 8]
+    assert [_made(parts, "multiply")(3), _made(parts, "multiply", by=5)(3)] == [6, 15]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("Adds", {"les": 1}, "Adds(more=1) gets les: got an unexpected keyword argument 'les'"),
+        ("multiply", {"bye": 1}, "multiply(number, by=2) gets number, bye: got an unexpected keyword argument 'bye'"),
+        (
+            "multiply",
+            {"number": 1},
+            "gets number, number: multiple values for argument 'number'",
+        ),
+        ("Silent", {}, "Silent must have a method __call__(number)"),
+        ("Lazy", {}, "Lazy cannot be imported: No module named 'no_such_library'; install what is missing"),
+        ("PARTS", {}, "parts.py has no callable PARTS"),
+    ],
+)
+def test_what_cannot_be_made_is_named(parts: Path, name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=rf"^some\.key: .*{re.escape(message)}"):
+        _made(parts, name, **options)
+
+
+def test_another_process_does_not_run_a_file_that_has_changed(parts: Path) -> None:
+    """As loader workers that start later; the new file is another module."""
+    part = OwnPart.open("some.key", f"{parts}:multiply", {})
+    parts.write_text(PARTS.replace("by=2", "by=7"))
+    with pytest.raises(UserError, match=r"multiply has changed since the run began; restore the file"):
+        part.make("number")
+    assert load("some.key", f"{parts}:multiply")(3) == 21
+    parts.write_text(PARTS)
+    assert part.make("number")(3) == 6

@@ -1,0 +1,330 @@
+"""A loss, an augmentation and a measure of the user's own keep the promises: the example of docs/own_parts.md, trained.
+
+The measure decides which checkpoint is the best one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch.nn import functional
+
+from summit_train.core.errors import UserError
+from summit_train.data.video.rand_augment import apply_operations, draw_operations
+from summit_train.evaluation.scores import Scores
+from summit_train.report.records import RunRecord
+from summit_train.report.tables import remarks_of, summary_row
+from summit_train.spec import Spec, load_spec, own_parts
+from summit_train.spec.augment import RandAugmentSpec
+from summit_train.sweep.grid import load_sweep
+from summit_train.sweep.status import read_rows, tables
+from summit_train.training.loss import Loss, build_loss
+from summit_train.training.run import try_own_parts
+from tests.conftest import WriteSpec, spec_writer
+from tests.runs import assert_bit_equal, difference, final_state, records, rewound
+from tests.worlds import Say, command, main_said, refused, train
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/own_parts.md").read_text(encoding="utf-8")
+((CODE,), (KEYS,)) = (re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.S | re.M) for language in ("python", "yaml"))
+RANKS = (1, 2, 3)
+CPU = torch.device("cpu")
+
+
+def _sections(folder: Path) -> dict[str, Any]:
+    """The spec's keys on the page, and its file in a folder."""
+    (folder / "parts.py").write_text(CODE)
+    sections: dict[str, Any] = yaml.safe_load(KEYS.replace("./", f"{folder}/"))
+    return sections
+
+
+@pytest.fixture(scope="module")
+def trained(motion_set: Path, eight_videos: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two epochs, a step each, of 4 virtual GPUs on 1, 2 and 3 ranks, with and without loader processes."""
+    folder = tmp_path_factory.mktemp("own")
+    own, write = _sections(folder), spec_writer(motion_set, folder)
+    data = eight_videos | own.pop("data")
+    own["evaluate"] |= {"every_epochs": 1, "last_checkpoints": 2}
+    for ranks in RANKS:
+        name, workers = f"on_{ranks}", {"workers": int(ranks == 2)}
+        train(ranks, write(name, data=data | workers, precision="fp64", **own))
+    return folder
+
+
+def test_the_ranks_agree_and_a_killed_run_resumes_to_the_bit(trained: Path) -> None:
+    states = {ranks: final_state(trained / f"runs/on_{ranks}") for ranks in RANKS}
+    assert states[1]["step"] == 2
+    evals = {ranks: records(trained / f"runs/on_{ranks}", "eval") for ranks in RANKS}
+    for ranks in (1, 2):
+        assert difference(states[ranks], states[3]) <= 1e-12
+        assert states[ranks]["best_recall"]["step"] == states[3]["best_recall"]["step"]
+        for one, other in zip(evals[ranks], evals[3], strict=True):
+            assert one["recall"] == other["recall"] and one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-6)
+    rewound(trained / "runs/on_3", "resumed", 2)
+    assert "resumes from" in train(3, trained / "on_3.yaml", "name=resumed")
+    assert_bit_equal(final_state(trained / "runs/resumed"), states[3])
+
+
+def test_each_part_is_in_what_was_compared(trained: Path) -> None:
+    """Other options of the loss and of the augmentation give other weights."""
+    mine = final_state(trained / "runs/on_1")
+    augment = f"[scale_jitter,{{kind: {trained}/parts.py:dim, options: {{most: 0.9}}}}]"
+    for name, word in (("sharper", "loss.options.gamma=5"), ("darker", f"data.augment={augment}")):
+        train(0, trained / "on_1.yaml", f"name={name}", word)
+        assert difference(final_state(trained / f"runs/{name}"), mine) > 1e-6
+
+
+def test_the_measure_is_wherever_top_1_is(trained: Path, say: Say, tmp_path: Path) -> None:
+    run = trained / "runs/on_2"
+    result, best = (json.loads((run / name).read_text()) for name in ("eval.json", "checkpoints/best.json"))
+    rows, evals = [row["recall"] for row in result["checkpoints"]], records(run, "eval")
+    assert result["recall_mean"] == pytest.approx(sum(rows) / 2) and result["recall_std"] == pytest.approx(np.std(rows))
+    assert (best["measure"], best["value"]) == ("recall", max(record["recall"] for record in evals))
+    status, out, _ = say("eval", run)
+    assert status == 0 and f"  recall {result['recall_mean']:.4g}: mean over" in out
+    found = RunRecord(run)
+    assert summary_row(found)["recall"].startswith(f"{result['recall_mean']:.4g} \N{PLUS-MINUS SIGN}")
+    assert any(f"recall {best['value']:.4g} in the validation" in remark for remark in remarks_of(found))
+    # A sweep of one run, which is there already.
+    (tmp_path / "sweep.yaml").write_text(f"name: one\nbase: {trained}/on_2.yaml\ngrid: {{seed: [0]}}\n")
+    sweep = load_sweep(tmp_path / "sweep.yaml", [f"run_dir={tmp_path}"])
+    shutil.copytree(run, sweep.runs[0].spec.run_path)
+    rows = read_rows(sweep)
+    assert (rows[0]["state"], rows[0]["recall"]) == ("done", result["recall_mean"])
+    heads, cells = (re.split(r"\s{2,}", line.strip()) for line in tables(sweep, rows).splitlines()[:2])
+    assert cells[heads.index("recall")] == f"{result['recall_mean']:.4g}"
+
+
+def test_a_changed_file_is_another_experiment(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = final_state(trained / "runs/on_1")
+    assert state["spec"]["loss"]["kind"] == f"{trained}/parts.py:Focal"
+    try:
+        (trained / "parts.py").write_text(CODE + "\n")
+        line = refused(main_said(capsys, "train", trained / "on_1.yaml"))
+        for key in ("loss.kind parts.py:Focal", "data.augment parts.py:dim", "evaluate.measures parts.py:recall"):
+            assert f"{key} (SHA-256): the checkpoint has '{state['experiment'][f'{key} (SHA-256)']}'" in line
+        # The scores do not depend on it.
+        assert main_said(capsys, "eval", trained / "runs/on_1", "--name", "again")[0] == 0
+    finally:
+        (trained / "parts.py").write_text(CODE)
+
+
+BAD = """
+import torch
+from torch import nn
+import numpy as np
+
+class Learns(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.centres = nn.Parameter(torch.zeros(3))
+    def forward(self, logits, targets):
+        return logits.mean()
+
+def whole(logits, targets):
+    return 3
+def square(logits, targets):
+    return logits
+def constant(logits, targets):
+    return torch.ones(len(logits))
+def infinite(logits, targets):
+    return logits.sum(1) / 0
+def fails(*given):
+    return given[9]
+
+def as_floats(clip, generator):
+    return clip / 255
+def shorter(clip, generator):
+    return clip[1:]
+def none(clip, generator):
+    clip[:] = 0
+def free(clip, generator):
+    return (clip * np.random.uniform()).astype(np.uint8)
+def alone(clip):
+    return clip
+
+def nan(scores, labels):
+    return float("nan")
+def every(scores, labels):
+    return scores.mean(0)
+def text(scores, labels):
+    return "0.5"
+def late(scores, labels):
+    return 1.0 if len(labels) == 4 else float("nan")
+"""
+
+
+def _bad(write_spec: WriteSpec, tmp_path: Path, word: str, **sections: Any) -> Spec:
+    (tmp_path / "bad.py").write_text(BAD)
+    return load_spec(write_spec("bad", **sections), [word.replace("bad.py", f"{tmp_path}/bad.py")])
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("loss.kind=bad.py:whole", r"loss\.kind: .*whole must return the loss of each clip, floats \(3,\).*, got int"),
+        ("loss.kind=bad.py:square", r"square must return .* or their mean, got torch\.float64 \(3, 4\)"),
+        ("loss.kind=bad.py:constant", r"constant must return a function of the logits, got one without a gradient"),
+        ("loss.kind=bad.py:infinite", r"infinite must return finite losses, got nan of logits 0"),
+        ("loss.kind=bad.py:Learns", r"Learns must have no parameters: nothing trains them"),
+        ("loss.kind=bad.py:Nothing", r"loss\.kind: .*bad\.py has no callable Nothing"),
+        ("loss.kind=no.py:Focal", r"loss\.kind: .*no\.py not found; a relative path starts at the current directory"),
+        ("loss.kind=no_such.loss:Focal", r"cannot be imported: No module named 'no_such'; install what is missing"),
+        ("data.augment=[whole,bad.py:free]", r"data\.augment: must not be whole with task classification"),
+        ("data.augment=[multi_scale_crop,bad.py:as_floats]", r"data\.augment: .*uint8 \(4, 32, 32, 3\), got float64 "),
+        ("data.augment=[scale_jitter,bad.py:shorter]", r"shorter must return .*, got uint8 \(3, 32, 32, 3\)"),
+        ("data.augment=[scale_jitter,bad.py:none]", r"none must return a NumPy array uint8 .*, got NoneType"),
+        ("data.augment=[scale_jitter,bad.py:free]", r"free must return the same for the same clip and draws"),
+        ("data.augment=[scale_jitter,bad.py:alone]", r"alone\(clip\) gets clip, generator: too many positional arg"),
+        ("evaluate.measures=[bad.py:nan]", r"evaluate\.measures: .*nan must return a finite number, got nan, float"),
+        ("evaluate.measures=[bad.py:every]", r"every must return a finite number, got array\(.*, ndarray"),
+        ("evaluate.measures=[bad.py:text]", r"text must return a finite number, got '0\.5', str"),
+    ],
+)
+def test_what_a_part_returns_is_checked_at_once(write_spec: WriteSpec, tmp_path: Path, word: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        try_own_parts(_bad(write_spec, tmp_path, word, precision="fp64"))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("word", ["loss.kind=", "data.augment=[scale_jitter,", "evaluate.measures=["])
+def test_an_error_within_keeps_its_traceback(write_spec: WriteSpec, tmp_path: Path, word: str) -> None:
+    with pytest.raises(IndexError, match="range") as raised:
+        try_own_parts(_bad(write_spec, tmp_path, f"{word}bad.py:fails{']' * word.count('[')}"))
+    assert raised.traceback[-1].path == tmp_path / "bad.py"
+
+
+def test_a_measure_that_fails_later_ends_all_ranks(write_spec: WriteSpec, tmp_path: Path) -> None:
+    _bad(write_spec, tmp_path, "seed=0", evaluate={"every_epochs": 1}, schedule={"epochs": 1})
+    status, output = command(2, "train", str(tmp_path / "bad.yaml"), f"evaluate.measures=[{tmp_path}/bad.py:late]")
+    (line,) = (line for line in output.splitlines() if "bad.py:late must return a finite number, got nan" in line)
+    assert status == 2 and line.startswith("summit-train: evaluate.measures:") and "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "loss.kind=a.py:b loss.label_smoothing=0.1",
+            "loss.label_smoothing: must be 0.0: only built-in losses read it",
+        ),
+        ("loss.kind=a.py:b loss.class_weights=balanced", "loss.class_weights: must be null: only built-in losses read"),
+        ("loss.options.gamma=2", "loss.options: must be empty: softmax is built in, and has keys of loss"),
+        ("loss.like=binary", "loss.like: must be softmax: softmax is built in"),
+        ("loss.kind=softmx", "'softmx' is not a choice; did you mean softmax? valid: softmax, binary, detection, pack"),
+        ("data.augment=a.py:b", "'a.py:b' is not a choice; valid: scale_jitter, multi_scale_crop, rand_augment, whole"),
+        ("data.augment=[a.py:b,whole]", "data.augment: must be one of scale_jitter, multi_scale_crop, rand_augment,"),
+        ("data.augment=[rand_augment,scale_jitter]", "then augmentations of your own, got rand_augment, scale_jitter"),
+        ("data.augment=[]", "then augmentations of your own, got none"),
+        (
+            "data.augment=[scale_jitter,{kind: a.py:b, option: 3}]",
+            "data.augment.1.option: unknown key; did you mean op",
+        ),
+        (
+            "evaluate.measures=[f1]",
+            "evaluate.measures.0.kind: 'f1' is not a choice; valid: package.module:callable, FI",
+        ),
+        ("evaluate.measures=[a.py:top1]", "evaluate.measures: top1 is taken, or there twice"),
+        ("evaluate.measures=[a.py:f1,b.py:f1]", "evaluate.measures: f1 is taken, or there twice"),
+        ("checkpoint.keep_best=f1 evaluate.every_epochs=1", "must be top1 or null with loss.kind softmax, got f1"),
+        (
+            "evaluate.measures=[a.py:f1] checkpoint.keep_best=f2 evaluate.every_epochs=1",
+            "must be top1, f1 or null with loss.kind softmax, got ",
+        ),
+    ],
+)
+def test_keys_that_cannot_be_are_refused(write_spec: WriteSpec, words: str, message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        load_spec(write_spec(), words.split() if "{" not in words else [words])
+    assert message in str(raised.value) and len(str(raised.value).splitlines()) == 1
+
+
+def test_a_list_of_one_is_the_word(write_spec: WriteSpec) -> None:
+    assert load_spec(write_spec(), ["data.augment=[multi_scale_crop]"]).data.augment == "multi_scale_crop"
+
+
+def test_detectors_take_no_own_part(write_spec: WriteSpec) -> None:
+    words = ["task=detection", "data.augment=[whole,a.py:b]", "evaluate.measures=[a.py:f1]", "loss.kind=a.py:b"]
+    with pytest.raises(UserError) as raised:
+        load_spec(write_spec(), words)
+    for message in (
+        "data.augment: must have no augmentation of your own with task detection",
+        "evaluate.measures: must be [] with task detection",
+        "loss.kind: must be detection with task detection",
+    ):
+        assert message in str(raised.value)
+
+
+TARGETS = """
+import torch
+from torch.nn import functional
+def each(logits, targets):
+    assert targets.shape == (len(logits),) and targets.dtype == torch.int64
+    return functional.cross_entropy(logits, targets, reduction="none")
+def mean(logits, targets):
+    return functional.cross_entropy(logits, targets)
+def shares(logits, targets):
+    assert targets.shape == logits.shape and targets.dtype == logits.dtype
+    return functional.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
+def shared(logits, targets):
+    assert targets.shape == logits.shape and targets.dtype == logits.dtype
+    return functional.cross_entropy(logits, targets, reduction="none")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "kind"),
+    [
+        ("each", [], "softmax"),
+        ("mean", [], "softmax"),
+        ("shares", ["loss.like=binary"], "binary"),
+        ("shared", ["data.mix.mixup=0.8"], "softmax"),
+    ],
+)
+def test_the_targets_are_those_of_the_page(
+    write_spec: WriteSpec, tmp_path: Path, name: str, more: list[str], kind: str
+) -> None:
+    """Each is a built-in loss, written in the way that the page says; of a batch and of a validation."""
+    (tmp_path / "own.py").write_text(TARGETS)
+    spec = load_spec(write_spec(precision="fp64"), [f"loss.kind={tmp_path}/own.py:{name}", *more])
+    own, built_in, draw = build_loss(spec, (), CPU), Loss(kind), torch.Generator().manual_seed(1)
+    logits = torch.randn(5, 4, dtype=torch.float64, generator=draw)
+    several = torch.tensor([[0, 2], [1, -1], [-1, -1], [3, 0], [2, -1]])
+    given = several if kind == "binary" else several[:, 1].remainder(4)
+    assert own(logits, given).item() == pytest.approx(built_in(logits, given).item(), rel=1e-14)
+    assert own.of_batch(logits, given, (1, 1), 0)[1] == built_in.of_batch(logits, given, (1, 1), 0)[1]
+    labels = np.array([[1, 0, 1, 0]] * 5, bool) if kind == "binary" else given.numpy()
+    scores = Scores(np.arange(5), labels, logits.float().numpy(), np.arange(5) != 2)
+    assert own.of_scores(scores) == pytest.approx(built_in.of_scores(scores), rel=1e-7)
+
+
+def test_built_in_parts_are_reached_by_the_same_door(write_spec: WriteSpec) -> None:
+    module = "summit_train.data.video.rand_augment:RandAugment"
+    words = [
+        "loss.kind=summit_train.training.loss:Loss", "loss.options.label_smoothing=0.25",
+        f'data.augment=[scale_jitter,{{kind: "{module}", options: {{layers: 3}}}}]',
+        'evaluate.measures=[{kind: "summit_train.tasks.classification.measures:top", options: {k: 3}}]',
+    ]  # fmt: skip
+    spec = load_spec(write_spec(), words)
+    try_own_parts(spec)
+    loss, augment, measure = own_parts(spec, "loss", "data", "evaluate")
+    logits, labels = torch.randn(6, 4), torch.arange(6) % 4
+    expected = functional.cross_entropy(logits, labels, label_smoothing=0.25)
+    assert torch.equal(loss.make("logits", "targets")(logits, labels), expected)
+    clip, settings = (
+        np.random.default_rng(1).integers(256, size=(2, 32, 32, 3), dtype=np.uint8),
+        RandAugmentSpec(layers=3),
+    )
+    for seed in range(4):
+        one, other = np.random.default_rng(seed), np.random.default_rng(seed)
+        varied = augment.make("clip", "generator")(clip, one)
+        assert np.array_equal(varied, apply_operations(draw_operations(settings, other), clip))
+    scores = Scores(np.arange(6), labels.numpy(), logits.numpy(), np.ones(6, bool))
+    assert measure.make("scores", "labels")(scores.scores, scores.labels) == scores.top(3)
