@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 
 from summit_train.core.errors import RunFailed, describe, is_bug
+from summit_train.core.text import counted
 from summit_train.core.watch import Stopped, StopRequest
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.spec import Spec
@@ -57,6 +58,7 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
                 if validates(spec, epoch):
                     end_epoch(run, records.log, stop, epoch, is_saved=is_saved)
                     records.stopwatch.lap("validation")
+                unfreeze(run, records.log, epoch)
             records.trace.end_step(step)
 
 
@@ -125,6 +127,12 @@ def end_epoch(run: Run, log: RunLog | None, stop: StopRequest, epoch: int, *, is
         raise
     run.compare_with_best(step, measures)
     grow(run, log, epoch, measures)
+
+
+def unfreeze(run: Run, log: RunLog | None, epoch: int) -> None:
+    """Train from here on what optimizer.freeze froze for the first `epoch` epochs."""
+    if (number := run.step.unfreeze(epoch)) and log is not None:
+        log.say(f"epoch {epoch}: optimizer.freeze ends for {counted(number, 'parameter')}")
 
 
 def saves(spec: Spec, epoch: int) -> bool:

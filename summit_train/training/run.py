@@ -24,6 +24,7 @@ from summit_train.data.dataset import Dataset, open_datasets
 from summit_train.data.manifest.quarantine import clips_per_class
 from summit_train.models import VideoNetwork
 from summit_train.models.arithmetic import check_arithmetic
+from summit_train.models.by_name import lr_factors
 from summit_train.models.network import initial_network
 from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
@@ -104,10 +105,12 @@ class Run:
         world.together(partial(give_weights, self.model, path, world.broadcast(weights, own)))
         # --- step
         self.step = build_step(spec, plan, world, self.model, device, counts)
+        self.step.unfreeze(max(0, step - 1) // plan.steps_per_epoch)  # as in the update before the checkpoint
         own = self.step.checkpoint(path, step) if isinstance(self.step, TrainStep) else {}
         saved = world.broadcast(in_memory(state, own), own)
         if saved:
             world.together(lambda: self.step.restore(path, saved | {"model": self.model.state_dict()}))
+        self.step.unfreeze(step // plan.steps_per_epoch)
         # --- records
         self.val_loss = task_named(spec.task).part("loss")(spec, counts, torch.device("cpu"))
         self.health, self.best = Health(spec, plan), Best(spec)
@@ -245,26 +248,6 @@ def build_step(
         learner.load_state_dict(model.state_dict())
         learners[number] = step_of(learner, alone)
     return AveragingStep(spec.parallel, model, learners, plan.virtual_gpus, world, device, plan.steps_per_epoch)
-
-
-def lr_factors(model: VideoNetwork, solver: OptimizerSpec) -> dict[str, float]:
-    """Return what the LR of each parameter is multiplied by, by name: its module's factor and its layer's.
-
-    With L the classifier's layer, layer l has layer_decay^(L - l): BEiT's rule (Bao et al. 2022), which VideoMAE and
-    timm have as well.
-    """
-    modules = {model.head: solver.head_lr_factor} | dict.fromkeys(model.stem, solver.first_lr_factor)
-    factors = {
-        f"{module}.{name}": factor
-        for module, factor in modules.items()
-        if module  # a foreign network may not name them
-        for name, _ in model.get_submodule(module).named_parameters()
-    }
-    if solver.layer_decay == 1:
-        return factors
-    layers = model.layer_numbers()
-    last = max(layers.values())
-    return {name: factors.get(name, 1.0) * solver.layer_decay ** (last - layer) for name, layer in layers.items()}
 
 
 def build_train_step(
