@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import pytest
 import yaml
@@ -61,7 +61,7 @@ def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any
             yield from _keys(kind, f"{prefix}{name}.")
             continue
         yield prefix + name, field
-        for choice in get_args(kind):
+        for choice in get_args(kind) if get_origin(kind) is not tuple else ():  # a list's text describes its sections
             if isinstance(choice, type) and issubclass(choice, BaseModel):
                 yield from _keys(choice, f"{prefix}{name}.")
 

@@ -61,7 +61,7 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(refused: Cal
         "override 'model.width=0': model.width: Input should be greater than 0, got 0",
         "spec.yaml:6: optimizer.momentun: unknown key; did you mean momentum? valid: name, momentum, alpha, "
         "betas, eps, weight_decay, decay_norms, base_lr, base_batch, lr_scaling, head_lr_factor, first_lr_factor, "
-        "layer_decay, clip_norm, trust_ratio, compression",
+        "layer_decay, lr_factors, freeze, clip_norm, trust_ratio, compression",
         "spec.yaml:7: optimizer.base_lr: Input should be a valid number, got 'fast'",
         "spec.yaml:8: precision: 'fp8' is not a choice; valid: fp32, fp16, bf16, fp64",
         "spec.yaml:9: seed: Input should be greater than or equal to 0, got -1",
