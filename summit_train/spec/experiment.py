@@ -265,13 +265,16 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     grow = spec.parallel.grow_batch
     if spec.parallel.method == "averaging" and spec.ema.decay is not None:
         yield "ema.decay", "it averages the weights of one network, and each learner has its own; must be null"
-    if grow is not None and not spec.evaluate.every_epochs:
-        yield "parallel.grow_batch", "needs validations during training; set evaluate.every_epochs to 1 or more"
-    best, measured = spec.checkpoint.keep_best, MAIN_MEASURES[spec.loss.kind]
+    stop, best, measured = spec.schedule.early_stop, spec.checkpoint.keep_best, MAIN_MEASURES[spec.loss.kind]
+    deciding = {"parallel.grow_batch": grow, "checkpoint.keep_best": best, "schedule.early_stop": stop}
+    for key in (key for key, value in deciding.items() if value is not None and not spec.evaluate.every_epochs):
+        yield key, "needs validations during training; set evaluate.every_epochs to 1 or more"
     if best is not None and best != measured:
         yield "checkpoint.keep_best", f"must be {measured} or null with loss.kind {spec.loss.kind}, got {best}"
-    if best is not None and not spec.evaluate.every_epochs:
-        yield "checkpoint.keep_best", "needs validations during training; set evaluate.every_epochs to 1 or more"
+    known = [measured, "val_loss"] if task_named(spec.task).gives_labels else [measured]
+    if stop is not None and stop.measure not in known:
+        right = f"must be {' or '.join(known)} with loss.kind {spec.loss.kind}, got {stop.measure}"
+        yield "schedule.early_stop.measure", right
     if grow is not None and grow.max is not None and grow.max < (clips := spec.scale.clips_per_gpu):
         yield "parallel.grow_batch.max", f"must be at least scale.clips_per_gpu, {clips}, got {grow.max}"
     if grow is not None and grow.max is not None and grow.max % data.repeats:

@@ -120,11 +120,23 @@ class OptimizerSpec(Section):
         return len(kept_tensors(self.name, self.momentum))
 
 
+class EarlyStopSpec(Section):
+    """When a run ends before its last epoch."""
+
+    measure: str
+    """A measure of the validations during training: top1 (map with loss.kind binary) or val_loss."""
+    epochs: Count
+    """The run ends with the validation that comes this many epochs, or more, after the best one, and goes through the
+    final evaluation. Each validated epoch then has a checkpoint, which counts in the final accuracy."""
+
+
 class ScheduleSpec(Section):
     """The length of the run and the course of the LR."""
 
     epochs: Count = 100
     """Length of the run."""
+    early_stop: EarlyStopSpec | None = None
+    """End the run when its validations no longer improve; null: never."""
     warmup_epochs: Annotated[float, Field(ge=0, le=MOST)] = 5
     """The LR rises to its peak over this many epochs, step by step."""
     warmup: Literal["linear", "squared"] = "linear"
