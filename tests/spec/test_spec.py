@@ -221,6 +221,16 @@ def test_the_edge_of_the_possible_is_accepted(load: Callable[..., Spec], overrid
     load("", *overrides.split())
 
 
+def test_parts_that_are_frozen_for_some_epochs_are_trained_in_the_last_one(load: Callable[..., Spec]) -> None:
+    freeze = "optimizer.freeze=[conv1, {names: [layer1, fc], until_epoch: %d}]"
+    spec = load("", "schedule.epochs=9", freeze % 8)
+    assert [(part.names, part.until_epoch) for part in spec.optimizer.freeze] == [
+        (("conv1",), None), (("layer1", "fc"), 8),
+    ]  # fmt: skip
+    with pytest.raises(UserError, match=r"optimizer\.freeze: until_epoch must be below the run's 9 epochs, got 9"):
+        load("", "schedule.epochs=9", freeze % 9)
+
+
 def test_choices_and_limits_are_those_of_the_networks() -> None:
     schema = Spec.model_json_schema()["$defs"]["ModelSpec"]["properties"]
     assert set(schema["arch"]["anyOf"][0]["enum"]) == set(ARCHITECTURES)
