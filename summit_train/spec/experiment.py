@@ -126,8 +126,8 @@ class CheckpointSpec(Section):
     keep: Count = 5
     """Checkpoints of whole epochs to keep; the newest checkpoint always stays."""
     keep_best: MainMeasure | None = None
-    """Also keep the checkpoint with the best validation during training by this measure. A checkpoint is then written
-    before each validation; only those of every_epochs count in the final accuracy."""
+    """Also keep the checkpoint with the best validation by this measure. Each validation then has a checkpoint; only
+    those of every_epochs count in the final accuracy."""
     background: bool = False
     """Write from a copy in rank 0's memory, alongside the steps that follow. The files of single learners are written
     within the step."""

@@ -46,7 +46,7 @@ class FreezeSpec(Section):
     """Parameters that are not trained, by name."""
 
     names: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
-    """Names of parameters, or of modules with all their parameters; * and ? match any characters."""
+    """Of parameters, or of modules with all their parameters; globs."""
     until_epoch: Count | None = None
     """They are trained after this many epochs; null: never."""
 
@@ -86,18 +86,16 @@ class OptimizerSpec(Section):
     lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
     """Peak LR = base_lr * f, with f the ratio of the batches, its root, or 1."""
     head_lr_factor: Rate = 1.0
-    """The classifier's LR is this times the others', for fine-tuning."""
+    """Factor on the classifier's LR, for fine-tuning."""
     first_lr_factor: Rate = 1.0
-    """The LR of the first convolution is this times the others', for a network of flow that starts from one of rgb."""
+    """Factor on the LR of the first convolution, for flow from weights of rgb."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """The last block's LR is this times the classifier's LR; each block's is this times that of the next block, down
-    to the layers before the blocks. 1: the same LR everywhere."""
+    """Factor on the LR from each block to the one before it, from the classifier down. 1: the same LR everywhere."""
     lr_factors: dict[str, Rate] = Field(default={})
-    """Factors on the LR of parameters, by name as in `freeze`: {layer1: 0.1}. All factors of a parameter are
-    multiplied."""
+    """Factors on the LR, by name as in freeze. All of a parameter's factors are multiplied."""
     freeze: Annotated[tuple[FreezeSpec, ...], Field(strict=False), BeforeValidator(_parts), _FREEZE] = ()
-    """Parameters that are not trained: names of them or of their modules, where * matches any characters. With
-    {names: [layer1.*], until_epoch: 5} they are trained from then on. A frozen normalisation keeps its statistics."""
+    """Names of parameters or modules not to train; * matches any characters. {names: [layer1], until_epoch: 5} trains
+    them after 5 epochs. A frozen normalisation keeps its statistics."""
     clip_norm: Positive | None = None
     """Clip the global norm of the gradient to this; null: no clipping."""
     trust_ratio: TrustRatioSpec | None = None
@@ -124,10 +122,10 @@ class EarlyStopSpec(Section):
     """When a run ends before its last epoch."""
 
     measure: str
-    """A measure of the validations during training: top1 (map with loss.kind binary) or val_loss."""
+    """top1 (map with loss.kind binary) or val_loss."""
     epochs: Count
-    """The run ends with the validation that comes this many epochs, or more, after the best one, and goes through the
-    final evaluation. Each validated epoch then has a checkpoint, which counts in the final accuracy."""
+    """The run ends with the validation this many epochs, or more, after the best one. Validated epochs have
+    checkpoints, which count in the final accuracy."""
 
 
 class ScheduleSpec(Section):
@@ -136,7 +134,7 @@ class ScheduleSpec(Section):
     epochs: Count = 100
     """Length of the run."""
     early_stop: EarlyStopSpec | None = None
-    """End the run when its validations no longer improve; null: never."""
+    """End the run when validations no longer improve; null: never."""
     warmup_epochs: Annotated[float, Field(ge=0, le=MOST)] = 5
     """The LR rises to its peak over this many epochs, step by step."""
     warmup: Literal["linear", "squared"] = "linear"

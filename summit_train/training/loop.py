@@ -58,7 +58,8 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
                 if validates(spec, epoch):
                     end_epoch(run, records.log, stop, epoch, is_saved=is_saved)
                     records.stopwatch.lap("validation")
-                unfreeze(run, records.log, epoch)
+                if (number := run.step.unfreeze(epoch)) and records.log is not None:
+                    records.log.say(f"epoch {epoch}: optimizer.freeze ends for {counted(number, 'parameter')}")
             records.trace.end_step(step)
 
 
@@ -128,12 +129,6 @@ def end_epoch(run: Run, log: RunLog | None, stop: StopRequest, epoch: int, *, is
     run.compare_with_best(step, measures)
     stop_early(run, log, epoch, measures)
     grow(run, log, epoch, measures)
-
-
-def unfreeze(run: Run, log: RunLog | None, epoch: int) -> None:
-    """Train from here on what optimizer.freeze froze for the first `epoch` epochs."""
-    if (number := run.step.unfreeze(epoch)) and log is not None:
-        log.say(f"epoch {epoch}: optimizer.freeze ends for {counted(number, 'parameter')}")
 
 
 def saves(spec: Spec, epoch: int) -> bool:

@@ -34,9 +34,8 @@ from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.tasks.task import task_named
 from summit_train.training.agreement import experiment_of
 from summit_train.training.averaging import AveragingStep, GrowingBatch
-from summit_train.training.best import Best
+from summit_train.training.best import Best, EarlyStop
 from summit_train.training.checkpoint import Writer, prune_checkpoints, serialised, write_checkpoint
-from summit_train.training.early_stop import EarlyStop
 from summit_train.training.health import Health
 from summit_train.training.noise import NoiseScale
 from summit_train.training.resume import first_state, state_of_first
@@ -114,17 +113,15 @@ class Run:
         self.step.unfreeze(step // plan.steps_per_epoch)
         # --- records
         self.val_loss = task_named(spec.task).part("loss")(spec, counts, torch.device("cpu"))
-        self.health, self.best = Health(spec, plan), Best(spec)
+        self.health, self.best, self.early_stop = Health(spec, plan), Best(spec), EarlyStop(spec.schedule.early_stop)
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
-        self.early_stop = EarlyStop(spec.schedule.early_stop)
         self.growth = GrowingBatch(spec.parallel.grow_batch, plan.ladder)
         clips_per_epoch = plan.clips - plan.dropped_clips_per_epoch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
         self._parts: dict[str, Any] = {"bad_clips": self.bad_clips, "noise_scale": self.noise, "growth": self.growth}
+        self._parts["early_stop"] = self.early_stop
         if spec.checkpoint.keep_best is not None:
             self._parts[self.best.part] = self.best
-        if spec.schedule.early_stop is not None:
-            self._parts["early_stop"] = self.early_stop
         for name, part in self._parts.items():
             if name in saved:
                 check_fit(path, name, saved[name], part.state_dict())

@@ -17,7 +17,7 @@ from pydantic_core import PydanticUndefined
 from summit_train.__main__ import main
 from summit_train.spec import Spec
 from summit_train.spec.augment import MixSpec, RandAugmentSpec
-from summit_train.spec.optimizer import GrowBatchSpec, TrustRatioSpec
+from summit_train.spec.optimizer import EarlyStopSpec, GrowBatchSpec, TrustRatioSpec
 from summit_train.tasks.detection.keys import DetectorSpec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,9 +31,10 @@ def test_the_schema_lists_every_key_of_every_section(capsys: pytest.CaptureFixtu
     assert [choice["type"] for choice in schema["properties"]["extends"]["anyOf"]] == ["string", "array"]
     sections = {kind.__name__: kind for kind in map(_section, Spec.model_fields.values()) if kind is not None}
     sections |= {
-        kind.__name__: kind for kind in (TrustRatioSpec, GrowBatchSpec, MixSpec, RandAugmentSpec, DetectorSpec)
+        kind.__name__: kind
+        for kind in (TrustRatioSpec, GrowBatchSpec, EarlyStopSpec, MixSpec, RandAugmentSpec, DetectorSpec)
     }
-    assert set(schema["$defs"]) == set(sections) and len(sections) == 18
+    assert set(schema["$defs"]) == set(sections) and len(sections) == 19
     for name, kind in sections.items():
         assert set(schema["$defs"][name]["properties"]) == set(kind.model_fields)
     for section in (schema, *schema["$defs"].values()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from summit_train.report.records import RunRecord
 from summit_train.report.tables import notes_of
 from summit_train.spec import load_spec
 from summit_train.spec.optimizer import EarlyStopSpec
+from summit_train.training.best import EarlyStop
 from summit_train.training.checkpoint import is_due
-from summit_train.training.early_stop import EarlyStop
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, load_any, records, rewound, steps_of
 from tests.worlds import command, needs_ranks, train
@@ -108,8 +109,8 @@ def test_a_run_that_stops_early_is_a_finished_run(stopped: Path) -> None:
     assert [row["step"] for row in json.loads((stopped / "eval.json").read_text())["checkpoints"]] == [12, 18]
     run = RunRecord(stopped)
     assert run.is_done and run.early_stop is not None
-    note = f"Stopped early after epoch 3, step 18 of at most 36: no better top1 in 2 epochs than the {first:.4g} of epoch 1"
-    assert note in notes_of(run) and not any("Unfinished" in one for one in notes_of(run))
+    note = f"Stopped early after epoch 3, step 18 of at most 36: no better top1 in 2 epochs than the {first:.4g} of "
+    assert f"{note}epoch 1" in notes_of(run) and not any("Unfinished" in one for one in notes_of(run))
 
 
 def test_checkpoints_of_validated_epochs_are_due(stopped: Path) -> None:
@@ -164,4 +165,4 @@ def test_the_validation_loss_decides_the_less_the_better(write_spec: WriteSpec, 
     train(0, write_spec(**keys | {"schedule": {"epochs": 9, "early_stop": {"measure": "val_loss", "epochs": 1}}}))
     losses = [record["val_loss"] for record in records(tmp_path / "runs/run", "eval")]
     assert 1 < len(losses) < 9 and losses[-1] >= losses[-2]
-    assert all(after < before for before, after in zip(losses, losses[1:-1], strict=False))
+    assert all(after < before for before, after in pairwise(losses[:-1]))
