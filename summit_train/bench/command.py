@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from summit_train.bench import allreduce, figure3, latency, loader, steps, weak
+from summit_train.bench import allreduce, figure3, find_lr, latency, loader, steps, weak
 from summit_train.bench.measure import Values
 from summit_train.core.errors import UserError
 from summit_train.core.files import figure_path, write_json
@@ -30,6 +30,7 @@ class Bench:
 _STEP = (steps.add_arguments, steps.run, steps.as_text)
 _LOADER = (loader.add_arguments, loader.run, loader.as_text)
 _ALLREDUCE = (allreduce.add_arguments, allreduce.run, allreduce.as_text)
+_LR = (find_lr.add_arguments, find_lr.run, find_lr.as_text, find_lr.draw)
 _LATENCY = (latency.add_arguments, latency.run, latency.as_text, latency.draw)
 _TABLE_1 = (figure3.add_table_1, figure3.run_table_1, figure3.table_1_text, figure3.draw_table_1)
 _SCALING = (weak.run, weak.as_text, weak.draw)
@@ -39,6 +40,7 @@ BENCHES = {
     "scaling": Bench("weak scaling here: percent of ideal, exposed allreduce", weak.add_arguments, *_SCALING),
     "loader": Bench("the loader: clips/s raw and packed; cores a rank needs", *_LOADER),
     "allreduce": Bench("an allreduce by size; a machine's file for simulate", *_ALLREDUCE),
+    "lr": Bench("the loss against a growing LR; a base_lr for a small set", *_LR),
     "latency": Bench("latency and throughput of networks; tables of the TSM paper", *_LATENCY),
     "table1": Bench("the paper's Table 1: three networks, measured here", *_TABLE_1),
 }

@@ -35,7 +35,7 @@ from summit_train.tasks.task import task_named
 from summit_train.training.agreement import check_agreement, identity
 from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
 from summit_train.training.loop import train
-from summit_train.training.metrics import RunLog, last_extension
+from summit_train.training.metrics import RunLog, last_extension, stopped_early
 from summit_train.training.records import Records
 from summit_train.training.run import Run, read_inputs
 from summit_train.training.trace import traced_steps
@@ -80,7 +80,7 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
 
 
 def _change_of_epochs(path: str, more_epochs: int) -> Change:
-    """Return the epochs of a run folder before and after --more-epochs.
+    """Return the epochs of a run folder before and after --more-epochs; before: of one that stopped early, the trained.
 
     A command that is started again finds its own record, and adds nothing until the result of that is there.
     """
@@ -89,14 +89,15 @@ def _change_of_epochs(path: str, more_epochs: int) -> Change:
     if not Path(path).is_dir():
         raise UserError(f"--more-epochs must be used with a run folder, got {path}; try runs/NAME")
     spec = run_spec(path)
-    epochs, run_path, recorded = spec.schedule.epochs, spec.run_path, last_extension(spec.run_path)
+    run_path, recorded, stopped = spec.run_path, last_extension(spec.run_path), stopped_early(spec.run_path)
     if recorded is not None and recorded[1] - recorded[0] == more_epochs:
-        is_done, last_step = False, epochs * steps_per_epoch(run_path)
+        is_done, last_step = False, (stopped or recorded[1]) * steps_per_epoch(run_path)
         with suppress(OSError, ValueError, KeyError, TypeError):  # no result yet, or half of one
             rows = from_json(read_file(run_path / RESULT_FILE))["checkpoints"]
             is_done = any(row["step"] == last_step for row in rows)
-        if epochs == recorded[0] or (epochs == recorded[1] and not is_done):
+        if not is_done:
             return recorded
+    epochs = stopped or spec.schedule.epochs
     return epochs, epochs + more_epochs
 
 

@@ -189,6 +189,9 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     beside = "; written alongside the steps from a copy in rank 0's memory" if spec.checkpoint.background else ""
     workers, held = spec.data.workers, f"{plan.clip_bytes_per_rank / 1e6:,.1f} MB in memory at once"
     bn_batch = f"{counted(plan.clips_per_gpu, 'clip')} x {spec.data.num_frames} frames of one virtual GPU"
+    stop = spec.schedule.early_stop
+    most, early = ("", "") if stop is None else ("at most ", f"; {counted(stop.epochs, 'epoch')} without a better ")
+    early += "" if stop is None else f"{stop.measure} end it"
     fewer, more = divmod(plan.virtual_gpus, plan.ranks)
     shares = [f"{counted(n, 'rank')} x {each:,}" for n, each in ((plan.ranks - more, fewer), (more, fewer + 1)) if n]
     return [
@@ -196,7 +199,7 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         *balance_rows(plan),
         ("global batch", f"{counted(plan.global_batch, 'clip')} = {counted(plan.frames_per_batch, 'frame')}{repeats}"),
         *([("BN batch", bn_batch)] if plan.network.has_bn else []),
-        ("steps", f"{plan.total_steps:,} = {counted(plan.epochs, 'epoch')} x {plan.steps_per_epoch:,}"),
+        ("steps", f"{most}{plan.total_steps:,} = {counted(plan.epochs, 'epoch')} x {plan.steps_per_epoch:,}{early}"),
         ("dropped clips", f"{plan.dropped_clips_per_epoch:,} of {plan.clips:,} per epoch, different ones each time"),
         ("solver", describe_solver(spec.optimizer)),
         ("warm-up", f"{counted(plan.warmup_steps, 'step')} = {warmup_epochs}"),

@@ -21,6 +21,7 @@ from summit_train.evaluation.precise_bn import recompute_from_training
 from summit_train.evaluation.scores import PREDICTIONS, Found, prediction_names
 from summit_train.evaluation.scoring import PartialScores, Scorer
 from summit_train.models import VideoNetwork
+from summit_train.models.by_name import freeze_by_name
 from summit_train.models.foreign import check_sources
 from summit_train.plan import Plan
 from summit_train.spec import Spec
@@ -62,6 +63,8 @@ class Evaluation:
         num_videos, missing = 0, list[str]()
         for path, name in zip(paths, prediction_names(paths), strict=True):
             weights, average, step = read_weights(self.scorer, model, path)
+            if self.training is not None:  # which normalisations were trained decides which statistics are recomputed
+                freeze_by_name(model, max(0, step - 1) // self.training[0].steps_per_epoch)
             for found, kind, suffix in ((weights, rows, ""), (average, averages, "_ema")):
                 if found is None:
                     continue

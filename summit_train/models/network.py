@@ -19,6 +19,7 @@ from summit_train.core.errors import UserError
 from summit_train.core.machine import processor_digest
 from summit_train.models import VideoNetwork
 from summit_train.models.build import network_of
+from summit_train.models.by_name import freeze_by_name, frozen_until, lr_factors
 from summit_train.models.count import Count, count
 from summit_train.models.fast import accelerate, execution
 from summit_train.models.online import cache_shapes
@@ -44,6 +45,9 @@ def build_network(spec: Spec, generator: torch.Generator | None = None) -> Video
         if getattr(spec.optimizer, key) != 1 and not any(names):
             attribute = "head" if names else "stem"
             raise UserError(f"optimizer.{key}: must be 1, because {spec.model.arch} has no attribute {attribute}")
+    lr_factors(network, spec.optimizer)  # refuses names that the network does not have
+    network.frozen_until = frozen_until(network, spec.optimizer)
+    freeze_by_name(network, 0)
     return network
 
 
@@ -117,7 +121,8 @@ def separate_compile_cache() -> None:
 def count_network(spec: Spec) -> Count:
     """Count the spec's network on one training clip, as it will run.
 
-    Raises UserError for a foreign network that takes training's pictures and not those of the evaluation.
+    trained_parameters: at the end of the run. Raises UserError for names of parameters that it does not have, and for a
+    foreign network that takes training's pictures and not those of the evaluation.
     """
     model, data = spec.model, spec.data
     count_at = partial(count_model, model, accelerated=not spec.execution.compile)
@@ -129,6 +134,12 @@ def count_network(spec: Spec) -> Count:
         except Exception as error:
             takes = f"{model.arch} takes {data.crop} x {data.crop} pixels (data.crop) but not {side} x {side}"
             raise UserError(f"evaluate.short_side: {takes}: {error}") from error
+    if spec.optimizer.freeze or spec.optimizer.lr_factors:
+        with torch.device("meta"):
+            network = build_network(spec)
+        freeze_by_name(network, spec.schedule.epochs)
+        trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+        counted = replace(counted, trained_parameters=trained)
     return counted
 
 

@@ -100,6 +100,7 @@ class VideoNetwork(nn.Module):
     `sequences`: the nn.Sequentials whose members are the layers of a layer decay, and can be computed again in the
     backward pass. `stem`: the names of the convolutions that see the clip. `head`: the classifier's name.
     `undecayed`: names of weights that, like biases, have no weight decay.
+    `frozen_until`: names of parameters that a spec freezes, and for how many epochs (models.by_name).
     `pool1_form`: the pooling after conv1, if public networks with the same parameters differ in it.
     Where the head is a global average and one linear layer, `extract` averages what `feature_maps` returns.
     `sources`: SHA-256 of the files that build it, where they are not this package's, as keys of an experiment.
@@ -113,6 +114,7 @@ class VideoNetwork(nn.Module):
     pool1_form: Pool1 | None = None
     sources: Mapping[str, str] = MappingProxyType({})
     undecayed: tuple[str, ...] = ()
+    frozen_until: Mapping[str, float] = MappingProxyType({})
     replaceable = True
     note = ""
     avgpool: nn.Module

@@ -7,6 +7,7 @@ is to be skipped. No operation waits for the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import product
 from typing import Any, TypeVar
 
 import torch
@@ -26,12 +27,15 @@ def parameter_groups(
     What the model names in `undecayed` is among the second.
 
     lr_factors: of the parameters with these names, whose LR is that many times the others'; each such LR has two groups
-    of its own. Source: the paper, section 4.1 ("no weight decay on BatchNorm and bias").
+    of its own, and so have parameters of the same epochs in the model's `frozen_until`: a group counts its updates.
+    Source: the paper, section 4.1 ("no weight decay on BatchNorm and bias").
     """
     factors, undecayed = lr_factors or {}, getattr(model, "undecayed", ())
+    until: Mapping[str, float] = getattr(model, "frozen_until", {})
     groups: list[dict[str, Any]] = []
-    for factor in dict.fromkeys((1.0, *factors.values())):
-        own = {name: p for name, p in model.named_parameters() if factors.get(name, 1.0) == factor}
+    for epochs, factor in product(dict.fromkeys((0.0, *until.values())), dict.fromkeys((1.0, *factors.values()))):
+        kind = (epochs, factor)
+        own = {n: p for n, p in model.named_parameters() if (until.get(n, 0.0), factors.get(n, 1.0)) == kind}
         large = [p for name, p in own.items() if p.ndim > 1 and name not in undecayed]
         small = [p for name, p in own.items() if p.ndim <= 1 or name in undecayed]
         for decay, params in ((weight_decay, large), (weight_decay if decay_norms else 0.0, small)):
@@ -48,9 +52,16 @@ def build_sgd(groups: list[dict[str, Any]], momentum: float) -> torch.optim.SGD:
     leave them uninitialised if the first update is skipped.
     """
     optimizer = _uncompiled(torch.optim.SGD)(groups, lr=0.0, momentum=momentum, fused=True)
-    for parameter in (p for group in groups for p in group["params"] if momentum and p.requires_grad):
-        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    begin_momentum(optimizer)
     return optimizer
+
+
+def begin_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Give zeros to the trained parameters of SGD that lack a momentum buffer; other solvers begin in a step."""
+    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else []:
+        for parameter in group["params"] if group["momentum"] else []:
+            if parameter.requires_grad and not optimizer.state[parameter]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -137,6 +137,16 @@ class MoreEpochsRecord(LogRecord):
     after: int = Field(alias="to")
 
 
+class EarlyStopRecord(LogRecord):
+    """The end of a run after `epoch` epochs, `step` updates: its validations were no better than after best_epoch."""
+
+    epoch: int
+    step: int
+    measure: str
+    best: Known = None
+    best_epoch: int
+
+
 class CheckpointRecord(LogRecord):
     """A checkpoint after `step` updates, for which the steps waited `seconds`."""
 
@@ -169,6 +179,7 @@ KINDS: dict[str, TypeAdapter[Any]] = {
     "average": TypeAdapter(AverageRecord),
     "batch": TypeAdapter(BatchRecord),
     "checkpoint": TypeAdapter(CheckpointRecord),
+    "early_stop": TypeAdapter(EarlyStopRecord),
     "start": TypeAdapter(StartRecord),
     "rank_times": TypeAdapter(RankTimesRecord),
     "slow_rank": TypeAdapter(SlowRankRecord),

@@ -21,6 +21,7 @@ from summit_train.report.log_records import (
     AverageRecord,
     BatchRecord,
     CheckpointRecord,
+    EarlyStopRecord,
     EvalRecord,
     LogRecord,
     MoreEpochsRecord,
@@ -122,8 +123,9 @@ class RunRecord:
 
     label: the run's name. final: eval.json. others: those of `evals`, by other keys or of other checkpoints, by name.
     best: the checkpoint that checkpoint.keep_best keeps. plan: plan.json without clips_per_class. log: metrics.jsonl,
-    repeated steps included. seconds: recorded time of all steps (repeated ones count again), checkpoints and timed
-    validations. missing: names of absent files. notes: what could not be read.
+    repeated steps included. early_stop: where the run ended, if it ended so. seconds: recorded time of all steps
+    (repeated ones count again), checkpoints and timed validations. missing: names of absent files. notes: what could
+    not be read.
     last_step: the number of finished updates. steps_per_epoch: the plan's value, else that of the records: epoch e
     begins with step e * steps_per_epoch + 1. skipped_steps: updates not applied as a gradient was not finite.
     clips_per_second: the median over the steps, which start-up and restarts do not change. data_wait_share: the wait
@@ -174,7 +176,7 @@ class RunRecord:
     @property
     def is_done(self) -> bool:
         """Return whether the final evaluation covers the last step: `eval` during training writes eval.json, too."""
-        total = number(self.plan.get("total_steps"))
+        total = number(self.plan.get("total_steps")) if self.early_stop is None else self.early_stop.step
         scored = [score.step for score in self.final.checkpoints if score.step is not None] if self.final else []
         return total is not None and bool(scored) and max(scored) >= total
 
@@ -207,6 +209,9 @@ class RunRecord:
         batches = {record.epoch: record for record in rare if isinstance(record, BatchRecord)}
         self.batches = [batches[epoch] for epoch in sorted(batches)]
         self.checkpoints = [record for record in rare if isinstance(record, CheckpointRecord)]
+        stops = [record for record in rare if isinstance(record, EarlyStopRecord)]
+        # A run that was told to continue has steps after it.
+        self.early_stop = stops[-1] if stops and self.steps and stops[-1].step == self.steps[-1].step else None
         self.extensions = [record for record in rare if isinstance(record, MoreEpochsRecord)]
         self.starts, self.seconds, done = list[StartRecord](), 0.0, set[int]()
         for record in self.log:

@@ -64,7 +64,12 @@ def notes_of(run: RunRecord) -> list[str]:
     notes = [f"{name} is missing{CONSEQUENCES.get(name, '')}" for name in run.missing]
     notes += run.notes
     total = number(run.plan.get("total_steps"))
-    if total is not None and run.last_step < total:
+    if (stop := run.early_stop) is not None:
+        better = f"no better {stop.measure} in {counted(stop.epoch - stop.best_epoch, 'epoch')}"
+        best = "" if stop.best is None else f" than the {stop.best:.4g} of epoch {stop.best_epoch}"
+        steps = f"step {stop.step:,} of at most {show(total)}"
+        notes.append(f"Stopped early after epoch {stop.epoch}, {steps}: {better}{best}")
+    elif total is not None and run.last_step < total:
         notes.append(f"Unfinished: {run.last_step:,} of {total:,.0f} steps are done")
     if run.skipped_steps:
         count = counted(len(run.skipped_steps), "step")

@@ -148,9 +148,8 @@ class CheckpointSpec(Section):
     keep: Count = 5
     """Checkpoints of whole epochs to keep; the newest checkpoint always stays."""
     keep_best: str | None = None
-    """Also keep the checkpoint with the best validation during training by this measure: top1, map, or one of
-    evaluate.measures. A checkpoint is then written
-    before each validation; only those of every_epochs count in the final accuracy."""
+    """Also keep the checkpoint with the best validation by this measure: top1, map, or one of evaluate.measures. Each
+    validation then has a checkpoint; only those of every_epochs count in the final accuracy."""
     background: bool = False
     """Write from a copy in rank 0's memory, alongside the steps that follow. The files of single learners are written
     within the step."""
@@ -300,11 +299,12 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     grow = spec.parallel.grow_batch
     if spec.parallel.method == "averaging" and spec.ema.decay is not None:
         yield "ema.decay", "it averages the weights of one network, and each learner has its own; must be null"
-    if grow is not None and not spec.evaluate.every_epochs:
-        yield "parallel.grow_batch", "needs validations during training; set evaluate.every_epochs to 1 or more"
-    best, measured = spec.checkpoint.keep_best, MAIN_MEASURES[spec.loss.base]
+    stop, best, measured = spec.schedule.early_stop, spec.checkpoint.keep_best, MAIN_MEASURES[spec.loss.base]
+    deciding = {"parallel.grow_batch": grow, "checkpoint.keep_best": best, "schedule.early_stop": stop}
+    for key in (key for key, value in deciding.items() if value is not None and not spec.evaluate.every_epochs):
+        yield key, "needs validations during training; set evaluate.every_epochs to 1 or more"
     own = spec.evaluate.own_names
-    if best is not None and best != measured and best not in own:
+    if best is not None and best not in (measured, *own):
         choices = ", ".join([measured, *own])
         yield "checkpoint.keep_best", f"must be {choices} or null with loss.kind {spec.loss.base}, got {best}"
     for name in own:
@@ -313,8 +313,10 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
             break
     if own and not task_named(spec.task).gives_labels:
         yield "evaluate.measures", f"must be [] with task {spec.task}: they get a score of each class"
-    if best is not None and not spec.evaluate.every_epochs:
-        yield "checkpoint.keep_best", "needs validations during training; set evaluate.every_epochs to 1 or more"
+    known = [measured, *own, *(["val_loss"] if task_named(spec.task).gives_labels else [])]
+    if stop is not None and stop.measure not in known:
+        right = f"must be {' or '.join(known)} with loss.kind {spec.loss.base}, got {stop.measure}"
+        yield "schedule.early_stop.measure", right
     if grow is not None and grow.max is not None and grow.max < (clips := spec.scale.clips_per_gpu):
         yield "parallel.grow_batch.max", f"must be at least scale.clips_per_gpu, {clips}, got {grow.max}"
     if grow is not None and grow.max is not None and grow.max % data.repeats:

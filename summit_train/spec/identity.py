@@ -73,7 +73,7 @@ def experiment_keys(spec: Spec) -> dict[str, Any]:
     if spec.data.built_in_augment == "rand_augment":  # null is its defaults
         same["data.rand_augment"] = str(spec.data.rand_augment_settings.model_dump(mode="json"))
     same |= {f"{section}.{key}": value for section in _RECIPE for key, value in values[section].items()}
-    if spec.parallel.grow_batch is not None:  # validations decide the batch
+    if spec.parallel.grow_batch is not None or spec.schedule.early_stop is not None:  # validations decide
         same["evaluate.every_epochs"] = spec.evaluate.every_epochs
     return same | {"seed": spec.seed, "precision": spec.precision}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from summit_train.core.text import counted
 from summit_train.spec.typed import MOST, Count, Positive, Section
@@ -20,6 +20,7 @@ _MOMENTS = {"rmsprop": ("square_avg",), "adagrad": ("sum",), **dict.fromkeys(_WI
 COUNTERS = {"adam": ("step",), "adamw": ("step",), "lamb": ("updates",)}
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Rate = Annotated[float, Field(gt=0, le=MOST)]
+_FREEZE = WithJsonSchema({"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "object"}]}})
 
 
 def kept_tensors(solver: str, momentum: float | None) -> list[str]:
@@ -39,6 +40,23 @@ class TrustRatioSpec(Section):
     """bounded: the least ratio. DATE gives no bounds; these are this project's."""
     upper: Positive = 10.0
     """bounded: the largest ratio."""
+
+
+class FreezeSpec(Section):
+    """Parameters that are not trained, by name."""
+
+    names: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    """Of parameters, or of modules with all their parameters; globs."""
+    until_epoch: Count | None = None
+    """They are trained after this many epochs; null: never."""
+
+
+def _parts(value: Any) -> Any:
+    """Gather the names in a list, which are frozen for the whole run, in one section in front of the others."""
+    if not isinstance(value, list):
+        return value
+    names = [one for one in value if isinstance(one, str)]
+    return [*([{"names": names}] if names else []), *(one for one in value if not isinstance(one, str))]
 
 
 class OptimizerSpec(Section):
@@ -68,12 +86,16 @@ class OptimizerSpec(Section):
     lr_scaling: Literal["linear", "sqrt", "none"] = "linear"
     """Peak LR = base_lr * f, with f the ratio of the batches, its root, or 1."""
     head_lr_factor: Rate = 1.0
-    """The classifier's LR is this times the others', for fine-tuning."""
+    """Factor on the classifier's LR, for fine-tuning."""
     first_lr_factor: Rate = 1.0
-    """The LR of the first convolution is this times the others', for a network of flow that starts from one of rgb."""
+    """Factor on the LR of the first convolution, for flow from weights of rgb."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """The last block's LR is this times the classifier's LR; each block's is this times that of the next block, down
-    to the layers before the blocks. 1: the same LR everywhere."""
+    """Factor on the LR from each block to the one before it, from the classifier down. 1: the same LR everywhere."""
+    lr_factors: dict[str, Rate] = Field(default={})
+    """Factors on the LR, by name as in freeze. All of a parameter's factors are multiplied."""
+    freeze: Annotated[tuple[FreezeSpec, ...], Field(strict=False), BeforeValidator(_parts), _FREEZE] = ()
+    """Names of parameters or modules not to train; * matches any characters. {names: [layer1], until_epoch: 5} trains
+    them after 5 epochs. A frozen normalisation keeps its statistics."""
     clip_norm: Positive | None = None
     """Clip the global norm of the gradient to this; null: no clipping."""
     trust_ratio: TrustRatioSpec | None = None
@@ -96,11 +118,23 @@ class OptimizerSpec(Section):
         return len(kept_tensors(self.name, self.momentum))
 
 
+class EarlyStopSpec(Section):
+    """When a run ends before its last epoch."""
+
+    measure: str
+    """top1 (map with loss.kind binary), one of evaluate.measures, or val_loss."""
+    epochs: Count
+    """The run ends with the validation this many epochs, or more, after the best one. Validated epochs have
+    checkpoints, which count in the final accuracy."""
+
+
 class ScheduleSpec(Section):
     """The length of the run and the course of the LR."""
 
     epochs: Count = 100
     """Length of the run."""
+    early_stop: EarlyStopSpec | None = None
+    """End the run when validations no longer improve; null: never."""
     warmup_epochs: Annotated[float, Field(ge=0, le=MOST)] = 5
     """The LR rises to its peak over this many epochs, step by step."""
     warmup: Literal["linear", "squared"] = "linear"
@@ -168,6 +202,10 @@ def solver_problems(
         yield "optimizer.trust_ratio.lower", f"must be at most upper: {bounds}"
     if trust is not None and trust.kind == "lars" and optimizer.name == "lamb":
         yield "optimizer.trust_ratio", "lamb includes a trust ratio; take lars over another solver, or null"
+    for part in optimizer.freeze:
+        if part.until_epoch is not None and part.until_epoch >= schedule.epochs:
+            right = f"must be below the run's {counted(schedule.epochs, 'epoch')}, got {part.until_epoch}"
+            yield "optimizer.freeze", f"until_epoch {right}; null freezes for the whole run"
     if schedule.warmup_scaling == "none" and schedule.warmup_epochs > schedule.epochs:
         right = f"must be at most the run's {counted(schedule.epochs, 'epoch')}, got {schedule.warmup_epochs:g}"
         yield "schedule.warmup_epochs", right
@@ -197,6 +235,9 @@ def describe_solver(optimizer: OptimizerSpec) -> str:
     words = [", ".join(parts), f"weight decay {optimizer.weight_decay:g}"]
     if optimizer.layer_decay != 1:
         words.append(f"layer decay {optimizer.layer_decay:g}")
+    for part in optimizer.freeze:
+        until = "" if part.until_epoch is None else f" for {counted(part.until_epoch, 'epoch')}"
+        words.append(f"frozen{until}: {', '.join(part.names)}")
     trust = optimizer.trust_ratio
     if trust is not None:
         values = f"{trust.coefficient:g}" if trust.kind == "lars" else f"[{trust.lower:g}, {trust.upper:g}]"

@@ -31,6 +31,7 @@ from torch import nn
 from summit_train.core.comm import World
 from summit_train.core.saved import bound_of, check_fit, give_weights, in_memory, learner_path, load_checkpoint
 from summit_train.data.batches.loader import MicroBatch
+from summit_train.models.by_name import freeze_by_name
 from summit_train.models.video import trained_norms
 from summit_train.plan import Rung
 from summit_train.spec.optimizer import GrowBatchSpec, ParallelSpec
@@ -97,6 +98,12 @@ class AveragingStep:
         stopwatch.lap("allreduce")
         local_loss = torch.stack([result.local_loss for result in results]).sum()
         return StepResult(sums, local_loss, results[0].ratios, has_squares=False, averaging=averaging)
+
+    def unfreeze(self, epoch: int) -> int:
+        """Train what optimizer.freeze has frozen for `epoch` epochs, as TrainStep does; return its elements."""
+        for learner in self._learners.values():
+            learner.unfreeze(epoch)
+        return freeze_by_name(self._model, epoch)
 
     @torch.no_grad()
     def _end_round(self) -> Averaging:

@@ -1,4 +1,4 @@
-"""The best validation of a run so far, whose checkpoint is kept beyond checkpoint.keep (checkpoint.keep_best)."""
+"""The best validation of a run so far: its checkpoint is kept (checkpoint.keep_best), and the run may end after it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from summit_train.core.files import write_json
 from summit_train.core.saved import best_path, checkpoint_path
 from summit_train.spec import Spec
+from summit_train.spec.optimizer import EarlyStopSpec
 
 
 class Best:
@@ -54,3 +55,36 @@ class Best:
             write_json(path, {"step": self._step, "measure": self._measure, "value": self._value})
         else:
             path.unlink(missing_ok=True)
+
+
+class EarlyStop:
+    """Whether the last validation came too long after the best one (schedule.early_stop). The same on all ranks.
+
+    It is part of each checkpoint; that of a validated epoch is from before its validation. spec: None where no run
+    stops early.
+    """
+
+    def __init__(self, spec: EarlyStopSpec | None) -> None:
+        self._spec, self._epoch, self.best_epoch, self._score = spec, 0, 0, -math.inf
+        self._sign = -1 if spec is not None and spec.measure == "val_loss" else 1
+
+    @property
+    def is_reached(self) -> bool:
+        return self._spec is not None and self._epoch - self.best_epoch >= self._spec.epochs
+
+    @property
+    def best(self) -> float:
+        """The measure of the best validation; infinite before the first one that is known."""
+        return self._sign * self._score
+
+    def update(self, epoch: int, value: float | None) -> None:
+        """Take in the measure after `epoch` finished epochs. One that is unknown or only equal is no improvement."""
+        self._epoch = epoch
+        if value is not None and self._sign * value > self._score:  # nor NaN
+            self.best_epoch, self._score = epoch, self._sign * value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "best_epoch": self.best_epoch, "score": self._score}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._epoch, self.best_epoch, self._score = state["epoch"], state["best_epoch"], state["score"]

@@ -121,12 +121,19 @@ def steps_per_epoch(run_path: Path) -> int:
     return steps
 
 
+def validates(spec: Spec, epoch: int) -> bool:
+    every = spec.evaluate.every_epochs  # 0: never
+    return every > 0 and (epoch % every == 0 or epoch == spec.schedule.epochs)
+
+
 def is_due(spec: Spec, epoch: int) -> bool:
     """Return whether the end of an epoch always has a checkpoint, one that may count in the final accuracy.
 
-    Those that requests to stop and validations leave at the ends of other epochs would change it.
+    Those that requests to stop and validations leave at the ends of other epochs would change it. Any validation may be
+    the last where the run may stop early.
     """
-    return epoch % spec.checkpoint.every_epochs == 0 or epoch == spec.schedule.epochs
+    is_last = epoch == spec.schedule.epochs or (spec.schedule.early_stop is not None and validates(spec, epoch))
+    return epoch % spec.checkpoint.every_epochs == 0 or is_last
 
 
 def epoch_checkpoints(spec: Spec, steps_per_epoch: int) -> list[Path]:

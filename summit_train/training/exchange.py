@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed
@@ -99,10 +100,18 @@ class Exchange:
         self._begun = 0  # buckets whose mean has begun
         self._stopwatch = UNTIMED
         self._is_last_pass, self._is_first_step = False, True
+        self._hooks = list[RemovableHandle]()
         for bucket in self.buckets:
             for parameter in bucket.parameters:
                 fill = partial(self._fill, bucket, names[parameter])
-                parameter.register_post_accumulate_grad_hook(fill)  # type: ignore[no-untyped-call]
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(fill))  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Leave the parameters to another exchange, such as one of more of them."""
+        for hook in self._hooks:
+            hook.remove()
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def begin_step(self, stopwatch: Stopwatch = UNTIMED) -> None:
         self._begun, self._is_last_pass, self._stopwatch = 0, False, stopwatch

@@ -23,7 +23,7 @@ _NEARLY_ALL, _MOST_OF_LIST, _FEWEST_VIDEOS, _VIDEOS_A_CLASS = 0.98, 0.9, 20, 4
 _EARLY = 1 / 3
 _CAUSES = (
     "usual causes: a learning rate too high for the classifier (optimizer.base_lr, optimizer.head_lr_factor), one too "
-    "low, too much of the network frozen (model.freeze_*), shuffled labels"
+    "low, too much of the network frozen (model.freeze_*, optimizer.freeze), shuffled labels"
 )
 
 

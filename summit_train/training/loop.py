@@ -8,20 +8,21 @@ from contextlib import ExitStack, closing
 from functools import partial
 
 from summit_train.core.errors import RunFailed, describe, is_bug
+from summit_train.core.text import counted
 from summit_train.core.watch import Stopped, StopRequest
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.spec import Spec
-from summit_train.training.checkpoint import is_due
+from summit_train.training.checkpoint import is_due, validates
 from summit_train.training.metrics import RunLog
 from summit_train.training.records import Records, StepClips
 from summit_train.training.run import Run
 from summit_train.training.step import Requests
 from summit_train.training.stopwatch import Mark, Stopwatch
-from summit_train.training.validation import grow, replay_missed_validation, validate, validates
+from summit_train.training.validation import grow, replay_missed_validation, stop_early, validate
 
 
 def train(run: Run, records: Records, stop: StopRequest) -> None:
-    """Train from run.start_step to the end.
+    """Train from run.start_step to the end, or until validations say that it is reached early.
 
     Raises Stopped on request, with a checkpoint, and RunFailed, with rank, host, step and clips, if the data or the
     numbers fail.
@@ -57,6 +58,8 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
                 if validates(spec, epoch):
                     end_epoch(run, records.log, stop, epoch, is_saved=is_saved)
                     records.stopwatch.lap("validation")
+                if (number := run.step.unfreeze(epoch)) and records.log is not None:
+                    records.log.say(f"epoch {epoch}: optimizer.freeze ends for {counted(number, 'parameter')}")
             records.trace.end_step(step)
 
 
@@ -68,7 +71,7 @@ def clips_of_steps(run: Run) -> Generator[StepClips, None, None]:
     plan, world, step = run.plan, run.world, run.start_step
     rung, batches = run.growth.rung, None
     with ExitStack() as held:
-        while step < plan.total_steps:
+        while step < plan.total_steps and not run.early_stop.is_reached:
             step = max(step, plan.first_step(step // plan.steps_per_epoch, run.growth.rung))
             run.watchdog.at(f"loading the clips of step {step + 1}")
             start, began = Mark(run.device), time.perf_counter()
@@ -124,6 +127,7 @@ def end_epoch(run: Run, log: RunLog | None, stop: StopRequest, epoch: int, *, is
             save(run, log, step)
         raise
     run.compare_with_best(step, measures)
+    stop_early(run, log, epoch, measures)
     grow(run, log, epoch, measures)
 
 

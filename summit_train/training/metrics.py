@@ -119,10 +119,18 @@ def last_extension(run_path: Path) -> tuple[int, int] | None:
     return found[-1] if found else None
 
 
-def _records(run_path: Path, word: bytes = b"") -> Iterator[dict[str, Any]]:
-    """Yield the records with a word in their line; half lines have none."""
+def stopped_early(run_path: Path) -> int | None:
+    """Return the epoch after which the run has stopped early, None if it has not, or was told to continue since."""
+    found = None
+    for record in _records(run_path, b'"early_stop"', b'"more_epochs"'):
+        found = record["epoch"] if record["kind"] == "early_stop" else None
+    return found
+
+
+def _records(run_path: Path, *words: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the records with one of the words in their line, or all; half lines have none."""
     with suppress(FileNotFoundError), open(run_path / METRICS_FILE, "rb", opener=regular) as file:
         for line in file:
             with suppress(ValueError):
-                if word in line:
+                if not words or any(word in line for word in words):
                     yield from_json(line)

@@ -33,10 +33,10 @@ def first_state(
 ) -> tuple[State, list[str]]:
     """Return the newest whole checkpoint of the run, or {} after loading pretrained weights into `model`; and notes.
 
-    train: as in experiment_of. check: as in load_newest. more_epochs: asked for, or recorded, the run may be longer
-    than that of the checkpoint, whose step then is the lineage of later ones ("line"). Raises CheckpointError if the
-    checkpoint is of another experiment otherwise or none is whole, and UserError for weights that are missing or of
-    another network, and for a foreign network whose norms depend on the ranks.
+    train: as in experiment_of. check: as in load_newest. more_epochs: asked for, or recorded, the run may be of another
+    length than that of the checkpoint, whose step then is the lineage of later ones ("line"). Raises CheckpointError
+    if the checkpoint is of another experiment otherwise or none is whole, and UserError for weights that are missing or
+    of another network, and for a foreign network whose norms depend on the ranks.
     """
     if plan.virtual_gpus > 1:
         check_norms(model)
@@ -55,15 +55,16 @@ def first_state(
     saved = {key: value for key, value in state.get("experiment", {}).items() if key not in unknown}
     differing = experiment_differences(saved, wanted.values())
     epochs = spec.schedule.epochs
-    is_longer = differing.keys() == {"schedule.epochs"} and saved.get("schedule.epochs", epochs) < epochs
-    if is_longer and (more_epochs or (last_extension(spec.run_path) or (0, 0))[1] == epochs):
+    is_length, before = differing.keys() == {"schedule.epochs"}, saved.get("schedule.epochs", epochs)
+    if is_length and (more_epochs or (last_extension(spec.run_path) or (0, 0))[1] == epochs):
         lr = f"LR continues at {plan.learning_rate(state['step']):.6g}, as in a run of {epochs} epochs"
-        notes.append(f"more epochs: {epochs} instead of {saved['schedule.epochs']}; {lr}")
-        state = {key: value for key, value in state.items() if not key.startswith("best_")} | {"line": state["step"]}
+        notes.append(f"more epochs: {epochs} instead of {before}; {lr}")
+        begun = {key: value for key, value in state.items() if not key.startswith(("best_", "early_stop"))}
+        state = begun | {"line": state["step"]}
     elif differing:
         right = f"Give this run another name; to begin it with these weights, set model.pretrained to {spec.run_path}"
-        if is_longer:
-            right = f"To train it longer: train {spec.run_path} --more-epochs {epochs - saved['schedule.epochs']}"
+        if is_length and before < epochs:
+            right = f"To train it longer: train {spec.run_path} --more-epochs {epochs - before}"
         raise CheckpointError(f"{path} is of another experiment: {'; '.join(differing.values())}. {right}")
     return state, [*notes, f"resumes from {path}"]
 

@@ -26,6 +26,7 @@ from summit_train.data.video.own_augment import try_augment
 from summit_train.evaluation.measures import open_measures
 from summit_train.models import VideoNetwork
 from summit_train.models.arithmetic import check_arithmetic
+from summit_train.models.by_name import lr_factors
 from summit_train.models.network import initial_network
 from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
@@ -35,7 +36,7 @@ from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.tasks.task import task_named
 from summit_train.training.agreement import experiment_of
 from summit_train.training.averaging import AveragingStep, GrowingBatch
-from summit_train.training.best import Best
+from summit_train.training.best import Best, EarlyStop
 from summit_train.training.checkpoint import Writer, prune_checkpoints, serialised, write_checkpoint
 from summit_train.training.health import Health
 from summit_train.training.noise import NoiseScale
@@ -115,20 +116,23 @@ class Run:
         world.together(partial(give_weights, self.model, path, world.broadcast(weights, own)))
         # --- step
         self.step = build_step(spec, plan, world, self.model, device, counts)
+        self.step.unfreeze(max(0, step - 1) // plan.steps_per_epoch)  # as in the update before the checkpoint
         own = self.step.checkpoint(path, step) if isinstance(self.step, TrainStep) else {}
         saved = world.broadcast(in_memory(state, own), own)
         if saved:
             world.together(lambda: self.step.restore(path, saved | {"model": self.model.state_dict()}))
+        self.step.unfreeze(step // plan.steps_per_epoch)
         self.measures = open_measures(spec)
         # --- records; a file of the user's own may change while the run has what was in it
         self._experiment = experiment_of(spec, plan, self.train_set, self.model).values()
         self.val_loss = task_named(spec.task).part("loss")(spec, counts, torch.device("cpu"))
-        self.health, self.best = Health(spec, plan), Best(spec)
+        self.health, self.best, self.early_stop = Health(spec, plan), Best(spec), EarlyStop(spec.schedule.early_stop)
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.growth = GrowingBatch(spec.parallel.grow_batch, plan.ladder)
         clips_per_epoch = plan.clips - plan.dropped_clips_per_epoch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
         self._parts: dict[str, Any] = {"bad_clips": self.bad_clips, "noise_scale": self.noise, "growth": self.growth}
+        self._parts["early_stop"] = self.early_stop
         if spec.checkpoint.keep_best is not None:
             self._parts[self.best.part] = self.best
         for name, part in self._parts.items():
@@ -258,26 +262,6 @@ def build_step(
         learner.load_state_dict(model.state_dict())
         learners[number] = step_of(learner, alone)
     return AveragingStep(spec.parallel, model, learners, plan.virtual_gpus, world, device, plan.steps_per_epoch)
-
-
-def lr_factors(model: VideoNetwork, solver: OptimizerSpec) -> dict[str, float]:
-    """Return what the LR of each parameter is multiplied by, by name: its module's factor and its layer's.
-
-    With L the classifier's layer, layer l has layer_decay^(L - l): BEiT's rule (Bao et al. 2022), which VideoMAE and
-    timm have as well.
-    """
-    modules = {model.head: solver.head_lr_factor} | dict.fromkeys(model.stem, solver.first_lr_factor)
-    factors = {
-        f"{module}.{name}": factor
-        for module, factor in modules.items()
-        if module  # a foreign network may not name them
-        for name, _ in model.get_submodule(module).named_parameters()
-    }
-    if solver.layer_decay == 1:
-        return factors
-    layers = model.layer_numbers()
-    last = max(layers.values())
-    return {name: factors.get(name, 1.0) * solver.layer_decay ** (last - layer) for name, layer in layers.items()}
 
 
 def build_train_step(

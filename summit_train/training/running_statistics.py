@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
 
 from summit_train.core.comm import World
 from summit_train.data.batches.order import virtual_gpus_of
@@ -40,6 +41,14 @@ class RunningStatistics:
         self._share = self._accumulation * world.size / virtual_gpus  # over the mean share
         self._before = self._mean = torch.empty(0)
         self._wait: Callable[[], None] = lambda: None
+        self._hooks = list[RemovableHandle]()
+
+    def close(self) -> None:
+        """Leave the normalisations as they were found: to others of which more are trained."""
+        for norm, momentum in zip(self._norms, self._momenta, strict=True):
+            norm.momentum = momentum
+        for hook in self._hooks:
+            hook.remove()
 
     def begin_step(self) -> None:
         if self._norms:
@@ -103,8 +112,9 @@ class CountedStatistics(RunningStatistics):
         self._calls = self._passes = [0] * len(self._norms)  # calls in this pass; passes of the step with a call
         self._step, self._first = 0, list[torch.Tensor]()  # the statistics from before the pass
         self._is_forward = False
-        for number, norm in enumerate(self._norms):
-            norm.register_forward_pre_hook(partial(self._weigh, number))
+        self._hooks = [
+            norm.register_forward_pre_hook(partial(self._weigh, number)) for number, norm in enumerate(self._norms)
+        ]
 
     def begin_pass(self, micro_batch: int, step: int) -> None:
         if micro_batch == 0:

@@ -16,9 +16,10 @@ from summit_train.core.comm import World
 from summit_train.core.saved import check_fit
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import virtual_gpus_of
+from summit_train.models.by_name import freeze_by_name
 from summit_train.models.precision import Normalise, mixed_precision, parameter_type
 from summit_train.models.video import trained_norms
-from summit_train.optim.solvers import set_learning_rate
+from summit_train.optim.solvers import begin_momentum, set_learning_rate
 from summit_train.optim.trust import Ratios, TrustRatio
 from summit_train.spec.augment import MixSpec
 from summit_train.spec.modality import RGB, Modality
@@ -236,12 +237,26 @@ class TrainStep:
         self._normalise = None if settings.modality is None else Normalise(self._dtype, device, settings.modality)
         self._accumulation = len(virtual_gpus_of(world.rank, world.size, settings.virtual_gpus))
         self._divisor = settings.virtual_gpus / world.size  # of a micro-batch's loss
-        kind = RunningStatistics if getattr(model, "replaceable", True) else CountedStatistics  # of a foreign network
-        self.statistics = kind(model, settings.virtual_gpus, world)
-        self._exchange = Exchange(model.named_parameters(), world, settings.compression)
         self.loss_scale = LossScale(settings.precision == "fp16", device)
         self.average = None if settings.ema_decay is None else WeightAverage(model, settings.ema_decay)
+        self._take_trained()
+
+    def _take_trained(self) -> None:
+        """Set up what depends on which parameters are trained, from the next step on."""
+        model, settings = self.model, self._settings
+        kind = RunningStatistics if getattr(model, "replaceable", True) else CountedStatistics  # of a foreign network
+        self.statistics = kind(model, settings.virtual_gpus, self._world)
+        self._exchange = Exchange(model.named_parameters(), self._world, settings.compression)
         self._squares = PassSquares(model)
+
+    def unfreeze(self, epoch: int) -> int:
+        """Train what optimizer.freeze has frozen for `epoch` epochs, with a new solver state; return its elements."""
+        if number := freeze_by_name(self.model, epoch):
+            self._exchange.close()
+            self.statistics.close()
+            self._take_trained()
+            begin_momentum(self.optimizer)
+        return number
 
     def __call__(
         self,

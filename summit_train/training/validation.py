@@ -9,8 +9,8 @@ from typing import Any
 from summit_train.core.text import counted
 from summit_train.core.watch import StopRequest
 from summit_train.evaluation.measures import left_out, say_left_out
-from summit_train.spec import Spec
 from summit_train.tasks.task import task_named
+from summit_train.training.checkpoint import validates
 from summit_train.training.metrics import RunLog, validated
 from summit_train.training.run import Run
 
@@ -31,16 +31,24 @@ def grow(run: Run, log: RunLog | None, epoch: int, measures: Mapping[str, Any] |
         log.say(f"epoch {epoch}: batch of a learner {change} ({accuracy:.2f} %, best before {best:.2f} %)")
 
 
-def validates(spec: Spec, epoch: int) -> bool:
-    every = spec.evaluate.every_epochs  # 0: never
-    return every > 0 and (epoch % every == 0 or epoch == spec.schedule.epochs)
+def stop_early(run: Run, log: RunLog | None, epoch: int, measures: Mapping[str, Any] | None) -> None:
+    """Decide by rank 0's validation after `epoch` whether it was the last epoch. Collective where it may be."""
+    spec, stop = run.spec.schedule.early_stop, run.early_stop
+    if spec is None or epoch == run.spec.schedule.epochs:
+        return
+    stop.update(epoch, run.world.broadcast(None if measures is None else measures[spec.measure]))
+    if stop.is_reached and log is not None:
+        about = {"measure": spec.measure, "best": stop.best, "best_epoch": stop.best_epoch}
+        log.write("early_stop", epoch=epoch, step=epoch * run.plan.steps_per_epoch, **about)
+        best = f"the best {spec.measure}, {stop.best:.4g}, is that of epoch {stop.best_epoch}"
+        log.say(f"epoch {epoch}: stops early, {counted(epoch - stop.best_epoch, 'epoch')} without improvement: {best}")
 
 
 def replay_missed_validation(run: Run, log: RunLog | None, stop: StopRequest) -> None:
     """Validate if the run ended between the checkpoint of an epoch and its validation.
 
-    Grow the batch by the result, and name the best checkpoint, if the checkpoint does not include that yet. The curve,
-    the batch and the best then equal those of a run that was not stopped.
+    Grow the batch by the result, name the best checkpoint, and stop early, if the checkpoint does not include that yet.
+    The curve, the batch, the best and the end then equal those of a run that was not stopped.
     """
     epoch, inside = divmod(run.start_step, run.plan.steps_per_epoch)
     if epoch and not inside and validates(run.spec, epoch):
@@ -49,6 +57,7 @@ def replay_missed_validation(run: Run, log: RunLog | None, stop: StopRequest) ->
         if measures is None:
             measures = validate(run, log, stop, epoch)
         run.compare_with_best(run.start_step, measures)
+        stop_early(run, log, epoch, measures)
         if run.growth.lacks(epoch // run.spec.evaluate.every_epochs):
             grow(run, log, epoch, measures)
     if log is not None:
@@ -82,7 +91,8 @@ def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> dic
         missing = say_left_out(left_out(scores, run.val_set.manifest.class_names))
         views, clips = ("one clip each", 1) if spec.evaluate.mode == "clips" else ("all frames streamed", None)
         loss = run.val_loss.of_scores(scores)
-        record = measures | {"val_loss": loss, "videos": videos, "clips": clips, "seconds": seconds}
+        measures |= {"val_loss": loss}
+        record = measures | {"videos": videos, "clips": clips, "seconds": seconds}
         log.write("eval", epoch=epoch, step=step, **record)
         unknown = "" if measures[known.main.key] is not None else "unknown measure: best checkpoint and batch stay"
         about = "; ".join(filter(None, (f"{counted(videos, 'video')}, {views}", bad, missing, unknown)))

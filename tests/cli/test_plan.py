@@ -274,3 +274,15 @@ def test_groups_of_both_sets_are_named(write_spec: WriteSpec, motion_set: Path, 
     (tmp_path / "bad.csv").write_text("".join(f"{line}\n" for line in ("path,reason", *(f"{path},x" for path in bad))))
     (line,) = json.loads(say("plan", spec, "--json", f"data.quarantine={tmp_path}/bad.csv")[1])["warnings"]
     assert line.startswith("data.val shares 1 group (column group) with data.train, such as g2: ")
+
+
+def test_an_early_stop_makes_the_steps_the_most_and_frozen_parts_are_named(write_spec: WriteSpec, say: Say) -> None:
+    keys = ["schedule.early_stop={measure: top1, epochs: 1}", "evaluate.every_epochs=1"]
+    freeze = "optimizer.freeze=[conv1, {names: [layer1, fc], until_epoch: 1}]"
+    status, out, _ = say("plan", write_spec(), *keys, freeze)
+    assert status == 0
+    assert "at most 20 = 2 epochs x 10; 1 epoch without a better top1 end it" in out
+    assert "; frozen: conv1; frozen for 1 epoch: layer1, fc" in out
+    # conv1 has 8 x 3 x 7 x 7 weights
+    found = json.loads(say("plan", write_spec(), freeze, "--json")[1])
+    assert found["parameters"] - found["trained_parameters"] == 8 * 3 * 49

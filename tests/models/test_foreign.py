@@ -14,6 +14,7 @@ from torch import nn
 
 from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork, build_model
+from summit_train.models.by_name import lr_factors
 from summit_train.models.fast import accelerate
 from summit_train.models.foreign import check_norms
 from summit_train.models.network import build_network, count_model, count_network
@@ -21,7 +22,6 @@ from summit_train.models.weights import load_pretrained
 from summit_train.optim.solvers import parameter_groups
 from summit_train.spec import ModelSpec, Spec, spec_from_values
 from summit_train.spec.optimizer import OptimizerSpec
-from summit_train.training.run import lr_factors
 
 # 3 x 8 x 27 weights and 8 norms' pairs; 4 classes of 8 features and their biases.
 SMALL = """

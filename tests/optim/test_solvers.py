@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from summit_train.models import build_model
+from summit_train.models.by_name import lr_factors
 from summit_train.optim.solvers import build_sgd, build_solver, kept_state, parameter_groups, set_learning_rate
 from summit_train.spec.optimizer import OptimizerSpec
-from summit_train.training.run import lr_factors
 from tests.closeness import assert_all_near
 from tests.optim.shared import give_gradients, network
 from tests.timms import needs_timm, timm_module

@@ -61,7 +61,7 @@ def test_every_mistake_of_a_spec_is_told_at_once_each_with_its_line(refused: Cal
         "override 'model.width=0': model.width: Input should be greater than 0, got 0",
         "spec.yaml:6: optimizer.momentun: unknown key; did you mean momentum? valid: name, momentum, alpha, "
         "betas, eps, weight_decay, decay_norms, base_lr, base_batch, lr_scaling, head_lr_factor, first_lr_factor, "
-        "layer_decay, clip_norm, trust_ratio, compression",
+        "layer_decay, lr_factors, freeze, clip_norm, trust_ratio, compression",
         "spec.yaml:7: optimizer.base_lr: Input should be a valid number, got 'fast'",
         "spec.yaml:8: precision: 'fp8' is not a choice; valid: fp32, fp16, bf16, fp64",
         "spec.yaml:9: seed: Input should be greater than or equal to 0, got -1",
@@ -219,6 +219,16 @@ def test_impossible_combinations_are_refused(
 )
 def test_the_edge_of_the_possible_is_accepted(load: Callable[..., Spec], overrides: str) -> None:
     load("", *overrides.split())
+
+
+def test_parts_that_are_frozen_for_some_epochs_are_trained_in_the_last_one(load: Callable[..., Spec]) -> None:
+    freeze = "optimizer.freeze=[conv1, {names: [layer1, fc], until_epoch: %d}]"
+    spec = load("", "schedule.epochs=9", freeze % 8)
+    assert [(part.names, part.until_epoch) for part in spec.optimizer.freeze] == [
+        (("conv1",), None), (("layer1", "fc"), 8),
+    ]  # fmt: skip
+    with pytest.raises(UserError, match=r"optimizer\.freeze: until_epoch must be below the run's 9 epochs, got 9"):
+        load("", "schedule.epochs=9", freeze % 9)
 
 
 def test_choices_and_limits_are_those_of_the_networks() -> None:

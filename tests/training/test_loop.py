@@ -12,8 +12,8 @@ import pytest
 from summit_train.core.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.spec import spec_from_values
+from summit_train.training.checkpoint import validates
 from summit_train.training.step import TrainStep
-from summit_train.training.validation import validates
 from tests.conftest import WriteSpec
 from tests.runs import records
 from tests.worlds import forked, main_without_reports

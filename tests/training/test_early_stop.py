@@ -1,0 +1,168 @@
+"""Early stop: the rule by hand; a run that ends so, on any ranks, after kills, and how it continues."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from summit_train.core.errors import UserError
+from summit_train.core.saved import find_checkpoints, step_of
+from summit_train.report.records import RunRecord
+from summit_train.report.tables import notes_of
+from summit_train.spec import load_spec
+from summit_train.spec.optimizer import EarlyStopSpec
+from summit_train.training.best import EarlyStop
+from summit_train.training.checkpoint import is_due
+from tests.conftest import WriteSpec, spec_writer
+from tests.runs import assert_bit_equal, load_any, records, rewound, steps_of
+from tests.worlds import command, needs_ranks, train
+
+
+@pytest.mark.parametrize(
+    ("measure", "epochs", "validations", "expected"),
+    [
+        # (epoch, value): the last one is where it stops
+        ("top1", 2, [(1, 50.0), (2, 50.0), (3, 49.0)], (1, 50.0)),  # equal is no better
+        ("top1", 2, [(1, 50.0), (2, 40.0), (3, 50.1), (4, 50.0), (5, 50.1)], (3, 50.1)),
+        ("val_loss", 2, [(1, 1.5), (2, 1.6), (3, 1.4), (4, 1.4), (5, 9.0)], (3, 1.4)),
+        ("val_loss", 1, [(1, 0.5), (2, math.nan)], (1, 0.5)),
+        ("map", 3, [(1, None), (2, 10.0), (3, None), (4, None), (5, None)], (2, 10.0)),  # unknown is no better
+        ("top1", 5, [(5, 10.0), (10, 20.0), (15, 20.0)], (10, 20.0)),  # a validation every 5 epochs
+        ("top1", 6, [(5, 10.0), (10, 9.0), (15, 8.0)], (5, 10.0)),
+        ("top1", 2, [(1, None), (2, None)], (0, -math.inf)),
+        ("val_loss", 2, [(1, None), (2, None)], (0, math.inf)),
+    ],
+)
+def test_a_run_stops_n_epochs_after_its_best_validation(
+    measure: str, epochs: int, validations: list[tuple[int, float | None]], expected: tuple[int, float]
+) -> None:
+    stop = EarlyStop(EarlyStopSpec(measure=measure, epochs=epochs))
+    for epoch, value in validations:
+        assert not stop.is_reached
+        again = EarlyStop(EarlyStopSpec(measure=measure, epochs=epochs))
+        again.load_state_dict(json.loads(json.dumps(stop.state_dict())))
+        stop.update(epoch, value)
+        again.update(epoch, value)
+        again.update(epoch, value)  # as a resumed run may
+        assert again.state_dict() == stop.state_dict() and again.is_reached == stop.is_reached
+    assert stop.is_reached and (stop.best_epoch, stop.best) == expected
+    never = EarlyStop(None)
+    for epoch, value in validations:
+        never.update(epoch, value)
+    assert not never.is_reached
+
+
+@pytest.mark.parametrize(
+    ("sections", "wrong"),
+    [
+        ({}, r"schedule\.early_stop: needs validations during training; set evaluate\.every_epochs to 1 or more"),
+        (
+            {"schedule": {"early_stop": {"measure": "top5", "epochs": 2}}, "evaluate": {"every_epochs": 1}},
+            r"schedule\.early_stop\.measure: must be top1 or val_loss with loss\.kind softmax, got top5",
+        ),
+        (
+            {"loss": {"kind": "binary"}, "evaluate": {"every_epochs": 1}},
+            r"schedule\.early_stop\.measure: must be map or val_loss with loss\.kind binary, got top1",
+        ),
+    ],
+)
+def test_what_no_validation_can_decide_is_refused(write_spec: WriteSpec, sections: dict[str, Any], wrong: str) -> None:
+    schedule = {"early_stop": {"measure": "top1", "epochs": 2}}
+    with pytest.raises(UserError, match=wrong):
+        load_spec(write_spec(**{"schedule": schedule, **sections}))
+
+
+# The LR is next to nothing and no statistic moves, so that every validation is as good as the first one.
+SECTIONS: dict[str, Any] = {
+    "model": {"freeze_bn": "all"},
+    "scale": {"gpus": 6, "clips_per_gpu": 2},
+    "optimizer": {"base_lr": 1e-12},
+    "schedule": {"epochs": 6, "early_stop": {"measure": "top1", "epochs": 2}},
+    "evaluate": {"every_epochs": 1, "last_checkpoints": 2},
+    "checkpoint": {"every_epochs": 5},
+}
+
+
+@pytest.fixture(scope="module")
+def stopped(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of at most 6 epochs of 6 steps, which stops after 3."""
+    folder = tmp_path_factory.mktemp("stopped")
+    out = train(0, spec_writer(motion_set, folder)("whole", **SECTIONS))
+    best = "without improvement: the best top1, "
+    assert f"epoch 3: stops early, 2 epochs {best}" in out and "whole: done in" in out
+    return folder / "runs/whole"
+
+
+def test_a_run_that_stops_early_is_a_finished_run(stopped: Path) -> None:
+    assert steps_of(stopped) == list(range(1, 19))
+    (record,) = records(stopped, "early_stop")
+    first = records(stopped, "eval")[0]["top1"]
+    about = {"epoch": 3, "step": 18, "measure": "top1", "best": first, "best_epoch": 1}
+    assert {key: record[key] for key in about} == about
+    # each validated epoch has a checkpoint, and the last two are in the mean
+    assert [step_of(path) for path in find_checkpoints(stopped)] == [6, 12, 18]
+    assert [row["step"] for row in json.loads((stopped / "eval.json").read_text())["checkpoints"]] == [12, 18]
+    run = RunRecord(stopped)
+    assert run.is_done and run.early_stop is not None
+    note = f"Stopped early after epoch 3, step 18 of at most 36: no better top1 in 2 epochs than the {first:.4g} of "
+    assert f"{note}epoch 1" in notes_of(run) and not any("Unfinished" in one for one in notes_of(run))
+
+
+def test_checkpoints_of_validated_epochs_are_due(stopped: Path) -> None:
+    spec = load_spec(stopped / "spec.yaml", ["evaluate.every_epochs=4"])
+    assert [epoch for epoch in range(1, 7) if is_due(spec, epoch)] == [4, 5, 6]
+    without = spec.model_copy(update={"schedule": spec.schedule.model_copy(update={"early_stop": None})})
+    assert [epoch for epoch in range(1, 7) if is_due(without, epoch)] == [5, 6]
+
+
+def _without_last_validation(run: Path) -> None:
+    """As if the run had been killed in its last validation."""
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    last = max(number for number, line in enumerate(lines) if '"eval"' in line)
+    (run / "metrics.jsonl").write_text("".join(lines[:last]))
+    (run / "eval.json").unlink()
+
+
+@needs_ranks
+@pytest.mark.parametrize(("ranks", "step"), [(0, 12), (2, 18), (3, 12)])
+def test_a_killed_run_stops_at_the_same_step_on_any_ranks(stopped: Path, ranks: int, step: int) -> None:
+    """Killed in the epoch of the stop, and in the validation that ends the run, of which nothing is trained again."""
+    again = rewound(stopped, f"again{ranks}", 24 if step == 18 else 18)
+    _without_last_validation(again)
+    out = train(ranks, again)
+    assert f"step_{step:08d}.pt" in out and "epoch 3: stops early" in out
+    assert steps_of(again)[18:] == list(range(step + 1, 19))
+    assert records(again, "early_stop")[-1]["step"] == 18 and RunRecord(again).is_done
+    states = [load_any(run / "checkpoints/step_00000018.pt") for run in (stopped, again)]
+    assert states[0]["early_stop"] == states[1]["early_stop"]
+    if ranks == 0:
+        assert_bit_equal(*states)
+
+
+def test_more_epochs_continue_from_the_stop_and_may_stop_again(stopped: Path) -> None:
+    """1 more than the 3 that were trained; then 5 more, of which 2 are trained: patience begins at the 4th."""
+    run = rewound(stopped, "more", 99)
+    assert "more epochs: 4 instead of 6; LR continues at" in train(0, run, "--more-epochs", "1")
+    assert steps_of(run) == list(range(1, 25)) and (run / "evals/epochs-3/eval.json").exists()
+    found = RunRecord(run)
+    assert found.is_done and found.early_stop is None
+    assert [row["step"] for row in json.loads((run / "eval.json").read_text())["checkpoints"]] == [24]
+    out = train(0, run, "--more-epochs", "5")
+    assert "more epochs: 9 instead of 4" in out and "epoch 6: stops early, 2 epochs without improvement" in out
+    assert "is that of epoch 4" in out and steps_of(run) == list(range(1, 37))
+    # The result is there, so that the same command adds its epochs to the 6 that were trained.
+    status, out = command(0, "train", str(run), "--more-epochs", "5", "--trace", "99:99")
+    assert status == 2 and "at most 100 of the steps 1 to 66" in out
+
+
+def test_the_validation_loss_decides_the_less_the_better(write_spec: WriteSpec, tmp_path: Path) -> None:
+    keys = {**SECTIONS, "model": {}, "optimizer": {"base_lr": 0.1}}
+    train(0, write_spec(**keys | {"schedule": {"epochs": 9, "early_stop": {"measure": "val_loss", "epochs": 1}}}))
+    losses = [record["val_loss"] for record in records(tmp_path / "runs/run", "eval")]
+    assert 1 < len(losses) < 9 and losses[-1] >= losses[-2]
+    assert all(after < before for before, after in pairwise(losses[:-1]))

@@ -1,0 +1,196 @@
+"""Freezing by name in a run: until an epoch, on any ranks, for every solver, over a resume across the epoch."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from summit_train.core.comm import World
+from summit_train.models.build import build_model
+from summit_train.models.by_name import freeze_by_name, frozen_until
+from summit_train.models.network import initial_network
+from summit_train.optim.solvers import build_solver, parameter_groups, set_learning_rate
+from summit_train.spec import load_spec
+from summit_train.spec.optimizer import OptimizerSpec
+from summit_train.training.exchange import Exchange
+from tests.conftest import WriteSpec, spec_writer
+from tests.models.test_foreign import SMALL
+from tests.runs import assert_bit_equal, difference, final_state, load_any, rewound
+from tests.worlds import command, needs_ranks, train
+
+# conv1 and a norm inside for the whole run, layer1 for two epochs of three, fc's weight for one.
+FREEZE = [
+    "conv1",
+    "layer2.0.bn1",
+    {"names": ["layer1.*"], "until_epoch": 2},
+    {"names": ["fc.weight"], "until_epoch": 1},
+]
+SECTIONS: dict[str, Any] = {
+    "precision": "fp64",
+    "schedule": {"epochs": 3},
+    "optimizer": {"freeze": FREEZE, "lr_factors": {"fc": 2.0, "layer1.*": 0.5}, "clip_norm": 1.0},
+    "scale": {"gpus": 6, "clips_per_gpu": 2},
+    "checkpoint": {"keep": 9},
+    "evaluate": {"precise_bn": 1, "last_checkpoints": 3},
+}
+
+
+def _states(run: Path) -> dict[int, dict[str, Any]]:
+    """The run's checkpoints by epoch, of 6 steps each."""
+    return {epoch: load_any(run / f"checkpoints/step_{6 * epoch:08d}.pt") for epoch in (1, 2, 3)}
+
+
+@pytest.fixture(scope="module")
+def whole(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    out = train(0, spec_writer(motion_set, folder)("whole", **SECTIONS))
+    assert "epoch 1: optimizer.freeze ends for 256 parameters" in out  # fc's weight, 4 x 64
+    assert "epoch 2: optimizer.freeze ends for 2,368 parameters" in out  # 4 x 576 and 4 x 16
+    assert out.count("optimizer.freeze ends") == 2
+    return folder / "runs/whole"
+
+
+def test_each_part_begins_to_move_after_its_epochs(whole: Path) -> None:
+    first = initial_network(load_spec(whole / "spec.yaml"), torch.device("cpu")).state_dict()
+    states = {0: first} | {epoch: state["model"] for epoch, state in _states(whole).items()}
+
+    def moves(name: str) -> list[bool]:
+        return [not torch.equal(states[epoch][name], states[epoch + 1][name]) for epoch in range(3)]
+
+    for name in ("conv1.weight", "layer2.0.bn1.weight", "layer2.0.bn1.running_mean"):
+        assert moves(name) == [False] * 3, name
+    for name in ("layer1.0.conv1.weight", "layer1.1.bn2.bias", "layer1.1.bn2.running_var"):
+        assert moves(name) == [False, False, True], name
+    assert moves("fc.weight") == [False, True, True]
+    for name in ("fc.bias", "layer2.0.conv1.weight", "bn1.running_mean", "layer4.1.bn2.weight"):
+        assert moves(name) == [True] * 3, name
+
+
+def test_only_what_is_trained_has_a_momentum(whole: Path) -> None:
+    """The network has 62 parameters: conv1 and a norm are never trained, layer1 has 12."""
+    assert [len(state["optimizer"]["state"]) for state in _states(whole).values()] == [62 - 3 - 12 - 1, 47, 59]
+
+
+def test_eval_recomputes_the_statistics_that_each_checkpoint_trained(whole: Path) -> None:
+    """The run ends with all norms trained, `eval` begins with the fewest; in both each checkpoint has its own."""
+
+    def scores() -> list[list[list[float]]]:
+        return [np.load(file)["scores"].tolist() for file in sorted((whole / "predictions").glob("*.npz"))]
+
+    before = scores()
+    shutil.rmtree(whole / "predictions")
+    status, output = command(0, "eval", str(whole))
+    assert status == 0, output
+    assert len(before) == 3 and scores() == before
+
+
+@needs_ranks
+@pytest.mark.parametrize(("ranks", "comm"), [(2, "torch"), (3, "horovod")])
+def test_it_is_the_same_run_on_any_ranks(motion_set: Path, tmp_path: Path, whole: Path, ranks: int, comm: str) -> None:
+    train(ranks, spec_writer(motion_set, tmp_path)("whole", **SECTIONS), comm=comm)
+    for epoch, state in _states(tmp_path / "runs/whole").items():
+        assert difference(_states(whole)[epoch], state) <= 1e-12, epoch
+
+
+@needs_ranks
+def test_a_resume_across_the_epoch_is_the_same_to_the_bit_and_on_other_ranks(motion_set: Path, whole: Path) -> None:
+    """From the checkpoint at which layer1 is unfrozen, and from the one before, on 1 rank; on 2 ranks, to rounding."""
+    write = spec_writer(motion_set, whole.parents[1])
+    for name, kept, ranks in (("at", 2, 0), ("before", 1, 0), ("moved", 2, 2)):
+        run = rewound(whole, name, 18)
+        for epoch in range(kept + 1, 4):
+            for file in (run / "checkpoints").glob(f"step_{6 * epoch:08d}*"):
+                file.unlink()
+        out = train(ranks, write(name, **SECTIONS))
+        assert f"resumes from {run}/checkpoints/step_{6 * kept:08d}.pt" in out
+        if ranks:
+            assert difference(final_state(whole), final_state(run)) <= 1e-12
+        else:
+            assert_bit_equal(final_state(whole), final_state(run))
+
+
+@needs_ranks
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"optimizer": {"name": "lamb", "base_lr": 0.01}},
+        {"optimizer": {"trust_ratio": {"kind": "lars", "coefficient": 0.1}}, "ema": {"decay": 0.9}},
+        {"parallel": {"method": "averaging", "optimizer_state": "local", "bn": "local"}},
+        {"model": {"backbone": None, "width": 1.0, "dropout": 0.0, "options": {"width": 6}}},
+    ],
+    ids=["lamb", "lars and an average", "learners", "a network of one's own"],
+)
+def test_solvers_averages_learners_and_foreign_networks_keep_to_it(
+    write_spec: WriteSpec, tmp_path: Path, eight_videos: dict[str, str], keys: dict[str, Any]
+) -> None:
+    """A run of two ranks, and one of 1 rank that is resumed where a part is unfrozen."""
+    never, later = "conv1", "layer1"
+    keys = {"precision": "fp64", "data": eight_videos, "scale": {"gpus": 4, "clips_per_gpu": 1}, **keys}
+    if "model" in keys:
+        (tmp_path / "nets.py").write_text(SMALL)
+        keys["model"] = {**keys["model"], "arch": f"{tmp_path}/nets.py:Small"}
+        never, later = "head.bias", "norm"
+    keys["optimizer"] = {"freeze": [never, {"names": [later], "until_epoch": 1}], **keys.get("optimizer", {})}
+    train(2, write_spec("on2", **keys))
+    train(0, write_spec("on1", **keys))
+    one = final_state(tmp_path / "runs/on1")
+    assert difference(one, final_state(tmp_path / "runs/on2")) <= 1e-12
+    before = load_any(tmp_path / "runs/on1/checkpoints/step_00000002.pt")["model"]
+    changed = [name for name in before if not torch.equal(before[name], one["model"][name])]
+    assert not any(name.startswith(never) for name in changed) and any(name.startswith(later) for name in changed)
+    again = rewound(tmp_path / "runs/on1", "again", 4)
+    train(0, write_spec("again", **keys))
+    assert_bit_equal(one, final_state(again))
+
+
+def test_an_unfrozen_parameter_begins_as_in_a_new_run() -> None:
+    """LAMB and Adam count the updates of each group: the first one of an unfrozen weight is that of a new solver."""
+    for name in ("sgd", "rmsprop", "adagrad", "adam", "adamw", "lamb"):
+        keys = {"name": name, "momentum": 0.5} if name in ("sgd", "rmsprop") else {"name": name}
+        keys |= {"freeze": [{"names": ["fc.weight"], "until_epoch": 1}]}
+        spec = OptimizerSpec.model_validate(keys)
+        moved = []
+        for updates in (3, 0):  # of the other parameters before
+            model = build_model("tsm", "resnet18", 4, 5, width=0.125)
+            with torch.no_grad():
+                for number, parameter in enumerate(model.parameters()):
+                    parameter.fill_(0.5 + number)
+            model.frozen_until = frozen_until(model, spec)
+            freeze_by_name(model, 0)
+            optimizer = build_solver(spec, parameter_groups(model, 0.1))
+            set_learning_rate(optimizer, 0.1)
+            for epoch in [0] * updates + [1]:
+                freeze_by_name(model, epoch)
+                for parameter in model.parameters():
+                    parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+                if epoch == 0:
+                    before = model.fc.weight.clone()
+                optimizer.step()
+                if epoch == 0:
+                    assert torch.equal(model.fc.weight, before) and not optimizer.state[model.fc.weight]
+            moved.append(model.fc.weight.detach().clone())
+        assert torch.equal(*moved) and not torch.equal(moved[0], torch.full_like(moved[0], 60.5)), name
+
+
+class _Two(World):
+    """A world of two ranks whose messages nobody sends."""
+
+    size = 2
+
+
+def test_an_exchange_that_is_closed_leaves_its_parameters() -> None:
+    layer = nn.Linear(2, 1)
+    layer.bias.requires_grad_(False)
+    exchange = Exchange(layer.named_parameters(), _Two())
+    assert [bucket.flat.numel() for bucket in exchange.buckets] == [2]  # frozen ones take no memory
+    exchange.begin_step()
+    exchange.close()
+    assert layer.weight.grad is None and not layer.weight._post_accumulate_grad_hooks
+    layer.bias.requires_grad_(True)
+    assert [bucket.flat.numel() for bucket in Exchange(layer.named_parameters(), _Two()).buckets] == [3]
