@@ -46,9 +46,9 @@ install() { # PYTHON PACKAGES EXTRA
     local options=(--upgrade)
     [[ $2 != lowest ]] || options=(--resolution lowest-direct)
     [[ $2 != pinned ]] || options=(-c "$repo/jobs/constraints.txt")
-    uv venv -q --clear -p "$1" "$dir/env"
-    requirements "$3" >"$dir/requirements.txt"
-    uv pip install -p "$dir/env/bin/python" --only-binary :all: "${options[@]}" -r "$dir/requirements.txt" "$wheel"
+    uv venv -q --clear -p "$1" "$dir/env" &&
+        requirements "$3" >"$dir/requirements.txt" &&
+        uv pip install -p "$dir/env/bin/python" --only-binary :all: "${options[@]}" -r "$dir/requirements.txt" "$wheel"
 }
 
 step() { # COMMAND...: one that fails is the row's result
@@ -65,22 +65,22 @@ model: {arch: tsm, backbone: resnet18, width: 0.25, num_classes: 4}
 data: {train: demo/train.csv, val: demo/val.csv, frame_stride: 2, short_side: [64, 64], crop: 56, flip: false}
 scale: {gpus: 4, clips_per_gpu: 8}
 optimizer: {base_lr: 0.02, weight_decay: 5.0e-4}
-schedule: {epochs: 3, warmup_epochs: 1}
+schedule: {epochs: 15, warmup_epochs: 2}
 evaluate: {clips: 1, short_side: 64}
 EOF
-    step summit-train data motion demo --train 64 --val 16 &&
+    step summit-train data motion demo --train 160 --val 40 &&
         step summit-train plan mine.yaml --ranks 2 &&
         step summit-train train mine.yaml --ranks 2 &&
         step summit-train eval runs/mine --name again &&
-        step summit-train predict runs/mine demo/val.csv &&
-        step summit-train submit mine.yaml --site slurm_generic --nodes 2 --speed 10 --dry-run &&
+        step summit-train predict runs/mine demo/val.csv >predicted &&
+        step summit-train submit mine.yaml --site slurm_generic --nodes 1 --speed 10 --dry-run &&
         step summit-train simulate shipped:kinetics/tsm_r50_8f --machine summit --nodes 1 &&
         step summit-train report runs/mine &&
         { [[ ! -d $(echo "$dir"/env/lib/*/site-packages/onnx) ]] || step summit-train export runs/mine --out mine.onnx; }
 }
 
 row() { # PYTHON PACKAGES: prints the row's cells
-    local installed name result=passed began=$SECONDS
+    local installed name top1 result=passed began=$SECONDS
     rm -rf "$dir/run" "$dir/failed"
     mkdir "$dir/run"
     if ! { install "$1" "$2" export || install "$1" "$2" none; } >&2; then
@@ -98,13 +98,14 @@ row() { # PYTHON PACKAGES: prints the row's cells
     for name in "${columns[@]}"; do
         printf ' | %s' "$(awk -v name="$name" 'tolower($1) == name {print $2}' <<<"$installed")"
     done
-    printf ' | %s | %s\n' "$result" "$((SECONDS - began))"
+    top1=$(sed -n 's/^top-1 \(.*\)  (.*/\1/p' "$dir/run/predicted" || true)
+    printf ' | %s | %s | %s\n' "$top1" "$result" "$((SECONDS - began))"
     [[ $result == passed ]]
 }
 
 wheel=${WHEEL:-$(build_wheel)}
 status=0 number=0
-printf '| Python | packages |%s result | seconds |\n' "$(printf ' %s |' "${columns[@]}")"
+printf '| Python | packages |%s top-1 | result | seconds |\n' "$(printf ' %s |' "${columns[@]}")"
 for words in "$@"; do
     number=$((number + 1))
     cells=$(row "${words%:*}" "${words##*:}" 2>"$dir/$number.log") || status=1
