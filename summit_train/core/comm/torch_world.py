@@ -79,7 +79,8 @@ class TorchWorld(World):
                 timeout=datetime.timedelta(seconds=RENDEZVOUS_S),
             )
         nodes = self._prove()
-        dist.distributed_c10d._set_pg_timeout(_FOREVER)
+        # The second name is that of torch before it had the first.
+        (getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout)(_FOREVER)
         own = nodes[self.rank]
         self.local_rank, self.local_size = nodes[: self.rank].count(own), nodes.count(own)
 
