@@ -26,7 +26,7 @@ class PySummitTrain(PythonPackage):
     depends_on("py-numpy@2.0:", type=("build", "run"))
     depends_on("py-pillow@11:", type=("build", "run"))
     depends_on("py-pydantic@2.10:", type=("build", "run"))
-    depends_on("py-pyyaml@6.0:", type=("build", "run"))
+    depends_on("py-pyyaml@6.0:6.0.3,6.0.5:", type=("build", "run"))
     depends_on("py-rich@13.9:", type=("build", "run"))
     depends_on("py-tensorboard@2.18:", type=("build", "run"))
     depends_on("py-torch@2.7:", type=("build", "run"))
