@@ -76,7 +76,9 @@ EOF
         step summit-train submit mine.yaml --site slurm_generic --nodes 1 --speed 10 --dry-run &&
         step summit-train simulate shipped:kinetics/tsm_r50_8f --machine summit --nodes 1 &&
         step summit-train report runs/mine &&
-        { [[ ! -d $(echo "$dir"/env/lib/*/site-packages/onnx) ]] || step summit-train export runs/mine --out mine.onnx; }
+        if [[ -d $(echo "$dir"/env/lib/*/site-packages/onnx) ]]; then
+            step summit-train export runs/mine --out mine.onnx
+        fi
 }
 
 row() { # PYTHON PACKAGES: prints the row's cells
