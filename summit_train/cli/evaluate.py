@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.device import choose_device
 from summit_train.core.errors import UserError
@@ -23,6 +25,7 @@ from summit_train.core.progress import watched
 from summit_train.core.result import Result, TextTable, tell
 from summit_train.core.saved import CheckpointError, best_checkpoint, peek
 from summit_train.core.session import session
+from summit_train.core.tested import warn_untested
 from summit_train.core.text import counted, from_json, percent
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
@@ -111,6 +114,8 @@ def _scoring(
                 check_sources(path, state, sources)
 
     with session(this_launch()) as world, Watchdog(world, world.broadcast(spec.watch.stall_seconds)) as watchdog:
+        if world.rank == 0:
+            warn_untested(torch.__version__)
         world.from_first(compare_code)
         device = choose_device(world)
         network = world.together(lambda: initial_network(spec, device))

@@ -9,6 +9,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from summit_train.cli.evaluate import accuracy_result, warn_left_out
 from summit_train.cluster.node_check import check_nodes
 from summit_train.core.bad_nodes import script_began
@@ -21,6 +23,7 @@ from summit_train.core.result import Result, say, warn
 from summit_train.core.run_lock import RunLock
 from summit_train.core.saved import find_checkpoints
 from summit_train.core.session import leave_reason, session
+from summit_train.core.tested import warn_untested
 from summit_train.core.text import duration, from_json
 from summit_train.core.watch import Stopped, StopRequest, Watchdog, leave_if_asked
 from summit_train.data.dataset import leaks
@@ -56,6 +59,8 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
         ExitStack() as held,
     ):
         arguments = {"command": "train", "trace": args.trace, "more_epochs": more_epochs}
+        if world.rank == 0:
+            warn_untested(torch.__version__)
         device = choose_device(world)
         network = world.together(lambda: initial_network(inputs.spec, device))
         check_agreement(world, inputs.spec, inputs.datasets, network, **arguments)

@@ -21,6 +21,7 @@ from summit_train.core import processes
 from summit_train.core.comm import World, choose_backend
 from summit_train.core.comm.launch import Launch, node_name
 from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.files import cache_folder
 from summit_train.core.text import counted
 
 Status = Literal["ok", "warn", "fail"]
@@ -62,8 +63,7 @@ def examine(run_dir: Path, *, alone: bool = True) -> Iterator[Check]:
     yield check_shared_memory()
     yield check_disk("disk for runs", run_dir)
     # Set-up keeps the wheels there that it built.
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "summit_train"
-    yield check_disk("disk for the cache", cache)
+    yield check_disk("disk for the cache", cache_folder())
     if not alone:
         return
     if not _is_left_out("horovod"):
@@ -258,16 +258,15 @@ PROBES = {
     "torch": Probe(
         """
 import torch
-from importlib.metadata import distributions
+from summit_train.core.tested import TESTED_TORCH, untested
 from summit_train.core.text import counted
-needs = [line for one in distributions(name="summit-train") for line in one.requires or ()]
-below = [line[6:].split(",")[0] for line in needs if line[:6] == "torch<"]
-new = [text for text in below if [*map(int, torch.__version__.split(".")[:2])] >= [*map(int, text.split("."))]]
 cuda, onednn = torch.version.cuda, torch.backends.mkldnn.is_available()
 found = [torch.__version__, f"CUDA {cuda}" if cuda else "CPU only", torch.backends.cpu.get_cpu_capability(),
     "with oneDNN" if onednn else "without oneDNN", counted(torch.get_num_threads(), "thread")]
-fix = f"not tested with summit_train, maybe installed for another package: pip install 'torch<{new[0]}'" if new else ""
-print(json.dumps(dict(status="warn" if new else "ok", found=", ".join(found), fix=fix)))
+fix = untested(torch.__version__)
+if fix:
+    fix += f", maybe installed for another package: if a check below fails, pip install 'torch=={TESTED_TORCH[1]}.*'"
+print(json.dumps(dict(status="warn" if fix else "ok", found=", ".join(found), fix=fix)))
 """
     ),
     # Horovod's build leaves the version of its torch in metadata.json.

@@ -21,6 +21,14 @@ from summit_train.core.errors import UserError
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def cache_folder() -> Path:
+    """Return the user's folder of what can be made again. Raises OSError where the user has no home folder."""
+    folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    if folder.startswith("~"):
+        raise OSError(None, "there is no home folder", folder)
+    return Path(folder, "summit_train")
+
+
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
     """Add the file's name to the OSError of a full disk in the block."""

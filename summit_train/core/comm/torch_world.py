@@ -79,7 +79,8 @@ class TorchWorld(World):
                 timeout=datetime.timedelta(seconds=RENDEZVOUS_S),
             )
         nodes = self._prove()
-        dist.distributed_c10d._set_pg_timeout(_FOREVER)
+        # The second name is that of torch before it had the first.
+        (getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout)(_FOREVER)
         own = nodes[self.rank]
         self.local_rank, self.local_size = nodes[: self.rank].count(own), nodes.count(own)
 
@@ -259,6 +260,7 @@ def _meet_by_mpi(world: Intracomm, launch: Launch, address: str) -> tuple[TCPSto
 
 def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
     """Return rank 0's store, where this rank keeps it, else a connection to it; port 0: any that is free."""
+    import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     who, patience = f"rank {launch.rank} on {socket.gethostname()}", datetime.timedelta(seconds=RENDEZVOUS_S)
@@ -270,8 +272,10 @@ def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
             raise UserError(f"{who}: rank 0's host {address} has no address here; {right}") from error
     # By `--ranks`: a socket that listens on the loopback alone; torch's own would listen on every interface.
     listener = int(os.environ[LISTENER]) if keeps and LISTENER in os.environ else None
+    # libuv takes a socket since torch 2.8.
+    server: dict[str, Any] = {"master_listen_fd": listener, "use_libuv": torch.__version__ >= "2.8"}
     try:
-        return TCPStore(address, port, None, keeps, patience, wait_for_workers=False, master_listen_fd=listener)
+        return TCPStore(address, port, None, keeps, patience, wait_for_workers=False, **server)
     except RuntimeError as error:
         if keeps:
             reason = str(error).strip().splitlines()[0]

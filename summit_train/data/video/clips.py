@@ -146,15 +146,15 @@ def decode_picture(
     if len(frames) != 1:
         raise DecodeError(name, "is damaged: no picture can be decoded")
     budget.size(frames[0].width, frames[0].height)
-    if codec == "mjpeg" and head not in decoders:  # that of PNG pictures gives wrong pixels the second time
-        if _is_mirrored(content):
-            raise DecodeError(name, "has a mirrored EXIF orientation; turn it, such as with mogrify -auto-orient")
+    if head not in decoders and (codec == "mjpeg" or b"eXIf" in content) and _is_mirrored(content):
+        raise DecodeError(name, "has a mirrored EXIF orientation; turn it, such as with mogrify -auto-orient")
+    if codec == "mjpeg":  # a decoder of PNG pictures gives wrong pixels the second time
         decoders[head] = decoder
     return codec, frames[0]
 
 
 def _is_mirrored(content: bytes) -> bool:
-    """Return whether the EXIF orientation of a JPEG mirrors it, of which FFmpeg passes on the angle alone."""
+    """Return whether the EXIF orientation mirrors the picture, of which FFmpeg passes on an angle alone."""
     try:
         return Image.open(io.BytesIO(content)).getexif().get(ExifTags.Base.Orientation) in (2, 4, 5, 7)
     except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError):  # damaged: no orientation

@@ -37,11 +37,10 @@ _FORMATS = (
     "3gp,asf,av1,avi,dv,flv,gif,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mp4,mpeg,mpegts,mpegvideo,mxf,nut,"
     "obu,ogg,rm,swf,webm,wtv"
 )
-_OPEN: dict[str, Any] = {
-    # Titles and authors may be in any encoding and are not needed.
-    "metadata_errors": "ignore",
-    "container_options": {"format_whitelist": _FORMATS, "protocol_whitelist": "file"},
-}
+_OPEN: dict[str, Any] = {"container_options": {"format_whitelist": _FORMATS, "protocol_whitelist": "file"}}
+if int(av.__version__.partition(".")[0]) < 19:
+    # Titles and authors may be in any encoding and are not needed. Later versions take them all.
+    _OPEN["metadata_errors"] = "ignore"
 # These decoders can skip frames that no other frame needs, without changing the others.
 _SKIPPING_CODECS = frozenset({"h264", "hevc"})
 # A jump must save at least this many frames to be worth the decoder's flush.

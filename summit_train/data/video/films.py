@@ -16,7 +16,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from summit_train.core.files import replacing
+from summit_train.core.files import cache_folder, replacing
 from summit_train.core.text import printable
 from summit_train.data.video.decode import demuxed, index_of, open_video
 from summit_train.data.video.source import (
@@ -110,10 +110,7 @@ class Films:
 
 def _index_file(film: Encoded) -> Path:
     name = hashlib.sha256(os.fsencode(f"{os.path.abspath(film.name)}\0{film.state}{film.part or ''}")).hexdigest()[:32]
-    folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    if folder.startswith("~"):
-        raise OSError(None, "there is no home folder", folder)
-    return Path(folder, "summit_train", "films", f"{name}.npz")
+    return cache_folder() / "films" / f"{name}.npz"
 
 
 def _delete_oldest(folder: Path) -> None:

@@ -223,8 +223,8 @@ def _every_frame(
             if speaker in (container.format.name, "hevc"):
                 reading.damaged(f"{speaker}: {line.strip()}")
         log.clear()  # it must not grow with a stream
-    # The index names a packet behind the end. (A pipe has a negative size.)
-    if any(entry.pos + entry.size > container.size >= 0 for entry in stream.index_entries):
+    # The index names a packet behind the end. (A pipe has a negative size, or None.)
+    if any(entry.pos + entry.size > (container.size or -1) >= 0 for entry in stream.index_entries):
         reading.damaged("the file is cut short")
 
 

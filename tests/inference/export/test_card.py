@@ -90,7 +90,7 @@ def test_the_card_says_what_is_known(run: Path, tmp_path: Path) -> None:
     assert f"| training | train.csv | 80 | {experiment} |" in text and "| validation | val.csv | 41 |" in text
     assert re.search(r"validation \| val.csv \| 41 \| [0-9a-f]{32} \|", text)
     assert "right, up, left, down" in text and "Global batch: 8 clips" in text
-    assert facts["sha256"] in text and f"- torch: {torch.__version__}" in text
+    assert facts["sha256"] in text and "- torch: " + torch.__version__.partition("+")[0] in text
     recipe = yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
     assert recipe["data"]["train"] == "train.csv" and recipe["data"]["root"] is None and recipe["run_dir"] == "runs"
     assert str(tmp_path.parent) not in text  # no folder of this machine
