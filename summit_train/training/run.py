@@ -122,15 +122,15 @@ class Run:
         if saved:
             world.together(lambda: self.step.restore(path, saved | {"model": self.model.state_dict()}))
         self.step.unfreeze(step // plan.steps_per_epoch)
-        self.measures = open_measures(spec)
         # --- records; a file of the user's own may change while the run has what was in it
-        self._experiment = experiment_of(spec, plan, self.train_set, self.model).values()
+        self.measures, self._experiment = open_measures(spec), experiment_of(spec, plan, self.train_set, self.model)
         self.val_loss = task_named(spec.task).part("loss")(spec, counts, torch.device("cpu"))
         self.health, self.best, self.early_stop = Health(spec, plan), Best(spec), EarlyStop(spec.schedule.early_stop)
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.growth = GrowingBatch(spec.parallel.grow_batch, plan.ladder)
-        clips_per_epoch = plan.clips - plan.dropped_clips_per_epoch
-        self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
+        self.bad_clips = BadClips(
+            world, spec.run_path, plan.clips - plan.dropped_clips_per_epoch, spec.data.max_bad_fraction
+        )
         self._parts: dict[str, Any] = {"bad_clips": self.bad_clips, "noise_scale": self.noise, "growth": self.growth}
         self._parts["early_stop"] = self.early_stop
         if spec.checkpoint.keep_best is not None:
@@ -173,7 +173,7 @@ class Run:
             "line": self.lineage,
             **{name: part.state_dict() for name, part in self._parts.items()},
             "backend": self.world.backend,
-            "experiment": self._experiment,
+            "experiment": self._experiment.values(),
             "spec": self.spec.model_dump(mode="json"),
             # So that the file alone is enough to use the network.
             "classes": (classes := self.train_set.manifest.classes) and list(classes),
