@@ -128,13 +128,11 @@ class Run:
         self.health, self.best, self.early_stop = Health(spec, plan), Best(spec), EarlyStop(spec.schedule.early_stop)
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.growth = GrowingBatch(spec.parallel.grow_batch, plan.ladder)
-        self.bad_clips = BadClips(
-            world, spec.run_path, plan.clips - plan.dropped_clips_per_epoch, spec.data.max_bad_fraction
-        )
+        clips_per_epoch = plan.clips - plan.dropped_clips_per_epoch
+        self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
         self._parts: dict[str, Any] = {"bad_clips": self.bad_clips, "noise_scale": self.noise, "growth": self.growth}
-        self._parts["early_stop"] = self.early_stop
-        if spec.checkpoint.keep_best is not None:
-            self._parts[self.best.part] = self.best
+        kept = {} if spec.checkpoint.keep_best is None else {self.best.part: self.best}
+        self._parts |= {"early_stop": self.early_stop} | kept
         for name, part in self._parts.items():
             if name in saved:
                 check_fit(path, name, saved[name], part.state_dict())
