@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from summit_train.core.files import locked, replacing, write_json, write_text
-from summit_train.core.text import counted, csv_text, listed
+from summit_train.core.text import NONE, counted, csv_text, listed
 from summit_train.report.figures import GREY, PALETTE, drawable, finite, house_style, image, log_ticks, series
 from summit_train.report.noise import Measured
-from summit_train.sweep.folds import clip_rows
+from summit_train.sweep.folds import clip_table
 from summit_train.sweep.grid import Sweep, is_number
 from summit_train.sweep.status import Row, as_values, has_repeats, read_rows, sweep_points, tables
 
@@ -27,7 +27,7 @@ def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
     with locked(sweep.folder / "lock"):
         rows = read_rows(sweep, jobs)
         if any(run.fold for run in sweep.runs):
-            write_text(sweep.folder / "clips.csv", csv_text(clip_rows(sweep, rows)))
+            write_text(sweep.folder / "clips.csv", csv_text(clip_table(sweep, rows)))
         write_text(sweep.folder / "table.txt", tables(sweep, rows) + "\n")
         columns = dict.fromkeys(key for row in rows for key in row)  # a run of another task has measures of its own
         write_text(sweep.folder / "table.csv", csv_text([columns, *(map(row.get, columns) for row in rows)]))
@@ -55,21 +55,21 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
     """
     done = [row for row in rows if row["state"] == "done" and (sweep.x or row["global_batch"])]
     every = sweep_points(sweep, rows)
-    places = _places([point["x"] for point in every if point["x"] is not None])
+    every = [point for point in every if sweep.x or point["global_batch"]]
+    places = _places([point["x"] for point in every])
     if not done or len(places) < 2:
         return {}
-    points = [point | {"place": places[str(point["x"])]} for point in every if point["done"] and point["x"] is not None]
+    points = [point | {"place": places[_word(point["x"])]} for point in every if point["done"]]
     if sweep.x is not None:
         points = [point | {"noise_scale": None} for point in points]  # a place on the axis of batches alone
     names = list(dict.fromkeys(point["curve"] for point in points))
     with house_style():
         figure = Figure(figsize=(6.4, 4.2 + 0.2 * len(names)), layout="constrained")
         axes = figure.subplots()
-        label = sweep.x.rpartition(".")[2].replace("_", " ") if sweep.x else "batch size"
-        axes.set_title(drawable(f"{sweep.name}: accuracy against {label}"), loc="left", fontsize=12)
+        axes.set_title(drawable(f"{sweep.name}: accuracy against {sweep.x or 'batch size'}"), loc="left", fontsize=12)
         main = sweep.measures.main
         noise_at = {_draw_curve(axes, i, name, points, main.key) for i, name in enumerate(names)}
-        shown = {str(point["x"]): point["place"] for point in points}
+        shown = {_word(point["x"]): point["place"] for point in points}
         if sweep.reference is not None and sweep.x is None:
             published = sorted(sweep.reference.points, key=lambda point: point.global_batch)
             shown |= {str(point.global_batch): point.global_batch for point in published}
@@ -81,7 +81,7 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
                 marker="s", markerfacecolor="white", linestyle=":", color=GREY, capsize=3,
             )  # fmt: skip
         _draw_ticks(axes, shown, is_batch=sweep.x is None)
-        if any(str(place) != text for text, place in shown.items()):
+        if not _are_numbers(shown):
             for container in axes.containers:
                 container.get_children()[0].set(linestyle="")  # nothing lies between two words
         axes.set(xlabel=drawable(sweep.x or "global batch (clips)"), ylabel=f"{main.name} (%)")
@@ -97,22 +97,28 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
         return {f"accuracy.{kind}": image(figure, kind) for kind in ("png", "svg")}
 
 
+def _word(value: object) -> str:
+    return NONE if value is None else str(value)
+
+
 def _places(values: Sequence[Any]) -> dict[str, float]:
     """Return where each value, as text, stands on the axis: a number at itself, others one after another."""
     if all(map(is_number, values)):
-        return {str(value): value for value in values}
-    return {text: place for place, text in enumerate(dict.fromkeys(map(str, values)))}
+        return {_word(value): value for value in values}
+    return {word: place for place, word in enumerate(dict.fromkeys(map(_word, values)))}
+
+
+def _are_numbers(places: Mapping[str, float]) -> bool:
+    return all(word == str(place) for word, place in places.items())
 
 
 def _draw_ticks(axes: Axes, places: Mapping[str, float], *, is_batch: bool) -> None:
     """Mark every place; logarithmically for batches, and for numbers of about one order of magnitude or more."""
     ticks = sorted(places.values())
-    if is_batch or (
-        ticks[0] > 0 and ticks[-1] >= 8 * ticks[0] and all(str(place) == text for text, place in places.items())
-    ):
+    if is_batch or (0 < 8 * ticks[0] <= ticks[-1] and _are_numbers(places)):
         log_ticks(axes, ticks, base=2 if is_batch else 10)
     else:
-        axes.set_xticks(list(places.values()), [drawable(text) for text in places])
+        axes.set_xticks(list(places.values()), [drawable(word) for word in places])
     axes.tick_params(axis="x", labelsize=9 if len(ticks) > 8 else 10)
 
 

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from summit_train.core.errors import UserError
-from summit_train.evaluation.fuse import read_run
+from summit_train.evaluation.fuse import RunScores, read_run
 from summit_train.evaluation.scores import probabilities
-from summit_train.sweep.grid import Sweep
+from summit_train.sweep.grid import Sweep, SweepRun
 from summit_train.sweep.status import Row
 
 
-def clip_rows(sweep: Sweep, rows: Sequence[Row]) -> Iterator[list[object]]:
-    """Yield a heading and a row for each clip of each run that is done: its labels, and the probability of each class.
+def clip_table(sweep: Sweep, rows: Sequence[Row]) -> list[list[object]]:
+    """Return a heading and a row for each clip of each run that is done, by its last checkpoint.
 
-    A probability is empty where the clip could not be read. The `note` of a row says why a run's scores are left out.
+    A row has the labels and the probability of each class; none where the clip could not be read. The `note` in `rows`
+    says why the scores of a run are left out.
     """
-    for number, (run, row) in enumerate(zip(sweep.runs, rows, strict=True)):
-        if number == 0:
-            names = run.spec.model.num_classes
-            yield ["run", "fold", "seed", "clip", "label", "predicted", *range(names or 0)]
-        if row["state"] != "done":
-            continue
-        try:
-            found = read_run(row["run"])
-        except UserError as error:
-            row["note"] = f"{row['note']}; {error}".removeprefix("; ")
-            continue
-        scores, classes = (
-            found.scores,
-            found.class_names or [str(label) for label in range(found.scores.scores.shape[1])],
-        )
-        for clip, hot, is_read, likely in zip(
-            found.clips, scores.hot, scores.is_read, probabilities(scores.scores, scores.kind), strict=True
-        ):
-            labels = ";".join(name for name, is_one in zip(classes, hot, strict=True) if is_one)
-            said = [classes[likely.argmax()], *(f"{one:.6f}" for one in likely)] if is_read else []
-            yield [run.name, run.fold, run.spec.seed, str(clip), labels, *said]
+    found: list[tuple[SweepRun, RunScores]] = []
+    for run, row in zip(sweep.runs, rows, strict=True):
+        if row["state"] == "done":
+            try:
+                found.append((run, read_run(row["run"])))
+            except UserError as error:
+                row["note"] = f"{row['note']}; {error}".removeprefix("; ")
+    most = max((one.scores.scores.shape[1] for _, one in found), default=0)
+    classes = next((one.class_names for _, one in found if one.class_names), tuple(map(str, range(most))))
+    table: list[list[object]] = [["run", "fold", "seed", "clip", "label", "predicted", *classes]]
+    for run, one in found:
+        scores = one.scores
+        likely = probabilities(scores.scores, scores.kind)
+        for number, clip in enumerate(one.clips):
+            labels = ";".join(name for name, is_one in zip(classes, scores.hot[number], strict=True) if is_one)
+            said: list[object] = [""] * (1 + most)
+            if scores.is_read[number]:
+                said = [classes[likely[number].argmax()], *(f"{share:.6f}" for share in likely[number])]
+            table.append([run.name, run.fold, run.spec.seed, str(clip), labels, *said])
+    return table

@@ -138,7 +138,10 @@ Values = dict[str, tuple[Any, str]]  # dotted key -> (value, place in the file)
 
 @dataclass(frozen=True)
 class _Draft:
-    """A run before its spec is built. parts: (key, value) for the name; the key of a preset is empty."""
+    """A run before its spec is built.
+
+    parts: (key, value) for the name; the key of a preset is empty. on_curve: those that may name its curve.
+    """
 
     place: str
     values: Values
@@ -146,6 +149,7 @@ class _Draft:
     nodes: int | None
     name: str | None = None
     curve: str = ""
+    on_curve: tuple[tuple[str, Any], ...] = ()
     fold: str = ""
 
 
@@ -173,23 +177,49 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = (), defaults: Tree |
     specs = _specs(drafts, base, sweep.name)
     if len({spec.loss.base for spec in specs}) > 1:
         raise UserError(f"{tree.place(())}: loss.kind must be the same in all runs, or have its measures")
+    x = _axis(sweep, drafts, specs, tree)
     runs = [
         SweepRun(
             name=name,
             spec=spec.model_copy(update={"name": name}),
             nodes=draft.nodes or sweep.nodes,
-            curve=draft.curve,
+            curve=draft.curve or joined_name([pair for pair in draft.on_curve if pair[0] in _curve_keys(sweep, x)]),
             changes={key: value for key, (value, _) in draft.values.items()},
             fold=draft.fold,
         )
         for draft, spec, name in zip(drafts, specs, _names(drafts), strict=True)
     ]
-    x = _axis(sweep)
-    if x is not None and not all(x in run.changes for run in runs):
-        if sweep.x is not None:
-            raise UserError(f"{tree.place(('x',))}: x: must be a key that every run changes, got {x}")
-        x = None
     return Sweep(sweep.name, Path(specs[0].run_dir), tuple(runs), sweep.at_once, sweep.reference, base.values, x)
+
+
+def _axis(sweep: SweepFile, drafts: Sequence[_Draft], specs: Sequence[Spec], tree: Tree) -> str | None:
+    """Return the key of the figure's horizontal axis; None for the global batch, which it is where batches differ.
+
+    Without a key of its own, a sweep has the first axis that has numbers, or the first, if every run changes it.
+    """
+    changed = set.intersection(*(set(draft.values) for draft in drafts)) - {"seed", "data.train", "data.val"}
+    if sweep.x is not None:
+        if sweep.x not in changed:
+            got = f"must be a key that every run changes, and no seed or list, got {sweep.x}"
+            raise UserError(f"{tree.place(('x',))}: x: {got}")
+        return sweep.x
+    if len({(spec.scale.gpus, spec.scale.clips_per_gpu) for spec in specs}) > 1:
+        return None
+    axes = sweep.grid | sweep.zip
+    keys = [key for key in axes if key in changed]
+    return next((key for key in keys if all(map(is_number, axes[key]))), next(iter(keys), None))
+
+
+def _curve_keys(sweep: SweepFile, x: str | None) -> set[str]:
+    """Return the keys that name a curve: a preset and grid values, those of zip where they differ at one place on x."""
+    keys = {"", *(key for key in sweep.grid if not key.startswith("scale."))}
+    if x is not None and len({json.dumps(value, default=str) for value in sweep.zip.get(x, [0])}) == 1:
+        keys |= set(sweep.zip)
+    return keys - {"nodes", "seed", x}
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def sweep_texts(sweep: Sweep) -> dict[str, str]:
@@ -234,7 +264,7 @@ def _explicit_runs(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
         at, given = ("runs", str(i)), entry.model_extra or {}
         values = {key: (value, tree.place((*at, key))) for key, value in given.items()}
         parts = tuple(given.items()) or ((("nodes", entry.nodes),) if entry.nodes else ())
-        yield _Draft(tree.place(at), values, parts, entry.nodes, entry.name, entry.curve, entry.fold)
+        yield _Draft(tree.place(at), values, parts, entry.nodes, entry.name, entry.curve, fold=entry.fold)
 
 
 def _combinations(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
@@ -244,7 +274,7 @@ def _combinations(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
     places = _axis_places(sweep, tree)
     presets = {name: _preset(name, preset, tree, places) for name, preset in sweep.presets.items()} or {"": {}}
     rows = list(zip(*sweep.zip.values(), strict=True)) or [()]
-    folds = _folds(sweep, tree, places)
+    folds = _folds(sweep, tree, [*places, *(key for values in presets.values() for key in values)])
     count = len(presets) * math.prod(map(len, sweep.grid.values())) * len(rows) * len(folds)
     if count > MOST_RUNS:
         raise UserError(f"{tree.place(('grid',))}: {count:,} runs; a sweep may have at most {MOST_RUNS:,}")
@@ -255,31 +285,13 @@ def _combinations(sweep: SweepFile, tree: Tree) -> Iterator[_Draft]:
     telling = next((n for n in range(1, most) if len({tuple(row[:n]) for row in texts}) == len(rows)), most)
     for (preset, of_preset), *point in itertools.product(presets.items(), *sweep.grid.values()):
         on_grid, named = tuple(zip(sweep.grid, point, strict=True)), (("", preset),) if preset else ()
-        apart = ("nodes", "seed", _axis(sweep))
-        curve = [pair for pair in on_grid if pair[0] not in apart and not pair[0].startswith("scale.")]
         for row, (fold, of_fold) in itertools.product(rows, folds.items()):
             in_step = tuple(zip(sweep.zip, row, strict=True))
             given = {key: (value, places[key]) for key, value in (*on_grid, *in_step)}
             nodes, _ = given.pop("nodes", (None, ""))
-            parts = (*named, *on_grid, *in_step[:telling], *([("", fold)] if fold else []))
-            values = of_preset | given | of_fold
-            yield _Draft(place, values, parts, nodes, curve=joined_name((*named, *curve)), fold=fold)
-
-
-def _axis(sweep: SweepFile) -> str | None:
-    """Return the key of the figure's horizontal axis: the sweep's own, else the first axis that has numbers, else any.
-
-    None where the batch is one: the global batch.
-    """
-    axes = sweep.grid | sweep.zip
-    if sweep.x is not None or any(key.startswith("scale.") for key in axes):
-        return sweep.x
-    keys = [key for key in axes if key not in ("nodes", "seed")]
-    return next((key for key in keys if all(is_number(value) for value in axes[key])), next(iter(keys), None))
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+            on_curve = (*named, *on_grid, *in_step[:telling])
+            parts = (*on_curve, *([("", fold)] if fold else []))
+            yield _Draft(place, of_preset | given | of_fold, parts, nodes, on_curve=on_curve, fold=fold)
 
 
 def _folds(sweep: SweepFile, tree: Tree, axes: Iterable[str]) -> dict[str, Values]:
@@ -288,17 +300,18 @@ def _folds(sweep: SweepFile, tree: Tree, axes: Iterable[str]) -> dict[str, Value
         return {"": {}}
     place = tree.place(("folds",))
     part = next((part for part in Path(sweep.folds).parts if "{" in part), "")
-    numbers = re.fullmatch(r"[^{}]*\{(\d{1,4})\.\.(\d{1,4})\}[^{}]*", part)
-    if numbers is None or int(numbers[1]) >= int(numbers[2]):
+    numbers = re.fullmatch(r"[^{}]*\{(0|[1-9]\d{0,3})\.\.([1-9]\d{0,3})\}[^{}]*", part)
+    if numbers is None or int(numbers[1]) >= int(numbers[2]) or sweep.folds.count("{") > 1:
         right = "the path of the folders with their numbers, such as folds/fold{1..5}"
         raise UserError(f"{place}: folds: must be {right}, got {sweep.folds!r}")
     if clash := _overlapping("data.train", axes) or _overlapping("data.val", axes):
-        raise UserError(f"{place}: folds: {clash} is an axis already; remove it here or there")
+        raise UserError(f"{place}: folds: {clash} is given for some runs already; remove it here or there")
     span, folds = f"{{{numbers[1]}..{numbers[2]}}}", {}
     for number in range(int(numbers[1]), int(numbers[2]) + 1):
         folder = Path(sweep.folds.replace(span, str(number)))
         folds[_text(part.replace(span, str(number)))] = {
-            f"data.{name}": (str(folder / f"{name}.csv"), place) for name in ("train", "val")
+            f"data.{name}": (str(folder / (name if (folder / name).is_dir() else f"{name}.csv")), place)
+            for name in ("train", "val")
         }
     return folds
 

@@ -180,9 +180,9 @@ def sweep_points(sweep: Sweep, rows: Sequence[Row]) -> list[dict[str, Any]]:
 
     A point has means over those of its runs that are done; None if none is. top1_std, training_top1_std: percent,
     standard deviation (n - 1) over the seeds, or over the folds, each the mean over its seeds; None of fewer than two.
-    top1_all_clips: over the clips of all folds together; only once every fold is done. checkpoints_std: percent, mean
+    top1_by_clips: the mean weighted by the folds' clips; only once every fold is done. checkpoints_std: percent, mean
     over the runs of the standard deviation over their last checkpoints. noise_scale: None where it was not measured.
-    x: the place on the figure's axis.
+    x: the value on the figure's axis.
     """
     groups: dict[tuple[str, str, int | None], list[Row]] = {}
     for run, row in zip(sweep.runs, rows, strict=True):
@@ -191,19 +191,21 @@ def sweep_points(sweep: Sweep, rows: Sequence[Row]) -> list[dict[str, Any]]:
             alike = alike.model_copy(update={"data": alike.data.model_copy(update={"train": "", "val": ""})})
         groups.setdefault((run.curve, alike.model_dump_json(), run.nodes), []).append(row)
     points, x_of = [], {run.name: run.changes.get(sweep.x or "") for run in sweep.runs}
+    folds = {run.fold for run in sweep.runs if run.fold}
     for group in groups.values():
         done = [row for row in group if row["state"] == "done"]
         first = {key: next((row[key] for row in group if row[key] is not None), None) for key in COLUMNS}
         point = {key: first[key] for key in ("curve", "global_batch", "peak_lr", "total_steps")}
         point |= {"runs": len(group), "done": len(done), "noise_scale": _noise_scale(done)}
         point["folds"] = len({row["fold"] for row in group if row["fold"]})
+        is_whole = len(done) == len(group) and point["folds"] == len(folds) > 0
         point["x"] = x_of[group[0]["name"]] if sweep.x else point["global_batch"]
         for key in (sweep.measures.main.key, "training_top1"):
             point[key], point[f"{key}_std"] = _mean_std(_repeats(done, key))
         weights = [row["videos"] or 0 for row in done]
-        if point["folds"] and len(done) == len(group) and sweep.measures.main.key == "top1" and all(weights):
+        if is_whole and sweep.measures.main.key == "top1" and all(weights):
             rights = sum(row["top1"] * weight for row, weight in zip(done, weights, strict=True))
-            point["top1_all_clips"] = rights / sum(weights)
+            point["top1_by_clips"] = rights / sum(weights)
         point["checkpoints_std"], _ = _mean_std([row[f"{sweep.measures.main.key}_std"] for row in done])
         points.append(point)
     return points
@@ -295,7 +297,7 @@ def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
             "peak LR": show(point["peak_lr"]),
             "train top-1": mean_std(point["training_top1"], point["training_top1_std"]),
             main.name: mean_std(point[main.key], point[f"{main.key}_std"]),
-            f"{main.name}, all clips": percent(point.get("top1_all_clips")),
+            f"{main.name}, by clips": percent(point.get("top1_by_clips")),
             "noise scale": NONE if point["noise_scale"] is None else point["noise_scale"].text,
         }
         for point in points

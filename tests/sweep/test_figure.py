@@ -145,8 +145,8 @@ def test_a_key_other_than_the_batch_is_drawn_too_with_words_side_by_side(make_sw
     }
     assert not calls["axvline"].called  # a noise scale is a batch
     calls["errorbar"].reset_mock()
-    words = make_sweep("grid: {model.arch: [tsm, tsn]}\nfolds: f{1..2}\n")
+    words = make_sweep("grid: {optimizer.clip_norm: [null, 20]}\nfolds: f{1..2}\n")
     drawn = draw_accuracy(words, _done(read_rows(words)))
     assert _curves(calls)["validation"] == [[0, 1], [89.5, 87.5], [pytest.approx(0.5**0.5)] * 2]
-    assert b"<!-- tsn -->" in drawn["accuracy.svg"] and b"<!-- 0.5 -->" not in drawn["accuracy.svg"]
+    assert "<!-- \N{EM DASH} -->".encode() in drawn["accuracy.svg"] and b"<!-- 0.5 -->" not in drawn["accuracy.svg"]
     assert "over the folds, from 2 runs in all." in calls["annotate"].call_args.args[1]

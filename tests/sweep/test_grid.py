@@ -267,9 +267,13 @@ MISTAKES = [
     ("presets: {a: {seed: 4}, b: {seed: 4}}\n", r"sweep_file\.yaml:3: a \(.*\) and b are one and the same run"),
     ("folds: cv/fold\n", r"yaml:3: folds: must be .* numbers, such as folds/fold\{1\.\.5\}, got 'cv/fold'"),
     ("folds: cv/fold{2..2}\n", r"yaml:3: folds: must be .*, got 'cv/fold\{2\.\.2\}'"),
-    ("folds: f{1..3}\ngrid: {data.val: [a, b]}\n", r"yaml:3: folds: data\.val is an axis already; remove it here or"),
+    ("folds: f{1..3}\ngrid: {data.val: [a, b]}\n", r"yaml:3: folds: data\.val is given for some runs already; remove"),
     ("folds: f{1..1001}\n", r"1,001 runs; a sweep may have at most 1,000"),
-    ("x: data.crop\ngrid: {seed: [0, 1]}\n", r"yaml:3: x: must be a key that every run changes, got data\.crop"),
+    ("folds: a{1..2}/f{1..2}\n", r"yaml:3: folds: must be the path"),
+    ("folds: f{01..03}\n", r"yaml:3: folds: must be the path"),
+    ("folds: f{1..2}\npresets: {a: {data.train: t}, b: {}}\n", r"yaml:3: folds: data\.train is given for some runs"),
+    ("x: seed\ngrid: {seed: [0, 1]}\n", r"yaml:3: x: must be a key that every run changes, .* or list, got seed"),
+    ("x: data.crop\ngrid: {seed: [0, 1]}\n", r"yaml:3: x: must be a key that every run changes, .* got data\.crop"),
     ("runs: [{}]\nreference:\n  label: x\n  points: [{global_batch: 8, top1: 101}]\n", r"yaml:6: reference\.points\.0"),
 ]  # fmt: skip
 
@@ -327,7 +331,10 @@ def test_folds_are_the_innermost_axis_with_the_lists_of_each(write: Write, tmp_p
     ]
     saved = _saved(sweep, tmp_path / "saved")
     assert (_names(saved), [run.fold for run in saved.runs]) == (_names(sweep), ["f9", "f10", "f9", "f10"])
-    assert _names(load_sweep(write("folds: folds/fold{1..2}\n"))) == ["fold1", "fold2"]
+    packed = tmp_path / "packed/f1/train"
+    packed.mkdir(parents=True)
+    first, second = load_sweep(write(f"folds: {tmp_path}/packed/f{{1..2}}\n")).runs
+    assert (first.name, first.spec.data.train, Path(second.spec.data.train).name) == ("f1", str(packed), "train.csv")
 
 
 @pytest.mark.parametrize(
@@ -343,7 +350,18 @@ def test_folds_are_the_innermost_axis_with_the_lists_of_each(write: Write, tmp_p
             {"flip-true", "flip-false"},
         ),
         ("grid: {seed: [0, 1]}", None, {""}),
-        ("grid: {optimizer.base_lr: [0.1, 1]}\nruns: [{name: base}]", None, {""}),
+        ("grid: {model.arch: [tsm, tsn]}\nruns: [{name: other, seed: 3}]", None, {"arch-tsm", "arch-tsn", ""}),
+        (
+            "presets: {a: {scale.gpus: 2}, b: {}}\ngrid: {optimizer.base_lr: [0.1, 1]}",
+            None,
+            {"a_base_lr-0.1", "a_base_lr-1", "b_base_lr-0.1", "b_base_lr-1"},
+        ),
+        (
+            "grid: {data.crop: [32, 64]}\nzip: {data.flip: [true, false], seed: [1, 2]}",
+            "data.crop",
+            {"flip-true", "flip-false"},
+        ),
+        ("zip: {data.crop: [32, 64], data.flip: [true, false]}", "data.crop", {""}),
     ],
 )
 def test_the_axis_of_the_figure_is_the_batch_or_the_first_key_that_has_numbers(

@@ -21,7 +21,7 @@ from summit_train.evaluation.scores import Scores, prediction_names
 from summit_train.report.noise import Measured
 from summit_train.spec import dump_spec, spec_from_values
 from summit_train.sweep.figure import write_sweep
-from summit_train.sweep.folds import clip_rows
+from summit_train.sweep.folds import clip_table
 from summit_train.sweep.grid import Reference, ReferencePoint, Sweep
 from summit_train.sweep.status import COLUMNS, Row, as_values, read_jobs, read_rows, sweep_points, tables, to_start
 from tests.killing import another_holds
@@ -341,11 +341,11 @@ def test_a_point_of_folds_has_their_mean_and_deviation_and_the_accuracy_over_all
     rows[-1]["state"] = "failed"
     whole, part = sweep_points(sweep, rows)
     assert (whole["x"], whole["runs"], whole["folds"], whole["top1"]) == (0.1, 4, 2, 75.0)
-    assert whole["top1_std"] == pytest.approx(200**0.5) and whole["top1_all_clips"] == pytest.approx(70.0)
-    assert (part["x"], part["done"], part["top1"]) == (0.2, 3, 77.5) and "top1_all_clips" not in part
+    assert whole["top1_std"] == pytest.approx(200**0.5) and whole["top1_by_clips"] == pytest.approx(70.0)
+    assert (part["x"], part["done"], part["top1"]) == (0.2, 3, 77.5) and "top1_by_clips" not in part
     _, table = tables(sweep, rows).split("\n\n")
     heading, first, second = table.splitlines()
-    assert "optimizer.base_lr" in heading and heading.rstrip().endswith("top-1, all clips")
+    assert "optimizer.base_lr" in heading and heading.rstrip().endswith("top-1, by clips")
     assert "75.00 \N{PLUS-MINUS SIGN} 14.14 %" in first and first.rstrip().endswith("70.00 %") and "3 of 4" in second
 
 
@@ -365,13 +365,13 @@ def test_the_clips_of_all_folds_stand_in_one_table_with_the_probability_of_each_
         )
         scores.save(run / f"predictions/{name[-1]}.npz", clips, ["w", "x", "y", "z"] if number else [])
     rows = read_rows(sweep)
-    heading, *found = clip_rows(sweep, rows)
-    assert heading == ["run", "fold", "seed", "clip", "label", "predicted", 0, 1, 2, 3]
+    heading, *found = clip_table(sweep, rows)
+    assert heading == ["run", "fold", "seed", "clip", "label", "predicted", "w", "x", "y", "z"]
     assert found == [
-        ["fold1", "fold1", 0, "a.mp4", "0", "1", "0.100000", "0.600000", "0.100000", "0.200000"],
-        ["fold1", "fold1", 0, "b.mp4", "3"],
+        ["fold1", "fold1", 0, "a.mp4", "w", "x", "0.100000", "0.600000", "0.100000", "0.200000"],
+        ["fold1", "fold1", 0, "b.mp4", "z", *[""] * 5],
         ["fold2", "fold2", 0, "a.mp4", "x", "x", "0.100000", "0.600000", "0.100000", "0.200000"],
-        ["fold2", "fold2", 0, "b.mp4", "z"],
+        ["fold2", "fold2", 0, "b.mp4", "z", *[""] * 5],
     ]
     (sweep.runs[0].spec.run_path / "predictions").rename(sweep.runs[0].spec.run_path / "gone")
-    assert len(list(clip_rows(sweep, rows))) == 3 and "has no predictions/" in rows[0]["note"]
+    assert len(clip_table(sweep, rows)) == 3 and "has no predictions/" in rows[0]["note"]
