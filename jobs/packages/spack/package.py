@@ -13,9 +13,9 @@ from spack_repo.builtin.build_systems.python import PythonPackage
 class PySummitTrain(PythonPackage):
     """Train video recognition networks on any number of GPUs, over Horovod or torch.distributed."""
 
-    url = "file:///path/to/summit_train-0.2.0.tar.gz"
+    url = "file:///path/to/summit_train-0.3.0.tar.gz"
 
-    version("0.2.0")
+    version("0.3.0")
 
     depends_on("python@3.10:", type=("build", "run"))
     depends_on("py-setuptools@64:", type="build")
