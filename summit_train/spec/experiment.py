@@ -149,7 +149,7 @@ class CheckpointSpec(Section):
     """Checkpoints of whole epochs to keep; the newest checkpoint always stays."""
     keep_best: str | None = None
     """Also keep the checkpoint with the best validation by this measure: top1, map, or one of evaluate.measures. Each
-    validation then has a checkpoint; only those of every_epochs count in the final accuracy."""
+    validation then gets a checkpoint; only those of every_epochs count in the final accuracy."""
     background: bool = False
     """Write from a copy in rank 0's memory, alongside the steps that follow. The files of single learners are written
     within the step."""
