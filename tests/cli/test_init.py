@@ -154,7 +154,7 @@ def test_a_preset_without_a_network_is_laid_over_the_usual_base(say: Say, motion
         ("set --from something_v1/tsm_r50_flow_8f", "make its flow with `summit-train data flow`"),
         ("set --from motion/boxes_tsm", "data.train: task detection needs a list with boxes"),
         ("set --out set/train.csv", "set/train.csv: already exists; try another file with --out"),
-        ("few2 --out few2/few.yaml", "few2/few.yaml: must not be in few2, among the videos; run init in another folder"),
+        ("few2 --out few2/few.yaml", "few2/few.yaml: must not be in few2, among the videos; run init in another"),
         ("set --out closed/set.yaml", "closed/set.yaml: cannot be written: "),
     ],
 )
