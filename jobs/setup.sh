@@ -5,7 +5,7 @@
 #   TORCH=torch==2.7.1  another PyTorch than the pinned one (its index: PIP_INDEX_URL or PIP_EXTRA_INDEX_URL)
 #   VENV=.venv          where to make it
 #   CUDA_HOME, NCCL_HOME, NCCL=no   where CUDA and NCCL are; build without them
-#   HOROVOD=no          no Horovod, mpi4py and MPI: torch.distributed joins the ranks. Needs no compiler, but without
+#   HOROVOD=no          no Horovod, mpi4py and MPI: ranks use torch.distributed. Needs no compiler, but without
 #                       one the CPU kernels are left out
 #
 # jobs/build_horovod.sh builds Horovod: with the MPI on PATH, else with PyPI's, into wheels that are kept. After loading

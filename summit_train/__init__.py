@@ -1,3 +1,3 @@
 """Large-scale training of video networks: one spec, any number of GPUs."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

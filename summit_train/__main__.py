@@ -16,7 +16,7 @@ from summit_train.core.session import report_failure
 # command -> (module, what it does)
 _COMMANDS = {
     "init": ("cli.init", "write a spec for a folder of your own videos, and say what to run next"),
-    "configs": ("cli.configs", "the specs, presets, sweeps, sites and machines that ship with the package"),
+    "configs": ("cli.configs", "list or print the shipped specs, presets, sweeps, sites and machines"),
     "plan": ("cli.plan", "every number of a run before the run"),
     "train": ("cli.train", "train, evaluate and report; in one process, with --ranks N, or under a launcher"),
     "eval": ("cli.evaluate", "accuracy of a run's checkpoints"),
@@ -33,7 +33,7 @@ _COMMANDS = {
     "sweep": ("cli.sweep", "many runs from one file: plan, submit as a job array or run here, follow"),
     "report": ("cli.report", "one HTML page of one run, several, or all below a folder; export to other programs"),
     "doctor": ("cli.doctor", "what works on this machine, and how to fix what does not"),
-    "build-horovod": ("cli.build_horovod", "build Horovod, patched, and install it and mpi4py into this environment"),
+    "build-horovod": ("cli.build_horovod", "build a patched Horovod, and install it and mpi4py into this environment"),
     "env": ("cli.env", "this Python environment as one file, for the nodes' own disks"),
     "schema": ("cli.schema", "the spec's JSON schema, for editors"),
     "completion": ("cli.completion", "the completion script of bash, zsh or fish"),

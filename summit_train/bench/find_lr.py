@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> Values:
     spec = load_spec(args.spec, args.overrides)
     lowest, highest = vars(args)["from"], args.to
     if args.steps < 2 * _WINDOW or lowest >= highest:
-        raise UserError(f"--steps must be {2 * _WINDOW} or more, and --from below --to; try the defaults")
+        got = f"got {args.steps}, {lowest:g} and {highest:g}; try the defaults"
+        raise UserError(f"--steps must be at least {2 * _WINDOW}, and --from below --to, {got}")
     dataset = Dataset.open(spec, "train")
     plan, rows = make_plan(spec, 1, len(dataset)), list[dict[str, Any]]()
     with open_place() as place:

@@ -16,12 +16,12 @@ _HELP = """\
 needs: a C++20 compiler (g++ 11 or newer), make, Python's C headers, and torch in this environment. mpicxx and mpirun
   are taken from PATH if both are there; else Open MPI comes from PyPI into the environment. For several GPUs: a torch
   for CUDA, the CUDA toolkit that it was built with, and NCCL's header.
-takes: three minutes on two cores; seconds where a wheel for the same torch, MPI, NCCL and compiler is kept.
-keeps: the wheels in CACHE/wheels, the output of all steps in CACHE/build-horovod.log, where CACHE is
+takes: three to five minutes on two cores; half a minute with a cached wheel for this torch, MPI, NCCL and compiler.
+writes: the wheels to CACHE/wheels, the output of all steps to CACHE/build-horovod.log, where CACHE is
   ${XDG_CACHE_HOME:-~/.cache}/summit_train.
-reads: CXX; CUDA_HOME, NCCL_HOME, NCCL=no (leave it out); XDG_CACHE_HOME; PIP_INDEX_URL, PIP_PROXY and pip's others.
-checks: two ranks of mpirun add up numbers. Run this again after another torch or MPI is installed or loaded.
-exit status: 0 done, 1 a step failed, 2 something is missing that you have to install.
+reads: CXX; CUDA_HOME, NCCL_HOME, NCCL=no (build without it); XDG_CACHE_HOME; PIP_INDEX_URL, PIP_PROXY and pip's others.
+checks: an allreduce over two ranks of mpirun. Run this again after you install or load another torch or MPI.
+exit status: 0 done, 1 a step failed, 2 you have to install something first.
 """
 
 

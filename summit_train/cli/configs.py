@@ -14,12 +14,12 @@ from summit_train.spec.source import SHIPPED, locate, shipped_names
 
 # kind -> its heading, in the order of the list
 _KINDS = {
-    "spec": "Specs, for every command that takes SPEC, and for `extends`:",
-    "preset": "Presets, to be laid over a spec with `extends`:",
+    "spec": "Specs, for SPEC in every command, and for `extends`:",
+    "preset": "Presets, for `extends`, on top of a spec:",
     "sweep": "Sweeps, for `summit-train sweep`:",
     "site": "Sites, for --site NAME:",
     "machine": "Machines, for `simulate --machine NAME`:",
-    "base": "Bases, which the specs of a folder share:",
+    "base": "Bases, shared by the specs of a folder:",
 }
 
 
@@ -52,7 +52,7 @@ def _first_clause(opening: str, field: str) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    about = "list what has this word in its name or description; shipped:NAME prints that file"
+    about = "list only files with this word in name or description; shipped:NAME: print that file"
     parser.add_argument("word", metavar="WORD", nargs="?", default="", help=about)
 
 

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> Result:
     measures = open_measures(spec)
     changed = _changed_keys(spec, chosen, spec.evaluate.last_checkpoints)
     if key := next((key for key in ("loss.kind", "loss.like") if key in changed), None):
-        raise UserError(f"{key} must be the run's own: it decides by what the run is measured; train another run")
+        raise UserError(f"{key} must be the run's own, as it sets the measures; train another run")
     folder = _result_folder(spec, args.name, changed, RESULT_FILE)
     with _scoring(spec, datasets, paths, command="eval", checkpoints=list(map(str, paths))) as opened:
         scorer, network, watchdog = opened

@@ -29,10 +29,10 @@ _BASE = "tsm_finetune"
 _SETS = [(f"train{end}", f"{val}{end}") for end in (".csv", ".txt", "") for val in ("val", "validation", "valid")]
 _GPUS, _CLIPS_PER_GPU = 2, 8  # for one rank or two; fewer clips where the set has less than a batch of them
 _COMMENT = """\
-# Written by `summit-train init`. `summit-train configs NAME` prints what it extends, `summit-train schema` every key.
-# A small set needs trained weights: set model.pretrained to a run or to a file, such as torchvision's:
+# Written by `summit-train init`. `summit-train configs shipped:NAME` prints what it extends, `schema` every key.
+# A small set needs pretrained weights: set model.pretrained to a run or to a file, such as torchvision's:
 #   python -c "import torch, torchvision as t; torch.save(t.models.resnet50(weights='DEFAULT').state_dict(), 'r50.pth')"
-# With them, delete freeze_bn. Random weights learn faster than here with optimizer: {base_lr: 0.00125}.
+# Then delete freeze_bn. To train from random weights, set a higher LR: optimizer: {base_lr: 0.00125}.
 # Set data.flip to false if a class means left or right. `data split --group` keeps clips of one person on one side.
 """
 
@@ -62,10 +62,10 @@ def run(args: argparse.Namespace) -> Result:
     name = re.sub(r"[^\w.-]+", "_", stem).strip("._-") or "mine"
     out = args.out or Path(f"{name}.yaml")
     if os.path.lexists(out):
-        raise UserError(f"{out}: exists, and init changes no file; try another one with --out")
+        raise UserError(f"{out}: already exists; try another file with --out")
     found = _found(folder, folds := f"{out.parent / name}_folds")
     if found.folds and Path(os.path.realpath(folder)) in Path(os.path.realpath(out)).parents:
-        raise UserError(f"{out}: is in {folder}, among the videos; run init in another folder, or give --out")
+        raise UserError(f"{out}: must not be in {folder}, among the videos; run init in another folder, or give --out")
     values = _values(folder, found)
     _check(bases, {"name": name, **values}, found)
     try:
@@ -93,7 +93,7 @@ def _bases(name: str) -> list[str]:
 def _found(folder: str, folds_folder: str) -> _Found:
     """Return what the folder holds. Raises UserError for what cannot be trained on, with what would be right."""
     if not os.path.isdir(folder):
-        raise UserError(f"{folder}: no such folder; give the one that holds your videos")
+        raise UserError(f"{folder}: no such folder; give the folder that holds your videos")
     if "$" in folder or folder.startswith("~") or not folder.isprintable():
         raise UserError(f"{folder}: a spec cannot name this folder; rename it, or give a symbolic link to it")
     for pair in _SETS:
@@ -104,7 +104,9 @@ def _found(folder: str, folds_folder: str) -> _Found:
     names, wrong = sorted(os.listdir(folder)), ""
     lists = [name for name in names if name.endswith(".csv") and not name.endswith(".left_out.csv")]
     if PACK_FILE in names:
-        wrong = "is one packed set; `data split` its list, and pack both parts, into train and val of one folder"
+        wrong = (
+            "is one packed set; split its list with `data split`, and pack the parts into train and val of one folder"
+        )
     elif len(lists) > 1:
         wrong = f"has {', '.join(lists)}; name two of them train.csv and val.csv, or leave one"
     elif not lists and any(map(is_video, names)):
@@ -116,8 +118,8 @@ def _found(folder: str, folds_folder: str) -> _Found:
         with tempfile.TemporaryDirectory() as scratch, suppress(UserError):
             clips = split_manifest(manifest.source, scratch, folds)[0].clips[0]
             return _Found(manifest, f"{folds_folder}/fold1/train.csv", f"{folds_folder}/fold1/val.csv", clips, folds)
-    right = "each class needs two clips or more, in two groups or more of the list's column group"
-    raise UserError(f"{manifest.source}: cannot be split into clips to train and to validate on; {right}")
+    right = "each class needs at least two clips, in at least two groups of the list's column group"
+    raise UserError(f"{manifest.source}: cannot be split into training and validation clips; {right}")
 
 
 def _read(folder: str, source: str) -> Manifest:
@@ -126,7 +128,7 @@ def _read(folder: str, source: str) -> Manifest:
     names, first = manifest.class_names, manifest.path(0)
     if len(names) < 2:
         right = "give the folder that has a folder for each class, or a list of several classes"
-        raise UserError(f"{source}: has one class, {names[0]}, and a network needs two to tell apart; {right}")
+        raise UserError(f"{source}: must have at least two classes, got one, {names[0]}; {right}")
     empty = np.flatnonzero(np.bincount(manifest.label_pairs()[1], minlength=len(names)) == 0)
     if manifest.folder and len(empty):
         raise UserError(f"{source}/{names[empty[0]]}: holds no video; move this folder out of {source}")

@@ -69,7 +69,7 @@ def load(key: str, name: str) -> Callable[..., Any]:
         module = _executed(Path(place).absolute(), digest) if is_file else import_module(place)
     found = getattr(module, attribute, None)
     if not callable(found):
-        raise UserError(f"{key}: {place} has no callable {attribute}")
+        raise UserError(f"{key}: {place} must have a class or function {attribute}, found none")
     return found  # type: ignore[no-any-return]
 
 
@@ -90,7 +90,7 @@ def check_call(
     try:
         bind(signature)
     except TypeError as error:
-        raise UserError(f"{key}: {name}{signature} gets {', '.join(gets) or 'nothing'}: {error}") from error
+        raise UserError(f"{key}: {name}{signature} must take {', '.join(gets) or 'no arguments'}: {error}") from error
 
 
 @contextmanager

@@ -50,7 +50,7 @@ class DataSpec(Section):
     augment: Augment = "scale_jitter"
     """scale_jitter: random short side, then a random crop; multi_scale_crop: crop of a random size; rand_augment: crop
     of a random area and aspect, then RandAugment; whole: the whole frame with a random short side. In a list,
-    augmentations of your own may follow it, named like a network (model.arch) or {kind, options}; their code runs."""
+    augmentations of your own may follow, named like a network (model.arch) or {kind, options}; their code runs."""
     short_side: tuple[Extent, Extent] = (256, 320)
     """scale_jitter, whole: the short side is drawn from [low, high], pixels."""
     long_side: Extent | None = None

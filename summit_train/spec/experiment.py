@@ -91,9 +91,9 @@ class LossSpec(Section):
     clips of several classes or none; validation measures mean average precision. Other tasks imply their own.
     Or a loss of your own, named like a network (model.arch); its code runs."""
     options: dict[str, Any] = Field(default={})
-    """A loss of your own: its keyword arguments."""
+    """Keyword arguments of a loss of your own."""
     like: Literal["softmax", "binary"] = "softmax"
-    """A loss of your own: the kind whose labels, measures and probabilities it has."""
+    """The built-in kind whose labels, measures and probabilities a loss of your own uses."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of each label that is spread evenly over all classes, with binary over yes and no; evaluation has none."""
     class_weights: Annotated[Literal["balanced"] | ClassWeights | None, BeforeValidator(_read_weights)] = None
@@ -149,7 +149,7 @@ class CheckpointSpec(Section):
     """Checkpoints of whole epochs to keep; the newest checkpoint always stays."""
     keep_best: str | None = None
     """Also keep the checkpoint with the best validation by this measure: top1, map, or one of evaluate.measures. Each
-    validation then has a checkpoint; only those of every_epochs count in the final accuracy."""
+    validation then gets a checkpoint; only those of every_epochs count in the final accuracy."""
     background: bool = False
     """Write from a copy in rank 0's memory, alongside the steps that follow. The files of single learners are written
     within the step."""
@@ -309,10 +309,10 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         yield "checkpoint.keep_best", f"must be {choices} or null with loss.kind {spec.loss.base}, got {best}"
     for name in own:
         if own.count(name) > 1 or name in _TAKEN:
-            yield "evaluate.measures", f"{name} is taken, or there twice; must have a name of its own"
+            yield "evaluate.measures", f"must have names that nothing else has, got {name}; try another name"
             break
     if own and not task_named(spec.task).gives_labels:
-        yield "evaluate.measures", f"must be [] with task {spec.task}: they get a score of each class"
+        yield "evaluate.measures", f"must be [] with task {spec.task}: they take a score for each class"
     known = [measured, *own, *(["val_loss"] if task_named(spec.task).gives_labels else [])]
     if stop is not None and stop.measure not in known:
         right = f"must be {' or '.join(known)} with loss.kind {spec.loss.base}, got {stop.measure}"

@@ -92,10 +92,10 @@ class OptimizerSpec(Section):
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Factor on the LR from each block to the one before it, from the classifier down. 1: the same LR everywhere."""
     lr_factors: dict[str, Rate] = Field(default={})
-    """Factors on the LR, by name as in freeze. All of a parameter's factors are multiplied."""
+    """Factors on the LR, by name as in freeze. Factors of the same parameter are multiplied."""
     freeze: Annotated[tuple[FreezeSpec, ...], Field(strict=False), BeforeValidator(_parts), _FREEZE] = ()
-    """Names of parameters or modules not to train; * matches any characters. {names: [layer1], until_epoch: 5} trains
-    them after 5 epochs. A frozen normalisation keeps its statistics."""
+    """Names of parameters or modules to freeze; * matches any characters. {names: [layer1], until_epoch: 5} freezes
+    them for 5 epochs. A frozen normalisation keeps its statistics."""
     clip_norm: Positive | None = None
     """Clip the global norm of the gradient to this; null: no clipping."""
     trust_ratio: TrustRatioSpec | None = None
@@ -124,7 +124,7 @@ class EarlyStopSpec(Section):
     measure: str
     """top1 (map with loss.kind binary), one of evaluate.measures, or val_loss."""
     epochs: Count
-    """The run ends with the validation this many epochs, or more, after the best one. Validated epochs have
+    """End the run at the first validation this many epochs, or more, after the best one. Validated epochs get
     checkpoints, which count in the final accuracy."""
 
 

@@ -88,7 +88,7 @@ class SweepFile(Section):
     zip: dict[str, Axis] = Field(default={})
     presets: dict[SafeName, Preset] = Field(default={})
     folds: PathText | None = Field(default=None, description="Folders of a cross-validation, such as folds/fold{1..5}.")
-    x: str | None = Field(default=None, description="Key of the figure's horizontal axis; null: the global batch.")
+    x: str | None = Field(default=None, description="Key of the figure's axis; null: the batch, else the first axis.")
     runs: tuple[RunEntry, ...] = ()
     nodes: Count | None = Field(default=None, description="Nodes of a run that names none.")
     at_once: Count | None = Field(default=None, description="Most runs at the same time; null: all.")

@@ -80,6 +80,7 @@ def test_the_suggestion_learns_and_30_times_it_does_not(write_spec: WriteSpec, c
 def test_what_it_cannot_do_is_refused(write_spec: WriteSpec, say: Say) -> None:
     spec = write_spec()
     line = refused(say("bench", "lr", spec, "--steps", "17"))
-    assert line == "--steps must be 18 or more, and --from below --to; try the defaults"
-    assert refused(say("bench", "lr", spec, "--from", "1")) == line
+    right = "--steps must be at least 18, and --from below --to, got"
+    assert line == f"{right} 17, 1e-06 and 1; try the defaults"
+    assert refused(say("bench", "lr", spec, "--from", "1")) == f"{right} 100, 1 and 1; try the defaults"
     assert refused(say("bench", "lr", spec, "--from", "0")) == "--from must be above 0 and finite, got 0"

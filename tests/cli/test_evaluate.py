@@ -168,7 +168,7 @@ def test_a_name_belongs_to_one_set_of_keys(run: Path, say: Say) -> None:
         (("--name", "a/b"), "--name: the name becomes a folder: must be 1 to 200 bytes without '/'"),
         (("--name", ".."), "and not '.' or '..', got '..'"),
         (("model.width=0.25",), "step_00000020.pt: does not fit: model.conv1.weight must be float32 (16, 3, 7, 7)"),
-        (("loss.kind=binary",), "loss.kind must be the run's own: it decides by what the run is measured"),
+        (("loss.kind=binary",), "loss.kind must be the run's own, as it sets the measures; train another run"),
         (("--checkpoints", "best"), "has no best checkpoint; train with checkpoint.keep_best, or use last"),
         (("--checkpoints", "first"), "checkpoint first not found; must be a file, best or last:N"),
     ],

@@ -281,7 +281,7 @@ def test_an_early_stop_makes_the_steps_the_most_and_frozen_parts_are_named(write
     freeze = "optimizer.freeze=[conv1, {names: [layer1, fc], until_epoch: 1}]"
     status, out, _ = say("plan", write_spec(), *keys, freeze)
     assert status == 0
-    assert "at most 20 = 2 epochs x 10; 1 epoch without a better top1 end it" in out
+    assert "at most 20 = 2 epochs x 10; stops after 1 epoch without a better top1" in out
     assert "; frozen: conv1; frozen for 1 epoch: layer1, fc" in out
     # conv1 has 8 x 3 x 7 x 7 weights
     found = json.loads(say("plan", write_spec(), freeze, "--json")[1])

@@ -50,16 +50,20 @@ def test_a_class_is_made_once_and_a_function_gets_its_options_in_each_call(parts
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("Adds", {"les": 1}, "Adds(more=1) gets les: got an unexpected keyword argument 'les'"),
-        ("multiply", {"bye": 1}, "multiply(number, by=2) gets number, bye: got an unexpected keyword argument 'bye'"),
+        ("Adds", {"les": 1}, "Adds(more=1) must take les: got an unexpected keyword argument 'les'"),
+        (
+            "multiply",
+            {"bye": 1},
+            "multiply(number, by=2) must take number, bye: got an unexpected keyword argument 'bye'",
+        ),
         (
             "multiply",
             {"number": 1},
-            "gets number, number: multiple values for argument 'number'",
+            "must take number, number: multiple values for argument 'number'",
         ),
         ("Silent", {}, "Silent must have a method __call__(number)"),
         ("Lazy", {}, "Lazy cannot be imported: No module named 'no_such_library'; install what is missing"),
-        ("PARTS", {}, "parts.py has no callable PARTS"),
+        ("PARTS", {}, "parts.py must have a class or function PARTS, found none"),
     ],
 )
 def test_what_cannot_be_made_is_named(parts: Path, name: str, options: dict[str, Any], message: str) -> None:

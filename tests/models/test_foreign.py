@@ -220,7 +220,7 @@ def test_a_state_dict_of_its_own_names_is_loaded(write: Callable[[str], Path], t
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("nets.py:Smal", {}, r"nets\.py has no callable Smal"),
+        ("nets.py:Smal", {}, r"nets\.py must have a class or function Smal"),
         (
             "nets.py:Small",
             {"widht": 5},

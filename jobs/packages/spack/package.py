@@ -5,7 +5,7 @@
 #
 # (`spack repo create` prints the folder that it made; before Spack 1.0 the package's folder is py-summit-train, and
 # PythonPackage comes from spack.package too.) Put the sdist's path into `url` and its sha256 into `version`.
-# Ranks are joined by torch.distributed: py-torch needs +distributed, which is its default.
+# Ranks communicate through torch.distributed: py-torch needs +distributed, which is its default.
 from spack.package import depends_on, version
 from spack_repo.builtin.build_systems.python import PythonPackage
 
@@ -13,9 +13,9 @@ from spack_repo.builtin.build_systems.python import PythonPackage
 class PySummitTrain(PythonPackage):
     """Train video recognition networks on any number of GPUs, over Horovod or torch.distributed."""
 
-    url = "file:///path/to/summit_train-0.2.0.tar.gz"
+    url = "file:///path/to/summit_train-0.3.0.tar.gz"
 
-    version("0.2.0")
+    version("0.3.0")
 
     depends_on("python@3.10:", type=("build", "run"))
     depends_on("py-setuptools@64:", type="build")

@@ -147,7 +147,7 @@ def decode_picture(
         raise DecodeError(name, "is damaged: no picture can be decoded")
     budget.size(frames[0].width, frames[0].height)
     if head not in decoders and (codec == "mjpeg" or b"eXIf" in content) and _is_mirrored(content):
-        raise DecodeError(name, "has a mirrored EXIF orientation; turn it, such as with mogrify -auto-orient")
+        raise DecodeError(name, "has a mirrored EXIF orientation; run mogrify -auto-orient on it")
     if codec == "mjpeg":  # a decoder of PNG pictures gives wrong pixels the second time
         decoders[head] = decoder
     return codec, frames[0]

@@ -32,5 +32,5 @@ def try_augment(part: OwnPart, clip_shape: tuple[int, ...]) -> None:
     vary, noise = OwnAugment(part), rng.key(0, "trial").integers(256, size=clip_shape, dtype=np.uint8)
     one, other = (vary(noise.copy(), rng.key(0, "trial", 1)) for _ in range(2))
     if not np.array_equal(one, other):
-        right = "draw from the generator that it gets, and keep nothing between calls"
+        right = "draw only from the generator it receives, and keep no state between calls"
         raise UserError(f"{part.key}: {part.name} must return the same for the same clip and draws; {right}")

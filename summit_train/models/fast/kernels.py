@@ -66,7 +66,7 @@ def loaded() -> Kernels | RunFailed:
         except OSError as error:
             raise RunFailed(f"{path} cannot be loaded: {error}") from error
     except RunFailed as error:
-        tell_once(f"C++ kernels: none: {error}; PyTorch's operators take their place, and steps on CPUs take longer")
+        tell_once(f"C++ kernels: none: {error}; PyTorch's operators are used, and steps on CPUs take longer")
         return error
 
 

@@ -155,7 +155,7 @@ def test_ranks_that_waited_for_a_compiler_that_failed_do_not_try_again(
     assert isinstance(found, RunFailed) and str(found) == why and other.begun.read_text() == "\n"
     assert other.process.communicate() == (f"none: {why}\n", "")  # the first rank says it
     assert capsys.readouterr().err.splitlines() == [
-        f"C++ kernels: none: {why}; PyTorch's operators take their place, and steps on CPUs take longer"
+        f"C++ kernels: none: {why}; PyTorch's operators are used, and steps on CPUs take longer"
     ]
 
 
