@@ -28,7 +28,7 @@ from summit_train.report.figures import GREY, PALETTE, drawable, drawn, wrapped
 from summit_train.report.tables import machine_text
 from summit_train.scaling.published import SLOWEST, label_of, table_1_row
 from summit_train.spec import Spec, load_spec
-from summit_train.spec.source import shipped
+from summit_train.spec.source import SHIPPED
 from summit_train.training.stopwatch import Mark
 
 PAPERS = ("i3d_3x3x3_r50_16f", "i3d_3x1x1_r50_32f", "tsm_r50_8f")  # configs/kinetics, in the order of Table 1
@@ -40,7 +40,7 @@ _ABOVE: dict[str, Any] = {
 def add_networks(parser: argparse.ArgumentParser, batch: int = 4, batch_help: str = "clips of a training step") -> None:
     """Add the options that choose the networks and their batch."""
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override, in all specs")
-    paths = [str(shipped("configs/kinetics") / f"{name}.yaml") for name in PAPERS]
+    paths = [f"{SHIPPED}kinetics/{name}" for name in PAPERS]
     parser.add_argument("--specs", nargs="+", default=paths, metavar="SPEC", help="other specs than the paper's three")
     parser.add_argument("--batch", type=int, default=batch, metavar="N", help=f"{batch_help} [{batch}]")
 

@@ -30,10 +30,11 @@ from summit_train.report.figures import GREY, PALETTE, drawable, drawn, log_tick
 from summit_train.report.tables import machine_text
 from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES, Row, Table
 from summit_train.spec import Spec, load_spec
-from summit_train.spec.source import shipped, split_overrides
+from summit_train.spec.source import split_overrides
 from summit_train.tasks.task import task_named
 
 ROUNDS = 5  # turns of each network, fewer for fewer passes
+_BASE = "shipped:kinetics/tsm_r50_8f"  # the network of a table's row, but for the keys that the row names
 _SHORT = {SOMETHING: "Sth-V1", KINETICS: "K400"}
 _COLOURS = dict(zip(("TSM", "ECO", "I3D", "TRN", "TSN", "other 3D"), PALETTE, strict=False))
 _AREA = 9e-6  # square points of a bubble for each parameter
@@ -81,13 +82,13 @@ class Entry:
 
 def entries_of_table(table: Table, words: Sequence[str]) -> list[Entry]:
     """Return an entry for each row of a table, its networks with the overrides `words`. Raises UserError for these."""
-    base, entries = shipped("configs/kinetics") / "tsm_r50_8f.yaml", []
+    entries = []
     for row in table.rows:
         specs = []
         if (network := row.network) is not None:
             keys = [f"model.arch={network.arch}", f"model.backbone={network.backbone or 'null'}"]
             keys += [] if network.non_local is None else [f"model.non_local={network.non_local}"]
-            specs = [load_spec(base, [*keys, f"data.num_frames={frames}", *words]) for frames in network.frames]
+            specs = [load_spec(_BASE, [*keys, f"data.num_frames={frames}", *words]) for frames in network.frames]
         entries.append(Entry(row.label, tuple(specs), row))
     return entries
 

@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     if args.word.startswith(SHIPPED):
-        content = locate(args.word).read_text(encoding="utf-8")
-        return Result(content.splitlines(), values={"name": args.word, "text": content})
+        content, row = locate(args.word).read_text(encoding="utf-8"), _row(ShippedFile.read(args.word[len(SHIPPED) :]))
+        return Result(content.splitlines(), values={"configs": [row | {"text": content}]})
     files = map(ShippedFile.read, shipped_names())
     found = [file for file in files if args.word.lower() in f"{file.name} {file.what}".lower()]
     if not found:
@@ -72,4 +72,8 @@ def run(args: argparse.Namespace) -> Result:
             text += ["", title, head] if head else ["", title]
             for file, line in zip(of_kind, lines, strict=True):
                 text += [line, *textwrap.wrap(file.what, 120, initial_indent="    ", subsequent_indent="    ")]
-    return Result(text[1:], values={"configs": [{**f._asdict(), "name": SHIPPED + f.name} for f in found]})
+    return Result(text[1:], values={"configs": list(map(_row, found))})
+
+
+def _row(file: ShippedFile) -> dict[str, str]:
+    return {**file._asdict(), "name": SHIPPED + file.name}

@@ -6,8 +6,6 @@ import argparse
 import os
 import re
 import shlex
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,18 +13,20 @@ import numpy as np
 
 from summit_train.cli.configs import ShippedFile
 from summit_train.core.errors import UserError
+from summit_train.core.files import replacing
 from summit_train.core.result import Result
 from summit_train.core.text import counted
 from summit_train.data.dataset import Dataset, open_datasets
 from summit_train.data.manifest import Manifest, read_manifest
-from summit_train.data.manifest.reading import PACK_FILE
-from summit_train.data.manifest.split import split_manifest
+from summit_train.data.manifest.reading import PACK_FILE, check_same_classes, read_rows
+from summit_train.data.manifest.split import parts_of
 from summit_train.data.manifest.tables import is_video
 from summit_train.spec import spec_from_tree
 from summit_train.spec.source import SHIPPED, Tree, read_tree, to_yaml
 
 _BASE = "tsm_finetune"
 _SETS = [(f"train{end}", f"{val}{end}") for end in (".csv", ".txt", "") for val in ("val", "validation", "valid")]
+_PARTS = ("train", "training", "test", "testing", "val", "validation", "valid", "eval")  # no classes, where several
 _GPUS, _CLIPS_PER_GPU = 2, 8  # for one rank or two; fewer clips where the set has less than a batch of them
 _COMMENT = """\
 # Written by `summit-train init`. `summit-train configs shipped:NAME` prints what it extends, `schema` every key.
@@ -57,29 +57,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    folder, bases = args.folder.rstrip("/") or "/", _bases(args.base.removeprefix(SHIPPED))
+    folder, bases = _no_option(args.folder.rstrip("/") or "/"), _bases(args.base.removeprefix(SHIPPED))
     stem = args.out.stem if args.out else Path(os.path.abspath(folder)).name
     name = re.sub(r"[^\w.-]+", "_", stem).strip("._-") or "mine"
     out = args.out or Path(f"{name}.yaml")
+    exists = f"{out}: already exists; try another file with --out"
     if os.path.lexists(out):
-        raise UserError(f"{out}: already exists; try another file with --out")
-    found = _found(folder, folds := f"{out.parent / name}_folds")
+        raise UserError(exists)
+    found = _found(folder, folds := _no_option(f"{out.parent / name}_folds"))
     if found.folds and Path(os.path.realpath(folder)) in Path(os.path.realpath(out)).parents:
         raise UserError(f"{out}: must not be in {folder}, among the videos; run init in another folder, or give --out")
     values = _values(folder, found)
     _check(bases, {"name": name, **values}, found)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with open(out, "x", encoding="utf-8") as file:
-            file.write(_COMMENT + to_yaml({"name": name, "extends": bases, **values}))
+        with replacing(out, new=True) as file:
+            file.write((_COMMENT + to_yaml({"name": name, "extends": bases, **values})).encode())
     except OSError as error:
-        raise UserError(f"{out}: cannot be written: {error.strerror}; try another folder with --out") from error
-    source, plan, train = found.manifest.source, ["plan", str(out)], ["train", str(out)]
+        wrong = f"{out}: cannot be written: {error.strerror}; try another folder with --out"
+        raise UserError(exists if os.path.lexists(out) else wrong) from error
+    source, spec = (_no_option(str(path)) for path in (found.manifest.source, out))
+    plan, train = ["plan", spec], ["train", spec]
     commands = [plan, train, ["predict", f"runs/{name}", found.val]]
     if found.folds:
         commands = [["data", "split", source, folds, "--folds", str(found.folds)], plan, train]
     what = f"{source}: {counted(len(found.manifest), 'clip')} of {len(found.manifest.class_names)} classes"
     return Result([what, f"wrote {out}; next:", *(f"  summit-train {shlex.join(words)}" for words in commands)])
+
+
+def _no_option(path: str) -> str:
+    return f"./{path}" if path.startswith("-") else path
 
 
 def _bases(name: str) -> list[str]:
@@ -99,27 +105,36 @@ def _found(folder: str, folds_folder: str) -> _Found:
     for pair in _SETS:
         train, val = (os.path.join(folder, name) for name in pair)
         if os.path.exists(train) and os.path.exists(val):
-            manifest = _read(folder, train)
+            manifest, other = _read(folder, train), read_manifest(val)
+            check_same_classes(val, other.classes, train, manifest.classes)
             return _Found(manifest, train, val, len(manifest))
     names, wrong = sorted(os.listdir(folder)), ""
     lists = [name for name in names if name.endswith(".csv") and not name.endswith(".left_out.csv")]
+    sets = [name for name in names if name.lower() in _PARTS and os.path.isdir(os.path.join(folder, name))]
     if PACK_FILE in names:
         wrong = (
             "is one packed set; split its list with `data split`, and pack the parts into train and val of one folder"
         )
     elif len(lists) > 1:
         wrong = f"has {', '.join(lists)}; name two of them train.csv and val.csv, or leave one"
+    elif not lists and len(sets) > 1:
+        wrong = f"has {' and '.join(sets)}, which are sets of clips and not classes; rename them to train and val"
     elif not lists and any(map(is_video, names)):
         wrong = "has videos outside class folders; move those of each class into a folder of its own, or list them"
     if wrong:
         raise UserError(f"{folder}: {wrong}")
     manifest = _read(folder, os.path.join(folder, *lists))
+    rows, wrong = list(read_rows(manifest)), ""
     for folds in (5, 4, 3, 2):
-        with tempfile.TemporaryDirectory() as scratch, suppress(UserError):
-            clips = split_manifest(manifest.source, scratch, folds)[0].clips[0]
-            return _Found(manifest, f"{folds_folder}/fold1/train.csv", f"{folds_folder}/fold1/val.csv", clips, folds)
+        try:
+            parts = parts_of(rows, manifest.class_names, folds)
+        except UserError as error:
+            wrong = str(error)
+            continue
+        clips, fold = len(parts) - parts.count(0), f"{folds_folder}/fold1"
+        return _Found(manifest, f"{fold}/train.csv", f"{fold}/val.csv", clips, folds)
     right = "each class needs at least two clips, in at least two groups of the list's column group"
-    raise UserError(f"{manifest.source}: cannot be split into training and validation clips; {right}")
+    raise UserError(f"{manifest.source}: cannot be split into training and validation clips; {right}: {wrong}")
 
 
 def _read(folder: str, source: str) -> Manifest:

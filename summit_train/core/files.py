@@ -58,11 +58,11 @@ def read_file(path: str | Path) -> bytes:
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[IO[bytes]]:
+def replacing(path: str | Path, *, new: bool = False) -> Iterator[IO[bytes]]:
     """Yield a binary file that replaces `path`, flushed to the disk, when the block ends.
 
     An error in the block leaves `path` as it was. A missing folder is made. Raises OSError, with the name of the file,
-    if the disk is full.
+    if the disk is full. new: raise FileExistsError where `path` is there by then, in place of replacing it.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,11 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, target)
+        if new:
+            os.link(temporary, target)
+            temporary.unlink()
+        else:
+            os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -160,10 +160,10 @@ def shipped_names(below: str = "") -> list[str]:
     return sorted(name for name in names if name.startswith(below))
 
 
-def locate(word: str | Path, folder: Path = Path()) -> Path:
+def locate(word: str | Path, folder: Path = Path(), place: str = "") -> Path:
     """Return the file that a word names: a path relative to `folder`, or shipped:NAME. Raises UserError without it.
 
-    A file of that very name is ./shipped:NAME.
+    A file of that very name is ./shipped:NAME. place: how the message begins.
     """
     text = str(word)
     if not text.startswith(SHIPPED):
@@ -174,7 +174,7 @@ def locate(word: str | Path, folder: Path = Path()) -> Path:
         near = [one for one in names if one == bare] or [one for one in names if one.endswith(f"/{bare}")]
         near = near[:3] or difflib.get_close_matches(bare, names, 3)
         nearest = f"did you mean {' or '.join(SHIPPED + one for one in near)}? " if near else ""
-        raise UserError(f"{text} not found; {nearest}`summit-train configs` lists what ships")
+        raise UserError(f"{place}{text} not found; {nearest}`summit-train configs` lists what ships")
     return shipped("configs") / f"{name}.yaml"
 
 
@@ -183,7 +183,7 @@ def _bare(path: str) -> str:
     return path.rpartition("configs/")[2].removesuffix(".yaml")
 
 
-def _shipped_hint(path: str) -> str:
+def shipped_hint(path: str) -> str:
     """Return the shipped name that a path which does not exist may stand for, as the end of a message."""
     return f"; did you mean {SHIPPED}{_bare(path)}?" if _bare(path) in shipped_names() else ""
 
@@ -247,9 +247,9 @@ def _read_file(path: Path, above: tuple[Path, ...], read: dict[Path, Tree]) -> T
         raise UserError(f"{place}: extends: each file may be named once, got {bases!r:.60}")
     merged = Tree({})
     for base in bases:
-        target = locate(base, path.parent)
+        target = locate(base, path.parent, f"{place}: extends: ")
         if not target.is_file():
-            raise UserError(f"{place}: extends: file {target} not found{_shipped_hint(base)}")
+            raise UserError(f"{place}: extends: file {target} not found{shipped_hint(base)}")
         if len(above) + len(read) >= _MOST_FILES:
             raise UserError(f"{place}: extends: a file may extend at most {_MOST_FILES} files, directly or not")
         merged.lay(_read_file(target, (*above, resolved), read))
@@ -266,7 +266,7 @@ def _read_text(path: Path) -> str:
             raise UserError(f"{path}: larger than {_MOST_BYTES:,} bytes; give the path of a YAML spec")
         return content.decode("utf-8")
     except OSError as error:
-        right = _shipped_hint(str(path)) or "; give the path of a YAML spec, or shipped:NAME (`summit-train configs`)"
+        right = shipped_hint(str(path)) or "; give the path of a YAML spec, or shipped:NAME (`summit-train configs`)"
         raise UserError(f"{path}: cannot be read: {error.strerror}{right}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: must be a text file in UTF-8; give the path of a YAML spec") from error

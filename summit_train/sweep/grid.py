@@ -32,7 +32,7 @@ from pydantic import ConfigDict, Field
 from summit_train.core.errors import UserError
 from summit_train.evaluation.measures import Measures, measures_of
 from summit_train.spec import Spec, spec_from_tree
-from summit_train.spec.source import Tree, apply_override, locate, put, read_tree, to_yaml
+from summit_train.spec.source import Tree, apply_override, locate, put, read_tree, shipped_hint, to_yaml
 from summit_train.spec.typed import Count, PathText, Section, validated
 
 MOST_RUNS = 1000  # an array's indices stay below Slurm's usual MaxArraySize, 1001
@@ -244,9 +244,10 @@ def sweep_texts(sweep: Sweep) -> dict[str, str]:
 
 def _read_relative(target: str, key: str, place: str) -> Tree:
     """Return the tree of a file that the sweep file names under `key`, relative to itself."""
-    path = locate(target, Path(place.rpartition(":")[0]).parent)
+    path = locate(target, Path(place.rpartition(":")[0]).parent, f"{place}: {key}: ")
     if not path.is_file():
-        raise UserError(f"{place}: {key}: {path} does not exist; the path must be relative to the sweep file")
+        right = shipped_hint(target) or "; the path must be relative to the sweep file"
+        raise UserError(f"{place}: {key}: {path} does not exist{right}")
     return read_tree(path)
 
 

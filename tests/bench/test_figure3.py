@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
 
-from summit_train.bench.figure3 import PAPERS, table_1_text
+from summit_train.bench.figure3 import PAPERS, add_networks, table_1_text
 from summit_train.scaling.published import label_of, table_1_row
 from summit_train.spec import load_spec
 from tests.bench.conftest import SHORT, TINY, Bench
@@ -35,7 +36,9 @@ def test_table_1_of_other_networks(specs: list[str], bench: Bench, tmp_path: Pat
 
 
 def test_the_papers_values_are_those_of_the_papers_networks_alone() -> None:
-    paths = [f"configs/kinetics/{name}.yaml" for name in PAPERS]
+    add_networks(parser := argparse.ArgumentParser())
+    paths = parser.get_default("specs")
+    assert paths == [f"shipped:kinetics/{name}" for name in PAPERS]
     published = [table_1_row(load_spec(path)) for path in paths]
     assert [row and row["clips_per_second"] for row in published] == [63.1, 41.9, 84.8]
     for other in ("data.crop=112", "model.non_local=tsm"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from summit_train.__main__ import _COMMANDS
-from tests.worlds import Say, refused
+from tests.worlds import ROOT, Say, refused
 
 _COMPLETE = """
 source completion.bash
@@ -65,3 +66,15 @@ def test_shtab_is_needed_for_this_alone(say: Say, monkeypatch: pytest.MonkeyPatc
     assert refused(say("completion", "bash")) == right
     assert say("completion", "csh")[0] == 2
     assert say("schema")[0] == 0
+
+
+def test_the_lines_of_the_page_install_the_extra_and_make_the_folders(tmp_path: Path) -> None:
+    """With stand-ins for pip and the program, in a home without folders."""
+    (lines,) = re.findall(r"```\n([^`]*summit-train completion bash[^`]*)```", (ROOT / "docs/install.md").read_text())
+    (tmp_path / "summit_train-1-py3-none-any.whl").touch()
+    program = f'pip() {{ echo "$*"; }}\nsummit-train() {{ echo "$2"; }}\n{lines}'
+    home = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-ec", program], cwd=tmp_path, env=home, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "install summit_train-1-py3-none-any.whl[completion]\n"), done.stderr
+    assert (tmp_path / ".local/share/bash-completion/completions/summit-train").read_text() == "bash\n"
+    assert (tmp_path / ".config/fish/completions/summit-train.fish").read_text() == "fish\n"

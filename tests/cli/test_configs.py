@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from summit_train.cli.configs import ShippedFile
-from summit_train.spec.source import shipped_names
+from summit_train.spec.source import locate, shipped_names
 from tests.worlds import Say, refused
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +44,7 @@ def test_a_shipped_file_says_what_it_is_in_a_sentence(name: str) -> None:
     if file.kind in ("spec", "sweep"):
         assert file.accuracy.startswith(("top-1 ", "mAP ", "not measured", "not published", "not known"))
         assert re.search(r"\d.* (node-)?(hours|minutes?)\b|not known", file.cost)
+        assert "make " not in locate(f"shipped:{name}").read_text().partition("\nname:")[0], "a wheel has no Makefile"
         assert len(file.accuracy) <= 14 and len(file.cost) <= 30 and 10 < len(file.source) <= 30
 
 
@@ -72,4 +73,7 @@ def test_a_word_filters_names_and_descriptions(say: Say) -> None:
 
 
 def test_a_name_prints_the_file(say: Say) -> None:
-    assert say("configs", "shipped:kinetics/base") == (0, (ROOT / "configs/kinetics/base.yaml").read_text(), "")
+    text = (ROOT / "configs/kinetics/base.yaml").read_text()
+    assert say("configs", "shipped:kinetics/base") == (0, text, "")
+    (row,) = json.loads(say("configs", "shipped:kinetics/base", "--json")[1])["configs"]
+    assert row == {**FILES["kinetics/base"]._asdict(), "name": "shipped:kinetics/base", "text": text}

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from summit_train.spec import load_spec
+from tests.runs import full_disk
 from tests.worlds import Say, refused
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +77,7 @@ def test_class_folders_are_split_planned_and_trained_as_printed(say: Say, motion
     spec = load_spec("a_set.yaml")
     assert (spec.model.num_classes, spec.model.arch, spec.data.root) == (4, "tsm", "my videos/a 'set'")
     assert (spec.optimizer.base_lr, spec.model.freeze_bn, spec.model.pretrained) == (0.000125, "none", None)
+    assert "`configs shipped:NAME` prints what it extends" in (here / "a_set.yaml").read_text()
     # 24 clips less a fold of 4 or more: a batch of two virtual GPUs of 8 is 16.
     assert (spec.scale.gpus, spec.scale.clips_per_gpu) == (2, 8)
     assert "16 clips" in said and "a_set: done" in said and (here / "runs/a_set/report.html").is_file()
@@ -132,6 +134,38 @@ def test_a_preset_without_a_network_is_laid_over_the_usual_base(say: Say, motion
     assert trust is not None and trust.kind == "lars" and dropout == 0.8
 
 
+def test_a_name_that_begins_with_a_dash_is_no_option(say: Say, motion_set: Path, here: Path) -> None:
+    _class_folders(motion_set, here / "-dash", "train", 8)
+    status, out, _ = say("init", "--out=-my/spec.yaml", "--", "-dash")
+    split, plan, train = _commands(out)
+    assert status == 0 and split == "summit-train data split ./-dash ./-my/spec_folds --folds 2"
+    assert (plan, train) == ("summit-train plan ./-my/spec.yaml", "summit-train train ./-my/spec.yaml")
+    assert say(*split.split()[1:])[0] == 0 and say(*plan.split()[1:])[0] == 0
+    data = load_spec("./-my/spec.yaml").data
+    assert (data.train, data.val, data.root) == (
+        "./-my/spec_folds/fold1/train.csv", "./-my/spec_folds/fold1/val.csv", "./-dash",
+    )  # fmt: skip
+
+
+def test_a_full_disk_leaves_nothing_and_the_next_try_writes_the_spec(say: Say, motion_set: Path, here: Path) -> None:
+    _lists(motion_set, here / "set", 8, "train.csv", "val.csv")
+    before = sorted(here.rglob("*"))
+    with full_disk():
+        said = say("init", "set")
+    assert refused(said) == "set.yaml: cannot be written: File too large; try another folder with --out"
+    assert sorted(here.rglob("*")) == before
+    assert say("init", "set")[0] == 0 and load_spec("set.yaml").name == "set"
+
+
+def test_a_file_that_another_command_writes_meanwhile_stays(
+    say: Say, motion_set: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _lists(motion_set, here / "set", 8, "train.csv", "val.csv")
+    monkeypatch.setattr("summit_train.cli.init._check", lambda *_: (here / "set.yaml").write_text("theirs"))
+    assert refused(say("init", "set")) == "set.yaml: already exists; try another file with --out"
+    assert (here / "set.yaml").read_text() == "theirs" and not list(here.glob(".set*"))
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -144,6 +178,14 @@ def test_a_preset_without_a_network_is_laid_over_the_usual_base(say: Say, motion
         ("lists", "lists: has a.csv, b.csv; name two of them train.csv and val.csv, or leave one"),
         ("apart", "apart/list.csv:2: videos/train_000000.mp4 is not in apart; move the list"),
         ("few", "few: cannot be split into training and validation clips; each class needs at least two clips"),
+        ("few", "column group: the class 'a' has clips in 1 of 2 groups, so it cannot be on both sides"),
+        ("sets", "sets: has test and train, which are sets of clips and not classes; rename them to train and val"),
+        ("parts", "parts: has Training and validation, which are sets of clips and not classes; rename them to"),
+        (
+            "lacks",
+            "lacks/val and lacks/train do not have the same classes, so their labels mean different things: they "
+            "differ in 'b'",
+        ),
         ("$HOME", "$HOME: a spec cannot name this folder"),
         ("set --from sites/summit", "--from must be a spec or a preset, got the site sites/summit"),
         ("set --from sweeps/table3", "--from must be a spec or a preset, got the sweep sweeps/table3"),
@@ -166,7 +208,11 @@ def test_what_cannot_be_done_is_one_line_and_writes_nothing(
     videos = sorted((here / "set/videos").iterdir())
     (here / "closed").write_text("a file, which is no folder for root either")
     for path in ("flat/v.mp4", "one_class/a/v.mp4", "no_video/a/v.mp4", "few/a/v.mp4", "few/b/w.mp4", "$HOME/a/v.mp4",
-                 "few2/a/v.mp4", "few2/a/w.mp4", "few2/b/x.mp4", "few2/b/y.mp4"):  # fmt: skip
+                 "few2/a/v.mp4", "few2/a/w.mp4", "few2/b/x.mp4", "few2/b/y.mp4", "sets/train/a/v.mp4",
+                 "sets/train/b/w.mp4", "sets/test/a/x.mp4", "sets/test/b/y.mp4", "parts/Training/a/v.mp4",
+                 "parts/Training/b/w.mp4", "parts/validation/a/x.mp4", "parts/validation/b/y.mp4",
+                 "lacks/train/a/v.mp4", "lacks/train/b/w.mp4", "lacks/train/c/x.mp4", "lacks/val/a/y.mp4",
+                 "lacks/val/c/z.mp4"):  # fmt: skip
         (here / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(videos[0], here / path)
     for name in ("empty", "no_video/b", "apart"):

@@ -161,6 +161,8 @@ def test_a_name_that_does_not_ship_and_a_path_that_looks_like_one_get_the_right_
 def test_extends_of_a_path_that_looks_like_a_shipped_name_gets_the_name(tmp_path: Path) -> None:
     message = "spec.yaml:1: extends: file configs/date.yaml not found; did you mean shipped:date?"
     assert _refused(tmp_path, "extends: configs/date.yaml\n") == message
+    message = _refused(tmp_path, "a: 1\nextends: [shipped:date, shipped:dte]\n")
+    assert message.startswith("spec.yaml:2: extends: shipped:dte not found; did you mean shipped:date? ")
 
 
 def test_values_are_what_they_look_like(tmp_path: Path) -> None:

@@ -261,6 +261,8 @@ MISTAKES = [
      r"yaml:6: optimizer\.trust_ratio\.kind: optimizer\.trust_ratio is an axis already; remove"),
     ("zip: {scale.gpus: [1]}\npresets:\n  a:\n    scale: 2\n", r"yaml:6: scale: scale\.gpus is an axis already"),
     ("presets:\n  a: {extends: no.yaml}\n", r"yaml:4: presets\.a\.extends: .*no\.yaml does not exist; the path"),
+    ("presets:\n  a: {extends: shipped:dte}\n", r"yaml:4: presets\.a\.extends: shipped:dte not found; did you mean"),
+    ("presets:\n  a: {extends: configs/date.yaml}\n", r"extends: .* does not exist; did you mean shipped:date\?"),
     ("presets:\n  a: {name: b}\n", r"sweep_file\.yaml:4: name: must be a key of the spec"),
     ("presets:\n  a: {nodes: 4}\n", r"sweep_file\.yaml:4: nodes: unknown key"),
     ("presets:\n  a/b: {seed: 4}\n", r"sweep_file\.yaml:4: presets\.a/b.*: String should match"),
@@ -294,8 +296,15 @@ def test_a_sweep_may_have_as_many_runs_as_an_array(write: Write, monkeypatch: py
 def test_a_base_that_is_not_there_is_named(write: Write) -> None:
     path = write("runs: [{}]\n")
     (path.parent / "base.yaml").unlink()
-    with pytest.raises(UserError, match=r"sweep_file\.yaml:2: base: .*base\.yaml does not exist"):
+    with pytest.raises(UserError, match=r"sweep_file\.yaml:2: base: .*base\.yaml does not exist; the path must be"):
         load_sweep(path)
+    for base, message in (
+        ("shipped:dte", "shipped:dte not found; did you mean shipped:date"),
+        ("configs/motion/tsm.yaml", ".*tsm.yaml does not exist; did you mean shipped:motion/tsm"),
+    ):
+        path.write_text(f"name: study\nbase: {base}\nruns: [{{}}]\n")
+        with pytest.raises(UserError, match=f"sweep_file.yaml:2: base: {message}"):
+            load_sweep(path)
 
 
 @pytest.mark.parametrize("override", ["scale.gpus=3", "scale={gpus: 3}"])

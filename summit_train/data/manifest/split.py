@@ -70,12 +70,7 @@ def split_manifest(
     if group is not None:
         rows = [replace(row, group=_group_of(row.path, group)) for row in rows]
     grouping = _grouping(rows, group)
-    groups = list(map(_group, rows))
-    counts: dict[str, Counter[str]] = {name: Counter() for name in sorted(set(groups))}
-    for row, name in zip(rows, groups, strict=True):
-        counts[name].update(names[label] for label in row.labels)
-    part_of = _parts(counts, folds, seed)
-    parts = [part_of[name] for name in groups]
+    parts = parts_of(rows, names, folds, seed)
     if both_directions:
         names = ("forwards", "backwards")
         rows = [replace(row, label=label, reversed=label == 1) for row in rows for label in (0, 1)]
@@ -88,6 +83,16 @@ def split_manifest(
         if both_directions or source.classes is not None:
             write_classes(folder, names)
     return done
+
+
+def parts_of(rows: Sequence[ManifestRow], names: Sequence[str], folds: int, seed: int = 0) -> list[int]:
+    """Return each row's part, 0 .. folds - 1. Raises UserError where the rows' groups cannot be split so."""
+    groups = list(map(_group, rows))
+    counts: dict[str, Counter[str]] = {name: Counter() for name in sorted(set(groups))}
+    for row, name in zip(rows, groups, strict=True):
+        counts[name].update(names[label] for label in row.labels)
+    part_of = _parts(counts, folds, seed)
+    return [part_of[name] for name in groups]
 
 
 def _write(folder: Path, sides: Sequence[Sequence[ManifestRow]], names: Sequence[str], grouping: str) -> Fold:
