@@ -6,8 +6,9 @@ import argparse
 import os
 import sys
 import sysconfig
+from pathlib import Path
 
-from summit_train.cluster.environment import own_prefix
+from summit_train.core.errors import UserError
 from summit_train.core.files import check_output
 from summit_train.core.result import Result
 from summit_train.spec.source import shipped
@@ -16,7 +17,8 @@ _HELP = """\
 needs: a C++20 compiler (g++ 11 or newer), make, Python's C headers, and torch in this environment. mpicxx and mpirun
   are taken from PATH if both are there; else Open MPI comes from PyPI into the environment. For several GPUs: a torch
   for CUDA, the CUDA toolkit that it was built with, and NCCL's header.
-takes: three minutes on two cores; seconds where a wheel for the same torch, MPI, NCCL and compiler is kept.
+takes: three to five minutes on two cores, half a minute where a wheel for the same torch, MPI, NCCL and compiler is
+  kept.
 keeps: the wheels in CACHE/wheels, the output of all steps in CACHE/build-horovod.log, where CACHE is
   ${XDG_CACHE_HOME:-~/.cache}/summit_train.
 reads: CXX; CUDA_HOME, NCCL_HOME, NCCL=no (leave it out); XDG_CACHE_HOME; PIP_INDEX_URL, PIP_PROXY and pip's others.
@@ -32,5 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """Become the script that builds, which then gets the signals and gives the exit status."""
-    check_output("the environment", own_prefix(), f"{sysconfig.get_path('purelib')}/build-horovod")
+    if sys.prefix == sys.base_prefix and Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists():  # PEP 668
+        raise UserError(f"the environment must be yours, got the system's {sys.prefix}; make one by `python -m venv`")
+    check_output("the environment", sys.prefix, f"{sysconfig.get_path('purelib')}/build-horovod")
     os.execvp("bash", ["bash", str(shipped("jobs") / "build_horovod.sh"), sys.executable])
