@@ -215,10 +215,10 @@ make_build_venv() { # FOLDER
 }
 
 build_horovod() { # FOLDER of the finished wheel
-    local work tools
-    work=$1.part.$$
+    local tools
+    work=$1.part.$$ # not local: the trap reads it last
     tools=$work/tools/bin
-    trap 'rm -rf "'"$work"'"' EXIT
+    trap 'rm -rf "$work"' EXIT
     mkdir -p "$work/nccl/lib"
     say "Horovod $(pin horovod): fetching the source and the build tools"
     make_build_venv "$work/tools"
@@ -228,7 +228,6 @@ build_horovod() { # FOLDER of the finished wheel
     logged patch_horovod "$work/horovod-$(pin horovod)" || failed "patching Horovod"
     say "Horovod $(pin horovod): compiling (about three minutes on two cores; the output goes to ${log#"$PWD"/})"
     (
-        unset PYTHONPATH PYTHONHOME
         export PATH=$tools:$PATH SETUP_RPATH MAKEFLAGS
         SETUP_RPATH=$(library_path "$nccl_home") MAKEFLAGS=-j$(nproc)
         export HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1
@@ -326,6 +325,7 @@ install_all() {
 }
 
 main() { # PYTHON
+    unset PYTHONPATH PYTHONHOME # pip would take what is there for installed
     py=$1
     log=$cache_home/build-horovod.log
     prefix=$("$py" -c 'import sys; print(sys.prefix)')
@@ -336,7 +336,7 @@ main() { # PYTHON
     find_tools "$py"
     if command -v flock >/dev/null; then # two at once: the second finds the wheel
         exec 9>>"$log"
-        flock 9
+        flock -n 9 || { say "Waiting: another build is under way" && flock 9; }
     fi
     : >"$log"
     find_torch || missing "torch cannot be imported: $(tail -n 1 "$log")" "Install the one for your machine first."

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> Values:
     networks: list[Values] = []
     paths, overrides = (args.specs, overrides_of(args)) if is_figure else ([args.spec], args.overrides)
     if find_mpirun() is None:
-        raise UserError("no mpirun to start ranks with; load your cluster's MPI module, or run `make setup`")
+        raise UserError("no mpirun to start ranks with; load an MPI module, or run `summit-train build-horovod`")
     for path, count in itertools.product(paths, ranks):
         experiment_of(load_spec(path, [*overrides, f"scale.gpus={count}"]), count, synthetic=args.synthetic)
     for path in paths:

@@ -6,8 +6,9 @@ import argparse
 import os
 import sys
 import sysconfig
+from pathlib import Path
 
-from summit_train.cluster.environment import own_prefix
+from summit_train.core.errors import UserError
 from summit_train.core.files import check_output
 from summit_train.core.result import Result
 from summit_train.spec.source import shipped
@@ -32,5 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """Become the script that builds, which then gets the signals and gives the exit status."""
-    check_output("the environment", own_prefix(), f"{sysconfig.get_path('purelib')}/build-horovod")
+    if sys.prefix == sys.base_prefix and Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists():  # PEP 668
+        raise UserError(f"the environment must be yours, got the system's {sys.prefix}; make one by `python -m venv`")
+    check_output("the environment", sys.prefix, f"{sysconfig.get_path('purelib')}/build-horovod")
     os.execvp("bash", ["bash", str(shipped("jobs") / "build_horovod.sh"), sys.executable])

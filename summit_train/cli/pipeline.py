@@ -200,8 +200,8 @@ def _still_there(spec: Spec, paths: list[Path]) -> list[Path]:
 def _train(run: Run, stop: StopRequest, traced: range, change: Change | None) -> None:
     """Train; rank 0 writes the run's records, that of a `change` before anything that it changes."""
     spec, plan, world = run.spec, run.plan, run.world
-    hosts = world.gather(world.host)
-    if world.rank != 0 or hosts is None:
+    places = world.gather((world.host, cpu_kernels(run.device)))
+    if world.rank != 0 or places is None:
         train(run, Records(run, None, traced), stop)
         return
     (spec.run_path / "stopped").unlink(missing_ok=True)
@@ -213,8 +213,13 @@ def _train(run: Run, stop: StopRequest, traced: range, change: Change | None) ->
     counts = {name: clips_per_class(dataset.manifest, dataset.kept) for name, dataset in datasets.items()}
     about = {"clips_per_class": counts, "val_fingerprint": run.val_set.manifest.fingerprint(), **leaked.values()}
     write_json(spec.run_path / "plan.json", plan.values() | about)
-    machine = environment(world, run.device, hosts, cpu_kernels(run.device))
-    write_json(spec.run_path / "environment.json", machine | {"network": run.model.execution})
+    kernels = places[0][1]
+    machine = environment(world, run.device, [host for host, _ in places], kernels) | {"network": run.model.execution}
+    if others := {host: other for host, other in places if other != kernels}:
+        machine["other_kernels"] = others
+        (host, other), *_ = others.items()
+        warn(f"C++ kernels: rank 0 has {kernels}, but {host} has {other}; all ranks wait for the slowest")
+    write_json(spec.run_path / "environment.json", machine)
     with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps) as log:
         if change is not None:
             if change != last_extension(spec.run_path):

@@ -46,17 +46,11 @@ _BLOCK = 1 << 20
 Source = Path | str | bytes  # a file, a link's target, a content
 
 
-def own_prefix() -> Path:
-    """Return the folder of this environment. Raises UserError for the system's own Python (PEP 668)."""
-    prefix = Path(sys.prefix)
-    if sys.prefix == sys.base_prefix and not (prefix / "conda-meta").is_dir():
-        raise UserError(f"the environment must be a virtual one or conda's, got {prefix}; make one by `python -m venv`")
-    return prefix
-
-
 def environment_files() -> dict[str, Source]:
-    """Return the files to pack by their names, without the bytecode. Raises UserError as `own_prefix` does."""
-    prefix, base = own_prefix(), Path(sys.base_prefix)
+    """Return the files to pack by their names, without the bytecode. Raises UserError for the system's Python."""
+    prefix, base = Path(sys.prefix), Path(sys.base_prefix)
+    if prefix == base and not (prefix / "conda-meta").is_dir():
+        raise UserError(f"the environment must be a virtual one or conda's, got {prefix}; make one by `python -m venv`")
     site = Path(sysconfig.get_path("purelib")).relative_to(prefix)
     tools = (one for one in distributions(path=[str(prefix / site)]) if (one.name or "").lower() in _TOOLS)
     unused = {os.path.normpath(str(one.locate_file(file))) for one in tools for file in one.files or ()}

@@ -30,12 +30,6 @@ def check_single(command: str) -> None:
         raise UserError(f"{command} is one process and shares no work among ranks; {right}")
 
 
-def tell_once(line: str) -> None:
-    """Print on stderr, by the first rank, a line that all have."""
-    if this_launch().rank == 0:
-        tell(line)
-
-
 @contextmanager
 def session(launch: Launch) -> Iterator[World]:
     """Open the world for the block. The first rank that fails says why, and ends all of them.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import json
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,12 @@ def test_ranks_are_numbers_and_two_at_least(text: str) -> None:
     assert parse_ranks("2,1,2") == [1, 2]
     with pytest.raises(UserError, match="--ranks must be two or more numbers above 0"):
         parse_ranks(text)
+
+
+def test_without_mpirun_it_says_what_installs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weak, "find_mpirun", lambda: None)
+    with pytest.raises(UserError, match=r"^no mpirun .*, or run `summit-train build-horovod`$"):
+        weak.run(argparse.Namespace(bench="scaling", spec="s.yaml", ranks="1,2", overrides=[]))
 
 
 def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import fcntl
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -12,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from summit_train.core.errors import UserError
 from tests.test_setup import COMPILES, ROOT, TOOLS
-from tests.worlds import PATIENCE_S, Say, environment, refused
+from tests.worlds import PATIENCE_S, Say, environment, main_said, refused
 
 SCRIPT = ROOT / "jobs" / "build_horovod.sh"
 
@@ -35,13 +38,38 @@ def add(folder: Path, name: str, text: str) -> str:
 
 
 def ended(tools: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-    environ = environment(PATH=str(tools), XDG_CACHE_HOME=str(tools.parent / "cache"), **more)
+    environ = environment(**{"PATH": str(tools), "XDG_CACHE_HOME": str(tools.parent / "cache")} | more)
     return subprocess.run(words, env=environ, cwd=tools.parent, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
-def test_the_systems_python_is_refused(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
-    assert refused(say("build-horovod")).startswith("the environment must be a virtual one or conda's, got ")
+@pytest.mark.parametrize("is_venv", [False, True])
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_only_a_systems_python_that_pip_must_not_change_is_refused(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_venv: bool, is_marked: bool
+) -> None:
+    """Images and centres' modules have Pythons that are no virtual ones, and in which `pip install` works."""
+
+    def begun(program: str, words: list[str]) -> None:
+        raise UserError(" ".join([program, *words]))
+
+    monkeypatch.setattr(os, "execvp", begun)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "base_prefix", "/usr" if is_venv else str(tmp_path))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / name))
+    (tmp_path / "stdlib").mkdir()
+    if is_marked:
+        (tmp_path / "stdlib" / "EXTERNALLY-MANAGED").touch()
+    said = refused(say("build-horovod"))
+    if is_marked and not is_venv:
+        assert said == f"the environment must be yours, got the system's {tmp_path}; make one by `python -m venv`"
+    else:
+        assert said.startswith("bash bash /") and said.endswith(f"/jobs/build_horovod.sh {sys.executable}")
+
+
+def test_the_help_and_the_documentation_name_the_same_time(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = main_said(capsys, "build-horovod", "--help")
+    texts = [" ".join(text.split()) for text in (out, (ROOT / "docs/install.md").read_text())]
+    assert all("three to five minutes on two cores, half a minute " in text for text in texts)
 
 
 def test_an_environment_that_cannot_be_written_is_refused(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,16 +110,40 @@ def test_a_step_that_fails_is_named_with_1_and_its_error(tools: Path) -> None:
     for name in ("make", "mpicxx", "mpirun"):
         add(tools, name, "echo A MPI 5")
     answers = (
+        f'echo "sees $PYTHONPATH$PYTHONHOME" >> {tools.parent}/seen; '
         f'case "$*" in *"import pathlib, torch"*) echo 2.13.0 cpu; echo {tools};; *importlib.metadata*) exit 1;; '
         f'*"-m venv"*) echo "error: no room" >&2; exit 1;; *sys.prefix*) echo {tools.parent};; esac'
     )
-    done = ended(tools, "bash", str(SCRIPT), add(tools, "python", answers))
-    log = tools.parent / "cache/summit_train/build-horovod.log"
+    cache = tools.parent / '"$(printf 1 > evaluated)"'
+    own = {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": "/a/module", "PYTHONHOME": "/a/module"}
+    done = ended(tools, "bash", str(SCRIPT), add(tools, "python", answers), **own)
+    log = cache / "summit_train/build-horovod.log"
     assert done.returncode == 1, done.stderr
     assert f"MPI: A MPI 5 in {tools}" in done.stdout and "fetching the source" in done.stdout
     assert "build-horovod: making the build environment failed. The first errors:\n    error: no room" in done.stderr
     assert f"the whole output is in {log}" in done.stderr and "no room" in log.read_text()
-    assert list((tools.parent / "cache/summit_train").rglob("*.part.*")) == []
+    assert (cache / "summit_train/wheels").is_dir() and list(cache.rglob("*.part.*")) == []
+    assert not (tools.parent / "evaluated").exists()  # a path is no program
+    assert set((tools.parent / "seen").read_text().splitlines()) == {"sees "}  # pip looks into no other environment
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="needs flock")
+def test_a_build_that_waits_for_another_says_so(tools: Path) -> None:
+    (tools / "flock").symlink_to(shutil.which("flock") or "flock")
+    add(tools, "c++", COMPILES)
+    add(tools, "make", "exit 0")
+    answers = f'case "$*" in *torch*) exit 1;; *sys.prefix*) echo {tools.parent};; esac'
+    words = ["bash", str(SCRIPT), add(tools, "python", answers)]
+    (log := tools.parent / "summit_train" / "build-horovod.log").parent.mkdir()
+    environ = environment(PATH=str(tools), XDG_CACHE_HOME=str(tools.parent))
+    with open(log, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waiting = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert waiting.stdout is not None
+        ready, _, _ = select.select([waiting.stdout], [], [], PATIENCE_S)
+        assert ready and waiting.stdout.readline().endswith("] Waiting: another build is under way\n")
+    out, err = waiting.communicate(timeout=PATIENCE_S)
+    assert (waiting.returncode, out) == (2, "") and "torch cannot be imported" in err
 
 
 def test_a_wheel_that_is_kept_is_installed_once(tools: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,6 +18,8 @@ import pytest
 from summit_train.__main__ import main
 from summit_train.cli import pipeline
 from summit_train.evaluation.scoring import Scorer
+from summit_train.models.fast import execution
+from summit_train.models.fast.kernels import loaded
 from summit_train.report import page
 from summit_train.training.step import TrainStep
 from tests.conftest import WriteSpec
@@ -227,6 +230,29 @@ def test_a_run_folder_removed_during_the_evaluation_is_no_mistake_of_the_user(
     monkeypatch.setattr(Scorer, "results", results)
     status, _, err = train(write_spec(evaluate={"last_checkpoints": 2}))
     assert status == 1 and err.startswith(f"summit-train: {run}") and err.count("\n") == 1, err
+
+
+def test_ranks_whose_kernels_differ_are_named_once_and_recorded(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """Two of three ranks are on nodes without a compiler, with a cache of their own."""
+    spec = write_spec(scale={"gpus": 3, "clips_per_gpu": 2}, schedule={"epochs": 1, "warmup_epochs": 0})
+
+    def work(name: str, lacking: int) -> int:
+        if 3 - int(os.environ["RANK"]) <= lacking:
+            os.environ |= {"CXX": "nope", "XDG_CACHE_HOME": str(tmp_path / "empty")}
+            loaded.cache_clear()
+            socket.gethostname = lambda: f"n{os.environ['RANK']}"
+        return main_without_reports(["train", str(spec), f"name={name}"])
+
+    none = "none: no compiler on PATH among nope"
+    for name, lacking, others in (("alike", 0, None), ("mixed", 2, {"n1": none, "n2": none})):
+        status, output = forked(3, partial(work, name, lacking))
+        assert status == 0, output
+        machine = json.loads((tmp_path / f"runs/{name}/environment.json").read_text())
+        assert machine["kernels"] == execution() and machine.get("other_kernels") == others
+        warning = f"warning: C++ kernels: rank 0 has {execution()}, but n1 has {none}; all ranks wait for the slowest"
+        said = [line for line in lines(output) if "C++ kernels: rank 0" in line]
+        assert said == ([warning] if others else []), output
+    assert sorted(machine["hosts"]) == sorted([socket.gethostname(), "n1", "n2"])
 
 
 def test_one_rank_that_is_asked_to_stop_takes_the_others_with_it(write_spec: WriteSpec, tmp_path: Path) -> None:

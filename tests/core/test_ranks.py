@@ -41,7 +41,7 @@ _ATTEND = """
 import json, os, sys
 from summit_train.core.ranks import attend
 commands = [(["sh", "-c", text], os.environ) for text in sys.argv[1:]]
-sys.exit(attend(commands, lambda line: print(line, flush=True)))
+sys.exit(attend(commands, lambda line: os.write(1, f"{line}\\n".encode())))
 """
 _WAIT = "echo ready; while :; do sleep 0.1; done"
 _DEAF = "import os, signal, time; signal.pthread_sigmask(0, {12, 15}); os.write(1, b'ready\\n'); time.sleep(6000)"

@@ -26,10 +26,10 @@ from typing import NamedTuple
 import torch
 
 from summit_train.core import machine
+from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import RunFailed
 from summit_train.core.files import locked
 from summit_train.core.result import tell
-from summit_train.core.session import tell_once
 
 SOURCE = Path(__file__).with_name("native") / "kernels.cpp"
 _FLAGS = ("-std=c++20", "-O3", "-fopenmp", "-fPIC", "-shared")
@@ -66,7 +66,8 @@ def loaded() -> Kernels | RunFailed:
         except OSError as error:
             raise RunFailed(f"{path} cannot be loaded: {error}") from error
     except RunFailed as error:
-        tell_once(f"C++ kernels: none: {error}; PyTorch's operators are used, and steps on CPUs take longer")
+        if this_launch().rank == 0:  # `train` compares the others with it
+            tell(f"C++ kernels: none: {error}; PyTorch's operators are used, and steps on CPUs take longer")
         return error
 
 
@@ -107,7 +108,9 @@ def compiled(target: str) -> Path:
         try:
             if has_waited and (said := lock.read_text(encoding="utf-8")):
                 raise RunFailed(said)
-            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)  # whatever the umask: code is run from here
+            for folder in (path.parent.parent, path.parent):  # whatever the umask: code is run from here
+                folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            lock.touch(mode=0o644)
             with locked(lock, wait=False) if has_locks else nullcontext():
                 if not path.is_file():
                     _compile(command, path, lock)

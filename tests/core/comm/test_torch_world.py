@@ -222,7 +222,7 @@ _COUNT = """
 import os
 from summit_train.core.comm import open_world
 world = open_world()
-print(world.backend, world.gather((world.rank, world.local_rank, world.local_size)), flush=True)
+os.write(1, f"{world.backend} {world.gather((world.rank, world.local_rank, world.local_size))}\\n".encode())
 import torch.distributed.nn.functional  # as torch's compiler does; it must not keep the group
 world.close()
 threads = [open(f"/proc/self/task/{thread}/comm").read() for thread in os.listdir("/proc/self/task")]

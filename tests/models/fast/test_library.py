@@ -58,7 +58,9 @@ def test_it_is_compiled_once_and_kept(tmp_path: Path, empty_cache: Path, monkeyp
     before = os.umask(0)
     path = compiled(target)
     os.umask(before)
-    assert {file.stat().st_mode & 0o777 for file in (path, path.parent)} == {0o755}  # whatever the umask
+    kept = (path, path.parent, path.parent.parent)  # whatever the umask
+    assert {file.stat().st_mode & 0o777 for file in kept} == {0o755}
+    assert path.with_suffix(".lock").stat().st_mode & 0o777 == 0o644
     assert sorted(empty_cache.iterdir()) == [path.with_suffix(".lock"), path]
     made = path.stat().st_mtime_ns
     assert compiled(target).stat().st_mtime_ns == made
