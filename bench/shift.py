@@ -97,7 +97,7 @@ def main() -> int:
         differ = max(float((other - logits["tsm"]).abs().max() / scale) for other in logits.values())
         print(f"{precision}: the logits of the TSMs differ by {differ:.1e} at most", file=sys.stderr)
         results[precision] = {"logits_differ": differ, **measure(networks, batch, precision, args.repeats)}
-    about = environment(world, device, [world.host], cpu_kernels())
+    about = environment(world, device, [world.host], cpu_kernels(device))
     values = {"environment": about, "settings": vars(args), "results": results}
     print(json.dumps(values) if args.json else as_text(values))
     return 0

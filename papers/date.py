@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             share = share_of(run, data.num_samples, samples, world.rank, world.size)
             result = train(run, data, share, world, device)
             if hosts is not None:  # rank 0
-                values = result | {"environment": environment(world, device, hosts, cpu_kernels())}
+                values = result | {"environment": environment(world, device, hosts, cpu_kernels(device))}
                 write_json(args.out / f"{run.name}.json", values)
         if world.rank == 0:
             results = read_results(args.out, args.task)

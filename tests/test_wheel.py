@@ -137,7 +137,7 @@ def test_from_a_folder_of_videos_to_an_exported_network(installed: Installed) ->
     assert (run.folder / "net.onnx").is_file()
 
 
-@pytest.mark.parametrize("site", ["slurm_generic", "lsf_generic", "pbs_generic", "flux_generic", "local", "summit"])
+@pytest.mark.parametrize("site", ["slurm_generic", "lsf_generic", "pbs_generic", "flux_generic", "local"])
 def test_a_job_is_written_for_every_scheduler_as_from_the_checkout(installed: Installed, site: str) -> None:
     words = ["-m", "summit_train", "submit", "shipped:kinetics/tsm_r50_8f", "--site", site, "--nodes", "1"]
     words += ["--clips", "240000", "--dry-run", "model.pretrained=null", "data.stage=null", "--set", "account=abc"]

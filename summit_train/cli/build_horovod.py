@@ -17,7 +17,7 @@ _HELP = """\
 needs: a C++20 compiler (g++ 11 or newer), make, Python's C headers, and torch in this environment. mpicxx and mpirun
   are taken from PATH if both are there; else Open MPI comes from PyPI into the environment. For several GPUs: a torch
   for CUDA, the CUDA toolkit that it was built with, and NCCL's header.
-takes: three to five minutes on two cores; half a minute with a cached wheel for this torch, MPI, NCCL and compiler.
+takes: three to five minutes on two cores, half a minute with a cached wheel for this torch, MPI, NCCL and compiler.
 writes: the wheels to CACHE/wheels, the output of all steps to CACHE/build-horovod.log, where CACHE is
   ${XDG_CACHE_HOME:-~/.cache}/summit_train.
 reads: CXX; CUDA_HOME, NCCL_HOME, NCCL=no (build without it); XDG_CACHE_HOME; PIP_INDEX_URL, PIP_PROXY and pip's others.

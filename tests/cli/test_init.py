@@ -77,7 +77,7 @@ def test_class_folders_are_split_planned_and_trained_as_printed(say: Say, motion
     spec = load_spec("a_set.yaml")
     assert (spec.model.num_classes, spec.model.arch, spec.data.root) == (4, "tsm", "my videos/a 'set'")
     assert (spec.optimizer.base_lr, spec.model.freeze_bn, spec.model.pretrained) == (0.000125, "none", None)
-    assert "`configs shipped:NAME` prints what it extends" in (here / "a_set.yaml").read_text()
+    assert "`summit-train configs shipped:NAME` prints what it extends" in (here / "a_set.yaml").read_text()
     # 24 clips less a fold of 4 or more: a batch of two virtual GPUs of 8 is 16.
     assert (spec.scale.gpus, spec.scale.clips_per_gpu) == (2, 8)
     assert "16 clips" in said and "a_set: done" in said and (here / "runs/a_set/report.html").is_file()
