@@ -91,7 +91,7 @@ class Run:
         lock: RunLock | None = None,
         watchdog: Watchdog | None = None,
         *,
-        more_epochs: bool = False,
+        more_epochs: tuple[int, int] | None = None,
     ) -> None:
         """Build the run as its spec says, or as the newest whole checkpoint left it. Collective.
 

@@ -147,7 +147,7 @@ def test_a_killed_run_stops_at_the_same_step_on_any_ranks(stopped: Path, ranks: 
 def test_more_epochs_continue_from_the_stop_and_may_stop_again(stopped: Path) -> None:
     """1 more than the 3 that were trained; then 5 more, of which 2 are trained: patience begins at the 4th."""
     run = rewound(stopped, "more", 99)
-    assert "more epochs: 4 instead of 6; LR continues at" in train(0, run, "--more-epochs", "1")
+    assert "more epochs: 4 instead of 3; LR continues at" in train(0, run, "--more-epochs", "1")
     assert steps_of(run) == list(range(1, 25)) and (run / "evals/epochs-3/eval.json").exists()
     found = RunRecord(run)
     assert found.is_done and found.early_stop is None
@@ -158,6 +158,20 @@ def test_more_epochs_continue_from_the_stop_and_may_stop_again(stopped: Path) ->
     # The result is there, so that the same command adds its epochs to the 6 that were trained.
     status, out = command(0, "train", str(run), "--more-epochs", "5", "--trace", "99:99")
     assert status == 2 and "at most 100 of the steps 1 to 66" in out
+
+
+def test_more_epochs_up_to_the_length_before_the_stop_are_trained(stopped: Path) -> None:
+    """3 more than the 3 that were trained are the 6 of the spec; also after a kill before the first checkpoint."""
+    run = rewound(stopped, "same", 99)
+    out = train(0, run, "--more-epochs", "3")
+    assert "more epochs: 6 instead of 3" in out and "epoch 5: stops early" in out and "is that of epoch 3" in out
+    assert steps_of(run) == list(range(1, 31))
+    for later in [path for step in (24, 30) for path in (run / "checkpoints").glob(f"step_{step:08d}*")]:
+        later.unlink()
+    assert "more epochs: 6 instead of 3" in train(0, run) and steps_of(run)[30:] == list(range(19, 31))
+    assert "more epochs:" not in train(0, run) and len(steps_of(run)) == 42  # it has stopped, and stays so
+    assert "more epochs: 6 instead of 5" in train(0, run, "--more-epochs", "1")
+    assert steps_of(run)[42:] == list(range(31, 37))
 
 
 def test_the_validation_loss_decides_the_less_the_better(write_spec: WriteSpec, tmp_path: Path) -> None:
