@@ -70,7 +70,9 @@ class EarlyStop:
 
     @property
     def is_reached(self) -> bool:
-        return self._spec is not None and self._epoch - self.best_epoch >= self._spec.epochs
+        if self._spec is None or not self.best_epoch:  # nothing is worse than a value that is not known
+            return False
+        return self._epoch - self.best_epoch >= self._spec.epochs
 
     @property
     def best(self) -> float:

@@ -34,8 +34,9 @@ from tests.worlds import command, needs_ranks, train
         ("map", 3, [(1, None), (2, 10.0), (3, None), (4, None), (5, None)], (2, 10.0)),  # unknown is no better
         ("top1", 5, [(5, 10.0), (10, 20.0), (15, 20.0)], (10, 20.0)),  # a validation every 5 epochs
         ("top1", 6, [(5, 10.0), (10, 9.0), (15, 8.0)], (5, 10.0)),
-        ("top1", 2, [(1, None), (2, None)], (0, -math.inf)),
-        ("val_loss", 2, [(1, None), (2, None)], (0, math.inf)),
+        ("top1", 2, [(1, None), (2, None), (3, 0.0), (4, None), (5, None)], (3, 0.0)),  # counts from the first known
+        ("val_loss", 2, [(1, math.nan), (2, None), (3, 7.0), (4, 7.5), (5, 8.0)], (3, 7.0)),
+        ("map", 2, [(6, None), (7, None), (8, 9.0), (9, 8.0), (10, 7.0)], (8, 9.0)),  # after --more-epochs
     ],
 )
 def test_a_run_stops_n_epochs_after_its_best_validation(
