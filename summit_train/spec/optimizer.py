@@ -124,8 +124,8 @@ class EarlyStopSpec(Section):
     measure: str
     """top1 (map with loss.kind binary), one of evaluate.measures, or val_loss."""
     epochs: Count
-    """End the run at the first validation this many epochs, or more, after the best one. Validated epochs get
-    checkpoints, which count in the final accuracy."""
+    """End the run at the first validation this many epochs, or more, after the best one and after the last until_epoch
+    of optimizer.freeze. Validated epochs get checkpoints, which count in the final accuracy."""
 
 
 class ScheduleSpec(Section):

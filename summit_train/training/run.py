@@ -125,8 +125,8 @@ class Run:
         # --- records; a file of the user's own may change while the run has what was in it
         self.measures, self._experiment = open_measures(spec), experiment_of(spec, plan, self.train_set, self.model)
         self.val_loss = task_named(spec.task).part("loss")(spec, counts, torch.device("cpu"))
-        self.health, self.best, self.early_stop = Health(spec, plan), Best(spec), EarlyStop(spec.schedule.early_stop)
-        self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
+        self.health, self.early_stop = Health(spec, plan), EarlyStop(spec.schedule.early_stop, spec.optimizer.freeze)
+        self.best, self.noise = Best(spec), NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.growth = GrowingBatch(spec.parallel.grow_batch, plan.ladder)
         clips_per_epoch = plan.clips - plan.dropped_clips_per_epoch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)

@@ -15,7 +15,7 @@ from summit_train.core.saved import find_checkpoints, step_of
 from summit_train.report.records import RunRecord
 from summit_train.report.tables import notes_of
 from summit_train.spec import load_spec
-from summit_train.spec.optimizer import EarlyStopSpec
+from summit_train.spec.optimizer import EarlyStopSpec, FreezeSpec
 from summit_train.training.best import EarlyStop
 from summit_train.training.checkpoint import is_due
 from tests.conftest import WriteSpec, spec_writer
@@ -56,6 +56,16 @@ def test_a_run_stops_n_epochs_after_its_best_validation(
     for epoch, value in validations:
         never.update(epoch, value)
     assert not never.is_reached
+
+
+def test_it_begins_to_count_where_the_last_frozen_part_is_trained() -> None:
+    """The best validation is that of epoch 2; the body is trained from epoch 4 on, a part never."""
+    freeze = [FreezeSpec(names=("a",), until_epoch=epoch) for epoch in (1, 4, None)]
+    stop, ended = EarlyStop(EarlyStopSpec(measure="top1", epochs=2), freeze), []
+    for epoch, value in ((1, 50.0), (2, 60.0), (3, 40.0), (4, 40.0), (5, 40.0), (6, 40.0)):
+        stop.update(epoch, value)
+        ended.append(stop.is_reached)
+    assert ended == [False] * 5 + [True] and (stop.best_epoch, stop.best) == (2, 60.0)
 
 
 @pytest.mark.parametrize(
@@ -173,6 +183,16 @@ def test_more_epochs_up_to_the_length_before_the_stop_are_trained(stopped: Path)
     assert "more epochs:" not in train(0, run) and len(steps_of(run)) == 42  # it has stopped, and stays so
     assert "more epochs: 6 instead of 5" in train(0, run, "--more-epochs", "1")
     assert steps_of(run)[42:] == list(range(31, 37))
+
+
+def test_a_run_is_not_over_before_its_body_is_trained(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """So few more epochs are enough to continue it."""
+    optimizer = SECTIONS["optimizer"] | {"freeze": [{"names": ["layer1"], "until_epoch": 3}]}
+    schedule = {"epochs": 6, "early_stop": {"measure": "top1", "epochs": 1}}
+    out = train(0, write_spec(**SECTIONS | {"optimizer": optimizer, "schedule": schedule}))
+    assert "epoch 4: stops early, 3 epochs without improvement" in out and "is that of epoch 1" in out
+    assert "more epochs: 5 instead of 4" in train(0, tmp_path / "runs/run", "--more-epochs", "1")
+    assert steps_of(tmp_path / "runs/run") == list(range(1, 31))
 
 
 def test_the_validation_loss_decides_the_less_the_better(write_spec: WriteSpec, tmp_path: Path) -> None:
