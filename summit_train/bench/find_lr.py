@@ -19,7 +19,7 @@ from summit_train.bench.measure import Values, add_spec, open_place
 from summit_train.core.errors import UserError
 from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
-from summit_train.core.text import NONE
+from summit_train.core.text import NONE, counted
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.quarantine import clips_per_class
 from summit_train.models.network import initial_network
@@ -67,16 +67,21 @@ def run(args: argparse.Namespace) -> Values:
                 loss = result.read(plan.global_batch, plan.virtual_gpus, 1).loss
                 rows.append({"step": number + 1, "base_lr": base_lr, "lr": lr, "loss": loss})
                 first, last = (np.mean([row["loss"] for row in part]) for part in (rows[:_WINDOW], rows[-_WINDOW:]))
-                if not last <= _DIVERGED * first:  # nor NaN
+                if not (math.isfinite(loss) and last <= _DIVERGED * first):
                     break
     return {"name": spec.name, "global_batch": plan.global_batch, "solver": spec.optimizer.name} | suggestion(rows)
 
 
 def suggestion(rows: list[dict[str, Any]]) -> Values:
     """Add `mean_loss` to the rows; return them, the base_lr that follows, None if none does, and why."""
-    means = moving_mean(np.array([row["loss"] for row in rows]), _WINDOW)
+    is_short = len(rows) < _WINDOW
+    means = np.full(len(rows), np.nan) if is_short else moving_mean(np.array([row["loss"] for row in rows]), _WINDOW)
     for row, mean in zip(rows, means.tolist(), strict=True):
-        row |= {"mean_loss": mean, "loss": row["loss"] if math.isfinite(row["loss"]) else None}  # JSON has no NaN
+        both = {"mean_loss": mean, "loss": row["loss"]}
+        row |= {key: value if math.isfinite(value) else None for key, value in both.items()}  # JSON has no NaN
+    if is_short:
+        reason = f"the loss diverges within {counted(len(rows), 'step')}; try a lower --from"
+        return {"base_lr": None, "reason": reason, "rows": rows}
     first, best = means[_WINDOW // 2], int(np.nanargmin(means))
     lowest, at, base_lr = means[best], rows[best]["base_lr"], None
     if lowest <= _FALLEN * first:
@@ -106,7 +111,8 @@ def draw(path: Path, values: Values) -> None:
         axes = figure.subplots()
         axes.plot(rates, [row["loss"] for row in rows], color=PALETTE[0], linewidth=0.8, alpha=0.5)
         axes.plot(rates, means := [row["mean_loss"] for row in rows], color=PALETTE[0], linewidth=2)
-        axes.set(xscale="log", xlabel="base_lr", ylabel="training loss", ylim=(0, 1.5 * means[_WINDOW // 2]))
+        top = 1.5 * means[_WINDOW // 2] if len(rows) >= _WINDOW else None
+        axes.set(xscale="log", xlabel="base_lr", ylabel="training loss", ylim=(0, top))
         if values["base_lr"] is not None:
             axes.axvline(values["base_lr"], linestyle="--", color=GREY)
             axes.set_title(f"suggested base_lr {values['base_lr']:g}")

@@ -48,7 +48,7 @@ Change = tuple[int, int]  # the epochs of a run before and after --more-epochs
 
 def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
     """Train, evaluate and report a spec, with the arguments of `train`. The status is 85 if it was asked to stop."""
-    launch, more_epochs = this_launch(), args.more_epochs is not None
+    launch = this_launch()
     change = None if args.more_epochs is None else _change_of_epochs(args.spec, args.more_epochs)
     longer = [] if change is None else [f"schedule.epochs={change[1]}"]
     inputs = read_inputs(run_spec(args.spec, [*args.overrides, *longer]), launch.size)
@@ -58,7 +58,7 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
         Watchdog(world, world.broadcast(inputs.spec.watch.stall_seconds)) as watchdog,
         ExitStack() as held,
     ):
-        arguments = {"command": "train", "trace": args.trace, "more_epochs": more_epochs}
+        arguments = {"command": "train", "trace": args.trace, "more_epochs": args.more_epochs is not None}
         if world.rank == 0:
             warn_untested(torch.__version__)
         device = choose_device(world)
@@ -66,7 +66,7 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
         check_agreement(world, inputs.spec, inputs.datasets, network, **arguments)
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
         check_nodes(world, device, inputs.train, inputs.spec.run_path, watchdog)
-        run = Run(inputs, network, world, device, lock, watchdog, more_epochs=more_epochs)
+        run = Run(inputs, network, world, device, lock, watchdog, more_epochs=change)
         manifests = [inputs.val.manifest, inputs.train.manifest]
         run.notes += stage_sets(inputs.spec.data.stage, manifests, world, watchdog)
         try:

@@ -58,7 +58,8 @@ def freeze_by_name(network: nn.Module, epoch: int) -> int:
     changed = [parameters[name] for name in until if parameters[name].requires_grad != (epoch >= until[name])]
     for parameter in changed:
         parameter.requires_grad_(not parameter.requires_grad)
-    network.train(network.training)  # frozen normalisations are in evaluation mode
+    if until:  # else the modes are those that a network of one's own has chosen
+        network.train(network.training)  # frozen normalisations are in evaluation mode
     return sum(parameter.numel() for parameter in changed)
 
 

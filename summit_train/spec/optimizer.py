@@ -20,7 +20,8 @@ _MOMENTS = {"rmsprop": ("square_avg",), "adagrad": ("sum",), **dict.fromkeys(_WI
 COUNTERS = {"adam": ("step",), "adamw": ("step",), "lamb": ("updates",)}
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Rate = Annotated[float, Field(gt=0, le=MOST)]
-_FREEZE = WithJsonSchema({"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "object"}]}})
+_NAMES = {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "object"}]}}
+_FREEZE = WithJsonSchema({"anyOf": [{"type": "string"}, _NAMES]})
 
 
 def kept_tensors(solver: str, momentum: float | None) -> list[str]:
@@ -52,7 +53,8 @@ class FreezeSpec(Section):
 
 
 def _parts(value: Any) -> Any:
-    """Gather the names in a list, which are frozen for the whole run, in one section in front of the others."""
+    """Gather a name, or those in a list, which are frozen for the whole run, in one section in front of the others."""
+    value = [value] if isinstance(value, str) else value
     if not isinstance(value, list):
         return value
     names = [one for one in value if isinstance(one, str)]
@@ -124,8 +126,8 @@ class EarlyStopSpec(Section):
     measure: str
     """top1 (map with loss.kind binary), one of evaluate.measures, or val_loss."""
     epochs: Count
-    """End the run at the first validation this many epochs, or more, after the best one. Validated epochs get
-    checkpoints, which count in the final accuracy."""
+    """End the run at the first validation this many epochs, or more, after the best one and after the last until_epoch
+    of optimizer.freeze. Validated epochs get checkpoints, which count in the final accuracy."""
 
 
 class ScheduleSpec(Section):

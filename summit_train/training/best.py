@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from summit_train.core.files import write_json
 from summit_train.core.saved import best_path, checkpoint_path
 from summit_train.spec import Spec
-from summit_train.spec.optimizer import EarlyStopSpec
+from summit_train.spec.optimizer import EarlyStopSpec, FreezeSpec
 
 
 class Best:
@@ -61,16 +61,19 @@ class EarlyStop:
     """Whether the last validation came too long after the best one (schedule.early_stop). The same on all ranks.
 
     It is part of each checkpoint; that of a validated epoch is from before its validation. spec: None where no run
-    stops early.
+    stops early. freeze: the frozen parts; the epochs count from when the last of them that is to be trained is.
     """
 
-    def __init__(self, spec: EarlyStopSpec | None) -> None:
+    def __init__(self, spec: EarlyStopSpec | None, freeze: Sequence[FreezeSpec] = ()) -> None:
+        self._begins = max((part.until_epoch or 0 for part in freeze), default=0)
         self._spec, self._epoch, self.best_epoch, self._score = spec, 0, 0, -math.inf
         self._sign = -1 if spec is not None and spec.measure == "val_loss" else 1
 
     @property
     def is_reached(self) -> bool:
-        return self._spec is not None and self._epoch - self.best_epoch >= self._spec.epochs
+        if self._spec is None or not self.best_epoch:  # nothing is worse than a value that is not known
+            return False
+        return self._epoch - max(self.best_epoch, self._begins) >= self._spec.epochs
 
     @property
     def best(self) -> float:

@@ -29,14 +29,15 @@ def first_state(
     model: VideoNetwork,
     check: CheckLearners = check_learners,
     *,
-    more_epochs: bool = False,
+    more_epochs: tuple[int, int] | None = None,
 ) -> tuple[State, list[str]]:
     """Return the newest whole checkpoint of the run, or {} after loading pretrained weights into `model`; and notes.
 
-    train: as in experiment_of. check: as in load_newest. more_epochs: asked for, or recorded, the run may be of another
-    length than that of the checkpoint, whose step then is the lineage of later ones ("line"). Raises CheckpointError
-    if the checkpoint is of another experiment otherwise or none is whole, and UserError for weights that are missing or
-    of another network, and for a foreign network whose norms depend on the ranks.
+    train: as in experiment_of. check: as in load_newest. more_epochs: the epochs before and after; asked for, or
+    recorded, the run may be of another length than that of the checkpoint, or continue one that has stopped early. Its
+    step then is the lineage of later ones ("line"). Raises CheckpointError if the checkpoint is of another experiment
+    otherwise or none is whole, and UserError for weights that are missing or of another network, and for a foreign
+    network whose norms depend on the ranks.
     """
     if plan.virtual_gpus > 1:
         check_norms(model)
@@ -56,9 +57,12 @@ def first_state(
     differing = experiment_differences(saved, wanted.values())
     epochs = spec.schedule.epochs
     is_length, before = differing.keys() == {"schedule.epochs"}, saved.get("schedule.epochs", epochs)
-    if is_length and (more_epochs or (last_extension(spec.run_path) or (0, 0))[1] == epochs):
+    trained, longer = more_epochs or last_extension(spec.run_path) or (0, 0)
+    # As many epochs as the run had before its early stop are no other length.
+    is_stopped = not differing and state["step"] <= trained * plan.steps_per_epoch
+    if longer == epochs and (is_length or is_stopped):
         lr = f"LR continues at {plan.learning_rate(state['step']):.6g}, as in a run of {epochs} epochs"
-        notes.append(f"more epochs: {epochs} instead of {before}; {lr}")
+        notes.append(f"more epochs: {epochs} instead of {trained}; {lr}")
         begun = {key: value for key, value in state.items() if not key.startswith(("best_", "early_stop"))}
         state = begun | {"line": state["step"]}
     elif differing:

@@ -91,7 +91,7 @@ class Run:
         lock: RunLock | None = None,
         watchdog: Watchdog | None = None,
         *,
-        more_epochs: bool = False,
+        more_epochs: tuple[int, int] | None = None,
     ) -> None:
         """Build the run as its spec says, or as the newest whole checkpoint left it. Collective.
 
@@ -121,12 +121,12 @@ class Run:
         saved = world.broadcast(in_memory(state, own), own)
         if saved:
             world.together(lambda: self.step.restore(path, saved | {"model": self.model.state_dict()}))
-        self.step.unfreeze(step // plan.steps_per_epoch)
+        unfrozen = self.step.unfreeze(step // plan.steps_per_epoch)
         # --- records; a file of the user's own may change while the run has what was in it
         self.measures, self._experiment = open_measures(spec), experiment_of(spec, plan, self.train_set, self.model)
         self.val_loss = task_named(spec.task).part("loss")(spec, counts, torch.device("cpu"))
-        self.health, self.best, self.early_stop = Health(spec, plan), Best(spec), EarlyStop(spec.schedule.early_stop)
-        self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
+        self.health, self.early_stop = Health(spec, plan), EarlyStop(spec.schedule.early_stop, spec.optimizer.freeze)
+        self.best, self.noise = Best(spec), NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.growth = GrowingBatch(spec.parallel.grow_batch, plan.ladder)
         clips_per_epoch = plan.clips - plan.dropped_clips_per_epoch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
@@ -141,7 +141,7 @@ class Run:
         self.start_step, self.lineage = step, int(saved.get("line", 0))
         self.bad_clips.forget_after(step)
         self.writer, self._saved_at = Writer(background=spec.checkpoint.background), time.monotonic()
-        self.notes = [*_notes(self, may_open), *resumed]
+        self.notes = [*_notes(self, may_open, unfrozen), *resumed]
 
     def is_checkpoint_due(self) -> bool:
         """Return whether rank 0 asks for a checkpoint: by time, or because the last one could not be written.
@@ -209,14 +209,20 @@ class Run:
             self._lock.check()
 
 
-def _notes(run: Run, may_open: int | None) -> Iterator[str]:
-    """Yield what a person should know before the first step. may_open: the files that this process may open."""
+def _notes(run: Run, may_open: int | None, unfrozen: int) -> Iterator[str]:
+    """Yield what a person should know before the first step.
+
+    may_open: the files that this process may open. unfrozen: the parameters that are trained from this step on.
+    """
     spec, plan, world, kept = run.spec, run.plan, run.world, run.train_set.kept
     yield f"network: {run.model.execution}"
     if spec.data.quarantine is not None:
         yield f"left out: {len(kept.excluded):,} of {kept.total:,} training clips, by {spec.data.quarantine}"
     if (workers := spec.data.workers or 0) > (cpus := rank_cpus(world.local_size)):
         yield f"data.workers: {workers} loader processes share {counted(cpus, 'core')} of a rank"
+    if unfrozen:
+        epoch = run.start_step // plan.steps_per_epoch
+        yield f"epoch {epoch}: optimizer.freeze ends for {counted(unfrozen, 'parameter')}"
     # A batch that is read ahead has three tensors of shared memory.
     needed = _OPEN_FILES + 3 * (PREFETCHED_PER_WORKER + 1) * run.train_set.data.num_workers() + world.connections
     if may_open is not None and may_open < needed:

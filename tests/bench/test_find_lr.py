@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from summit_train.bench.find_lr import suggestion
+from summit_train.bench.find_lr import as_text, draw, suggestion
 from summit_train.data.video.encode import write_video
 from tests.conftest import WriteSpec
 from tests.runs import records
@@ -37,6 +37,18 @@ def test_without_a_descent_there_is_no_suggestion() -> None:
     assert found["base_lr"] is None and "the loss fell from 2.000 to no less than 1.950" in found["reason"]
     assert suggestion(_rows([2.0] * 9 + [1.93] * 9 + [5.0] * 9))["base_lr"] == 2.7
     assert "try a higher --to" in suggestion(_rows([2.0 - 0.05 * i for i in range(20)]))["reason"]
+
+
+@pytest.mark.parametrize("losses", [[2.0] * 7 + [9.0], [2.0, 1.0, math.nan], [math.nan]])
+def test_a_loss_that_diverges_at_once_gives_no_suggestion(losses: list[float], tmp_path: Path) -> None:
+    found = suggestion(_rows(losses))
+    right = f"the loss diverges within {len(losses)} step{'s' * (len(losses) > 1)}; try a lower --from"
+    assert found["base_lr"] is None and found["reason"] == right
+    assert [row["loss"] for row in found["rows"]] == [loss if math.isfinite(loss) else None for loss in losses]
+    values = {"name": "a", "solver": "sgd", "global_batch": 8} | found
+    assert as_text(values).endswith(f"no suggestion: {right}")
+    draw(tmp_path / "lr.png", values)
+    json.dumps(values, allow_nan=False)
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +87,13 @@ def test_the_suggestion_learns_and_30_times_it_does_not(write_spec: WriteSpec, c
         train(0, spec, f"optimizer.base_lr={factor * values['base_lr']}", f"name=at{factor}")
         losses[factor] = min(record["val_loss"] for record in records(tmp_path / f"runs/at{factor}", "eval"))
     assert losses[1] < 0.5 * math.log(4) and losses[30] > math.log(4), (values["reason"], losses)
+
+
+def test_a_range_that_begins_too_high_is_one_to_lower(write_spec: WriteSpec, tmp_path: Path) -> None:
+    out = str(tmp_path / "lr.png")
+    words = ("bench", "lr", str(write_spec()), "--steps", "20", "--from", "1e20", "--to", "1e300", "--out", out)
+    status, said = command(0, *words)
+    assert status == 0 and "no suggestion: the loss diverges within " in said and "try a lower --from" in said
 
 
 def test_what_it_cannot_do_is_refused(write_spec: WriteSpec, say: Say) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork, build_model
-from summit_train.models.by_name import lr_factors
+from summit_train.models.by_name import freeze_by_name, lr_factors
 from summit_train.models.fast import accelerate
 from summit_train.models.foreign import check_norms
 from summit_train.models.network import build_network, count_model, count_network
@@ -102,6 +102,15 @@ def test_the_network_gets_its_options_and_the_clip_in_its_layout(write: Callable
     assert torch.equal(network(clip), inner(clip.transpose(1, 2)))
     with pytest.raises(ValueError, match=r"takes \(N, 2, 3, H, W\)"):
         network(clip.transpose(1, 2))
+
+
+def test_it_keeps_the_modes_that_it_chose_unless_a_part_is_frozen_by_name(write: Callable[[str], Path]) -> None:
+    path = write(SMALL.replace("BatchNorm3d(width)", "BatchNorm3d(width).eval()"))
+    network = build_network(_spec(f"{path}:Small"))
+    freeze_by_name(network, 1)
+    assert not network.get_submodule("norm").training and network.get_submodule("drop").training
+    frozen = build_network(_spec(f"{path}:Small", optimizer={"freeze": ["stem"]}))
+    assert frozen.get_submodule("norm").training
 
 
 def test_frames_come_first_where_no_layout_is_named(write: Callable[[str], Path]) -> None:

@@ -227,6 +227,7 @@ def test_parts_that_are_frozen_for_some_epochs_are_trained_in_the_last_one(load:
     assert [(part.names, part.until_epoch) for part in spec.optimizer.freeze] == [
         (("conv1",), None), (("layer1", "fc"), 8),
     ]  # fmt: skip
+    assert load("", "optimizer.freeze=conv1").optimizer.freeze == load("", "optimizer.freeze=[conv1]").optimizer.freeze
     with pytest.raises(UserError, match=r"optimizer\.freeze: until_epoch must be below the run's 9 epochs, got 9"):
         load("", "schedule.epochs=9", freeze % 9)
 

@@ -15,7 +15,7 @@ from summit_train.core.saved import find_checkpoints, step_of
 from summit_train.report.records import RunRecord
 from summit_train.report.tables import notes_of
 from summit_train.spec import load_spec
-from summit_train.spec.optimizer import EarlyStopSpec
+from summit_train.spec.optimizer import EarlyStopSpec, FreezeSpec
 from summit_train.training.best import EarlyStop
 from summit_train.training.checkpoint import is_due
 from tests.conftest import WriteSpec, spec_writer
@@ -34,8 +34,9 @@ from tests.worlds import command, needs_ranks, train
         ("map", 3, [(1, None), (2, 10.0), (3, None), (4, None), (5, None)], (2, 10.0)),  # unknown is no better
         ("top1", 5, [(5, 10.0), (10, 20.0), (15, 20.0)], (10, 20.0)),  # a validation every 5 epochs
         ("top1", 6, [(5, 10.0), (10, 9.0), (15, 8.0)], (5, 10.0)),
-        ("top1", 2, [(1, None), (2, None)], (0, -math.inf)),
-        ("val_loss", 2, [(1, None), (2, None)], (0, math.inf)),
+        ("top1", 2, [(1, None), (2, None), (3, 0.0), (4, None), (5, None)], (3, 0.0)),  # counts from the first known
+        ("val_loss", 2, [(1, math.nan), (2, None), (3, 7.0), (4, 7.5), (5, 8.0)], (3, 7.0)),
+        ("map", 2, [(6, None), (7, None), (8, 9.0), (9, 8.0), (10, 7.0)], (8, 9.0)),  # after --more-epochs
     ],
 )
 def test_a_run_stops_n_epochs_after_its_best_validation(
@@ -55,6 +56,16 @@ def test_a_run_stops_n_epochs_after_its_best_validation(
     for epoch, value in validations:
         never.update(epoch, value)
     assert not never.is_reached
+
+
+def test_it_begins_to_count_where_the_last_frozen_part_is_trained() -> None:
+    """The best validation is that of epoch 2; the body is trained from epoch 4 on, a part never."""
+    freeze = [FreezeSpec(names=("a",), until_epoch=epoch) for epoch in (1, 4, None)]
+    stop, ended = EarlyStop(EarlyStopSpec(measure="top1", epochs=2), freeze), []
+    for epoch, value in ((1, 50.0), (2, 60.0), (3, 40.0), (4, 40.0), (5, 40.0), (6, 40.0)):
+        stop.update(epoch, value)
+        ended.append(stop.is_reached)
+    assert ended == [False] * 5 + [True] and (stop.best_epoch, stop.best) == (2, 60.0)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +158,7 @@ def test_a_killed_run_stops_at_the_same_step_on_any_ranks(stopped: Path, ranks: 
 def test_more_epochs_continue_from_the_stop_and_may_stop_again(stopped: Path) -> None:
     """1 more than the 3 that were trained; then 5 more, of which 2 are trained: patience begins at the 4th."""
     run = rewound(stopped, "more", 99)
-    assert "more epochs: 4 instead of 6; LR continues at" in train(0, run, "--more-epochs", "1")
+    assert "more epochs: 4 instead of 3; LR continues at" in train(0, run, "--more-epochs", "1")
     assert steps_of(run) == list(range(1, 25)) and (run / "evals/epochs-3/eval.json").exists()
     found = RunRecord(run)
     assert found.is_done and found.early_stop is None
@@ -158,6 +169,30 @@ def test_more_epochs_continue_from_the_stop_and_may_stop_again(stopped: Path) ->
     # The result is there, so that the same command adds its epochs to the 6 that were trained.
     status, out = command(0, "train", str(run), "--more-epochs", "5", "--trace", "99:99")
     assert status == 2 and "at most 100 of the steps 1 to 66" in out
+
+
+def test_more_epochs_up_to_the_length_before_the_stop_are_trained(stopped: Path) -> None:
+    """3 more than the 3 that were trained are the 6 of the spec; also after a kill before the first checkpoint."""
+    run = rewound(stopped, "same", 99)
+    out = train(0, run, "--more-epochs", "3")
+    assert "more epochs: 6 instead of 3" in out and "epoch 5: stops early" in out and "is that of epoch 3" in out
+    assert steps_of(run) == list(range(1, 31))
+    for later in [path for step in (24, 30) for path in (run / "checkpoints").glob(f"step_{step:08d}*")]:
+        later.unlink()
+    assert "more epochs: 6 instead of 3" in train(0, run) and steps_of(run)[30:] == list(range(19, 31))
+    assert "more epochs:" not in train(0, run) and len(steps_of(run)) == 42  # it has stopped, and stays so
+    assert "more epochs: 6 instead of 5" in train(0, run, "--more-epochs", "1")
+    assert steps_of(run)[42:] == list(range(31, 37))
+
+
+def test_a_run_is_not_over_before_its_body_is_trained(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """So few more epochs are enough to continue it."""
+    optimizer = SECTIONS["optimizer"] | {"freeze": [{"names": ["layer1"], "until_epoch": 3}]}
+    schedule = {"epochs": 6, "early_stop": {"measure": "top1", "epochs": 1}}
+    out = train(0, write_spec(**SECTIONS | {"optimizer": optimizer, "schedule": schedule}))
+    assert "epoch 4: stops early, 3 epochs without improvement" in out and "is that of epoch 1" in out
+    assert "more epochs: 5 instead of 4" in train(0, tmp_path / "runs/run", "--more-epochs", "1")
+    assert steps_of(tmp_path / "runs/run") == list(range(1, 31))
 
 
 def test_the_validation_loss_decides_the_less_the_better(write_spec: WriteSpec, tmp_path: Path) -> None:

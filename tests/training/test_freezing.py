@@ -109,6 +109,9 @@ def test_a_resume_across_the_epoch_is_the_same_to_the_bit_and_on_other_ranks(mot
                 file.unlink()
         out = train(ranks, write(name, **SECTIONS))
         assert f"resumes from {run}/checkpoints/step_{6 * kept:08d}.pt" in out
+        ends = [(epoch, number) for epoch, number in ((1, "256"), (2, "2,368")) if epoch >= kept]
+        said = [f"epoch {epoch}: optimizer.freeze ends for {number} parameters" for epoch, number in ends]
+        assert [out.count(line) for line in said] == [1] * len(said) and out.count("freeze ends") == len(said)
         if ranks:
             assert difference(final_state(whole), final_state(run)) <= 1e-12
         else:
