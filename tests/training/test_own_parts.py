@@ -108,8 +108,9 @@ def test_a_changed_file_is_another_experiment(trained: Path, capsys: pytest.Capt
     try:
         (trained / "parts.py").write_text(CODE + "\n")
         line = refused(main_said(capsys, "train", trained / "on_1.yaml"))
-        for key in ("loss.kind parts.py:Focal", "data.augment parts.py:dim", "evaluate.measures parts.py:recall"):
+        for key in ("loss.kind parts.py:Focal", "data.augment parts.py:dim"):
             assert f"{key} (SHA-256): the checkpoint has '{state['experiment'][f'{key} (SHA-256)']}'" in line
+        assert "evaluate.measures" not in line  # it decides nothing of the training
         # The scores do not depend on it.
         assert main_said(capsys, "eval", trained / "runs/on_1", "--name", "again")[0] == 0
     finally:
@@ -150,14 +151,14 @@ def free(clip, generator):
 def alone(clip):
     return clip
 
-def nan(scores, labels):
-    return float("nan")
+def infinitely(scores, labels):
+    return float("inf")
 def every(scores, labels):
     return scores.mean(0)
 def text(scores, labels):
     return "0.5"
 def late(scores, labels):
-    return 1.0 if len(labels) == 4 else float("nan")
+    return 1.0 if len(labels) == 4 else float("inf")
 """
 
 
@@ -186,9 +187,15 @@ def _bad(write_spec: WriteSpec, tmp_path: Path, word: str, **sections: Any) -> S
             "data.augment=[scale_jitter,bad.py:alone]",
             r"alone\(clip\) must take clip, generator: too many positional arg",
         ),
-        ("evaluate.measures=[bad.py:nan]", r"evaluate\.measures: .*nan must return a finite number, got nan, float"),
-        ("evaluate.measures=[bad.py:every]", r"every must return a finite number, got array\(.*, ndarray"),
-        ("evaluate.measures=[bad.py:text]", r"text must return a finite number, got '0\.5', str"),
+        (
+            "evaluate.measures=[bad.py:infinitely]",
+            r"evaluate\.measures: .*infinitely must return a finite number.*, got inf",
+        ),
+        (
+            "evaluate.measures=[bad.py:every]",
+            r"every must return a finite number, or NaN for unknown, got array\(.*, ndarray",
+        ),
+        ("evaluate.measures=[bad.py:text]", r"text must return a finite number, .*, got '0\.5', str"),
     ],
 )
 def test_what_a_part_returns_is_checked_at_once(write_spec: WriteSpec, tmp_path: Path, word: str, message: str) -> None:
@@ -204,11 +211,27 @@ def test_an_error_within_keeps_its_traceback(write_spec: WriteSpec, tmp_path: Pa
     assert raised.traceback[-1].path == tmp_path / "bad.py"
 
 
-def test_a_measure_that_fails_later_ends_all_ranks(write_spec: WriteSpec, tmp_path: Path) -> None:
+def test_a_run_continues_with_a_repaired_measure(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """It failed in a validation; NaN then is unknown."""
     _bad(write_spec, tmp_path, "seed=0", evaluate={"every_epochs": 1}, schedule={"epochs": 1})
     status, output = command(2, "train", str(tmp_path / "bad.yaml"), f"evaluate.measures=[{tmp_path}/bad.py:late]")
-    (line,) = (line for line in output.splitlines() if "bad.py:late must return a finite number, got nan" in line)
+    (line,) = (line for line in output.splitlines() if "bad.py:late must return a finite number" in line)
     assert status == 2 and line.startswith("summit-train: evaluate.measures:") and "Traceback" not in output
+    (tmp_path / "bad.py").write_text(BAD.replace("inf", "nan"))
+    assert "resumes from" in train(0, tmp_path / "bad.yaml", f"evaluate.measures=[{tmp_path}/bad.py:late]")
+    assert [record["late"] for record in records(tmp_path / "runs/bad", "eval")] == [None]
+
+
+def test_the_measure_that_ends_training_is_part_of_the_experiment(
+    write_spec: WriteSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.py").write_text("def one(scores, labels, worth=1):\n    return worth\n")
+    stop = {"epochs": 2, "early_stop": {"measure": "one", "epochs": 1}}
+    keys = {"every_epochs": 1, "measures": [f"{tmp_path}/own.py:one"]}
+    path = write_spec(evaluate=keys, schedule=stop)
+    train(0, path)
+    (tmp_path / "own.py").write_text("def one(scores, labels, worth=2):\n    return worth\n")
+    assert "evaluate.measures own.py:one (SHA-256): the checkpoint has" in refused(main_said(capsys, "train", path))
 
 
 @pytest.mark.parametrize(
