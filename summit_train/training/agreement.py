@@ -88,7 +88,7 @@ def experiment_of(spec: Spec, plan: Plan, train: Dataset | None, model: VideoNet
 
 
 def own_sources(spec: Spec, *, trains: bool = True, decides: bool = False) -> dict[str, str]:
-    """Return the SHA-256 of each file with a part of the user's own, by its key.
+    """Return the SHA-256 of each file with a part of the user's own, by its key; names that repeat are numbered.
 
     trains: those of training, too. decides: of the measures only the one that can end training.
     """
@@ -97,7 +97,10 @@ def own_sources(spec: Spec, *, trains: bool = True, decides: bool = False) -> di
         stop = spec.schedule.early_stop
         measures = [(part, name) for part, name in measures if stop is not None and stop.measure == name]
     parts = [*own_parts(spec, *(("loss", "data") if trains else ())), *(part for part, _ in measures)]
-    return {f"{part.key} {Path(part.name).name} (SHA-256)": part.digest for part in parts}
+    names = [f"{part.key} {Path(part.name).name}" for part in parts]
+    numbers = [names[: place + 1].count(name) for place, name in enumerate(names)]
+    texts = [name if number == 1 else f"{name} {number}" for name, number in zip(names, numbers, strict=True)]
+    return {f"{text} (SHA-256)": part.digest for text, part in zip(texts, parts, strict=True)}
 
 
 def experiment_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, str]:

@@ -18,6 +18,7 @@ import yaml
 from torch.nn import functional
 
 from summit_train.core.errors import UserError
+from summit_train.core.files import file_sha256
 from summit_train.data.video.rand_augment import apply_operations, draw_operations
 from summit_train.evaluation.scores import Scores
 from summit_train.report.records import RunRecord
@@ -26,6 +27,7 @@ from summit_train.spec import Spec, load_spec, own_parts
 from summit_train.spec.augment import RandAugmentSpec
 from summit_train.sweep.grid import load_sweep
 from summit_train.sweep.status import read_rows, tables
+from summit_train.training.agreement import own_sources
 from summit_train.training.loss import Loss, build_loss
 from summit_train.training.run import try_own_parts
 from tests.conftest import WriteSpec, spec_writer
@@ -234,6 +236,32 @@ def test_the_measure_that_ends_training_is_part_of_the_experiment(
     assert "evaluate.measures own.py:one (SHA-256): the checkpoint has" in refused(main_said(capsys, "train", path))
 
 
+def test_parts_of_one_name_are_all_compared(write_spec: WriteSpec, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "aug.py").write_text(f"def one(clip, generator):\n    return clip  # {name}\n")
+    words = ",".join(f"{tmp_path}/{name}/aug.py:one" for name in "aba")
+    sources = own_sources(load_spec(write_spec(), [f"data.augment=[scale_jitter,{words}]"]))
+    digests = {name: file_sha256(tmp_path / name / "aug.py") for name in "ab"}
+    key = "data.augment aug.py:one"
+    assert sources == {
+        f"{key} (SHA-256)": digests["a"],
+        f"{key} 2 (SHA-256)": digests["b"],
+        f"{key} 3 (SHA-256)": digests["a"],
+    }
+
+
+def test_a_loss_that_fails_in_a_validation_ends_all_ranks(write_spec: WriteSpec, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "def late(logits, targets):\n    return logits.mean() if len(logits) < 4 else logits\n"
+    )
+    keys: dict[str, Any] = {"evaluate": {"every_epochs": 1}, "schedule": {"epochs": 1}}
+    status, output = command(2, "train", str(write_spec(**keys)), f"loss.kind={tmp_path}/own.py:late")
+    assert status == 2, output
+    (line,) = (line for line in output.splitlines() if "own.py:late must return" in line)
+    assert line.startswith("summit-train: loss.kind:") and "Traceback" not in output
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -249,6 +277,10 @@ def test_the_measure_that_ends_training_is_part_of_the_experiment(
         ("data.augment=[a.py:b,whole]", "data.augment: must be one of scale_jitter, multi_scale_crop, rand_augment,"),
         ("data.augment=[rand_augment,scale_jitter]", "then augmentations of your own, got rand_augment, scale_jitter"),
         ("data.augment=[]", "then augmentations of your own, got none"),
+        (
+            "data.augment=[a.py:b]",
+            "data.augment: must be one of scale_jitter, multi_scale_crop, rand_augment, whole, then",
+        ),
         (
             "data.augment=[scale_jitter,{kind: a.py:b, option: 3}]",
             "data.augment.1.option: unknown key; did you mean op",
