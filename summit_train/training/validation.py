@@ -52,7 +52,7 @@ def replay_missed_validation(run: Run, log: RunLog | None, stop: StopRequest) ->
     """
     epoch, inside = divmod(run.start_step, run.plan.steps_per_epoch)
     if epoch and not inside and validates(run.spec, epoch):
-        first = run.world.rank == 0
+        first = run.world.rank == 0 and not run.best.is_new  # recorded values may be of another measure of that name
         measures = run.world.broadcast(validated(run.spec.run_path, run.start_step) if first else None)
         if measures is None:
             measures = validate(run, log, stop, epoch)

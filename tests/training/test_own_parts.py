@@ -66,7 +66,8 @@ def test_the_ranks_agree_and_a_killed_run_resumes_to_the_bit(trained: Path) -> N
     evals = {ranks: records(trained / f"runs/on_{ranks}", "eval") for ranks in RANKS}
     for ranks in (1, 2):
         assert difference(states[ranks], states[3]) <= 1e-12
-        assert states[ranks]["best_recall"]["step"] == states[3]["best_recall"]["step"]
+        (best,) = (key for key in states[3] if key.startswith("best_recall_"))
+        assert states[ranks][best]["step"] == states[3][best]["step"]
         for one, other in zip(evals[ranks], evals[3], strict=True):
             assert one["recall"] == other["recall"] and one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-6)
     rewound(trained / "runs/on_3", "resumed", 2)
@@ -232,8 +233,29 @@ def test_the_measure_that_ends_training_is_part_of_the_experiment(
     keys = {"every_epochs": 1, "measures": [f"{tmp_path}/own.py:one"]}
     path = write_spec(evaluate=keys, schedule=stop)
     train(0, path)
+    options = [f"evaluate.measures=[{{kind: {tmp_path}/own.py:one, options: {{worth: 3}}}}]"]
+    assert "evaluate.measures: the checkpoint has" in refused(main_said(capsys, "train", path, *options))
     (tmp_path / "own.py").write_text("def one(scores, labels, worth=2):\n    return worth\n")
     assert "evaluate.measures own.py:one (SHA-256): the checkpoint has" in refused(main_said(capsys, "train", path))
+
+
+def test_the_best_is_of_one_measure(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """With other options, or from another file, it begins with none, also where the log has values of that name."""
+    own = tmp_path / "own.py"
+    own.write_text("def one(scores, labels, worth=5):\n    return worth\n")
+    keys = {"every_epochs": 1, "measures": [f"{own}:one"]}
+    path = write_spec(evaluate=keys, schedule={"epochs": 3}, checkpoint={"keep_best": "one", "keep": 3})
+    train(0, path)
+    run = tmp_path / "runs/run"
+    best, steps = run / "checkpoints/best.json", [record["step"] for record in records(run, "eval")]
+    assert json.loads(best.read_text()) == {"step": steps[0], "measure": "one", "value": 5}
+    (run / f"checkpoints/step_{steps[2]:08d}.pt").unlink()
+    train(0, path, f"evaluate.measures=[{{kind: {own}:one, options: {{worth: 3}}}}]")
+    assert json.loads(best.read_text()) == {"step": steps[1], "measure": "one", "value": 3}
+    (run / f"checkpoints/step_{steps[2]:08d}.pt").unlink()
+    own.write_text("def one(scores, labels, worth=2):\n    return worth\n")
+    train(0, path)
+    assert json.loads(best.read_text()) == {"step": steps[1], "measure": "one", "value": 2}
 
 
 def test_parts_of_one_name_are_all_compared(write_spec: WriteSpec, tmp_path: Path) -> None:
@@ -279,7 +301,7 @@ def test_a_loss_that_fails_in_a_validation_ends_all_ranks(write_spec: WriteSpec,
         ("data.augment=[]", "then augmentations of your own, got none"),
         (
             "data.augment=[a.py:b]",
-            "data.augment: must be one of scale_jitter, multi_scale_crop, rand_augment, whole, then",
+            "multi_scale_crop, rand_augment, whole, then augmentations of your own, got a.py:b",
         ),
         (
             "data.augment=[scale_jitter,{kind: a.py:b, option: 3}]",
