@@ -6,6 +6,7 @@ The measure decides which checkpoint is the best one.
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 from pathlib import Path
@@ -17,8 +18,11 @@ import torch
 import yaml
 from torch.nn import functional
 
+from summit_train.core import rng
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256
+from summit_train.core.own_parts import OwnPart
+from summit_train.data.video.own_augment import OwnAugment
 from summit_train.data.video.rand_augment import apply_operations, draw_operations
 from summit_train.evaluation.scores import Scores
 from summit_train.report.records import RunRecord
@@ -150,7 +154,7 @@ def shorter(clip, generator):
 def none(clip, generator):
     clip[:] = 0
 def free(clip, generator):
-    return (clip * np.random.uniform()).astype(np.uint8)
+    return (clip * np.random.default_rng().uniform()).astype(np.uint8)
 def alone(clip):
     return clip
 
@@ -256,6 +260,34 @@ def test_the_best_is_of_one_measure(write_spec: WriteSpec, tmp_path: Path) -> No
     own.write_text("def one(scores, labels, worth=2):\n    return worth\n")
     train(0, path)
     assert json.loads(best.read_text()) == {"step": steps[1], "measure": "one", "value": 2}
+
+
+GLOBAL = """
+import random
+import numpy as np
+import torch
+def rare(clip, generator, library):
+    draw = {"random": random.random, "numpy": np.random.rand, "torch": lambda: torch.rand(()).item()}[library]
+    return np.full_like(clip, int(256 * generator.random()) if draw() < 0.1 else 0)
+"""
+
+
+@pytest.mark.parametrize("library", ["random", "numpy", "torch"])
+def test_global_draws_of_an_augmentation_are_keyed(tmp_path: Path, library: str) -> None:
+    """The global generators, and what is drawn from the augmentation's own, stay as they were."""
+    (tmp_path / "own.py").write_text(GLOBAL)
+    vary = OwnAugment(OwnPart.open("data.augment", f"{tmp_path}/own.py:rare", {"library": library}))
+    clip = np.zeros((1, 1, 1, 1), np.uint8)
+
+    def states() -> tuple[Any, ...]:
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index,union-attr]
+
+    before = states()
+    one, other = ([vary(clip, rng.key(0, "own", number)).item() for number in range(100)] for _ in range(2))
+    drawn = [int(256 * rng.key(0, "own", number).random()) for number in range(100)]
+    assert one == other and states() == before
+    assert 2 <= np.count_nonzero(one) <= 25
+    assert all(found in (0, right) for found, right in zip(one, drawn, strict=True))
 
 
 def test_parts_of_one_name_are_all_compared(write_spec: WriteSpec, tmp_path: Path) -> None:
