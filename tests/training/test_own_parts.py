@@ -144,6 +144,25 @@ def constant(logits, targets):
     return torch.ones(len(logits))
 def infinite(logits, targets):
     return logits.sum(1) / 0
+def noisy(logits, targets):
+    return (logits + torch.randn_like(logits)).logsumexp(1)
+def several(logits, targets):
+    return logits.mean() if len(logits) > 1 else logits
+
+class Remembers:
+    seen = 0
+    def __call__(self, logits, targets):
+        self.seen += len(logits)
+        return logits.logsumexp(1) * self.seen
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+    def forward(self, logits, targets):
+        self.calls += 1
+        return logits.mean()
+
 def fails(*given):
     return given[9]
 
@@ -180,7 +199,20 @@ def _bad(write_spec: WriteSpec, tmp_path: Path, word: str, **sections: Any) -> S
         ("loss.kind=bad.py:whole", r"loss\.kind: .*whole must return the loss of each clip, floats \(3,\).*, got int"),
         ("loss.kind=bad.py:square", r"square must return .* or their mean, got torch\.float64 \(3, 4\)"),
         ("loss.kind=bad.py:constant", r"constant must return a function of the logits, got one without a gradient"),
-        ("loss.kind=bad.py:infinite", r"infinite must return finite losses, got nan of logits 0"),
+        (
+            "loss.kind=bad.py:infinite",
+            r"infinite must return finite losses, got -?inf of logits of a normal distribution",
+        ),
+        (
+            "loss.kind=bad.py:noisy",
+            r"noisy must return the same for the same scores and labels; draw nothing, and keep",
+        ),
+        ("loss.kind=bad.py:Remembers", r"loss\.kind: .*Remembers must return the same for the same scores and labels"),
+        ("loss.kind=bad.py:Counts", r"loss\.kind: .*Counts must return the same for the same scores and labels"),
+        (
+            "loss.kind=bad.py:several",
+            r"several must return the loss of each clip, floats \(1,\).*, got torch.* \(1, 4\)",
+        ),
         ("loss.kind=bad.py:Learns", r"Learns must have no parameters: nothing trains them"),
         ("loss.kind=bad.py:Nothing", r"loss\.kind: .*bad\.py must have a class or function Nothing"),
         ("loss.kind=no.py:Focal", r"loss\.kind: .*no\.py not found; a relative path starts at the current directory"),
@@ -260,6 +292,15 @@ def test_the_best_is_of_one_measure(write_spec: WriteSpec, tmp_path: Path) -> No
     own.write_text("def one(scores, labels, worth=2):\n    return worth\n")
     train(0, path)
     assert json.loads(best.read_text()) == {"step": steps[1], "measure": "one", "value": 2}
+
+
+def test_a_rare_draw_of_a_loss_is_keyed(write_spec: WriteSpec, tmp_path: Path) -> None:
+    code = "import torch\ndef rare(logits, targets):\n    return logits.mean() * (len(logits) < 4 or torch.rand(()))\n"
+    (tmp_path / "own.py").write_text(code)
+    loss = build_loss(load_spec(write_spec(), [f"loss.kind={tmp_path}/own.py:rare"]), (), CPU)
+    before = torch.get_rng_state()
+    one, again, other = (loss.of_batch(torch.ones(5, 4), torch.zeros(5).long(), (1, 1), seed)[0] for seed in (1, 1, 2))
+    assert one == again != other and torch.equal(torch.get_rng_state(), before)
 
 
 GLOBAL = """
