@@ -48,7 +48,7 @@ OWNERS = {
 NEEDS_TORCH = re.compile(
     r"core\.(comm|device|saved|session|watch).*|models.*|plan|evaluation\.(?!fuse|measures|scores).*|training\..*|"
     r"tasks\.\w+\.(geometry|detect|latency|loss|pooling|proposals|rfcn|scoring|stream)|"
-    r"inference\..*|optim\.(?!schedule).*|data\.(bad_clips|batches\.(loader|workers))|bench\..*|"
+    r"inference\..*|optim\.(?!schedule).*|data\.(bad_clips|video\.own_augment|batches\.(loader|workers))|bench\..*|"
     r"scaling\..*|cluster\.(estimate|doctor.*|node_check)|sweep\.start|"
     r"cli\.(pipeline|train|evaluate|predict|plan|model|simulate|submit|sweep|data.*)"
 )

@@ -64,8 +64,8 @@ class OwnMeasure:
         if not (read := found.is_read).any():
             return math.nan
         value = self.call(found.scores[read], found.labels[read])
-        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-            raise self.part.wrong("a finite number", f"{value!r:.60}, {type(value).__name__}")
+        if isinstance(value, bool) or not isinstance(value, Real) or math.isinf(value):
+            raise self.part.wrong("a finite number, or NaN for unknown", f"{value!r:.60}, {type(value).__name__}")
         return float(value)
 
 

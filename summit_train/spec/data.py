@@ -19,7 +19,7 @@ _Augments = Annotated[tuple[_Own, ...], Field(strict=False), Tag("tuple[list]")]
 Augment = Annotated[
     Annotated[BuiltInAugment, Tag("tuple[word]")] | _Augments,
     Discriminator(lambda given: "tuple[list]" if isinstance(given, list | tuple) else "tuple[word]"),
-    BeforeValidator(lambda given: given[0] if isinstance(given, list) and len(given) == 1 else given),
+    BeforeValidator(lambda given: given[0] if given in [[name] for name in AUGMENTS] else given),
 ]
 
 

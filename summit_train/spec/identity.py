@@ -75,6 +75,8 @@ def experiment_keys(spec: Spec) -> dict[str, Any]:
     same |= {f"{section}.{key}": value for section in _RECIPE for key, value in values[section].items()}
     if spec.parallel.grow_batch is not None or spec.schedule.early_stop is not None:  # validations decide
         same["evaluate.every_epochs"] = spec.evaluate.every_epochs
+    if (stop := spec.schedule.early_stop) is not None and stop.measure in (own := spec.evaluate.own_names):
+        same["evaluate.measures"] = str(values["evaluate"]["measures"][own.index(stop.measure)])
     return same | {"seed": spec.seed, "precision": spec.precision}
 
 

@@ -84,13 +84,23 @@ def experiment_of(spec: Spec, plan: Plan, train: Dataset | None, model: VideoNet
         "data.quarantine (fingerprint)": None if train is None else train.kept.fingerprint(),
     }
     scale = {"scale.gpus": plan.virtual_gpus, "scale.clips_per_gpu": plan.clips_per_gpu}
-    return Identity(experiment_keys(spec) | scale, lists, {**model.sources, **own_sources(spec)})
+    return Identity(experiment_keys(spec) | scale, lists, {**model.sources, **own_sources(spec, decides=True)})
 
 
-def own_sources(spec: Spec, *, trains: bool = True) -> dict[str, str]:
-    """Return the SHA-256 of each file with a part of the user's own, by its key. trains: those of training, too."""
-    parts = own_parts(spec, *(("loss", "data") if trains else ()), "evaluate")
-    return {f"{part.key} {Path(part.name).name} (SHA-256)": part.digest for part in parts}
+def own_sources(spec: Spec, *, trains: bool = True, decides: bool = False) -> dict[str, str]:
+    """Return the SHA-256 of each file with a part of the user's own, by its key; names that repeat are numbered.
+
+    trains: those of training, too. decides: of the measures only the one that can end training.
+    """
+    measures = list(zip(own_parts(spec, "evaluate"), spec.evaluate.own_names, strict=True))
+    if decides:
+        stop = spec.schedule.early_stop
+        measures = [(part, name) for part, name in measures if stop is not None and stop.measure == name]
+    parts = [*own_parts(spec, *(("loss", "data") if trains else ())), *(part for part, _ in measures)]
+    names = [f"{part.key} {Path(part.name).name}" for part in parts]
+    numbers = [names[: place + 1].count(name) for place, name in enumerate(names)]
+    texts = [name if number == 1 else f"{name} {number}" for name, number in zip(names, numbers, strict=True)]
+    return {f"{text} (SHA-256)": part.digest for text, part in zip(texts, parts, strict=True)}
 
 
 def experiment_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, str]:

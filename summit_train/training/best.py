@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 from summit_train.core.files import write_json
 from summit_train.core.saved import best_path, checkpoint_path
-from summit_train.spec import Spec
+from summit_train.spec import Spec, own_parts
 from summit_train.spec.optimizer import EarlyStopSpec, FreezeSpec
 
 
@@ -17,16 +19,19 @@ class Best:
     """The step and the value of the best validation by the spec's measure; of equal ones the first.
 
     It is part of each checkpoint, so a resumed run knows the best until then. best.json is for other commands.
+
+    part: its name in a checkpoint. Another measure, also one of the user's own with other options or another file, has
+    another name, and so begins with none. is_new: by a measure of the user's own that the checkpoint does not know.
     """
 
     def __init__(self, spec: Spec) -> None:
-        self._run_path, self._measure = spec.run_path, spec.checkpoint.keep_best
+        self._run_path, self._measure, own = spec.run_path, spec.checkpoint.keep_best, spec.evaluate.own_names
+        self.is_new, self.part = self._measure in own, f"best_{self._measure}"
+        if self._measure in own:
+            measure = own_parts(spec, "evaluate")[own.index(self._measure)]
+            what = json.dumps([Path(measure.name).name, measure.options, measure.digest], sort_keys=True)
+            self.part += f"_{hashlib.sha256(what.encode()).hexdigest()[:16]}"
         self._step, self._value = 0, -math.inf
-
-    @property
-    def part(self) -> str:
-        """The name of its part of a checkpoint. Another measure has another part, and so begins with none."""
-        return f"best_{self._measure}"
 
     @property
     def checkpoint(self) -> Path | None:
@@ -37,6 +42,7 @@ class Best:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the best of a checkpoint, unless it was deleted for a better one, which then must be damaged."""
+        self.is_new = False
         if checkpoint_path(self._run_path, int(state["step"])).exists():
             self._step, self._value = int(state["step"]), float(state["value"])
 

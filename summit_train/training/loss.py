@@ -93,15 +93,34 @@ class OwnLoss(Loss):
         loss: torch.Tensor = found.mean()
         return loss
 
-    def check(self, logits: torch.Tensor) -> None:
-        """Try it on zeros, each the type of those to come. Raises UserError for what no training could begin with."""
-        if isinstance(self.own, nn.Module) and list(self.own.parameters()):
+    def of_batch(
+        self, outputs: torch.Tensor, targets: torch.Tensor, size: tuple[int, int], seed: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A draw that `check` did not see is keyed, and changes no other."""
+        with torch.random.fork_rng([outputs.device] if outputs.is_cuda else []):
+            torch.default_generator.manual_seed(seed)
+            if outputs.is_cuda:
+                torch.cuda.manual_seed(seed)
+            return super().of_batch(outputs, targets, size, seed)
+
+    def check(self, num_classes: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Try it on drawn logits. Raises UserError for what no training could begin with or repeat."""
+        module = self.own if isinstance(self.own, nn.Module) else nn.Module()
+        if list(module.parameters()):
             raise UserError(f"{self.part.key}: {self.part.name} must have no parameters: nothing trains them")
-        loss = self(logits.requires_grad_(), torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
+        buffers, draw = [one.clone() for one in module.buffers()], torch.Generator().manual_seed(0)
+        batches = [torch.randn(n, num_classes, generator=draw).to(device, dtype).requires_grad_() for n in (3, 1)]
+        labels = torch.arange(3, device=device) % num_classes
+        loss, _, again = (self(batches[n], labels[: len(batches[n])]) for n in (0, 1, 0))
         if not loss.requires_grad:
             raise self.part.wrong("a function of the logits", "one without a gradient")
         if not torch.isfinite(loss):
-            raise self.part.wrong("finite losses", f"{loss.item()} of logits 0")
+            raise self.part.wrong("finite losses", f"{loss.item()} of logits of a normal distribution")
+        if not torch.equal(loss, again) or not all(map(torch.equal, buffers, module.buffers())):
+            right = "draw nothing, and keep no state between calls"
+            raise UserError(
+                f"{self.part.key}: {self.part.name} must return the same for the same scores and labels; {right}"
+            )
 
 
 def one_hot(targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -131,7 +150,7 @@ def build_loss(spec: Spec, clips_of_class: Sequence[int], device: torch.device) 
         are_shares = spec.loss.base == "binary" or spec.data.mix is not None
         own = OwnLoss(spec.loss.base, part=part, own=part.make("logits", "targets"), are_shares=are_shares)
         for one in (dtype, torch.float64):  # validation has doubles
-            own.check(torch.zeros(3, spec.model.num_classes, dtype=one, device=device))
+            own.check(spec.model.num_classes, one, device)
         return own
     weights = spec.loss.class_weights
     if weights == "balanced":

@@ -52,7 +52,7 @@ def replay_missed_validation(run: Run, log: RunLog | None, stop: StopRequest) ->
     """
     epoch, inside = divmod(run.start_step, run.plan.steps_per_epoch)
     if epoch and not inside and validates(run.spec, epoch):
-        first = run.world.rank == 0
+        first = run.world.rank == 0 and not run.best.is_new  # recorded values may be of another measure of that name
         measures = run.world.broadcast(validated(run.spec.run_path, run.start_step) if first else None)
         if measures is None:
             measures = validate(run, log, stop, epoch)
@@ -81,7 +81,11 @@ def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> dic
     spec = run.spec.model_copy(update={"evaluate": one_view})
     scorer = task.part("scorer")(spec, run.val_set, run.world, run.device, stop)
     scores = scorer.score(run.model, progress, source=f"validation after epoch {epoch}")
-    measures = run.world.together(lambda: None if scores is None else run.measures.values(scores))
+
+    def figures() -> dict[str, float | None] | None:  # by code of the user's own, too
+        return None if scores is None else run.measures.values(scores) | {"val_loss": run.val_loss.of_scores(scores)}
+
+    measures = run.world.together(figures)
     if scores is None or measures is None:
         return None
     known, seconds = run.measures, time.perf_counter() - began
@@ -90,8 +94,7 @@ def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> dic
         bad = f"{scores.num_bad} unreadable, counted as wrong" if scores.num_bad else ""
         missing = say_left_out(left_out(scores, run.val_set.manifest.class_names))
         views, clips = ("one clip each", 1) if spec.evaluate.mode == "clips" else ("all frames streamed", None)
-        loss = run.val_loss.of_scores(scores)
-        measures |= {"val_loss": loss}
+        loss = measures["val_loss"]
         record = measures | {"videos": videos, "clips": clips, "seconds": seconds}
         log.write("eval", epoch=epoch, step=step, **record)
         unknown = "" if measures[known.main.key] is not None else "unknown measure: best checkpoint and batch stay"

@@ -6,6 +6,7 @@ The measure decides which checkpoint is the best one.
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 from pathlib import Path
@@ -17,7 +18,11 @@ import torch
 import yaml
 from torch.nn import functional
 
+from summit_train.core import rng
 from summit_train.core.errors import UserError
+from summit_train.core.files import file_sha256
+from summit_train.core.own_parts import OwnPart
+from summit_train.data.video.own_augment import OwnAugment
 from summit_train.data.video.rand_augment import apply_operations, draw_operations
 from summit_train.evaluation.scores import Scores
 from summit_train.report.records import RunRecord
@@ -26,6 +31,7 @@ from summit_train.spec import Spec, load_spec, own_parts
 from summit_train.spec.augment import RandAugmentSpec
 from summit_train.sweep.grid import load_sweep
 from summit_train.sweep.status import read_rows, tables
+from summit_train.training.agreement import own_sources
 from summit_train.training.loss import Loss, build_loss
 from summit_train.training.run import try_own_parts
 from tests.conftest import WriteSpec, spec_writer
@@ -64,7 +70,8 @@ def test_the_ranks_agree_and_a_killed_run_resumes_to_the_bit(trained: Path) -> N
     evals = {ranks: records(trained / f"runs/on_{ranks}", "eval") for ranks in RANKS}
     for ranks in (1, 2):
         assert difference(states[ranks], states[3]) <= 1e-12
-        assert states[ranks]["best_recall"]["step"] == states[3]["best_recall"]["step"]
+        (best,) = (key for key in states[3] if key.startswith("best_recall_"))
+        assert states[ranks][best]["step"] == states[3][best]["step"]
         for one, other in zip(evals[ranks], evals[3], strict=True):
             assert one["recall"] == other["recall"] and one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-6)
     rewound(trained / "runs/on_3", "resumed", 2)
@@ -108,8 +115,9 @@ def test_a_changed_file_is_another_experiment(trained: Path, capsys: pytest.Capt
     try:
         (trained / "parts.py").write_text(CODE + "\n")
         line = refused(main_said(capsys, "train", trained / "on_1.yaml"))
-        for key in ("loss.kind parts.py:Focal", "data.augment parts.py:dim", "evaluate.measures parts.py:recall"):
+        for key in ("loss.kind parts.py:Focal", "data.augment parts.py:dim"):
             assert f"{key} (SHA-256): the checkpoint has '{state['experiment'][f'{key} (SHA-256)']}'" in line
+        assert "evaluate.measures" not in line  # it decides nothing of the training
         # The scores do not depend on it.
         assert main_said(capsys, "eval", trained / "runs/on_1", "--name", "again")[0] == 0
     finally:
@@ -136,6 +144,25 @@ def constant(logits, targets):
     return torch.ones(len(logits))
 def infinite(logits, targets):
     return logits.sum(1) / 0
+def noisy(logits, targets):
+    return (logits + torch.randn_like(logits)).logsumexp(1)
+def several(logits, targets):
+    return logits.mean() if len(logits) > 1 else logits
+
+class Remembers:
+    seen = 0
+    def __call__(self, logits, targets):
+        self.seen += len(logits)
+        return logits.logsumexp(1) * self.seen
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+    def forward(self, logits, targets):
+        self.calls += 1
+        return logits.mean()
+
 def fails(*given):
     return given[9]
 
@@ -146,18 +173,18 @@ def shorter(clip, generator):
 def none(clip, generator):
     clip[:] = 0
 def free(clip, generator):
-    return (clip * np.random.uniform()).astype(np.uint8)
+    return (clip * np.random.default_rng().uniform()).astype(np.uint8)
 def alone(clip):
     return clip
 
-def nan(scores, labels):
-    return float("nan")
+def infinitely(scores, labels):
+    return float("inf")
 def every(scores, labels):
     return scores.mean(0)
 def text(scores, labels):
     return "0.5"
 def late(scores, labels):
-    return 1.0 if len(labels) == 4 else float("nan")
+    return 1.0 if len(labels) == 4 else float("inf")
 """
 
 
@@ -172,7 +199,20 @@ def _bad(write_spec: WriteSpec, tmp_path: Path, word: str, **sections: Any) -> S
         ("loss.kind=bad.py:whole", r"loss\.kind: .*whole must return the loss of each clip, floats \(3,\).*, got int"),
         ("loss.kind=bad.py:square", r"square must return .* or their mean, got torch\.float64 \(3, 4\)"),
         ("loss.kind=bad.py:constant", r"constant must return a function of the logits, got one without a gradient"),
-        ("loss.kind=bad.py:infinite", r"infinite must return finite losses, got nan of logits 0"),
+        (
+            "loss.kind=bad.py:infinite",
+            r"infinite must return finite losses, got -?inf of logits of a normal distribution",
+        ),
+        (
+            "loss.kind=bad.py:noisy",
+            r"noisy must return the same for the same scores and labels; draw nothing, and keep",
+        ),
+        ("loss.kind=bad.py:Remembers", r"loss\.kind: .*Remembers must return the same for the same scores and labels"),
+        ("loss.kind=bad.py:Counts", r"loss\.kind: .*Counts must return the same for the same scores and labels"),
+        (
+            "loss.kind=bad.py:several",
+            r"several must return the loss of each clip, floats \(1,\).*, got torch.* \(1, 4\)",
+        ),
         ("loss.kind=bad.py:Learns", r"Learns must have no parameters: nothing trains them"),
         ("loss.kind=bad.py:Nothing", r"loss\.kind: .*bad\.py must have a class or function Nothing"),
         ("loss.kind=no.py:Focal", r"loss\.kind: .*no\.py not found; a relative path starts at the current directory"),
@@ -186,9 +226,15 @@ def _bad(write_spec: WriteSpec, tmp_path: Path, word: str, **sections: Any) -> S
             "data.augment=[scale_jitter,bad.py:alone]",
             r"alone\(clip\) must take clip, generator: too many positional arg",
         ),
-        ("evaluate.measures=[bad.py:nan]", r"evaluate\.measures: .*nan must return a finite number, got nan, float"),
-        ("evaluate.measures=[bad.py:every]", r"every must return a finite number, got array\(.*, ndarray"),
-        ("evaluate.measures=[bad.py:text]", r"text must return a finite number, got '0\.5', str"),
+        (
+            "evaluate.measures=[bad.py:infinitely]",
+            r"evaluate\.measures: .*infinitely must return a finite number.*, got inf",
+        ),
+        (
+            "evaluate.measures=[bad.py:every]",
+            r"every must return a finite number, or NaN for unknown, got array\(.*, ndarray",
+        ),
+        ("evaluate.measures=[bad.py:text]", r"text must return a finite number, .*, got '0\.5', str"),
     ],
 )
 def test_what_a_part_returns_is_checked_at_once(write_spec: WriteSpec, tmp_path: Path, word: str, message: str) -> None:
@@ -204,11 +250,111 @@ def test_an_error_within_keeps_its_traceback(write_spec: WriteSpec, tmp_path: Pa
     assert raised.traceback[-1].path == tmp_path / "bad.py"
 
 
-def test_a_measure_that_fails_later_ends_all_ranks(write_spec: WriteSpec, tmp_path: Path) -> None:
+def test_a_run_continues_with_a_repaired_measure(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """It failed in a validation; NaN then is unknown."""
     _bad(write_spec, tmp_path, "seed=0", evaluate={"every_epochs": 1}, schedule={"epochs": 1})
     status, output = command(2, "train", str(tmp_path / "bad.yaml"), f"evaluate.measures=[{tmp_path}/bad.py:late]")
-    (line,) = (line for line in output.splitlines() if "bad.py:late must return a finite number, got nan" in line)
+    (line,) = (line for line in output.splitlines() if "bad.py:late must return a finite number" in line)
     assert status == 2 and line.startswith("summit-train: evaluate.measures:") and "Traceback" not in output
+    (tmp_path / "bad.py").write_text(BAD.replace("inf", "nan"))
+    assert "resumes from" in train(0, tmp_path / "bad.yaml", f"evaluate.measures=[{tmp_path}/bad.py:late]")
+    assert [record["late"] for record in records(tmp_path / "runs/bad", "eval")] == [None]
+
+
+def test_the_measure_that_ends_training_is_part_of_the_experiment(
+    write_spec: WriteSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.py").write_text("def one(scores, labels, worth=1):\n    return worth\n")
+    stop = {"epochs": 2, "early_stop": {"measure": "one", "epochs": 1}}
+    keys = {"every_epochs": 1, "measures": [f"{tmp_path}/own.py:one"]}
+    path = write_spec(evaluate=keys, schedule=stop)
+    train(0, path)
+    options = [f"evaluate.measures=[{{kind: {tmp_path}/own.py:one, options: {{worth: 3}}}}]"]
+    assert "evaluate.measures: the checkpoint has" in refused(main_said(capsys, "train", path, *options))
+    (tmp_path / "own.py").write_text("def one(scores, labels, worth=2):\n    return worth\n")
+    assert "evaluate.measures own.py:one (SHA-256): the checkpoint has" in refused(main_said(capsys, "train", path))
+
+
+def test_the_best_is_of_one_measure(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """With other options, or from another file, it begins with none, also where the log has values of that name."""
+    own = tmp_path / "own.py"
+    own.write_text("def one(scores, labels, worth=5):\n    return worth\n")
+    keys = {"every_epochs": 1, "measures": [f"{own}:one"]}
+    path = write_spec(evaluate=keys, schedule={"epochs": 3}, checkpoint={"keep_best": "one", "keep": 3})
+    train(0, path)
+    run = tmp_path / "runs/run"
+    best, steps = run / "checkpoints/best.json", [record["step"] for record in records(run, "eval")]
+    assert json.loads(best.read_text()) == {"step": steps[0], "measure": "one", "value": 5}
+    (run / f"checkpoints/step_{steps[2]:08d}.pt").unlink()
+    train(0, path, f"evaluate.measures=[{{kind: {own}:one, options: {{worth: 3}}}}]")
+    assert json.loads(best.read_text()) == {"step": steps[1], "measure": "one", "value": 3}
+    (run / f"checkpoints/step_{steps[2]:08d}.pt").unlink()
+    own.write_text("def one(scores, labels, worth=2):\n    return worth\n")
+    train(0, path)
+    assert json.loads(best.read_text()) == {"step": steps[1], "measure": "one", "value": 2}
+
+
+def test_a_rare_draw_of_a_loss_is_keyed(write_spec: WriteSpec, tmp_path: Path) -> None:
+    code = "import torch\ndef rare(logits, targets):\n    return logits.mean() * (len(logits) < 4 or torch.rand(()))\n"
+    (tmp_path / "own.py").write_text(code)
+    loss = build_loss(load_spec(write_spec(), [f"loss.kind={tmp_path}/own.py:rare"]), (), CPU)
+    before = torch.get_rng_state()
+    one, again, other = (loss.of_batch(torch.ones(5, 4), torch.zeros(5).long(), (1, 1), seed)[0] for seed in (1, 1, 2))
+    assert one == again != other and torch.equal(torch.get_rng_state(), before)
+
+
+GLOBAL = """
+import random
+import numpy as np
+import torch
+def rare(clip, generator, library):
+    draw = {"random": random.random, "numpy": np.random.rand, "torch": lambda: torch.rand(()).item()}[library]
+    return np.full_like(clip, int(256 * generator.random()) if draw() < 0.1 else 0)
+"""
+
+
+@pytest.mark.parametrize("library", ["random", "numpy", "torch"])
+def test_global_draws_of_an_augmentation_are_keyed(tmp_path: Path, library: str) -> None:
+    """The global generators, and what is drawn from the augmentation's own, stay as they were."""
+    (tmp_path / "own.py").write_text(GLOBAL)
+    vary = OwnAugment(OwnPart.open("data.augment", f"{tmp_path}/own.py:rare", {"library": library}))
+    clip = np.zeros((1, 1, 1, 1), np.uint8)
+
+    def states() -> tuple[Any, ...]:
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index,union-attr]
+
+    before = states()
+    one, other = ([vary(clip, rng.key(0, "own", number)).item() for number in range(100)] for _ in range(2))
+    drawn = [int(256 * rng.key(0, "own", number).random()) for number in range(100)]
+    assert one == other and states() == before
+    assert 2 <= np.count_nonzero(one) <= 25
+    assert all(found in (0, right) for found, right in zip(one, drawn, strict=True))
+
+
+def test_parts_of_one_name_are_all_compared(write_spec: WriteSpec, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "aug.py").write_text(f"def one(clip, generator):\n    return clip  # {name}\n")
+    words = ",".join(f"{tmp_path}/{name}/aug.py:one" for name in "aba")
+    sources = own_sources(load_spec(write_spec(), [f"data.augment=[scale_jitter,{words}]"]))
+    digests = {name: file_sha256(tmp_path / name / "aug.py") for name in "ab"}
+    key = "data.augment aug.py:one"
+    assert sources == {
+        f"{key} (SHA-256)": digests["a"],
+        f"{key} 2 (SHA-256)": digests["b"],
+        f"{key} 3 (SHA-256)": digests["a"],
+    }
+
+
+def test_a_loss_that_fails_in_a_validation_ends_all_ranks(write_spec: WriteSpec, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "def late(logits, targets):\n    return logits.mean() if len(logits) < 4 else logits\n"
+    )
+    keys: dict[str, Any] = {"evaluate": {"every_epochs": 1}, "schedule": {"epochs": 1}}
+    status, output = command(2, "train", str(write_spec(**keys)), f"loss.kind={tmp_path}/own.py:late")
+    assert status == 2, output
+    (line,) = (line for line in output.splitlines() if "own.py:late must return" in line)
+    assert line.startswith("summit-train: loss.kind:") and "Traceback" not in output
 
 
 @pytest.mark.parametrize(
@@ -226,6 +372,10 @@ def test_a_measure_that_fails_later_ends_all_ranks(write_spec: WriteSpec, tmp_pa
         ("data.augment=[a.py:b,whole]", "data.augment: must be one of scale_jitter, multi_scale_crop, rand_augment,"),
         ("data.augment=[rand_augment,scale_jitter]", "then augmentations of your own, got rand_augment, scale_jitter"),
         ("data.augment=[]", "then augmentations of your own, got none"),
+        (
+            "data.augment=[a.py:b]",
+            "multi_scale_crop, rand_augment, whole, then augmentations of your own, got a.py:b",
+        ),
         (
             "data.augment=[scale_jitter,{kind: a.py:b, option: 3}]",
             "data.augment.1.option: unknown key; did you mean op",

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from summit_train.core import rng
@@ -20,11 +25,30 @@ class OwnAugment:
 
     def __call__(self, clip: Frames, generator: np.random.Generator) -> Frames:
         shape = clip.shape
-        found = self._vary(clip, generator)
+        with _keyed_globals(generator):
+            found = self._vary(clip, generator)
         if not isinstance(found, np.ndarray) or (found.shape, found.dtype) != (shape, np.uint8):
             got = f"{found.dtype} {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
             raise self._part.wrong(f"a NumPy array uint8 {shape}", got)
         return found
+
+
+@contextmanager
+def _keyed_globals(generator: np.random.Generator) -> Iterator[None]:
+    """Seed the global generators, which libraries draw from, by what `generator` would draw; then restore them."""
+    own = generator.bit_generator.state
+    seed = int(generator.integers(2**32))
+    generator.bit_generator.state = own
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach for GPUs, too
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.default_generator.set_state(cpu)
 
 
 def try_augment(part: OwnPart, clip_shape: tuple[int, ...]) -> None:
@@ -32,5 +56,5 @@ def try_augment(part: OwnPart, clip_shape: tuple[int, ...]) -> None:
     vary, noise = OwnAugment(part), rng.key(0, "trial").integers(256, size=clip_shape, dtype=np.uint8)
     one, other = (vary(noise.copy(), rng.key(0, "trial", 1)) for _ in range(2))
     if not np.array_equal(one, other):
-        right = "draw only from the generator it receives, and keep no state between calls"
+        right = "draw only from the generator it receives or global ones, and keep no state between calls"
         raise UserError(f"{part.key}: {part.name} must return the same for the same clip and draws; {right}")
