@@ -45,9 +45,6 @@ class Installed:
 
     def run(self, *words: str, given: bytes = b"", status: int = 0) -> str:
         """Run Python, with the checkout out of sight; return its output."""
-        tried = subprocess.run([*_HIDDEN, "true"], capture_output=True, text=True)
-        if tried.returncode:
-            pytest.skip(f"needs to hide the checkout, which this user cannot: {tried.stderr.strip()}")
         variables = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
         done = subprocess.run(
             [*_HIDDEN, str(self.python), *words],
@@ -77,6 +74,9 @@ def tracked() -> list[str]:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """Build an sdist of the tracked files, a wheel of the sdist, and install it with what it requires."""
+    tried = subprocess.run([*_HIDDEN, "true"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"needs to hide the checkout, which this user cannot: {tried.stderr.strip()}")
     tmp = tmp_path_factory.mktemp("wheel")
     for name in ("source", "made", "work"):
         (tmp / name).mkdir()
