@@ -139,7 +139,7 @@ class _TrainingClips:
 
     @cached_property
     def _steps(self) -> list[tuple[Callable[[Frames, np.random.Generator], Frames], str, tuple[int, ...]]]:
-        """What varies the crop of a clip, one after the other, with purpose and number of its draws."""
+        """Return what varies the crop of a clip, one after the other, with purpose and number of its draws."""
         steps: list[Any] = [(OwnAugment(part), "own_augment", (place,)) for place, part in enumerate(self.own)]
         if self.data.built_in_augment == "rand_augment":
             steps.insert(0, (RandAugment(**self.data.rand_augment_settings.model_dump()), "rand_augment", ()))

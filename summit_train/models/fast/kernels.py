@@ -28,7 +28,7 @@ import torch
 from summit_train.core import machine
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import RunFailed
-from summit_train.core.files import locked
+from summit_train.core.files import cache_folder, locked
 from summit_train.core.result import tell
 
 SOURCE = Path(__file__).with_name("native") / "kernels.cpp"
@@ -84,8 +84,7 @@ def library_file(target: str) -> Path:
     """Where the library for a target is kept: a name that changes with all that it is made from."""
     words = " ".join([*_FLAGS, *platform.libc_ver(), *([] if target in _X86 else [machine.processor_digest()])])
     key = hashlib.sha256(SOURCE.read_bytes() + b"\0" + words.encode()).hexdigest()[:16]
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return cache_home / "summit_train" / "kernels" / f"{key}-{target}.so"
+    return cache_folder() / "kernels" / f"{key}-{target}.so"
 
 
 def compiled(target: str) -> Path:
