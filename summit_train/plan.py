@@ -163,6 +163,7 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
         raise UserError(f"data.train has {counted(num_clips, 'clip')}{repeated}, less than one global batch of {batch}")
     accumulation = -(-virtual_gpus // ranks)
     schedule = plan_schedule(spec.optimizer, spec.schedule, global_batch, views)
+    schedule.check()
     clip_bytes = math.prod(spec.data.clip_shape)  # uint8
     return Plan(
         spec=spec,
@@ -256,10 +257,11 @@ def plan_schedule(optimizer: OptimizerSpec, course: ScheduleSpec, global_batch: 
         total_steps=total_steps,
         warmup_steps=warmup_steps,
         warmup=course.warmup,
-        decay=course.decay,
+        decay=next(iter(course.open_decay()), course.decay),
         power=course.power,
         milestones=tuple(round(epoch * steps_per_epoch) for epoch in course.milestones),
         factor=course.factor,
+        steps_per_epoch=steps_per_epoch,
     )
 
 

@@ -247,8 +247,10 @@ def _communication_rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
 def _text(spec: Spec, plan: Plan, more: list[tuple[str, str]]) -> list[str | TextTable]:
     stacked = f" of {spec.data.flow_length} flow fields" if spec.data.modality == "flow" else ""
     rates = [("step", "epoch", "learning rate", "")]
-    for step, lr in sample_learning_rates(plan):
-        bar = f"{'#' * round(24 * lr / plan.peak_lr):<24}"
+    sampled = sample_learning_rates(plan)
+    largest = max(plan.peak_lr, *(lr for _, lr in sampled))  # a decay of the user's own may exceed the peak
+    for step, lr in sampled:
+        bar = f"{'#' * round(24 * lr / largest):<24}"
         rates.append((f"{step:,}", f"{step / plan.steps_per_epoch:.1f}", f"{lr:.6g}", bar))
     return [
         f"{spec.name}: {spec.model.title}, {counted(spec.data.num_frames, 'frame')}{stacked}",

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from numbers import Real
+from typing import Any
+
+from summit_train.core.errors import UserError
+from summit_train.core.own_parts import OwnPart
 
 LR_FLOOR = 1e-6  # DATE, section 3.4
+_TRIALS = 100  # steps that a decay of the user's own is tried at
 
 
 def peak_learning_rate(base_lr: float, base_batch: int, global_batch: int, rule: str) -> float:
@@ -23,22 +31,32 @@ def peak_learning_rate(base_lr: float, base_batch: int, global_batch: int, rule:
     return base_lr
 
 
+def cosine(progress: float, epoch: float) -> float:
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def polynomial(progress: float, epoch: float, power: float = 2.0) -> float:
+    return math.pow(max(0.0, 1 - progress), power)
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The course of the LR over the updates 0 .. total_steps - 1: a warm-up, then a decay.
 
-    warmup: linear or squared. decay: cosine, linear, polynomial, steps or none. power: of polynomial. milestones: of
-    steps, the updates from which on the LR is another `factor` times lower.
+    warmup: linear or squared. decay: cosine, linear, polynomial, steps, none, or one of the user's own
+    (docs/own_parts.md). power: of polynomial. milestones: of steps, the updates from which on the LR is another
+    `factor` times lower.
     """
 
     peak_lr: float
     total_steps: int
     warmup_steps: float
     warmup: str = "linear"
-    decay: str = "cosine"
+    decay: str | OwnPart = "cosine"
     power: float = 2.0
     milestones: tuple[int, ...] = ()
     factor: float = 0.1
+    steps_per_epoch: int = 1
 
     def learning_rate(self, step: float) -> float:
         """Return the LR of update number `step`, counted from 0.
@@ -55,15 +73,33 @@ class Schedule:
             assert self.warmup == "squared"
             return self.peak_lr * ((step + 1) / self.warmup_steps) ** 2
         after_warmup = max(1, self.total_steps - self.warmup_steps)
-        progress = (step - self.warmup_steps) / after_warmup
+        progress, epoch = (step - self.warmup_steps) / after_warmup, step / self.steps_per_epoch
+        if isinstance(self.decay, OwnPart):
+            factor = self._own(progress, epoch)
+            if isinstance(factor, bool) or not isinstance(factor, Real) or not 0 <= float(factor) < math.inf:
+                raise self.decay.wrong("a finite factor, 0 or more", f"{factor!r:.60} at epoch {epoch:g}")
+            return self.peak_lr * float(factor)
         if self.decay == "none":
             return self.peak_lr
         if self.decay == "cosine":
-            return 0.5 * self.peak_lr * (1 + math.cos(math.pi * progress))
+            return self.peak_lr * cosine(progress, epoch)
         if self.decay == "linear":
             left = (self.total_steps - step - 1) / after_warmup
             return max(self.peak_lr * left, min(LR_FLOOR, self.peak_lr))
         if self.decay == "polynomial":
-            return self.peak_lr * math.pow(max(0.0, 1 - progress), self.power)
+            return self.peak_lr * polynomial(progress, epoch, self.power)
         assert self.decay == "steps"
         return float(self.peak_lr * self.factor ** sum(step >= milestone for milestone in self.milestones))
+
+    @cached_property
+    def _own(self) -> Callable[..., Any]:
+        assert isinstance(self.decay, OwnPart)
+        return self.decay.make("progress", "epoch")
+
+    def check(self) -> None:
+        """Try a decay of the user's own. Raises UserError where it is no function of its input, or returns no LR."""
+        if isinstance(self.decay, OwnPart):
+            steps = [place * (self.total_steps - 1) / _TRIALS for place in range(_TRIALS + 1)]
+            if list(map(self.learning_rate, steps)) != [*map(self.learning_rate, reversed(steps))][::-1]:
+                right = "draw nothing, and keep no state between calls"
+                raise UserError(f"{self.decay.key}: {self.decay.name} must return the same for the same input; {right}")

@@ -279,6 +279,8 @@ def own_parts(spec: Spec, *sections: str) -> list[OwnPart]:
     parts = list[OwnPart]()
     if "loss" in sections and is_foreign(spec.loss.kind):
         parts.append(OwnPart.open("loss.kind", spec.loss.kind, spec.loss.options))
+    if "schedule" in sections:
+        parts += spec.schedule.open_decay()
     if "data" in sections:
         parts += spec.data.open_augment()
     if "evaluate" in sections:

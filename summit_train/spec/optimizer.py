@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from summit_train.core.own_parts import OwnPart
 from summit_train.core.text import counted
-from summit_train.spec.typed import MOST, Count, Positive, Section
+from summit_train.spec.catalog import is_foreign
+from summit_train.spec.typed import MOST, Count, Named, Positive, Section
 
 # What null means: the values of torch and, for LAMB, of its paper.
 _MOMENTUM = {"sgd": 0.9, "rmsprop": 0.0}
@@ -144,14 +146,21 @@ class ScheduleSpec(Section):
     warmup_scaling: Literal["none", "linear"] = "none"
     """linear: warmup_epochs are those at base_batch clips and grow with the global batch, so the number of steps stays
     (LEGW)."""
-    decay: Literal["cosine", "linear", "polynomial", "steps", "none"] = "cosine"
-    """After the warm-up: cosine to 0, linear to 1e-6 (DATE), polynomial to 0 (LARS), steps, or constant."""
+    decay: Annotated[str, Named(("cosine", "linear", "polynomial", "steps", "none"))] = "cosine"
+    """After the warm-up: cosine to 0, linear to 1e-6 (DATE), polynomial to 0 (LARS), steps, or constant. Or a decay of
+    your own, named like a network (model.arch); its code runs."""
+    options: dict[str, Any] = Field(default={})
+    """Keyword arguments of a decay of your own."""
     power: Positive = 2.0
     """polynomial: the LR is the peak times the part of the decay that is left, to this power."""
     milestones: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(max_length=1000)] = ()
     """steps: epochs after which the LR falls."""
     factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """steps: the LR falls to this part of its value."""
+
+    def open_decay(self) -> list[OwnPart]:
+        """Open the decay if it is the user's own. Raises UserError for one without a file."""
+        return [OwnPart.open("schedule.decay", self.decay, self.options)] if is_foreign(self.decay) else []
 
 
 def _period(value: Any) -> Any:
@@ -217,6 +226,8 @@ def solver_problems(
         given = ", ".join(f"{epoch:g}" for epoch in schedule.milestones)
         rising = f"steps needs rising epochs between 0 and {schedule.epochs}, such as [30, 60, 80]"
         yield "schedule.milestones", f"{rising}; got [{given}]"
+    if schedule.options and not is_foreign(schedule.decay):
+        yield "schedule.options", f"must be empty: {schedule.decay} is built in, and has keys of schedule"
     if parallel.method == "averaging" and optimizer.compression != "none":
         yield "optimizer.compression", "averaging sends weights, which it does not round; must be none"
     for name, field in ParallelSpec.model_fields.items():
@@ -253,4 +264,4 @@ def describe_decay(schedule: ScheduleSpec) -> str:
         return f"polynomial, power {schedule.power:g}"
     if schedule.decay == "steps":
         return f"steps, x {schedule.factor:g} after epochs {', '.join(f'{e:g}' for e in schedule.milestones)}"
-    return schedule.decay
+    return ", ".join([schedule.decay, *(f"{name} {value}" for name, value in schedule.options.items())])

@@ -96,7 +96,7 @@ def own_sources(spec: Spec, *, trains: bool = True, decides: bool = False) -> di
     if decides:
         stop = spec.schedule.early_stop
         measures = [(part, name) for part, name in measures if stop is not None and stop.measure == name]
-    parts = [*own_parts(spec, *(("loss", "data") if trains else ())), *(part for part, _ in measures)]
+    parts = [*own_parts(spec, *(("loss", "schedule", "data") if trains else ())), *(part for part, _ in measures)]
     names = [f"{part.key} {Path(part.name).name}" for part in parts]
     numbers = [names[: place + 1].count(name) for place, name in enumerate(names)]
     texts = [name if number == 1 else f"{name} {number}" for name, number in zip(names, numbers, strict=True)]

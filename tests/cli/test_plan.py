@@ -37,6 +37,19 @@ def plan(say: Say) -> Plan:
     return planned
 
 
+def test_the_lr_of_a_decay_of_ones_own_is_drawn(write_spec: WriteSpec, tmp_path: Path, plan: Plan) -> None:
+    """20 steps without a warm-up; the LR doubles to 1.5 times its peak for the second epoch."""
+    (tmp_path / "own.py").write_text("def jump(progress, epoch, to=1): return 0.75 if epoch < 1 else to")
+    spec = write_spec(schedule={"decay": f"{tmp_path}/own.py:jump", "options": {"to": 1.5}, "warmup_epochs": 0})
+    text, values = plan(spec), plan(spec, "--json")
+    assert f"{tmp_path}/own.py:jump, to 1.5\n" in text
+    rows = [line.split() for line in text.splitlines() if line.rstrip().endswith("#")]
+    assert [(float(row[2]), len(row[3])) for row in rows] == [(0.00375, 12)] * 4 + [(0.0075, 24)] * 5
+    assert values["decay"] | {"digest": ""} == {
+        "key": "schedule.decay", "name": f"{tmp_path}/own.py:jump", "options": {"to": 1.5}, "digest": "",
+    }  # fmt: skip
+
+
 COMMANDS = (["plan"], ["submit", "--site", "slurm_generic", "--nodes", "1", "--dry-run"], ["train"])
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from summit_train.core.errors import UserError
+from summit_train.core.own_parts import OwnPart
 from summit_train.optim.schedule import Schedule, peak_learning_rate
 
 
@@ -83,3 +87,86 @@ def test_the_worked_example_of_date(iteration: int) -> None:
     assert rate == pytest.approx(ALGORITHM_1[iteration], rel=3e-7)
     rate = Schedule(PEAK, 220, in_steps, decay="linear").learning_rate(iteration - 1)
     assert rate == pytest.approx(IN_STEPS.get(iteration, ALGORITHM_1[iteration]), rel=3e-7)
+
+
+DECAYS = """
+import random
+
+def by_epoch(progress, epoch, shares=(1, 0.5, 0.25)):
+    return shares[int(epoch)]
+
+def by_progress(progress, epoch):
+    return 2 - progress
+
+class Counts:
+    calls = 0
+    def __call__(self, progress, epoch):
+        self.calls += 1
+        return 1 / self.calls
+
+def random_one(progress, epoch):
+    return random.random()
+
+def negative(progress, epoch):
+    return 0.5 - progress
+
+def infinite(progress, epoch):
+    return float("inf")
+
+def unknown(progress, epoch):
+    return float("nan")
+
+def text(progress, epoch):
+    return "1"
+
+def flag(progress, epoch):
+    return True
+
+def alone(progress):
+    return 1
+"""
+
+
+def _own(folder: Path, name: str, **options: object) -> OwnPart:
+    (folder / "decays.py").write_text(DECAYS)
+    return OwnPart.open("schedule.decay", f"{folder}/decays.py:{name}", options)
+
+
+def test_a_decay_of_the_users_own_by_hand(tmp_path: Path) -> None:
+    """Six updates, two an epoch, and one or two of them warm-up."""
+    own = Schedule(0.8, 6, 1, decay=_own(tmp_path, "by_epoch"), steps_per_epoch=2)
+    own.check()
+    assert _rates(own) == pytest.approx([0.8, 0.8, 0.4, 0.4, 0.2, 0.2], rel=1e-14)
+    assert own.learning_rate(3.9) == 0.4  # a grown batch has steps in between
+    other = replace(own, decay=_own(tmp_path, "by_epoch", shares=(1, 0, 1)))
+    assert _rates(other) == pytest.approx([0.8, 0.8, 0, 0, 0.8, 0.8], rel=1e-14)
+    above = replace(own, warmup_steps=2, decay=_own(tmp_path, "by_progress"))
+    assert _rates(above) == pytest.approx([0.4, 0.8, 1.6, 1.4, 1.2, 1.0], rel=1e-14)
+
+
+@pytest.mark.parametrize("name", ["cosine", "polynomial"])
+def test_a_built_in_decay_is_reached_by_the_same_door(name: str) -> None:
+    part = OwnPart.open("schedule.decay", f"summit_train.optim.schedule:{name}", {})
+    own = Schedule(0.3, 40, 4, decay=part, steps_per_epoch=10)
+    own.check()
+    assert _rates(own) == _rates(replace(own, decay=name))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Counts", "Counts must return the same for the same input; draw nothing, and keep no state between calls"),
+        ("random_one", "random_one must return the same for the same input"),
+        ("negative", r"negative must return a finite factor, 0 or more, got -0\.\d+ at epoch 1\.\d+"),
+        ("infinite", "infinite must return a finite factor, 0 or more, got inf at epoch 0"),
+        ("unknown", "unknown must return a finite factor, 0 or more, got nan at epoch 0"),
+        ("text", "text must return a finite factor, 0 or more, got '1' at epoch 0"),
+        ("flag", "flag must return a finite factor, 0 or more, got True at epoch 0"),
+        ("alone", r"alone\(progress\) must take progress, epoch: too many positional arguments"),
+        ("none", "must have a class or function none, found none"),
+    ],
+)
+def test_a_decay_that_gives_no_rate_is_refused_at_once(tmp_path: Path, name: str, message: str) -> None:
+    with pytest.raises(UserError, match=rf"^schedule\.decay: .*{message}") as raised:
+        Schedule(1.0, 6, 0, decay=_own(tmp_path, name), steps_per_epoch=2).check()
+    assert "\n" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""A loss, an augmentation and a measure of the user's own keep the promises: the example of docs/own_parts.md, trained.
+"""Parts of the user's own keep the promises: the loss, augmentation, measure and decay of docs/own_parts.md, trained.
 
 The measure decides which checkpoint is the best one.
 """
@@ -58,6 +58,7 @@ def trained(motion_set: Path, eight_videos: dict[str, str], tmp_path_factory: py
     own, write = _sections(folder), spec_writer(motion_set, folder)
     data = eight_videos | own.pop("data")
     own["evaluate"] |= {"every_epochs": 1, "last_checkpoints": 2}
+    own["schedule"]["warmup_epochs"] = 0
     for ranks in RANKS:
         name, workers = f"on_{ranks}", {"workers": int(ranks == 2)}
         train(ranks, write(name, data=data | workers, precision="fp64", **own))
@@ -67,6 +68,9 @@ def trained(motion_set: Path, eight_videos: dict[str, str], tmp_path_factory: py
 def test_the_ranks_agree_and_a_killed_run_resumes_to_the_bit(trained: Path) -> None:
     states = {ranks: final_state(trained / f"runs/on_{ranks}") for ranks in RANKS}
     assert states[1]["step"] == 2
+    for ranks in RANKS:  # half of the decay is done before the second step: (1 - 0.5) / (1 - 0.4)
+        first, second = (record["lr"] for record in records(trained / f"runs/on_{ranks}", "step"))
+        assert first == 0.005 and second == pytest.approx(first * 5 / 6, rel=1e-12)
     evals = {ranks: records(trained / f"runs/on_{ranks}", "eval") for ranks in RANKS}
     for ranks in (1, 2):
         assert difference(states[ranks], states[3]) <= 1e-12
@@ -80,10 +84,14 @@ def test_the_ranks_agree_and_a_killed_run_resumes_to_the_bit(trained: Path) -> N
 
 
 def test_each_part_is_in_what_was_compared(trained: Path) -> None:
-    """Other options of the loss and of the augmentation give other weights."""
+    """Other options of the loss, the augmentation and the decay give other weights."""
     mine = final_state(trained / "runs/on_1")
     augment = f"[scale_jitter,{{kind: {trained}/parts.py:dim, options: {{most: 0.9}}}}]"
-    for name, word in (("sharper", "loss.options.gamma=5"), ("darker", f"data.augment={augment}")):
+    for name, word in (
+        ("sharper", "loss.options.gamma=5"),
+        ("darker", f"data.augment={augment}"),
+        ("lower", "schedule.options.until=0.1"),
+    ):
         train(0, trained / "on_1.yaml", f"name={name}", word)
         assert difference(final_state(trained / f"runs/{name}"), mine) > 1e-6
 
@@ -115,7 +123,7 @@ def test_a_changed_file_is_another_experiment(trained: Path, capsys: pytest.Capt
     try:
         (trained / "parts.py").write_text(CODE + "\n")
         line = refused(main_said(capsys, "train", trained / "on_1.yaml"))
-        for key in ("loss.kind parts.py:Focal", "data.augment parts.py:dim"):
+        for key in ("loss.kind parts.py:Focal", "data.augment parts.py:dim", "schedule.decay parts.py:hold"):
             assert f"{key} (SHA-256): the checkpoint has '{state['experiment'][f'{key} (SHA-256)']}'" in line
         assert "evaluate.measures" not in line  # it decides nothing of the training
         # The scores do not depend on it.
