@@ -1,7 +1,9 @@
 """Sphinx: `make docs` builds these pages, plain Markdown, as a site."""
 
 project = "summit_train"
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+autodoc_member_order = "bysource"
+default_role = "code"  # in docstrings, as in Markdown
 html_theme = "furo"
 html_title = "summit_train"
 highlight_language = "none"  # Blocks that name no language are commands with their output.

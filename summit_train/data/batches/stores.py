@@ -14,7 +14,7 @@ from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.packed.read import ShardStore, staged_folder
 from summit_train.data.video.augment import mirrored_x
-from summit_train.data.video.clips import Choose, Decoded, ViewsOf, holds_flow
+from summit_train.data.video.clips import Choose, Decoded, Frames, ViewsOf, holds_flow, read_array_views
 from summit_train.data.video.decode import Playback
 from summit_train.data.video.source import RAISE_SECONDS, Limits
 from summit_train.spec import DataSpec
@@ -72,6 +72,17 @@ class FlowStore:
                 mirrored[:] = mirrored_x(mirrored)
         stacked = np.ascontiguousarray(np.moveaxis(frames, 2, -1))
         return Decoded(stacked, self._num_starts(read.num_frames), read.size)
+
+
+@dataclass(frozen=True)
+class ArrayStore:
+    """One video in memory: RGB frames, uint8 (F, height, width, 3) (see Store)."""
+
+    manifest: Manifest
+    frames: Frames
+
+    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf, playback: Playback | None = None) -> Decoded:
+        return read_array_views(self.frames, choose, views_of)
 
 
 def open_store(data: DataSpec, manifest: Manifest) -> Store:

@@ -101,6 +101,15 @@ def read_picture_views(
     return Decoded(_clip_by_clip(chosen, pictures), num_frames, render.size)
 
 
+def read_array_views(frames: Frames, choose: Choose, views_of: ViewsOf) -> Decoded:
+    """Read clips as `read_views` does, from RGB frames in memory, uint8 (F, height, width, 3)."""
+    (chosen, wanted), render = _chosen(choose, len(frames)), Renderer(views_of)
+    pictures = dict[int, list[Frames]]()
+    for number in wanted:
+        pictures[number] = render(VideoFrame.from_ndarray(np.ascontiguousarray(frames[number]), "rgb24"))
+    return Decoded(_clip_by_clip(chosen, pictures), len(frames), render.size)
+
+
 def _chosen(choose: Choose, num_frames: int) -> tuple[NDArray[np.int64], frozenset[int]]:
     """Return the numbers of the chosen frames (K, T), and each of them once."""
     chosen = np.asarray(choose(num_frames))
