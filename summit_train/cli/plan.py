@@ -189,11 +189,9 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     beside = "; written alongside the steps from a copy in rank 0's memory" if spec.checkpoint.background else ""
     workers, held = spec.data.workers, f"{plan.clip_bytes_per_rank / 1e6:,.1f} MB in memory at once"
     bn_batch = f"{counted(plan.clips_per_gpu, 'clip')} x {spec.data.num_frames} frames of one virtual GPU"
-    stop = spec.schedule.early_stop
-    most, early = (
-        ("", "") if stop is None else ("at most ", f"; stops after {counted(stop.epochs, 'epoch')} without a ")
-    )
-    early += "" if stop is None else f"better {stop.measure}"
+    most, early = "", ""
+    if (stop := spec.schedule.early_stop) is not None:
+        most, early = "at most ", f"; stops after {counted(stop.epochs, 'epoch')} without a better {stop.measure}"
     fewer, more = divmod(plan.virtual_gpus, plan.ranks)
     shares = [f"{counted(n, 'rank')} x {each:,}" for n, each in ((plan.ranks - more, fewer), (more, fewer + 1)) if n]
     return [

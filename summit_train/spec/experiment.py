@@ -359,10 +359,8 @@ def _foreign_problems(spec: Spec) -> Iterator[tuple[str, str]]:
         if getattr(loss, key) != (default := LossSpec.model_fields[key].default):
             right = "only built-in losses read it; use loss.options instead"
             why = right if is_foreign(loss.kind) else f"{loss.kind} is built in, and has keys of loss"
-            yield (
-                f"loss.{key}",
-                f"must be {'null' if default is None else 'empty' if default == {} else default}: {why}",
-            )
+            usual = {"class_weights": "null", "options": "empty"}.get(key, default)
+            yield f"loss.{key}", f"must be {usual}: {why}"
     if not is_foreign(model.arch):
         if model.options:
             yield "model.options", f"must be empty: {model.arch} is built in, and its options are keys of model"

@@ -147,10 +147,10 @@ class ScheduleSpec(Section):
     """linear: warmup_epochs are those at base_batch clips and grow with the global batch, so the number of steps stays
     (LEGW)."""
     decay: Annotated[str, Named(("cosine", "linear", "polynomial", "steps", "none"))] = "cosine"
-    """After the warm-up: cosine to 0, linear to 1e-6 (DATE), polynomial to 0 (LARS), steps, or constant. Or a decay of
-    your own, named like a network (model.arch); its code runs."""
+    """After the warm-up: cosine to 0, linear to 1e-6 (DATE), polynomial to 0 (LARS), steps, or constant. Or your
+    own, named like a network (model.arch); its code runs."""
     options: dict[str, Any] = Field(default={})
-    """Keyword arguments of a decay of your own."""
+    """Keyword arguments of your own decay."""
     power: Positive = 2.0
     """polynomial: the LR is the peak times the part of the decay that is left, to this power."""
     milestones: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(max_length=1000)] = ()
