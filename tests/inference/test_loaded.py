@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,14 @@ def test_what_is_loaded(trained_run: Path, tmp_path: Path) -> None:
     checkpoint_path(run, 20).write_text("torn")
     with pytest.warns(UserWarning, match=r"passed over: .*step_00000020\.pt"):
         assert summit_train.load(run).step == 10
+
+
+def test_an_array_is_no_flow(trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = summit_train.load(trained_run)
+    spec = loaded.spec.model_copy(update={"data": loaded.spec.data.model_copy(update={"modality": "flow"})})
+    monkeypatch.setattr(loaded, "_trained", replace(loaded._trained, spec=spec))
+    with pytest.raises(UserError, match="its network sees optical flow, not RGB frames"):
+        loaded.preprocess(np.zeros((4, 32, 32, 3), np.uint8))
 
 
 def test_what_is_refused_in_one_line(loaded: Loaded, trained_run: Path, motion_set: Path, tmp_path: Path) -> None:
