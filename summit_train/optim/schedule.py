@@ -9,7 +9,6 @@ from functools import cached_property
 from numbers import Real
 from typing import Any
 
-from summit_train.core.errors import UserError
 from summit_train.core.own_parts import OwnPart
 
 LR_FLOOR = 1e-6  # DATE, section 3.4
@@ -102,4 +101,4 @@ class Schedule:
             steps = [place * (self.total_steps - 1) / _TRIALS for place in range(_TRIALS + 1)]
             if list(map(self.learning_rate, steps)) != [*map(self.learning_rate, reversed(steps))][::-1]:
                 right = "draw nothing, and keep no state between calls"
-                raise UserError(f"{self.decay.key}: {self.decay.name} must return the same for the same input; {right}")
+                raise self.decay.wrong("the same for the same input", f"other factors; {right}")

@@ -352,18 +352,17 @@ def _task_problems(spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 def _foreign_problems(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Yield keys that are not read: built-in ones by a network or loss of the user's, `options` by one built in."""
+    """Yield keys that are not read: built-in ones by a part of the user's own, `options` by one built in."""
     model, loss = spec.model, spec.loss
-    others = ("label_smoothing", "class_weights") if is_foreign(loss.kind) else ("options", "like")
-    for key in others:
-        if getattr(loss, key) != (default := LossSpec.model_fields[key].default):
-            right = "only built-in losses read it; use loss.options instead"
-            why = right if is_foreign(loss.kind) else f"{loss.kind} is built in, and has keys of loss"
-            usual = {"class_weights": "null", "options": "empty"}.get(key, default)
-            yield f"loss.{key}", f"must be {usual}: {why}"
+    for section, name in (("model", model.arch), ("loss", loss.kind), ("schedule", spec.schedule.decay)):
+        if not is_foreign(name) and getattr(spec, section).options:
+            yield f"{section}.options", f"must be empty: {name} is built in, and its options are keys of {section}"
+    if not is_foreign(loss.kind) and loss.like != "softmax":
+        yield "loss.like", f"must be softmax: {loss.kind} is built in"
+    for key, usual in (("label_smoothing", "0.0"), ("class_weights", "null")):
+        if is_foreign(loss.kind) and getattr(loss, key):
+            yield f"loss.{key}", f"must be {usual}: only built-in losses read it; use loss.options instead"
     if not is_foreign(model.arch):
-        if model.options:
-            yield "model.options", f"must be empty: {model.arch} is built in, and its options are keys of model"
         return
     for key in ("width", "dropout", "shift_fraction", "shift_place", "shift_direction", "freeze_trunk"):
         if getattr(model, key) != (default := ModelSpec.model_fields[key].default):

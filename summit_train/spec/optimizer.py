@@ -226,8 +226,6 @@ def solver_problems(
         given = ", ".join(f"{epoch:g}" for epoch in schedule.milestones)
         rising = f"steps needs rising epochs between 0 and {schedule.epochs}, such as [30, 60, 80]"
         yield "schedule.milestones", f"{rising}; got [{given}]"
-    if schedule.options and not is_foreign(schedule.decay):
-        yield "schedule.options", f"must be empty: {schedule.decay} is built in, and has keys of schedule"
     if parallel.method == "averaging" and optimizer.compression != "none":
         yield "optimizer.compression", "averaging sends weights, which it does not round; must be none"
     for name, field in ParallelSpec.model_fields.items():

@@ -155,7 +155,10 @@ def test_a_built_in_decay_is_reached_by_the_same_door(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Counts", "Counts must return the same for the same input; draw nothing, and keep no state between calls"),
+        (
+            "Counts",
+            "Counts must return the same for the same input, got other factors; draw nothing, and keep no state",
+        ),
         ("random_one", "random_one must return the same for the same input"),
         ("negative", r"negative must return a finite factor, 0 or more, got -0\.\d+ at epoch 1\.\d+"),
         ("infinite", "infinite must return a finite factor, 0 or more, got inf at epoch 0"),

@@ -124,7 +124,7 @@ def test_a_mistake_is_placed_and_the_right_value_is_told(
          "lamb includes a trust ratio; take lars over another solver, or null"),
         ("schedule.decay=steps", "schedule.milestones", "steps needs rising epochs between 0 and 100, such as"),
         ("schedule.decay=cosinus", "schedule.decay", "did you mean cosine? valid: cosine, linear, polynomial, steps"),
-        ("schedule.options.power=3", "schedule.options", "must be empty: cosine is built in, and has keys of schedule"),
+        ("schedule.options.power=3", "schedule.options", "must be empty: cosine is built in, and its options are keys"),
         ("schedule.decay=steps schedule.milestones=[30,30]", "schedule.milestones", "got [30, 30]"),
         ("schedule.decay=steps schedule.milestones=[0,30]", "schedule.milestones", "got [0, 30]"),
         ("schedule.decay=steps schedule.milestones=[30,100]", "schedule.milestones", "got [30, 100]"),
