@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+from summit_train.core.count import Count
 from summit_train.core.errors import UserError
 from summit_train.core.text import counted
+from summit_train.counts import count_network
 from summit_train.data.batches.order import PREFETCHED_PER_WORKER, Order, virtual_gpus_of
-from summit_train.models.count import Count
-from summit_train.models.network import count_network
 from summit_train.optim.schedule import Schedule, peak_learning_rate
 from summit_train.spec import Spec
 from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from summit_train.models.count import Count
+from summit_train.core.count import Count
 from summit_train.models.network import count_model
 from summit_train.spec import ModelSpec
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from summit_train.core.saved import Bound, checkpoint_path, load_checkpoint
+from summit_train.core.checkpoints import checkpoint_path
+from summit_train.core.saved import Bound, load_checkpoint
 from summit_train.training.checkpoint import save_checkpoint
 
 LARGE: Bound = lambda path, content: 1 << 40  # noqa: E731

@@ -13,10 +13,10 @@ import torch
 
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
+from summit_train.core.count import Count
 from summit_train.core.device import choose_device
 from summit_train.core.result import tell
 from summit_train.core.session import session
-from summit_train.models.count import Count
 
 K = TypeVar("K")
 T = TypeVar("T")

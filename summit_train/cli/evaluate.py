@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
+from summit_train.core.checkpoints import CheckpointError, best_checkpoint
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.device import choose_device
 from summit_train.core.errors import UserError
 from summit_train.core.files import figure_path, read_file, write_json
 from summit_train.core.progress import watched
 from summit_train.core.result import Result, TextTable, tell
-from summit_train.core.saved import CheckpointError, best_checkpoint, peek
+from summit_train.core.saved import peek
 from summit_train.core.session import session
 from summit_train.core.tested import warn_untested
 from summit_train.core.text import counted, from_json, percent

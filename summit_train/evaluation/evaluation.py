@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from summit_train.core.checkpoints import digest_path
 from summit_train.core.files import read_file, write_json
-from summit_train.core.saved import bound_of, digest_path, give_weights, in_memory, load_checkpoint
+from summit_train.core.saved import bound_of, give_weights, in_memory, load_checkpoint
 from summit_train.core.watch import Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.reading import check_same_classes

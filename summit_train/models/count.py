@@ -1,11 +1,10 @@
-"""What a network costs on one clip, counted on the network itself: shapes without numbers, on torch's meta device."""
+"""Count a network on itself: shapes without numbers, on torch's meta device."""
 
 from __future__ import annotations
 
 import copy
-import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,77 +13,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
+from summit_train.core.count import Count, Layer
 from summit_train.models.video import VideoNetwork
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A convolution or linear layer, with the parameters of what follows it, such as normalisations.
-
-    `product` is the layer as a matrix product: (rows, inner, columns).
-    """
-
-    name: str
-    parameters: int
-    product: tuple[int, int, int]
-
-    @property
-    def multiply_adds(self) -> int:
-        return math.prod(self.product)
-
-
-@dataclass(frozen=True)
-class Count:
-    """One network on one clip of (T, H, W) pixels, forward.
-
-    `layers` are in the order in which they run. `stages` maps the paper's names to T there (Table 2). `kept_elements`
-    are the floats that a forward pass keeps for the backward pass, each tensor once, without statistics per channel and
-    dropout; `index_elements` are 64-bit positions, which max pools keep. With recomputed blocks only
-    `outside_elements`, those outside the blocks and the blocks' inputs, stay all the time, and `largest_block_elements`
-    while that block is computed again. has_bn: whether a layer normalises batches. note: on the count, for people.
-    """
-
-    clip: tuple[int, int, int]
-    parameters: int
-    trained_parameters: int
-    multiply_adds: int
-    input_bytes: int
-    layers: tuple[Layer, ...]
-    stages: dict[str, int]
-    kept_elements: int
-    index_elements: int
-    outside_elements: int
-    largest_block_elements: int
-    has_bn: bool
-    note: str = ""
-
-    @property
-    def gradient_bytes(self) -> int:
-        """Return what one rank gives to the allreduce of a step, in fp32."""
-        return 4 * self.trained_parameters
-
-    @property
-    def compute_io(self) -> float:
-        """Multiply-adds for each input element (the paper's Table 1)."""
-        return self.multiply_adds / self.input_bytes
-
-    def activation_bytes(self, bytes_per_element: int = 4, recompute: bool = False) -> int:
-        """Return the most memory that one clip's activations hold between forward and backward pass."""
-        elements = self.outside_elements + self.largest_block_elements if recompute else self.kept_elements
-        return bytes_per_element * elements + 8 * self.index_elements
-
-    def values(self) -> dict[str, Any]:
-        """Return the object that `summit-train model --json` prints."""
-        return {
-            "parameters": self.parameters,
-            "trained_parameters": self.trained_parameters,
-            "multiply_adds": self.multiply_adds,
-            "input_bytes": self.input_bytes,
-            "frames": self.clip[0],
-            "stages": dict(self.stages),
-            "compute_io": self.compute_io,
-            "gradient_bytes": self.gradient_bytes,
-        }
 
 
 def count(model: VideoNetwork, height: int, width: int | None = None, device: str = "meta") -> Count:

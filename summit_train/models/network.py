@@ -15,12 +15,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from summit_train.core import rng
+from summit_train.core.count import Count
 from summit_train.core.errors import UserError
 from summit_train.core.machine import processor_digest
 from summit_train.models import VideoNetwork
 from summit_train.models.build import network_of
 from summit_train.models.by_name import freeze_by_name, frozen_until, lr_factors
-from summit_train.models.count import Count, count
+from summit_train.models.count import count
 from summit_train.models.fast import accelerate, execution
 from summit_train.models.online import cache_shapes
 from summit_train.models.precision import parameter_type

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from summit_train.core.checkpoints import find_checkpoints
 from summit_train.core.errors import UserError
-from summit_train.core.saved import bound_of, check_digest, find_checkpoints, load_newest, load_saved
+from summit_train.core.saved import bound_of, check_digest, load_newest, load_saved
 from summit_train.models.names import is_mmactions_resnet, our_names
 from summit_train.models.non_local import NonLocal
 from summit_train.models.shift import num_shifted_channels, shift_step

@@ -3,7 +3,7 @@
 The ring and the tree are those of NCCL's own tuning model (NCCL source, src/graph/tuning.cc, ncclTopoTuneModel): a
 number of hops times their latency, plus bytes over bandwidth. S bytes, p = N * g ranks on N nodes of g each.
 
-`overlap` puts allreduces under the backward pass: in the buckets of `training.exchange`, one after the other, each at
+`overlap` puts allreduces under the backward pass: in the buckets of `training.buckets`, one after the other, each at
 the next of Horovod's cycles. The published runs' machine packs as Horovod does by default (docs/tensor-fusion.rst,
 operations.cc): every cycle the gradients that are ready go into fusion buffers, in their order.
 """
@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from summit_train.core.count import Count
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.models.count import Count
 from summit_train.scaling.machines import Link, Network
-from summit_train.training.exchange import bucket_counts
+from summit_train.training.buckets import bucket_counts
 
 # NCCL takes a tree's bandwidth as 0.92 of the ring's (tuning.cc, "Various model refinements").
 TREE_EFFICIENCY = 0.92

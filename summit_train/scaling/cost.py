@@ -23,7 +23,7 @@ from functools import partial
 from statistics import NormalDist
 
 from summit_train.core.errors import UserError
-from summit_train.models.network import count_model, count_network
+from summit_train.counts import count_model, count_network
 from summit_train.plan import averaged_elements, averages_per_epoch
 from summit_train.scaling.collectives import BACKWARD_SHARE, allreduce_seconds, layer_gradients, overlap
 from summit_train.scaling.machines import RATE_KEYS, Machine, find_rate

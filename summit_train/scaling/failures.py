@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from summit_train.models.network import count_network
+from summit_train.counts import count_network
 from summit_train.plan import checkpoint_bytes
 from summit_train.scaling.cost import Forecast, ScaledJob
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from summit_train.core.errors import UserError
-from summit_train.models.network import count_network
+from summit_train.counts import count_network
 from summit_train.spec import ArchName, Spec
 from summit_train.spec.catalog import Backbone, NonLocal
 from summit_train.spec.source import read_kind, shipped_names

@@ -28,8 +28,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from summit_train.core.checkpoints import learner_path
 from summit_train.core.comm import World
-from summit_train.core.saved import bound_of, check_fit, give_weights, in_memory, learner_path, load_checkpoint
+from summit_train.core.saved import bound_of, check_fit, give_weights, in_memory, load_checkpoint
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models.by_name import freeze_by_name
 from summit_train.models.video import trained_norms

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from summit_train.core.checkpoints import best_path, checkpoint_path
 from summit_train.core.files import write_json
-from summit_train.core.saved import best_path, checkpoint_path
 from summit_train.spec import Spec, own_parts
 from summit_train.spec.optimizer import EarlyStopSpec, FreezeSpec
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
+from summit_train.core.checkpoints import CheckpointError, digest_path, find_checkpoints, step_of
 from summit_train.core.errors import RunFailed
 from summit_train.core.files import read_file, replacing, write_text
-from summit_train.core.saved import CheckpointError, check_fit, digest_path, find_checkpoints, peek, step_of
+from summit_train.core.saved import check_fit, peek
 from summit_train.core.text import from_json
 from summit_train.optim.solvers import kept_state
 from summit_train.spec import Spec

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,12 +19,8 @@ from torch.utils.hooks import RemovableHandle
 
 from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed
+from summit_train.training.buckets import BUCKET_BYTES, bucket_counts
 from summit_train.training.stopwatch import UNTIMED, Stopwatch
-
-# A larger message uses a network better. The last one is small, as it starts when the backward pass has ended: all of
-# it is waited for.
-BUCKET_BYTES = 25 * 2**20
-LAST_BUCKET_BYTES = 2**20
 
 
 @dataclass
@@ -45,22 +41,6 @@ class Bucket:
     @property
     def is_full(self) -> bool:
         return not self.missing and not self.repeats
-
-
-def bucket_counts(sizes: Sequence[int]) -> list[int]:
-    """Return how many gradients of these sizes in bytes each bucket holds, in their order.
-
-    A bucket has at most BUCKET_BYTES, the last one LAST_BUCKET_BYTES, or one larger gradient.
-    """
-    counts, filled = list[int](), 0
-    for size in reversed(sizes):
-        bound = LAST_BUCKET_BYTES if len(counts) <= 1 else BUCKET_BYTES
-        if not counts or filled + size > bound:
-            counts.append(0)
-            filled = 0
-        counts[-1] += 1
-        filled += size
-    return counts[::-1]
 
 
 def split_buckets(parameters: Iterable[nn.Parameter]) -> list[Bucket]:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from summit_train.core.checkpoints import CheckpointError
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
-from summit_train.core.saved import CheckLearners, CheckpointError, bound_of, check_learners, load_newest
+from summit_train.core.saved import CheckLearners, bound_of, check_learners, load_newest
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.models import VideoNetwork

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from summit_train.core.checkpoints import checkpoint_path
 from summit_train.core.comm import World
 from summit_train.core.machine import raise_open_files, rank_cpus
 from summit_train.core.run_lock import RunLock
-from summit_train.core.saved import check_fit, checkpoint_path, give_weights, in_memory
+from summit_train.core.saved import check_fit, give_weights, in_memory
 from summit_train.core.text import counted
 from summit_train.core.watch import Watchdog
 from summit_train.data.bad_clips import BadClips

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from summit_train.cli.evaluate import _changed_keys, _result_folder
-from summit_train.core.saved import checkpoint_path
+from summit_train.core.checkpoints import checkpoint_path
 from summit_train.spec import dump_spec, load_spec
 from summit_train.training.checkpoint import save_checkpoint
 from tests.detectors import detector_spec

@@ -12,17 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from summit_train.core.checkpoints import CheckpointError, checkpoint_path, digest_path
 from summit_train.core.errors import UserError
-from summit_train.core.saved import (
-    CheckpointError,
-    bound_of,
-    check_fit,
-    checkpoint_path,
-    digest_path,
-    in_memory,
-    load_newest,
-    load_saved,
-)
+from summit_train.core.saved import bound_of, check_fit, in_memory, load_newest, load_saved
 from summit_train.training.checkpoint import save_checkpoint
 from tests.runs import LARGE, load_any, small_checkpoints
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from summit_train.core.count import Count
 from summit_train.models import VideoNetwork, build_model
-from summit_train.models.count import Count, count
+from summit_train.models.count import count
 from summit_train.models.fast import accelerate
 from summit_train.spec.catalog import ARCHITECTURES, BACKBONES
 

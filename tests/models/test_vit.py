@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+from summit_train.core.count import Count
 from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork, build_model
-from summit_train.models.count import Count, count
+from summit_train.models.count import count
 from summit_train.models.network import recompute_blocks
 from summit_train.models.shift import temporal_shift
 from summit_train.models.video import freeze_trunk

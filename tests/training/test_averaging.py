@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from summit_train.core.checkpoints import CheckpointError, checkpoint_path, learner_path
 from summit_train.core.comm import World
-from summit_train.core.saved import CheckpointError, bound_of, checkpoint_path, learner_path, load_checkpoint
+from summit_train.core.saved import bound_of, load_checkpoint
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.spec.optimizer import ParallelSpec
 from summit_train.training.averaging import AveragingStep

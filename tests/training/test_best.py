@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from summit_train.core.checkpoints import best_checkpoint, best_path, checkpoint_path, find_checkpoints, step_of
 from summit_train.core.comm import World
-from summit_train.core.saved import best_checkpoint, best_path, checkpoint_path, find_checkpoints, step_of
 from summit_train.models.network import initial_network
 from summit_train.spec import CheckpointSpec, Spec, load_spec, smallest_spec
 from summit_train.training.best import Best

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from summit_train.core.checkpoints import checkpoint_path, digest_path, find_checkpoints, learner_path, step_of
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.saved import checkpoint_path, digest_path, find_checkpoints, learner_path, load_newest, step_of
+from summit_train.core.saved import load_newest
 from summit_train.optim.solvers import build_solver
 from summit_train.spec import CheckpointSpec, Spec, smallest_spec
 from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from summit_train.core.checkpoints import find_checkpoints, step_of
 from summit_train.core.errors import UserError
-from summit_train.core.saved import find_checkpoints, step_of
 from summit_train.report.records import RunRecord
 from summit_train.report.tables import notes_of
 from summit_train.spec import load_spec

@@ -11,12 +11,10 @@ from torch.utils.checkpoint import checkpoint
 
 from summit_train.core.comm import BACKENDS, World, open_world
 from summit_train.core.errors import RunFailed
+from summit_train.training.buckets import BUCKET_BYTES, LAST_BUCKET_BYTES, bucket_counts
 from summit_train.training.exchange import (
-    BUCKET_BYTES,
-    LAST_BUCKET_BYTES,
     Exchange,
     average,
-    bucket_counts,
     split_buckets,
 )
 from tests.worlds import joined, needs_ranks
@@ -77,8 +75,8 @@ class _TwoWays(nn.Module):
 @pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """One parameter of one number a bucket."""
-    monkeypatch.setattr("summit_train.training.exchange.LAST_BUCKET_BYTES", 4)
-    monkeypatch.setattr("summit_train.training.exchange.BUCKET_BYTES", 4)
+    monkeypatch.setattr("summit_train.training.buckets.LAST_BUCKET_BYTES", 4)
+    monkeypatch.setattr("summit_train.training.buckets.BUCKET_BYTES", 4)
 
 
 @pytest.mark.usefixtures("small_buckets")

@@ -13,8 +13,8 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from summit_train.core.checkpoints import checkpoint_path, learner_path
 from summit_train.core.comm import World, open_world
-from summit_train.core.saved import checkpoint_path, learner_path
 from summit_train.data.batches.loader import BadClip, MicroBatch
 from summit_train.models.network import initial_network
 from summit_train.plan import make_plan

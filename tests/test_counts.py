@@ -1,0 +1,117 @@
+"""Counts of networks: kept once, read without torch, made anew when anything that they depend on has changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from summit_train import counts
+from summit_train.counts import count_model, count_network
+from summit_train.models import network
+from summit_train.spec import ModelSpec, Spec, load_spec
+
+SHIPPED = "shipped:motion/tsm"
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    counts._read.cache_clear()
+    return tmp_path / "summit_train" / "counts"
+
+
+def spec_with(*overrides: str) -> Spec:
+    return load_spec(SHIPPED, overrides)
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("counted again")
+
+
+def test_a_kept_count_is_the_fresh_one_to_the_last_layer(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_with()
+    fresh = network.count_network(spec)
+    assert count_network(spec) == fresh and len(fresh.layers) > 10
+    monkeypatch.setattr(network, "count_network", refuse)
+    counts._read.cache_clear()
+    assert count_network(spec) == fresh  # Count is compared field by field
+    assert count_network(spec_with("seed=7", "scale.clips_per_gpu=3", "optimizer.base_lr=0.5")) == fresh
+    assert len(list(cache_folder.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "model.width=0.5",
+        "data.crop=48",
+        "data.num_frames=4",
+        "execution.compile=true",
+        "optimizer.freeze=[conv1]",
+        "optimizer.lr_factors={conv1: 0.5}",
+    ],
+)
+def test_a_key_that_a_count_depends_on_has_a_count_of_its_own(override: str) -> None:
+    spec = spec_with(override)
+    count_network(spec_with())
+    assert count_network(spec) == network.count_network(spec)
+
+
+def test_changed_code_and_a_damaged_file_are_counted_again(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_with()
+    fresh = count_network(spec)
+    [file] = cache_folder.iterdir()
+    whole = file.read_bytes()
+    for damage in (b"", b"{}", whole[:-9], whole.replace(b'"parameters": ', b'"parameters": "')):
+        file.write_bytes(damage)
+        counts._read.cache_clear()
+        assert count_network(spec) == fresh
+        assert file.read_bytes() == whole
+    monkeypatch.setattr(counts, "_code", lambda: "other")
+    monkeypatch.setattr(network, "count_network", refuse)
+    with pytest.raises(AssertionError, match="counted again"):
+        count_network(spec)
+
+
+def test_a_model_at_another_size_is_kept_as_a_network_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ModelSpec(arch="tsm", backbone="resnet18", num_classes=4, width=0.25)
+    fresh = count_model(model, (8, 32, 40, 3))
+    assert fresh.clip == (8, 32, 40)
+    monkeypatch.setattr(network, "count_model", refuse)
+    counts._read.cache_clear()
+    assert count_model(model, (8, 32, 40, 3)) == fresh
+    with pytest.raises(AssertionError, match="counted again"):
+        count_model(model, (8, 40, 32, 3))
+
+
+def test_an_own_network_is_counted_each_time(tmp_path: Path, cache_folder: Path) -> None:
+    source = tmp_path / "net.py"
+    source.write_text(
+        "from torch import nn\n"
+        "def net(num_classes, num_frames):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(num_frames * 3 * 56 * 56, num_classes))\n"
+    )
+    spec = spec_with(f"model.arch={source}:net", "model.backbone=null", "model.width=1", "evaluate.short_side=56")
+    assert count_network(spec).parameters == 8 * 3 * 56 * 56 * 4 + 4
+    assert not cache_folder.exists()
+
+
+@pytest.mark.parametrize("home", ["nowhere", "file"])
+def test_without_a_cache_a_network_is_counted(home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if home == "file":
+        (tmp_path / "summit_train").write_text("in the way")
+    else:
+        monkeypatch.setenv("XDG_CACHE_HOME", "~nobody_by_this_name/cache")
+    assert count_network(spec_with()) == network.count_network(spec_with())
+
+
+def test_the_second_plan_needs_no_torch() -> None:
+    command = ["plan", SHIPPED, "--clips", "64"]
+    program = (
+        "import sys; sys.modules['torch'] = None; from summit_train.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    first = subprocess.run([sys.executable, "-m", "summit_train", *command], capture_output=True, text=True, check=True)
+    again = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True)
+    assert (again.stdout, again.stderr, again.returncode) == (first.stdout, first.stderr, 0)
