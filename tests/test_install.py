@@ -1,4 +1,4 @@
-"""tests/install_packages.sh and install_oracles.sh with stand-ins: they install where they can, and never stop tests."""
+"""tests/install_packages.sh and install_oracles.sh with stand-ins: they install where they can and stop no test."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> Result:
     """Write the page. A clip that cannot be read is on it with the reason."""
     check_single("data show")
     for name, (least, most) in _LIMITS.items():
-        if not least <= (getattr(args, name) or least) <= most:
-            raise UserError(f"--{name} must be {least:,} to {most:,}, got {getattr(args, name):,}")
+        if (value := getattr(args, name)) is not None and not least <= value <= most:
+            raise UserError(f"--{name} must be {least:,} to {most:,}, got {value:,}")
     if not args.spec and (args.overrides or args.epoch is not None):
         raise UserError("--epoch and key=value must be used with --spec SPEC")
     if args.root is not None and (args.spec or args.run):

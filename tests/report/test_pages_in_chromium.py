@@ -1,4 +1,4 @@
-"""The pages as a browser shows them: a report, an index and a sheet of clips in Chromium, narrow and wide, light and dark.
+"""A report, an index and a sheet of clips as Chromium shows them: narrow and wide, light and dark.
 
 Skipped without Chromium, which the tests bring as root on Debian or Ubuntu; there, in CI, it must be.
 """
