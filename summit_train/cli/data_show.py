@@ -18,38 +18,37 @@ from summit_train.core.progress import followed
 from summit_train.core.result import Result
 from summit_train.core.session import check_single
 from summit_train.core.text import counted, share, with_unit
-from summit_train.data.batches.stores import Store, open_store
+from summit_train.data.batches.stores import open_store
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.annotation import Annotation
 from summit_train.data.video.augment import test_frames, test_views
-from summit_train.data.video.clips import Choose, Frames, ViewsOf
+from summit_train.data.video.clips import Frames
 from summit_train.data.video.encode import scaled
 from summit_train.data.video.source import DecodeError
 from summit_train.evaluation.fuse import read_run
 from summit_train.evaluation.scores import probabilities
 from summit_train.plan import make_plan
 from summit_train.report.confusion import all_names
-from summit_train.report.films import Film, film
+from summit_train.report.films import Film, Seen, film, seen
 from summit_train.report.page import environment, write_page
 from summit_train.spec import DataSpec, Spec, run_spec
 from summit_train.tasks.task import task_named
 
 _LIMITS = {"clips": (1, 2000), "frames": (1, 64), "pixels": (16, 512), "epoch": (0, 10**9)}
-Seen = tuple[Frames, Any]  # a view, (T, H, W, C), and what Annotation.targets returns of it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("manifest", metavar="LIST", help="manifest, folder of class folders, or packed set")
-    add("overrides", nargs="*", metavar="key=value", help="keys of SPEC to override")
+    add("overrides", nargs="*", metavar="key=value", help="keys of SPEC or RUN to override")
     add("--out", metavar="PAGE.html", type=Path, default=Path("clips.html"), help="page to write [%(default)s]")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--spec", metavar="SPEC", help="show clips as training sees them [whole frames]")
     run = "show clips as the validation of a run sees them, the lowest scores of their own classes first"
     how.add_argument("--run", metavar="RUN", help=run)
     add("--epoch", type=int, metavar="N", help="with --spec: frames and crops of this epoch, from 0 [0]")
-    add("--root", metavar="DIR", help="for whole frames: where the manifest's paths start [its own folder]")
+    add("--root", metavar="DIR", help="where the manifest's paths start [its own folder, or data.root]")
     add("--only", nargs="+", metavar="CLASS", help="show these classes")
     add("--clips", type=int, default=48, metavar="N", help="at most, in all [%(default)s]")
     add("--frames", type=int, default=16, metavar="N", help="of a clip, at most [%(default)s]")
@@ -73,10 +72,8 @@ def run(args: argparse.Namespace) -> Result:
     for name, (least, most) in _LIMITS.items():
         if (value := getattr(args, name)) is not None and not least <= value <= most:
             raise UserError(f"--{name} must be {least:,} to {most:,}, got {value:,}")
-    if not args.spec and (args.overrides or args.epoch is not None):
-        raise UserError("--epoch and key=value must be used with --spec SPEC")
-    if args.root is not None and (args.spec or args.run):
-        raise UserError("--root must be left out with --spec and --run, whose data.root counts")
+    if not args.spec and (args.epoch is not None or (args.overrides and not args.run)):
+        raise UserError("--epoch must be used with --spec, key=value with --spec or --run")
     clips = _in_training(args) if args.spec else _in_validation(args) if args.run else _whole(args)
     groups, bad = dict[str, list[dict[str, Any]]](), list[str]()
     chosen = _chosen(clips, args.clips, args.only)
@@ -99,12 +96,17 @@ def _whole(args: argparse.Namespace) -> _Clips:
     store = open_store(DataSpec(train=args.manifest, val=args.manifest, root=args.root), manifest)
     frames_of = lambda number: test_frames("uniform", number, args.frames, 1, 1)  # noqa: E731
     views_of = lambda width, height: test_views(min(pixels, width, height), "full", width, height)  # noqa: E731
-    see = partial(_as_test, store, frames_of, views_of)
+    see = partial(seen, store, frames_of, views_of)
     return _Clips(manifest, np.arange(len(manifest)), see, "Whole frames, evenly spaced.")
 
 
+def _spec(args: argparse.Namespace, which: str) -> Spec:
+    root = [] if args.root is None else [f"data.root={args.root}"]
+    return run_spec(args.spec or args.run, [*args.overrides, *root, f"data.{which}={args.manifest}"])
+
+
 def _in_training(args: argparse.Namespace) -> _Clips:
-    spec, epoch = _with_list(run_spec(args.spec, args.overrides), "train", args.manifest), args.epoch or 0
+    spec, epoch = _spec(args, "train"), args.epoch or 0
     dataset, data = Dataset.open(spec, "train"), spec.data
     read, drawn = dataset.training_clips(make_plan(spec, 1, len(dataset)).order(), epoch)
     augment = " and ".join([data.built_in_augment, *(part.name for part in dataset.augment)])
@@ -120,7 +122,7 @@ def _in_training(args: argparse.Namespace) -> _Clips:
 
 
 def _in_validation(args: argparse.Namespace) -> _Clips:
-    spec, found = _with_list(run_spec(args.run), "val", args.manifest), read_run(args.run)
+    spec, found = _spec(args, "val"), read_run(args.run)
     dataset, data, softmax = Dataset.open(spec, "val"), spec.data, found.scores.kind == "softmax"
     shares = probabilities(found.scores.scores, found.scores.kind)
     names = all_names(found.class_names, shares.shape[1])
@@ -137,23 +139,8 @@ def _in_validation(args: argparse.Namespace) -> _Clips:
     frames_of = lambda number: test_frames(data.sampling, number, data.num_frames, data.frame_stride, 1)  # noqa: E731
     views_of = partial(test_views, spec.evaluate.short_side, crops, long_side=data.long_side)
     how = f"As {args.run} validates them; the lowest scores of {found.path.name} first."
-    see = partial(_as_test, dataset.store, frames_of, views_of)
+    see = partial(seen, dataset.store, frames_of, views_of)
     return _Clips(dataset.manifest, np.array(list(scores), np.int64), see, how, scores)
-
-
-def _with_list(spec: Spec, which: str, manifest: str) -> Spec:
-    return spec.model_copy(update={"data": spec.data.model_copy(update={which: manifest})})
-
-
-def _as_test(store: Store, frames_of: Choose, views_of: ViewsOf, clip: int) -> Seen:
-    manifest, annotation = store.manifest, store.manifest.annotation
-
-    def choose(number: int) -> NDArray[np.int64]:
-        return number - 1 - frames_of(number) if manifest.is_reversed(clip) else frames_of(number)
-
-    views, number, size = store.read_views(clip, choose, views_of)
-    frames = manifest.span(clip).start + choose(number)[0]
-    return views[0], annotation.targets(clip, frames, views_of(*size)[0], size) if annotation else None
 
 
 # Which clips are shown, and what of them.
@@ -186,9 +173,9 @@ def _shown(clips: _Clips, chosen: Sequence[int], args: argparse.Namespace) -> It
         yield labels[0], {"name": str(clips.manifest.clip(clip)), "about": about, "film": picture}
 
 
-def _pictures(seen: Seen, annotation: Annotation | None, most: int, pixels: int) -> Frames:
+def _pictures(view: Seen, annotation: Annotation | None, most: int, pixels: int) -> Frames:
     """Return at most so many frames, evenly spaced, scaled down, with what is known of them; of flow one channel."""
-    views, targets = seen
+    views, targets = view
     frames = views if views.shape[-1] == 3 else np.repeat(views[..., :1], 3, axis=-1)
     places = _spread(len(frames), most)
     small = scaled(frames[places], pixels)

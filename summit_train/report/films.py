@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.data.batches.stores import Store
@@ -18,6 +20,9 @@ from summit_train.data.video.clips import Choose, Frames, ViewsOf
 from summit_train.data.video.encode import jpeg
 from summit_train.report.records import RunRecord
 from summit_train.spec import spec_from_values
+
+# A view of frames in the order of playing, (T, H, W, C), and what Annotation.targets returns of it, None without any.
+Seen = tuple[Frames, Any]
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,18 @@ def film(frames: Frames) -> Film:
     return Film(f"data:image/jpeg;base64,{picture}", count, width, height)
 
 
+def seen(store: Store, frames_of: Choose, views_of: ViewsOf, clip: int) -> Seen:
+    """Return the view of a clip in chosen frames. Raises DecodeError."""
+    manifest, annotation = store.manifest, store.manifest.annotation
+
+    def choose(number: int) -> NDArray[np.int64]:
+        return number - 1 - frames_of(number) if manifest.is_reversed(clip) else frames_of(number)
+
+    views, number, size = store.read_views(clip, choose, views_of)
+    frames = manifest.span(clip).start + choose(number)[0]
+    return views[0], annotation.targets(clip, frames, views_of(*size)[0], size) if annotation else None
+
+
 class Videos:
     """The videos of a run's validation set, as far as they are on this machine."""
 
@@ -52,15 +69,14 @@ class Videos:
         except (UserError, OSError) as error:
             self._reason = str(error)
 
-    def film(self, place: int, clip: Clip, choose: Choose, views_of: ViewsOf) -> Film:
-        """Return chosen frames of the clip at this place of the set, in the order of playing."""
+    def film(self, place: int, clip: Clip, frames_of: Choose, views_of: ViewsOf) -> Film:
+        """Return chosen frames of the clip at this place of the set."""
         if self._store is None:
             return Film(reason=self._reason)
         listed = self._store.manifest
         try:
             if place >= len(listed) or clip != listed.clip(place):
                 raise UserError(f"{listed.source}: has changed since the evaluation; {clip} is in another place")
-            (frames,) = self._store.read_views(place, choose, views_of).views
+            return film(seen(self._store, frames_of, views_of, place)[0])
         except (UserError, OSError) as error:
             return Film(reason=str(error))
-        return film(frames[::-1] if clip.is_reversed else frames)

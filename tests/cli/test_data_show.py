@@ -141,9 +141,9 @@ def test_the_clips_of_a_run_begin_with_the_lowest_score(
     [
         ("--pixels 8", "--pixels must be 16 to 512, got 8"),
         ("--clips 0", "--clips must be 1 to 2,000, got 0"),
-        ("--epoch 1", "--epoch and key=value must be used with --spec SPEC"),
-        ("data.crop=8", "--epoch and key=value must be used with --spec SPEC"),
-        ("--run r --root r", "--root must be left out with --spec and --run, whose data.root counts"),
+        ("--epoch 1", "--epoch must be used with --spec, key=value with --spec or --run"),
+        ("--run r --epoch 0", "--epoch must be used with --spec, key=value with --spec or --run"),
+        ("data.crop=8", "--epoch must be used with --spec, key=value with --spec or --run"),
         ("--only walk", "--only must have classes of {folder}, got walk"),
         ("--out {folder}", "{folder}: is a directory"),
     ],
