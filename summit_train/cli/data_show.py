@@ -111,7 +111,8 @@ def _in_training(args: argparse.Namespace) -> _Clips:
     read, drawn = dataset.training_clips(make_plan(spec, 1, len(dataset)).order(), epoch)
     augment = " and ".join([data.built_in_augment, *(part.name for part in dataset.augment)])
     later = " and ".join(f"data.{name}" for name in ("erase", "mix") if getattr(data, name))
-    how = f"As epoch {epoch} of {args.spec} sees them: seed {spec.seed}, {data.num_frames} frames, {augment}."
+    flow = " of optical flow, of which the x of the first field is shown" if data.modality == "flow" else ""
+    how = f"As epoch {epoch} of {args.spec} sees them: seed {spec.seed}, {data.num_frames} frames{flow}, {augment}."
     how += f" Not shown: {later}, which change the batch afterwards." if later else ""
 
     def see(clip: int) -> Seen:

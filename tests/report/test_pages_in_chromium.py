@@ -31,13 +31,14 @@ def chromium() -> Iterator[Chromium]:
 
 @pytest.fixture(scope="module")
 def pages(trained_run: Path, motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The report of a real run, the index of its folder, and a sheet of six clips of its training set."""
+    """The report of a real run, the index of its folder, and a sheet of clips, of which one is missing."""
     folder = tmp_path_factory.mktemp("pages")
     found = {name: folder / f"{name}.html" for name in ("report", "index", "sheet")}
     assert main(["report", str(trained_run), "--out", str(found["report"])]) == 0
     assert main(["report", "--index", str(trained_run.parent), "--out", str(found["index"])]) == 0
-    words = ["data", "show", str(motion_set / "train.csv"), "--spec", str(trained_run), "--clips", "6"]
-    assert main([*words, "--out", str(found["sheet"])]) == 0
+    (folder / "list.csv").write_text((motion_set / "train.csv").read_text() + f"{'long' * 20}.mp4,0,8\n")
+    words = ["data", "show", str(folder / "list.csv"), "--root", str(motion_set), "--spec", str(trained_run)]
+    assert main([*words, "--clips", "8", "--out", str(found["sheet"])]) == 0
     return found
 
 
@@ -53,7 +54,7 @@ def test_a_page_fits_its_window_and_lacks_nothing(
 
 
 def test_films_play_where_motion_is_wanted(chromium: Chromium, pages: dict[str, Path], tmp_path: Path) -> None:
-    for name, films in (("sheet", 4), ("report", pages["report"].read_text().count('class="film"'))):  # one of a class
+    for name, films in (("sheet", 7), ("report", pages["report"].read_text().count('class="film"'))):  # two of a class
         assert films > 3 and chromium.look(pages[name], WIDE).playing == films
         assert chromium.look(pages[name], WIDE, still=True).playing == 0
         ticked = tmp_path / "ticked.html"
