@@ -17,7 +17,8 @@ setup: ## make .venv: Python packages, MPI, Horovod (HOROVOD=no: without these t
 	@jobs/setup.sh
 
 test: setup ## run the tests, four at a time (PYTEST="-k shift" narrows them, TESTERS=1 takes one at a time)
-	@tests/install_slurm.sh
+	@tests/install_packages.sh slurm
+	@tests/install_packages.sh chromium
 	@tests/install_pbs.sh
 	@tests/install_oracles.sh $(VENV)/bin/python
 	@tests/install_flux.sh $(VENV)/bin/python

@@ -1,4 +1,4 @@
-"""tests/install_slurm.sh and install_oracles.sh with stand-ins: they install where they can, and never stop tests."""
+"""tests/install_packages.sh and install_oracles.sh with stand-ins: they install where they can and stop no test."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-SLURM, ORACLES = (Path(__file__).with_name(f"install_{name}.sh") for name in ("slurm", "oracles"))
+PACKAGES, ORACLES = (Path(__file__).with_name(f"install_{name}.sh") for name in ("packages", "oracles"))
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root installs anything")
 
 
-def install_slurm(folder: Path, **programs: str) -> tuple[int, str]:
+def install(what: str, folder: Path, **programs: str) -> tuple[int, str]:
     """Exit status and output in an empty folder, with nothing on PATH but the shell's tools and these programs."""
     tools = folder / "bin"
     tools.mkdir()
@@ -24,7 +24,7 @@ def install_slurm(folder: Path, **programs: str) -> tuple[int, str]:
         program.write_text(f"#!/bin/bash\n{text}\n")
         program.chmod(0o755)
     done = subprocess.run(
-        ["bash", str(SLURM)], cwd=folder, env={"PATH": str(tools)}, capture_output=True, text=True, check=False
+        ["bash", str(PACKAGES), what], cwd=folder, env={"PATH": str(tools)}, capture_output=True, text=True, check=False
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -33,25 +33,30 @@ def test_nothing_is_done_where_the_packages_are_there_or_on_other_systems(tmp_pa
     there = "for name in slurm-wlm munge libpmix-dev; do echo installed; done"
     for name, programs in ("a", {"apt_get": "echo called; exit 9", "dpkg_query": there}), ("b", {}):
         (tmp_path / name).mkdir()
-        assert install_slurm(tmp_path / name, **programs) == (0, "")
+        assert install("slurm", tmp_path / name, **programs) == (0, "")
 
 
 @needs_root
 def test_the_packages_are_installed_after_an_update_where_the_lists_are_old(tmp_path: Path) -> None:
     apt = 'echo "$*" >>calls; case "$*" in *update*) : >updated ;; *) [[ -e updated ]] ;; esac'
-    status, output = install_slurm(tmp_path, apt_get=apt, dpkg_query="echo not-installed; exit 1")
+    status, output = install("slurm", tmp_path, apt_get=apt, dpkg_query="echo not-installed; exit 1")
     assert status == 0 and "installing slurm-wlm munge libpmix-dev" in output and "could not" not in output
     first, second, third = (tmp_path / "calls").read_text().splitlines()
     assert first == third and first.endswith("install --no-install-recommends slurm-wlm munge libpmix-dev")
     assert second == "-q update"
+    for file in (tmp_path / "calls", tmp_path / "updated", *(tmp_path / "bin").iterdir()):
+        file.unlink()
+    (tmp_path / "bin").rmdir()
+    install("chromium", tmp_path, apt_get=apt, dpkg_query="exit 1")
+    assert (tmp_path / "calls").read_text().splitlines()[0].endswith("--no-install-recommends chromium")
 
 
 @needs_root
 def test_a_machine_that_cannot_install_slurm_says_why(tmp_path: Path) -> None:
     apt = "echo Reading package lists...; echo 'E: Unable to locate package munge' >&2; exit 100"
-    status, output = install_slurm(tmp_path, apt_get=apt, dpkg_query="exit 1")
+    status, output = install("slurm", tmp_path, apt_get=apt, dpkg_query="exit 1")
     assert status == 0
-    assert output.splitlines()[-1] == "tests: Slurm could not be installed: E: Unable to locate package munge"
+    assert output.splitlines()[-1] == "tests: slurm could not be installed: E: Unable to locate package munge"
 
 
 def install_oracles(folder: Path, found: int, pip: str) -> tuple[int, str]:

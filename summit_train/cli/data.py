@@ -1,4 +1,4 @@
-"""`summit-train data WHAT`: make, import, index, split, check, pack and stage data sets."""
+"""`summit-train data WHAT`: make, import, index, split, check, show, pack and stage data sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from summit_train.cli import compare
+from summit_train.cli import compare, data_show
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import check_output
@@ -447,6 +447,7 @@ PARTS = {
     "scan": (_scan_arguments, _scan, "decode every clip of a manifest and list the bad ones for data.quarantine"),
     "split": (_split_arguments, _split, "split a manifest into training and validation folds by groups"),
     "compare": (compare.add_arguments, compare.run, "find the clips, or copies, that two lists share or one has twice"),
+    "show": (data_show.add_arguments, data_show.run, "write a page of a list's clips as the network sees them"),
     "pack": (_pack_arguments, _pack, "pack clips into shards: tar files with an index and checksums"),
     "flow": (_flow_arguments, _flow, "compute the optical flow of clips and pack it into shards"),
     "verify": (_verify_arguments, _verify, "check every byte of a packed set"),

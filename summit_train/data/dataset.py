@@ -24,7 +24,7 @@ from summit_train.spec.catalog import is_foreign
 from summit_train.tasks.task import task_named
 
 if TYPE_CHECKING:
-    from summit_train.data.batches.loader import MicroBatch
+    from summit_train.data.batches.loader import Draw, MicroBatch, TrainingClips
     from summit_train.data.batches.workers import Batches
 
 
@@ -76,9 +76,23 @@ class Dataset:
         """Return a rank's micro-batches of `steps`; see `loader.training_batches`. Close them after use."""
         from summit_train.data.batches.loader import training_batches  # needs torch, which a report does without
 
-        if self.data.balance == "classes":
-            order = replace(order, classes=self._classes())
+        order = self._balanced(order)
         return training_batches(self.data, self.store, order, rank, ranks, steps, self.kept, self.augment)
+
+    def training_clips(self, order: Order, epoch: int) -> tuple[TrainingClips, dict[int, Draw]]:
+        """Return what reads single clips as training does, and the first draw of each that an epoch, from 0, takes."""
+        from summit_train.data.batches.loader import TrainingClips
+
+        read, order = TrainingClips(self.data, self.store, order.seed, self.kept, self.augment), self._balanced(order)
+        numbers = order.numbers_per_epoch or order.steps_per_epoch
+        drawn: dict[int, Draw] = {}
+        for step, gpu, _, places in order.micro_batches(0, 1, range(epoch * numbers, (epoch + 1) * numbers)):
+            for draw in read.draws((step, gpu, epoch, self.kept.ids(places))):
+                drawn.setdefault(draw[1], draw)
+        return read, drawn
+
+    def _balanced(self, order: Order) -> Order:
+        return replace(order, classes=self._classes()) if self.data.balance == "classes" else order
 
     def _classes(self) -> Classes:
         """Return the clips of each class that has any, as places among those in use; those of no class are one more."""

@@ -23,6 +23,7 @@ from summit_train.spec import Spec, own_parts
 from summit_train.tasks.task import every_part
 
 _TRIAL = 1_000_000  # scores that a measure is tried on
+_MOST_CLASSES = 1000  # whose measures a validation records
 
 
 def _unknown(found: Found) -> float:
@@ -89,6 +90,13 @@ class Measures:
         """Return the measures under their keys, None for one that the videos say nothing about."""
         values = ((measure.key, measure.of(found)) for measure in self.every)
         return {key: None if math.isnan(value) else value for key, value in values}
+
+    def by_class(self, found: Found) -> list[float | None]:
+        """Return the main measure of each class, rounded, None for one without a video; of more than 1,000, []."""
+        if (self.num_classes or 0) > _MOST_CLASSES:
+            return []
+        values = self.main.of_class(found).tolist()
+        return [None if math.isnan(value) else round(value, 2) for value in values]
 
     def text(self, values: Mapping[str, Any]) -> str:
         """Return `top-1 73.81 %  top-5 91.20 %`, of eval.json `top-1 73.81 +- 0.05 %  top-5 91.20 %`."""

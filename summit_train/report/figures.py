@@ -28,7 +28,7 @@ from summit_train.core.files import replacing
 from summit_train.core.text import counted, numbered
 from summit_train.report.log_records import StepRecord, number
 from summit_train.report.records import Observed, RunRecord
-from summit_train.report.tables import machine_of, views_of
+from summit_train.report.tables import MOST_CLASSES, machine_of, views_of
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -124,7 +124,7 @@ class Canvas:
     def __init__(self, runs: Sequence[RunRecord], y_label: str, third: bool = False) -> None:
         self.runs, self.third = runs, third
         self.axis = "step" if any(run.steps_per_epoch is None for run in runs) else "epoch"
-        self.width = THIRD if third else WIDTH  # inches
+        self.width, self.height = THIRD if third else WIDTH, HEIGHT  # inches, without the legend
         self.lines = [LINES[i // len(PALETTE) % len(LINES)] for i in range(len(runs))]
         self.entries = [
             (Line2D([], [], color=self.colour(i), linestyle=self.lines[i], linewidth=2.5), run.label)
@@ -151,7 +151,7 @@ class Canvas:
         """Write the legend and the SVG."""
         self.axes.set_xlim(left=0)
         add_legend(self.figure, self.entries, "outside lower left")
-        self.figure.set_size_inches(self.width, HEIGHT + LEGEND_LINE * len(self.entries))
+        self.figure.set_size_inches(self.width, self.height + LEGEND_LINE * len(self.entries))
         machines = dict.fromkeys(machine for run in self.runs if (machine := machine_of(run.environment)))
         dotted = " Dotted vertical: resumed there." if any(run.starts[1:] for run in self.runs) else ""
         made_on = f" Machine: {'; '.join(machines)}." if machines else ""
@@ -172,6 +172,7 @@ def pictures(runs: Sequence[RunRecord]) -> list[Picture]:
             _noise_scale(runs),
             _trust_ratios(runs),
             _observed(runs),
+            _classes(runs[0]) if len(runs) == 1 else None,
         )
         return [picture for picture in drawn if picture is not None]
 
@@ -332,6 +333,28 @@ def _accuracy_curves(canvas: Canvas, i: int, run: RunRecord) -> dict[str, int]:
             axes.axhspan(mean - std, mean + std, color=colours[2], alpha=0.2, linewidth=0)
         kinds[label] = 2
     return kinds
+
+
+def _classes(run: RunRecord) -> Picture | None:
+    """Shade the main measure of each class by the epoch of the validation; of more than 30, the lowest at the end."""
+    evals = [one for one in run.evals if one.classes and len(one.classes) == len(run.evals[-1].classes)]
+    if not evals:
+        return None
+    values = np.array([finite(one.classes) for one in evals]).T
+    names = dict(enumerate(run.clips_per_class.sides()["training"] if run.clips_per_class else ()))
+    known = [row for row in np.argsort(values[:, -1], kind="stable").tolist() if np.isfinite(values[row]).any()]
+    shown = known[:MOST_CLASSES]
+    canvas = Canvas([run], "")
+    canvas.height = 1.0 + 0.23 * max(len(shown), 10)
+    x, y = [0.0, *canvas.positions(run, (one.step for one in evals))], np.arange(len(shown) + 1)
+    mesh = canvas.axes.pcolormesh(x, y, values[shown], cmap="Blues", vmin=0, vmax=100, rasterized=True)
+    canvas.figure.colorbar(mesh, ax=canvas.axes).set_label(f"{run.measures.main.name} (%)")
+    labels = [drawable(names.get(row, str(row)), 24) for row in shown]
+    canvas.axes.set_yticks(np.arange(len(shown)) + 0.5, labels, parse_math=False)
+    canvas.axes.invert_yaxis()
+    canvas.axes.grid(visible=False)
+    some = "" if len(shown) == len(known) else f" The {len(shown)} lowest of {len(known):,} at the end."
+    return canvas.picture("Classes", f"Validation: a cell begins at the one before. Lowest at the end first.{some}")
 
 
 # Early recognition: accuracy against the observed part of each video, as in Figures 7 and 8 of the TSM paper.

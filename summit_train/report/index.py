@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import is_locked, write_text
-from summit_train.core.text import csv_text
+from summit_train.core.text import counted, csv_text
 from summit_train.report.figures import finite, stretches
 from summit_train.report.log_records import StepRecord, number
 from summit_train.report.overlay import overlay
@@ -104,7 +104,9 @@ def write_index(folder: Path, out: Path) -> Index:
     reports = [Path(row["run"]) / "report.html" for row in index.rows]
     links = [quote(os.fsencode(os.path.relpath(one, out.parent))) if one.is_file() else "" for one in reports]
     template, picture = environment().get_template("index.html.j2"), overlay(index.runs)
-    write_page(out, template.render(index=index, picture=picture, links=links, script=script, script_hash=script_hash))
+    title = f"{folder}: {counted(len(index.rows), 'run')}"
+    about = {"title": title, "index": index, "picture": picture, "links": links}
+    write_page(out, template.render(about, script=script, script_hash=script_hash))
     write_text(out.with_suffix(".csv"), index.csv())
     return index
 

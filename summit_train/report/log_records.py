@@ -72,11 +72,12 @@ class StepRecord:
 
 
 class EvalRecord(WithMeasures, LogRecord):
-    """One validation during training, after `epoch` finished epochs."""
+    """One validation during training, after `epoch` finished epochs. classes: the main measure of each."""
 
     epoch: float
     step: int
     val_loss: Known = None
+    classes: tuple[Known, ...] = ()
     videos: int | None = None
     clips: int | None = None
     seconds: Known = None

@@ -60,7 +60,8 @@ MAIN_MEASURES: dict[str, str] = {kind: measure for task in every_task() for kind
 # Names in records and tables of an evaluation, which measures of the user's own cannot have.
 _TAKEN = (
     "top1", "top5", *MAIN_MEASURES.values(), "val_loss", "kind", "time", "epoch", "step", "videos", "clips", "seconds",
-    "path", "bad_videos", "mode", "crops", "checkpoints", "name", "state", "run", "job", "note", "machine", "final",
+    "classes", "path", "bad_videos", "mode", "crops", "checkpoints", "name", "state", "run", "job", "note", "machine",
+    "final",
 )  # fmt: skip
 _TASK_TEXT = f"{'; '.join(f'{task.name}: {task.about}' for task in every_task())}."
 

@@ -19,7 +19,7 @@ METRICS_FILE = "metrics.jsonl"
 _SECONDS_BETWEEN_LINES = 10.0
 _RATES = ("clips_per_second", "step_s", "data_wait_s", "noise_scale")
 _SCALARS = ("loss", "lr", "top1", *_RATES)  # of a step
-_NO_MEASURES = ("kind", "time", "epoch", "step", "videos", "clips", "seconds")  # of a validation
+_NO_MEASURES = ("kind", "time", "epoch", "step", "videos", "clips", "seconds", "classes")  # of a validation
 
 
 class RunLog:

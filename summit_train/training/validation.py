@@ -64,7 +64,7 @@ def replay_missed_validation(run: Run, log: RunLog | None, stop: StopRequest) ->
         run.best.write()
 
 
-def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> dict[str, float | None] | None:
+def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> dict[str, Any] | None:
     """Score one clip and one crop of every video, as for the curve in the paper's Figure 5; return rank 0's measures.
 
     With evaluate.mode "stream", stream all frames in one crop. The loss is that of training on those logits, without
@@ -82,8 +82,11 @@ def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> dic
     scorer = task.part("scorer")(spec, run.val_set, run.world, run.device, stop)
     scores = scorer.score(run.model, progress, source=f"validation after epoch {epoch}")
 
-    def figures() -> dict[str, float | None] | None:  # by code of the user's own, too
-        return None if scores is None else run.measures.values(scores) | {"val_loss": run.val_loss.of_scores(scores)}
+    def figures() -> dict[str, Any] | None:  # by code of the user's own, too
+        if scores is None:
+            return None
+        classes = {"classes": run.measures.by_class(scores)}
+        return run.measures.values(scores) | {"val_loss": run.val_loss.of_scores(scores)} | classes
 
     measures = run.world.together(figures)
     if scores is None or measures is None:

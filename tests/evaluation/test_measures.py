@@ -37,6 +37,14 @@ def test_a_video_without_scores_is_never_found() -> None:
     assert measures_of("binary").values(found) == {"map": 50.0}
 
 
+def test_each_class_is_recorded_rounded_and_none_of_too_many() -> None:
+    """Two of three videos of class 0 are right, none of class 1, and class 2 has no video."""
+    rows = np.array([[2.0, 1, 0], [1, 2, 0], [2, 1, 0], [2, 1, 0]])
+    found = Scores(np.arange(4), np.array([0, 0, 0, 1]), rows, np.ones(4, bool))
+    assert measures_of("softmax", 3).by_class(found) == [66.67, 0.0, None]
+    assert measures_of("softmax", 1000).by_class(found) and measures_of("softmax", 1001).by_class(found) == []
+
+
 def test_average_precision_is_scikit_learns() -> None:
     sklearn = pytest.importorskip("sklearn.metrics", reason="needs scikit-learn")
     draw, largest = np.random.default_rng(0), 0.0

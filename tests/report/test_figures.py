@@ -193,3 +193,20 @@ def test_the_report_shows_it_where_it_is(write_run) -> None:
     assert render(read_runs([bare, with_curves])).count("<b>Early recognition.</b>") == 2
     picture = pictures(read_runs([bare, with_curves]))[-1]
     assert "with_curves" in _texts(picture.svg.decode())
+
+
+def test_the_classes_of_each_validation_are_drawn_the_lowest_at_the_end_first(write_run, run_records):
+    """Of 31 classes, named in plan.json or not; the last one has no video, the one before is right at the end."""
+    counts = dict.fromkeys((f"class {number}" for number in range(32)), 2)
+    epochs = [[*range(1, 31), 10 * epoch, None] for epoch in range(1, 5)]
+    lines, classes = run_records(), iter(epochs)
+    lines = [line | {"classes": next(classes)} if line["kind"] == "eval" else line for line in lines]
+    run = RunRecord(write_run("named", lines=lines, clips_per_class={"train": counts, "val": counts}))
+    assert run.evals[3].classes == tuple(epochs[3])
+    (drawn,) = [one for one in pictures([run]) if one.title == "Classes"]
+    assert "The 30 lowest of 31 at the end." in drawn.caption and not drawn.third
+    names = re.findall(rb"<!-- (class \d+) -->", drawn.svg)
+    assert names == [b"class %d" % number for number in range(30)]  # class 30 ends with 40 %
+    (few,) = [one for one in pictures([RunRecord(write_run("few", lines=lines[:13]))]) if one.title == "Classes"]
+    assert b"<!-- 30 -->" in few.svg and b"<!-- 29 -->" not in few.svg  # after the first epoch class 29 is the best
+    assert "Classes" not in [one.title for one in pictures([run, RunRecord(write_run("other"))])]

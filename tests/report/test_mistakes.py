@@ -16,6 +16,7 @@ from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.span import Span
 from summit_train.evaluation.scores import Scores
+from summit_train.report.films import Film
 from summit_train.report.mistakes import most_confident, read_mistakes
 from summit_train.report.page import render
 from summit_train.report.records import RunRecord, read_runs
@@ -60,12 +61,12 @@ def run(write_run, tmp_path: Path) -> Path:
     return path
 
 
-def greys(strip: str) -> list[int]:
-    """The mean grey of each picture of a strip of five."""
-    picture = Image.open(io.BytesIO(base64.b64decode(strip.removeprefix("data:image/jpeg;base64,"), validate=True)))
-    assert picture.size == (5 * 192 + 4 * 3, 96)
+def greys(film: Film) -> list[int]:
+    """The mean grey of each frame of a film of sixteen."""
+    picture = Image.open(io.BytesIO(base64.b64decode(film.uri.removeprefix("data:image/jpeg;base64,"), validate=True)))
+    assert (film.count, film.width, film.height) == (16, 192, 96) and picture.size == (16 * 192, 96)
     pixels = np.asarray(picture)
-    return [round(float(pixels[20:76, i * 195 + 20 : i * 195 + 172].mean())) for i in range(5)]
+    return [round(float(pixels[20:76, i * 192 + 20 : i * 192 + 172].mean())) for i in range(16)]
 
 
 def test_frames_are_spread_over_the_clip_in_its_direction(run: Path) -> None:
@@ -75,9 +76,10 @@ def test_frames_are_spread_over_the_clip_in_its_direction(run: Path) -> None:
     assert (backwards.predicted, backwards.true, backwards.score, backwards.own_score) == (
         "<quiet>", "loud", "98.2 %", "1.8 %",
     )  # fmt: skip
-    assert greys(forwards.strip) == pytest.approx(GREYS, abs=4)
-    assert greys(backwards.strip) == pytest.approx(GREYS[::-1], abs=4)
-    assert missing.strip == "" and "no.mp4" in missing.reason
+    shown = [GREYS[20 * (2 * i + 1) // 32 // 4] for i in range(16)]  # each grey has four of the 20 frames
+    assert greys(forwards.film) == pytest.approx(shown, abs=4)
+    assert greys(backwards.film) == pytest.approx(shown[::-1], abs=4)
+    assert missing.film.uri == "" and "no.mp4" in missing.film.reason
     page = render(read_runs([run]))
     assert page.count('src="data:image/jpeg;base64,') == 2 and "taken for <b>&lt;quiet&gt;</b> (98.2 %)" in page
     assert "no.mp4" in Page(page).text and "<quiet>" not in page

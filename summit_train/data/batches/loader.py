@@ -120,7 +120,7 @@ def training_batches(
     keys = order.micro_batches(rank, ranks, steps)
     clips = ((step, virtual_gpu, epoch, kept.ids(places)) for step, virtual_gpu, epoch, places in keys)
     own = tuple(data.open_augment() if own is None else own)
-    return Batches(_TrainingClips(data, store, order.seed, kept, own), clips, data.num_workers(), data.clip_seconds)
+    return Batches(TrainingClips(data, store, order.seed, kept, own), clips, data.num_workers(), data.clip_seconds)
 
 
 Targets = list[Any]  # of each view, see Annotation.targets; none without one
@@ -128,8 +128,8 @@ Draw = tuple[int, ...]  # (epoch, clip), with data.balance: classes (epoch, clip
 
 
 @dataclass(frozen=True)
-class _TrainingClips:
-    """Reads the micro-batch of a key."""
+class TrainingClips:
+    """Reads the micro-batch of a key, or one clip."""
 
     data: DataSpec
     store: Store
@@ -146,17 +146,20 @@ class _TrainingClips:
         return steps
 
     def __call__(self, key: MicroBatchKey, reading: Reading) -> MicroBatch:
-        step, virtual_gpu, epoch, ids = key
+        step, virtual_gpu, _, _ = key
         bad: list[BadClip] = []
-        # A clip that is drawn more than once in an epoch has other draws each time.
-        turns = [(step, virtual_gpu, i) if self.data.balance == "classes" else () for i in range(len(ids))]
-        draws = [(epoch, clip, *turn) for clip, turn in zip(ids.tolist(), turns, strict=True)]
-        read = [self._clip_or_substitute(draw, bad, reading) for draw in draws]
+        read = [self._clip_or_substitute(draw, bad, reading) for draw in self.draws(key)]
         used = np.repeat(np.array([clip for clip, _, _ in read], np.int64), self.data.repeats)
         manifest, targets = self.store.manifest, [target for _, _, targets in read for target in targets]
         labels = manifest.label_rows(used) if manifest.annotation is None else manifest.annotation.stacked(targets)
         clips = torch.from_numpy(_padded([views for _, views, _ in read]))
         return MicroBatch(step, virtual_gpu, clips, torch.from_numpy(labels), torch.from_numpy(used), tuple(bad))
+
+    def draws(self, key: MicroBatchKey) -> list[Draw]:
+        step, virtual_gpu, epoch, ids = key
+        # A clip that is drawn more than once in an epoch has other draws each time.
+        turns = [(step, virtual_gpu, i) if self.data.balance == "classes" else () for i in range(len(ids))]
+        return [(epoch, clip, *turn) for clip, turn in zip(ids.tolist(), turns, strict=True)]
 
     def _clip_or_substitute(self, draw: Draw, bad: list[BadClip], reading: Reading) -> tuple[int, Frames, Targets]:
         """Read a clip, or where it is bad a substitute, and add those that are bad to `bad`."""
@@ -165,7 +168,7 @@ class _TrainingClips:
         places = rng.key(self.seed, "substitute", *draw).integers(len(self.kept), size=_MAX_SUBSTITUTES)
         for tried in (draw[1], *(other for other in self.kept.ids(places).tolist() if other != draw[1])):
             try:
-                found = self._clip(tried, draw, reading)
+                found = self.clip(tried, draw, reading)
             except DecodeError as error:
                 if self.data.on_bad_clip == "fail":
                     raise
@@ -176,7 +179,7 @@ class _TrainingClips:
         reason = f"{failed[0].reason}; nor can {_MAX_SUBSTITUTES} others be read in its place"
         raise DecodeError(failed[0].path, reason)
 
-    def _clip(self, clip: int, drawn: Draw, reading: Reading) -> tuple[Frames, Targets]:
+    def clip(self, clip: int, drawn: Draw, reading: Reading) -> tuple[Frames, Targets]:
         """Read `data.repeats` views of a clip, uint8 (repeats, T, H, W, C), and what they show of its annotation.
 
         drawn: whose draws it has: those of another clip where it is a substitute, which may have its own turn.

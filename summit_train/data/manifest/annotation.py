@@ -83,6 +83,10 @@ class Annotation:
         """
         raise NotImplementedError
 
+    def drawn(self, frames: NDArray[np.uint8], targets: Any, places: Sequence[int], scale: float) -> NDArray[np.uint8]:
+        """Return the frames at these places of a view, scaled, (n, H, W, 3), with its targets drawn into them."""
+        return frames
+
     def stacked(self, targets: Sequence[Any]) -> NDArray[Any]:
         """Return the targets of n views as the array (n, ...) that the loss takes."""
         raise NotImplementedError

@@ -106,6 +106,14 @@ def jpeg(picture: Frames, quality: int = 80) -> bytes:
     return content.getvalue()
 
 
+def scaled(frames: Frames, short_side: int, long_side: int = 1000) -> Frames:
+    """Return frames (T, H, W, 3), scaled down where a side is longer than these."""
+    height, width = frames.shape[1:3]
+    factor = min(1, short_side / min(height, width), long_side / max(height, width))
+    size = round(width * factor), round(height * factor)
+    return np.stack([np.asarray(Image.fromarray(frame).resize(size)) for frame in frames])
+
+
 def with_caption(picture: Frames, text: str) -> Frames:
     """Return a copy of an RGB picture (H, W, 3) with white text on a black bar at its upper left corner.
 

@@ -23,6 +23,7 @@ from summit_train.data.manifest import ManifestRow, tables
 from summit_train.data.manifest.annotation import Annotation
 from summit_train.data.manifest.tables import DTYPES, Table, check_names, csv_rows, opened, parse_flag, parse_label
 from summit_train.data.video.augment import View
+from summit_train.data.video.encode import with_areas
 from summit_train.data.video.source import DecodeError
 
 # One box of one frame, in pixels of the upright frame as it is stored: left and top are the edges of the first pixel,
@@ -165,6 +166,15 @@ class Boxes(Annotation):
             seen = np.all(boxes[:, 2:] - boxes[:, :2] >= 1, axis=1)
             found.append(np.column_stack([boxes, labels])[seen].astype(np.float32))
         return found
+
+    def drawn(self, frames: NDArray[np.uint8], targets: Any, places: Sequence[int], scale: float) -> NDArray[np.uint8]:
+        """Draw the boxes that count, each class in a colour of its own."""
+        shown = []
+        for frame, place in zip(frames, places, strict=True):
+            boxes = (targets[place][targets[place][:, 4] >= 0] * [scale, scale, scale, scale, 1]).tolist()
+            areas = [(int(label), "", (x, y, right - x, bottom - y)) for x, y, right, bottom, label in boxes]
+            shown.append(with_areas(frame, areas))
+        return np.stack(shown)
 
     def stacked(self, targets: Sequence[Sequence[NDArray[np.float32]]]) -> NDArray[np.float32]:
         """Return the boxes of n clips of T frames, float32 (n, T, most, 5): left, top, right, bottom, label.

@@ -14,7 +14,7 @@ from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.augment import View, test_views
 from summit_train.evaluation.scores import PREDICTIONS
 from summit_train.report.figures import GREY, HEIGHT, PALETTE, WIDTH, Picture, drawable, house_style, image
-from summit_train.report.mistakes import Videos
+from summit_train.report.films import Videos
 from summit_train.report.records import RunRecord
 from summit_train.tasks.detection.detections import RANGES, Detections, read_detections
 from summit_train.tasks.detection.measures import BOX, FRAME, LABEL, SCORE, Curve, Floats
@@ -148,8 +148,8 @@ def _picture(videos: Videos, place: int, path: str, frame: int) -> tuple[str, tu
         size = width, height
         return test_views(min(SHORT_SIDE, width, height), "full", width, height)
 
-    picture, reason = videos.picture(place, Clip(path), lambda _: np.array([[frame]]), views_of)
-    return picture, size, reason
+    film = videos.film(place, Clip(path), lambda _: np.array([[frame]]), views_of)
+    return film.uri, size, film.reason
 
 
 def _curves(curves: dict[str, Curve], lowest: list[str], mean: Floats, checkpoint: str) -> Picture:

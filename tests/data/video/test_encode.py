@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from summit_train.data.video.encode import with_areas, with_caption, write_video
+from summit_train.data.video.encode import scaled, with_areas, with_caption, write_video
 
 
 def test_the_same_frames_give_the_same_bytes(tmp_path: Path) -> None:
@@ -64,6 +64,13 @@ def test_the_bar_holds_the_text_whose_letters_shrink_if_it_is_long() -> None:
     grey = np.full((160, 240, 3), 90, np.uint8)
     assert (with_caption(grey, "") == grey).all()
     assert (with_caption(grey, "a") != with_caption(grey, "b")).any()
+
+
+def test_frames_are_scaled_down_to_a_short_or_a_long_side_and_never_up() -> None:
+    frames = np.repeat(np.array([50, 200], np.uint8), 40 * 60 * 3).reshape(2, 40, 60, 3)
+    for sides, shape in (((20,), (20, 30)), ((80,), (40, 60)), ((30, 30), (20, 30))):
+        small = scaled(frames, *sides)
+        assert small.shape == (2, *shape, 3) and [np.unique(one).tolist() for one in small] == [[50], [200]]
 
 
 def test_boxes_have_their_classes_colours_at_their_edges_and_nowhere_else() -> None:

@@ -157,3 +157,14 @@ def test_a_box_that_is_not_in_its_video_is_named(tmp_path: Path) -> None:
             boxes.check(0, "a.mp4", *video)
         assert (raised.value.path, raised.value.reason) == ("a.mp4", box.format(*what))
     _read(tmp_path, BOX).annotation.check(0, "a.mp4", 1, 2, 3)  # type: ignore[union-attr]
+
+
+def test_boxes_are_drawn_at_their_places_in_the_scaled_frames(tmp_path: Path) -> None:
+    """In the third of three frames, half as large, one box has the colour of its class, an ignored one none."""
+    boxes, nothing = _read(tmp_path, BOX).annotation, np.zeros((0, 5), np.float32)
+    targets = [nothing, nothing, np.array([[20, 40, 60, 80, 0], [100, 100, 140, 140, -2]], np.float32)]
+    assert boxes is not None
+    first, last = boxes.drawn(np.zeros((2, 80, 80, 3), np.uint8), targets, [0, 2], 0.5)
+    rows, columns = np.nonzero(last.any(-1))
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (20, 39, 10, 29) and not first.any()
+    assert not last[25:35, 15:25].any() and (last[20, 10:30] == last[20, 10]).all()

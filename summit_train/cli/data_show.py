@@ -1,0 +1,188 @@
+"""`summit-train data show LIST`: a page of clips, whole or as the network sees them in training or validation."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from summit_train.core.errors import UserError
+from summit_train.core.progress import followed
+from summit_train.core.result import Result
+from summit_train.core.session import check_single
+from summit_train.core.text import counted, share, with_unit
+from summit_train.data.batches.stores import open_store
+from summit_train.data.dataset import Dataset
+from summit_train.data.manifest import Manifest, read_manifest
+from summit_train.data.manifest.annotation import Annotation
+from summit_train.data.video.augment import test_frames, test_views
+from summit_train.data.video.clips import Frames
+from summit_train.data.video.encode import scaled
+from summit_train.data.video.source import DecodeError
+from summit_train.evaluation.fuse import read_run
+from summit_train.evaluation.scores import probabilities
+from summit_train.plan import make_plan
+from summit_train.report.confusion import all_names
+from summit_train.report.films import Film, Seen, film, seen
+from summit_train.report.page import environment, write_page
+from summit_train.spec import DataSpec, Spec, run_spec
+from summit_train.tasks.task import task_named
+
+_LIMITS = {"clips": (1, 2000), "frames": (1, 64), "pixels": (16, 512), "epoch": (0, 10**9)}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("manifest", metavar="LIST", help="manifest, folder of class folders, or packed set")
+    add("overrides", nargs="*", metavar="key=value", help="keys of SPEC or RUN to override")
+    add("--out", metavar="PAGE.html", type=Path, default=Path("clips.html"), help="page to write [%(default)s]")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--spec", metavar="SPEC", help="show clips as training sees them [whole frames]")
+    run = "show clips as the validation of a run sees them, the lowest scores of their own classes first"
+    how.add_argument("--run", metavar="RUN", help=run)
+    add("--epoch", type=int, metavar="N", help="with --spec: frames and crops of this epoch, from 0 [0]")
+    add("--root", metavar="DIR", help="where the manifest's paths start [its own folder, or data.root]")
+    add("--only", nargs="+", metavar="CLASS", help="show these classes")
+    add("--clips", type=int, default=48, metavar="N", help="at most, in all [%(default)s]")
+    add("--frames", type=int, default=16, metavar="N", help="of a clip, at most [%(default)s]")
+    add("--pixels", type=int, default=128, metavar="N", help="of a frame's short side, at most [%(default)s]")
+
+
+@dataclass(frozen=True)
+class _Clips:
+    """The clips that may be shown, and what reads one. how: they are seen. scores: of each the score and its text."""
+
+    manifest: Manifest
+    clips: NDArray[np.int64]
+    see: Callable[[int], Seen]
+    how: str
+    scores: Mapping[int, tuple[float, str]] = field(default_factory=dict)
+
+
+def run(args: argparse.Namespace) -> Result:
+    """Write the page. A clip that cannot be read is on it with the reason."""
+    check_single("data show")
+    for name, (least, most) in _LIMITS.items():
+        if (value := getattr(args, name)) is not None and not least <= value <= most:
+            raise UserError(f"--{name} must be {least:,} to {most:,}, got {value:,}")
+    if not args.spec and (args.epoch is not None or (args.overrides and not args.run)):
+        raise UserError("--epoch must be used with --spec, key=value with --spec or --run")
+    clips = _in_training(args) if args.spec else _in_validation(args) if args.run else _whole(args)
+    groups, bad = dict[str, list[dict[str, Any]]](), list[str]()
+    chosen = _chosen(clips, args.clips, args.only)
+    for group, shown in followed(_shown(clips, chosen, args), len(chosen), "clips"):
+        groups.setdefault(group, []).append(shown)
+        bad += [shown["film"].reason] if shown["film"].reason else []
+    what = f"{len(chosen):,} of {counted(len(clips.clips), 'clip')}"
+    what += f", {len(groups):,} of {len(clips.manifest.class_names):,} classes"
+    about = {"title": clips.manifest.source, "what": what, "how": clips.how, "groups": groups}
+    write_page(args.out, environment().get_template("sheet.html.j2").render(about))
+    size = with_unit(args.out.stat().st_size, "B")
+    return Result([f"{args.out}: {what}, {size}", *(f"cannot be shown: {reason}" for reason in bad)])
+
+
+# How clips are seen.
+
+
+def _whole(args: argparse.Namespace) -> _Clips:
+    manifest, pixels = read_manifest(args.manifest), args.pixels
+    store = open_store(DataSpec(train=args.manifest, val=args.manifest, root=args.root), manifest)
+    frames_of = lambda number: test_frames("uniform", number, args.frames, 1, 1)  # noqa: E731
+    views_of = lambda width, height: test_views(min(pixels, width, height), "full", width, height)  # noqa: E731
+    see = partial(seen, store, frames_of, views_of)
+    return _Clips(manifest, np.arange(len(manifest)), see, "Whole frames, evenly spaced.")
+
+
+def _spec(args: argparse.Namespace, which: str) -> Spec:
+    root = [] if args.root is None else [f"data.root={args.root}"]
+    return run_spec(args.spec or args.run, [*args.overrides, *root, f"data.{which}={args.manifest}"])
+
+
+def _in_training(args: argparse.Namespace) -> _Clips:
+    spec, epoch = _spec(args, "train"), args.epoch or 0
+    dataset, data = Dataset.open(spec, "train"), spec.data
+    read, drawn = dataset.training_clips(make_plan(spec, 1, len(dataset)).order(), epoch)
+    augment = " and ".join([data.built_in_augment, *(part.name for part in dataset.augment)])
+    later = " and ".join(f"data.{name}" for name in ("erase", "mix") if getattr(data, name))
+    flow = " of optical flow, of which the x of the first field is shown" if data.modality == "flow" else ""
+    how = f"As epoch {epoch} of {args.spec} sees them: seed {spec.seed}, {data.num_frames} frames{flow}, {augment}."
+    how += f" Not shown: {later}, which change the batch afterwards." if later else ""
+
+    def see(clip: int) -> Seen:
+        views, targets = read.clip(clip, drawn[clip], lambda *_: nullcontext())
+        return views[0], targets[0] if targets else None
+
+    return _Clips(dataset.manifest, np.array(sorted(drawn), np.int64), see, how)
+
+
+def _in_validation(args: argparse.Namespace) -> _Clips:
+    spec, found = _spec(args, "val"), read_run(args.run)
+    dataset, data, softmax = Dataset.open(spec, "val"), spec.data, found.scores.kind == "softmax"
+    shares = probabilities(found.scores.scores, found.scores.kind)
+    names = all_names(found.class_names, shares.shape[1])
+    right = np.where(found.scores.hot, shares, 1.0 if softmax else 1 - shares)
+    scores, places = dict[int, tuple[float, str]](), {clip: place for place, clip in enumerate(found.clips)}
+    for clip in dataset.clips.tolist():
+        if (place := places.get(dataset.manifest.clip(clip), -1)) >= 0 and found.scores.is_read[place]:
+            own, top = int(right[place].argmin()), int(shares[place].argmax())
+            taken = f", taken for {names[top]} {share(shares[place, top])}" if softmax and top != own else ""
+            scores[clip] = float(right[place, own]), f"{names[own]} {share(shares[place, own])}{taken}"
+    if not scores:
+        raise UserError(f"{args.manifest}: has none of the videos that {args.run} has scored; give its data.val")
+    crops = "full" if task_named(spec.task).whole_frames else 1
+    frames_of = lambda number: test_frames(data.sampling, number, data.num_frames, data.frame_stride, 1)  # noqa: E731
+    views_of = partial(test_views, spec.evaluate.short_side, crops, long_side=data.long_side)
+    how = f"As {args.run} validates them; the lowest scores of {found.path.name} first."
+    see = partial(seen, dataset.store, frames_of, views_of)
+    return _Clips(dataset.manifest, np.array(list(scores), np.int64), see, how, scores)
+
+
+# Which clips are shown, and what of them.
+
+
+def _chosen(clips: _Clips, most: int, only: Sequence[str] | None) -> list[int]:
+    """Return the clips of the lowest scores; without scores as many of each class, spread over the list."""
+    names, wanted = clips.manifest.class_names, clips.clips
+    if unknown := set(only or ()) - set(names):
+        raise UserError(f"--only must have classes of {clips.manifest.source}, got {', '.join(sorted(unknown))}")
+    if only:
+        owners, classes = clips.manifest.label_pairs()
+        wanted = wanted[np.isin(wanted, owners[np.isin(classes, [names.index(name) for name in only])])]
+    if clips.scores:
+        return sorted(wanted.tolist(), key=clips.scores.__getitem__)[:most]
+    labels = clips.manifest.labels[wanted]
+    groups = [wanted[labels == label] for label in np.unique(labels)[:most]]
+    return [int(group[place]) for group in groups for place in _spread(len(group), most // len(groups))]
+
+
+def _shown(clips: _Clips, chosen: Sequence[int], args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the class of each clip, and what the page shows of it."""
+    for clip in chosen:
+        labels = [clips.manifest.class_names[label] for label in clips.manifest.labels_of(clip)] or ["no class"]
+        try:
+            picture = film(_pictures(clips.see(clip), clips.manifest.annotation, args.frames, args.pixels))
+        except (DecodeError, OSError) as error:
+            picture = Film(reason=str(error))
+        about = clips.scores[clip][1] if clips.scores else ", ".join(labels)
+        yield labels[0], {"name": str(clips.manifest.clip(clip)), "about": about, "film": picture}
+
+
+def _pictures(view: Seen, annotation: Annotation | None, most: int, pixels: int) -> Frames:
+    """Return at most so many frames, evenly spaced, scaled down, with what is known of them; of flow one channel."""
+    views, targets = view
+    frames = views if views.shape[-1] == 3 else np.repeat(views[..., :1], 3, axis=-1)
+    places = _spread(len(frames), most)
+    small = scaled(frames[places], pixels)
+    return annotation.drawn(small, targets, places, small.shape[2] / frames.shape[2]) if annotation else small
+
+
+def _spread(length: int, most: int) -> list[int]:
+    """Return at most so many of 0 .. length - 1, evenly spaced, with both ends."""
+    return [int(place) for place in np.unique(np.linspace(0, length - 1, min(most, length)).round())]

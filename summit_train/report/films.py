@@ -1,0 +1,82 @@
+"""Frames of videos for a page: side by side in one picture, which the page's style plays frame by frame.
+
+Without a script: where motion is not wanted, and on paper, the same picture shows all frames.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from summit_train.core.errors import UserError
+from summit_train.data.batches.stores import Store
+from summit_train.data.dataset import Dataset
+from summit_train.data.manifest.clip import Clip
+from summit_train.data.video.clips import Choose, Frames, ViewsOf
+from summit_train.data.video.encode import jpeg
+from summit_train.report.records import RunRecord
+from summit_train.spec import spec_from_values
+
+# A view of frames in the order of playing, (T, H, W, C), and what Annotation.targets returns of it, None without any.
+Seen = tuple[Frames, Any]
+
+
+@dataclass(frozen=True)
+class Film:
+    """`count` frames of width x height pixels, as a data URI. Without any it is empty, and `reason` says why."""
+
+    uri: str = ""
+    count: int = 0
+    width: int = 0
+    height: int = 0
+    reason: str = ""
+
+
+def film(frames: Frames) -> Film:
+    """Return frames, uint8 (T, height, width, 3), or grey ones (T, height, width), as a film."""
+    picture = base64.b64encode(jpeg(np.concatenate(list(frames), axis=1))).decode("ascii")
+    count, height, width = frames.shape[:3]
+    return Film(f"data:image/jpeg;base64,{picture}", count, width, height)
+
+
+def seen(store: Store, frames_of: Choose, views_of: ViewsOf, clip: int) -> Seen:
+    """Return the view of a clip in chosen frames. Raises DecodeError."""
+    manifest, annotation = store.manifest, store.manifest.annotation
+
+    def choose(number: int) -> NDArray[np.int64]:
+        return number - 1 - frames_of(number) if manifest.is_reversed(clip) else frames_of(number)
+
+    views, number, size = store.read_views(clip, choose, views_of)
+    frames = manifest.span(clip).start + choose(number)[0]
+    return views[0], annotation.targets(clip, frames, views_of(*size)[0], size) if annotation else None
+
+
+class Videos:
+    """The videos of a run's validation set, as far as they are on this machine."""
+
+    def __init__(self, run: RunRecord) -> None:
+        self._store: Store | None = None
+        self._reason = ""
+        try:
+            spec = spec_from_values(dict(run.spec), str(run.path / "spec.yaml"))
+            if spec.data.modality != "rgb":
+                raise UserError("the network sees optical flow")
+            self._store = Dataset.open(spec, "val").store
+        except (UserError, OSError) as error:
+            self._reason = str(error)
+
+    def film(self, place: int, clip: Clip, frames_of: Choose, views_of: ViewsOf) -> Film:
+        """Return chosen frames of the clip at this place of the set."""
+        if self._store is None:
+            return Film(reason=self._reason)
+        listed = self._store.manifest
+        try:
+            if place >= len(listed) or clip != listed.clip(place):
+                raise UserError(f"{listed.source}: has changed since the evaluation; {clip} is in another place")
+            return film(seen(self._store, frames_of, views_of, place)[0])
+        except (UserError, OSError) as error:
+            return Film(reason=str(error))
