@@ -24,7 +24,6 @@ Peaks = Mapping[str, Values]  # by precision; empty where utilisation is not mea
 
 
 def add_peak(parser: argparse.ArgumentParser) -> None:
-    """Add the option that replaces the measurement of the peak."""
     parser.add_argument("--peak", type=float, metavar="X", help="multiply-adds/s of a rank at best; 0: no utilisation")
 
 

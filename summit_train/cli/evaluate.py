@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> Result:
         goodput = scorer.world.from_first(lambda: goodput_values(spec.run_path))
         evaluation = Evaluation(scorer, watchdog, folder, measures, training, changed, goodput=goodput)
         if scorer.world.rank == 0:
-            warn_left_out(left_out)
+            tell(*(f"left out of the mean: {line}" for line in left_out))
         return accuracy_result(evaluation, evaluation.score_checkpoints(network, paths))
 
 
@@ -140,12 +140,6 @@ def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Re
     elif (found := len(values["checkpoints"])) < last:
         text.append(f"{counted(found, 'checkpoint')}, fewer than evaluate.last_checkpoints, {last}")
     return Result(text, values=values | {"written": str(file)})
-
-
-def warn_left_out(lines: Sequence[str]) -> None:
-    """Name the checkpoints that the mean leaves out, and why."""
-    for line in lines:
-        tell(f"left out of the mean: {line}")
 
 
 def _changed_keys(spec: Spec, chosen: Sequence[str], usual: int) -> dict[str, Any]:

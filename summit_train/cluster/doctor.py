@@ -83,7 +83,8 @@ def check(name: str, launcher: Sequence[str] = (), more: Mapping[str, str] | Non
     """Run PROBES[name], under a launcher if one is given, and judge its facts. more: the ranks' further environment."""
     environment = processes.mpi_environment({**os.environ, **(more or {})}) if launcher else None
     try:
-        facts = processes.probe(PROBES[name].program, ANSWER_S, launcher, environment)
+        program = [sys.executable, "-c", f"import json\n{PROBES[name].program}"]
+        facts = processes.answer([*launcher, *program], ANSWER_S, environment)
     except RunFailed as error:
         return Check(name, "fail", str(error), PROBES[name].fix)
     return Check(name, *PROBES[name].judge(facts))

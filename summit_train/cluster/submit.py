@@ -36,7 +36,7 @@ def environment_to_stage(site: Site, run_dir: Path) -> Path | None:
     """Return what the ranks' environment is copied to the nodes from; None where they start from the shared one.
 
     It is the container's image, the file that the site names, or one of this environment below `run_dir`, whose name
-    changes with the environment and which `write_job` makes. Raises UserError where there is no such file.
+    changes with the environment and which `write_job` makes. Raises UserError if that file is missing.
     """
     if not site.stage_environment:
         return None

@@ -25,7 +25,7 @@ def cache_folder() -> Path:
     """Return the user's folder of what can be made again. Raises OSError where the user has no home folder."""
     folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     if folder.startswith("~"):
-        raise OSError(None, "there is no home folder", folder)
+        raise OSError(None, "the user has no home folder", folder)
     return Path(folder, "summit_train")
 
 

@@ -13,7 +13,7 @@ from summit_train.spec.augment import AUGMENTS, AugmentSpec, BuiltInAugment, Mix
 from summit_train.spec.modality import RGB, Modality, ModalityName, flow
 from summit_train.spec.typed import Count, Extent, Fraction, NonNegative, PathText, Seconds, Section, by_name
 
-# The tags are no part of a message. Not strict: below a validator pydantic refuses a list as a tuple.
+# The tags do not appear in messages. Not strict: below a validator pydantic refuses a list as a tuple.
 _Own = Annotated[AugmentSpec, by_name(AugmentSpec)]
 _Augments = Annotated[tuple[_Own, ...], Field(strict=False), Tag("tuple[list]")]
 Augment = Annotated[

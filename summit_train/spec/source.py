@@ -184,7 +184,7 @@ def _bare(path: str) -> str:
 
 
 def shipped_hint(path: str) -> str:
-    """Return the shipped name that a path which does not exist may stand for, as the end of a message."""
+    """Return the shipped name that a missing path may mean, as the end of a message."""
     return f"; did you mean {SHIPPED}{_bare(path)}?" if _bare(path) in shipped_names() else ""
 
 

@@ -92,7 +92,7 @@ class OwnSpec(Section):
 
 
 def by_name(section: type[OwnSpec]) -> BeforeValidator:
-    """Let the name of a callable without options stand for its section."""
+    """Accept the name of a callable without options in place of its section."""
     expand_name = lambda given: {"kind": given} if isinstance(given, str) else given  # noqa: E731
     return BeforeValidator(expand_name, json_schema_input_type=str | section)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -56,7 +55,10 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
     done = [row for row in rows if row["state"] == "done" and (sweep.x or row["global_batch"])]
     every = sweep_points(sweep, rows)
     every = [point for point in every if sweep.x or point["global_batch"]]
-    places = _places([point["x"] for point in every])
+    values = [point["x"] for point in every]
+    # A number has its own place on the axis, other values follow one another.
+    words = {_word(value): value for value in values}
+    places = words if all(map(is_number, values)) else {word: place for place, word in enumerate(words)}
     if not done or len(places) < 2:
         return {}
     points = [point | {"place": places[_word(point["x"])]} for point in every if point["done"]]
@@ -99,13 +101,6 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
 
 def _word(value: object) -> str:
     return NONE if value is None else str(value)
-
-
-def _places(values: Sequence[Any]) -> dict[str, float]:
-    """Return where each value, as text, stands on the axis: a number at itself, others one after another."""
-    if all(map(is_number, values)):
-        return {_word(value): value for value in values}
-    return {word: place for place, word in enumerate(dict.fromkeys(map(_word, values)))}
 
 
 def _are_numbers(places: Mapping[str, float]) -> bool:

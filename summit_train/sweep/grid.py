@@ -230,15 +230,8 @@ def sweep_texts(sweep: Sweep) -> dict[str, str]:
     base = dict(sweep.base) | {"run_dir": str(sweep.folder.absolute().parent)}
     kept = ("name", "nodes", "curve", "fold")
     runs = [{key: getattr(run, key) for key in kept} | dict(run.changes) for run in sweep.runs]
-    reference = None if sweep.reference is None else sweep.reference.model_dump(mode="json")
-    values: dict[str, Any] = {
-        "name": sweep.name,
-        "base": "base.yaml",
-        "at_once": sweep.at_once,
-        "x": sweep.x,
-        "runs": runs,
-    }
-    values["reference"] = reference
+    values: dict[str, Any] = {"name": sweep.name, "base": "base.yaml", "at_once": sweep.at_once, "x": sweep.x}
+    values |= {"runs": runs, "reference": sweep.reference and sweep.reference.model_dump(mode="json")}
     return {"base.yaml": to_yaml(base), "sweep.yaml": to_yaml(values)}
 
 

@@ -42,10 +42,6 @@ class Bucket:
     repeats: bool = False  # whether a gradient has ever come in several parts, so that only the pass's end completes it
     finish: Callable[[], None] | None = None  # waits for the mean, once it has begun
 
-    @property
-    def is_full(self) -> bool:
-        return not self.missing and not self.repeats
-
 
 def bucket_counts(sizes: Sequence[int]) -> list[int]:
     """Return how many gradients of these sizes in bytes each bucket holds, in their order.
@@ -154,8 +150,11 @@ class Exchange:
             late = f"a part of the gradient of {name} arrived after the ranks began to average it"
             why = "the network used it more often in this step than in the first one"
             raise RunFailed(f"{late}: {why}; use torch.utils.checkpoint with use_reentrant=False")
-        while not self._is_first_step and self._begun < len(self.buckets) and self.buckets[self._begun].is_full:
-            self._begin(self.buckets[self._begun])
+        while not self._is_first_step and self._begun < len(self.buckets):
+            following = self.buckets[self._begun]
+            if following.missing or following.repeats:
+                break
+            self._begin(following)
 
     def _begin(self, bucket: Bucket) -> None:
         self._begun += 1

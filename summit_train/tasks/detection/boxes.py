@@ -133,7 +133,7 @@ class Boxes(Annotation):
         return Boxes(self.rows, np.array([*firsts, self.ends[-1]], np.int64), self.lines, self.source)
 
     def check(self, clip: int, path: str | Path, num_frames: int, width: int, height: int) -> None:
-        """Raise DecodeError at the first box that does not lie in the frames of its video, `path`, with its line."""
+        """Raise DecodeError at the first box outside the frames of its video, `path`, with its line."""
         rows = self.of(clip)
         left, top, right, bottom = rows["box"].T
         is_outside = (left >= width) | (top >= height) | (right <= 0) | (bottom <= 0)
