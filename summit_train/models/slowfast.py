@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from summit_train.models.resnet import STAGES as RESNET_STAGES
-from summit_train.models.resnet import ResidualBlock, projection, scaled_channels
+from summit_train.models.resnet import Bottleneck, ResidualBlock, projection, scaled_channels
 from summit_train.models.video import Dropout, VideoNetwork
 
 ALPHA = 8  # frames of the fast pathway for each frame of the slow one
@@ -24,13 +24,11 @@ SLOW_KERNELS = (1, 1, 1, 3, 3)
 FAST_KERNELS = (5, 3, 3, 3, 3)
 
 
-class Bottleneck3d(ResidualBlock):
+class Bottleneck3d(Bottleneck):
     """Tx1x1, 1x3x3 and 1x1x1 convolutions, the stride in space alone, in the 1x3x3."""
 
-    expansion, last_norm = 4, "bn3"
-
     def __init__(self, in_channels: int, channels: int, kernel: int, stride: int) -> None:
-        super().__init__()
+        ResidualBlock.__init__(self)
         out_channels, strides = self.expansion * channels, (1, stride, stride)
         self.conv1 = nn.Conv3d(in_channels, channels, (kernel, 1, 1), padding=(kernel // 2, 0, 0), bias=False)
         self.bn1 = nn.BatchNorm3d(channels)
@@ -39,13 +37,6 @@ class Bottleneck3d(ResidualBlock):
         self.conv3 = nn.Conv3d(channels, out_channels, 1, bias=False)
         self.bn3 = nn.BatchNorm3d(out_channels)
         self.downsample = projection(in_channels, out_channels, stride, is_3d=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        shortcut = self.downsample(x)
-        x = self.relu(self.bn1(self.conv1(x)))
-        x = self.relu(self.bn2(self.conv2(x)))
-        x = self.bn3(self.conv3(x))
-        return self.relu(x + shortcut)
 
 
 class Pathway(nn.Module):
