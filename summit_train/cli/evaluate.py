@@ -211,10 +211,7 @@ def _scored(result: dict[str, Any]) -> list[str]:
 
 
 def _paths(spec: Spec, chosen: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return the checkpoint files to evaluate, and which of the last ones are left out and why.
-
-    Raises CheckpointError if there is none.
-    """
+    """Return the checkpoint files to evaluate, and which last ones are left out and why. Raises CheckpointError."""
     paths, left_out = list[Path](), list[str]()
     for text in chosen or [f"last:{spec.evaluate.last_checkpoints}"]:
         last = re.fullmatch(r"last:([1-9]\d*)", text)

@@ -63,10 +63,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def parse_nodes(text: str) -> list[int]:
-    """Read '1,8,16' or '1,8,...,64', in which '...' doubles from the number before it up to the one behind it.
-
-    Raises UserError for anything else.
-    """
+    """Read '1,8,16' or '1,8,...,64'; '...' doubles from the number before it to the one behind it. Raises UserError."""
     words = text.split(",")
     nodes: list[int] = []
     for i, word in enumerate(words):

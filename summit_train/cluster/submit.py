@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -25,14 +24,14 @@ from summit_train.data.manifest.reading import PACK_FILE
 from summit_train.spec import Spec, dump_spec
 
 
-def folders_to_stage(site: Site, specs: Iterable[Spec]) -> tuple[Path, ...]:
+def staged_folders(site: Site, specs: Iterable[Spec]) -> tuple[Path, ...]:
     """Return the packed sets of the specs with data.stage=auto, each once; none on a site without node_local."""
     staged = [spec.data for spec in specs if spec.data.stage == "auto" and site.node_local is not None]
     paths = dict.fromkeys(Path(path).absolute() for data in staged for path in (data.train, data.val))
     return tuple(path for path in paths if (path / PACK_FILE).is_file())
 
 
-def environment_to_stage(site: Site, run_dir: Path) -> Path | None:
+def staged_environment(site: Site, run_dir: Path) -> Path | None:
     """Return what the ranks' environment is copied to the nodes from; None where they start from the shared one.
 
     It is the container's image, the file that the site names, or one of this environment below `run_dir`, whose name
@@ -105,20 +104,13 @@ def prepare_job(site: Site, job: Job, *specs: Spec, by_hand: bool = False) -> Pa
     running; by hand, the scheduler is needed only if jobs of this run were submitted before.
     """
     if not by_hand:
-        check_scheduler(site)
+        site.check_scheduler()
     # Another scheduler's number says nothing here.
     ids = [line["id"] for line in submissions(job.runs[0]) if line["scheduler"] == site.scheduler]
     for job_id, state in job_states(site, ids).items():
         if state != "gone":
             raise UserError(f"{job.runs[0]}: job {job_id} is {state}; wait for it, or cancel it first")
     return write_job(site, job, specs)
-
-
-def check_scheduler(site: Site) -> None:
-    """Raise UserError where the site's scheduler cannot be reached from this machine."""
-    command = site.batch.command
-    if command is not None and shutil.which(command) is None:
-        raise UserError(f"{command} is not on PATH: submit on a machine of {site.name}, or use --dry-run")
 
 
 def chain(site: Site, job: Job, script: Path, jobs: int, after: str | None = None) -> list[str]:
@@ -170,7 +162,7 @@ def job_states(site: Site, ids: Sequence[str]) -> dict[str, str]:
     """
     if not ids:
         return {}
-    check_scheduler(site)
+    site.check_scheduler()
     states = site.batch.states()
     found = {}
     for job_id in ids:

@@ -22,10 +22,7 @@ from summit_train.inference.videos import VideoList
 
 @dataclass(frozen=True)
 class PredictedVideo:
-    """A video and its most probable classes in order, each with label, name and score (its probability).
-
-    error: why it has none.
-    """
+    """A video and its most probable classes in order: label, name and score (probability). error: why it has none."""
 
     clip: Clip
     predictions: Sequence[dict[str, Any]]

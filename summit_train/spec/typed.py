@@ -10,16 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    ValidationError,
-)
-from pydantic_core import PydanticKnownError, core_schema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import PydanticKnownError, ValidationError, core_schema
 
 from summit_train.core.errors import UserError
 from summit_train.spec.source import KeyPath, Tree

@@ -17,10 +17,7 @@ from summit_train.sweep.status import Row, as_values, has_repeats, read_rows, sw
 
 
 def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
-    """Write table.txt, .csv and .json, accuracy.png and .svg, with folds clips.csv, into the sweep's folder.
-
-    Return the rows.
-    """
+    """Write table.txt, .csv, .json, accuracy.png, .svg and with folds clips.csv into the folder; return the rows."""
     # Several runs that end together all do this. One lock covers reading and writing, so that no run overwrites newer
     # results by older ones.
     with locked(sweep.folder / "lock"):

@@ -66,10 +66,7 @@ class PassSquares:
 
 @dataclass(frozen=True)
 class Squares:
-    """Squared norms of one step's gradients, unscaled.
-
-    single: |G_b|^2, the mean over all virtual GPUs; average: |G_B|^2, of their average.
-    """
+    """Squared norms of one step's unscaled gradients. single: |G_b|^2, mean over virtual GPUs; average: |G_B|^2."""
 
     single: float
     average: float

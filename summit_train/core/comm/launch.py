@@ -39,10 +39,7 @@ _BY_PMI = ("srun", "flux run")  # they tell MPI of their processes where they ar
 
 @dataclass(frozen=True)
 class Launch:
-    """The launcher of this process, with the process's rank and the number of processes.
-
-    by_mpi: MPI can join the processes.
-    """
+    """The launcher of this process, and its rank and the number of processes. by_mpi: MPI can join the processes."""
 
     launcher: str
     rank: int

@@ -1,7 +1,4 @@
-"""Detections in videos and the ground truth: their measures, and the file in a run folder that holds both.
-
-Needs no torch.
-"""
+"""Detections in videos and the ground truth: their measures, and the file in a run folder. Needs no torch."""
 
 from __future__ import annotations
 
