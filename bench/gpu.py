@@ -55,10 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def commands(out: Path, work: Path, *, small: bool) -> dict[str, str]:
-    """Return command lines of `summit-train` and of scripts by name, those that matter most first.
-
-    Videos and specs of their own are written into `work`.
-    """
+    """Return command lines of `summit-train` and scripts by name, the first matter most. work: for videos and specs."""
     names = ("tsm_r50_8f", "tsn_r50_8f", "i3d_3x3x3_r50_16f", "i3d_3x1x1_r50_32f")
     tsm, tsn, i3d, i3d_factorised = (shlex.quote(str(KINETICS / f"{name}.yaml")) for name in names)
     own = {"compiled": (names[0], "execution: {compile: true}"), "images": (names[1], "data: {num_frames: 1}")}

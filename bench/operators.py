@@ -71,10 +71,7 @@ def main() -> int:
 
 
 def profiled(experiment: Experiment, steps: int, place: Place) -> tuple[dict[str, float], float | None]:
-    """Return the seconds of one step by operator, or on a GPU by kernel and copy; and those in which any of these ran.
-
-    The latter are None on a CPU.
-    """
+    """Return a step's seconds by operator, or GPU kernel and copy, and those in which any ran (None on a CPU)."""
     on_gpu = place.device.type == "cuda"
     with Watchdog(place.world, experiment.spec.watch.stall_seconds) as watchdog:
         bench = StepBench(experiment, place.world, place.device, watchdog)

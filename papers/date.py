@@ -267,10 +267,7 @@ def without_seed(result: Result) -> tuple[Any, ...]:
 
 
 def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Put the seeds together; `results` in the order of `read_results`.
-
-    mean, std: of the test figure, None where a run diverged or is alone.
-    """
+    """Put the seeds together, as `read_results` orders them. mean, std: of the test figure; None if diverged or one."""
     rows = []
     for _, group in itertools.groupby(results, without_seed):
         runs = list(group)

@@ -28,10 +28,7 @@ def add_peak(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_peaks(specs: Sequence[Spec], given: float | None, place: Place) -> Peaks:
-    """Measure the peak of all ranks together for each precision.
-
-    given: multiply-adds/s of each rank, in place of a measurement; 0 gives no peaks.
-    """
+    """Measure the peak of all ranks together by precision. given: each rank's, which is not measured; 0: no peaks."""
     peaks: dict[str, Values] = {}
     for precision, spec in {} if given == 0 else {spec.precision: spec for spec in specs}.items():
         rate, shape, tried = given, None, {}

@@ -58,10 +58,7 @@ class Experiment:
 
 
 def experiment_of(spec: Spec, ranks: int, *, synthetic: bool) -> Experiment:
-    """Read a spec's training manifest and plan it for that many ranks. Random clips (synthetic) fill one step.
-
-    Raises UserError for a mistake in them.
-    """
+    """Read the training manifest and plan for that many ranks; synthetic clips fill one step. Raises UserError."""
     if synthetic:
         return Experiment(spec, make_plan(spec, ranks, (spec.scale.gpus or ranks) * spec.scale.clips_per_gpu), None)
     dataset = Dataset.open(spec, "train")

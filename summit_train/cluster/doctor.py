@@ -47,10 +47,7 @@ class Check:
 
 
 def examine(run_dir: Path, *, alone: bool = True) -> Iterator[Check]:
-    """Yield each check when it is done, after those that it depends on.
-
-    run_dir: where runs will be written. alone: no launcher started this process.
-    """
+    """Yield each check when done, after those it depends on. run_dir: for runs. alone: no launcher started us."""
     yield Check("python", "ok", f"{platform.python_version()} at {sys.executable}")
     yield check("torch")
     yield check_ranks(os.environ)

@@ -202,10 +202,7 @@ class Site(Section):
             raise UserError(f"{command} is not on PATH: submit on a machine of {self.name}, or use --dry-run")
 
     def walltime_cap(self, nodes: int) -> int | None:
-        """Return the longest walltime of a job of `nodes` nodes, in minutes; None where the site has no caps.
-
-        Raises UserError for more nodes than a job may have.
-        """
+        """Return the longest walltime of a job in minutes, None without caps. Raises UserError for too many nodes."""
         for cap in self.walltime_caps:
             if nodes <= cap.nodes:
                 return cap.walltime

@@ -25,10 +25,7 @@ def rank_cpus(local_ranks: int) -> int:
 
 
 def free_memory() -> float:
-    """Return the bytes that this process may still take, of the machine and of each of its control groups.
-
-    Infinity where the system does not tell.
-    """
+    """Return the bytes that this process may still take, by the machine and its control groups; infinity if unknown."""
     available = 1024 * float(_told("meminfo", "MemAvailable").removesuffix("kB") or "inf")
     return min([available, *_free_in_groups()])
 

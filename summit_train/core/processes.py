@@ -24,10 +24,7 @@ ROOT_NEEDS = f"as root, Open MPI's mpirun needs {' '.join(f'{name}={value}' for 
 
 
 def answer(command: Sequence[str], timeout: float, environment: Mapping[str, str] | None) -> Facts:
-    """Return the JSON object that a command prints last.
-
-    timeout in seconds. Raises RunFailed with the command's last words if it fails, hangs or cannot be started.
-    """
+    """Return the JSON object that a command prints last. timeout: seconds. Raises RunFailed with its last words."""
     try:
         done = subprocess.run(command, stdin=DEVNULL, capture_output=True, text=True, timeout=timeout, env=environment)
     except subprocess.TimeoutExpired:

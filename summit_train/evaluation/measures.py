@@ -104,10 +104,7 @@ def measures_of(kind: object, num_classes: float | None = None, own: Sequence[st
 
 
 def open_measures(spec: Spec) -> Measures:
-    """Return the measures of a spec, the user's own tried on videos with the right scores.
-
-    Raises UserError for one that does not return what it must.
-    """
+    """Return the measures of a spec, the user's own tried on videos with the right scores. Raises UserError."""
     classes, own = spec.model.num_classes, list[Measure]()
     labels = np.arange(max(1, min(classes, _TRIAL // classes)))
     hot = labels[:, None] == np.arange(classes)

@@ -49,10 +49,7 @@ def frozen_until(network: VideoNetwork, solver: OptimizerSpec) -> dict[str, floa
 
 
 def freeze_by_name(network: nn.Module, epoch: int) -> int:
-    """Let those of network.frozen_until be trained whose epochs are over after `epoch` epochs, and not the others.
-
-    Return how many elements this has changed.
-    """
+    """Train those of network.frozen_until whose epochs are over, freeze the others; return the elements changed."""
     until: Mapping[str, float] = getattr(network, "frozen_until", {})
     parameters = dict(network.named_parameters())
     changed = [parameters[name] for name in until if parameters[name].requires_grad != (epoch >= until[name])]

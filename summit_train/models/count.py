@@ -88,10 +88,7 @@ class Count:
 
 
 def count(model: VideoNetwork, height: int, width: int | None = None, device: str = "meta") -> Count:
-    """Count `model` on one clip of height x width pixels (square without width), on a copy that runs once on `device`.
-
-    Takes about 0.1 s for a ResNet-50.
-    """
+    """Count `model` on one clip of height x width pixels (square without width), on a copy, in about 0.1 s."""
     clip = (model.num_frames, height, height if width is None else width)
     shadow = copy.deepcopy(model).to(device).eval()
     seen = _Watch(shadow)

@@ -82,10 +82,7 @@ def hierarchical_seconds(network: Network, nodes: int, per_node: int, num_bytes:
 
 
 def bus_bandwidth(ranks: int, num_bytes: float, seconds: float) -> float:
-    """Return the bytes a second that each link of a ring would carry, 2(p-1)/p S / t, for any number of ranks.
-
-    As in nccl-tests (doc/PERFORMANCE.md).
-    """
+    """Return the bytes/s of each link of a ring, 2(p-1)/p S / t, for any ranks (nccl-tests, doc/PERFORMANCE.md)."""
     return 2 * (ranks - 1) / ranks * num_bytes / seconds
 
 

@@ -281,10 +281,7 @@ def parse_mapping(text: str, name: str) -> Tree:
 
 
 def _load(text: str, complaint: Callable[[int], str]) -> tuple[yaml.Node | None, Any]:
-    """Return the one document in `text` as nodes, which know their lines, and as values.
-
-    complaint: how a UserError about a line begins.
-    """
+    """Return the one document in `text` as nodes, which know their lines, and values. complaint: begins a UserError."""
     if sum(map(text.count, "\n,[{")) > _MOST_ENTRIES:
         raise UserError(f"{complaint(1)}: more than {_MOST_ENTRIES:,} lines, commas and brackets")
     try:

@@ -115,10 +115,7 @@ def _draw_ticks(axes: Axes, places: Mapping[str, float], *, is_batch: bool) -> N
 
 
 def clear_noise(curve: Sequence[Row]) -> tuple[int, Measured] | None:
-    """Return the first batch of a curve at which its noise scale exceeds its standard error, and the noise scale.
-
-    None where it does so at none.
-    """
+    """Return the first batch whose noise scale exceeds its standard error, and that noise scale; None without one."""
     for point in curve:
         noise: Measured | None = point["noise_scale"]
         if noise and noise.value is not None and noise.value > (noise.error or 0.0):

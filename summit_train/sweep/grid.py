@@ -223,10 +223,7 @@ def is_number(value: object) -> bool:
 
 
 def sweep_texts(sweep: Sweep) -> dict[str, str]:
-    """Return file name -> text for the sweep's folder. `load_sweep(folder)` then gives the same runs.
-
-    The folder needs neither the sweep file nor the overrides.
-    """
+    """Return file name -> text for the sweep's folder, from which alone `load_sweep` gives the same runs."""
     base = dict(sweep.base) | {"run_dir": str(sweep.folder.absolute().parent)}
     kept = ("name", "nodes", "curve", "fold")
     runs = [{key: getattr(run, key) for key in kept} | dict(run.changes) for run in sweep.runs]
@@ -387,10 +384,7 @@ def _names(drafts: Sequence[_Draft]) -> list[str]:
 
 
 def joined_name(parts: Sequence[tuple[str, Any]], in_full: Iterable[str] = ()) -> str:
-    """Return `date_gpus-48_base_lr-0.02`. A long name is cut and ends in a digest of all.
-
-    in_full: last words of keys that are ambiguous.
-    """
+    """Return `date_gpus-48_base_lr-0.02`, a long one cut with a digest. in_full: last words that are ambiguous."""
     words = []
     for key, value in parts:
         last = key.rpartition(".")[2]

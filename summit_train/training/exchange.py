@@ -29,10 +29,7 @@ LAST_BUCKET_BYTES = 2**20
 
 @dataclass
 class Bucket:
-    """Gradients in one piece of memory; those of `parameters` are views of it, in this order.
-
-    name: of the message that averages it.
-    """
+    """Gradients in one piece of memory, of which those of `parameters` are views in order. name: of its message."""
 
     name: str
     flat: torch.Tensor

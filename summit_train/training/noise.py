@@ -73,10 +73,7 @@ class Squares:
 
 
 class NoiseScale:
-    """The noise scale of a run: ratio of the moving averages of tr(Sigma) and |G|^2.
-
-    All ranks hold the same numbers. They are part of a checkpoint.
-    """
+    """The noise scale of a run: the ratio of the moving averages of tr(Sigma) and |G|^2. The same on all ranks."""
 
     def __init__(self, clips_per_gpu: int, virtual_gpus: int) -> None:
         self._small, self._big = clips_per_gpu, clips_per_gpu * virtual_gpus

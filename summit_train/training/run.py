@@ -276,10 +276,7 @@ def build_train_step(
     device: torch.device,
     factors: Mapping[str, float],
 ) -> TrainStep:
-    """Return a step that updates `model` by the solver over all ranks, before its first update.
-
-    factors: of the LR of some parameters, by name.
-    """
+    """Return a step that updates `model` over all ranks, not yet run. factors: of the LR of some parameters."""
     groups = parameter_groups(model, solver.weight_decay, factors, decay_norms=solver.decay_norms)
     optimizer = build_solver(solver, groups)
     trust = None if solver.trust_ratio is None else TrustRatio(solver.trust_ratio, model, optimizer)

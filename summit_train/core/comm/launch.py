@@ -48,10 +48,7 @@ class Launch:
 
 
 def find_launch(environ: Mapping[str, str]) -> Launch | None:
-    """Return the launch that `environ` describes, or None for a process started by hand.
-
-    Raises UserError when a launcher's variables are not numbers.
-    """
+    """Return the launch that `environ` describes, None for one by hand. Raises UserError for a wrong variable."""
     # torchrun itself may be started once a node by any of the others.
     launchers = _LAUNCHERS[-1:] if "TORCHELASTIC_RUN_ID" in environ else _LAUNCHERS
     for launcher, rank_name, size_name in launchers:

@@ -58,10 +58,7 @@ class WatchedDataset(Dataset[Any]):
 
     @contextmanager
     def reading(self, clip: int, path: str) -> Iterator[None]:
-        """Note the clip that this worker reads within the block; the main process notes nothing.
-
-        Raises DecodeError for a clip that was given up.
-        """
+        """Note the clip that this worker (not the main process) reads. Raises DecodeError if it was given up."""
         if clip in self._given_up:
             raise DecodeError(path, self._given_up[clip])
         worker = get_worker_info()

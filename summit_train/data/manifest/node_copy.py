@@ -33,10 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def read_shared(path: str | Path, region: str | None) -> reading.Manifest:
-    """Return `read_manifest(path, region)`, that of a large list mapped; note where it cannot be kept.
-
-    Class folders and annotated lists have no copy.
-    """
+    """Return `read_manifest(path, region)`, that of a large list mapped. Class folders and annotations have no copy."""
     source, manifest = Path(path), None
     if not source.is_file() or source.stat().st_size < _MIN_BYTES:
         return reading.read_manifest(source, region)

@@ -53,10 +53,7 @@ class Stream:
         self._caches: Sequence[torch.Tensor] = ()
 
     def output(self, picture: Frames) -> torch.Tensor:
-        """Take the next frame, uint8 RGB (H, W, 3), of one size each time; return its own logits or maps, (1, ...).
-
-        Raises RunFailed for NaN or infinity.
-        """
+        """Return the logits or maps (1, ...) of the next frame, uint8 RGB (H, W, 3). Raises RunFailed for NaN."""
         with torch.inference_mode():
             frames = self._normalise(torch.from_numpy(picture)[None, None])[0]
             output: torch.Tensor

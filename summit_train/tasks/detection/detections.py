@@ -116,10 +116,7 @@ class Detections:
 
 
 def read_detections(path: Path, num_classes: int) -> tuple[Detections, list[str], tuple[str, ...]]:
-    """Read a file of `Detections.save`: also the paths of the videos, and the names of the classes.
-
-    Raises UserError for a file that is damaged or is none.
-    """
+    """Read a file of `Detections.save`, with its videos' paths and class names. Raises UserError for a damaged one."""
     try:
         with open(path, "rb", opener=regular) as content, np.load(content, allow_pickle=False) as file:
             rows, ends, boxes, box_ends = (file[name] for name in ("detections", "ends", "boxes", "box_ends"))
