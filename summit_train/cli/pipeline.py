@@ -113,8 +113,7 @@ def _keep_result(run_path: Path, epochs: int) -> None:
         kept.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             (run_path / PREDICTIONS).rename(kept / PREDICTIONS)
-        result = from_json(read_file(file))
-        write_json(kept / RESULT_FILE, result | {"overrides": {"schedule.epochs": epochs}})
+        write_json(kept / RESULT_FILE, from_json(read_file(file)) | {"overrides": {"schedule.epochs": epochs}})
         file.unlink()
 
 

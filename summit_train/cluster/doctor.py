@@ -204,8 +204,7 @@ def _judge_horovod(facts: processes.Facts) -> Finding:
     if not facts["mpi"]:
         return "fail", found, BUILD
     if facts["gpus"] and not facts["nccl"]:
-        through_host = "gradients go through the host: install the CUDA toolkit and NCCL"
-        return "warn", found, f"{through_host}, {BUILD}"
+        return "warn", found, f"gradients go through the host: install the CUDA toolkit and NCCL, {BUILD}"
     return "ok", found, ""
 
 
@@ -235,8 +234,7 @@ def _judge_gpus(facts: processes.Facts) -> Finding:
     archs = re.findall(r"\b(sm|compute)_(\d+)(\d)[af]?\b", " ".join(facts["archs"]))
     for device in devices:
         own = tuple(device["capability"])
-        fits = [(int(a), int(b)) <= own and (kind == "compute" or int(a) == own[0]) for kind, a, b in archs]
-        if not any(fits):
+        if not any((int(a), int(b)) <= own and (kind == "compute" or int(a) == own[0]) for kind, a, b in archs):
             no_code = f"this torch has no code for {device['name']} ({', '.join(facts['archs'])})"
             return "fail", found, f"{no_code}: install one that has (TORCH=)"
     return "ok", found, ""

@@ -90,8 +90,7 @@ def write_job(site: Site, job: Job, specs: Sequence[Spec] = (), folder: Path | N
             (run / "job" / mark).unlink(missing_ok=True)
     if job.environment is not None and not job.environment.exists():
         with shown("MB of the environment packed", in_logs=True) as show:
-            files = environment_files()
-            pack(files, job.environment, lambda done, total: show(done >> 20, total >> 20))
+            pack(environment_files(), job.environment, lambda done, total: show(done >> 20, total >> 20))
     script = (folder or job.runs[0] / "job") / "job.sh"
     write_text(script, text)
     return script

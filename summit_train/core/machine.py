@@ -26,8 +26,7 @@ def rank_cpus(local_ranks: int) -> int:
 
 def free_memory() -> float:
     """Return the bytes that this process may still take, by the machine and its control groups; infinity if unknown."""
-    available = 1024 * float(_told("meminfo", "MemAvailable").removesuffix("kB") or "inf")
-    return min([available, *_free_in_groups()])
+    return min([1024 * float(_told("meminfo", "MemAvailable").removesuffix("kB") or "inf"), *_free_in_groups()])
 
 
 def _free_in_groups(process: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> list[float]:

@@ -72,8 +72,7 @@ class Evaluation:
                 scores, values = self._score(model, path, f"{name}{suffix}")
                 if scores is not None:
                     bad = {"bad_videos": scores.num_bad} if scores.num_bad else {}
-                    row = {"path": str(path), "step": step} | values
-                    kind.append(row | bad)
+                    kind.append({"path": str(path), "step": step} | values | bad)
                     num_videos, missing = len(scores.videos), left_out(scores, self.scorer.dataset.manifest.class_names)
         if world.rank != 0:
             return None

@@ -176,8 +176,7 @@ class Scorer:
             yield from self.each_video(videos, partial(stream_frames, spec.data), average)
             return
         normalise = Normalise(parameter_type(spec.precision), self.device, spec.data.input)
-        data = spec.data.on_node(self.world.local_size)
-        batches = test_batches(data, spec.evaluate, self.dataset.store, videos)
+        batches = test_batches(spec.data.on_node(self.world.local_size), spec.evaluate, self.dataset.store, videos)
         for batch, video in zip(batches, videos, strict=True):
             assert batch.video == video
             if batch.bad is None:

@@ -352,8 +352,7 @@ def _task_problems(spec: Spec) -> Iterator[tuple[str, str]]:
 def _foreign_problems(spec: Spec) -> Iterator[tuple[str, str]]:
     """Yield keys that are not read: built-in ones by a network or loss of the user's, `options` by one built in."""
     model, loss = spec.model, spec.loss
-    others = ("label_smoothing", "class_weights") if is_foreign(loss.kind) else ("options", "like")
-    for key in others:
+    for key in ("label_smoothing", "class_weights") if is_foreign(loss.kind) else ("options", "like"):
         if getattr(loss, key) != (default := LossSpec.model_fields[key].default):
             right = "only built-in losses read it; use loss.options instead"
             why = right if is_foreign(loss.kind) else f"{loss.kind} is built in, and has keys of loss"

@@ -125,8 +125,7 @@ class Mapper:
     @torch.inference_mode()
     def _check_logits(self) -> None:
         """Raise UserError where a network's `feature_maps` are not what its classifier sees the average of."""
-        shape = (1, *self.trained.spec.data.clip_shape)
-        clips = self._normalise(torch.zeros(shape, dtype=torch.uint8))
+        clips = self._normalise(torch.zeros((1, *self.trained.spec.data.clip_shape), dtype=torch.uint8))
         with mixed_precision(self.trained.spec.precision, self._device):
             own = self._network(clips)
         if float((self._maps(clips)[1] - own).norm()) > _ROUNDING * float(own.norm()):
