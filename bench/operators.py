@@ -3,9 +3,8 @@
     python bench/operators.py configs/kinetics/tsm_r50_8f.yaml scale.clips_per_gpu=4 precision=bf16
     python bench/operators.py SPEC [key=value ...] [--steps N] [--out FILE.png] [--json]
 
-The step is `train`'s own, in one process on random clips. The profiler slows the host down, so the step and the best
-matrix product are measured before it. Utilisation is also given as it would be if all but convolutions and products
-took no time.
+The step is `train`'s own, in one process on random clips. As the profiler slows the host down, step and best matrix
+product are measured before. Utilisation is also given as it would be if all but convolutions and products took no time.
 """
 
 from __future__ import annotations

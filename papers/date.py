@@ -165,9 +165,8 @@ def runs_of(task: DateTask, args: argparse.Namespace) -> Iterator[Training]:
 def recipe(task: DateTask, run: Training, num_samples: int) -> tuple[OptimizerSpec, Schedule]:
     """Return a run's solver and the course of its LR. Raises UserError where the warm-up takes the whole run.
 
-    With f = task.loss_factor the paper's gradient G is f times ours, g. LR G = (LR f) g; but LR |w| / |G| G =
-    LR |w| / |g| g, so where a trust ratio holds, its bounds are f times as large and the LR is the paper's. Adam's
-    update does not depend on f.
+    With f = task.loss_factor the paper's gradient G is f times ours, g. LR G = (LR f) g; but LR |w| / |G| G = LR |w| /
+    |g| g, so where a trust ratio holds, its bounds are f times as large and the LR is the paper's. Adam needs no f.
     """
     base, factor, bounds = task.optimizer, task.loss_factor, run.bounds or (BOUNDED.lower, BOUNDED.upper)
     adam, by_date = run.method == "adam", run.method in ("legw", "lars", "date")

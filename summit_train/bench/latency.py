@@ -1,7 +1,6 @@
 """`summit-train bench latency SPEC ...`: latency and throughput of networks, and the TSM paper's tables with them.
 
-Source of the protocol: Lin et al., TSM (journal version), sections 5.3.5 and 5.4: passes with one clip after a warm-up,
-and throughput with 16 clips.
+As in Lin et al., TSM (journal version), 5.3.5 and 5.4: passes with one clip after a warm-up, throughput with 16.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """`summit-train bench step SPEC`: a spec's own training step by part: seconds, clips/s, utilisation, memory.
 
-Step, optimizer and loader are those of `train`. The learning rate is 0: every number is computed, and no weight of an
-untrained network diverges.
+Step, optimizer and loader are those of `train`. The LR is 0: all is computed, and no weight diverges.
 """
 
 from __future__ import annotations

@@ -75,12 +75,10 @@ def output_rows(site: Site, *jobs: Job) -> list[tuple[str, str]]:
 
 
 def write_job(site: Site, job: Job, specs: Sequence[Spec] = (), folder: Path | None = None) -> Path:
-    """Write every run's spec, the script and the environment that it copies, delete the marks of earlier jobs.
+    """Write every run's spec, the script and the environment that it copies; return the script's path.
 
-    Return the script's path.
-
-    specs: one for each run, in the order of job.runs; none where the job has a command of its own. folder: of the
-    script, by default RUN/job of the first run.
+    It deletes the marks of earlier jobs. specs: one for each run, in the order of job.runs; none where the job has a
+    command of its own. folder: of the script, by default RUN/job of the first run.
     """
     text = render(site, job)
     for run, spec in zip(job.runs, specs, strict=not job.command):

@@ -37,9 +37,8 @@ class Evaluation:
 
     folder: the run's own for the result by its own spec, otherwise one in its `evals`. training: the plan and the data
     set of precise BN's batches; None where evaluate.precise_bn is 0. overrides: the keys of the spec that differ from
-    the run's own. resume_key: everything besides a checkpoint that its scores depend on; an evaluation with the same
-    key reuses the scores of a stopped one. None: nothing is kept. goodput: rank 0's values of the training for the
-    result.
+    the run's own. resume_key: everything besides a checkpoint that its scores depend on; one with the same key reuses
+    the scores of a stopped one. None: nothing is kept. goodput: rank 0's values of the training for the result.
     """
 
     scorer: Scorer

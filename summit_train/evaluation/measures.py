@@ -1,7 +1,6 @@
 """The measures of a run: what they are called, and how they are shown. A task has those of its kinds of loss.
 
-Whoever shows a figure takes its name and key from here: validation, evaluation, report, fuse, predict, sweep.
-Needs no torch.
+Whoever shows a figure takes name and key from here: validation, evaluation, report, fuse, predict, sweep. No torch.
 """
 
 from __future__ import annotations

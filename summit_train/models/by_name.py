@@ -63,8 +63,7 @@ def freeze_by_name(network: nn.Module, epoch: int) -> int:
 def lr_factors(model: VideoNetwork, solver: OptimizerSpec) -> dict[str, float]:
     """Return what the LR of each parameter is multiplied by, by name: its module's factors and its layer's.
 
-    With L the classifier's layer, layer l has layer_decay^(L - l): BEiT's rule (Bao et al. 2022), which VideoMAE and
-    timm have as well.
+    With L the classifier's layer, layer l has layer_decay^(L - l): BEiT's rule (Bao et al. 2022), as in timm.
     """
     modules = {model.head: solver.head_lr_factor} | dict.fromkeys(model.stem, solver.first_lr_factor)
     factors = {

@@ -124,9 +124,8 @@ def count(model: VideoNetwork, height: int, width: int | None = None, device: st
 class _Watch:
     """What hooks see while `network` runs once.
 
-    floats: the storages that autograd keeps -> their elements and the first block that keeps them, or "" where a module
-    outside of the blocks does. indices, block_inputs: storages -> elements. alive: the tensors themselves, so that no
-    storage is used twice.
+    floats: the storages that autograd keeps -> their elements and the first block that keeps them, or "" for one
+    outside the blocks. indices, block_inputs: storages -> elements. alive: the tensors, so that no storage is reused.
     """
 
     def __init__(self, network: VideoNetwork) -> None:

@@ -89,10 +89,9 @@ class Lateral(nn.Module):
 class SlowFast(VideoNetwork):
     """SlowFast 4x16, R50: clips of T frames, all of them for the fast pathway, every ALPHA-th for the slow one.
 
-    The slow pathway is a ResNet-50 with kernels in time in res4 and res5 alone; the fast one has kernels in time
-    everywhere and 1 / BETA_INVERSE of the channels. After pool1, res2, res3 and res4 a lateral connection joins the
-    fast pathway's channels to the slow one's (Table 1; section 3.3, "time-strided convolution"). The classifier sees
-    both pathways' averages.
+    The slow pathway is a ResNet-50 with kernels in time in res4 and res5; the fast one has kernels in time everywhere
+    and 1 / BETA_INVERSE of the channels. After pool1, res2, res3 and res4 a lateral connection joins the fast pathway's
+    channels to the slow one's (Table 1; section 3.3, "time-strided convolution"). The classifier sees both averages.
 
     docs/networks.md lists where public code differs. The slow frames are every 8th, as in the paper; a norm and a relu
     follow each lateral convolution, as in PySlowFast. Names of parameters are those of torchvision's ResNet in `slow`

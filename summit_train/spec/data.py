@@ -122,8 +122,7 @@ class DataSpec(Section):
     def clip_shape(self) -> tuple[int, int, int, int]:
         """Return the shape of a uint8 training clip, (T, H, W, C): what counts, memory and costs are of.
 
-        Whole frames differ in shape. It is that of the largest landscape that long_side allows, without it a square:
-        frames that are wider cost more.
+        Of whole frames it is the largest landscape that long_side allows, without it a square: wider frames cost more.
         """
         height = width = self.crop
         if self.built_in_augment == "whole":

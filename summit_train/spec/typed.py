@@ -17,8 +17,7 @@ from summit_train.core.errors import UserError
 from summit_train.spec.source import KeyPath, Tree
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-# Upper limits beyond any real use. Below them, values computed from a setting fit in float32 and int64, and loops with
-# one step per unit end.
+# Upper limits beyond any real use. Below them what is computed from a setting fits float32 and int64, and loops end.
 MOST = 1_000_000
 Positive = Annotated[float, Field(gt=0, le=1e30)]
 Seconds = Annotated[float, Field(gt=0, le=1e8)]

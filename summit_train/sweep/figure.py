@@ -18,8 +18,7 @@ from summit_train.sweep.status import Row, as_values, has_repeats, read_rows, sw
 
 def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
     """Write table.txt, .csv, .json, accuracy.png, .svg and with folds clips.csv into the folder; return the rows."""
-    # Several runs that end together all do this. One lock covers reading and writing, so that no run overwrites newer
-    # results by older ones.
+    # Runs that end together all do this. One lock covers reading and writing: no run writes older results over newer.
     with locked(sweep.folder / "lock"):
         rows = read_rows(sweep, jobs)
         if any(run.fold for run in sweep.runs):
@@ -44,10 +43,9 @@ def written(sweep: Sweep) -> str:
 def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
     """Draw the main measure of the finished runs against the sweep's axis; return file name -> content, PNG and SVG.
 
-    Validation: the final evaluation, mean and standard deviation over the folds or the seeds; where no runs differ in
-    these alone, over the last checkpoints. Training: the batches of the last epoch, of a single curve. Over batches,
-    each curve has its noise scale at the smallest batch at which it is clear. Without two places on the axis nothing
-    is drawn.
+    Validation: the final evaluation, mean and standard deviation over the folds or the seeds; else over the last
+    checkpoints. Training: the batches of the last epoch, of a single curve. Over batches, each curve has its noise
+    scale at the smallest batch at which it is clear. Nothing is drawn without two places on the axis.
     """
     done = [row for row in rows if row["state"] == "done" and (sweep.x or row["global_batch"])]
     every = sweep_points(sweep, rows)

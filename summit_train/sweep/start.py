@@ -49,8 +49,7 @@ def plan_runs(
     """Return the plan of every run on the site's nodes; without a site, with one rank for each virtual GPU.
 
     plan_run: (spec, ranks) -> plan and number of validation videos (None where unknown). walltime: minutes of a job, by
-    default what the run needs. Raises UserError, which begins with the run's name, where a run does not fit the site,
-    its clips or its files.
+    default what the run needs. Raises UserError, with the run's name, where it does not fit site, clips or files.
     """
     planned = []
     for run in sweep.runs:

@@ -229,8 +229,7 @@ def _noise_scale(rows: Sequence[Row]) -> Measured | None:
 
     Its standard error is that over the runs, of one run that over its steps.
     """
-    # The ratio of the means, not the mean of the runs' ratios: where the mean gradient is small beside its scatter,
-    # some ratios are below 0.
+    # The ratio of the means, not the mean of the runs' ratios: some of those are below 0 where gradients scatter.
     known = [row for row in rows if row["gradient_square"] is not None]
     if not known:
         return None

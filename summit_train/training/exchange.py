@@ -21,8 +21,7 @@ from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed
 from summit_train.training.stopwatch import UNTIMED, Stopwatch
 
-# A larger message uses a network better. The last one is small, as it starts when the backward pass has ended: all of
-# it is waited for.
+# Larger messages use a network better. The last is small: it starts after the backward pass, and all waits for it.
 BUCKET_BYTES = 25 * 2**20
 LAST_BUCKET_BYTES = 2**20
 

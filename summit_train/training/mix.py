@@ -48,8 +48,7 @@ UNMIXED = Mix()
 def draw_mix(spec: MixSpec, generator: np.random.Generator, height: int, width: int) -> Mix:
     """Draw the mix of one batch of clips of `height` x `width` pixels.
 
-    A box has the drawn area where it lies inside the frame. One that reaches over the edge is cut, and the share
-    becomes that of the rest.
+    A box has the drawn area where it lies inside the frame. One that reaches over the edge is cut, and so the share.
     """
     if generator.random() >= spec.probability:
         return UNMIXED

@@ -24,8 +24,7 @@ from summit_train.training.trace import Trace
 class StepClips:
     """This rank's clips of one step, counted from 0, which began at `start`.
 
-    batches: the loader. wait_s: the seconds that the rank has waited for them so far. finished: the micro-batches that
-    were read, without their clips.
+    batches: the loader. wait_s: waited for them so far. finished: the micro-batches that were read, without clips.
     """
 
     step: int

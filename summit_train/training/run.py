@@ -78,8 +78,7 @@ class Run:
     """One run on one rank.
 
     start_step: the updates in the checkpoint that it resumes from. lineage: the step at which its line of checkpoints
-    began. notes: lines for people. val_loss, measures: of validation videos. writer: writes rank 0's
-    checkpoints.
+    began. notes: lines for people. val_loss, measures: of validation videos. writer: writes rank 0's checkpoints.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """Worker processes that make batches, one key each: started, watched, replaced when one dies, and always ended.
 
-Each worker notes in shared memory which clip it reads, so the main process can name a video that kills its reader or
-never ends.
+Each worker notes in shared memory which clip it reads, so the main process can name one that kills its reader or hangs.
 """
 
 from __future__ import annotations

@@ -48,10 +48,9 @@ def class_maps(network: VideoNetwork, features: torch.Tensor, num_clips: int) ->
 class Heatmap:
     """The class activation map of one clip of a video.
 
-    label, name: of the class that the map is of. score: its probability. logit: the mean of the map plus the
-    classifier's bias. map: (T', h, w), without the bias. frames: the clip's frame numbers in the video, int64 (T,).
-    slices: the slice of the map that each frame belongs to, int64 (T,). pictures: the frames as the network saw them,
-    uint8 RGB (T, H, W, 3).
+    label, name: of the map's class. score: its probability. logit: the mean of the map plus the classifier's bias. map:
+    (T', h, w), without the bias. frames: the clip's frame numbers in the video, int64 (T,). slices: the map's slice of
+    each frame, int64 (T,). pictures: the frames as the network saw them, uint8 RGB (T, H, W, 3).
     """
 
     path: str

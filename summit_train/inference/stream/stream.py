@@ -1,7 +1,6 @@
 """A trained network on a live video: one frame in, what is told of it out.
 
-Source: Lin et al., section 4.2. Each frame gives logits, or maps, from its own picture and the caches of the frames
-before.
+Source: Lin et al., section 4.2. Each frame gives logits, or maps, from its picture and the caches of the frames before.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The boxes of a list of videos: which object is where, in which frame. Reading the list, checking it, writing it.
 
-The list is a CSV with a row for each box. It is read row by row, so that millions of rows are never Python objects at
-once.
+The list is a CSV with a row for each box. It is read row by row: millions of rows are never Python objects at once.
 """
 
 from __future__ import annotations
