@@ -55,7 +55,8 @@ class Detections:
 
     def of_class(self, key: str) -> NDArray[np.float64]:
         """Return the average precision of each class, in percent, NaN for one without a box. key: of a measure."""
-        return self._percents[key]
+        curves = self.curves(RANGES.index(key.partition("_")[2] or "all"))
+        return 100 * np.array([one.average_precision for one in curves])
 
     def curves(self, number: int = 0) -> list[Curve]:
         """Return the curve of each class in one of RANGES."""
@@ -87,14 +88,6 @@ class Detections:
             found.append(np.where(own < 0, -1, own + boxes.start))
             wrong.append(weights)
         return np.concatenate(found), np.concatenate(wrong, 1)
-
-    @cached_property
-    def _percents(self) -> dict[str, NDArray[np.float64]]:
-        percents = {}
-        for number, name in enumerate(RANGES):
-            averages = [one.average_precision for one in self.curves(number)]
-            percents["map" if name == "all" else f"map_{name}"] = 100 * np.array(averages)
-        return percents
 
     @cached_property
     def _positives(self) -> NDArray[np.int64]:
