@@ -93,17 +93,14 @@ def entries_of_table(table: Table, words: Sequence[str]) -> list[Entry]:
 
 
 def measure_rounds(benches: Sequence[ForwardBench], clips: int, settings: Passes) -> list[Rounds]:
-    """Measure all benches in turn; return the seconds of each pass by bench and turn.
-
-    A turn begins with a pass that is not counted, as the caches contain another network's weights.
-    """
+    """Measure all benches in turn; return the seconds of each pass by bench and turn."""
     for bench in benches:
         bench.passes(clips, settings.warm_up, settings.seconds / 4)
     rounds = min(ROUNDS, settings.repeats)
     passes = -(-settings.repeats // rounds)
 
     def turn(bench: ForwardBench) -> list[float]:
-        bench.passes(clips, 1)
+        bench.passes(clips, 1)  # not counted: the caches contain another network's weights
         return bench.passes(clips, passes, settings.seconds / rounds)
 
     found: list[Rounds] = [[] for _ in benches]

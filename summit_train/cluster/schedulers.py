@@ -57,10 +57,7 @@ class Scheduler(ABC):
         return f"cd {shlex.quote(str(script.parent))} && {shlex.join(words)}{stdin}"
 
     def submit(self, script: Path, launcher: str, after: str | None) -> str:
-        """Hand the script over in its own folder, where the output goes, and return the job's id.
-
-        Directives need no path of the user's in this way. Raises UserError as `words` does, RunFailed if refused.
-        """
+        """Hand the script over in its own folder, for the output; return the job's id. Raises RunFailed if refused."""
         words = self.words(script, launcher, after)
         answer = ask(words, script.parent, None if script.name in words else script)
         found = re.search(self.answer, answer, re.M)
@@ -70,10 +67,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def states(self) -> dict[str, str]:
-        """Return id -> queued or running for this user's jobs that have not ended; each run of an array is one.
-
-        Raises RunFailed where the scheduler does not answer.
-        """
+        """Return id -> queued or running of this user's jobs, an array's one by one. Raises RunFailed."""
 
     def accounts(self) -> list[str]:
         """Return the accounts that this user may charge. Raises RunFailed where the scheduler does not say."""

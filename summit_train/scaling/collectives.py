@@ -47,10 +47,7 @@ class AlphaBeta:
 
 
 def allreduce_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) -> float:
-    """Return the seconds of an allreduce of `num_bytes` over `nodes` x `per_node` ranks; 0 for one rank.
-
-    Raises UserError for several nodes where the machine has no link between nodes.
-    """
+    """Return the seconds of an allreduce over `nodes` x `per_node` ranks. Raises UserError without a link for it."""
     if nodes * per_node == 1:
         return 0.0
     by = {"ring": ring_seconds, "tree": tree_seconds, "hierarchical": hierarchical_seconds}

@@ -193,10 +193,7 @@ _KINDS = {"site": ("site profile", "scheduler", "slurm_generic"), "machine": ("m
 
 
 def read_kind(kind: str, name_or_path: str, overrides: Sequence[str] = ()) -> Tree:
-    """Read the file of --KIND: one at a path, or the shipped configs/KINDs/NAME.yaml.
-
-    Raises UserError for no such name, for a file of another kind, and as `read_tree` does.
-    """
+    """Read the file of --KIND: one at a path, or the shipped configs/KINDs/NAME.yaml. Raises UserError."""
     path = Path(name_or_path)
     if "/" not in name_or_path and path.suffix not in (".yaml", ".yml"):
         paths = [shipped("configs") / f"{one}s/{name_or_path}.yaml" for one in (kind, *_KINDS)]

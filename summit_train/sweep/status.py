@@ -249,10 +249,7 @@ def as_values(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
-    """Return the table of the runs and, where some differ in nothing but their seed and their fold, that of the points.
-
-    Columns in which nothing is known are left out.
-    """
+    """Return the table of the runs and, if some differ in nothing but seed and fold, of the points."""
     of_runs, main = [], sweep.measures.main
     for row in rows:
         # The mean accumulation, as shares may be uneven.

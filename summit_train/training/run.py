@@ -209,10 +209,7 @@ class Run:
 
 
 def _notes(run: Run, may_open: int | None, unfrozen: int) -> Iterator[str]:
-    """Yield what a person should know before the first step.
-
-    may_open: the files that this process may open. unfrozen: the parameters that are trained from this step on.
-    """
+    """Yield notes before the first step. may_open: files of this process. unfrozen: parameters trained from here on."""
     spec, plan, world, kept = run.spec, run.plan, run.world, run.train_set.kept
     yield f"network: {run.model.execution}"
     if spec.data.quarantine is not None:

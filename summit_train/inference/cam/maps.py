@@ -64,10 +64,7 @@ class Heatmap:
     pictures: NDArray[np.uint8]
 
     def foreground(self, places: Sequence[int], threshold: float) -> NDArray[np.bool_]:
-        """Return which pixels of the frames at these places of the clip are at or above a threshold, (n, H, W).
-
-        The map is resized bilinearly in space, and not in time.
-        """
+        """Return which pixels (n, H, W) of these places' frames are at or above a threshold, resized in space alone."""
         slices = torch.from_numpy(np.ascontiguousarray(self.map[self.slices[list(places)]]))
         size = self.pictures.shape[1:3]
         resized = functional.interpolate(slices[:, None], size, mode="bilinear", align_corners=False)[:, 0]

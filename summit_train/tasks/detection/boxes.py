@@ -198,10 +198,7 @@ def box_header(source: Path) -> tuple[int, list[str]] | None:
 def read_boxes(
     source: Path, header: tuple[int, list[str]], classes: tuple[str, ...] | None
 ) -> tuple[list[Table], Boxes]:
-    """Read a list with boxes: its videos, in the order of their first rows, as a table of clips, and their boxes.
-
-    header: from `box_header`. Raises UserError at the first wrong row.
-    """
+    """Read a list with boxes: its videos as a table of clips, and the boxes. header: of `box_header`."""
     line, names = header
     reader = _Rows(names, classes)
     with opened(source, "the manifest ") as file:
