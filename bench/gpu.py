@@ -30,7 +30,6 @@ Values = dict[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the commands while there is time, then write what they printed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--seconds", type=float, default=230, help="for all commands [230]")
@@ -175,7 +174,6 @@ def goals_of(results: Mapping[str, Values]) -> Iterator[tuple[str, float, str, f
 
 
 def as_text(results: Mapping[str, Values], *, rehearsal: bool) -> str:
-    """Return the report: the table, the goals, and what failed."""
     machines = [r["values"]["environment"] for r in results.values() if r["values"] and "environment" in r["values"]]
     lines = ["REHEARSAL on a CPU with tiny networks: no figure means anything"] if rehearsal else []
     lines.append(machine_text(machines[0]) if machines else "no command measured anything")

@@ -101,7 +101,6 @@ def of_kernels(events: Iterable[FunctionEvent], steps: int) -> tuple[dict[str, f
 
 
 def group_of(name: str) -> str:
-    """Return the group of an operator or kernel by its name."""
     return next((group for group, parts in GROUPS.items() if any(p in name.lower() for p in parts.split())), OTHER)
 
 
@@ -127,7 +126,6 @@ def with_utilisation(measured: Values, seconds: Mapping[str, float], busy_s: flo
 
 
 def title(values: Values) -> str:
-    """Return what was measured, and where."""
     spec = values["spec"]
     size = f"{spec['frames']} x {spec['height']} x {spec['width']}"
     clips = f"{spec['clips_per_gpu']} clips of {size}, {spec['precision']}"

@@ -84,7 +84,6 @@ class Training:
 
     @property
     def name(self) -> str:
-        """The name of the result's file."""
         lr = "" if self.lr is None else f"_lr{self.lr:g}"
         bounds = "" if self.bounds is None else "_bounds{:g}-{:g}".format(*self.bounds)
         return (

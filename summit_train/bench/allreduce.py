@@ -106,7 +106,6 @@ def measure(world: World, device: torch.device, sizes: Sequence[int], seconds: f
 
 
 def row_of(ranks: int, library: str, num_bytes: int, times: Sequence[float]) -> Values:
-    """Return the row of one message size by one library."""
     row = {"library": library, "num_bytes": num_bytes, "repeats": len(times), "median_s": statistics.median(times)}
     bandwidth = bus_bandwidth(ranks, num_bytes, statistics.median(times))
     return row | {"low_s": min(times), "high_s": max(times), "bus_bandwidth": bandwidth}

@@ -159,7 +159,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Values:
-    """Measure, or count. Raises UserError for a wrong spec or option."""
     paths, overrides = split_overrides([*args.specs, *args.overrides])
     if (args.table is None) == (not paths):
         raise UserError(f"give one SPEC or more, or --table with one of {', '.join(map(str, TABLES))}")
@@ -196,7 +195,6 @@ def run(args: argparse.Namespace) -> Values:
 
 
 def as_text(values: Values) -> str:
-    """Return the table for people, with the published figures in brackets."""
     settings, paper, lines = values["settings"], values["table"], []
     if paper is not None:
         lines.append(f"TSM paper (journal version), Table {paper['number']}: {paper['title']}")

@@ -65,7 +65,6 @@ def experiment_of(spec: Spec, ranks: int, *, synthetic: bool) -> Experiment:
 
 
 def network_values(spec: Spec) -> Values:
-    """Return the spec's name, network and clip."""
     model, (frames, height, width, _) = spec.model, spec.data.clip_shape
     network = {"name": spec.name, "arch": model.arch, "backbone": model.backbone, "precision": spec.precision}
     return network | {"frames": frames, "height": height, "width": width, "crop": height if height == width else None}

@@ -272,7 +272,6 @@ def _run_observed(
 
 
 def _curves_text(result: dict[str, Any], spec: Spec) -> list[str | TextTable]:
-    """Return the curves as a table, and what cannot be seen in it."""
     names = {one.key: one.name for one in measures_of(spec.loss.base, spec.model.num_classes).shown}
     curves = {"clip": result["observed"], "stream": result.get("anytime")}
     known = {kind: rows for kind, rows in curves.items() if rows}

@@ -133,7 +133,6 @@ class EvaluateSpec(Section):
 
     @property
     def own_names(self) -> tuple[str, ...]:
-        """The names of the measures of the user's own."""
         return tuple(one.kind.rpartition(":")[2] for one in self.measures)
 
 

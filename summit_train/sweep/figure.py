@@ -34,7 +34,6 @@ def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
 
 
 def written(sweep: Sweep) -> str:
-    """Return the names of the files that `write_sweep` wrote."""
     return ", ".join(
         sorted(path.name for kind in ("table", "accuracy", "clips") for path in sweep.folder.glob(f"{kind}.*"))
     )

@@ -144,7 +144,6 @@ def planned_jobs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun]) -> lis
 
 
 def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs) -> None:
-    """Submit the missing and failed runs."""
     site.check_scheduler()
     with locked(sweep.folder / "submit.lock"):
         starting = _runs_to_start(sweep, planned, jobs)
