@@ -178,12 +178,17 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = (), defaults: Tree |
     if len({spec.loss.base for spec in specs}) > 1:
         raise UserError(f"{tree.place(())}: loss.kind must be the same in all runs, or have its measures")
     x = _axis(sweep, drafts, specs, tree)
+    # A curve is named by a preset and grid values, and by those of zip where they differ at one place on x.
+    named = {"", *(key for key in sweep.grid if not key.startswith("scale."))}
+    if x is not None and len({json.dumps(value, default=str) for value in sweep.zip.get(x, [0])}) == 1:
+        named |= set(sweep.zip)
+    named -= {"nodes", "seed", x}
     runs = [
         SweepRun(
             name=name,
             spec=spec.model_copy(update={"name": name}),
             nodes=draft.nodes or sweep.nodes,
-            curve=draft.curve or joined_name([pair for pair in draft.on_curve if pair[0] in _curve_keys(sweep, x)]),
+            curve=draft.curve or joined_name([pair for pair in draft.on_curve if pair[0] in named]),
             changes={key: value for key, (value, _) in draft.values.items()},
             fold=draft.fold,
         )
@@ -208,14 +213,6 @@ def _axis(sweep: SweepFile, drafts: Sequence[_Draft], specs: Sequence[Spec], tre
     axes = sweep.grid | sweep.zip
     keys = [key for key in axes if key in changed]
     return next((key for key in keys if all(map(is_number, axes[key]))), next(iter(keys), None))
-
-
-def _curve_keys(sweep: SweepFile, x: str | None) -> set[str]:
-    """Return the keys that name a curve: a preset and grid values, those of zip where they differ at one place on x."""
-    keys = {"", *(key for key in sweep.grid if not key.startswith("scale."))}
-    if x is not None and len({json.dumps(value, default=str) for value in sweep.zip.get(x, [0])}) == 1:
-        keys |= set(sweep.zip)
-    return keys - {"nodes", "seed", x}
 
 
 def is_number(value: object) -> bool:
