@@ -8,7 +8,10 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 # Each is a folder beside this file, whose __init__.py has its TASK. The first one is that of a spec without the key.
-TASKS = ("classification", "detection")
+TASKS = (
+    "classification",
+    "detection",
+)
 
 
 class Option(NamedTuple):
