@@ -207,10 +207,7 @@ def share_of(run: Training, num_samples: int, samples: int, rank: int, ranks: in
 
 
 def train(run: Training, data: Data, share: Share, world: World, device: torch.device) -> dict[str, Any]:
-    """Train and score epoch by epoch; return the result as one JSON object. Collective.
-
-    A run ends early, as diverged, after an epoch in which no update was finite.
-    """
+    """Train and score epoch by epoch; return the result as one JSON object. Collective."""
     began = time.perf_counter()
     solver, schedule = recipe(TASKS[run.task], run, data.num_samples)
     with torch.random.fork_rng():  # the seed alone decides the weights
@@ -235,7 +232,7 @@ def train(run: Training, data: Data, share: Share, world: World, device: torch.d
         if world.rank == 0:
             print(f"{run.name}: {json.dumps(curve[-1])}", file=sys.stderr, flush=True)
         if skipped == share.steps:
-            break
+            break  # as diverged
     return asdict(run) | {
         "peak_lr": schedule.peak_lr,
         "warmup_steps": int(schedule.warmup_steps),

@@ -101,9 +101,8 @@ class Scorer:
         """Score all videos; return what is found on rank 0, None elsewhere. Collective.
 
         earlier: rank 0's results so far, which are not computed again; the new ones are added and saved. With
-        data.on_bad_clip "skip" a video that cannot be read is counted and recorded. Raises AgreedError if there are too
-        many, DecodeError at the first one otherwise. Raises RunFailed, with `source`, at the first scores that are not
-        finite; source None: those are results like others.
+        data.on_bad_clip "skip" a bad video is counted and recorded. Raises AgreedError if there are too many, else
+        DecodeError at the first. Raises RunFailed, with `source`, at scores that are not finite; None: as results.
         """
         earlier, ballot = earlier or PartialScores(), Ballot(self.world, self.stop)
         known = set(self.world.broadcast(list(earlier.results)))

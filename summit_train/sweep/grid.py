@@ -154,11 +154,7 @@ class _Draft:
 
 
 def load_sweep(path: str | Path, overrides: Sequence[str] = (), defaults: Tree | None = None) -> Sweep:
-    """Read a sweep file, or the folder of a started sweep, and apply `section.key=value` overrides to every run.
-
-    defaults: values below those of the base, such as a site's.
-    Raises UserError with one line for each mistake: `file:line: key: what is wrong and what would be right`.
-    """
+    """Read a sweep file, or a started sweep's folder, over `defaults` and with overrides. Raises UserError (a line)."""
     file = locate(path)
     tree = read_tree(file / "sweep.yaml" if file.is_dir() else file)
     sweep = validated(SweepFile, tree)
