@@ -30,7 +30,6 @@ Values = dict[str, Any]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the commands while there is time, then write what they printed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--seconds", type=float, default=230, help="for all commands [230]")
@@ -55,10 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def commands(out: Path, work: Path, *, small: bool) -> dict[str, str]:
-    """Return command lines of `summit-train` and of scripts by name, those that matter most first.
-
-    Videos and specs of their own are written into `work`.
-    """
+    """Return command lines of `summit-train` and scripts by name, the first matter most. work: for videos and specs."""
     names = ("tsm_r50_8f", "tsn_r50_8f", "i3d_3x3x3_r50_16f", "i3d_3x1x1_r50_32f")
     tsm, tsn, i3d, i3d_factorised = (shlex.quote(str(KINETICS / f"{name}.yaml")) for name in names)
     own = {"compiled": (names[0], "execution: {compile: true}"), "images": (names[1], "data: {num_frames: 1}")}
@@ -178,7 +174,6 @@ def goals_of(results: Mapping[str, Values]) -> Iterator[tuple[str, float, str, f
 
 
 def as_text(results: Mapping[str, Values], *, rehearsal: bool) -> str:
-    """Return the report: the table, the goals, and what failed."""
     machines = [r["values"]["environment"] for r in results.values() if r["values"] and "environment" in r["values"]]
     lines = ["REHEARSAL on a CPU with tiny networks: no figure means anything"] if rehearsal else []
     lines.append(machine_text(machines[0]) if machines else "no command measured anything")

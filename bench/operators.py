@@ -3,9 +3,8 @@
     python bench/operators.py configs/kinetics/tsm_r50_8f.yaml scale.clips_per_gpu=4 precision=bf16
     python bench/operators.py SPEC [key=value ...] [--steps N] [--out FILE.png] [--json]
 
-The step is `train`'s own, in one process on random clips. The profiler slows the host down, so the step and the best
-matrix product are measured before it. Utilisation is also given as it would be if all but convolutions and products
-took no time.
+The step is `train`'s own, in one process on random clips. As the profiler slows the host down, step and best matrix
+product are measured before. Utilisation is also given as it would be if all but convolutions and products took no time.
 """
 
 from __future__ import annotations
@@ -71,10 +70,7 @@ def main() -> int:
 
 
 def profiled(experiment: Experiment, steps: int, place: Place) -> tuple[dict[str, float], float | None]:
-    """Return the seconds of one step by operator, or on a GPU by kernel and copy; and those in which any of these ran.
-
-    The latter are None on a CPU.
-    """
+    """Return a step's seconds by operator, or GPU kernel and copy, and those in which any ran (None on a CPU)."""
     on_gpu = place.device.type == "cuda"
     with Watchdog(place.world, experiment.spec.watch.stall_seconds) as watchdog:
         bench = StepBench(experiment, place.world, place.device, watchdog)
@@ -105,7 +101,6 @@ def of_kernels(events: Iterable[FunctionEvent], steps: int) -> tuple[dict[str, f
 
 
 def group_of(name: str) -> str:
-    """Return the group of an operator or kernel by its name."""
     return next((group for group, parts in GROUPS.items() if any(p in name.lower() for p in parts.split())), OTHER)
 
 
@@ -131,7 +126,6 @@ def with_utilisation(measured: Values, seconds: Mapping[str, float], busy_s: flo
 
 
 def title(values: Values) -> str:
-    """Return what was measured, and where."""
     spec = values["spec"]
     size = f"{spec['frames']} x {spec['height']} x {spec['width']}"
     clips = f"{spec['clips_per_gpu']} clips of {size}, {spec['precision']}"

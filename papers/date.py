@@ -84,7 +84,6 @@ class Training:
 
     @property
     def name(self) -> str:
-        """The name of the result's file."""
         lr = "" if self.lr is None else f"_lr{self.lr:g}"
         bounds = "" if self.bounds is None else "_bounds{:g}-{:g}".format(*self.bounds)
         return (
@@ -165,9 +164,8 @@ def runs_of(task: DateTask, args: argparse.Namespace) -> Iterator[Training]:
 def recipe(task: DateTask, run: Training, num_samples: int) -> tuple[OptimizerSpec, Schedule]:
     """Return a run's solver and the course of its LR. Raises UserError where the warm-up takes the whole run.
 
-    With f = task.loss_factor the paper's gradient G is f times ours, g. LR G = (LR f) g; but LR |w| / |G| G =
-    LR |w| / |g| g, so where a trust ratio holds, its bounds are f times as large and the LR is the paper's. Adam's
-    update does not depend on f.
+    With f = task.loss_factor the paper's gradient G is f times ours, g. LR G = (LR f) g; but LR |w| / |G| G = LR |w| /
+    |g| g, so where a trust ratio holds, its bounds are f times as large and the LR is the paper's. Adam needs no f.
     """
     base, factor, bounds = task.optimizer, task.loss_factor, run.bounds or (BOUNDED.lower, BOUNDED.upper)
     adam, by_date = run.method == "adam", run.method in ("legw", "lars", "date")
@@ -209,10 +207,7 @@ def share_of(run: Training, num_samples: int, samples: int, rank: int, ranks: in
 
 
 def train(run: Training, data: Data, share: Share, world: World, device: torch.device) -> dict[str, Any]:
-    """Train and score epoch by epoch; return the result as one JSON object. Collective.
-
-    A run ends early, as diverged, after an epoch in which no update was finite.
-    """
+    """Train and score epoch by epoch; return the result as one JSON object. Collective."""
     began = time.perf_counter()
     solver, schedule = recipe(TASKS[run.task], run, data.num_samples)
     with torch.random.fork_rng():  # the seed alone decides the weights
@@ -237,7 +232,7 @@ def train(run: Training, data: Data, share: Share, world: World, device: torch.d
         if world.rank == 0:
             print(f"{run.name}: {json.dumps(curve[-1])}", file=sys.stderr, flush=True)
         if skipped == share.steps:
-            break
+            break  # as diverged
     return asdict(run) | {
         "peak_lr": schedule.peak_lr,
         "warmup_steps": int(schedule.warmup_steps),
@@ -267,10 +262,7 @@ def without_seed(result: Result) -> tuple[Any, ...]:
 
 
 def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Put the seeds together; `results` in the order of `read_results`.
-
-    mean, std: of the test figure, None where a run diverged or is alone.
-    """
+    """Put the seeds together, as `read_results` orders them. mean, std: of the test figure; None if diverged or one."""
     rows = []
     for _, group in itertools.groupby(results, without_seed):
         runs = list(group)

@@ -132,11 +132,9 @@ class Share:
 
     @property
     def own(self) -> range:
-        """The virtual GPUs of this rank."""
         return virtual_gpus_of(self.rank, self.ranks, self.virtual_gpus)
 
     def steps_of(self, epoch: int) -> range:
-        """Return the numbers of an epoch's steps."""
         return range(epoch * self.steps, (epoch + 1) * self.steps)
 
 

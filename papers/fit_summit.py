@@ -103,8 +103,7 @@ def published_step_seconds(row: published.Table3Row) -> float:
 
 def job_of(machine: Machine, spec: Spec, row: published.Table3Row) -> ScaledJob:
     """Return a row's job: the paper's data set on its nodes, with its clips a GPU."""
-    scale = spec.scale.model_copy(update={"clips_per_gpu": row.clips_per_gpu})
-    spec = spec.model_copy(update={"scale": scale})
+    spec = spec.model_copy(update={"scale": spec.scale.model_copy(update={"clips_per_gpu": row.clips_per_gpu})})
     return ScaledJob(spec, machine, row.nodes, published.TRAINING_VIDEOS, published.VALIDATION_VIDEOS)
 
 

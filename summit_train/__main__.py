@@ -15,7 +15,7 @@ from summit_train.core.session import report_failure
 
 # command -> (module, what it does)
 _COMMANDS = {
-    "init": ("cli.init", "write a spec for a folder of your own videos, and say what to run next"),
+    "init": ("cli.init", "write a spec for a folder of your own videos, and name the next commands"),
     "configs": ("cli.configs", "list or print the shipped specs, presets, sweeps, sites and machines"),
     "plan": ("cli.plan", "every number of a run before the run"),
     "train": ("cli.train", "train, evaluate and report; in one process, with --ranks N, or under a launcher"),

@@ -106,7 +106,6 @@ def measure(world: World, device: torch.device, sizes: Sequence[int], seconds: f
 
 
 def row_of(ranks: int, library: str, num_bytes: int, times: Sequence[float]) -> Values:
-    """Return the row of one message size by one library."""
     row = {"library": library, "num_bytes": num_bytes, "repeats": len(times), "median_s": statistics.median(times)}
     bandwidth = bus_bandwidth(ranks, num_bytes, statistics.median(times))
     return row | {"low_s": min(times), "high_s": max(times), "bus_bandwidth": bandwidth}
@@ -163,13 +162,12 @@ def write_machine(path: str, values: Values) -> None:
     link = link_of(AlphaBeta(latency_s, carrier["bytes_per_second"], 0.0), ranks, source)
     on_cpu = values["device"] == "cpu"
     # A rank needs two cores, one to compute on and one for MPI to wait on; else its backward pass shares one.
-    shares_core = on_cpu and values["cores"] < 2 * per_host
     network = Network(
         intra=link,
         inter=link if values["hosts"] > 1 else None,  # the slowest link decides: nothing is known of those within
         algorithm="ring",
         blocking=on_cpu,
-        core_share=0.5 if shares_core else 0.0,
+        core_share=0.5 if on_cpu and values["cores"] < 2 * per_host else 0.0,
     )
     if mpi is None:
         network = network.model_copy(update={"cycle_s": 1e-9})  # torch sends at once

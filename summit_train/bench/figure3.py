@@ -38,7 +38,6 @@ _ABOVE: dict[str, Any] = {
 
 
 def add_networks(parser: argparse.ArgumentParser, batch: int = 4, batch_help: str = "clips of a training step") -> None:
-    """Add the options that choose the networks and their batch."""
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override, in all specs")
     paths = [f"{SHIPPED}kinetics/{name}" for name in PAPERS]
     parser.add_argument("--specs", nargs="+", default=paths, metavar="SPEC", help="other specs than the paper's three")
@@ -51,14 +50,12 @@ def overrides_of(args: argparse.Namespace) -> list[str]:
 
 
 def add_table_1(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `table1` and of `fig3 a`."""
     add_networks(parser, 16, "clips of a forward pass")  # 16: section 3 a
     measure.add_turns(parser)
     add_peak(parser)
 
 
 def run_table_1(args: argparse.Namespace) -> Values:
-    """Measure forward passes. Raises UserError for a wrong spec or option."""
     turns = measure.Turns(args.repeats, args.steps, args.warm_up)
     specs = [load_spec(path, overrides_of(args)) for path in args.specs]
     check_single(f"bench {args.bench}")
@@ -206,7 +203,6 @@ def _name_bars(axes: Axes, rows: Sequence[Mapping[str, str]], y_label: str) -> N
 
 
 def add_waits(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `fig3 b`."""
     add_networks(parser)
     rate_help = "frames that the loader gives; the wait is then computed"
     parser.add_argument("--frames-per-second", type=float, metavar="X", help=rate_help)

@@ -31,7 +31,7 @@ from summit_train.training.run import build_step
 
 _WINDOW = 9  # steps of the mean
 _DIVERGED = 2.0  # times the first loss
-_FALLEN = 0.97  # of the first loss: a lowest loss above is no descent
+_FALLEN = 0.97  # of the first loss: a lowest loss above does not count as a descent
 _MARGIN = 3.0
 _ROWS = 12  # of the printed table
 

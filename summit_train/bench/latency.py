@@ -1,7 +1,6 @@
 """`summit-train bench latency SPEC ...`: latency and throughput of networks, and the TSM paper's tables with them.
 
-Source of the protocol: Lin et al., TSM (journal version), sections 5.3.5 and 5.4: passes with one clip after a warm-up,
-and throughput with 16 clips.
+As in Lin et al., TSM (journal version), 5.3.5 and 5.4: passes with one clip after a warm-up, throughput with 16.
 """
 
 from __future__ import annotations
@@ -94,17 +93,14 @@ def entries_of_table(table: Table, words: Sequence[str]) -> list[Entry]:
 
 
 def measure_rounds(benches: Sequence[ForwardBench], clips: int, settings: Passes) -> list[Rounds]:
-    """Measure all benches in turn; return the seconds of each pass by bench and turn.
-
-    A turn begins with a pass that is not counted, as the caches contain another network's weights.
-    """
+    """Measure all benches in turn; return the seconds of each pass by bench and turn."""
     for bench in benches:
         bench.passes(clips, settings.warm_up, settings.seconds / 4)
     rounds = min(ROUNDS, settings.repeats)
     passes = -(-settings.repeats // rounds)
 
     def turn(bench: ForwardBench) -> list[float]:
-        bench.passes(clips, 1)
+        bench.passes(clips, 1)  # not counted: the caches contain another network's weights
         return bench.passes(clips, passes, settings.seconds / rounds)
 
     found: list[Rounds] = [[] for _ in benches]
@@ -163,7 +159,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Values:
-    """Measure, or count. Raises UserError for a wrong spec or option."""
     paths, overrides = split_overrides([*args.specs, *args.overrides])
     if (args.table is None) == (not paths):
         raise UserError(f"give one SPEC or more, or --table with one of {', '.join(map(str, TABLES))}")
@@ -200,7 +195,6 @@ def run(args: argparse.Namespace) -> Values:
 
 
 def as_text(values: Values) -> str:
-    """Return the table for people, with the published figures in brackets."""
     settings, paper, lines = values["settings"], values["table"], []
     if paper is not None:
         lines.append(f"TSM paper (journal version), Table {paper['number']}: {paper['title']}")

@@ -73,10 +73,7 @@ def subject_of(data: DataSpec, manifest: Manifest, seed: int) -> Subject:
 
 
 def sampled(subject: Subject, clips: int, folder: Path) -> Iterator[Subject]:
-    """Yield clips from all over a raw set, as they are, and packed into `folder` in both ways.
-
-    Raises DecodeError for a clip that cannot be packed.
-    """
+    """Yield clips from all over a raw set, as they are and packed into `folder` in both ways. Raises DecodeError."""
     store, manifest = subject.store, subject.store.manifest
     assert isinstance(store, FileStore)
     num_clips = min(clips, len(manifest))

@@ -43,7 +43,6 @@ class Place:
 
 @contextmanager
 def open_place() -> Iterator[Place]:
-    """Open the world of this launch for the block."""
     with session(this_launch()) as world:
         yield Place(world, choose_device(world), tell if world.rank == 0 else lambda text: None)
 

@@ -24,15 +24,11 @@ Peaks = Mapping[str, Values]  # by precision; empty where utilisation is not mea
 
 
 def add_peak(parser: argparse.ArgumentParser) -> None:
-    """Add the option that replaces the measurement of the peak."""
     parser.add_argument("--peak", type=float, metavar="X", help="multiply-adds/s of a rank at best; 0: no utilisation")
 
 
 def measure_peaks(specs: Sequence[Spec], given: float | None, place: Place) -> Peaks:
-    """Measure the peak of all ranks together for each precision.
-
-    given: multiply-adds/s of each rank, in place of a measurement; 0 gives no peaks.
-    """
+    """Measure the peak of all ranks together by precision. given: each rank's, which is not measured; 0: no peaks."""
     peaks: dict[str, Values] = {}
     for precision, spec in {} if given == 0 else {spec.precision: spec for spec in specs}.items():
         rate, shape, tried = given, None, {}
@@ -56,8 +52,7 @@ def measure_peak(
 ) -> dict[Shape, float]:
     """Measure large square products and products of `shapes`: multiply-adds/s of each, the best of five runs.
 
-    Squares grow until one run takes more than `seconds`. A GPU uses TF32 where convolutions do, so the peak is that of
-    the training's arithmetic.
+    Squares grow until one run takes more than `seconds`. A GPU uses TF32 where convolutions do.
     """
     dtype = AUTOCAST.get(precision, parameter_type(precision))
 

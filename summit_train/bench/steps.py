@@ -1,7 +1,6 @@
 """`summit-train bench step SPEC`: a spec's own training step by part: seconds, clips/s, utilisation, memory.
 
-Step, optimizer and loader are those of `train`. The learning rate is 0: every number is computed, and no weight of an
-untrained network diverges.
+Step, optimizer and loader are those of `train`. The LR is 0: all is computed, and no weight diverges.
 """
 
 from __future__ import annotations
@@ -58,10 +57,7 @@ class Experiment:
 
 
 def experiment_of(spec: Spec, ranks: int, *, synthetic: bool) -> Experiment:
-    """Read a spec's training manifest and plan it for that many ranks. Random clips (synthetic) fill one step.
-
-    Raises UserError for a mistake in them.
-    """
+    """Read the training manifest and plan for that many ranks; synthetic clips fill one step. Raises UserError."""
     if synthetic:
         return Experiment(spec, make_plan(spec, ranks, (spec.scale.gpus or ranks) * spec.scale.clips_per_gpu), None)
     dataset = Dataset.open(spec, "train")
@@ -69,7 +65,6 @@ def experiment_of(spec: Spec, ranks: int, *, synthetic: bool) -> Experiment:
 
 
 def network_values(spec: Spec) -> Values:
-    """Return the spec's name, network and clip."""
     model, (frames, height, width, _) = spec.model, spec.data.clip_shape
     network = {"name": spec.name, "arch": model.arch, "backbone": model.backbone, "precision": spec.precision}
     return network | {"frames": frames, "height": height, "width": width, "crop": height if height == width else None}

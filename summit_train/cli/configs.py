@@ -42,13 +42,12 @@ class ShippedFile(NamedTuple):
         if folder in ("sites", "machines", "sweeps"):
             kind = folder.removesuffix("s")
         what = re.split(r"(?<!et al)\.(?:\s|$)", " ".join(opening.split()))[0]
-        return cls(name, kind, what, *(_first_clause(opening, field) for field in ("Expect", "Cost", "Source")))
-
-
-def _first_clause(opening: str, field: str) -> str:
-    """Return how the lines `Field: ...` begin: up to a stop, comma, colon, or bracket that holds no year."""
-    found = re.search(rf"^{field}:\s+(.*(?:\n(?!\w+:).*)*)", opening, re.M)
-    return re.split(r"(?<!et al)[.,:;](?:\s|$)| \((?!\d{4}\))", " ".join(found[1].split()))[0] if found else NONE
+        clauses = []
+        for field in ("Expect", "Cost", "Source"):  # up to a stop, comma, colon, or bracket that holds no year
+            found = re.search(rf"^{field}:\s+(.*(?:\n(?!\w+:).*)*)", opening, re.M)
+            words = " ".join(found[1].split()) if found else NONE
+            clauses.append(re.split(r"(?<!et al)[.,:;](?:\s|$)| \((?!\d{4}\))", words)[0])
+        return cls(SHIPPED + name, kind, what, *clauses)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,22 +57,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     if args.word.startswith(SHIPPED):
-        content, row = locate(args.word).read_text(encoding="utf-8"), _row(ShippedFile.read(args.word[len(SHIPPED) :]))
-        return Result(content.splitlines(), values={"configs": [row | {"text": content}]})
+        content, file = locate(args.word).read_text(encoding="utf-8"), ShippedFile.read(args.word[len(SHIPPED) :])
+        return Result(content.splitlines(), values={"configs": [file._asdict() | {"text": content}]})
     files = map(ShippedFile.read, shipped_names())
-    found = [file for file in files if args.word.lower() in f"{file.name} {file.what}".lower()]
+    found = [file for file in files if args.word.lower() in f"{file.name[len(SHIPPED) :]} {file.what}".lower()]
     if not found:
         locate(SHIPPED + args.word)  # raises UserError, with the nearest names
     text: list[str] = []
     for kind, title in _KINDS.items():
         if of_kind := [file for file in found if file.kind == kind]:
-            rows = [{"": SHIPPED + f.name, "accuracy": f.accuracy, "cost": f.cost, "source": f.source} for f in of_kind]
+            rows = [{"": f.name, "accuracy": f.accuracy, "cost": f.cost, "source": f.source} for f in of_kind]
             head, *lines = str(TextTable.of_records(rows)).splitlines()
             text += ["", title, head] if head else ["", title]
             for file, line in zip(of_kind, lines, strict=True):
                 text += [line, *textwrap.wrap(file.what, 120, initial_indent="    ", subsequent_indent="    ")]
-    return Result(text[1:], values={"configs": list(map(_row, found))})
-
-
-def _row(file: ShippedFile) -> dict[str, str]:
-    return {**file._asdict(), "name": SHIPPED + file.name}
+    return Result(text[1:], values={"configs": [file._asdict() for file in found]})

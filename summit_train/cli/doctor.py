@@ -13,7 +13,6 @@ from typing import Any
 from summit_train.cluster.doctor import Check, check_disk, check_launch, examine
 from summit_train.cluster.doctor_site import examine_site, trial
 from summit_train.cluster.site import load_site
-from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, show
@@ -43,7 +42,12 @@ def run(args: argparse.Namespace) -> Result:
     if not is_alone:
         with session(launch) as world:
             first, ranks = check_launch(world, launch)
-            speeds = _speeds(world) if asks else []
+            speeds: list[Check] = []
+            if asks:  # imported here: without torch the other checks still run
+                from summit_train.cluster.node_check import check_speeds
+                from summit_train.core.device import choose_device
+
+                speeds = check_speeds(world, choose_device(world))
         if launch.rank:
             return Result()
         checks = chain([first, *speeds], checks)
@@ -61,11 +65,3 @@ def run(args: argparse.Namespace) -> Result:
     is_healthy = all(check.status != "fail" for check in done)
     values = {"ok": is_healthy, "checks": [dataclasses.asdict(check) for check in done], "ranks": ranks}
     return Result(values=values, status=0 if is_healthy else 1)
-
-
-def _speeds(world: World) -> list[Check]:
-    # Imported here: without torch the other checks still run.
-    from summit_train.cluster.node_check import check_speeds
-    from summit_train.core.device import choose_device
-
-    return check_speeds(world, choose_device(world))

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> Result:
         goodput = scorer.world.from_first(lambda: goodput_values(spec.run_path))
         evaluation = Evaluation(scorer, watchdog, folder, measures, training, changed, goodput=goodput)
         if scorer.world.rank == 0:
-            warn_left_out(left_out)
+            tell(*(f"left out of the mean: {line}" for line in left_out))
         return accuracy_result(evaluation, evaluation.score_checkpoints(network, paths))
 
 
@@ -141,12 +141,6 @@ def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Re
     elif (found := len(values["checkpoints"])) < last:
         text.append(f"{counted(found, 'checkpoint')}, fewer than evaluate.last_checkpoints, {last}")
     return Result(text, values=values | {"written": str(file)})
-
-
-def warn_left_out(lines: Sequence[str]) -> None:
-    """Name the checkpoints that the mean leaves out, and why."""
-    for line in lines:
-        tell(f"left out of the mean: {line}")
 
 
 def _changed_keys(spec: Spec, chosen: Sequence[str], usual: int) -> dict[str, Any]:
@@ -218,10 +212,7 @@ def _scored(result: dict[str, Any]) -> list[str]:
 
 
 def _paths(spec: Spec, chosen: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return the checkpoint files to evaluate, and which of the last ones are left out and why.
-
-    Raises CheckpointError if there is none.
-    """
+    """Return the checkpoint files to evaluate, and which last ones are left out and why. Raises CheckpointError."""
     paths, left_out = list[Path](), list[str]()
     for text in chosen or [f"last:{spec.evaluate.last_checkpoints}"]:
         last = re.fullmatch(r"last:([1-9]\d*)", text)
@@ -282,7 +273,6 @@ def _run_observed(
 
 
 def _curves_text(result: dict[str, Any], spec: Spec) -> list[str | TextTable]:
-    """Return the curves as a table, and what cannot be seen in it."""
     names = {one.key: one.name for one in measures_of(spec.loss.base, spec.model.num_classes).shown}
     curves = {"clip": result["observed"], "stream": result.get("anytime")}
     known = {kind: rows for kind, rows in curves.items() if rows}

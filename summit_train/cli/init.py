@@ -57,7 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    folder, bases = _no_option(args.folder.rstrip("/") or "/"), _bases(args.base.removeprefix(SHIPPED))
+    folder, base = _no_option(args.folder.rstrip("/") or "/"), args.base.removeprefix(SHIPPED)
+    if (kind := ShippedFile.read(base).kind) not in ("spec", "preset"):
+        raise UserError(f"--from must be a spec or a preset, got the {kind} {base}; try {_BASE}, as without --from")
+    # A preset without a network is laid over the usual base.
+    has_network = "arch" in read_tree(SHIPPED + base).values.get("model", {})
+    bases = [SHIPPED + base] if has_network else [SHIPPED + _BASE, SHIPPED + base]
     stem = args.out.stem if args.out else Path(os.path.abspath(folder)).name
     name = re.sub(r"[^\w.-]+", "_", stem).strip("._-") or "mine"
     out = args.out or Path(f"{name}.yaml")
@@ -86,14 +91,6 @@ def run(args: argparse.Namespace) -> Result:
 
 def _no_option(path: str) -> str:
     return f"./{path}" if path.startswith("-") else path
-
-
-def _bases(name: str) -> list[str]:
-    """Return what the spec extends: a preset without a network is laid over the usual base."""
-    if (kind := ShippedFile.read(name).kind) not in ("spec", "preset"):
-        raise UserError(f"--from must be a spec or a preset, got the {kind} {name}; try {_BASE}, as without --from")
-    has_network = "arch" in read_tree(SHIPPED + name).values.get("model", {})
-    return [SHIPPED + name] if has_network else [SHIPPED + _BASE, SHIPPED + name]
 
 
 def _found(folder: str, folds_folder: str) -> _Found:

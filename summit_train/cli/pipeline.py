@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from summit_train.cli.evaluate import accuracy_result, warn_left_out
+from summit_train.cli.evaluate import accuracy_result
 from summit_train.cluster.node_check import check_nodes
 from summit_train.core.bad_nodes import script_began
 from summit_train.core.checkpoints import find_checkpoints
@@ -20,7 +20,7 @@ from summit_train.core.device import choose_device, environment
 from summit_train.core.errors import AgreedError, RunFailed, UserError
 from summit_train.core.files import read_file, write_json, write_text
 from summit_train.core.processes import seconds_alive
-from summit_train.core.result import Result, say, warn
+from summit_train.core.result import Result, say, tell, warn
 from summit_train.core.run_lock import RunLock
 from summit_train.core.session import leave_reason, session
 from summit_train.core.tested import warn_untested
@@ -113,8 +113,7 @@ def _keep_result(run_path: Path, epochs: int) -> None:
         kept.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             (run_path / PREDICTIONS).rename(kept / PREDICTIONS)
-        result = from_json(read_file(file))
-        write_json(kept / RESULT_FILE, result | {"overrides": {"schedule.epochs": epochs}})
+        write_json(kept / RESULT_FILE, from_json(read_file(file)) | {"overrides": {"schedule.epochs": epochs}})
         file.unlink()
 
 
@@ -151,7 +150,7 @@ def _evaluate(run: Run, stop: StopRequest) -> None:
 
     paths, left_out, goodput, key = world.from_first(last)
     if world.rank == 0:
-        warn_left_out(left_out)
+        tell(*(f"left out of the mean: {line}" for line in left_out))
     scorer = task_named(spec.task).part("scorer")(spec, run.val_set, world, run.device, stop)
     training = (run.plan, run.train_set) if spec.evaluate.precise_bn else None
     folder, measures = spec.run_path, run.measures

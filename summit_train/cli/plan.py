@@ -132,10 +132,7 @@ class Files:
 
 
 def read_files(spec: Spec, clips: int | None) -> Files:
-    """Open the data sets, as `train` does before its first step; with `clips`, --clips, they are not read.
-
-    Raises UserError for a mistake in a file.
-    """
+    """Open the data sets as `train` does; with --clips do not read them. Raises UserError for a mistake in a file."""
     if clips is not None:
         keys = ("train", "val", "root", "quarantine")
         not_checked = [f"data.{key}" for key in keys if getattr(spec.data, key) is not None]

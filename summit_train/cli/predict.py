@@ -30,8 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     """Predict. The status is 1 where a video could not be read."""
-    launch = this_launch()
-    with session(launch) as world:
+    with session(this_launch()) as world:
         trained, closed = world.from_first(lambda: _prepared(args))
         listings = [listing.opened() for listing in closed]
         with (

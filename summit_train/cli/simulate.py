@@ -63,10 +63,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def parse_nodes(text: str) -> list[int]:
-    """Read '1,8,16' or '1,8,...,64', in which '...' doubles from the number before it up to the one behind it.
-
-    Raises UserError for anything else.
-    """
+    """Read '1,8,16' or '1,8,...,64'; '...' doubles from the number before it to the one behind it. Raises UserError."""
     words = text.split(",")
     nodes: list[int] = []
     for i, word in enumerate(words):
@@ -135,11 +132,10 @@ def _text(values: Mapping[str, Any], epochs: int) -> list[str | TextTable]:
         counts = (f"{row[name]:,}" for name in ("nodes", "gpus", "global_batch", "steps_per_epoch"))
         seconds = (row["parts"][name] for name in ("compute_s", "communication_s", "stragglers_s", "data_s"))
         steps.append((*counts, *(f"{part_s:.4f}" for part_s in (row["step_s"], *seconds))))
-        accuracy = row["accuracy"]
+        accuracy, lost = row["accuracy"], row["losses"]
         top1 = f"{accuracy['top1']:.2f} \N{PLUS-MINUS SIGN} {accuracy['std']:.2f}" if accuracy else NONE
         speeds = (f"{row['nodes']:,}", f"{row['clips_per_second']:,.0f}", f"{100 * row['efficiency']:.1f} %")
         run = (duration(row["run_s"]), f"{row['node_hours']:,.1f}", duration(row["evaluation_s"]))
-        lost = row["losses"]
         mtbf, young, daly, own = (duration(lost[key]) for key in ("mtbf_s", "young_s", "daly_s", "own_interval_s"))
         best, spec = (f"{100 * lost[key]:.2f} %" for key in ("goodput", "own_goodput"))
         counted = (f"{row['nodes']:,}", mtbf, f"{lost['failures']:.3g}", f"{lost['stall_s']:.2f}")
@@ -168,10 +164,7 @@ def _text(values: Mapping[str, Any], epochs: int) -> list[str | TextTable]:
 
 
 def _draw(out: Path, jobs: Sequence[ScaledJob], rows: Sequence[dict[str, Any]]) -> None:
-    """Draw the paper's Figure 6: speed of the paper's networks, and the spec's training times with those of Table 3.
-
-    Below them what failures cost.
-    """
+    """Draw the paper's Figure 6, the spec's training times with those of Table 3, and below what failures cost."""
     # Imported here: without --out the command draws nothing.
     from summit_train.report.figures import GREY, PALETTE, drawable, drawn, log_ticks, series
 

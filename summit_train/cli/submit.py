@@ -9,14 +9,7 @@ from summit_train.cli.plan import add_site_arguments, balance_rows, read_files, 
 from summit_train.cluster.estimate import check_ranks, estimate, save_often
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import load_site, load_spec_on
-from summit_train.cluster.submit import (
-    chain,
-    environment_to_stage,
-    folders_to_stage,
-    output_rows,
-    prepare_job,
-    staging_row,
-)
+from summit_train.cluster.submit import chain, output_rows, prepare_job, staged_environment, staged_folders, staging_row
 from summit_train.core.result import Result, TextTable, tell, warn
 from summit_train.core.text import counted
 from summit_train.plan import make_plan
@@ -51,8 +44,8 @@ def run(args: argparse.Namespace) -> Result:
         nodes=args.nodes,
         walltime_minutes=cost.walltime_minutes,
         max_requeues=cost.max_requeues + (cost.jobs - 1 if args.write else 0),
-        stage=folders_to_stage(site, [spec]),
-        environment=environment_to_stage(site, Path(spec.run_dir)),
+        stage=staged_folders(site, [spec]),
+        environment=staged_environment(site, Path(spec.run_dir)),
     )
     text = render(site, job)
     for line in [*site.notes, *files.warnings]:

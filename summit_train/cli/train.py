@@ -45,7 +45,6 @@ def _start_ranks(args: argparse.Namespace) -> Result:
     former = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # a request to stop waits for the ranks
     try:
         run_spec(args.spec, args.overrides)  # a mistake in it is said once, by no rank
-        words = ["train", args.spec, *args.overrides, *options]
-        return Result(status=run_ranks(words, args.ranks, hosts, tell))
+        return Result(status=run_ranks(["train", args.spec, *args.overrides, *options], args.ranks, hosts, tell))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)

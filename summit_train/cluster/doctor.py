@@ -47,10 +47,7 @@ class Check:
 
 
 def examine(run_dir: Path, *, alone: bool = True) -> Iterator[Check]:
-    """Yield each check when it is done, after those that it depends on.
-
-    run_dir: where runs will be written. alone: no launcher started this process.
-    """
+    """Yield each check when done, after those it depends on. run_dir: for runs. alone: no launcher started us."""
     yield Check("python", "ok", f"{platform.python_version()} at {sys.executable}")
     yield check("torch")
     yield check_ranks(os.environ)
@@ -83,7 +80,8 @@ def check(name: str, launcher: Sequence[str] = (), more: Mapping[str, str] | Non
     """Run PROBES[name], under a launcher if one is given, and judge its facts. more: the ranks' further environment."""
     environment = processes.mpi_environment({**os.environ, **(more or {})}) if launcher else None
     try:
-        facts = processes.probe(PROBES[name].program, ANSWER_S, launcher, environment)
+        program = [sys.executable, "-c", f"import json\n{PROBES[name].program}"]
+        facts = processes.answer([*launcher, *program], ANSWER_S, environment)
     except RunFailed as error:
         return Check(name, "fail", str(error), PROBES[name].fix)
     return Check(name, *PROBES[name].judge(facts))
@@ -206,8 +204,7 @@ def _judge_horovod(facts: processes.Facts) -> Finding:
     if not facts["mpi"]:
         return "fail", found, BUILD
     if facts["gpus"] and not facts["nccl"]:
-        through_host = "gradients go through the host: install the CUDA toolkit and NCCL"
-        return "warn", found, f"{through_host}, {BUILD}"
+        return "warn", found, f"gradients go through the host: install the CUDA toolkit and NCCL, {BUILD}"
     return "ok", found, ""
 
 
@@ -237,8 +234,7 @@ def _judge_gpus(facts: processes.Facts) -> Finding:
     archs = re.findall(r"\b(sm|compute)_(\d+)(\d)[af]?\b", " ".join(facts["archs"]))
     for device in devices:
         own = tuple(device["capability"])
-        fits = [(int(a), int(b)) <= own and (kind == "compute" or int(a) == own[0]) for kind, a, b in archs]
-        if not any(fits):
+        if not any((int(a), int(b)) <= own and (kind == "compute" or int(a) == own[0]) for kind, a, b in archs):
             no_code = f"this torch has no code for {device['name']} ({', '.join(facts['archs'])})"
             return "fail", found, f"{no_code}: install one that has (TORCH=)"
     return "ok", found, ""

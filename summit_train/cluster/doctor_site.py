@@ -130,9 +130,12 @@ def trial(site: Site, run_dir: Path, nodes: int) -> Iterator[Check]:
             yield Check("trial job", "ok", f"{job_id} {now}; {script.parent} has its script and output")
         time.sleep(_POLL_S)
     deadline = time.monotonic() + _LATE_S
-    while not (found := [line for line in _output(script.parent) if line.startswith("{")]):
+    while True:
+        lines = [line for path in script.parent.glob("*.out") for line in path.read_text(errors="replace").splitlines()]
+        if found := [line for line in lines if line.startswith("{")]:
+            break
         if time.monotonic() > deadline:
-            lines = ["no output: do the nodes see this folder?", *_output(script.parent)]
+            lines = ["no output: do the nodes see this folder?", *lines]
             said = next((line for line in lines if line.startswith("summit-train")), lines[-1])
             yield Check("trial job", "fail", said, f"read {script.parent}/*.out, and try its script's lines by hand")
             return
@@ -154,7 +157,3 @@ def trial(site: Site, run_dir: Path, nodes: int) -> Iterator[Check]:
         # A launcher may show each rank its own GPU only; two ranks on the same one would have failed in NCCL.
         own = name == "GPUs" and fewest == 1 and site.ranks == number
         yield _judged(f"node: {name}", said, "" if own or fewest >= number else fix)
-
-
-def _output(folder: Path) -> list[str]:
-    return [line for path in folder.glob("*.out") for line in path.read_text(errors="replace").splitlines()]

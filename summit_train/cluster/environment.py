@@ -37,8 +37,7 @@ _LEFT_OUT = re.compile(
     r".*-packages/__editable__.*summit_train.*"
 )
 _CONFIG = "home = @HERE@/base/bin\ninclude-system-site-packages = {}\n"
-# A rank starts with PYTHONSAFEPATH: else Python would look for each of its modules in the working folder first.
-# Python runs this line more than once.
+# A rank starts with PYTHONSAFEPATH: else Python looks for modules in the working folder first. This runs repeatedly.
 _WORKING_FOLDER = ("zz_working_folder.pth", b"import os, sys; sys.path += {os.getcwd()} - {*sys.path}\n")
 _UNCHECKED = 1  # marks bytecode that Python does not compare with its source (PEP 552)
 _BLOCK = 1 << 20

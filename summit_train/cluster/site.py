@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -194,11 +195,14 @@ class Site(Section):
     def cores_per_rank(self) -> int:
         return max(1, self.cores_per_node // self.ranks)
 
-    def walltime_cap(self, nodes: int) -> int | None:
-        """Return the longest walltime of a job of `nodes` nodes, in minutes; None where the site has no caps.
+    def check_scheduler(self) -> None:
+        """Raise UserError where the scheduler cannot be reached from this machine."""
+        command = self.batch.command
+        if command is not None and shutil.which(command) is None:
+            raise UserError(f"{command} is not on PATH: submit on a machine of {self.name}, or use --dry-run")
 
-        Raises UserError for more nodes than a job may have.
-        """
+    def walltime_cap(self, nodes: int) -> int | None:
+        """Return the longest walltime of a job in minutes, None without caps. Raises UserError for too many nodes."""
         for cap in self.walltime_caps:
             if nodes <= cap.nodes:
                 return cap.walltime

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -25,18 +24,18 @@ from summit_train.data.manifest.reading import PACK_FILE
 from summit_train.spec import Spec, dump_spec
 
 
-def folders_to_stage(site: Site, specs: Iterable[Spec]) -> tuple[Path, ...]:
+def staged_folders(site: Site, specs: Iterable[Spec]) -> tuple[Path, ...]:
     """Return the packed sets of the specs with data.stage=auto, each once; none on a site without node_local."""
     staged = [spec.data for spec in specs if spec.data.stage == "auto" and site.node_local is not None]
     paths = dict.fromkeys(Path(path).absolute() for data in staged for path in (data.train, data.val))
     return tuple(path for path in paths if (path / PACK_FILE).is_file())
 
 
-def environment_to_stage(site: Site, run_dir: Path) -> Path | None:
+def staged_environment(site: Site, run_dir: Path) -> Path | None:
     """Return what the ranks' environment is copied to the nodes from; None where they start from the shared one.
 
     It is the container's image, the file that the site names, or one of this environment below `run_dir`, whose name
-    changes with the environment and which `write_job` makes. Raises UserError where there is no such file.
+    changes with the environment and which `write_job` makes. Raises UserError if that file is missing.
     """
     if not site.stage_environment:
         return None
@@ -76,12 +75,10 @@ def output_rows(site: Site, *jobs: Job) -> list[tuple[str, str]]:
 
 
 def write_job(site: Site, job: Job, specs: Sequence[Spec] = (), folder: Path | None = None) -> Path:
-    """Write every run's spec, the script and the environment that it copies, delete the marks of earlier jobs.
+    """Write every run's spec, the script and the environment that it copies; return the script's path.
 
-    Return the script's path.
-
-    specs: one for each run, in the order of job.runs; none where the job has a command of its own. folder: of the
-    script, by default RUN/job of the first run.
+    It deletes the marks of earlier jobs. specs: one for each run, in the order of job.runs; none where the job has a
+    command of its own. folder: of the script, by default RUN/job of the first run.
     """
     text = render(site, job)
     for run, spec in zip(job.runs, specs, strict=not job.command):
@@ -91,8 +88,7 @@ def write_job(site: Site, job: Job, specs: Sequence[Spec] = (), folder: Path | N
             (run / "job" / mark).unlink(missing_ok=True)
     if job.environment is not None and not job.environment.exists():
         with shown("MB of the environment packed", in_logs=True) as show:
-            files = environment_files()
-            pack(files, job.environment, lambda done, total: show(done >> 20, total >> 20))
+            pack(environment_files(), job.environment, lambda done, total: show(done >> 20, total >> 20))
     script = (folder or job.runs[0] / "job") / "job.sh"
     write_text(script, text)
     return script
@@ -105,20 +101,13 @@ def prepare_job(site: Site, job: Job, *specs: Spec, by_hand: bool = False) -> Pa
     running; by hand, the scheduler is needed only if jobs of this run were submitted before.
     """
     if not by_hand:
-        check_scheduler(site)
+        site.check_scheduler()
     # Another scheduler's number says nothing here.
     ids = [line["id"] for line in submissions(job.runs[0]) if line["scheduler"] == site.scheduler]
     for job_id, state in job_states(site, ids).items():
         if state != "gone":
             raise UserError(f"{job.runs[0]}: job {job_id} is {state}; wait for it, or cancel it first")
     return write_job(site, job, specs)
-
-
-def check_scheduler(site: Site) -> None:
-    """Raise UserError where the site's scheduler cannot be reached from this machine."""
-    command = site.batch.command
-    if command is not None and shutil.which(command) is None:
-        raise UserError(f"{command} is not on PATH: submit on a machine of {site.name}, or use --dry-run")
 
 
 def chain(site: Site, job: Job, script: Path, jobs: int, after: str | None = None) -> list[str]:
@@ -170,7 +159,7 @@ def job_states(site: Site, ids: Sequence[str]) -> dict[str, str]:
     """
     if not ids:
         return {}
-    check_scheduler(site)
+    site.check_scheduler()
     states = site.batch.states()
     found = {}
     for job_id in ids:

@@ -25,7 +25,7 @@ class Spares(NamedTuple):
 
 
 def spares(run_path: Path) -> Spares:
-    """Return what the script has written before this start; none where there is no script, or one that never moves."""
+    """Return what the script has written before this start; none without a script, or with one that never moves."""
     with suppress(OSError, ValueError, TypeError):
         return Spares(*map(int, (run_path / "job" / "spares").read_text("utf-8").split()))
     return Spares()
@@ -40,7 +40,7 @@ def script_began() -> str | None:
 def name_bad_nodes(run_path: Path, reasons: Mapping[str, str]) -> list[str]:
     """Add to RUN/job/bad_nodes the hosts that it does not name yet, each with a reason of one line; return them.
 
-    The next start of the ranks leaves them out. Outside a job there is no folder RUN/job, and nothing is written.
+    The next start of the ranks leaves them out. Outside a job, RUN/job does not exist and nothing is written.
     """
     path = run_path / "job" / "bad_nodes"
     if not path.parent.is_dir():

@@ -34,10 +34,7 @@ def choose_device(world: World) -> torch.device:
 
 
 def environment(world: World, device: torch.device, hosts: Sequence[str], kernels: str) -> dict[str, Any]:
-    """Return what a person needs to trust or repeat a run's figures.
-
-    hosts: every rank's. kernels: what those of the networks are compiled for.
-    """
+    """Return what a person needs to trust or repeat a run's figures. hosts: every rank's. kernels: their CPU level."""
     versions = {}
     for package in _PACKAGES:
         try:

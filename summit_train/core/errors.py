@@ -17,10 +17,7 @@ class _Told(Exception):
 
 
 class UserError(_Told):
-    """The user's input is wrong; exit status 2.
-
-    The message is for people: what is wrong, where, and what would be right.
-    """
+    """The user's input is wrong; exit status 2. Its message: what is wrong, where, and what would be right."""
 
 
 class RunFailed(_Told):

@@ -25,7 +25,7 @@ def cache_folder() -> Path:
     """Return the user's folder of what can be made again. Raises OSError where the user has no home folder."""
     folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     if folder.startswith("~"):
-        raise OSError(None, "there is no home folder", folder)
+        raise OSError(None, "the user has no home folder", folder)
     return Path(folder, "summit_train")
 
 
@@ -103,10 +103,7 @@ def file_sha256(path: str | Path) -> str:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock on this file for the block. A missing folder is made.
-
-    wait: block until another process has released it; otherwise raise BlockingIOError.
-    """
+    """Hold the lock on this file, made with its folder, for the block. wait: until it is free, or BlockingIOError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as file:
         fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -125,10 +122,7 @@ def is_locked(path: Path) -> bool:
 
 
 def check_output(option: str, given: str | Path, file: str | Path) -> None:
-    """Raise UserError where `file`, which the option's value asks for, cannot be written.
-
-    Nothing is left behind but its folder.
-    """
+    """Raise UserError where `file`, which the option's value asks for, cannot be written; its folder is made."""
     target = Path(file)
     try:
         if target.exists() and not target.is_file():

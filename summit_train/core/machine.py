@@ -15,7 +15,6 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
 
 
 def num_cpus() -> int:
-    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -25,12 +24,8 @@ def rank_cpus(local_ranks: int) -> int:
 
 
 def free_memory() -> float:
-    """Return the bytes that this process may still take, of the machine and of each of its control groups.
-
-    Infinity where the system does not tell.
-    """
-    available = 1024 * float(_told("meminfo", "MemAvailable").removesuffix("kB") or "inf")
-    return min([available, *_free_in_groups()])
+    """Return the bytes that this process may still take, by the machine and its control groups; infinity if unknown."""
+    return min([1024 * float(_told("meminfo", "MemAvailable").removesuffix("kB") or "inf"), *_free_in_groups()])
 
 
 def _free_in_groups(process: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> list[float]:

@@ -23,18 +23,8 @@ ROOT_ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM":
 ROOT_NEEDS = f"as root, Open MPI's mpirun needs {' '.join(f'{name}={value}' for name, value in ROOT_ALLOWED.items())}"
 
 
-def probe(
-    program: str, timeout: float, prefix: Sequence[str] = (), environment: Mapping[str, str] | None = None
-) -> Facts:
-    """Return the JSON object that a Python program prints last, started by `prefix` (mpirun and its words).
-
-    timeout in seconds. Raises RunFailed with the program's last words if it fails, hangs or cannot be started.
-    """
-    return answer([*prefix, sys.executable, "-c", f"import json\n{program}"], timeout, environment)
-
-
-def answer(command: Sequence[str], timeout: float, environment: Mapping[str, str] | None = None) -> Facts:
-    """Return the JSON object that a command prints last; timeout and errors as in `probe`."""
+def answer(command: Sequence[str], timeout: float, environment: Mapping[str, str] | None) -> Facts:
+    """Return the JSON object that a command prints last. timeout: seconds. Raises RunFailed with its last words."""
     try:
         done = subprocess.run(command, stdin=DEVNULL, capture_output=True, text=True, timeout=timeout, env=environment)
     except subprocess.TimeoutExpired:

@@ -40,6 +40,8 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 _ONE_HOST = {"OMPI_MCA_btl": "^tcp"}  # ranks that share memory need no ports
 # What ranks of other hosts need of this environment. Open MPI sends its own variables.
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHON", "OMP_", "MASTER_", "SUMMIT_TRAIN_", "NCCL_", "GLOO_", "HOROVOD_")
+# In what mpirun writes where a rank has failed, which says why itself.
+_SAID_BY_A_RANK = r"Process name: \[|exited with non-zero status|MPI_ABORT"
 
 Command = tuple[Sequence[str], Mapping[str, str]]  # words and environment
 Process = subprocess.Popen[bytes]
@@ -140,11 +142,15 @@ def _exit_status(
         if kill_at == math.inf and (interrupted or any(codes)):
             rank, failed = next(((rank, code) for rank, code in enumerate(codes) if code), (0, 0))
             status = _INTERRUPTED if interrupted else failed if failed > 0 else 128 - failed
+            if notes:
+                notes.seek(0)
+            said = notes.read().strip() if notes else ""
             if (number := status - 128) in signal.valid_signals() and not interrupted:
-                who = _ended_rank(notes) if notes else f"rank {rank}" if processes[1:] else "a rank"
+                named = re.search(r"process rank (\d+) with PID \d+ on node \S+ exited on signal", said)
+                who = f"rank {named[1]}" if named else f"rank {rank}" if processes[1:] else "a rank"
                 say(f"{who} was ended by {signal.Signals(number).name}")
-            elif notes and not interrupted and (own := _mpirun_error(notes)):
-                say(own)
+            elif said and not interrupted and not re.search(_SAID_BY_A_RANK, said):
+                say(said)
             _signal(processes, signal.SIGTERM)
             kill_at = time.monotonic() + _SECONDS_TO_END
         elif len(received) > num_seen:
@@ -161,20 +167,6 @@ def _exit_status(
         if time.monotonic() > kill_at:
             _signal(processes, signal.SIGKILL)
         time.sleep(_SECONDS_BETWEEN_LOOKS)
-
-
-def _ended_rank(notes: TextIO) -> str:
-    """Return the rank that a signal ended, as mpirun names it."""
-    notes.seek(0)
-    found = re.search(r"process rank (\d+) with PID \d+ on node \S+ exited on signal", notes.read())
-    return f"rank {found[1]}" if found else "a rank"
-
-
-def _mpirun_error(notes: TextIO) -> str:
-    """Return what mpirun writes of its own failure; "" where a rank has failed, which says why itself."""
-    notes.seek(0)
-    text = notes.read().strip()
-    return "" if re.search(r"Process name: \[|exited with non-zero status|MPI_ABORT", text) else text
 
 
 def _is_deaf(process: Process) -> bool:

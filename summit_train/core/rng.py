@@ -30,5 +30,4 @@ def key(seed: int, purpose: str, *counters: int) -> np.random.Generator:
     `purpose` separates the uses of one seed ("order", "sampling", "augment", ...). `counters` identify the draw within
     it (epoch, step, clip, virtual GPU), each within 64 bits.
     """
-    digest = _digest(seed, purpose, counters, 16)
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(_digest(seed, purpose, counters, 16), "little")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
@@ -15,7 +16,7 @@ from summit_train.core.files import naming
 _MOST_WAITED_S = 100
 
 
-class RunLock:
+class RunLock(AbstractContextManager["RunLock"]):
     """Holds a run folder for this process within the block.
 
     It is a POSIX record lock on the file `lock`, so it ends with the process, however it ends. It belongs to the file,
@@ -26,9 +27,6 @@ class RunLock:
         run_path.mkdir(parents=True, exist_ok=True)
         self._path = run_path / "lock"
         self._file = self._take()
-
-    def __enter__(self) -> RunLock:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()

@@ -142,10 +142,7 @@ def _load_safetensors(path: Path, bound: Bound) -> dict[str, Any]:
 
 
 def peek(path: Path) -> Any:
-    """Return what torch saved, with tensors on the meta device: no numbers are read. Raises CheckpointError.
-
-    Takes little time for a file of any size. The digest is not checked.
-    """
+    """Return what torch saved, on the meta device: no number is read, no digest checked. Raises CheckpointError."""
     size, stored = _unpacked_size(path), path.stat().st_size
     if size > stored:
         raise CheckpointError(f"{path}: unpacks to {size:,} bytes of {stored:,}; torch never compresses what it saves")

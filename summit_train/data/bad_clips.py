@@ -71,8 +71,7 @@ class BadClips:
 
 def record_test(run_path: Path, bad: Sequence[BadClip]) -> None:
     """Record bad videos of a test, in their order in the manifest."""
-    ordered = sorted(bad, key=lambda clip: clip.clip)
-    _append(run_path / FILE, [{"test": True, **asdict(clip)} for clip in ordered])
+    _append(run_path / FILE, [{"test": True, **asdict(clip)} for clip in sorted(bad, key=lambda clip: clip.clip)])
 
 
 def check_test(world: World, run_path: Path, num_bad: int, videos: int, fraction: float) -> None:

@@ -1,7 +1,6 @@
 """What the files of a data set really hold: which there are, and which of them are whole after a full decode.
 
-Many processes decode. A file that brings its process down does not end the survey, and a journal lets an interrupted
-one continue.
+Many processes decode. A file that ends one does not end the survey; an interrupted survey continues by a journal.
 """
 
 from __future__ import annotations
@@ -168,8 +167,7 @@ class Journal:
 class Listing:
     """The clips to index, with paths relative to `root`.
 
-    classes: their names, label by label, None if a manifest has none. skipped: the number of files of each extension
-    that is not a video's.
+    classes: their names, label by label, None if a manifest has none. skipped: the number of other files by extension.
     """
 
     root: Path

@@ -1,9 +1,8 @@
 """The embedded data set: small real videos whose class is the motion, so that a single frame tells nothing.
 
-Kind "direction": a textured object crosses a still background on a torus, in one of evenly spaced directions.
-It starts at a uniformly random place and wraps around, so its place is uniform in every frame of every class.
-Kind "order": coloured objects flash one after the other; the class is the order of the colours. Without the order of
-the frames all classes look the same.
+Kind "direction": a textured object crosses a still background on a torus, in one of evenly spaced directions. It starts
+at a random place and wraps around, so its place is uniform in every frame. Kind "order": coloured objects flash one
+after the other; the class is the order of the colours. Without the order of the frames all classes look the same.
 
 Every frame is a key frame: between key frames an encoder leaves traces of the motion in single frames.
 """

@@ -38,9 +38,8 @@ class Evaluation:
 
     folder: the run's own for the result by its own spec, otherwise one in its `evals`. training: the plan and the data
     set of precise BN's batches; None where evaluate.precise_bn is 0. overrides: the keys of the spec that differ from
-    the run's own. resume_key: everything besides a checkpoint that its scores depend on; an evaluation with the same
-    key reuses the scores of a stopped one. None: nothing is kept. goodput: rank 0's values of the training for the
-    result.
+    the run's own. resume_key: everything besides a checkpoint that its scores depend on; one with the same key reuses
+    the scores of a stopped one. None: nothing is kept. goodput: rank 0's values of the training for the result.
     """
 
     scorer: Scorer
@@ -73,8 +72,7 @@ class Evaluation:
                 scores, values = self._score(model, path, f"{name}{suffix}")
                 if scores is not None:
                     bad = {"bad_videos": scores.num_bad} if scores.num_bad else {}
-                    row = {"path": str(path), "step": step} | values
-                    kind.append(row | bad)
+                    kind.append({"path": str(path), "step": step} | values | bad)
                     num_videos, missing = len(scores.videos), left_out(scores, self.scorer.dataset.manifest.class_names)
         if world.rank != 0:
             return None

@@ -52,10 +52,7 @@ class RunScores:
 
 
 def read_runs(words: Sequence[str]) -> list[RunScores]:
-    """Read two or more runs of the same videos, classes and labels.
-
-    Runs of one name are named as they were given. All get the names of the classes, as far as one has them.
-    """
+    """Read two or more runs of the same videos, classes and labels; all get the classes' names, if one has them."""
     runs = [read_run(word) for word in words]
     if len(runs) < 2:
         raise UserError(f"{len(runs)} run: fuse needs two or more")

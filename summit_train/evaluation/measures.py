@@ -1,7 +1,6 @@
 """The measures of a run: what they are called, and how they are shown. A task has those of its kinds of loss.
 
-Whoever shows a figure takes its name and key from here: validation, evaluation, report, fuse, predict, sweep.
-Needs no torch.
+Whoever shows a figure takes name and key from here: validation, evaluation, report, fuse, predict, sweep. No torch.
 """
 
 from __future__ import annotations
@@ -26,14 +25,6 @@ _TRIAL = 1_000_000  # scores that a measure is tried on
 _MOST_CLASSES = 1000  # whose measures a validation records
 
 
-def _unknown(found: Found) -> float:
-    return math.nan
-
-
-def _of_no_class(found: Found) -> NDArray[np.float64]:
-    return np.zeros(0)
-
-
 @dataclass(frozen=True)
 class Measure:
     """A figure of what was found; NaN where the videos have nothing to measure it by.
@@ -44,8 +35,8 @@ class Measure:
 
     key: str
     name: str
-    of: Callable[[Any], float] = _unknown
-    of_class: Callable[[Any], NDArray[np.float64]] = _of_no_class
+    of: Callable[[Any], float] = lambda found: math.nan
+    of_class: Callable[[Any], NDArray[np.float64]] = lambda found: np.zeros(0)
     class_key: str = ""
     above: float = 0
     unit: str = "%"
@@ -114,16 +105,13 @@ def measures_of(kind: object, num_classes: float | None = None, own: Sequence[st
 
     own: the names of those, which are not computed here.
     """
-    known = every_measure()
+    known = dict(chain(*(part.items() for part in every_part("measures"))))  # of every loss.kind
     built_in = known.get(str(kind)) or next(iter(known.values()))
     return Measures((*built_in, *(Measure(name, name, unit="") for name in own)), num_classes)
 
 
 def open_measures(spec: Spec) -> Measures:
-    """Return the measures of a spec, the user's own tried on videos with the right scores.
-
-    Raises UserError for one that does not return what it must.
-    """
+    """Return the measures of a spec, the user's own tried on videos with the right scores. Raises UserError."""
     classes, own = spec.model.num_classes, list[Measure]()
     labels = np.arange(max(1, min(classes, _TRIAL // classes)))
     hot = labels[:, None] == np.arange(classes)
@@ -132,11 +120,6 @@ def open_measures(spec: Spec) -> Measures:
         own.append(Measure(name, name, OwnMeasure(part, part.make("scores", "labels")), unit=""))
         own[-1].of(right)
     return Measures((*measures_of(spec.loss.base).every, *own), classes)
-
-
-def every_measure() -> dict[str, tuple[Measure, ...]]:
-    """Return the measures of each loss.kind of any task."""
-    return dict(chain(*(part.items() for part in every_part("measures"))))
 
 
 def left_out(found: Found, names: Sequence[str]) -> list[str]:

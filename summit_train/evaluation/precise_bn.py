@@ -34,8 +34,7 @@ def recompute_from_training(
 ) -> None:
     """Recompute the statistics over the batches of the first `evaluate.precise_bn` steps of training. Collective.
 
-    These are the same on any number of ranks. Where scorer.stop asks one rank to stop, all leave between two batches
-    and raise Stopped.
+    They are the same on any number of ranks. If scorer.stop asks one to stop, all raise Stopped between two batches.
     """
     spec, world, steps = scorer.spec, scorer.world, scorer.spec.evaluate.precise_bn
     count = steps * plan.accumulation

@@ -55,10 +55,7 @@ class Scores:
         return np.flatnonzero(~self.labels.any(0)).tolist() if self.kind == "binary" else []
 
     def right(self, k: int) -> NDArray[np.bool_]:
-        """Return whether each video's label is among its k highest scores, (V,).
-
-        Equal scores are ordered by class number, so the answer depends on nothing but the scores.
-        """
+        """Return whether each video's label is among its k highest scores, (V,), equal ones in the order of classes."""
         own = np.take_along_axis(self.scores, self.labels[:, None], axis=1)
         classes = np.arange(self.scores.shape[1])[None, :]
         ahead = (self.scores > own) | ((self.scores == own) & (classes < self.labels[:, None]))

@@ -101,9 +101,8 @@ class Scorer:
         """Score all videos; return what is found on rank 0, None elsewhere. Collective.
 
         earlier: rank 0's results so far, which are not computed again; the new ones are added and saved. With
-        data.on_bad_clip "skip" a video that cannot be read is counted and recorded. Raises AgreedError if there are too
-        many, DecodeError at the first one otherwise. Raises RunFailed, with `source`, at the first scores that are not
-        finite; source None: those are results like others.
+        data.on_bad_clip "skip" a bad video is counted and recorded. Raises AgreedError if there are too many, else
+        DecodeError at the first. Raises RunFailed, with `source`, at scores that are not finite; None: as results.
         """
         earlier, ballot = earlier or PartialScores(), Ballot(self.world, self.stop)
         known = set(self.world.broadcast(list(earlier.results)))
@@ -176,8 +175,7 @@ class Scorer:
             yield from self.each_video(videos, partial(stream_frames, spec.data), average)
             return
         normalise = Normalise(parameter_type(spec.precision), self.device, spec.data.input)
-        data = spec.data.on_node(self.world.local_size)
-        batches = test_batches(data, spec.evaluate, self.dataset.store, videos)
+        batches = test_batches(spec.data.on_node(self.world.local_size), spec.evaluate, self.dataset.store, videos)
         for batch, video in zip(batches, videos, strict=True):
             assert batch.video == video
             if batch.bad is None:

@@ -22,10 +22,7 @@ from summit_train.inference.videos import VideoList
 
 @dataclass(frozen=True)
 class PredictedVideo:
-    """A video and its most probable classes in order, each with label, name and score (its probability).
-
-    error: why it has none.
-    """
+    """A video and its most probable classes in order: label, name and score (probability). error: why it has none."""
 
     clip: Clip
     predictions: Sequence[dict[str, Any]]
@@ -104,10 +101,7 @@ def predict_videos(
 def most_probable(
     logits: NDArray[np.floating[Any]], classes: Sequence[str], top: int, kind: str = "softmax"
 ) -> list[dict[str, Any]]:
-    """Return label, name and probability, by the loss.kind, of the `top` highest logits (classes,).
-
-    Equal ones are ordered by class number.
-    """
+    """Return label, name and probability of the `top` highest logits (classes,), equal ones by class number."""
     scores = probabilities(logits, kind)
     order = np.argsort(-logits, kind="stable")[:top].tolist()
     return [{"label": label, "name": classes[label], "score": float(scores[label])} for label in order]

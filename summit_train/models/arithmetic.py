@@ -18,8 +18,7 @@ def check_arithmetic(spec: Spec, device: torch.device) -> None:
     """Raise UserError where the gradients of `spec` on `device` would be wrong.
 
     With torch 2.13.0 on a CPU with AVX-512, oneDNN's weight gradient of a 3D convolution in bf16 is uninitialised
-    memory where clips have exactly two frames and the kernel sees three, whatever the picture's size. I3D 3x3x3 with
-    16 frames has two in res4.
+    memory where clips have exactly two frames and the kernel sees three. I3D 3x3x3 with 16 frames has two in res4.
     """
     if device.type != "cpu" or spec.precision != "bf16" or 2 not in count_network(spec).stages.values():
         return

@@ -77,10 +77,7 @@ def network_of(
 
 
 def _trunk(spec: NetworkSpec, sizes: tuple[int, int, float, float, int]) -> VideoNetwork:
-    """Return the network before its shifts and non-local blocks.
-
-    sizes: number of frames and of classes, width, dropout, and the clip's channels.
-    """
+    """Return the network before its shifts and non-local blocks. sizes: frames, classes, width, dropout, channels."""
     arch, backbone = spec.arch, spec.backbone or ""
     if arch == "vit" and spec.adapter == "none":
         return VideoViT(backbone, sizes, spec.drop_path, spec.positions)

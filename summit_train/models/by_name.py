@@ -49,10 +49,7 @@ def frozen_until(network: VideoNetwork, solver: OptimizerSpec) -> dict[str, floa
 
 
 def freeze_by_name(network: nn.Module, epoch: int) -> int:
-    """Let those of network.frozen_until be trained whose epochs are over after `epoch` epochs, and not the others.
-
-    Return how many elements this has changed.
-    """
+    """Train those of network.frozen_until whose epochs are over, freeze the others; return the elements changed."""
     until: Mapping[str, float] = getattr(network, "frozen_until", {})
     parameters = dict(network.named_parameters())
     changed = [parameters[name] for name in until if parameters[name].requires_grad != (epoch >= until[name])]
@@ -66,8 +63,7 @@ def freeze_by_name(network: nn.Module, epoch: int) -> int:
 def lr_factors(model: VideoNetwork, solver: OptimizerSpec) -> dict[str, float]:
     """Return what the LR of each parameter is multiplied by, by name: its module's factors and its layer's.
 
-    With L the classifier's layer, layer l has layer_decay^(L - l): BEiT's rule (Bao et al. 2022), which VideoMAE and
-    timm have as well.
+    With L the classifier's layer, layer l has layer_decay^(L - l): BEiT's rule (Bao et al. 2022), as in timm.
     """
     modules = {model.head: solver.head_lr_factor} | dict.fromkeys(model.stem, solver.first_lr_factor)
     factors = {

@@ -18,10 +18,7 @@ from summit_train.models.video import VideoNetwork
 
 
 def count(model: VideoNetwork, height: int, width: int | None = None, device: str = "meta") -> Count:
-    """Count `model` on one clip of height x width pixels (square without width), on a copy that runs once on `device`.
-
-    Takes about 0.1 s for a ResNet-50.
-    """
+    """Count `model` on one clip of height x width pixels (square without width), on a copy, in about 0.1 s."""
     clip = (model.num_frames, height, height if width is None else width)
     shadow = copy.deepcopy(model).to(device).eval()
     seen = _Watch(shadow)
@@ -57,9 +54,8 @@ def count(model: VideoNetwork, height: int, width: int | None = None, device: st
 class _Watch:
     """What hooks see while `network` runs once.
 
-    floats: the storages that autograd keeps -> their elements and the first block that keeps them, or "" where a module
-    outside of the blocks does. indices, block_inputs: storages -> elements. alive: the tensors themselves, so that no
-    storage is used twice.
+    floats: the storages that autograd keeps -> their elements and the first block that keeps them, or "" for one
+    outside the blocks. indices, block_inputs: storages -> elements. alive: the tensors, so that no storage is reused.
     """
 
     def __init__(self, network: VideoNetwork) -> None:

@@ -146,11 +146,11 @@ def check_norms(network: nn.Module) -> None:
 
 def _built(build: Callable[[], Any]) -> tuple[Any, str]:
     """Return what `build` returns, and a note where it cannot run on the meta device that is set."""
-    if torch.get_default_device().type != "meta":
-        return build(), ""
     try:
         return build(), ""
     except (RuntimeError, TypeError, ValueError) as error:
+        if torch.get_default_device().type != "meta":
+            raise
         # Tensors on the meta device have no numbers, which some networks read while they are built.
         with torch.device("cpu"):
             return build().to("meta"), f"on the CPU to be counted, as it cannot be on torch's meta device: {error}"

@@ -82,8 +82,7 @@ _TRANSFORMERS = (
     (r"^classifier\.", f"{CLASSIFIER}."),
 )
 
-# A name in files of one kind -> rules, which replace what matches in a name, one by one. Each sees the names that those
-# before it have made.
+# A name in files of one kind -> rules, each of which replaces what matches in the name that those before it made.
 CONVENTIONS = {
     r"^base_model\.": _AUTHORS,
     r"^features\.\d+\.conv\.7\.\w+$": _FLAT_MOBILENET,

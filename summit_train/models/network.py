@@ -67,8 +67,7 @@ def initial_network(spec: Spec, device: torch.device) -> VideoNetwork:
 def make_ready(network: VideoNetwork, spec: Spec) -> None:
     """Let `network` run as `spec.execution` says, in place, on the device that it is on.
 
-    Compiled networks are the plain ones; others are accelerated. Parameters keep their names, and `network.execution`
-    describes the result.
+    Compiled networks are plain; others are accelerated. Parameters keep their names; `network.execution` describes it.
     """
     if spec.execution.recompute:
         recompute_blocks(network)
@@ -76,8 +75,7 @@ def make_ready(network: VideoNetwork, spec: Spec) -> None:
         network.execution = accelerate(network)
         return
     separate_compile_cache()
-    # The features alone: a compiler cannot take the dropout's own generator. A function, not a module, so that the
-    # parameters' names stay.
+    # Features alone: a compiler cannot take the dropout's generator. A function, so that the parameters' names stay.
     network.extract = torch.compile(network.extract)  # type: ignore[method-assign]
     network.execution = "compiled by torch.compile"
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from summit_train.models.i3d import inflate_norms, inflated
 from summit_train.models.resnet import STAGES as RESNET_STAGES
-from summit_train.models.resnet import ResidualBlock, projection, scaled_channels
+from summit_train.models.resnet import Bottleneck, scaled_channels
 from summit_train.models.video import Dropout, VideoNetwork
 
 ALPHA = 8  # frames of the fast pathway for each frame of the slow one
@@ -24,35 +25,11 @@ SLOW_KERNELS = (1, 1, 1, 3, 3)
 FAST_KERNELS = (5, 3, 3, 3, 3)
 
 
-class Bottleneck3d(ResidualBlock):
-    """Tx1x1, 1x3x3 and 1x1x1 convolutions, the stride in space alone, in the 1x3x3."""
-
-    expansion, last_norm = 4, "bn3"
-
-    def __init__(self, in_channels: int, channels: int, kernel: int, stride: int) -> None:
-        super().__init__()
-        out_channels, strides = self.expansion * channels, (1, stride, stride)
-        self.conv1 = nn.Conv3d(in_channels, channels, (kernel, 1, 1), padding=(kernel // 2, 0, 0), bias=False)
-        self.bn1 = nn.BatchNorm3d(channels)
-        self.conv2 = nn.Conv3d(channels, channels, (1, 3, 3), strides, padding=(0, 1, 1), bias=False)
-        self.bn2 = nn.BatchNorm3d(channels)
-        self.conv3 = nn.Conv3d(channels, out_channels, 1, bias=False)
-        self.bn3 = nn.BatchNorm3d(out_channels)
-        self.downsample = projection(in_channels, out_channels, stride, is_3d=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        shortcut = self.downsample(x)
-        x = self.relu(self.bn1(self.conv1(x)))
-        x = self.relu(self.bn2(self.conv2(x)))
-        x = self.bn3(self.conv3(x))
-        return self.relu(x + shortcut)
-
-
 class Pathway(nn.Module):
     """A 3D ResNet-50 that keeps its frames: the stem and res2 to res5.
 
-    kernels: the frames that the convolutions of conv1 and res2 to res5 span. joined: how many channels of the other
-    pathway join the inputs of res2 to res5. `outputs`: the channels after pool1 and res2 to res5.
+    kernels: the frames that conv1 and the first 1x1 of a block in res2 to res5 span. joined: how many channels of the
+    other pathway join the inputs of res2 to res5. `outputs`: the channels after pool1 and res2 to res5.
     """
 
     def __init__(
@@ -71,11 +48,16 @@ class Pathway(nn.Module):
             inner = scaled_channels(base * 2**stage, width)
             channels += joined[stage]
             for number in range(num_blocks):
-                blocks.append(Bottleneck3d(channels, inner, spans[stage], 2 if stage > 0 and number == 0 else 1))
-                channels = inner * Bottleneck3d.expansion
+                block = Bottleneck(channels, inner, 2 if stage > 0 and number == 0 else 1)
+                for name, conv in list(block.named_modules()):
+                    if isinstance(conv, nn.Conv2d):
+                        block.set_submodule(name, inflated(conv, spans[stage] if name == "conv1" else 1))
+                blocks.append(block)
+                channels = inner * block.expansion
             stages.append(nn.Sequential(*blocks))
             self.outputs.append(channels)
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        inflate_norms(self)
 
     def stem(self, x: torch.Tensor) -> torch.Tensor:
         return self.maxpool(self.relu(self.bn1(self.conv1(x))))
@@ -98,10 +80,9 @@ class Lateral(nn.Module):
 class SlowFast(VideoNetwork):
     """SlowFast 4x16, R50: clips of T frames, all of them for the fast pathway, every ALPHA-th for the slow one.
 
-    The slow pathway is a ResNet-50 with kernels in time in res4 and res5 alone; the fast one has kernels in time
-    everywhere and 1 / BETA_INVERSE of the channels. After pool1, res2, res3 and res4 a lateral connection joins the
-    fast pathway's channels to the slow one's (Table 1; section 3.3, "time-strided convolution"). The classifier sees
-    both pathways' averages.
+    The slow pathway is a ResNet-50 with kernels in time in res4 and res5; the fast one has kernels in time everywhere
+    and 1 / BETA_INVERSE of the channels. After pool1, res2, res3 and res4 a lateral connection joins the fast pathway's
+    channels to the slow one's (Table 1; section 3.3, "time-strided convolution"). The classifier sees both averages.
 
     docs/networks.md lists where public code differs. The slow frames are every 8th, as in the paper; a norm and a relu
     follow each lateral convolution, as in PySlowFast. Names of parameters are those of torchvision's ResNet in `slow`

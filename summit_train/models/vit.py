@@ -19,8 +19,7 @@ from summit_train.models.shift import TemporalShift
 from summit_train.models.video import AddedModule, Dropout, DropPath, VideoNetwork
 from summit_train.spec.catalog import Adapter, Positions, ShiftDirection
 
-# Heads of 64 channels, and blocks: Dosovitskiy et al., "An image is worth 16x16 words", Table 1, and Touvron et al.,
-# "DeiT", Table 1, for S.
+# Heads of 64 channels, and blocks: "An image is worth 16x16 words" (Dosovitskiy et al.), Table 1; S: DeiT, Table 1.
 VARIANTS = {"vit_s": (6, 12), "vit_b": (12, 12), "vit_l": (16, 24)}
 PATCH, TUBELET = 16, 2  # pixels, frames
 SIDE = 14  # patches along a side of 224 pixels, for which published networks have positions

@@ -47,10 +47,7 @@ class AlphaBeta:
 
 
 def allreduce_seconds(network: Network, nodes: int, per_node: int, num_bytes: float) -> float:
-    """Return the seconds of an allreduce of `num_bytes` over `nodes` x `per_node` ranks; 0 for one rank.
-
-    Raises UserError for several nodes where the machine has no link between nodes.
-    """
+    """Return the seconds of an allreduce over `nodes` x `per_node` ranks. Raises UserError without a link for it."""
     if nodes * per_node == 1:
         return 0.0
     by = {"ring": ring_seconds, "tree": tree_seconds, "hierarchical": hierarchical_seconds}
@@ -82,10 +79,7 @@ def hierarchical_seconds(network: Network, nodes: int, per_node: int, num_bytes:
 
 
 def bus_bandwidth(ranks: int, num_bytes: float, seconds: float) -> float:
-    """Return the bytes a second that each link of a ring would carry, 2(p-1)/p S / t, for any number of ranks.
-
-    As in nccl-tests (doc/PERFORMANCE.md).
-    """
+    """Return the bytes/s of each link of a ring, 2(p-1)/p S / t, for any ranks (nccl-tests, doc/PERFORMANCE.md)."""
     return 2 * (ranks - 1) / ranks * num_bytes / seconds
 
 

@@ -106,10 +106,7 @@ class Forecast:
 
 
 def forecast(job: ScaledJob) -> Forecast:
-    """Compute the row of a job.
-
-    Raises UserError where the machine's file lacks a figure, and where ranks, batch and clips do not fit.
-    """
+    """Compute a job's row. Raises UserError if the machine lacks a figure, or ranks, batch and clips do not fit."""
     if job.gpus > job.batches:
         wrong = f"scale.gpus must be at least the {job.gpus:,} ranks of {job.nodes:,} nodes, got {job.batches:,}"
         raise UserError(f"{wrong}; choose fewer nodes, or let the batch grow with them (without --fixed-batch)")

@@ -101,10 +101,7 @@ class Machine(Section):
 
 
 def load_machine(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Machine:
-    """Load the shipped machine of that name, or the file at that path, with `section.key=value` overrides.
-
-    Raises UserError for a name that is neither, and (file:line) for a mistake in the file.
-    """
+    """Load the shipped machine of that name, or the file at that path, with overrides. Raises UserError (file:line)."""
     machine = validated(Machine, read_kind("machine", str(name_or_path), overrides))
     if machine.network.algorithm == "hierarchical" and machine.network.inter is None:
         raise UserError(f"{name_or_path}: network.algorithm: hierarchical needs network.inter, a link between nodes")

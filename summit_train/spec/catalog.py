@@ -33,11 +33,10 @@ class Architecture(NamedTuple):
     `backbones`: the 2D networks that it can be built on; with none the architecture is a network of its own.
     `minimum_frames`: the product of its strides in time. With fewer frames a stage would be down to one frame while
     strides are still to come: they would halve nothing, and the kernels there would see padding alone on both sides.
-    `minimum_reason` gives another reason for it. `maximum_frames`: beyond it layers, some for each number of frames,
-    take minutes to build; None for no limit. A clip has a multiple of `frames_step` frames, for `step_reason`.
-    `non_local`: whether it takes non-local blocks, on its backbones that have bottleneck blocks.
-    `frame_by_frame`: whether nothing but the shift and non-local blocks joins its frames, so that it can stream, as can
-    a vit whose adapter is the shift.
+    `minimum_reason`: another one. `maximum_frames`: beyond it layers, some for each number of frames, take minutes to
+    build; None for no limit. A clip has a multiple of `frames_step` frames, for `step_reason`. `non_local`: whether it
+    takes non-local blocks, on its backbones that have bottleneck blocks. `frame_by_frame`: whether nothing but the
+    shift and non-local blocks joins its frames, so that it can stream, as can a vit whose adapter is the shift.
     `no_maps`: why it has no class activation maps, None where its head is a global average and one linear layer.
     """
 

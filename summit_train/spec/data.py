@@ -13,7 +13,7 @@ from summit_train.spec.augment import AUGMENTS, AugmentSpec, BuiltInAugment, Mix
 from summit_train.spec.modality import RGB, Modality, ModalityName, flow
 from summit_train.spec.typed import Count, Extent, Fraction, NonNegative, PathText, Seconds, Section, by_name
 
-# The tags are no part of a message. Not strict: below a validator pydantic refuses a list as a tuple.
+# The tags do not appear in messages. Not strict: below a validator pydantic refuses a list as a tuple.
 _Own = Annotated[AugmentSpec, by_name(AugmentSpec)]
 _Augments = Annotated[tuple[_Own, ...], Field(strict=False), Tag("tuple[list]")]
 Augment = Annotated[
@@ -122,8 +122,7 @@ class DataSpec(Section):
     def clip_shape(self) -> tuple[int, int, int, int]:
         """Return the shape of a uint8 training clip, (T, H, W, C): what counts, memory and costs are of.
 
-        Whole frames differ in shape. It is that of the largest landscape that long_side allows, without it a square:
-        frames that are wider cost more.
+        Of whole frames it is the largest landscape that long_side allows, without it a square: wider frames cost more.
         """
         height = width = self.crop
         if self.built_in_augment == "whole":

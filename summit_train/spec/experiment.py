@@ -1,8 +1,7 @@
 """The experiment spec: YAML -> frozen, typed Spec, or a message a person can act on.
 
 Every key, its type, its default and its limits are here, those of model in model.py, of data in data.py, of
-optimizer, schedule and parallel in optimizer.py.
-The plan checks what depends on the number of ranks or of clips.
+optimizer, schedule and parallel in optimizer.py. The plan checks what depends on the number of ranks or of clips.
 """
 
 from __future__ import annotations
@@ -135,7 +134,6 @@ class EvaluateSpec(Section):
 
     @property
     def own_names(self) -> tuple[str, ...]:
-        """The names of the measures of the user's own."""
         return tuple(one.kind.rpartition(":")[2] for one in self.measures)
 
 

@@ -52,7 +52,6 @@ def flat_keys(spec: Spec) -> dict[str, Any]:
 
 
 def rank_keys(spec: Spec) -> dict[str, Any]:
-    """Return the keys that must be equal on all ranks of a run."""
     return {key: value for key, value in flat_keys(spec).items() if key not in _PLACES}
 
 

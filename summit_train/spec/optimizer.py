@@ -203,10 +203,7 @@ class ParallelSpec(Section):
 def solver_problems(
     optimizer: OptimizerSpec, schedule: ScheduleSpec, parallel: ParallelSpec
 ) -> Iterator[tuple[str, str]]:
-    """Yield the keys that are impossible together: (key, what is wrong and what would be right).
-
-    The plan, which knows the batch, checks a scaled warm-up.
-    """
+    """Yield impossible keys: (key, what is wrong and what would be right). The plan checks a scaled warm-up."""
     trust = optimizer.trust_ratio
     if trust is not None and trust.kind == "bounded" and trust.lower > trust.upper:
         bounds = f"lower is {trust.lower:g} and upper {trust.upper:g}"

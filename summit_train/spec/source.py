@@ -184,7 +184,7 @@ def _bare(path: str) -> str:
 
 
 def shipped_hint(path: str) -> str:
-    """Return the shipped name that a path which does not exist may stand for, as the end of a message."""
+    """Return the shipped name that a missing path may mean, as the end of a message."""
     return f"; did you mean {SHIPPED}{_bare(path)}?" if _bare(path) in shipped_names() else ""
 
 
@@ -193,10 +193,7 @@ _KINDS = {"site": ("site profile", "scheduler", "slurm_generic"), "machine": ("m
 
 
 def read_kind(kind: str, name_or_path: str, overrides: Sequence[str] = ()) -> Tree:
-    """Read the file of --KIND: one at a path, or the shipped configs/KINDs/NAME.yaml.
-
-    Raises UserError for no such name, for a file of another kind, and as `read_tree` does.
-    """
+    """Read the file of --KIND: one at a path, or the shipped configs/KINDs/NAME.yaml. Raises UserError."""
     path = Path(name_or_path)
     if "/" not in name_or_path and path.suffix not in (".yaml", ".yml"):
         paths = [shipped("configs") / f"{one}s/{name_or_path}.yaml" for one in (kind, *_KINDS)]
@@ -281,10 +278,7 @@ def parse_mapping(text: str, name: str) -> Tree:
 
 
 def _load(text: str, complaint: Callable[[int], str]) -> tuple[yaml.Node | None, Any]:
-    """Return the one document in `text` as nodes, which know their lines, and as values.
-
-    complaint: how a UserError about a line begins.
-    """
+    """Return the one document in `text` as nodes, which know their lines, and values. complaint: begins a UserError."""
     if sum(map(text.count, "\n,[{")) > _MOST_ENTRIES:
         raise UserError(f"{complaint(1)}: more than {_MOST_ENTRIES:,} lines, commas and brackets")
     try:

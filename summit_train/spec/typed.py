@@ -10,23 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    ValidationError,
-)
-from pydantic_core import PydanticKnownError, core_schema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import PydanticKnownError, ValidationError, core_schema
 
 from summit_train.core.errors import UserError
 from summit_train.spec.source import KeyPath, Tree
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-# Upper limits beyond any real use. Below them, values computed from a setting fit in float32 and int64, and loops with
-# one step per unit end.
+# Upper limits beyond any real use. Below them what is computed from a setting fits float32 and int64, and loops end.
 MOST = 1_000_000
 Positive = Annotated[float, Field(gt=0, le=1e30)]
 Seconds = Annotated[float, Field(gt=0, le=1e8)]
@@ -92,7 +83,7 @@ class OwnSpec(Section):
 
 
 def by_name(section: type[OwnSpec]) -> BeforeValidator:
-    """Let the name of a callable without options stand for its section."""
+    """Accept the name of a callable without options in place of its section."""
     expand_name = lambda given: {"kind": given} if isinstance(given, str) else given  # noqa: E731
     return BeforeValidator(expand_name, json_schema_input_type=str | section)
 

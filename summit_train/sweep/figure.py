@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,12 +17,8 @@ from summit_train.sweep.status import Row, as_values, has_repeats, read_rows, sw
 
 
 def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
-    """Write table.txt, .csv and .json, accuracy.png and .svg, with folds clips.csv, into the sweep's folder.
-
-    Return the rows.
-    """
-    # Several runs that end together all do this. One lock covers reading and writing, so that no run overwrites newer
-    # results by older ones.
+    """Write table.txt, .csv, .json, accuracy.png, .svg and with folds clips.csv into the folder; return the rows."""
+    # Runs that end together all do this. One lock covers reading and writing: no run writes older results over newer.
     with locked(sweep.folder / "lock"):
         rows = read_rows(sweep, jobs)
         if any(run.fold for run in sweep.runs):
@@ -39,7 +34,6 @@ def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
 
 
 def written(sweep: Sweep) -> str:
-    """Return the names of the files that `write_sweep` wrote."""
     return ", ".join(
         sorted(path.name for kind in ("table", "accuracy", "clips") for path in sweep.folder.glob(f"{kind}.*"))
     )
@@ -48,15 +42,17 @@ def written(sweep: Sweep) -> str:
 def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
     """Draw the main measure of the finished runs against the sweep's axis; return file name -> content, PNG and SVG.
 
-    Validation: the final evaluation, mean and standard deviation over the folds or the seeds; where no runs differ in
-    these alone, over the last checkpoints. Training: the batches of the last epoch, of a single curve. Over batches,
-    each curve has its noise scale at the smallest batch at which it is clear. Without two places on the axis nothing
-    is drawn.
+    Validation: the final evaluation, mean and standard deviation over the folds or the seeds; else over the last
+    checkpoints. Training: the batches of the last epoch, of a single curve. Over batches, each curve has its noise
+    scale at the smallest batch at which it is clear. Nothing is drawn without two places on the axis.
     """
     done = [row for row in rows if row["state"] == "done" and (sweep.x or row["global_batch"])]
     every = sweep_points(sweep, rows)
     every = [point for point in every if sweep.x or point["global_batch"]]
-    places = _places([point["x"] for point in every])
+    values = [point["x"] for point in every]
+    # A number has its own place on the axis, other values follow one another.
+    words = {_word(value): value for value in values}
+    places = words if all(map(is_number, values)) else {word: place for place, word in enumerate(words)}
     if not done or len(places) < 2:
         return {}
     points = [point | {"place": places[_word(point["x"])]} for point in every if point["done"]]
@@ -101,13 +97,6 @@ def _word(value: object) -> str:
     return NONE if value is None else str(value)
 
 
-def _places(values: Sequence[Any]) -> dict[str, float]:
-    """Return where each value, as text, stands on the axis: a number at itself, others one after another."""
-    if all(map(is_number, values)):
-        return {_word(value): value for value in values}
-    return {word: place for place, word in enumerate(dict.fromkeys(map(_word, values)))}
-
-
 def _are_numbers(places: Mapping[str, float]) -> bool:
     return all(word == str(place) for word, place in places.items())
 
@@ -123,10 +112,7 @@ def _draw_ticks(axes: Axes, places: Mapping[str, float], *, is_batch: bool) -> N
 
 
 def clear_noise(curve: Sequence[Row]) -> tuple[int, Measured] | None:
-    """Return the first batch of a curve at which its noise scale exceeds its standard error, and the noise scale.
-
-    None where it does so at none.
-    """
+    """Return the first batch whose noise scale exceeds its standard error, and that noise scale; None without one."""
     for point in curve:
         noise: Measured | None = point["noise_scale"]
         if noise and noise.value is not None and noise.value > (noise.error or 0.0):

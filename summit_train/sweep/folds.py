@@ -1,4 +1,4 @@
-"""The clips of a cross-validation: what each run said of each clip of its fold, all in one table."""
+"""The clips of a cross-validation: what each run predicts for each clip of its fold, in one table."""
 
 from __future__ import annotations
 

@@ -154,11 +154,7 @@ class _Draft:
 
 
 def load_sweep(path: str | Path, overrides: Sequence[str] = (), defaults: Tree | None = None) -> Sweep:
-    """Read a sweep file, or the folder of a started sweep, and apply `section.key=value` overrides to every run.
-
-    defaults: values below those of the base, such as a site's.
-    Raises UserError with one line for each mistake: `file:line: key: what is wrong and what would be right`.
-    """
+    """Read a sweep file, or a started sweep's folder, over `defaults` and with overrides. Raises UserError (a line)."""
     file = locate(path)
     tree = read_tree(file / "sweep.yaml" if file.is_dir() else file)
     sweep = validated(SweepFile, tree)
@@ -178,12 +174,17 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = (), defaults: Tree |
     if len({spec.loss.base for spec in specs}) > 1:
         raise UserError(f"{tree.place(())}: loss.kind must be the same in all runs, or have its measures")
     x = _axis(sweep, drafts, specs, tree)
+    # A curve is named by a preset and grid values, and by those of zip where they differ at one place on x.
+    named = {"", *(key for key in sweep.grid if not key.startswith("scale."))}
+    if x is not None and len({json.dumps(value, default=str) for value in sweep.zip.get(x, [0])}) == 1:
+        named |= set(sweep.zip)
+    named -= {"nodes", "seed", x}
     runs = [
         SweepRun(
             name=name,
             spec=spec.model_copy(update={"name": name}),
             nodes=draft.nodes or sweep.nodes,
-            curve=draft.curve or joined_name([pair for pair in draft.on_curve if pair[0] in _curve_keys(sweep, x)]),
+            curve=draft.curve or joined_name([pair for pair in draft.on_curve if pair[0] in named]),
             changes={key: value for key, (value, _) in draft.values.items()},
             fold=draft.fold,
         )
@@ -210,35 +211,17 @@ def _axis(sweep: SweepFile, drafts: Sequence[_Draft], specs: Sequence[Spec], tre
     return next((key for key in keys if all(map(is_number, axes[key]))), next(iter(keys), None))
 
 
-def _curve_keys(sweep: SweepFile, x: str | None) -> set[str]:
-    """Return the keys that name a curve: a preset and grid values, those of zip where they differ at one place on x."""
-    keys = {"", *(key for key in sweep.grid if not key.startswith("scale."))}
-    if x is not None and len({json.dumps(value, default=str) for value in sweep.zip.get(x, [0])}) == 1:
-        keys |= set(sweep.zip)
-    return keys - {"nodes", "seed", x}
-
-
 def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def sweep_texts(sweep: Sweep) -> dict[str, str]:
-    """Return file name -> text for the sweep's folder. `load_sweep(folder)` then gives the same runs.
-
-    The folder needs neither the sweep file nor the overrides.
-    """
+    """Return file name -> text for the sweep's folder, from which alone `load_sweep` gives the same runs."""
     base = dict(sweep.base) | {"run_dir": str(sweep.folder.absolute().parent)}
     kept = ("name", "nodes", "curve", "fold")
     runs = [{key: getattr(run, key) for key in kept} | dict(run.changes) for run in sweep.runs]
-    reference = None if sweep.reference is None else sweep.reference.model_dump(mode="json")
-    values: dict[str, Any] = {
-        "name": sweep.name,
-        "base": "base.yaml",
-        "at_once": sweep.at_once,
-        "x": sweep.x,
-        "runs": runs,
-    }
-    values["reference"] = reference
+    values: dict[str, Any] = {"name": sweep.name, "base": "base.yaml", "at_once": sweep.at_once, "x": sweep.x}
+    values |= {"runs": runs, "reference": sweep.reference and sweep.reference.model_dump(mode="json")}
     return {"base.yaml": to_yaml(base), "sweep.yaml": to_yaml(values)}
 
 
@@ -394,10 +377,7 @@ def _names(drafts: Sequence[_Draft]) -> list[str]:
 
 
 def joined_name(parts: Sequence[tuple[str, Any]], in_full: Iterable[str] = ()) -> str:
-    """Return `date_gpus-48_base_lr-0.02`. A long name is cut and ends in a digest of all.
-
-    in_full: last words of keys that are ambiguous.
-    """
+    """Return `date_gpus-48_base_lr-0.02`, a long one cut with a digest. in_full: last words that are ambiguous."""
     words = []
     for key, value in parts:
         last = key.rpartition(".")[2]

@@ -14,14 +14,7 @@ from typing import Any
 from summit_train.cluster.estimate import Estimate, check_ranks, estimate, save_often
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import Site, walltime_text
-from summit_train.cluster.submit import (
-    chain,
-    check_scheduler,
-    environment_to_stage,
-    folders_to_stage,
-    output_rows,
-    write_job,
-)
+from summit_train.cluster.submit import chain, output_rows, staged_environment, staged_folders, write_job
 from summit_train.core.errors import UserError
 from summit_train.core.files import locked, write_text
 from summit_train.core.result import TextTable, say
@@ -56,8 +49,7 @@ def plan_runs(
     """Return the plan of every run on the site's nodes; without a site, with one rank for each virtual GPU.
 
     plan_run: (spec, ranks) -> plan and number of validation videos (None where unknown). walltime: minutes of a job, by
-    default what the run needs. Raises UserError, which begins with the run's name, where a run does not fit the site,
-    its clips or its files.
+    default what the run needs. Raises UserError, with the run's name, where it does not fit site, clips or files.
     """
     planned = []
     for run in sweep.runs:
@@ -121,7 +113,7 @@ def planned_values(sweep: Sweep, planned: Sequence[PlannedRun]) -> dict[str, Any
 def sweep_jobs(sweep: Sweep, site: Site, runs: Sequence[PlannedRun]) -> list[tuple[Job, Sequence[PlannedRun]]]:
     """Return the jobs of the runs: one array if the scheduler has arrays and all have one node count."""
     as_one = site.batch.has_arrays and len({run.nodes for run in runs}) == 1
-    environment, jobs = environment_to_stage(site, sweep.folder.parent), []
+    environment, jobs = staged_environment(site, sweep.folder.parent), []
     for group in [runs] if as_one else [[run] for run in runs]:
         specs, costs = [run.spec for run in group], [run.cost for run in group if run.cost]
         job = Job(
@@ -132,7 +124,7 @@ def sweep_jobs(sweep: Sweep, site: Site, runs: Sequence[PlannedRun]) -> list[tup
             at_once=sweep.at_once,
             # The runs of an array requeue themselves in place of a chain.
             max_requeues=max(cost.max_requeues + (cost.jobs - 1 if len(group) > 1 else 0) for cost in costs),
-            stage=folders_to_stage(site, specs),
+            stage=staged_folders(site, specs),
             environment=environment,
             sweep=sweep.folder.absolute(),
         )
@@ -152,8 +144,7 @@ def planned_jobs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun]) -> lis
 
 
 def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs) -> None:
-    """Submit the missing and failed runs."""
-    check_scheduler(site)
+    site.check_scheduler()
     with locked(sweep.folder / "submit.lock"):
         starting = _runs_to_start(sweep, planned, jobs)
         if not starting:

@@ -200,8 +200,10 @@ def sweep_points(sweep: Sweep, rows: Sequence[Row]) -> list[dict[str, Any]]:
         point["folds"] = len({row["fold"] for row in group if row["fold"]})
         is_whole = len(done) == len(group) and point["folds"] == len(folds) > 0
         point["x"] = x_of[group[0]["name"]] if sweep.x else point["global_batch"]
+        named = sorted({row["fold"] for row in done if row["fold"]})
         for key in (sweep.measures.main.key, "training_top1"):
-            point[key], point[f"{key}_std"] = _mean_std(_repeats(done, key))
+            of_folds = [_mean_std([row[key] for row in done if row["fold"] == fold])[0] for fold in named]
+            point[key], point[f"{key}_std"] = _mean_std(of_folds if named else [row[key] for row in done])
         weights = [row["videos"] or 0 for row in done]
         if is_whole and sweep.measures.main.key == "top1" and all(weights):
             rights = sum(row["top1"] * weight for row, weight in zip(done, weights, strict=True))
@@ -209,14 +211,6 @@ def sweep_points(sweep: Sweep, rows: Sequence[Row]) -> list[dict[str, Any]]:
         point["checkpoints_std"], _ = _mean_std([row[f"{sweep.measures.main.key}_std"] for row in done])
         points.append(point)
     return points
-
-
-def _repeats(rows: Sequence[Row], key: str) -> list[float | None]:
-    """Return a value for each fold, the mean over its seeds; without folds for each run."""
-    folds = sorted({row["fold"] for row in rows if row["fold"]})
-    if not folds:
-        return [row[key] for row in rows]
-    return [_mean_std([row[key] for row in rows if row["fold"] == fold])[0] for fold in folds]
 
 
 def _mean_std(values: Sequence[float | None]) -> tuple[float | None, float | None]:
@@ -229,8 +223,7 @@ def _noise_scale(rows: Sequence[Row]) -> Measured | None:
 
     Its standard error is that over the runs, of one run that over its steps.
     """
-    # The ratio of the means, not the mean of the runs' ratios: where the mean gradient is small beside its scatter,
-    # some ratios are below 0.
+    # The ratio of the means, not the mean of the runs' ratios: some of those are below 0 where gradients scatter.
     known = [row for row in rows if row["gradient_square"] is not None]
     if not known:
         return None
@@ -256,10 +249,7 @@ def as_values(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
-    """Return the table of the runs and, where some differ in nothing but their seed and their fold, that of the points.
-
-    Columns in which nothing is known are left out.
-    """
+    """Return the table of the runs and, if some differ in nothing but seed and fold, of the points."""
     of_runs, main = [], sweep.measures.main
     for row in rows:
         # The mean accumulation, as shares may be uneven.

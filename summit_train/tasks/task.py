@@ -80,5 +80,4 @@ def every_task() -> list[Task]:
 
 
 def every_part(name: str) -> list[Any]:
-    """Return this part of each task that has one."""
     return [part for task in every_task() if (part := task.part(name)) is not None]

@@ -32,8 +32,7 @@ def check_agreement(
     if world.size == 1:
         return
     package, takes_first = Path(summit_train.__file__).parent, world.local_rank > 0
-    digest = "" if takes_first else code_digest(package)
-    found = arguments | identity(spec, datasets, network, digest).values()
+    found = arguments | identity(spec, datasets, network, "" if takes_first else code_digest(package)).values()
     who, folder, expected = world.broadcast((world.who, str(package), found))
 
     def compare() -> None:

@@ -87,7 +87,7 @@ class EarlyStop:
         return self._sign * self._score
 
     def update(self, epoch: int, value: float | None) -> None:
-        """Take in the measure after `epoch` finished epochs. One that is unknown or only equal is no improvement."""
+        """Take in the measure after `epoch` finished epochs. An unknown or equal one does not count as better."""
         self._epoch = epoch
         if value is not None and self._sign * value > self._score:  # nor NaN
             self.best_epoch, self._score = epoch, self._sign * value

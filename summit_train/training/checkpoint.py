@@ -169,10 +169,7 @@ def current_line(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
 
 
 def restore_solver(path: Path, optimizer: torch.optim.Optimizer, saved: Any) -> None:
-    """Give a solver the state in the checkpoint `path`; its options stay this run's.
-
-    Raises CheckpointError where the state is that of other parameters, or of another solver.
-    """
+    """Give a solver a checkpoint's state; its options stay. Raises CheckpointError for another solver's state."""
     own = optimizer.state_dict()
     groups = [group["params"] for group in own["param_groups"]]
     try:

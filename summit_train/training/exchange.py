@@ -25,10 +25,7 @@ from summit_train.training.stopwatch import UNTIMED, Stopwatch
 
 @dataclass
 class Bucket:
-    """Gradients in one piece of memory; those of `parameters` are views of it, in this order.
-
-    name: of the message that averages it.
-    """
+    """Gradients in one piece of memory, of which those of `parameters` are views in order. name: of its message."""
 
     name: str
     flat: torch.Tensor
@@ -37,10 +34,6 @@ class Bucket:
     missing: set[nn.Parameter] = field(default_factory=set)  # those without a gradient in the last backward pass so far
     repeats: bool = False  # whether a gradient has ever come in several parts, so that only the pass's end completes it
     finish: Callable[[], None] | None = None  # waits for the mean, once it has begun
-
-    @property
-    def is_full(self) -> bool:
-        return not self.missing and not self.repeats
 
 
 def split_buckets(parameters: Iterable[nn.Parameter]) -> list[Bucket]:
@@ -134,8 +127,11 @@ class Exchange:
             late = f"a part of the gradient of {name} arrived after the ranks began to average it"
             why = "the network used it more often in this step than in the first one"
             raise RunFailed(f"{late}: {why}; use torch.utils.checkpoint with use_reentrant=False")
-        while not self._is_first_step and self._begun < len(self.buckets) and self.buckets[self._begun].is_full:
-            self._begin(self.buckets[self._begun])
+        while not self._is_first_step and self._begun < len(self.buckets):
+            following = self.buckets[self._begun]
+            if following.missing or following.repeats:
+                break
+            self._begin(following)
 
     def _begin(self, bucket: Bucket) -> None:
         self._begun += 1

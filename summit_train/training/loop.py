@@ -24,8 +24,7 @@ from summit_train.training.validation import grow, replay_missed_validation, sto
 def train(run: Run, records: Records, stop: StopRequest) -> None:
     """Train from run.start_step to the end, or until validations say that it is reached early.
 
-    Raises Stopped on request, with a checkpoint, and RunFailed, with rank, host, step and clips, if the data or the
-    numbers fail.
+    Raises Stopped on request, with a checkpoint, and RunFailed, with rank, host and step, if data or numbers fail.
     """
     plan, spec = run.plan, run.spec
     replay_missed_validation(run, records.log, stop)

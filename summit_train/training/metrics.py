@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ _SCALARS = ("loss", "lr", "top1", *_RATES)  # of a step
 _NO_MEASURES = ("kind", "time", "epoch", "step", "videos", "clips", "seconds", "classes")  # of a validation
 
 
-class RunLog:
+class RunLog(AbstractContextManager["RunLog"]):
     """Rank 0's record of the run, with a few lines a minute for the person who looks."""
 
     def __init__(self, run_path: Path, title: str, start_step: int, total_steps: int) -> None:
@@ -41,9 +41,6 @@ class RunLog:
         self._title, self._start, self._total = title, start_step, total_steps
         self._began = self._last_line = time.monotonic()
         self._noise_scale: float | None = None  # as measured last
-
-    def __enter__(self) -> RunLog:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()

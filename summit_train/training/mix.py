@@ -35,10 +35,7 @@ class Mix:
             clips_NTCHW.mul_(self.share).add_(partners)
 
     def targets(self, labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Return the share of each class, of the shape and type of `logits`, or the labels where nothing is mixed.
-
-        labels: as `Loss` takes them.
-        """
+        """Return each class's share, shaped and typed as `logits`; without a mix the labels, as `Loss` takes them."""
         if self.share == 1:
             return labels
         own = one_hot(labels, logits)
@@ -51,8 +48,7 @@ UNMIXED = Mix()
 def draw_mix(spec: MixSpec, generator: np.random.Generator, height: int, width: int) -> Mix:
     """Draw the mix of one batch of clips of `height` x `width` pixels.
 
-    A box has the drawn area where it lies inside the frame. One that reaches over the edge is cut, and the share
-    becomes that of the rest.
+    A box has the drawn area where it lies inside the frame. One that reaches over the edge is cut, and so the share.
     """
     if generator.random() >= spec.probability:
         return UNMIXED

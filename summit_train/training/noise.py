@@ -66,20 +66,14 @@ class PassSquares:
 
 @dataclass(frozen=True)
 class Squares:
-    """Squared norms of one step's gradients, unscaled.
-
-    single: |G_b|^2, the mean over all virtual GPUs; average: |G_B|^2, of their average.
-    """
+    """Squared norms of one step's unscaled gradients. single: |G_b|^2, mean over virtual GPUs; average: |G_B|^2."""
 
     single: float
     average: float
 
 
 class NoiseScale:
-    """The noise scale of a run: ratio of the moving averages of tr(Sigma) and |G|^2.
-
-    All ranks hold the same numbers. They are part of a checkpoint.
-    """
+    """The noise scale of a run: the ratio of the moving averages of tr(Sigma) and |G|^2. The same on all ranks."""
 
     def __init__(self, clips_per_gpu: int, virtual_gpus: int) -> None:
         self._small, self._big = clips_per_gpu, clips_per_gpu * virtual_gpus

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,8 +25,7 @@ from summit_train.training.trace import Trace
 class StepClips:
     """This rank's clips of one step, counted from 0, which began at `start`.
 
-    batches: the loader. wait_s: the seconds that the rank has waited for them so far. finished: the micro-batches that
-    were read, without their clips.
+    batches: the loader. wait_s: waited for them so far. finished: the micro-batches that were read, without clips.
     """
 
     step: int
@@ -51,7 +51,7 @@ class LaunchedStep(NamedTuple):
     end: Mark
 
 
-class Records:
+class Records(AbstractContextManager["Records"]):
     """Records the steps of a run, on rank 0 in `log`, and those that are `traced` on all ranks.
 
     A step is read when the next one is launched: the device has finished it by then. stopwatch: of the current step.
@@ -63,9 +63,6 @@ class Records:
         self._unread: LaunchedStep | None = None
         self._ratio_every = max(1, run.plan.total_steps // 100)  # steps between two records of the trust ratios
         self._broken: deque[tuple[bool, str]] = deque(maxlen=run.spec.watch.nonfinite_steps)
-
-    def __enter__(self) -> Records:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None or kind is Stopped:  # on all ranks

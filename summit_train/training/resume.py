@@ -59,7 +59,7 @@ def first_state(
     epochs = spec.schedule.epochs
     is_length, before = differing.keys() == {"schedule.epochs"}, saved.get("schedule.epochs", epochs)
     trained, longer = more_epochs or last_extension(spec.run_path) or (0, 0)
-    # As many epochs as the run had before its early stop are no other length.
+    # With as many epochs as the run had before its early stop, the length does not differ.
     is_stopped = not differing and state["step"] <= trained * plan.steps_per_epoch
     if longer == epochs and (is_length or is_stopped):
         lr = f"LR continues at {plan.learning_rate(state['step']):.6g}, as in a run of {epochs} epochs"

@@ -79,8 +79,7 @@ class Run:
     """One run on one rank.
 
     start_step: the updates in the checkpoint that it resumes from. lineage: the step at which its line of checkpoints
-    began. notes: lines for people. val_loss, measures: of validation videos. writer: writes rank 0's
-    checkpoints.
+    began. notes: lines for people. val_loss, measures: of validation videos. writer: writes rank 0's checkpoints.
     """
 
     def __init__(
@@ -211,10 +210,7 @@ class Run:
 
 
 def _notes(run: Run, may_open: int | None, unfrozen: int) -> Iterator[str]:
-    """Yield what a person should know before the first step.
-
-    may_open: the files that this process may open. unfrozen: the parameters that are trained from this step on.
-    """
+    """Yield notes before the first step. may_open: files of this process. unfrozen: parameters trained from here on."""
     spec, plan, world, kept = run.spec, run.plan, run.world, run.train_set.kept
     yield f"network: {run.model.execution}"
     if spec.data.quarantine is not None:
@@ -277,10 +273,7 @@ def build_train_step(
     device: torch.device,
     factors: Mapping[str, float],
 ) -> TrainStep:
-    """Return a step that updates `model` by the solver over all ranks, before its first update.
-
-    factors: of the LR of some parameters, by name.
-    """
+    """Return a step that updates `model` over all ranks, not yet run. factors: of the LR of some parameters."""
     groups = parameter_groups(model, solver.weight_decay, factors, decay_norms=solver.decay_norms)
     optimizer = build_solver(solver, groups)
     trust = None if solver.trust_ratio is None else TrustRatio(solver.trust_ratio, model, optimizer)

@@ -138,7 +138,6 @@ class CountedStatistics(RunningStatistics):
         super().start_mean()
 
     def _weigh(self, number: int, norm: _BatchNorm, inputs: tuple[torch.Tensor, ...]) -> None:
-        """Set the weight of a call of a norm."""
         if not (self._is_forward and norm.training):
             return
         self._calls[number] += 1

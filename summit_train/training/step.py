@@ -330,10 +330,7 @@ class TrainStep:
             self.average.load_state_dict(saved["ema"])
 
     def _forward(self, index: int, batch: MicroBatch, stopwatch: Stopwatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the mean loss of the micro-batch and the number of its clips that are classified right.
-
-        A mixed clip is right where the class with the larger share wins.
-        """
+        """Return the micro-batch's mean loss, and how many clips are right; a mixed one by its larger share's class."""
         self.statistics.begin_pass(index, batch.step)
         normalise = self._normalise
         clips = batch.clips.to(self._device, non_blocking=True) if normalise is None else normalise(batch.clips)

@@ -153,8 +153,7 @@ def slowest_text(ranks: Sequence[RankTrace], slowest: Sequence[SlowestRank]) -> 
 def write_trace(path: Path, ranks: Sequence[RankTrace], facts: dict[str, Any]) -> None:
     """Write the ranks' slices as trace events, in whole microseconds since the first. facts: about the whole trace.
 
-    The number of a process is its rank + 1, as 0 is the kernel's to Perfetto; so is that of its thread of phases, which
-    makes it the main one.
+    A process has the number rank + 1, as 0 is the kernel's to Perfetto; so has its thread of phases, the main one.
     """
     threads = list(dict.fromkeys(["phases", *(one.thread for trace in ranks for one in trace.slices)]))
     origin = min(one.start for trace in ranks for one in trace.slices)

@@ -19,8 +19,7 @@ def grow(run: Run, log: RunLog | None, epoch: int, measures: Mapping[str, Any] |
     """Let the batch grow by rank 0's validation after `epoch`. Collective where it may grow."""
     if run.spec.parallel.grow_batch is None or epoch == run.spec.schedule.epochs:
         return
-    main = run.measures.main.key
-    accuracy = run.world.broadcast(None if measures is None else measures[main])
+    accuracy = run.world.broadcast(None if measures is None else measures[run.measures.main.key])
     before, decision = run.growth.rung.clips_per_gpu, run.growth.decide(accuracy)
     if log is not None and decision is not None:
         best, rung = decision

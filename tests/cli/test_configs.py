@@ -29,11 +29,11 @@ def test_the_fields_of_a_header_begin_with_their_short_form(tmp_path: Path, monk
     (tmp_path / "mine.yaml").write_text(MINE)
     monkeypatch.setattr("summit_train.cli.configs.locate", lambda name: tmp_path / "mine.yaml")
     what = "A network, on two sets (2 h): the first sentence"
-    found = ShippedFile("kinetics/mine", "spec", what, "top-1 74.12 %", "49.9 node-hours", "Lin et al. (2019)")
+    found = ShippedFile("shipped:kinetics/mine", "spec", what, "top-1 74.12 %", "49.9 node-hours", "Lin et al. (2019)")
     assert ShippedFile.read("kinetics/mine") == found
     (tmp_path / "mine.yaml").write_text("# A base.\nseed: 0\n")
     dash = "\N{EM DASH}"
-    assert ShippedFile.read("kinetics/base") == ShippedFile("kinetics/base", "base", "A base", dash, dash, dash)
+    assert ShippedFile.read("kinetics/base") == ShippedFile("shipped:kinetics/base", "base", "A base", dash, dash, dash)
     assert [ShippedFile.read(name).kind for name in ("own", "sites/own", "sweeps/own")] == ["preset", "site", "sweep"]
 
 

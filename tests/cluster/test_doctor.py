@@ -18,7 +18,7 @@ from summit_train.cluster import doctor
 from summit_train.cluster.doctor import Check, Status, available_cpus, check_disk
 from summit_train.core import processes
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.processes import ROOT_ALLOWED, find_mpirun, mpirun_command, probe, refuses_root
+from summit_train.core.processes import ROOT_ALLOWED, find_mpirun, mpirun_command, refuses_root
 
 NO_HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod; make setup builds it")
 AV = """
@@ -218,7 +218,7 @@ def test_what_ranks_need_depends_on_what_is_installed_and_asked_for(
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name in installed or None)
     monkeypatch.setattr(processes, "find_mpirun", lambda: "/bin/true" if "mpirun" in installed else None)
-    monkeypatch.setattr(processes, "probe", broken)
+    monkeypatch.setattr(processes, "answer", broken)
     for name, value in (ROOT_ALLOWED | {"SUMMIT_TRAIN_COMM": asked}).items():
         monkeypatch.setenv(name, value)  # the same finding for root as for others
     found = {check.name: check for check in doctor.examine(tmp_path)}
@@ -256,8 +256,9 @@ def test_a_probe_tells_why_the_program_failed() -> None:
         ("raise ValueError('no such interface')", processes.torchrun_command(2), "^ValueError: no such interface$"),
     ):
         with pytest.raises(RunFailed, match=said):
-            probe(text, 120, prefix)
-    assert probe("print('noise'); print(json.dumps({'answer': 42}))", 30) == {"answer": 42}
+            processes.answer([*prefix, sys.executable, "-c", text], 120, None)
+    answers = "import json; print('noise'); print(json.dumps({'answer': 42}))"
+    assert processes.answer([sys.executable, "-c", answers], 30, None) == {"answer": 42}
 
 
 def test_a_containers_quota_cuts_the_cpus(tmp_path: Path) -> None:

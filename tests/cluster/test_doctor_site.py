@@ -116,7 +116,7 @@ def test_the_queue_exists_and_allows_what_the_profile_allows(
 
 
 def test_a_scheduler_that_is_missing_or_silent_is_a_finding(login: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("summit_train.cluster.schedulers.scheduler._ANSWER_S", 0.2)
+    monkeypatch.setattr("summit_train.cluster.schedulers._ANSWER_S", 0.2)
     program(login, "scontrol", "exec sleep 60")
     assert check_queue(_site()).found == "scontrol did not answer within 0.2 s"
     monkeypatch.setenv("PATH", str(login))

@@ -275,7 +275,7 @@ def test_the_image_of_a_container_is_copied_and_entered_there(standins: Standins
     apptainer.chmod(0o755)
     box = [f"container={{runtime: apptainer, image: {image}, binds: [{tmp_path}]}}"]
     site = load_site("local", [*box, f"node_local={disk}", "stage_environment=true"])
-    staged = submit.environment_to_stage(site, tmp_path)
+    staged = submit.staged_environment(site, tmp_path)
     assert staged == image
     script = render(site, Job("run", (run,), 1, 60, tmp_path, "/nowhere/python", environment=staged))
     words, environ = ["bash", "-c", script], standins.environ
@@ -285,7 +285,7 @@ def test_the_image_of_a_container_is_copied_and_entered_there(standins: Standins
     with pytest.raises(
         UserError, match=r"local: container.image: must be a file, to be copied to the nodes, got .*sif"
     ):
-        submit.environment_to_stage(site, tmp_path)
+        submit.staged_environment(site, tmp_path)
 
 
 BOX = "container={{runtime: {}, image: i, binds: [/p]}}"
@@ -315,7 +315,7 @@ def test_submit_packs_it_once(monkeypatch: pytest.MonkeyPatch, write_spec: Write
     monkeypatch.setattr(submit, "environment_files", lambda: files)
     spec, site = load_spec(write_spec("one")), load_site("slurm_generic", ["stage_environment=true"])
     for _ in range(2):
-        file = submit.environment_to_stage(site, tmp_path / "runs")
+        file = submit.staged_environment(site, tmp_path / "runs")
         assert file == tmp_path / f"runs/environments/{environment_key(files)}.tar"
         submit.write_job(site, Job("one", (spec.run_path,), 2, 60, environment=file), [spec])
         with tarfile.open(file) as tar:
@@ -323,10 +323,10 @@ def test_submit_packs_it_once(monkeypatch: pytest.MonkeyPatch, write_spec: Write
         assert (first := file.stat().st_ino) == file.stat().st_ino
         files["a"] = files["a"]
     files["a"] = b"2"
-    assert submit.environment_to_stage(site, tmp_path / "runs") != file and file.stat().st_ino == first
+    assert submit.staged_environment(site, tmp_path / "runs") != file and file.stat().st_ino == first
     named = load_site("slurm_generic", [f"stage_environment={file}"])
-    assert submit.environment_to_stage(named, tmp_path) == file
-    assert submit.environment_to_stage(load_site("slurm_generic"), tmp_path) is None
+    assert submit.staged_environment(named, tmp_path) == file
+    assert submit.staged_environment(load_site("slurm_generic"), tmp_path) is None
 
 
 def test_submit_names_it(monkeypatch: pytest.MonkeyPatch, write_spec: WriteSpec, say: Say, tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """Open the world of ranks: Horovod or torch.distributed for tensors, MPI or gloo for objects, or one rank alone.
 
 These are the only importers of horovod, mpi4py and torch.distributed. Each is imported when a world that needs it is
-opened, never before: a process alone needs none, and on some clusters merely importing MPI on a login node ends the
-process.
+opened, never before: a process alone needs none, and on some login nodes merely importing MPI ends the process.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ def choose_backend(launch: Launch, environ: Mapping[str, str]) -> str:
 def open_world(launch: Launch | None = None) -> World:
     """Open the world of a launch; None: this process's. A process started by hand is a world of its own.
 
-    Raises UserError if several processes were started and nothing joins them: N processes that each train a model of
-    their own would look like a run.
+    Raises UserError if nothing joins several processes: N that each train a model of their own would look like a run.
     """
     launch = launch or this_launch()
     if launch.size == 1:

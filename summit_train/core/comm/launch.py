@@ -39,10 +39,7 @@ _BY_PMI = ("srun", "flux run")  # they tell MPI of their processes where they ar
 
 @dataclass(frozen=True)
 class Launch:
-    """The launcher of this process, with the process's rank and the number of processes.
-
-    by_mpi: MPI can join the processes.
-    """
+    """The launcher of this process, and its rank and the number of processes. by_mpi: MPI can join the processes."""
 
     launcher: str
     rank: int
@@ -51,10 +48,7 @@ class Launch:
 
 
 def find_launch(environ: Mapping[str, str]) -> Launch | None:
-    """Return the launch that `environ` describes, or None for a process started by hand.
-
-    Raises UserError when a launcher's variables are not numbers.
-    """
+    """Return the launch that `environ` describes, None for one by hand. Raises UserError for a wrong variable."""
     # torchrun itself may be started once a node by any of the others.
     launchers = _LAUNCHERS[-1:] if "TORCHELASTIC_RUN_ID" in environ else _LAUNCHERS
     for launcher, rank_name, size_name in launchers:

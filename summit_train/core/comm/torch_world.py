@@ -44,8 +44,7 @@ class TorchWorld(World):
     def __init__(self, launch: Launch) -> None:
         """Join the other ranks. Raises RunFailed where they do not come within RENDEZVOUS_S seconds."""
         # Its functions' default arguments keep the group that exists when it is first imported, as torch's compiler
-        # does. gloo's threads would then outlive `close`, and end the process if they let go of a tensor while Python
-        # shuts down.
+        # does. gloo's threads would then outlive `close`, and end the process if they let go of a tensor at its end.
         import torch.distributed.nn.functional
         from torch import distributed as dist
 

@@ -251,8 +251,7 @@ def _test_batch(
     except DecodeError as error:
         if data.on_bad_clip == "fail":
             raise
-        bad = BadClip(video, error.path, error.reason, None)
-        return TestBatch(video, torch.zeros(0, dtype=torch.uint8), bad)
+        return TestBatch(video, torch.zeros(0, dtype=torch.uint8), BadClip(video, error.path, error.reason, None))
     return TestBatch(video, torch.from_numpy(views), frames=manifest.span(video).start + choose(num_frames))
 
 

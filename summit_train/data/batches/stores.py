@@ -86,10 +86,7 @@ class ArrayStore:
 
 
 def open_store(data: DataSpec, manifest: Manifest) -> Store:
-    """Return the store of a manifest's clips. Raises UserError for a packed set that is damaged or does not fit.
-
-    Raises UserError for a list of videos or of folders that are of the other modality.
-    """
+    """Return the store of a manifest's clips. Raises UserError for a damaged packed set and for another modality."""
     is_flow = data.modality == "flow"
     if manifest.is_packed:
         local = None if data.stage in (None, "auto") else staged_folder(data.stage, manifest.source)

@@ -1,7 +1,6 @@
 """Worker processes that make batches, one key each: started, watched, replaced when one dies, and always ended.
 
-Each worker notes in shared memory which clip it reads, so the main process can name a video that kills its reader or
-never ends.
+Each worker notes in shared memory which clip it reads, so the main process can name one that kills its reader or hangs.
 """
 
 from __future__ import annotations
@@ -58,10 +57,7 @@ class WatchedDataset(Dataset[Any]):
 
     @contextmanager
     def reading(self, clip: int, path: str) -> Iterator[None]:
-        """Note the clip that this worker reads within the block; the main process notes nothing.
-
-        Raises DecodeError for a clip that was given up.
-        """
+        """Note the clip that this worker (not the main process) reads. Raises DecodeError if it was given up."""
         if clip in self._given_up:
             raise DecodeError(path, self._given_up[clip])
         worker = get_worker_info()

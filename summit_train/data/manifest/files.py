@@ -73,8 +73,7 @@ def plain_manifest(paths: Sequence[str]) -> Manifest:
 def located_root(root: str | None, manifest: Manifest) -> str:
     """Return the folder where relative paths start: `root` (data.root, --root), or else the manifest's own folder.
 
-    Raises UserError for a root that is not a folder, and for one that lacks the first clip if the manifest's own
-    folder has it.
+    Raises UserError for a root that is not a folder, or lacks the first clip if the manifest's own folder has it.
     """
     beside, first = os.path.dirname(manifest.source), manifest.path(0)
     if root is None:

@@ -23,14 +23,7 @@ import summit_train
 from summit_train.core.errors import UserError
 from summit_train.core.files import locked, read_file, write_text
 from summit_train.core.text import printable
-from summit_train.data.manifest.reading import (
-    PACKED_MANIFEST,
-    Manifest,
-    read_classes,
-    read_manifest,
-    read_packed,
-    write_packed_manifest,
-)
+from summit_train.data.manifest import reading
 from summit_train.data.manifest.tables import CLASSES_FILE
 
 _MIN_BYTES = 2 << 20  # of a list: some 50,000 rows, which take less time than the disk
@@ -39,14 +32,11 @@ _CHECKSUM = "checksum"
 _LOG = logging.getLogger(__name__)
 
 
-def read_shared(path: str | Path, region: str | None) -> Manifest:
-    """Return `read_manifest(path, region)`, that of a large list mapped; note where it cannot be kept.
-
-    Class folders and annotated lists have no copy.
-    """
+def read_shared(path: str | Path, region: str | None) -> reading.Manifest:
+    """Return `read_manifest(path, region)`, that of a large list mapped. Class folders and annotations have no copy."""
     source, manifest = Path(path), None
     if not source.is_file() or source.stat().st_size < _MIN_BYTES:
-        return read_manifest(source, region)
+        return reading.read_manifest(source, region)
     try:
         folder = _own_folder()
         copy = folder / _name(source, region)
@@ -54,7 +44,7 @@ def read_shared(path: str | Path, region: str | None) -> Manifest:
             return manifest
         with locked(folder / f"{copy.name}.lock"):  # the node's other processes wait for the first
             if (manifest := _mapped(copy, source)) is None:
-                manifest = read_manifest(source, region)
+                manifest = reading.read_manifest(source, region)
                 if manifest.annotation is None and copy.name == _name(source, region):  # it has not changed meanwhile
                     _write(copy, manifest)
                     del manifest  # memory need not hold it twice
@@ -62,7 +52,7 @@ def read_shared(path: str | Path, region: str | None) -> Manifest:
     except OSError as error:
         text = "summit-train: note: the columns of %s cannot be kept: %s (%s); set TMPDIR"
         _LOG.warning(text, printable(str(source)), printable(str(error.filename)), error.strerror)
-    return manifest or read_manifest(source, region)
+    return manifest or reading.read_manifest(source, region)
 
 
 def _own_folder() -> Path:
@@ -81,32 +71,32 @@ def _name(source: Path, region: str | None) -> str:
     state = source.stat()
     states = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
     readers = [zlib.crc32(path.read_bytes()) for path in sorted(Path(__file__).parent.glob("*.py"))]
-    meaning = (region, read_classes(source.parent / CLASSES_FILE), summit_train.__version__, readers)
+    meaning = (region, reading.read_classes(source.parent / CLASSES_FILE), summit_train.__version__, readers)
     return hashlib.sha256(ascii((os.path.abspath(source), states, meaning)).encode()).hexdigest()[:32]
 
 
-def _mapped(copy: Path, source: Path) -> Manifest | None:
+def _mapped(copy: Path, source: Path) -> reading.Manifest | None:
     """Return the manifest in a copy; None if it is missing or damaged."""
     with suppress(OSError, UserError, ValueError):
         if int(read_file(copy / _CHECKSUM)) == _checksum(copy):
             os.utime(copy)
-            return replace(read_packed(copy), source=str(source), is_packed=False)
+            return replace(reading.read_packed(copy), source=str(source), is_packed=False)
     return None
 
 
 def _checksum(copy: Path) -> int:
     """Return the CRC-32 of all columns. Raises OSError, and ValueError for an empty file."""
     number = 0
-    for path in sorted((copy / PACKED_MANIFEST).iterdir()):
+    for path in sorted((copy / reading.PACKED_MANIFEST).iterdir()):
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             number = zlib.crc32(content, zlib.crc32(path.name.encode(), number))
     return number
 
 
-def _write(copy: Path, manifest: Manifest) -> None:
+def _write(copy: Path, manifest: reading.Manifest) -> None:
     """Write a copy, whole or not at all, and delete the others that were used longest ago."""
     with tempfile.TemporaryDirectory(dir=copy.parent, ignore_cleanup_errors=True) as unfinished:
-        write_packed_manifest(Path(unfinished), manifest)
+        reading.write_packed_manifest(Path(unfinished), manifest)
         write_text(Path(unfinished, _CHECKSUM), str(_checksum(Path(unfinished))))
         shutil.rmtree(copy, ignore_errors=True)  # it is damaged
         os.rename(unfinished, copy)

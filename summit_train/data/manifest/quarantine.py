@@ -51,10 +51,7 @@ class Kept:
 
 
 def kept_clips(data: DataSpec, manifest: Manifest) -> Kept:
-    """Return the clips of a manifest without those in data.quarantine.
-
-    Raises UserError where the list cannot be read or names every clip.
-    """
+    """Return the clips without those in data.quarantine. Raises UserError if that is unreadable or names all clips."""
     excluded: list[int] = []
     if data.quarantine is not None:
         # A manifest may have a path more than once: in each direction, with several spans and regions.

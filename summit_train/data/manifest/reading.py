@@ -1,7 +1,6 @@
 """A data set's list of clips: read from a CSV, a header-less list, class folders or a packed set, and written as CSV.
 
-The manifest of a packed set is a folder of .npy files, which all processes of a node map; `node_copy` makes one of
-another large list.
+That of a packed set is a folder of .npy files, mapped by all processes of a node; `node_copy` makes one of large lists.
 """
 
 from __future__ import annotations
@@ -107,15 +106,14 @@ class Manifest:
     source: the file or folder it came from. folder: of class folders, to which the stored paths are relative ("" for
     lists, whose paths are relative to `data.root`). paths: all paths' bytes, uint8; path i is
     paths[offsets[i]:offsets[i + 1]]. offsets: uint32 or int64 (N + 1,). labels: int32 (N,), each clip's lowest label,
-    -1 for a clip of no class. more_labels: the others, `clip` and `label` of each, rising, or (0,) where every clip has
-    one at most. frame_counts: int32 (N,), -1 where unknown. reversed_flags: bool (N,), True for clips that are played
-    backwards. lines: int32 (N,), in the source, 0 in class folders. digests: V32 (N,), the files' SHA-256, zeros where
-    unknown, or (0,) where none is known.
-    spans: (N,), each clip's `start` and `end` in its video, see Span, or (0,) where all are whole videos. is_packed:
-    the clips are in shards, in the folder `source`. stored_fingerprint: a packed set's. pixels: what packing did to the
-    pixels ("": nothing). regions: (N,), each clip's part of the frame, see Region, or (0,) where it is not read.
-    groups: int32 (N,), the place of each clip's group in `group_names`, -1 where it has none, or (0,) if all have none.
-    annotation: what else the list says of its clips; the labels may follow from it.
+    -1 for none. more_labels: the others, `clip` and `label` of each, rising, or (0,) where every clip has one at most.
+    frame_counts: int32 (N,), -1 where unknown. reversed_flags: bool (N,), True for clips that are played backwards.
+    lines: int32 (N,), in the source, 0 in class folders. digests: V32 (N,), the files' SHA-256, zeros where unknown, or
+    (0,) where none is known. spans: (N,), each clip's `start` and `end` in its video, see Span, or (0,) where all are
+    whole videos. is_packed: the clips are in shards, in the folder `source`. stored_fingerprint: a packed set's.
+    pixels: what packing did to the pixels ("": nothing). regions: (N,), each clip's part of the frame, see Region, or
+    (0,) where it is not read. groups: int32 (N,), the place of each clip's group in `group_names`, -1 where it has
+    none, or (0,) if all have none. annotation: what else the list says of its clips; the labels may follow from it.
     """
 
     source: str

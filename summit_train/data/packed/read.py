@@ -140,8 +140,7 @@ class ShardStore:
             if playback.video is None:
                 playback.video = self._video(entry, count)
             video = playback.video
-            chosen = facts.span.chosen_in(name, choose)
-            read = read_views(video, chosen, views_of, count, self._limits, playback)
+            read = read_views(video, facts.span.chosen_in(name, choose), views_of, count, self._limits, playback)
             video.check()
             return read._replace(num_frames=len(facts.span.frames(name, read.num_frames)))
 

@@ -121,10 +121,7 @@ def _copy_set(packed: Path, folder: Path, show: Callable[[int, int], None]) -> S
 
 
 def _copy_file(packed: Path, folder: Path, file: StoredFile) -> int:
-    """Copy one file, whole or not at all, unless it is there; return the bytes copied.
-
-    Raises UserError if the shared one is not what was packed.
-    """
+    """Copy one file, whole or not at all, unless it is there; return the bytes copied. Raises UserError if changed."""
     if (folder / file.name).is_file() and file_sha256(folder / file.name) == file.sha256:
         return 0
     source, digest = packed / file.name, hashlib.sha256()

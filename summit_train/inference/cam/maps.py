@@ -48,10 +48,9 @@ def class_maps(network: VideoNetwork, features: torch.Tensor, num_clips: int) ->
 class Heatmap:
     """The class activation map of one clip of a video.
 
-    label, name: of the class that the map is of. score: its probability. logit: the mean of the map plus the
-    classifier's bias. map: (T', h, w), without the bias. frames: the clip's frame numbers in the video, int64 (T,).
-    slices: the slice of the map that each frame belongs to, int64 (T,). pictures: the frames as the network saw them,
-    uint8 RGB (T, H, W, 3).
+    label, name: of the map's class. score: its probability. logit: the mean of the map plus the classifier's bias. map:
+    (T', h, w), without the bias. frames: the clip's frame numbers in the video, int64 (T,). slices: the map's slice of
+    each frame, int64 (T,). pictures: the frames as the network saw them, uint8 RGB (T, H, W, 3).
     """
 
     path: str
@@ -65,10 +64,7 @@ class Heatmap:
     pictures: NDArray[np.uint8]
 
     def foreground(self, places: Sequence[int], threshold: float) -> NDArray[np.bool_]:
-        """Return which pixels of the frames at these places of the clip are at or above a threshold, (n, H, W).
-
-        The map is resized bilinearly in space, and not in time.
-        """
+        """Return which pixels (n, H, W) of these places' frames are at or above a threshold, resized in space alone."""
         slices = torch.from_numpy(np.ascontiguousarray(self.map[self.slices[list(places)]]))
         size = self.pictures.shape[1:3]
         resized = functional.interpolate(slices[:, None], size, mode="bilinear", align_corners=False)[:, 0]
@@ -125,8 +121,7 @@ class Mapper:
     @torch.inference_mode()
     def _check_logits(self) -> None:
         """Raise UserError where a network's `feature_maps` are not what its classifier sees the average of."""
-        shape = (1, *self.trained.spec.data.clip_shape)
-        clips = self._normalise(torch.zeros(shape, dtype=torch.uint8))
+        clips = self._normalise(torch.zeros((1, *self.trained.spec.data.clip_shape), dtype=torch.uint8))
         with mixed_precision(self.trained.spec.precision, self._device):
             own = self._network(clips)
         if float((self._maps(clips)[1] - own).norm()) > _ROUNDING * float(own.norm()):

@@ -157,8 +157,7 @@ class Runtime:
     def logits(self, clips_MTCHW: torch.Tensor) -> NDArray[np.float64]:
         """Return the logits (M, F, classes) of normalised clips.
 
-        F is 1 for a clip network. A stream begins with each clip, with caches of zeros, and gives the logits of each
-        frame.
+        F is 1 for a clip network. A stream begins with each clip, with caches of zeros, and gives each frame's logits.
         """
         batch, clips = self.inputs[0]["shape"][0], clips_MTCHW.numpy()
         if batch == BATCH:

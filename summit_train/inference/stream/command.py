@@ -51,8 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         value = checked(option.parse, option.takes, option.expected)
         parser.add_argument(f"--{option.name}", type=value, metavar=option.value, help=option.about)
     parser.add_argument("--live", action="store_true", help="never wait: drop the oldest frames that come too fast")
-    drawn = "write the video with what is found drawn on it"
-    parser.add_argument("--draw", metavar="OUT.mp4", help=drawn)
+    parser.add_argument("--draw", metavar="OUT.mp4", help="write the video with what is found drawn on it")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
 
 

@@ -1,7 +1,6 @@
 """A trained network on a live video: one frame in, what is told of it out.
 
-Source: Lin et al., section 4.2. Each frame gives logits, or maps, from its own picture and the caches of the frames
-before.
+Source: Lin et al., section 4.2. Each frame gives logits, or maps, from its picture and the caches of the frames before.
 """
 
 from __future__ import annotations
@@ -53,10 +52,7 @@ class Stream:
         self._caches: Sequence[torch.Tensor] = ()
 
     def output(self, picture: Frames) -> torch.Tensor:
-        """Take the next frame, uint8 RGB (H, W, 3), of one size each time; return its own logits or maps, (1, ...).
-
-        Raises RunFailed for NaN or infinity.
-        """
+        """Return the logits or maps (1, ...) of the next frame, uint8 RGB (H, W, 3). Raises RunFailed for NaN."""
         with torch.inference_mode():
             frames = self._normalise(torch.from_numpy(picture)[None, None])[0]
             output: torch.Tensor

@@ -32,8 +32,7 @@ def average_precisions(is_positive: NDArray[np.bool_], scores: NDArray[Any]) -> 
 
 
 def _precision(scores: Scores) -> NDArray[np.float64]:
-    readable = np.where(scores.is_read[:, None], scores.scores, np.nan)
-    return 100 * average_precisions(scores.labels, readable)
+    return 100 * average_precisions(scores.labels, np.where(scores.is_read[:, None], scores.scores, np.nan))
 
 
 def _mean(values: NDArray[np.float64]) -> float:

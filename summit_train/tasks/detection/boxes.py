@@ -1,7 +1,6 @@
 """The boxes of a list of videos: which object is where, in which frame. Reading the list, checking it, writing it.
 
-The list is a CSV with a row for each box. It is read row by row, so that millions of rows are never Python objects at
-once.
+The list is a CSV with a row for each box. It is read row by row: millions of rows are never Python objects at once.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ class Boxes(Annotation):
         return Boxes(self.rows, np.array([*firsts, self.ends[-1]], np.int64), self.lines, self.source)
 
     def check(self, clip: int, path: str | Path, num_frames: int, width: int, height: int) -> None:
-        """Raise DecodeError at the first box that does not lie in the frames of its video, `path`, with its line."""
+        """Raise DecodeError at the first box outside the frames of its video, `path`, with its line."""
         rows = self.of(clip)
         left, top, right, bottom = rows["box"].T
         is_outside = (left >= width) | (top >= height) | (right <= 0) | (bottom <= 0)
@@ -209,10 +208,7 @@ def box_header(source: Path) -> tuple[int, list[str]] | None:
 def read_boxes(
     source: Path, header: tuple[int, list[str]], classes: tuple[str, ...] | None
 ) -> tuple[list[Table], Boxes]:
-    """Read a list with boxes: its videos, in the order of their first rows, as a table of clips, and their boxes.
-
-    header: from `box_header`. Raises UserError at the first wrong row.
-    """
+    """Read a list with boxes: its videos as a table of clips, and the boxes. header: of `box_header`."""
     line, names = header
     reader = _Rows(names, classes)
     with opened(source, "the manifest ") as file:

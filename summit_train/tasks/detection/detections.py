@@ -1,7 +1,4 @@
-"""Detections in videos and the ground truth: their measures, and the file in a run folder that holds both.
-
-Needs no torch.
-"""
+"""Detections in videos and the ground truth: their measures, and the file in a run folder. Needs no torch."""
 
 from __future__ import annotations
 
@@ -58,7 +55,8 @@ class Detections:
 
     def of_class(self, key: str) -> NDArray[np.float64]:
         """Return the average precision of each class, in percent, NaN for one without a box. key: of a measure."""
-        return self._percents[key]
+        curves = self.curves(RANGES.index(key.partition("_")[2] or "all"))
+        return 100 * np.array([one.average_precision for one in curves])
 
     def curves(self, number: int = 0) -> list[Curve]:
         """Return the curve of each class in one of RANGES."""
@@ -92,14 +90,6 @@ class Detections:
         return np.concatenate(found), np.concatenate(wrong, 1)
 
     @cached_property
-    def _percents(self) -> dict[str, NDArray[np.float64]]:
-        percents = {}
-        for number, name in enumerate(RANGES):
-            averages = [one.average_precision for one in self.curves(number)]
-            percents["map" if name == "all" else f"map_{name}"] = 100 * np.array(averages)
-        return percents
-
-    @cached_property
     def _positives(self) -> NDArray[np.int64]:
         """The number of boxes of each class in each range, (5, classes)."""
         labels = self.truth.rows["label"]
@@ -119,10 +109,7 @@ class Detections:
 
 
 def read_detections(path: Path, num_classes: int) -> tuple[Detections, list[str], tuple[str, ...]]:
-    """Read a file of `Detections.save`: also the paths of the videos, and the names of the classes.
-
-    Raises UserError for a file that is damaged or is none.
-    """
+    """Read a file of `Detections.save`, with its videos' paths and class names. Raises UserError for a damaged one."""
     try:
         with open(path, "rb", opener=regular) as content, np.load(content, allow_pickle=False) as file:
             rows, ends, boxes, box_ends = (file[name] for name in ("detections", "ends", "boxes", "box_ends"))

@@ -101,10 +101,7 @@ def read_section(run: RunRecord) -> DetectionSection | None:
 def _bad_frames(
     found: Detections, shown: NDArray[np.bool_], paths: list[str], names: list[str], videos: Videos
 ) -> list[BadFrame]:
-    """Return the frame of each video with most missed and false boxes, of up to 12 videos, the worst first.
-
-    shown: which detections are looked at.
-    """
+    """Return the frame with most missed and false boxes of up to 12 videos, the worst first. shown: what is counted."""
     truth, (places, wrong) = found.truth.rows, found.judged
     right, is_found = places >= 0, np.zeros(len(truth), bool)
     is_found[places[right & shown]] = True
