@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -121,7 +122,7 @@ def _group_of(path: str, pattern: str) -> str:
 
 def _grouping(rows: Sequence[ManifestRow], pattern: str | None) -> str:
     if pattern is not None:
-        return f"groups: what --group {pattern!r} matches in the files' names"
+        return f"groups: what --group {shlex.quote(pattern)} matches in the files' names"
     without = len({row.path for row in rows if row.group is None})
     alone = f"{counted(without, 'file')} without a group, each a group of its own"
     column = "groups: the list's column 'group'" + (f"; {alone}" if without else "")
@@ -130,6 +131,8 @@ def _grouping(rows: Sequence[ManifestRow], pattern: str | None) -> str:
 
 def _parts(groups: Mapping[str, Counter[str]], folds: int, seed: int) -> dict[str, int]:
     """Return each group's part, 0 .. folds - 1. groups: the clips of each class, sorted by the groups' names."""
+    if len(groups) < 2:
+        raise UserError(f"the files must be in at least two groups, got one, {''.join(groups)}; try another --group")
     if not 2 <= folds <= len(groups):
         shown = ", ".join(list(groups)[:12])
         raise UserError(f"--folds must be 2 to {len(groups)}, the number of groups ({shown}), got {folds}")

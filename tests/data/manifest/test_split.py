@@ -198,7 +198,7 @@ def _grouped(folder: Path, more: str = "") -> str:
     ("words", "groups", "grouping"),
     [
         ([], 6, "groups: the list's column 'group'"),
-        (["--group", "[0-9]+"], 24, "groups: what --group '[0-9]+' matches in the files' names"),
+        (["--group", r"\d+"], 24, r"groups: what --group '\d+' matches in the files' names"),
     ],
 )
 def test_the_lists_groups_stay_together_unless_an_expression_is_given(
@@ -235,6 +235,7 @@ def test_files_without_a_group_are_counted_and_too_few_groups_refused(
         (["--folds", "2", "--group", "p|(q)"], "bend/p0_bend.avi: the group 'p|(q)' matches nothing"),
         (["--folds", "5", "--group", PERSON], "--folds must be 2 to 4, the number of groups (p0, p1, p2, p3), got 5"),
         (["--folds", "1", "--group", PERSON], "--folds must be 2 to 4"),
+        (["--folds", "2", "--group", "^(p)"], "must be in at least two groups, got one, p; try another --group"),
         (["--folds", "2", "--group", PERSON, "--only", "runn"], "must have the class 'runn'; valid: bend, run, walk"),
     ],
 )
