@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from summit_train.core import saved
+from summit_train.core.checkpoints import CheckpointError, best_checkpoint
 from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork
 from summit_train.models.foreign import check_sources, sources_of
@@ -78,7 +79,7 @@ def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: st
 
     def spec_in(file: Path, state: dict[str, Any]) -> Spec:
         if not isinstance(state.get("spec"), dict):
-            raise saved.CheckpointError(f"{file}: lacks its spec, so its network is not known")
+            raise CheckpointError(f"{file}: lacks its spec, so its network is not known")
         tree = Tree(state["spec"], {(): str(file)})
         for override in overrides:
             apply_override(tree, override)
@@ -99,11 +100,11 @@ def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: st
         run_path = path
         file, state, complaints = saved.load_newest(path, most_bytes)
         if file is None:
-            raise saved.CheckpointError(f"{path}: no checkpoint in this folder; give the folder of a run that trained")
+            raise CheckpointError(f"{path}: no checkpoint in this folder; give the folder of a run that trained")
     elif not path.is_file():
-        raise saved.CheckpointError(f"{path}: no such run folder or checkpoint")
+        raise CheckpointError(f"{path}: no such run folder or checkpoint")
     elif path.suffix in (".yaml", ".yml"):
-        raise saved.CheckpointError(f"{path}: is a spec; its run folder must be given, {load_spec(path).run_path}")
+        raise CheckpointError(f"{path}: is a spec; its run folder must be given, {load_spec(path).run_path}")
     else:
         run_path = path.parent.parent if path.parent.name == "checkpoints" else None
         file, state = path, saved.load_checkpoint(path, most_bytes, may_be_alone=True)
@@ -120,10 +121,10 @@ def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: st
 def _checkpoint_of(run: Path, name: str) -> Path:
     """Return the best checkpoint of a run folder, or the file `name` in it. Raises CheckpointError."""
     if not run.is_dir():
-        raise saved.CheckpointError(f"--checkpoint must be used with a run folder, got {run}")
-    path = saved.best_checkpoint(run) if name == "best" else Path(name)
+        raise CheckpointError(f"--checkpoint must be used with a run folder, got {run}")
+    path = best_checkpoint(run) if name == "best" else Path(name)
     if not path.is_file() or path.resolve().parent != (run / "checkpoints").resolve():
-        raise saved.CheckpointError(f"--checkpoint must be last, best or a file in {run}/checkpoints, got {path}")
+        raise CheckpointError(f"--checkpoint must be last, best or a file in {run}/checkpoints, got {path}")
     return path
 
 
