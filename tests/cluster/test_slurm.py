@@ -147,7 +147,7 @@ def test_the_line_of_a_job_that_was_written_submits_it(
 ) -> None:
     """A dry run's script lacks what it reads; this one has it, and its output is where it was said to go."""
     spec, run = write_spec("by 'hand'", schedule={"epochs": 1}), tmp_path / "runs/by 'hand'"
-    words = ["submit", str(spec), "--site", str(site), "--nodes", "2", "--walltime", "0:30", "--write"]
+    words = ["submit", str(spec), "--site", str(site), "--nodes", "1", "--walltime", "0:30", "--write"]
     status, said = slurm.program(*words, *set_words(BY_TORCH))
     assert status == 0 and f"\n  output    {run}/job/*.out\n" in said, said
     job = slurm.run("bash", "-c", said.splitlines()[-1]).strip()
@@ -238,26 +238,30 @@ world.close()
 
 
 @pytest.mark.parametrize(
-    ("launcher", "name", "backend"),
+    ("launcher", "nodes", "each", "name", "backend"),
     [
-        ("srun --mpi=pmix", "srun", "horovod"),
+        # Not two ranks on each of two nodes: as these are one machine, Open MPI would give two ranks one shared memory.
+        ("srun --mpi=pmix", 2, 1, "srun", "horovod"),
+        ("srun --mpi=pmix", 1, 2, "srun", "horovod"),
         # srun's ranks find each other by the job's number. This machine does not know its nodes' names.
-        ("export MASTER_ADDR=127.0.0.1\nsrun", "srun", "torch (gloo)"),
-        ("mpirun --bind-to none", "mpirun (Open MPI)", "horovod"),
+        ("export MASTER_ADDR=127.0.0.1\nsrun", 2, 2, "srun", "torch (gloo)"),
+        ("mpirun --bind-to none", 2, 1, "mpirun (Open MPI)", "horovod"),
     ],
 )
-def test_ranks_on_two_nodes_are_local_rank_0_of_1_on_both(
-    slurm: Slurm, tmp_path: Path, launcher: str, name: str, backend: str
+def test_ranks_know_their_places_on_their_nodes(
+    slurm: Slurm, tmp_path: Path, launcher: str, nodes: int, each: int, name: str, backend: str
 ) -> None:
     """Nobody names the back end: without PMIx it is torch.distributed."""
     (tmp_path / "world.py").write_text(WORLD)
     job = slurm.submit(
         f"#!/bin/bash\n{launcher} '{sys.executable}' '{tmp_path}/world.py'\n",
-        "--nodes=2",
-        "--ntasks-per-node=1",
+        f"--nodes={nodes}",
+        f"--ntasks-per-node={each}",
     )
     slurm.wait(job, "COMPLETED")
-    assert slurm.output(job).splitlines() == [f"0 0 1 {name} n1 {backend}", f"1 0 1 {name} n2 {backend}"]
+    assert slurm.output(job).splitlines() == [
+        f"{rank} {rank % each} {each} {name} n{1 + rank // each} {backend}" for rank in range(nodes * each)
+    ]
 
 
 def test_a_stopped_cluster_leaves_no_process(slurm: Slurm, tmp_path: Path) -> None:
@@ -285,12 +289,11 @@ at_once: 2
 
 
 @pytest.fixture
-def files(write_spec: WriteSpec, tmp_path: Path) -> tuple[str, str]:
-    """(sweep, site): batches of 8 and 4 clips, each on one node of two ranks."""
+def sweep(write_spec: WriteSpec, tmp_path: Path) -> str:
+    """Batches of 8 and 4 clips, each on one node."""
     write_spec("base")
     (tmp_path / "sweep_file.yaml").write_text(SWEEP)
-    (tmp_path / "site.yaml").write_text(SITE.replace("ranks_per_node: 1", "ranks_per_node: 2"))
-    return str(tmp_path / "sweep_file.yaml"), str(tmp_path / "site.yaml")
+    return str(tmp_path / "sweep_file.yaml")
 
 
 def _sweep(slurm: Slurm, *words: str) -> str:
@@ -305,12 +308,11 @@ def _states(slurm: Slurm, sweep: str) -> dict[str, str]:
 
 
 def test_an_array_with_one_run_killed_and_then_that_one_alone(
-    slurm: Slurm, files: tuple[str, str], tmp_path: Path
+    slurm: Slurm, sweep: str, site: Path, tmp_path: Path
 ) -> None:
-    sweep, site = files
     folder = tmp_path / "runs/batch_size"
     killed, kept = folder / "gpus-4", folder / "gpus-2"
-    words = (sweep, "--site", site, "--walltime", "0:30")
+    words = (sweep, "--site", str(site), "--walltime", "0:30")
     with slurm.closed():
         assert "of 2 runs, 2 at once" in _sweep(slurm, *words)
         (first,), (second,) = ([line["id"] for line in submissions(run)] for run in (killed, kept))
@@ -343,7 +345,7 @@ def test_an_array_with_one_run_killed_and_then_that_one_alone(
     with open(folder / "table.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["name"], row["state"], row["global_batch"], row["ranks"]) for row in rows] == [
-        ("gpus-4", "done", "8", "2"), ("gpus-2", "done", "4", "2"),
+        ("gpus-4", "done", "8", "1"), ("gpus-2", "done", "4", "1"),
     ]  # fmt: skip
     assert all(0 <= float(row["top1"]) <= 100 and 0 < float(row["training_top1"]) <= 100 for row in rows)
     assert (folder / "accuracy.png").read_bytes().startswith(b"\x89PNG")

@@ -110,15 +110,24 @@ def _spec(write_spec: WriteSpec) -> str:
     return str(write_spec(precision="fp64", scale={"gpus": 2, "clips_per_gpu": 4}, schedule={"epochs": 1}))
 
 
+# Runs the command that follows with as many open files as the first word says.
+_WITH_FILES = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)
+os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
+
+
 @needs_ranks
 @pytest.mark.slow
 def test_every_starter_on_one_host_gives_the_bits_of_mpirun(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """torch's ranks with the fewest open files that are taken."""
     spec, torch_ranks = _spec(write_spec), {"SUMMIT_TRAIN_COMM": "torch"}
     said = {}
     train(2, spec, "name=mpirun", comm="horovod")
     for name, words, env in (
         ("horovod", (*TRAIN, spec, "--ranks", "2"), {}),
-        ("torch", (*TRAIN, "--ranks=2", spec), torch_ranks),
+        ("torch", ("-c", _WITH_FILES, "27", *TRAIN, "--ranks=2", spec), torch_ranks),
         ("torchrun", (*TORCHRUN, "--nproc-per-node", "2", *TRAIN, spec), {}),
     ):
         status, said[name] = run(0, *words, f"name={name}", env=env)
@@ -252,14 +261,6 @@ def _is_rank_of(path: Path, spec: str) -> bool:
         return False
 
 
-# Runs the command that follows with as many open files as the first word says.
-_WITH_FILES = """
-import os, resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)
-os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
-"""
-
-
 @pytest.mark.parametrize(("files", "workers"), [(22, 0), (20, 1), (38, 1)])
 def test_ranks_that_cannot_open_enough_files_are_refused_in_one_line(
     write_spec: WriteSpec, files: int, workers: int
@@ -269,12 +270,6 @@ def test_ranks_that_cannot_open_enough_files_are_refused_in_one_line(
     status, output = run(0, "-c", _WITH_FILES, str(files), *TRAIN, *words, env={"SUMMIT_TRAIN_COMM": "torch"})
     needed = "the limit of open files must be 39 or more for rank 0's connections"
     assert (status, output) == (2, f"summit-train: {needed}, got {files}; raise it by `ulimit -n`\n")
-
-
-def test_ranks_start_with_the_fewest_open_files_that_are_taken(write_spec: WriteSpec) -> None:
-    words = (_spec(write_spec), "data.workers=0", "--ranks", "2")
-    status, output = run(0, "-c", _WITH_FILES, "27", *TRAIN, *words, env={"SUMMIT_TRAIN_COMM": "torch"})
-    assert status == 0, output
 
 
 @pytest.mark.parametrize("comm", [pytest.param("horovod", marks=needs_ranks), "torch"])
@@ -303,7 +298,7 @@ def test_what_mpirun_itself_cannot_do_is_said(write_spec: WriteSpec) -> None:
 
 
 def test_torchrun_says_last_why_a_rank_failed() -> None:
-    status, output = run(0, *TORCHRUN, "--nproc-per-node", "2", *TRAIN, "gone.yaml")
+    status, output = run(0, *TORCHRUN, "--nproc-per-node", "1", *TRAIN, "gone.yaml")
     assert status == 1
     reason, border = lines(output)[-2:]
     assert reason.startswith("  traceback : summit-train: gone.yaml: cannot be read: ") and set(border) == {"="}

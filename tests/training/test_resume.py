@@ -46,22 +46,31 @@ def _memory(kind: str) -> int:
     return 1024 * int(status[status.index(f"{kind}:") + 1])
 
 
+AVERAGE = {"optimizer": {"name": "sgd"}, "ema": {"decay": 0.9}}
+# The average, and the network and momentum of each of a rank's two learners: five halves of a learner's file.
+LEARNERS = {"optimizer": {"name": "sgd"}, "parallel": LOCAL}
+
+
 @pytest.mark.parametrize(
-    ("more", "bound"),
+    ("backend", "more", "bound"),
     [
-        ({"optimizer": {"name": "sgd"}, "ema": {"decay": 0.9}}, 1.5),
-        ({"optimizer": {"name": "adamw"}}, 1.5),
-        ({"optimizer": {"name": "lamb"}}, 1.5),
-        # The average, and the network and momentum of each of a rank's two learners: five halves of a learner's file.
-        ({"optimizer": {"name": "sgd"}, "parallel": LOCAL}, 3.2),
+        pytest.param("horovod", AVERAGE, 1.5, marks=needs_ranks),
+        pytest.param("horovod", LEARNERS, 3.2, marks=needs_ranks),
+        ("torch", AVERAGE, 1.5),
+        ("torch", LEARNERS, 3.2),
+        ("torch", {"optimizer": {"name": "adamw"}}, 1.5),
+        ("torch", {"optimizer": {"name": "lamb"}}, 1.5),
     ],
-    ids=["sgd and average", "adamw", "lamb", "learners"],
 )
-@pytest.mark.parametrize("backend", [pytest.param("horovod", marks=needs_ranks), "torch"])
 def test_no_rank_needs_more_than_its_state(
-    write_spec: WriteSpec, tmp_path: Path, backend: str, more: dict[str, Any], bound: float
+    write_spec: WriteSpec,
+    eight_videos: dict[str, str],
+    tmp_path: Path,
+    backend: str,
+    more: dict[str, Any],
+    bound: float,
 ) -> None:
-    spec = write_spec("run", **NETWORK, **more)
+    spec = write_spec("run", data=eight_videos, **NETWORK, **more)
     train(2, spec, comm=backend)
     checkpoints = sorted((tmp_path / "runs/run/checkpoints").glob("*.pt"))
     begin = Run.__init__
