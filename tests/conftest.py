@@ -5,9 +5,6 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -50,18 +47,6 @@ class Together(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return TOGETHER.get(nodeid.partition("::")[0], nodeid)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Let the ranks of Open MPI sleep while they wait: those that xdist's workers fork, and all other processes."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None or "PYTEST_XDIST_WORKER" in os.environ or " " in tempfile.gettempdir():
-        return
-    folder = tempfile.TemporaryDirectory(prefix="idle_ranks")
-    config.add_cleanup(folder.cleanup)
-    source, library = Path(__file__).with_name("idle_ranks.c"), f"{folder.name}/idle_ranks.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", source, "-o", library], check=True)
-    os.environ["LD_PRELOAD"] = library
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
