@@ -20,8 +20,8 @@ def load(
 ) -> Loaded:
     """Open a trained network, from a run folder or a checkpoint file, to use it in Python.
 
-    `overrides`: keys of the spec, as on the command line: `"evaluate.clips=1"`. `checkpoint`: of a run folder:
-    `"last"`, `"best"` or the path of one. `device`: by default a GPU if there is one. Raises
+    `overrides`: keys of the spec, as on the command line: `"evaluate.clips=1"`. `checkpoint`, for a run
+    folder: `"last"`, `"best"` or the path of one of its checkpoints. `device`: by default a GPU if there is one. Raises
     UserError, with one line, for what cannot be opened, and for networks that do not classify videos.
     """
     # Imported here: `import summit_train` takes no time, and needs no torch.

@@ -47,12 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--spec", metavar="SPEC", help="show clips as training sees them [whole frames]")
     run = "show clips as the validation of a run sees them, the lowest scores of their own classes first"
     how.add_argument("--run", metavar="RUN", help=run)
-    add("--epoch", type=int, metavar="N", help="with --spec: frames and crops of this epoch, from 0 [0]")
-    add("--root", metavar="DIR", help="where the manifest's paths start [its own folder, or data.root]")
-    add("--only", nargs="+", metavar="CLASS", help="show these classes")
-    add("--clips", type=int, default=48, metavar="N", help="at most, in all [%(default)s]")
-    add("--frames", type=int, default=16, metavar="N", help="of a clip, at most [%(default)s]")
-    add("--pixels", type=int, default=128, metavar="N", help="of a frame's short side, at most [%(default)s]")
+    add("--epoch", type=int, metavar="N", help="with --spec: show this epoch, counted from 0 [0]")
+    add("--root", metavar="DIR", help="where LIST's paths start [its own folder, or data.root]")
+    add("--only", nargs="+", metavar="CLASS", help="show only these classes")
+    add("--clips", type=int, default=48, metavar="N", help="show at most this many clips [%(default)s]")
+    add("--frames", type=int, default=16, metavar="N", help="show at most this many frames of a clip [%(default)s]")
+    add("--pixels", type=int, default=128, metavar="N", help="limit the short side of a frame [%(default)s]")
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Loaded:
         self._trained = trained = open_trained(run, words, checkpoint)
         trained.check_labels("summit_train.load")
         if trained.spec.evaluate.mode == "stream":
-            raise UserError("evaluate.mode: a stream sees frame by frame, not clips; load with evaluate.mode=clips")
+            raise UserError("evaluate.mode must be clips, got stream; load with evaluate.mode=clips")
         for complaint in trained.passed_over:
             warnings.warn(f"passed over: {complaint}", stacklevel=3)
         self.spec, self.classes, self.path, self.step = trained.spec, trained.classes, trained.path, trained.step
@@ -93,7 +93,7 @@ class Loaded:
         return most_probable(self.logits(clips).cpu().numpy(), self.classes, top, self.spec.loss.base)
 
     def features(self, clips: torch.Tensor, layer: str) -> torch.Tensor:
-        """Return what a layer of `plain` makes of clips, by its name; in 2D networks it has a row for each frame."""
+        """Return the output of a layer of `plain`, by its name in `named_modules`; 2D networks have a row a frame."""
         modules = {name: module for name, module in self.plain.named_modules() if name}
         if layer not in modules:
             near = difflib.get_close_matches(layer, modules, 1) or [name for name in modules if "." not in name]

@@ -353,8 +353,8 @@ def _classes(run: RunRecord) -> Picture | None:
     canvas.axes.set_yticks(np.arange(len(shown)) + 0.5, labels, parse_math=False)
     canvas.axes.invert_yaxis()
     canvas.axes.grid(visible=False)
-    some = "" if len(shown) == len(known) else f" The {len(shown)} lowest of {len(known):,} at the end."
-    return canvas.picture("Classes", f"Validation: a cell begins at the one before. Lowest at the end first.{some}")
+    some = "" if len(shown) == len(known) else f" The {len(shown)} lowest of {len(known):,} are shown."
+    return canvas.picture("Classes", f"Each cell is a validation and spans the epochs since the previous one. Sorted by the last, lowest first.{some}")
 
 
 # Early recognition: accuracy against the observed part of each video, as in Figures 7 and 8 of the TSM paper.

@@ -204,7 +204,7 @@ def test_the_classes_of_each_validation_are_drawn_the_lowest_at_the_end_first(wr
     run = RunRecord(write_run("named", lines=lines, clips_per_class={"train": counts, "val": counts}))
     assert run.evals[3].classes == tuple(epochs[3])
     (drawn,) = [one for one in pictures([run]) if one.title == "Classes"]
-    assert "The 30 lowest of 31 at the end." in drawn.caption and not drawn.third
+    assert "The 30 lowest of 31 are shown." in drawn.caption and not drawn.third
     names = re.findall(rb"<!-- (class \d+) -->", drawn.svg)
     assert names == [b"class %d" % number for number in range(30)]  # class 30 ends with 40 %
     (few,) = [one for one in pictures([RunRecord(write_run("few", lines=lines[:13]))]) if one.title == "Classes"]
