@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 _FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
     "--remote-debugging-pipe",
 )  # fmt: skip
+_PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 _PATIENCE_S = 60.0
 # After all pictures are decoded, which fails for one that cannot be.
 _LOOK = """Promise.allSettled([...document.images].map(image => image.decode())).then(decoded => ({
@@ -59,7 +60,6 @@ class Chromium:
         """Open a page in a new window of this width. still: motion is not wanted. picture: PNG of the whole page."""
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        self._events.clear()
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable", session)
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
@@ -68,6 +68,7 @@ class Chromium:
         features = [{"name": f"prefers-{name}", "value": value} for name, value in wanted.items()]
         self._call("Emulation.setEmulatedMedia", session, features=features)
         url = page.resolve().as_uri()
+        self._events.clear()  # those of about:blank
         self._call("Page.navigate", session, url=url)
         while not any(event["method"] == "Page.loadEventFired" for event in self._events):
             self._events.append(self._message())
@@ -109,8 +110,8 @@ _EVENTS = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrow
 
 def missing() -> str | None:
     """What this machine lacks for it, or None."""
-    how = "as root on Debian or Ubuntu `tests/install_packages.sh chromium` installs it"
-    return None if shutil.which("chromium") else f"no chromium; {how}"
+    how = "as root on Debian `tests/install_packages.sh chromium` installs it"
+    return None if any(map(shutil.which, _PROGRAMS)) else f"no {', '.join(_PROGRAMS)}; {how}"
 
 
 @contextmanager
@@ -119,7 +120,8 @@ def running_chromium() -> Iterator[Chromium]:
     # It reads from descriptor 3 and writes to 4.
     shell = f'exec "$@" 3<&{its_read} 4>&{its_write}'
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        words = ["bash", "-c", shell, "bash", "chromium", *_FLAGS, f"--user-data-dir={profile}"]
+        program = next(filter(shutil.which, _PROGRAMS))
+        words = ["bash", "-c", shell, "bash", program, *_FLAGS, f"--user-data-dir={profile}"]
         process = subprocess.Popen(words, pass_fds=(its_read, its_write), stderr=subprocess.DEVNULL)
         os.close(its_read)
         os.close(its_write)
@@ -127,5 +129,9 @@ def running_chromium() -> Iterator[Chromium]:
             yield Chromium(write, read)
         finally:
             os.close(write)  # it ends
-            process.wait(_PATIENCE_S)
+            try:
+                process.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:  # not raised, which would hide why it is stuck
+                process.kill()
+                process.wait()
             os.close(read)

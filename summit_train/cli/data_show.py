@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
+from summit_train.core.files import check_output
 from summit_train.core.progress import followed
 from summit_train.core.result import Result
 from summit_train.core.session import check_single
@@ -22,6 +24,8 @@ from summit_train.data.batches.stores import open_store
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.annotation import Annotation
+from summit_train.data.manifest.reading import check_same_classes
+from summit_train.data.packed.format import read_pack
 from summit_train.data.video.augment import test_frames, test_views
 from summit_train.data.video.clips import Frames
 from summit_train.data.video.encode import scaled
@@ -36,6 +40,8 @@ from summit_train.spec import DataSpec, Spec, run_spec
 from summit_train.tasks.task import task_named
 
 _LIMITS = {"clips": (1, 2000), "frames": (1, 64), "pixels": (16, 512), "epoch": (0, 10**9)}
+_MOST_PIXELS = 1 << 28  # of a page, which then has some 90 MB
+_NO_CLASS = "no class"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,8 +78,15 @@ def run(args: argparse.Namespace) -> Result:
     for name, (least, most) in _LIMITS.items():
         if (value := getattr(args, name)) is not None and not least <= value <= most:
             raise UserError(f"--{name} must be {least:,} to {most:,}, got {value:,}")
+    if (size := args.clips * args.frames * args.pixels**2) > _MOST_PIXELS:
+        wrong = f"clips x frames x pixels^2 must be at most {_MOST_PIXELS:,}, got {size:,}"
+        raise UserError(f"{wrong}; try fewer: the defaults are 12,582,912, a page of some 4 MB")
     if not args.spec and (args.epoch is not None or (args.overrides and not args.run)):
         raise UserError("--epoch must be used with --spec, key=value with --spec or --run")
+    check_output("--out", args.out, args.out)
+    for given in filter(None, (args.manifest, args.spec)):
+        if args.out.exists() and Path(given).exists() and args.out.samefile(given):
+            raise UserError(f"--out must be another file than {given}, which it would replace")
     clips = _in_training(args) if args.spec else _in_validation(args) if args.run else _whole(args)
     groups, bad = dict[str, list[dict[str, Any]]](), list[str]()
     chosen = _chosen(clips, args.clips, args.only)
@@ -81,11 +94,11 @@ def run(args: argparse.Namespace) -> Result:
         groups.setdefault(group, []).append(shown)
         bad += [shown["film"].reason] if shown["film"].reason else []
     what = f"{len(chosen):,} of {counted(len(clips.clips), 'clip')}"
-    what += f", {len(groups):,} of {len(clips.manifest.class_names):,} classes"
+    what += f", {len(groups.keys() - {_NO_CLASS}):,} of {len(clips.manifest.class_names):,} classes"
     about = {"title": clips.manifest.source, "what": what, "how": clips.how, "groups": groups}
     write_page(args.out, environment().get_template("sheet.html.j2").render(about))
-    size = with_unit(args.out.stat().st_size, "B")
-    return Result([f"{args.out}: {what}, {size}", *(f"cannot be shown: {reason}" for reason in bad)])
+    written = with_unit(args.out.stat().st_size, "B")
+    return Result([f"{args.out}: {what}, {written}", *(f"cannot be shown: {reason}" for reason in bad)])
 
 
 # How clips are seen.
@@ -93,26 +106,37 @@ def run(args: argparse.Namespace) -> Result:
 
 def _whole(args: argparse.Namespace) -> _Clips:
     manifest, pixels = read_manifest(args.manifest), args.pixels
-    store = open_store(DataSpec(train=args.manifest, val=args.manifest, root=args.root), manifest)
+    data = DataSpec(train=args.manifest, val=args.manifest, root=args.root, sampling="uniform", flow_length=1)
+    if manifest.is_packed:
+        packing = read_pack(manifest.source).packing
+        data = data.model_copy(update={"modality": packing.modality, "region": packing.region})
+    store = open_store(data, manifest)
     frames_of = lambda number: test_frames("uniform", number, args.frames, 1, 1)  # noqa: E731
     views_of = lambda width, height: test_views(min(pixels, width, height), "full", width, height)  # noqa: E731
     see = partial(seen, store, frames_of, views_of)
-    return _Clips(manifest, np.arange(len(manifest)), see, "Whole frames, evenly spaced.")
+    what = "Whole frames" if data.modality == "rgb" else "The x of whole fields of optical flow"
+    return _Clips(manifest, np.arange(len(manifest)), see, f"{what}, evenly spaced.")
 
 
 def _spec(args: argparse.Namespace, which: str) -> Spec:
-    root = [] if args.root is None else [f"data.root={args.root}"]
-    return run_spec(args.spec or args.run, [*args.overrides, *root, f"data.{which}={args.manifest}"])
+    own = {"root": args.root, which: args.manifest}
+    quoted = [f"data.{key}={json.dumps(text, ensure_ascii=False)}" for key, text in own.items() if text is not None]
+    return run_spec(args.spec or args.run, [*args.overrides, *quoted])
 
 
 def _in_training(args: argparse.Namespace) -> _Clips:
     spec, epoch = _spec(args, "train"), args.epoch or 0
+    if epoch >= spec.schedule.epochs:
+        raise UserError(f"--epoch must be below schedule.epochs {spec.schedule.epochs:,}, got {epoch:,}")
     dataset, data = Dataset.open(spec, "train"), spec.data
     read, drawn = dataset.training_clips(make_plan(spec, 1, len(dataset)).order(), epoch)
     augment = " and ".join([data.built_in_augment, *(part.name for part in dataset.augment)])
     later = " and ".join(f"data.{name}" for name in ("erase", "mix") if getattr(data, name))
     flow = " of optical flow, of which the x of the first field is shown" if data.modality == "flow" else ""
     how = f"As epoch {epoch} of {args.spec} sees them: seed {spec.seed}, {data.num_frames} frames{flow}, {augment}."
+    how += f" The first of data.repeats {data.repeats} views." if data.repeats > 1 else ""
+    if spec.scale.gpus is None and data.balance == "classes":
+        how += " As on one rank: scale.gpus is null, and with data.balance the draws depend on the ranks."
     how += f" Not shown: {later}, which change the batch afterwards." if later else ""
 
     def see(clip: int) -> Seen:
@@ -123,8 +147,12 @@ def _in_training(args: argparse.Namespace) -> _Clips:
 
 
 def _in_validation(args: argparse.Namespace) -> _Clips:
-    spec, found = _spec(args, "val"), read_run(args.run)
+    spec = _spec(args, "val")
+    if not task_named(spec.task).gives_labels:
+        raise UserError(f"--run must be of a task that scores classes, got {spec.task}; try --spec {args.run}")
+    found = read_run(args.run)
     dataset, data, softmax = Dataset.open(spec, "val"), spec.data, found.scores.kind == "softmax"
+    check_same_classes(args.manifest, dataset.manifest.classes, found.path, found.class_names)
     shares = probabilities(found.scores.scores, found.scores.kind)
     names = all_names(found.class_names, shares.shape[1])
     right = np.where(found.scores.hot, shares, 1.0 if softmax else 1 - shares)
@@ -132,14 +160,22 @@ def _in_validation(args: argparse.Namespace) -> _Clips:
     for clip in dataset.clips.tolist():
         if (place := places.get(dataset.manifest.clip(clip), -1)) >= 0 and found.scores.is_read[place]:
             own, top = int(right[place].argmin()), int(shares[place].argmax())
-            taken = f", taken for {names[top]} {share(shares[place, top])}" if softmax and top != own else ""
-            scores[clip] = float(right[place, own]), f"{names[own]} {share(shares[place, own])}{taken}"
+            value, hot = shares[place, own], found.scores.hot[place]
+            if softmax:
+                taken = f", taken for {names[top]} {share(shares[place, top])}" if top != own else ""
+                text = f"{names[own]} {share(value)}{taken}"
+            else:
+                labels = ", ".join(name for name, is_own in zip(names, hot, strict=True) if is_own) or _NO_CLASS
+                missed, but = ("", "but ") if value >= 0.5 else ("missed ", "")
+                what = f"{missed}{names[own]} " if hot[own] else f"not {names[own]}, {but}"
+                text = f"{labels}: {what}{share(value)}"
+            scores[clip] = float(right[place, own]), text
     if not scores:
         raise UserError(f"{args.manifest}: has none of the videos that {args.run} has scored; give its data.val")
-    crops = "full" if task_named(spec.task).whole_frames else 1
     frames_of = lambda number: test_frames(data.sampling, number, data.num_frames, data.frame_stride, 1)  # noqa: E731
-    views_of = partial(test_views, spec.evaluate.short_side, crops, long_side=data.long_side)
-    how = f"As {args.run} validates them; the lowest scores of {found.path.name} first."
+    views_of = partial(test_views, spec.evaluate.short_side, 1, long_side=data.long_side)
+    how = f"As {args.run} validates them" if spec.evaluate.mode == "clips" else f"A clip of each stream of {args.run}"
+    how += f"; the lowest scores of {found.path.name} first."
     see = partial(seen, dataset.store, frames_of, views_of)
     return _Clips(dataset.manifest, np.array(list(scores), np.int64), see, how, scores)
 
@@ -147,31 +183,46 @@ def _in_validation(args: argparse.Namespace) -> _Clips:
 # Which clips are shown, and what of them.
 
 
-def _chosen(clips: _Clips, most: int, only: Sequence[str] | None) -> list[int]:
-    """Return the clips of the lowest scores; without scores as many of each class, spread over the list."""
-    names, wanted = clips.manifest.class_names, clips.clips
+def _chosen(clips: _Clips, most: int, only: Sequence[str] | None) -> list[tuple[int, str]]:
+    """Return the clips of the lowest scores; without scores as many of each class, spread over the list.
+
+    With each the class that it is shown under.
+    """
+    manifest, names = clips.manifest, clips.manifest.class_names
     if unknown := set(only or ()) - set(names):
-        raise UserError(f"--only must have classes of {clips.manifest.source}, got {', '.join(sorted(unknown))}")
-    if only:
-        owners, classes = clips.manifest.label_pairs()
-        wanted = wanted[np.isin(wanted, owners[np.isin(classes, [names.index(name) for name in only])])]
+        raise UserError(f"--only must have classes of {manifest.source}, got {', '.join(sorted(unknown))}")
+    wanted = range(len(names)) if only is None else {names.index(name) for name in only}
+    groups = dict[int, list[int]]()
+    for clip in clips.clips.tolist():
+        label = next((label for label in manifest.labels_of(clip) if label in wanted), len(names))
+        if label < len(names) or only is None:
+            groups.setdefault(label, []).append(clip)
+    pairs = [(clip, label) for label in sorted(groups) for clip in groups[label]]
     if clips.scores:
-        return sorted(wanted.tolist(), key=clips.scores.__getitem__)[:most]
-    labels = clips.manifest.labels[wanted]
-    groups = [wanted[labels == label] for label in np.unique(labels)[:most]]
-    return [int(group[place]) for group in groups for place in _spread(len(group), most // len(groups))]
+        pairs = sorted(pairs, key=lambda pair: clips.scores[pair[0]])[:most]
+    else:
+        labels = [sorted(groups)[place] for place in _spread(len(groups), most)]
+        quotas = dict[int, int]()
+        for label in sorted(labels, key=lambda label: len(groups[label])):  # what a small class leaves, larger ones get
+            share_left = (most - sum(quotas.values())) // (len(labels) - len(quotas))
+            quotas[label] = min(len(groups[label]), share_left)
+        pairs = [(groups[at][place], at) for at in labels for place in _spread(len(groups[at]), quotas[at])]
+    return [(clip, (*names, _NO_CLASS)[label]) for clip, label in pairs]
 
 
-def _shown(clips: _Clips, chosen: Sequence[int], args: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+def _shown(
+    clips: _Clips, chosen: Sequence[tuple[int, str]], args: argparse.Namespace
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the class of each clip, and what the page shows of it."""
-    for clip in chosen:
-        labels = [clips.manifest.class_names[label] for label in clips.manifest.labels_of(clip)] or ["no class"]
+    names = clips.manifest.class_names
+    for clip, group in chosen:
         try:
             picture = film(_pictures(clips.see(clip), clips.manifest.annotation, args.frames, args.pixels))
         except (DecodeError, OSError) as error:
             picture = Film(reason=str(error))
-        about = clips.scores[clip][1] if clips.scores else ", ".join(labels)
-        yield labels[0], {"name": str(clips.manifest.clip(clip)), "about": about, "film": picture}
+        labels = ", ".join(names[label] for label in clips.manifest.labels_of(clip)) or group
+        about = clips.scores[clip][1] if clips.scores else labels
+        yield group, {"name": str(clips.manifest.clip(clip)), "about": about, "film": picture}
 
 
 def _pictures(view: Seen, annotation: Annotation | None, most: int, pixels: int) -> Frames:

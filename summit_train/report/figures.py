@@ -346,7 +346,8 @@ def _classes(run: RunRecord) -> Picture | None:
     shown = known[:MOST_CLASSES]
     canvas = Canvas([run], "")
     canvas.height = 1.0 + 0.23 * max(len(shown), 10)
-    x, y = [0.0, *canvas.positions(run, (one.step for one in evals))], np.arange(len(shown) + 1)
+    before = [0, *(one.step for one in run.evals[: run.evals.index(evals[0])])][-1]
+    x, y = canvas.positions(run, [before, *(one.step for one in evals)]), np.arange(len(shown) + 1)
     mesh = canvas.axes.pcolormesh(x, y, values[shown], cmap="Blues", vmin=0, vmax=100, rasterized=True)
     canvas.figure.colorbar(mesh, ax=canvas.axes).set_label(f"{run.measures.main.name} (%)")
     labels = [drawable(names.get(row, str(row)), 24) for row in shown]
@@ -354,7 +355,8 @@ def _classes(run: RunRecord) -> Picture | None:
     canvas.axes.invert_yaxis()
     canvas.axes.grid(visible=False)
     some = "" if len(shown) == len(known) else f" The {len(shown)} lowest of {len(known):,} are shown."
-    return canvas.picture("Classes", f"Each cell is a validation and spans the epochs since the previous one. Sorted by the last, lowest first.{some}")
+    each = "Each cell is a validation and spans the epochs since the previous one."
+    return canvas.picture("Classes", f"{each} Sorted by the last, lowest first.{some}")
 
 
 # Early recognition: accuracy against the observed part of each video, as in Figures 7 and 8 of the TSM paper.

@@ -51,8 +51,11 @@ def seen(store: Store, frames_of: Choose, views_of: ViewsOf, clip: int) -> Seen:
         return number - 1 - frames_of(number) if manifest.is_reversed(clip) else frames_of(number)
 
     views, number, size = store.read_views(clip, choose, views_of)
-    frames = manifest.span(clip).start + choose(number)[0]
-    return views[0], annotation.targets(clip, frames, views_of(*size)[0], size) if annotation else None
+    if annotation is None:
+        return views[0], None
+    start = manifest.span(clip).start
+    annotation.check(clip, manifest.path(clip), start + number, *size)
+    return views[0], annotation.targets(clip, start + choose(number)[0], views_of(*size)[0], size)
 
 
 class Videos:

@@ -29,7 +29,7 @@ from summit_train.tasks.task import TASKS, task_named
 def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     """Write the page of these run directories to `out`, whole or not at all, and return its path.
 
-    Raises UserError where a directory is not a run and if `out` is a directory, OSError if writing fails.
+    Raises UserError where a directory is not a run and if `out` is not a regular file, OSError if writing fails.
     """
     write_page(Path(out), render(read_runs(run_dirs)))
     return Path(out)
@@ -37,8 +37,8 @@ def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
 
 def write_page(path: Path, page: str) -> None:
     """Write a page whole or not at all. A surrogate, as in a file name outside UTF-8, becomes a question mark."""
-    if path.is_dir():
-        raise UserError(f"{path}: is a directory; give the name of an HTML file, {path / 'report.html'}")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: is not a regular file; give the name of an HTML file, such as report.html")
     with replacing(path) as file:
         file.write(page.encode("utf-8", "replace"))
 

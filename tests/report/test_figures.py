@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from summit_train.report.figures import (
@@ -210,3 +211,21 @@ def test_the_classes_of_each_validation_are_drawn_the_lowest_at_the_end_first(wr
     (few,) = [one for one in pictures([RunRecord(write_run("few", lines=lines[:13]))]) if one.title == "Classes"]
     assert b"<!-- 30 -->" in few.svg and b"<!-- 29 -->" not in few.svg  # after the first epoch class 29 is the best
     assert "Classes" not in [one.title for one in pictures([run, RunRecord(write_run("other"))])]
+
+
+def test_the_first_cell_of_classes_begins_at_the_validation_before_it(write_run, run_records, monkeypatch):
+    """An older version wrote the first two validations, without classes."""
+    drawn = list[list[float]]()
+    plain = Axes.pcolormesh
+    monkeypatch.setattr(
+        Axes, "pcolormesh", lambda own, x, *a, **k: drawn.append(np.ravel(x).tolist()) or plain(own, x, *a, **k)
+    )
+    for without, edges in ((0, [0, 1, 2, 3, 4]), (2, [2, 3, 4])):
+        lines, number = run_records(), iter(range(4))
+        lines = [
+            line | {"classes": [50.0, 60.0]} if line["kind"] == "eval" and next(number) >= without else line
+            for line in lines
+        ]
+        pictures([RunRecord(write_run(f"without_{without}", lines=lines))])
+        assert drawn[0] == edges
+        drawn.clear()  # the colour bar is one, too

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 from html.parser import HTMLParser
+from importlib import resources
 from xml.etree import ElementTree
 
 import pytest
@@ -146,7 +148,30 @@ def test_without_evaluation_and_records_the_page_says_so(write_run):
 
 def test_a_bad_argument_writes_nothing(write_run, tmp_path):
     run, page = write_run(leave_out=("metrics.jsonl",)), tmp_path / "page.html"
-    for runs, out, reason in (([run], tmp_path, "is a directory"), ([run, tmp_path / "nowhere"], page, "nowhere")):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    refusals = [([run], out, "is not a regular file; give") for out in (tmp_path, pipe)]
+    for runs, out, reason in [*refusals, ([run, tmp_path / "nowhere"], page, "nowhere")]:
         with pytest.raises(UserError, match=reason):
             write_report(runs, out)
-    assert not page.exists()
+    assert not page.exists() and pipe.is_fifo()
+
+
+def test_every_colour_of_text_can_be_read_on_its_background() -> None:
+    """A contrast of 4.5, as WCAG 2 asks for (AA)."""
+
+    def light(colour: str) -> float:
+        digits = colour if len(colour) == 6 else "".join(2 * digit for digit in colour)
+        parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    own = resources.files("summit_train.report")
+    schemes = re.findall(r":root \{(.*?)\}", own.joinpath("style.css").read_text())
+    assert len(schemes) == 2
+    for scheme in schemes:
+        colours = {name: light(colour) for name, colour in re.findall(r"--(\w+): #(\w+);", scheme)}
+        for name in ("text", "dim", "bad"):
+            high, low = sorted((colours[name], colours["back"]), reverse=True)
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (name, scheme)
+    assert ".broken { color: var(--bad); }" in own.joinpath("index.html.j2").read_text()

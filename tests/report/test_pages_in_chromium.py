@@ -6,6 +6,8 @@ Skipped without Chromium, which the tests bring as root on Debian or Ubuntu; the
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,3 +77,17 @@ def test_the_browser_sees_what_is_wrong(chromium: Chromium, tmp_path: Path) -> N
     assert any("nothing is not defined" in one for one in view.complaints)
     page.write_text("""<meta http-equiv="Content-Security-Policy" content="default-src 'none'"><img src="a.png">""")
     assert any("Content Security Policy" in one for one in chromium.look(page, WIDE).complaints)
+
+
+def test_a_stuck_browser_says_so_and_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, start = list[subprocess.Popen[bytes]](), subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(start(*a, **k)) or started[-1])
+    monkeypatch.setattr("tests.chromium._PATIENCE_S", 0.2)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr("tests.chromium._PROGRAMS", ("nowhere", "stuck"))
+    (tmp_path / "stuck").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "stuck").chmod(0o755)
+    assert missing() is None
+    with pytest.raises(AssertionError, match="does not answer"), running_chromium() as browser:
+        browser.look(tmp_path / "page.html", NARROW)
+    assert [one.returncode for one in started] == [-signal.SIGKILL]
