@@ -1,6 +1,6 @@
 """A report, an index and a sheet of clips as Chromium shows them: narrow and wide, light and dark.
 
-Skipped without Chromium, which the tests bring as root on Debian or Ubuntu; there, in CI, it must be.
+Skipped without Chromium, which the tests bring as root on Debian; there, in CI, it must be.
 """
 
 from __future__ import annotations
