@@ -354,7 +354,10 @@ def _classes(run: RunRecord) -> Picture | None:
     canvas.axes.invert_yaxis()
     canvas.axes.grid(visible=False)
     some = "" if len(shown) == len(known) else f" The {len(shown)} lowest of {len(known):,} are shown."
-    return canvas.picture("Classes", f"Each cell is a validation and spans the epochs since the previous one. Sorted by the last, lowest first.{some}")
+    return canvas.picture(
+        "Classes",
+        f"A cell is a validation and spans the epochs since the one before. Sorted by the last, lowest first.{some}",
+    )
 
 
 # Early recognition: accuracy against the observed part of each video, as in Figures 7 and 8 of the TSM paper.
