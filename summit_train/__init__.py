@@ -25,9 +25,6 @@ def load(
     UserError, with one line, for what cannot be opened, and for networks that do not classify videos.
     """
     # Imported here: `import summit_train` takes no time, and needs no torch.
-    import torch
-
     from summit_train.inference.loaded import Loaded
 
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return Loaded(run, overrides, checkpoint, device)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,14 @@ def count_model(model: ModelSpec, clip_shape: tuple[int, int, int, int]) -> Coun
 def _kept(model: ModelSpec, keys: list[Any], count: Callable[[], Count]) -> Count:
     if is_foreign(model.arch):
         return count()
-    keys = [_code(), model.model_dump(mode="json", exclude={"pretrained"}), *keys]
     try:
+        keys = [_code(), model.model_dump(mode="json", exclude={"pretrained"}), *keys]
         file = cache_folder() / "counts" / f"{hashlib.sha256(json.dumps(keys).encode()).hexdigest()}.json"
-    except OSError:  # no home folder
+    except (OSError, PackageNotFoundError):  # no home folder, unreadable code, or a torch without metadata
         return count()
-    counted = _read(file)
-    if counted is None:
+    try:
+        counted = TypeAdapter(Count).validate_json(read_file(file))
+    except (OSError, ValueError):  # not there, or not whole
         counted = count()
         with suppress(OSError):  # counted again next time
             write_text(file, json.dumps(asdict(counted)))
@@ -65,16 +66,8 @@ def _kept(model: ModelSpec, keys: list[Any], count: Callable[[], Count]) -> Coun
 
 
 @cache
-def _read(file: Path) -> Count | None:
-    try:
-        return TypeAdapter(Count).validate_json(read_file(file))
-    except (OSError, ValueError):  # not there, or not whole
-        return None
-
-
-@cache
-def _code() -> str:
-    package = Path(__file__).parent
+def _code(package: Path = Path(__file__).parent) -> str:
+    """Return a digest of what builds and counts networks."""
     files = [package / "core/count.py"]
     files += (file for folder in ("models", "spec", "tasks") for file in sorted((package / folder).rglob("*.py")))
     return hashlib.sha256(b"\0".join([version("torch").encode(), *map(read_file, files)])).hexdigest()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,6 @@ SHIPPED = "shipped:motion/tsm"
 @pytest.fixture(autouse=True)
 def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    counts._read.cache_clear()
     return tmp_path / "summit_train" / "counts"
 
 
@@ -36,7 +37,6 @@ def test_a_kept_count_is_the_fresh_one_to_the_last_layer(cache_folder: Path, mon
     fresh = network.count_network(spec)
     assert count_network(spec) == fresh and len(fresh.layers) > 10
     monkeypatch.setattr(network, "count_network", refuse)
-    counts._read.cache_clear()
     assert count_network(spec) == fresh  # Count is compared field by field
     assert count_network(spec_with("seed=7", "scale.clips_per_gpu=3", "optimizer.base_lr=0.5")) == fresh
     assert len(list(cache_folder.iterdir())) == 1
@@ -66,7 +66,6 @@ def test_changed_code_and_a_damaged_file_are_counted_again(cache_folder: Path, m
     whole = file.read_bytes()
     for damage in (b"", b"{}", whole[:-9], whole.replace(b'"parameters": ', b'"parameters": "')):
         file.write_bytes(damage)
-        counts._read.cache_clear()
         assert count_network(spec) == fresh
         assert file.read_bytes() == whole
     monkeypatch.setattr(counts, "_code", lambda: "other")
@@ -75,12 +74,38 @@ def test_changed_code_and_a_damaged_file_are_counted_again(cache_folder: Path, m
         count_network(spec)
 
 
+def test_the_digest_of_the_code_sees_torch_and_all_that_builds_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package"
+    for part in ("core", "models", "spec", "tasks"):
+        shutil.copytree(Path(counts.__file__).parent / part, package / part)
+    digest = counts._code.__wrapped__
+    seen = {digest(package)}
+    files = ("core/count.py", "models/resnet.py", "models/fast/norm.py", "spec/model.py", "tasks/detection/rfcn.py")
+    for file in files:
+        with (package / file).open("a") as source:
+            source.write("# changed")
+        seen.add(digest(package))
+    monkeypatch.setattr(counts, "version", lambda name: f"{name} 99")
+    assert len(seen | {digest(package)}) == 7
+
+
+def test_a_torch_without_metadata_is_counted_with(monkeypatch: pytest.MonkeyPatch, cache_folder: Path) -> None:
+    def none(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(counts, "version", none)
+    monkeypatch.setattr(counts, "_code", counts._code.__wrapped__)
+    assert count_network(spec_with()) == network.count_network(spec_with())
+    assert not cache_folder.exists()
+
+
 def test_a_model_at_another_size_is_kept_as_a_network_is(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ModelSpec(arch="tsm", backbone="resnet18", num_classes=4, width=0.25)
     fresh = count_model(model, (8, 32, 40, 3))
     assert fresh.clip == (8, 32, 40)
     monkeypatch.setattr(network, "count_model", refuse)
-    counts._read.cache_clear()
     assert count_model(model, (8, 32, 40, 3)) == fresh
     with pytest.raises(AssertionError, match="counted again"):
         count_model(model, (8, 40, 32, 3))

@@ -52,7 +52,7 @@ def measure_peak(
 ) -> dict[Shape, float]:
     """Measure large square products and products of `shapes`: multiply-adds/s of each, the best of five runs.
 
-    Squares grow until one run takes more than `seconds`. A GPU uses TF32 where convolutions do.
+    Squares grow until one run takes more than `seconds`. A GPU uses TF32 where convolutions do, as training does.
     """
     dtype = AUTOCAST.get(precision, parameter_type(precision))
 

@@ -59,6 +59,7 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
         ExitStack() as held,
     ):
         arguments = {"command": "train", "trace": args.trace, "more_epochs": args.more_epochs is not None}
+        arguments["schedule.decay (digest of its LRs)"] = inputs.plan.schedule.check()
         if world.rank == 0:
             warn_untested(torch.__version__)
         device = choose_device(world)

@@ -50,17 +50,28 @@ class Loaded:
     overrides. `path`, `step`: of the checkpoint.
     """
 
-    def __init__(self, run: str | Path, overrides: Sequence[str], checkpoint: str, device: torch.device) -> None:
-        words = ("data.workers=0", *overrides, "data.on_bad_clip=fail")  # workers would start the user's script again
+    def __init__(
+        self, run: str | Path, overrides: Sequence[str], checkpoint: str, device: str | torch.device | None
+    ) -> None:
+        if not all(isinstance(word, str) for word in overrides):
+            raise UserError(f'overrides must be text, as in load(run, "evaluate.clips=1"), got {overrides}')
+        try:
+            self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            raise UserError(f"device must be cpu, or cuda where torch finds a GPU, got {device}") from error
+        words = ("data.workers=0", *overrides)  # workers would start the user's script again
         self._trained = trained = open_trained(run, words, checkpoint)
         trained.check_labels("summit_train.load")
         if trained.spec.evaluate.mode == "stream":
             raise UserError("evaluate.mode must be clips, got stream; load with evaluate.mode=clips")
         for complaint in trained.passed_over:
             warnings.warn(f"passed over: {complaint}", stacklevel=3)
+        if trained.spec.evaluate.precise_bn:
+            warnings.warn("evaluate.precise_bn is ignored: BN keeps the statistics of the checkpoint", stacklevel=3)
         self.spec, self.classes, self.path, self.step = trained.spec, trained.classes, trained.path, trained.step
-        self.device, self.network = device, trained.network(device)
-        self._normalise = Normalise(parameter_type(self.spec.precision), device, self.spec.data.input)
+        self.network, self._type = trained.network(self.device), parameter_type(self.spec.precision)
+        self._normalise = Normalise(self._type, self.device, self.spec.data.input)
 
     @cached_property
     def plain(self) -> VideoNetwork:
@@ -71,38 +82,55 @@ class Loaded:
         """Return the videos of a data set in order, each in the test views of `spec.evaluate`, as `eval` sees them.
 
         `source`: `"val"` or `"train"` of the run, what `predict` takes (a list, packed set, folder or video), or an
-        array, uint8 RGB (frames, height, width, 3). A video that cannot be read raises UserError.
+        array, uint8 RGB (frames, height, width, 3). A video that cannot be read raises UserError, or is left out
+        with a warning, as `data.on_bad_clip` says.
         """
         return self._read(self._dataset(source))
 
     def preprocess(self, video: Video) -> torch.Tensor:
         """Return the clips of one video, as in `samples`."""
-        first, *more = islice(self.samples(video), 2)
-        if more:
-            raise UserError(f"{video}: must be one video, got several; try samples")
-        return first.clips
+        found = list(islice(self.samples(video), 2))
+        if len(found) != 1:
+            raise UserError(f"{video}: must be one video, got {'several; try samples' if found else 'none'}")
+        return found[0].clips
 
     def logits(self, clips: torch.Tensor) -> torch.Tensor:
         """Return the logits of one video, float64 (classes,): the mean over its clips, computed as `eval` does."""
-        parts = torch.split(clips, views_at_once(self.spec, clips.shape[-2] * clips.shape[-1]))
-        with torch.inference_mode(), mixed_precision(self.spec.precision, self.device):
-            return torch.cat([self.network(part) for part in parts]).double().mean(0)
+        with torch.no_grad(), mixed_precision(self.spec.precision, self.device):
+            return torch.cat([self.network(part) for part in self._parts(clips)]).double().mean(0)
 
     def predict(self, clips: torch.Tensor, top: int = 5) -> list[dict[str, Any]]:
         """Return label, name and score (the probability) of the most probable classes of one video."""
+        if top < 1:
+            raise UserError(f"top must be at least 1, got {top}")
         return most_probable(self.logits(clips).cpu().numpy(), self.classes, top, self.spec.loss.base)
 
     def features(self, clips: torch.Tensor, layer: str) -> torch.Tensor:
-        """Return the output of a layer of `plain`, by its name in `named_modules`; 2D networks have a row a frame."""
+        """Return the output of a layer of `plain`, by its name in `named_modules`, in the type of the weights.
+
+        2D networks have a row a frame.
+        """
         modules = {name: module for name, module in self.plain.named_modules() if name}
         if layer not in modules:
             near = difflib.get_close_matches(layer, modules, 1) or [name for name in modules if "." not in name]
             raise UserError(f"layer must be a module of the network, got {layer!r}; try {', '.join(near)}")
-        found: list[torch.Tensor] = []
-        hook = modules[layer].register_forward_hook(lambda module, inputs, output: found.append(output))
-        with hook, torch.inference_mode(), mixed_precision(self.spec.precision, self.device):
-            self.plain(clips)
-        return found[-1]
+        outputs = list[list[torch.Tensor]]()  # of each part
+
+        def keep(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+            if isinstance(output, torch.Tensor):  # the last, if it runs again. A copy: the next layer may work in place
+                outputs[-1] = [output.to(self._type, copy=True)]
+
+        hook = modules[layer].register_forward_hook(keep)
+        with hook, torch.no_grad(), mixed_precision(self.spec.precision, self.device):
+            for part in self._parts(clips):
+                outputs.append([])
+                self.plain(part)
+        if not outputs[0]:
+            raise UserError(f"layer {layer!r} does not run in a forward pass, or gives no tensor")
+        return torch.cat([output for (output,) in outputs])
+
+    def _parts(self, clips: torch.Tensor) -> Sequence[torch.Tensor]:
+        return torch.split(clips, views_at_once(self.spec, clips.shape[-2] * clips.shape[-1]))
 
     def _dataset(self, source: Video) -> Dataset:
         if isinstance(source, np.ndarray):
@@ -112,6 +140,8 @@ class Loaded:
                 raise UserError(f"an array must be uint8 (frames, height, width, 3), got {got}")
             manifest = plain_manifest(["array"])
             return VideoList(self.spec.data, manifest, Kept(1, np.zeros(0, np.int64)), ArrayStore(manifest, source))
+        if not isinstance(source, str | Path):
+            raise UserError(f"a video must be a path or a uint8 array, got {type(source).__name__}")
         if source not in ("train", "val"):
             return list_videos([str(source)], self._trained, lambda line: warnings.warn(line, stacklevel=6))[0]
         dataset = Dataset.open(self.spec, str(source))
@@ -125,4 +155,7 @@ class Loaded:
         is_known = not isinstance(dataset, VideoList) or dataset.has_labels
         with test_batches(spec.data, spec.evaluate, dataset.store, clips.tolist()) as batches:
             for batch, label in zip(batches, labels, strict=True):
+                if batch.bad is not None:
+                    warnings.warn(f"left out: {batch.bad.path}: {batch.bad.reason}", stacklevel=2)
+                    continue
                 yield Sample(self._normalise(batch.views), label if is_known else None, manifest.path(batch.video))

@@ -121,10 +121,10 @@ def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: st
 def _checkpoint_of(run: Path, name: str) -> Path:
     """Return the best checkpoint of a run folder, or the file `name` in it. Raises CheckpointError."""
     if not run.is_dir():
-        raise CheckpointError(f"--checkpoint must be used with a run folder, got {run}")
+        raise CheckpointError(f"checkpoint must be used with a run folder, got {run}")
     path = best_checkpoint(run) if name == "best" else Path(name)
     if not path.is_file() or path.resolve().parent != (run / "checkpoints").resolve():
-        raise CheckpointError(f"--checkpoint must be last, best or a file in {run}/checkpoints, got {path}")
+        raise CheckpointError(f"checkpoint must be last, best or a file in {run}/checkpoints, got {path}")
     return path
 
 

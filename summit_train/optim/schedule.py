@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 from summit_train.core.own_parts import OwnPart
 
 LR_FLOOR = 1e-6  # DATE, section 3.4
-_TRIALS = 100  # steps that a decay of the user's own is tried at
+_TRIALS = 10_000  # steps that a decay of the user's own is tried at, if there are more
 
 
 def peak_learning_rate(base_lr: float, base_batch: int, global_batch: int, rule: str) -> float:
@@ -95,10 +96,16 @@ class Schedule:
         assert isinstance(self.decay, OwnPart)
         return self.decay.make("progress", "epoch")
 
-    def check(self) -> None:
-        """Try a decay of the user's own. Raises UserError where it is no function of its input, or returns no LR."""
-        if isinstance(self.decay, OwnPart):
-            steps = [place * (self.total_steps - 1) / _TRIALS for place in range(_TRIALS + 1)]
-            if list(map(self.learning_rate, steps)) != [*map(self.learning_rate, reversed(steps))][::-1]:
-                right = "draw nothing, and keep no state between calls"
-                raise self.decay.wrong("the same for the same input", f"other factors; {right}")
+    def check(self) -> str | None:
+        """Try a decay of the user's own; return a digest of its LRs, which all ranks must share, or None.
+
+        Raises UserError where it is no function of its input, or returns no LR.
+        """
+        if not isinstance(self.decay, OwnPart):
+            return None
+        steps = [*range(0, self.total_steps, max(1, self.total_steps // _TRIALS)), self.total_steps - 1]
+        rates = [f"{self.learning_rate(step):.9e}" for step in steps]  # libraries of other nodes may round otherwise
+        if rates != [f"{self.learning_rate(step):.9e}" for step in reversed(steps)][::-1]:
+            right = "draw nothing, and keep no state between calls"
+            raise self.decay.wrong("the same for the same input", f"other factors; {right}")
+        return hashlib.sha256(" ".join(rates).encode()).hexdigest()

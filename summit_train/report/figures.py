@@ -355,7 +355,7 @@ def _classes(run: RunRecord) -> Picture | None:
     canvas.axes.invert_yaxis()
     canvas.axes.grid(visible=False)
     some = "" if len(shown) == len(known) else f" The {len(shown)} lowest of {len(known):,} are shown."
-    each = "Each cell is a validation and spans the epochs since the previous one."
+    each = "A cell is a validation and spans the epochs since the one before."
     return canvas.picture("Classes", f"{each} Sorted by the last, lowest first.{some}")
 
 

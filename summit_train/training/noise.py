@@ -73,7 +73,7 @@ class Squares:
 
 
 class NoiseScale:
-    """The noise scale of a run: the ratio of the moving averages of tr(Sigma) and |G|^2. The same on all ranks."""
+    """The noise scale of a run: the ratio of the moving averages of tr(Sigma) and |G|^2. Equal on all ranks."""
 
     def __init__(self, clips_per_gpu: int, virtual_gpus: int) -> None:
         self._small, self._big = clips_per_gpu, clips_per_gpu * virtual_gpus

@@ -275,4 +275,4 @@ def test_a_checkpoint_that_is_not_there_is_named(run: Path, say: Say, motion_set
     words = {"export": ("--out", run / "a.onnx"), "cam": (motion_set / "videos/val_000000.mp4", "--out", run / "cam")}
     video = (motion_set / "videos/val_000000.mp4",)
     line = refused(say(command, run, *words.get(command, video), "--checkpoint", "x.pt"))
-    assert line == f"--checkpoint must be last, best or a file in {run}/checkpoints, got x.pt"
+    assert line == f"checkpoint must be last, best or a file in {run}/checkpoints, got x.pt"

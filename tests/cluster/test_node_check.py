@@ -202,7 +202,8 @@ def test_a_slow_node_is_left_out_where_the_job_has_spares(write_spec: WriteSpec,
 def test_without_spares_a_slow_node_is_a_warning_and_training_is_the_same(
     write_spec: WriteSpec, tmp_path: Path
 ) -> None:
-    status, output = forked(RANKS, lambda: _on_nodes(write_spec("checked", **SMALL), is_slow=True))
+    spec = write_spec("checked", **SMALL)
+    status, output = forked(RANKS, lambda: _on_nodes(spec, is_slow=True))
     assert status == 0, output
     assert f"warning: n{SLOW} is slow in matrix products: " in output
     assert "the job has 0 spare nodes" in output and not (tmp_path / "runs/checked/job").exists()

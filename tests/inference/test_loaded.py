@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import summit_train
+from summit_train.core.checkpoints import checkpoint_path
 from summit_train.core.errors import UserError
-from summit_train.core.saved import checkpoint_path
 from summit_train.data.manifest import read_manifest
 from summit_train.inference.loaded import Loaded
+from summit_train.plan import views_at_once
 from tests.closeness import assert_near
 from tests.detectors import detector_spec
 from tests.inference.test_predict import write_pictures
@@ -83,11 +84,63 @@ def test_an_array_is_read_as_the_pictures_that_hold_it(trained_run: Path, tmp_pa
 def test_features_of_a_layer(loaded: Loaded, video: Path) -> None:
     clips = loaded.preprocess(video)
     with torch.inference_mode():
-        assert torch.equal(loaded.features(clips, "layer1.0.conv1"), loaded.features(clips, "layer1.0.conv1"))
+        conv = loaded.plain.conv1(clips.flatten(0, 1))
+        assert_near(loaded.features(clips, "conv1"), conv, 1e-6)
+        assert_near(loaded.features(clips, "bn1"), loaded.plain.bn1(conv), 1e-6)  # a ReLU in place comes next
         pooled, logits = loaded.features(clips, "avgpool").flatten(1), loaded.network(clips)
         assert pooled.shape[0] == 4, "a row for each frame"
         assert_near(loaded.plain.fc(pooled).mean(0), logits[0], 1e-5)
     assert loaded.plain.execution == "plain" and not any(part._forward_hooks for part in loaded.plain.modules())
+
+
+def test_a_head_is_trained_on_features(loaded: Loaded, video: Path) -> None:
+    clips, head = loaded.preprocess(video), torch.nn.Linear(4, 2, bias=False)
+    head(loaded.logits(clips).float()).sum().backward()
+    assert_near(head.weight.grad, loaded.logits(clips).float().expand(2, 4), 1e-6)
+    pooled = loaded.features(clips, "avgpool").flatten(1)
+    head = torch.nn.Linear(pooled.shape[1], 2, bias=False)
+    head(pooled).sum().backward()
+    assert_near(head.weight.grad, pooled.sum(0).expand(2, -1), 1e-6)
+
+
+def test_features_are_computed_in_parts_of_bounded_memory(loaded: Loaded) -> None:
+    clips, sizes, most = torch.rand(35, 4, 3, 32, 32), list[int](), views_at_once(loaded.spec, 32 * 32)
+    with loaded.plain.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0]))):
+        pooled = loaded.features(clips, "avgpool")
+    assert len(sizes) > 2 and max(sizes) == most and sum(sizes) == 35
+    assert_near(pooled[-4:], loaded.features(clips[-1:], "avgpool"), 1e-5)
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.05), ("fp64", 1e-5)])
+def test_features_are_numbers_that_numpy_has(
+    loaded: Loaded, trained_run: Path, video: Path, precision: str, bound: float
+) -> None:
+    other = summit_train.load(trained_run, f"precision={precision}", device="cpu")
+    found = other.features(other.preprocess(video), "avgpool").numpy()
+    assert found.dtype == (np.float64 if precision == "fp64" else np.float32)
+    assert_near(found.astype(np.float32), loaded.features(loaded.preprocess(video), "avgpool"), bound)
+
+
+def test_labels_that_the_network_lacks_are_none(trained_run: Path, video: Path, tmp_path: Path, say: Say) -> None:
+    (tmp_path / "list.csv").write_text(f"path,label\n{video},1\n{video},7\n")
+    loaded = summit_train.load(trained_run, "loss.kind=binary")
+    with pytest.warns(UserWarning, match="its labels are not used: it has a label 7, the network has 4 classes"):
+        assert [sample.label for sample in loaded.samples(tmp_path / "list.csv")] == [None, None]
+    status, out, _ = say("predict", trained_run, "loss.kind=binary", tmp_path / "list.csv", "--json")
+    assert status == 0 and "videos_labelled" not in json.loads(out)
+
+
+def test_the_spec_says_what_an_unreadable_video_does(trained_run: Path, video: Path, tmp_path: Path) -> None:
+    (tmp_path / "torn.mp4").write_bytes(b"no video")
+    (tmp_path / "val.csv").write_text(f"path,label\n{video},1\n{tmp_path}/torn.mp4,2\n{video},3\n")
+    words = (f"data.val={tmp_path}/val.csv", "data.root=/")
+    loaded = summit_train.load(trained_run, "data.on_bad_clip=skip", *words)
+    with pytest.warns(UserWarning, match=r"left out: .*torn\.mp4: \w"):
+        assert [sample.label for sample in loaded.samples("val")] == [1, 3]
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(UserError, match=r"torn\.mp4: .* got none"):
+        loaded.preprocess(tmp_path / "torn.mp4")
+    with pytest.raises(UserError, match=r"torn\.mp4: "):
+        list(summit_train.load(trained_run, *words).samples())
 
 
 def test_labels_are_those_of_the_list(trained_run: Path, motion_set: Path, video: Path) -> None:
@@ -109,6 +162,9 @@ def test_what_is_loaded(trained_run: Path, tmp_path: Path) -> None:
     checkpoint_path(run, 20).write_text("torn")
     with pytest.warns(UserWarning, match=r"passed over: .*step_00000020\.pt"):
         assert summit_train.load(run).step == 10
+    with pytest.warns(UserWarning, match=r"evaluate\.precise_bn is ignored") as caught:
+        list(summit_train.load(trained_run, "evaluate.precise_bn=2").samples())
+    assert len(caught) == 1 and caught[0].filename == __file__
 
 
 def test_an_array_is_no_flow(trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,19 +182,29 @@ def test_what_is_refused_in_one_line(loaded: Loaded, trained_run: Path, motion_s
     root = f"data.root={motion_set}"
     (tmp_path / "torn.mp4").write_bytes(b"no video")
     floats, flat = np.zeros((2, 8, 8, 3)), np.zeros((2, 8, 8), np.uint8)
+    clips, more, videos = torch.zeros(1, 4, 3, 32, 32), summit_train.load(trained_run), motion_set / "videos"
+    more.plain.unused, words = torch.nn.Identity(), ["evaluate.clips=1"]
     for call, reason in (
         (lambda: summit_train.load(tmp_path / "nowhere"), "no such run folder or checkpoint"),
         (lambda: summit_train.load(trained_run, "evaluate.clipz=1"), "unknown key; did you mean clips?"),
         (lambda: summit_train.load(trained_run, "evaluate.mode=stream"), "load with evaluate.mode=clips"),
         (lambda: summit_train.load(detector), "summit_train.load is for classifiers, and this network is a detector"),
         (lambda: summit_train.load(trained_run, f"data.val={others}/val.csv", root).samples(), "not have the same cla"),
+        (lambda: summit_train.load(trained_run, words), r"overrides must be text, .*, got \(\['evaluate.clips=1'\],\)"),
+        (lambda: summit_train.load(trained_run, checkpoint="first"), "^checkpoint must be last, best or a file in "),
+        (lambda: summit_train.load(trained_run, device="gpu"), "device must be cpu, or cuda .*, got gpu"),
+        (lambda: summit_train.load(trained_run, device="cuda:99"), "device must be cpu, or cuda .*, got cuda:99"),
         (lambda: loaded.samples(tmp_path / "no.mp4"), "no.mp4: "),
         (lambda: list(loaded.samples(tmp_path / "torn.mp4")), "torn.mp4: "),
-        (lambda: loaded.preprocess(motion_set / "videos"), "must be one video, got several; try samples"),
+        (lambda: loaded.preprocess(videos), "must be one video, got several; try samples"),
         (lambda: loaded.preprocess(floats), r"must be uint8 \(frames, height, width, 3\), got float64 \(2, 8, 8, 3\)"),
         (lambda: loaded.preprocess(flat), r"must be uint8 \(frames, height, width, 3\), got uint8 \(2, 8, 8\)"),
-        (lambda: loaded.features(torch.zeros(1, 4, 3, 32, 32), "avgpol"), "got 'avgpol'; try avgpool"),
-        (lambda: loaded.features(torch.zeros(1, 4, 3, 32, 32), ""), "got ''; try conv1, bn1, relu, maxpool, layer1, "),
+        (lambda: loaded.preprocess(torch.zeros(1)), "a video must be a path or a uint8 array, got Tensor"),
+        (lambda: loaded.preprocess([videos]), "a video must be a path or a uint8 array, got list"),
+        (lambda: loaded.predict(clips, top=-1), "top must be at least 1, got -1"),
+        (lambda: loaded.features(clips, "avgpol"), "got 'avgpol'; try avgpool"),
+        (lambda: loaded.features(clips, ""), "got ''; try conv1, bn1, relu, maxpool, layer1, "),
+        (lambda: more.features(clips, "unused"), "layer 'unused' does not run in a forward pass"),
     ):
         with pytest.raises(UserError, match=reason) as caught:
             call()

@@ -73,9 +73,9 @@ def test_a_run_gives_the_checkpoint_that_is_asked_for(trained_run: Path, tmp_pat
     assert open_trained(run, (), "best").run_path == run
     shutil.copy(first, tmp_path / "copied.pt")
     for path, name, reason in (
-        (run, "first", f"--checkpoint must be last, best or a file in {run}/checkpoints, got first"),
+        (run, "first", f"checkpoint must be last, best or a file in {run}/checkpoints, got first"),
         (run, str(tmp_path / "copied.pt"), f"best or a file in {run}/checkpoints, got {tmp_path}/copied.pt"),
-        (first, "best", f"--checkpoint must be used with a run folder, got {first}"),
+        (first, "best", f"checkpoint must be used with a run folder, got {first}"),
         (trained_run, "best", f"{trained_run}: has no best checkpoint; train with checkpoint.keep_best"),
     ):
         with pytest.raises(UserError) as caught:
@@ -89,7 +89,7 @@ def test_a_best_checkpoint_that_is_torn_or_not_named_is_refused(trained_run: Pat
     for text, reason in (
         ("{", "best.json: must name the step of a checkpoint"),
         ('{"step": "../../x"}', "best.json: must name the step of a checkpoint"),
-        ('{"step": 30}', "--checkpoint must be last, best or a file in .*, got .*/step_00000030.pt"),
+        ('{"step": 30}', "checkpoint must be last, best or a file in .*, got .*/step_00000030.pt"),
         ('{"step": 10}', "step_00000010.pt: .*the file is damaged"),
     ):
         best_path(run).write_text(text)

@@ -173,3 +173,14 @@ def test_a_rank_with_a_reversed_list_is_named(write_spec: WriteSpec, motion_set:
 def test_evaluating_ranks_are_compared_too(trained_run: Path, more: list[str], said: str) -> None:
     status, output = _last_rank_has(2, ["eval", str(trained_run)], more)
     assert status == 2 and said in output, output
+
+
+def test_a_rank_whose_own_decay_gives_other_rates_is_named(write_spec: WriteSpec, tmp_path: Path) -> None:
+    source = (
+        "from summit_train.core.comm.launch import this_launch\ndef by_rank(*place): return 1 + this_launch().rank\n"
+    )
+    (tmp_path / "decay.py").write_text(source)
+    words = ["train", str(write_spec(schedule={"decay": f"{tmp_path}/decay.py:by_rank"}))]
+    status, output = joined(2, lambda: main(words), "torch")
+    assert status == 2, output
+    assert f"rank 1 on {HOST} differs from rank 0 on {HOST}: schedule.decay (digest of its LRs) must be '" in output

@@ -217,9 +217,10 @@ class Manifest:
         return (*((first,) if first >= 0 else ()), *self.more_labels["label"][more].tolist())
 
     def multi_hot(self, clips: NDArray[np.int64], num_classes: int) -> NDArray[np.bool_]:
-        """Return which classes each clip belongs to, (n, num_classes)."""
-        hot = np.zeros((len(clips), num_classes + 1), np.bool_)  # -1 is the last column
-        np.put_along_axis(hot, self.label_rows(clips).reshape(len(clips), -1), values=True, axis=1)
+        """Return which of `num_classes` classes each clip belongs to, (n, num_classes); higher labels are left out."""
+        hot = np.zeros((len(clips), num_classes + 1), np.bool_)  # -1 and higher labels are the last column
+        labels = np.minimum(self.label_rows(clips), num_classes).reshape(len(clips), -1)
+        np.put_along_axis(hot, labels, values=True, axis=1)
         return hot[:, :-1]
 
     def label_pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

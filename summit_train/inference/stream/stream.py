@@ -52,7 +52,7 @@ class Stream:
         self._caches: Sequence[torch.Tensor] = ()
 
     def output(self, picture: Frames) -> torch.Tensor:
-        """Return the logits or maps (1, ...) of the next frame, uint8 RGB (H, W, 3). Raises RunFailed for NaN."""
+        """Return logits or maps (1, ...) of the next frame, uint8 RGB (H, W, 3). RunFailed for NaN or infinity."""
         with torch.inference_mode():
             frames = self._normalise(torch.from_numpy(picture)[None, None])[0]
             output: torch.Tensor
