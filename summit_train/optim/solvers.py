@@ -222,7 +222,7 @@ class Lamb(ForeachSolver):
         torch._foreach_mul_(squares, 1 - keep * (1 - two))
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - two)
         updates = self._state("updates", weights, keep)
-        torch._foreach_add_(updates, keep)
+        torch._foreach_add_(updates, [keep] * len(updates))  # by one tensor for all, a host may wait for its number
         count = updates[0].clamp(min=1)  # the same for all; 0 if the first update is skipped
         unbiased = torch._foreach_div(squares, 1 - two**count)
         directions = _divided(means, list(unbiased), group["eps"])
