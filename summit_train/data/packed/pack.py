@@ -28,7 +28,7 @@ from summit_train.data.manifest.files import FileStore
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER, write_packed_manifest
 from summit_train.data.manifest.tables import DTYPES
 from summit_train.data.packed import format as packed
-from summit_train.data.packed.payload import Sample, make_samples
+from summit_train.data.packed.payload import PackedSample, make_samples
 from summit_train.data.video.flow import PRESETS
 from summit_train.data.video.source import DecodeError, worker_pool
 from summit_train.data.video.span import WHOLE
@@ -124,7 +124,7 @@ def _mean_bytes(job: PackJob, workers: int) -> float:
     samples = list(_samples(replace(job, packing=quick), chosen, workers if job.packing.kind == "jpeg" else 0))
     sizes = []
     for clip, sample in zip(chosen, samples, strict=True):
-        if isinstance(sample, Sample):
+        if isinstance(sample, PackedSample):
             first, end = clip, clip + 1
             if not sample.pictures:  # spans of one video share its bytes
                 while first > 0 and job.source(first - 1) == job.source(clip):
@@ -159,7 +159,9 @@ class _NotWholeError(Exception):
     """A shard has a clip that cannot be packed; its temporary file is deleted."""
 
 
-def _pack_shard(job: PackJob, shard: int, samples: Iterable[Sample | DecodeError]) -> Iterator[DecodeError | None]:
+def _pack_shard(
+    job: PackJob, shard: int, samples: Iterable[PackedSample | DecodeError]
+) -> Iterator[DecodeError | None]:
     """Write a shard, and with it its part: the rows of the index and the record's facts."""
     clips, pictures, frame_counts = list[tuple[int, ...]](), list[tuple[int, int]](), list[int]()
     digest, is_whole, start = hashlib.sha256(), True, 0
@@ -196,7 +198,7 @@ def _pack_shard(job: PackJob, shard: int, samples: Iterable[Sample | DecodeError
             )
 
 
-def _samples(job: PackJob, clips: Iterable[int], workers: int) -> Generator[Sample | DecodeError, None, None]:
+def _samples(job: PackJob, clips: Iterable[int], workers: int) -> Generator[PackedSample | DecodeError, None, None]:
     """Yield each clip's sample in order, or why it has none. Raises UserError where a worker dies."""
     manifest = job.store.manifest
     runs = (list(run) for _, run in groupby(clips, lambda n: (n // job.clips_per_shard, job.source(n))))

@@ -31,7 +31,7 @@ _MAX_HELD_BYTES = 64 << 20  # of the pictures of one file; the others wait on di
 
 
 @dataclass(frozen=True)
-class Sample:
+class PackedSample:
     """A clip as it is packed: its parts (bytes or Encoded), and what the index says of its content.
 
     checksum: see CLIP_ROW. pictures: (end, checksum) of each. is_shared: the content is that of the sample before.
@@ -53,7 +53,7 @@ def make_samples(
     sha256: bytes | None,
     region: Region,
     scratch: Path,
-) -> list[Sample | DecodeError]:
+) -> list[PackedSample | DecodeError]:
     """Read a file once and convert it to what is packed of each clip that is a span of it, or return the clips' errors.
 
     Errors name the clips as the manifest does. Where files are packed as they are, the first clip holds the bytes.
@@ -72,7 +72,7 @@ def make_samples(
     return [_sample(clip, one, read, holder) for clip, one in zip(clips, facts, strict=True)]
 
 
-def _sample(clip: int, facts: Facts, read: Read, holder: tuple[int, int] | None) -> Sample | DecodeError:
+def _sample(clip: int, facts: Facts, read: Read, holder: tuple[int, int] | None) -> PackedSample | DecodeError:
     """Return a clip's sample. holder: the clip that has the file's bytes, and their CRC-32; None for pictures."""
     try:
         facts, parts = read(facts)
@@ -94,9 +94,9 @@ def _sample(clip: int, facts: Facts, read: Read, holder: tuple[int, int] | None)
     if length >= max_bytes:
         return DecodeError(facts.path, f"is too large to be packed: {length:,} bytes; list spans of it")
     if holder is None or holder[0] == clip:
-        return Sample(facts, encode_sample(clip, ending, parts, facts, more), length, checksum, pictures)
+        return PackedSample(facts, encode_sample(clip, ending, parts, facts, more), length, checksum, pictures)
     encoded = encode_sample(clip, "", None, facts, {"content": f"{holder[0]:09}{ending}"})
-    return Sample(facts, encoded, length, checksum, pictures, is_shared=True)
+    return PackedSample(facts, encoded, length, checksum, pictures, is_shared=True)
 
 
 def _of_video(convert: _Converter, facts: Sequence[Facts], sha256: bytes | None) -> Read:
