@@ -90,9 +90,12 @@ class Tiny:
 
 
 def _clean(**more: str) -> dict[str, str]:
-    """Without folders of this checkout, in which a shell would look for its programs, and Python for modules."""
+    """Without folders of this checkout, in which a shell would look for its programs, and Python for modules.
+
+    Without a language: argparse looks for the translation of each message below Debian's /usr.
+    """
     values = environment(**more) | {"PATH": os.defpath}
-    return {name: value for name, value in values.items() if name != "PYTHONPATH"}
+    return {name: value for name, value in values.items() if not name.startswith(("PYTHONPATH", "LANG", "LC_"))}
 
 
 @pytest.fixture(scope="module")

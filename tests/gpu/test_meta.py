@@ -8,6 +8,7 @@ operation is seen: nothing but the clips and their labels may come from the host
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -20,11 +21,12 @@ from torch.utils._pytree import tree_leaves
 from summit_train.core.comm import World
 from summit_train.models.network import initial_network
 from summit_train.models.video import KeyedModule
-from summit_train.plan import make_plan
+from summit_train.plan import Plan, make_plan
 from summit_train.spec import load_spec
 from summit_train.spec.source import shipped
 from summit_train.training.run import build_step
 from tests.gpu.devices import batches_of
+from tests.gpu.test_memory import TOLERANCE
 from tests.gpu.test_syncs import OTHER_SOLVER, SYNCHRONOUS
 
 META = torch.device("meta")
@@ -46,11 +48,15 @@ COPIES = {"aten::_to_copy": 2 * 2}
 
 
 class Seen(TorchDispatchMode):
-    """Counts operations by name, and those that take or return a tensor of the host."""
+    """Counts operations by name, those that take or return a tensor of the host, and the bytes on the device.
+
+    peak: the most bytes at a time.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.operations, self.of_host = Counter[str](), Counter[str]()
+        self.peak, self._now, self._alive = 0, 0, dict[int, int]()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = operation(*args, **(kwargs or {}))
@@ -58,7 +64,20 @@ class Seen(TorchDispatchMode):
         self.operations[name] += 1
         tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
         self.of_host[name] += any(tensor.device != META for tensor in tensors)
+        for tensor in tensors:
+            if tensor.device == META:
+                self._hold(tensor.untyped_storage())
         return result
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        if (key := storage._cdata) not in self._alive:
+            self._alive[key] = storage.nbytes()
+            self._now += storage.nbytes()
+            self.peak = max(self.peak, self._now)
+            weakref.finalize(storage, self._release, key)
+
+    def _release(self, key: int) -> None:
+        self._now -= self._alive.pop(key)
 
 
 @pytest.fixture(autouse=True)
@@ -76,16 +95,17 @@ def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     library._destroy()
 
 
-def _step(name: str, words: str, number: int = 1) -> Seen:
-    """The operations of the step of this number."""
+def _steps(name: str, words: str) -> tuple[Plan, Seen, Seen]:
+    """The plan of two steps, what was seen from the network's first weight on, and in the second step alone."""
     spec = load_spec(shipped("configs/kinetics") / f"{name}.yaml", [*SIZE.split(), *words.split()])
     plan = make_plan(spec, 1, spec.scale.clips_per_gpu * 4)
-    step = build_step(spec, plan, World(), initial_network(spec, META), META)
-    for _ in range(number):
-        batches = batches_of(spec, 0, range(2))
-        with Seen() as seen:
-            step(batches, 0.001)
-    return seen
+    first, last = (batches_of(spec, number, range(2)) for number in range(2))
+    with Seen() as both:
+        step = build_step(spec, plan, World(), initial_network(spec, META), META)
+        step(first, 0.001)
+        with Seen() as second:
+            step(last, 0.001)
+    return plan, both, second
 
 
 def test_a_wait_for_a_number_is_noticed() -> None:
@@ -99,12 +119,13 @@ def test_a_wait_for_a_number_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_no_step_of_a_network_waits_for_a_gpu(name: str) -> None:
-    seen = _step(name, SYNCHRONOUS)
-    assert +seen.of_host == COPIES
-    assert any(seen.operations[f"aten::{fused}"] for fused in FUSED)
+def test_no_step_of_a_network_waits_for_a_gpu_and_its_memory_is_estimated(name: str) -> None:
+    plan, both, second = _steps(name, SYNCHRONOUS)
+    assert +second.of_host == COPIES
+    assert any(second.operations[f"aten::{fused}"] for fused in FUSED)
+    assert both.peak == pytest.approx(plan.memory_bytes_per_rank, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", SOLVERS)
 def test_no_step_of_a_solver_waits_for_a_gpu(name: str) -> None:
-    assert +_step("tsm_r50_8f", f"{SYNCHRONOUS} {SOLVERS[name]}", 2).of_host == COPIES
+    assert +_steps("tsm_r50_8f", f"{SYNCHRONOUS} {SOLVERS[name]}")[2].of_host == COPIES
