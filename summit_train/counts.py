@@ -57,12 +57,17 @@ def _kept(model: ModelSpec, keys: list[Any], count: Callable[[], Count]) -> Coun
     except (OSError, PackageNotFoundError):  # no home folder, unreadable code, or a torch without metadata
         return count()
     try:
-        counted = TypeAdapter(Count).validate_json(read_file(file))
+        return _read(file)
     except (OSError, ValueError):  # not there, or not whole
         counted = count()
-        with suppress(OSError):  # counted again next time
-            write_text(file, json.dumps(asdict(counted)))
+    with suppress(OSError):  # counted again next time
+        write_text(file, json.dumps(asdict(counted)))
     return counted
+
+
+@cache
+def _read(file: Path) -> Count:
+    return TypeAdapter(Count).validate_json(read_file(file))
 
 
 @cache
