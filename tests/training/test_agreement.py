@@ -100,6 +100,7 @@ def test_a_nodes_own_copy_of_the_data_is_no_difference(inputs: Inputs) -> None:
     data = inputs.spec.data.model_copy(update={"root": "/local/7/videos", "stage": "/local/7"})
     elsewhere = Inputs(inputs.spec.model_copy(update={"data": data}), inputs.plan, inputs.train, inputs.val)
     _compare(_Second(_first_rank(inputs)), elsewhere)
+    assert _first_rank(elsewhere) == _first_rank(inputs)
 
 
 def test_the_digest_of_the_code_is_of_names_and_contents(tmp_path: Path) -> None:
