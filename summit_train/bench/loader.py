@@ -22,12 +22,13 @@ from summit_train.core.machine import num_cpus
 from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import counted
-from summit_train.data.batches.loader import training_batches
+from summit_train.data.batches.loader import TrainingClips, training_batches
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import FlowStore, Store, open_store
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
+from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.packed.format import Packing
 from summit_train.data.packed.pack import pack_set
 from summit_train.data.packed.read import ShardStore
@@ -55,7 +56,8 @@ class Subject:
         order = Order(num_clips, self.seed, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=num_clips)
         steps = range(self.step, self.step + warm_up + count)
         self.step = steps.stop
-        with training_batches(data, self.store, order, rank=0, ranks=1, steps=steps) as batches:
+        read = TrainingClips(data, self.store, self.seed, Kept(num_clips), tuple(data.open_augment()))
+        with training_batches(read, order, rank=0, ranks=1, steps=steps) as batches:
             for _ in range(warm_up):
                 next(batches)
             began = time.perf_counter()

@@ -76,20 +76,22 @@ class Dataset:
         """Return a rank's micro-batches of `steps`; see `loader.training_batches`. Close them after use."""
         from summit_train.data.batches.loader import training_batches  # needs torch, which a report does without
 
-        order = self._balanced(order)
-        return training_batches(self.data, self.store, order, rank, ranks, steps, self.kept, self.augment)
+        return training_batches(self._reader(order.seed), self._balanced(order), rank, ranks, steps)
 
     def training_clips(self, order: Order, epoch: int) -> tuple[TrainingClips, dict[int, Draw]]:
         """Return what reads single clips as training does, and the first draw of each that an epoch, from 0, takes."""
-        from summit_train.data.batches.loader import TrainingClips
-
-        read, order = TrainingClips(self.data, self.store, order.seed, self.kept, self.augment), self._balanced(order)
+        read, order = self._reader(order.seed), self._balanced(order)
         numbers = order.numbers_per_epoch or order.steps_per_epoch
         drawn: dict[int, Draw] = {}
         for step, gpu, _, places in order.micro_batches(0, 1, range(epoch * numbers, (epoch + 1) * numbers)):
             for draw in read.draws((step, gpu, epoch, self.kept.ids(places))):
                 drawn.setdefault(draw[1], draw)
         return read, drawn
+
+    def _reader(self, seed: int) -> TrainingClips:
+        from summit_train.data.batches.loader import TrainingClips
+
+        return TrainingClips(self.data, self.store, seed, self.kept, self.augment)
 
     def _balanced(self, order: Order) -> Order:
         return replace(order, classes=self._classes()) if self.data.balance == "classes" else order

@@ -139,7 +139,7 @@ class Loaded:
                 got = f"{source.dtype} {source.shape}"
                 raise UserError(f"an array must be uint8 (frames, height, width, 3), got {got}")
             manifest = plain_manifest(["array"])
-            return VideoList(self.spec.data, manifest, Kept(1, np.zeros(0, np.int64)), ArrayStore(manifest, source))
+            return VideoList(self.spec.data, manifest, Kept(1), ArrayStore(manifest, source))
         if not isinstance(source, str | Path):
             raise UserError(f"a video must be a path or a uint8 array, got {type(source).__name__}")
         if source not in ("train", "val"):

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-import numpy as np
-
 from summit_train.core.errors import UserError
 from summit_train.core.text import counted, listed
 from summit_train.data.batches.loader import BadClip
@@ -75,7 +73,7 @@ def list_videos(words: Sequence[str], trained: Trained, tell: Tell, *, use_label
             listings += [_listing(word, trained, tell, use_labels=use_labels) for word in group]
         else:
             manifest = plain_manifest([path for word in group for path in _files(word, tell)])
-            kept, data = Kept(len(manifest), np.zeros(0, np.int64)), trained.spec.data
+            kept, data = Kept(len(manifest)), trained.spec.data
             listings.append(VideoList(data, manifest, kept, file_store(data, manifest, ""), has_labels=False))
     return listings
 

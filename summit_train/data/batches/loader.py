@@ -98,29 +98,16 @@ class TestBatch(Pinned):
     frames: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
 
 
-def training_batches(
-    data: DataSpec,
-    store: Store,
-    order: Order,
-    rank: int,
-    ranks: int,
-    steps: range,
-    kept: Kept | None = None,
-    own: Sequence[OwnPart] | None = None,
-) -> Batches[MicroBatch]:
+def training_batches(read: TrainingClips, order: Order, rank: int, ranks: int, steps: range) -> Batches[MicroBatch]:
     """Return a rank's micro-batches of `steps`, those of one step one after the other.
 
-    order: of the kept clips. kept: the clips in use, by default all. own: the augmentations of the user's own, as the
-    run began with them; by default as they are now. The workers live through the whole run, so epochs
-    end without a pause. With data.on_bad_clip "fail" the batch with a bad video raises DecodeError when it is asked
-    for; with "skip" it names the substitutes.
+    order: of the kept clips. The workers live through the whole run, so epochs end without a pause. With
+    data.on_bad_clip "fail" the batch with a bad video raises DecodeError when it is asked for; with "skip" it names the
+    substitutes.
     """
-    if kept is None:
-        kept = Kept(len(store.manifest), np.zeros(0, np.int64))
-    keys = order.micro_batches(rank, ranks, steps)
-    clips = ((step, virtual_gpu, epoch, kept.ids(places)) for step, virtual_gpu, epoch, places in keys)
-    own = tuple(data.open_augment() if own is None else own)
-    return Batches(TrainingClips(data, store, order.seed, kept, own), clips, data.num_workers(), data.clip_seconds)
+    keys, data = order.micro_batches(rank, ranks, steps), read.data
+    clips = ((step, virtual_gpu, epoch, read.kept.ids(places)) for step, virtual_gpu, epoch, places in keys)
+    return Batches(read, clips, data.num_workers(), data.clip_seconds)
 
 
 Targets = list[Any]  # of each view, see Annotation.targets; none without one
@@ -129,7 +116,10 @@ Draw = tuple[int, ...]  # (epoch, clip), with data.balance: classes (epoch, clip
 
 @dataclass(frozen=True)
 class TrainingClips:
-    """Reads the micro-batch of a key, or one clip."""
+    """Reads the micro-batch of a key, or one clip.
+
+    kept: the clips in use. own: the augmentations of the user's own, as the run began with them.
+    """
 
     data: DataSpec
     store: Store

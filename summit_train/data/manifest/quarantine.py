@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class Kept:
     """The clips of a manifest that are used: all `total` without the `excluded` ones, int64 (E,), rising."""
 
     total: int
-    excluded: NDArray[np.int64]
+    excluded: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __len__(self) -> int:
         return self.total - len(self.excluded)

@@ -13,8 +13,9 @@ import pytest
 
 from summit_train.data.batches import loader
 from summit_train.data.batches.order import Order
-from summit_train.data.batches.stores import open_store
+from summit_train.data.batches.stores import Store, open_store
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
+from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video.encode import write_video
 from summit_train.spec import DataSpec
 from tests.worlds import PATIENCE_S
@@ -54,13 +55,20 @@ def data_spec(workers: int = 0, **changes: Any) -> DataSpec:
     return DataSpec(**{**settings, **changes})
 
 
+def reader(data: DataSpec, store: Store, order: Order, kept: Kept | None = None) -> loader.TrainingClips:
+    """What reads the micro-batches of `order`, by default of all clips, with the augmentations that the data name."""
+    kept = kept or Kept(len(store.manifest))
+    return loader.TrainingClips(data, store, order.seed, kept, tuple(data.open_augment()))
+
+
 def open_batches(manifest: Manifest, data: DataSpec, **changes: int) -> loader.Batches[loader.MicroBatch]:
     """Four virtual GPUs of one clip, two steps an epoch: eight of the nine videos."""
     how = {"seed": 5, "virtual_gpus": 4, "clips_per_gpu": 1, "steps_per_epoch": 2}
     where = {"rank": 0, "ranks": 1, "start_step": 0, "end_step": 5} | changes
     run = Order(len(manifest), **{name: changes.get(name, number) for name, number in how.items()})
     steps = range(where["start_step"], where["end_step"])
-    return loader.training_batches(data, open_store(data, manifest), run, where["rank"], where["ranks"], steps)
+    read = reader(data, open_store(data, manifest), run)
+    return loader.training_batches(read, run, where["rank"], where["ranks"], steps)
 
 
 def plain(batches: loader.Batches[loader.MicroBatch]) -> list[tuple[Any, ...]]:

@@ -20,7 +20,7 @@ from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video import augment
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import EvaluateSpec
-from tests.data.batches.conftest import NUM_VIDEOS, all_keys, data_spec, open_batches
+from tests.data.batches.conftest import NUM_VIDEOS, all_keys, data_spec, open_batches, reader
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -54,7 +54,7 @@ def test_a_bad_video_of_the_test_ends_it_or_is_left_out(broken: Manifest, worker
 def test_clips_in_quarantine_are_left_out(manifest: Manifest) -> None:
     data, kept = data_spec(), Kept(NUM_VIDEOS, np.array([2, 3, 8]))
     run = Order(6, 5, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=6)
-    batches = loader.training_batches(data, open_store(data, manifest), run, 0, 1, range(6), kept)
+    batches = loader.training_batches(reader(data, open_store(data, manifest), run, kept), run, 0, 1, range(6))
     order_ = epoch_order(6, 5, 0)
     assert [batch.ids.item() for batch in batches] == [[0, 1, 4, 5, 6, 7][place] for place in order_]
 
@@ -129,7 +129,7 @@ class Trap:
 def _trapped(manifest: Manifest, hangs: bool) -> loader.Batches[loader.MicroBatch]:
     data = data_spec(workers=2, on_bad_clip="skip", clip_seconds=2 if hangs else 120)
     run = Order(len(manifest), 5, virtual_gpus=4, clips_per_gpu=1, steps_per_epoch=2)
-    return loader.training_batches(data, Trap(open_store(data, manifest), hangs), run, 0, 1, range(3))
+    return loader.training_batches(reader(data, Trap(open_store(data, manifest), hangs), run), run, 0, 1, range(3))
 
 
 @pytest.mark.parametrize(

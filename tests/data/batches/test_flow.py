@@ -20,7 +20,7 @@ from summit_train.data.video import augment
 from summit_train.data.video.augment import View
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import DataSpec, EvaluateSpec
-from tests.data.batches.conftest import data_spec
+from tests.data.batches.conftest import data_spec, reader
 from tests.data.clips import stored_clip
 from tests.flows import numbered_fields, write_folder, write_folders, write_packed
 
@@ -79,7 +79,7 @@ def test_uniform_training_draws_one_start_of_each_segment(tmp_path: Path) -> Non
     order = Order(2, 3, 1, 1, 2)
     data = _spec(flip=False)
     seen = [set[int]() for _ in range(8)]
-    with loader.training_batches(data, open_store(data, manifest), order, 0, 1, range(40)) as batches:
+    with loader.training_batches(reader(data, open_store(data, manifest), order), order, 0, 1, range(40)) as batches:
         for batch in batches:
             assert batch.clips.shape == (1, 8, 24, 24, 10)
             for segment, fields in enumerate(_fields(batch.clips[0].numpy())):
@@ -149,7 +149,7 @@ def test_a_packed_set_of_flow_gives_the_same_clips(tmp_path: Path) -> None:
             assert np.array_equal(_read(packed, [0, 1, 1], clip, view), _read(raw, [0, 1, 1], clip, view))
     order, found = Order(2, 3, 1, 2, 1), []
     for data, store in ((_spec(workers=1), packed), (_spec(), raw)):
-        with loader.training_batches(data, store, order, 0, 1, range(2)) as batches:
+        with loader.training_batches(reader(data, store, order), order, 0, 1, range(2)) as batches:
             found.append([batch.clips.numpy().tobytes() for batch in batches])
     assert found[0] == found[1]
 
