@@ -86,10 +86,10 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 @pytest.fixture(scope="session")
 def motion_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """80 training and 41 validation videos of 32 x 32 pixels and 8 frames, 4 classes: real mp4 files."""
+    """80 training and 11 validation videos of 32 x 32 pixels and 8 frames, 4 classes: real mp4 files."""
 
     def make(folder: Path) -> None:
-        for _ in write_motion_set(folder, 80, 41, MotionSet(size=32, num_frames=8)):
+        for _ in write_motion_set(folder, 80, 11, MotionSet(size=32, num_frames=8)):
             pass
 
     return made_once(tmp_path_factory, "motion", make)

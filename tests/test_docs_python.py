@@ -68,7 +68,7 @@ def test_the_notebook_runs(folder: Path, trained_run: Path, monkeypatch: pytest.
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
     outputs: list[Any] = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     text = "".join(output["text"] for output in outputs if output["output_type"] == "stream")
-    assert f"top-1 {_top1(trained_run)} of 41 videos" in text and "after 20 steps" in text
+    assert f"top-1 {_top1(trained_run)} of 11 videos" in text and "after 20 steps" in text
     assert len([output for output in outputs if "image/png" in output.get("data", ())]) == 4
 
 

@@ -202,7 +202,7 @@ def test_the_mean_the_last_and_the_best_are_told_apart(run: Path, say: Say) -> N
         f"top-1 {mean:.2f} +- {deviation:.2f} %: mean over 2 checkpoints, as the paper computes it",
         f"top-1 {last:.2f} %: last checkpoint",
         f"top-1 {max(one, last):.2f} %: best checkpoint, step {step}",
-        "41 videos, 1 clip x 1 crop",
+        "11 videos, 1 clip x 1 crop",
     ]
 
 

@@ -26,7 +26,7 @@ from tests.conftest import WriteSpec
 from tests.runs import records, steps_of
 from tests.worlds import PATIENCE_S, Say, forked, lines, main_without_reports, start, succeed, train_signalled
 
-VIDEOS = 41
+VIDEOS = 11
 
 
 class Scoring:
@@ -89,7 +89,7 @@ def test_a_stopped_evaluation_resumes_where_it_was(
 ) -> None:
     """In the second of two checkpoints, and again some videos later."""
     spec, run = write_spec(evaluate={"last_checkpoints": 2}, schedule={"epochs": 2}), tmp_path / "runs/run"
-    for stop_at in (VIDEOS + 10, VIDEOS + 25):
+    for stop_at in (VIDEOS + 3, VIDEOS + 7):
         scoring.stop_at = stop_at
         status, out, _ = train(spec)
         assert status == 85 and "stopped by SIGUSR2; resumes from" in out and "step_00000020.pt" in out
@@ -107,10 +107,10 @@ def test_other_views_of_a_stopped_evaluation_are_scored_from_the_start(
     write_spec: WriteSpec, scoring: Scoring, train: Say
 ) -> None:
     spec = write_spec(schedule={"epochs": 1})
-    scoring.stop_at = 30
+    scoring.stop_at = 8
     assert train(spec)[0] == 85
     assert train(spec, "evaluate.short_side=40")[0] == 0
-    assert scoring.videos == [*range(30), *range(VIDEOS)]
+    assert scoring.videos == [*range(8), *range(VIDEOS)]
 
 
 def test_a_stopped_validation_is_made_up_for(
@@ -121,7 +121,7 @@ def test_a_stopped_validation_is_made_up_for(
     whole, stopped = write_spec("whole", **keys), write_spec("stopped", **keys)
     assert train(whole)[0] == 0
     scoring.videos.clear()
-    scoring.stop_at = 40
+    scoring.stop_at = 10
     status, out, _ = train(stopped)
     assert status == 85 and "step_00000010.pt" in out
     assert _records(tmp_path / "runs/stopped", "eval") == []
@@ -270,11 +270,11 @@ def test_one_rank_that_is_asked_to_stop_takes_the_others_with_it(write_spec: Wri
         Scorer.results = results  # type: ignore[assignment,method-assign]  # in a forked process
         return main_without_reports(["train", str(spec)])
 
-    for stop_at, expected in ((5, 85), (-1, 0)):
+    for stop_at, expected in ((2, 85), (-1, 0)):
         status, output = forked(2, partial(work, stop_at))
         assert status == expected, output
         scored.append([int(line.split()[1]) for line in lines(output) if line.startswith("scored ")])
-    assert 6 <= len(scored[0]) < VIDEOS
+    assert 3 <= len(scored[0]) < VIDEOS
     assert sorted(scored[0] + scored[1]) == list(range(VIDEOS))
     found = _accuracy(tmp_path / "runs/run")
     succeed(2, "eval", str(spec))

@@ -152,7 +152,7 @@ def test_plan_and_simulate_count_the_same_clips(
     assert json.loads(say("plan", spec, "--json")[1])["clips"] == 77
     words = ("--site", "summit", "--clips-per-second", 10, "--nodes", 1, "--json", "scale.gpus=null")
     simulated = json.loads(say("simulate", spec, *words)[1])
-    assert (simulated["clips"], simulated["videos"]) == (77, 41)
+    assert (simulated["clips"], simulated["videos"]) == (77, 11)
 
 
 def _without(source: Manifest, label: int, path: Path) -> dict[str, str]:
@@ -181,14 +181,14 @@ def test_a_class_that_only_validation_has_is_named(
     assert capsys.readouterr().err.count(said) == 1
     counts = json.loads((tmp_path / "runs/run/plan.json").read_text())["clips_per_class"]
     assert counts["train"] == {"right": 20, "up": 20, "left": 0, "down": 20}
-    assert counts["val"] == {"right": 11, "up": 10, "left": 10, "down": 10}
+    assert counts["val"] == {"right": 3, "up": 3, "left": 3, "down": 2}
 
 
 def test_plan_says_how_long_the_evaluation_takes(write_spec: WriteSpec, plan: Plan) -> None:
-    """Two validations of 41 videos, and one checkpoint with 10 clips of each; unknown where no manifest is read."""
+    """Two validations of 11 videos, and one checkpoint with 10 clips of each; unknown where no manifest is read."""
     spec = write_spec(evaluate={"every_epochs": 1, "clips": 10}, scale={"gpus": 6})
     words = (spec, "--speed", "0.1", "--site", "summit", "--nodes", "1", "--json")
-    assert plan(*words)["site"]["evaluation_hours"] == pytest.approx(41 * (2 + 10) / 6 / 0.1 / 3_600)
+    assert plan(*words)["site"]["evaluation_hours"] == pytest.approx(11 * (2 + 10) / 6 / 0.1 / 3_600)
     assert plan(*words, "--clips", "960")["site"]["evaluation_hours"] is None
 
 

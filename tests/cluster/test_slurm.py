@@ -100,7 +100,7 @@ def test_a_run_is_trained_over_both_nodes(slurm: Slurm, whole: Path) -> None:
     environment = json.loads((whole / "environment.json").read_text())
     assert (environment["ranks"], environment["ranks_per_node"], environment["backend"]) == (2, 1, "horovod")
     assert steps_of(whole) == list(range(1, 81))
-    assert json.loads((whole / "eval.json").read_text())["videos"] == 41
+    assert json.loads((whole / "eval.json").read_text())["videos"] == 11
     assert f"job {submission['id']}: done, {whole}" in slurm.output(submission["id"])
 
 

@@ -211,7 +211,7 @@ def test_a_run_says_that_it_streamed(trained_run: Path, tmp_path: Path) -> None:
     assert (result["mode"], result["clips"]) == ("stream", None)
     more = ("name=other", "evaluate.every_epochs=1", "schedule.epochs=1", "schedule.warmup_epochs=0")
     output = succeed(0, "train", spec, *words, *more)
-    assert "(41 videos, all frames streamed)" in output and "\n41 videos, all frames streamed x 1 crop\n" in output
+    assert "(11 videos, all frames streamed)" in output and "\n11 videos, all frames streamed x 1 crop\n" in output
     (validation,) = records(tmp_path / "other", "eval")
     assert validation["clips"] is None
     assert validation["top1"] == json.loads((tmp_path / "other/eval.json").read_text())["top1_mean"]

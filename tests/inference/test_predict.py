@@ -103,7 +103,7 @@ def test_the_scores_are_those_of_the_evaluation(trained: Trained, motion_set: Pa
     assert np.array_equal(found.labelled.scores, wanted.scores)
     assert np.array_equal(found.labelled.labels, wanted.labels)
     assert found.values()["top1"] == wanted.top(1)
-    assert [video.clip.path for video in found.videos] == [manifest.path(clip) for clip in range(41)]
+    assert [video.clip.path for video in found.videos] == [manifest.path(clip) for clip in range(11)]
     for video, logits in zip(found.videos, wanted.scores, strict=True):
         assert video.predictions[0]["label"] == int(np.argmax(logits))
         assert_near(scores(video), torch.softmax(torch.from_numpy(logits).double(), 0).numpy(), 1e-12)
@@ -191,8 +191,8 @@ def test_progress_counts_over_all_lists_of_this_rank(trained: Trained, motion_se
     done: list[tuple[int, int]] = []
     found = predict_videos(trained, listings, world, CPU, 1, lambda *progress: done.append(progress))
     assert found is None
-    # Of 1, 41 and 2 videos, rank 1 of 2 has none (which is said, too), 20 and 1.
-    assert done == [(number, 21) for number in range(22)]
+    # Of 1, 11 and 2 videos, rank 1 of 2 has none (which is said, too), 5 and 1.
+    assert done == [(number, 6) for number in range(7)]
 
 
 def test_of_several_labels_each_class_has_its_own_probability() -> None:

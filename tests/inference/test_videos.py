@@ -57,7 +57,7 @@ def test_neighbouring_files_and_folders_are_read_by_one_store(folder: Path, moti
     words = (folder / "b.mp4", folder / "in", motion_set / "val.csv", folder / "a.AVI")
     (before, manifest, after), _ = listed(trained, *words)
     assert paths(before) == [str(folder / "b.mp4"), str(folder / "in/deep/d.mkv")]
-    assert (len(manifest), manifest.has_labels) == (41, True)
+    assert (len(manifest), manifest.has_labels) == (11, True)
     assert paths(after) == [str(folder / "a.AVI")]
 
 
@@ -78,7 +78,7 @@ def test_a_packed_set(motion_set: Path, tmp_path: Path, trained: Trained) -> Non
     out = tmp_path / "packed"
     assert main(["data", "pack", str(motion_set / "val.csv"), str(out), "--kind", "bytes", "--workers", "0"]) == 0
     (listing,), _ = listed(trained, out)
-    assert listing.manifest.is_packed and listing.has_labels and len(listing) == 41
+    assert listing.manifest.is_packed and listing.has_labels and len(listing) == 11
     (tmp_path / "half/.packing").mkdir(parents=True)
     with pytest.raises(UserError, match="its packing was not finished"):
         listed(trained, tmp_path / "half")
@@ -114,10 +114,10 @@ def test_the_quarantine_counts_if_it_exists(motion_set: Path, tmp_path: Path, tr
     bad.write_text("path,reason\nvideos/val_000000.mp4,is empty\n")
     trained = open_trained(trained_run, [f"data.quarantine={bad}"])
     (listing,), notes = listed(trained, val)
-    assert listing.clips.tolist() == list(range(1, 41)) and notes == [f"{val}: 1 video left out, by {bad}"]
+    assert listing.clips.tolist() == list(range(1, 11)) and notes == [f"{val}: 1 video left out, by {bad}"]
     bad.unlink()
     (listing,), notes = listed(trained, val)
-    assert len(listing) == 41
+    assert len(listing) == 11
     assert notes == [f"{val}: the list {bad} (data.quarantine) does not exist, so nothing is left out"]
 
 

@@ -152,13 +152,13 @@ def test_a_run_leaves_what_the_contract_names(write_spec: WriteSpec, tmp_path: P
     assert set(steps[0]) >= {"epoch", "loss", "lr", "clips_per_second", "step_s", "data_wait_s"}
     # 8 clips, base_lr 0.005 for 8: the peak is 0.005, reached by step 10 in tenths
     assert steps[0]["lr"] == pytest.approx(0.0005) and steps[9]["lr"] == pytest.approx(0.005)
-    assert [(r["epoch"], r["step"], r["videos"]) for r in evals] == [(1, 10, 41), (2, 20, 41)]
+    assert [(r["epoch"], r["step"], r["videos"]) for r in evals] == [(1, 10, 11), (2, 20, 11)]
     counts = list(json.loads((run / "plan.json").read_text())["clips_per_class"]["val"].values())
     for r in evals:
         right = sum(count * top1 for count, top1 in zip(counts, r["classes"], strict=True))
-        assert right / 41 == pytest.approx(r["top1"], abs=0.01)
+        assert right / 11 == pytest.approx(r["top1"], abs=0.01)
     result = json.loads((run / "eval.json").read_text())
-    assert result["videos"] == 41 and len(result["checkpoints"]) == 2
+    assert result["videos"] == 11 and len(result["checkpoints"]) == 2
     assert f"top-1 {result['top1_mean']:.2f}" in output
     # 4 classes: the log and the last line leave top-5 out, the records keep it.
     assert "top-5" not in output and "top5_mean" in result and "top5" in evals[0]

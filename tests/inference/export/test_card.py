@@ -32,7 +32,7 @@ from tests.worlds import Say, refused
 
 safetensors = pytest.importorskip("safetensors.torch", reason="the package safetensors is not installed")
 EVAL = {
-    "top1_mean": 61.25, "top1_std": 0.5, "top5_mean": 97.0, "top5_std": 0.25, "videos": 41, "clips": 10, "crops": 3,
+    "top1_mean": 61.25, "top1_std": 0.5, "top5_mean": 97.0, "top5_std": 0.25, "videos": 11, "clips": 10, "crops": 3,
     "mode": "clips",
     "checkpoints": [
         {"path": "a", "step": 10, "top1": 60.75, "top5": 96.75},
@@ -86,10 +86,10 @@ def test_the_card_says_what_is_known(run: Path, tmp_path: Path) -> None:
     assert [one["value"] for one in index["results"][0]["metrics"]] == [61.75]  # of these weights
     assert "| mean and standard deviation of the last 2 checkpoints | 61.25 ± 0.50 % |" in text
     assert "| these weights, step 20 | 61.75 % |" in text
-    assert "41 videos of val.csv; of each 10 clips × 3 crops" in text
+    assert "11 videos of val.csv; of each 10 clips × 3 crops" in text
     experiment = open_trained(run).experiment["data.train (fingerprint)"]
-    assert f"| training | train.csv | 80 | {experiment} |" in text and "| validation | val.csv | 41 |" in text
-    assert re.search(r"validation \| val.csv \| 41 \| [0-9a-f]{32} \|", text)
+    assert f"| training | train.csv | 80 | {experiment} |" in text and "| validation | val.csv | 11 |" in text
+    assert re.search(r"validation \| val.csv \| 11 \| [0-9a-f]{32} \|", text)
     assert "right, up, left, down" in text and "Global batch: 8 clips" in text
     assert facts["sha256"] in text and "- torch: " + torch.__version__.partition("+")[0] in text
     recipe = yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
