@@ -6,6 +6,7 @@ import json
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -146,9 +147,12 @@ def test_the_accuracy_is_the_same_on_any_number_of_ranks(write_spec: WriteSpec, 
     spec = str(write_spec(precision="fp64", schedule={"epochs": 1}))
     train(0, spec)
     plain = json.loads((tmp_path / "runs/run/eval.json").read_text())
-    results = []
+    file = "predictions/step_00000010.npz"
+    results, scores = [], [np.load(tmp_path / "runs/run" / file)["scores"]]
     for ranks in (1, 2):
-        output = succeed(ranks, "eval", spec, "--json", "evaluate.precise_bn=3")
+        output = succeed(ranks, "eval", spec, "--json", "--name", f"on_{ranks}", "evaluate.precise_bn=3")
         results.append(json.loads(next(line for line in lines(output) if line.startswith("{"))))
-    assert results[0] == results[1] and results[0]["precise_bn"] == 3
-    assert "precise_bn" not in plain and results[0]["top1_mean"] != plain["top1_mean"]
+        del results[-1]["written"]
+        scores.append(np.load(tmp_path / f"runs/run/evals/on_{ranks}" / file)["scores"])
+    assert results[0] == results[1] and results[0]["precise_bn"] == 3 and "precise_bn" not in plain
+    assert scores[1] == pytest.approx(scores[2], rel=1e-5) and np.abs(scores[1] / scores[0] - 1).max() > 1e-3
