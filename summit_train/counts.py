@@ -50,7 +50,7 @@ def count_model(model: ModelSpec, clip_shape: tuple[int, int, int, int]) -> Coun
 
 
 def kept(model: ModelSpec, keys: list[Any], count: Callable[[], Counted], kind: Any) -> Counted:
-    """Return the count, of type `kind`, that depends on `model` and `keys`: from the cache, or counted and put there."""
+    """Return a count, of type `kind`, that `model` and `keys` decide: from the cache, or counted and put there."""
     if is_foreign(model.arch):
         return count()
     try:

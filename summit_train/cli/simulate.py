@@ -87,7 +87,7 @@ def _on_device(args: argparse.Namespace) -> Result:
             (row["label"], row["precision"], f"{row['clips']:,}", *counts, f"{row['roofline_s']:.4f}", *times, share)
         )
     best = NONE if best_s is None else f"{best_s:.4f} s, {own['clips'] / best_s:,.1f} clips/s"
-    lines = [
+    lines: list[str | TextTable] = [
         f"a step on one {device.title}, worked out from its peaks; nothing was measured",
         TextTable(table, left=2),
         f"{spec.name}, with the least ratio published in its precision: {best}",

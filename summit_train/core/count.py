@@ -39,10 +39,10 @@ class Count:
 
     `layers` are in the order in which they run. `stages` maps the paper's names to T there (Table 2). `kept_elements`
     are the floats that a forward pass keeps for the backward pass, each tensor once, without statistics per channel and
-    dropout; `index_elements` are 64-bit positions, which max pools keep. With recomputed blocks only
-    those outside the blocks and the blocks' inputs stay, until the backward pass has reached them: `recomputed_elements`
-    with the block for which they are most. `wide_elements` are those that 16-bit numbers keep on top, as autocast has
-    softmax and layer norms in fp32. has_bn: whether a layer normalises batches. note: on the count, for people.
+    dropout; `index_elements` are 64-bit positions, which max pools keep. With recomputed blocks only those outside the
+    blocks and the blocks' inputs stay, until the backward pass has been there: `recomputed_elements` are these and one
+    block's, when they are most. `wide_elements` come on top in 16 bits: autocast has softmax and layer norms in fp32.
+    has_bn: whether a layer normalises batches. note: on the count, for people.
     """
 
     clip: tuple[int, int, int]

@@ -47,7 +47,7 @@ def count(model: VideoNetwork, height: int, width: int | None = None, device: st
         stages={"data": clip[0], **seen.stages, **pooled},
         kept_elements=sum(elements for elements, _ in seen.floats.values()),
         index_elements=sum(seen.indices.values()),
-        recomputed_elements=max(sum(outside.values()), *recomputed),
+        recomputed_elements=max([sum(outside.values()), *recomputed]),
         wide_elements=sum(seen.wide.values()),
         largest_block_elements=max(by_block.values(), default=0),
         has_bn=any(isinstance(module, _BatchNorm) for module in model.modules()),
@@ -60,7 +60,7 @@ class _Watch:
 
     floats: the storages that autograd keeps -> their elements and the first block that keeps them, or "" for one
     outside the blocks. indices, block_inputs: storages -> elements. before: blocks -> the elements outside of them when
-    they begin. wide: storages -> what autocast adds, in elements of 16 bits. alive: the tensors, so that no storage is reused.
+    they begin. wide: storages -> what autocast adds, see _WIDE. alive: the tensors, so that no storage is reused.
     """
 
     def __init__(self, network: VideoNetwork) -> None:

@@ -8,7 +8,6 @@ converts and keeps in fp32 comes on top. The host is taken to be faster than the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from summit_train.core.count import Operation
@@ -40,7 +39,7 @@ DEVICES = {
 }
 _RESNET = ("tsn_r50_8f", "ResNet-50", 256, "data.num_frames=1", "model.num_classes=1000")
 # GPU and precision -> spec, network, clips a step, overrides; clips or images a second of one GPU; source.
-# mmaction2's are on 8 GPUs, with loader and allreduce; it names no precision, and its configs have fp32. MLPerf's: MXNet.
+# mmaction2's: of 8 GPUs, with loader and allreduce; it names no precision, its configs have fp32. MLPerf's: with MXNet.
 PUBLISHED: tuple[tuple[str, str, tuple[Any, ...], float, str], ...] = (
     ("v100", "fp32", ("tsm_r50_8f", "TSM", 8), 8 / 0.31, "mmaction2"),
     ("v100", "fp32", ("i3d_3x1x1_r50_32f", "I3D, 32 frames", 8), 8 / 0.43, "mmaction2"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -38,11 +38,11 @@ _OVERWRITE = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_"}  #
 _CHUNK, _BLOCKS, _TENSORS = 65536, 320, (110, 64, 48, 36, 30)
 
 
-class Operations(TorchDispatchMode):
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operations that launch kernels, each kind in `counted`; bytes: of each tensor taken or returned."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counted = Counter[Operation]()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -61,25 +61,27 @@ class Operations(TorchDispatchMode):
         return result
 
 
-def _launches(name: str, args: Any, result: Any) -> int:
+def _launches(name: str, args: Sequence[Any], result: Any) -> int:
     """Return the least kernels of one operation: one for each gradient of a convolution, lists as torch packs them."""
     if name == "convolution_backward":
         return sum(gradient is not None for gradient in result)
     if not name.startswith(("_foreach_", "_fused_")):
         return 1
-    lists = [
-        arg for arg in (*args, result) if isinstance(arg, list | tuple) and isinstance(next(iter(arg), 0), torch.Tensor)
-    ]
+    lists: list[Sequence[torch.Tensor]] = [arg for arg in (*args, result) if _is_tensors(arg)]
     blocks = sum(-(-tensor.numel() // _CHUNK) for tensor in lists[0])
     return max(-(-blocks // _BLOCKS), -(-len(lists[0]) // _TENSORS[len(lists) - 1]))
+
+
+def _is_tensors(arg: Any) -> bool:
+    return isinstance(arg, list | tuple) and isinstance(next(iter(arg), None), torch.Tensor)
 
 
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
     """Let torch take its foreach and fused kernels for the meta device, which has shapes for all but `_FUSED`."""
-    library = torch.library.Library("aten", "IMPL")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name in _FUSED:
-        library.impl(name, lambda *args, **kwargs: None, "Meta")
+        library.impl(name, lambda *args, **kwargs: None, "Meta")  # type: ignore[no-untyped-call]
     with ExitStack() as stack:
         stack.callback(library._destroy)
         for module in (sys.modules["torch.utils._foreach_utils"], sys.modules["torch.optim.optimizer"]):
@@ -91,7 +93,7 @@ def as_on_a_gpu() -> Iterator[None]:
 
 
 def count_step(spec: Spec) -> list[tuple[Operation, int]]:
-    """Return a step's operations, each with its number: one virtual GPU in fp32, the plain loss, no erasing, compiler."""
+    """Return the operations, with their numbers, of one virtual GPU's step in fp32, not compiled, without erasing."""
     execution, data = spec.execution.model_copy(update={"compile": False}), spec.data.model_copy(update={"erase": 0.0})
     parts = {"scale": spec.scale.model_copy(update={"gpus": 1}), "execution": execution, "data": data}
     spec = spec.model_copy(update={**parts, "precision": "fp32", "loss": LossSpec()})

@@ -15,8 +15,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 CUDA, META = torch.device("cuda"), torch.device("meta")
 IDLE = "xpu"
@@ -74,7 +74,7 @@ def _cast(operation: Any, *args: Any, **kwargs: Any) -> Any:
     asked = tree_unflatten(probes, structure)
     try:
         with (
-            torch.utils._python_dispatch._disable_current_modes(),
+            _disable_current_modes(),
             torch.no_grad(),
             _Casts() as casts,
             _enabled("cuda"),

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import flop_registry
 
 from summit_train.core.comm import World
 from summit_train.core.count import Operation
-from summit_train.models.network import initial_network
+from summit_train.models.network import build_network, make_ready
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import shipped
@@ -157,7 +157,10 @@ def _laps(name: str, words: str) -> tuple[Plan, Lap, Lap]:
     plan = make_plan(spec, 1, spec.scale.clips_per_gpu * 4)
     first, last = (batches_of(spec, number, range(2)) for number in range(2))
     with Seen() as seen:
-        step = build_step(spec, plan, World(), initial_network(spec, META), META)
+        with META:
+            network = build_network(spec)
+        make_ready(network, spec)
+        step = build_step(spec, plan, World(), network, META)
         seen.lap()
         with patch.object(step_module, "mixed_precision", lambda *_: nullcontext()):
             step(first, 0.001)
@@ -212,6 +215,6 @@ def test_casts_are_those_of_cudas_autocast() -> None:
         with torch.autocast("meta", enabled=False):
             functional.linear(x, weight)
         assert set(seen.lap().products) == {torch.float32}
-    assert (product.dtype, kept.dtype, weights.dtype) == (torch.float16, torch.float32, torch.float32)
-    (gradient,) = torch.autograd.grad(weights.sum(), weight)
-    assert gradient.dtype == torch.float32
+        (gradient,) = torch.autograd.grad(weights.sum(), weight)
+    types = (product.dtype, kept.dtype, weights.dtype, gradient.dtype)
+    assert types == (torch.float16, torch.float32, torch.float32, torch.float32)
