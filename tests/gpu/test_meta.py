@@ -7,6 +7,7 @@ Every operation is seen: nothing but the clips and their labels may come from th
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from summit_train.core.comm import World
 from summit_train.core.count import Operation
 from summit_train.models.network import build_network, make_ready
 from summit_train.plan import Plan, make_plan
-from summit_train.spec import Spec, load_spec
+from summit_train.spec import load_spec
 from summit_train.spec.source import shipped
 from summit_train.training import step as step_module
 from summit_train.training.operations import META, Operations, as_on_a_gpu
@@ -34,28 +35,12 @@ from tests.gpu.autocast import IDLE, as_on_cuda, dispatched_as
 from tests.gpu.devices import batches_of
 from tests.gpu.test_memory import TOLERANCE
 from tests.gpu.test_syncs import OTHER_SOLVER, SYNCHRONOUS
+from tests.worlds import ROOT
 
 # Without erasing, whose generator is the device's own.
 SIZE = "scale.gpus=2 scale.clips_per_gpu=4 model.num_classes=400 precision=fp16 data.erase=0"
-# Of the shipped specs, those whose network, training or solver is like no other's -> launches and GB of a step in fp32,
-# and of one under autocast. More of either makes a GPU slower: change them only on purpose.
-NETWORKS = {
-    "eco_lite_16f": (1143, 33.646, 1411, 19.545),
-    "i3d_3x1x1_nl_r50_32f": (2039, 52.313, 2463, 30.606),
-    "i3d_3x3x3_r50_16f": (1533, 41.867, 1757, 23.914),
-    "ir_csn_152_32f": (4256, 207.99, 4888, 106.69),
-    "slowfast_r50_4x16": (3063, 56.782, 3517, 31.061),
-    "tsm_mobilenet_v2_8f": (1797, 29.215, 2017, 14.925),
-    "tsm_nl_r50_8f": (2575, 84.863, 2999, 50.448),
-    "tsm_online_r50_8f": (1820, 60.734, 2044, 31.954),
-    "tsm_r50_16f_recipe": (2640, 120.13, 2383, 62.36),
-    "tsm_r50_8f_1536gpu_date": (2219, 61.932, 2443, 33.186),
-    "tsm_r50_8f_1536gpu_lars": (2044, 61.347, 2268, 32.601),
-    "tsm_resnext101_8f": (4498, 203.76, 5132, 107.93),
-    "tsn_r50_8f": (1532, 52.17, 1756, 27.672),
-    "vit_b_16f": (2713, 201.52, 2927, 211.35),
-    "x3d_m": (3455, 61.486, 4051, 31.286),
-}
+# Of the shipped specs, those whose network, training or solver is like no other's: the table of docs/gpu.md.
+TABLE = re.findall(r"^\|(\w+)\|([\d,.|]+)\|$", (ROOT / "docs/gpu.md").read_text(encoding="utf-8"), re.M)
 RECORDED = "2.13."  # torch's version; others may split operations otherwise
 SOLVERS = {
     **{name: f"{OTHER_SOLVER}={name}" for name in ("rmsprop", "adagrad", "adam", "adamw", "lamb")},
@@ -75,12 +60,16 @@ class Lap(NamedTuple):
     peak: int
 
     @property
-    def work(self) -> tuple[int, float, float]:
-        """Launches, GB and TFLOP."""
-        sums = [
-            sum(n * getattr(one, key) for one, n in self.operations.items()) for key in ("launches", "moved", "flops")
-        ]
-        return sums[0], sums[1] / 1e9, sums[2] / 1e12
+    def launches(self) -> int:
+        return sum(number * one.launches for one, number in self.operations.items())
+
+    @property
+    def moved(self) -> int:
+        return sum(number * one.moved for one, number in self.operations.items())
+
+    @property
+    def flops(self) -> int:
+        return sum(number * one.flops for one, number in self.operations.items())
 
 
 class Seen(Operations):
@@ -144,10 +133,6 @@ def _as_on_a_gpu() -> Iterator[None]:
         yield
 
 
-def _in(precision: str, spec: Spec) -> Spec:
-    return spec.model_copy(update={"precision": precision})
-
-
 def _laps(name: str, words: str) -> tuple[Plan, Lap, Lap]:
     """The plan, and what is seen of the first step, in single precision, and of the next one under autocast.
 
@@ -179,21 +164,26 @@ def test_a_wait_for_a_number_is_noticed() -> None:
     assert +seen.of_host == Counter(["aten::ones", "aten::_to_copy"])
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_a_networks_step_on_a_gpu(name: str) -> None:
-    """It waits for nothing, multiplies in 16 bits, launches no more than it did, and has the planned memory."""
+def test_the_table_has_the_networks() -> None:
+    assert len(TABLE) == len(dict(TABLE)) == 15
+
+
+@pytest.mark.parametrize(("name", "row"), TABLE, ids=dict(TABLE))
+def test_a_networks_step_on_a_gpu(name: str, row: str) -> None:
+    """It waits for nothing, multiplies in 16 bits, launches and moves what it did, and has the planned memory."""
     plan, wide, narrow = _laps(name, SYNCHRONOUS)
     assert +wide.of_host == +narrow.of_host == COPIES
     assert set(narrow.products) == {torch.float16} and set(wide.products) == {torch.float32}
-    assert wide.peak == pytest.approx(replace(plan, spec=_in("fp32", plan.spec)).memory_bytes_per_rank, rel=TOLERANCE)
-    assert narrow.peak == pytest.approx(plan.memory_bytes_per_rank, rel=TOLERANCE)
-    exact = torch.__version__.startswith(RECORDED)
-    found = (*wide.work[:2], *narrow.work[:2])
-    assert found == pytest.approx(NETWORKS[name], rel=1e-3 if exact else 0.1)
-    assert narrow.work[1] >= wide.work[1] / 2  # as the roofline takes it
+    in_fp32 = replace(plan, spec=plan.spec.model_copy(update={"precision": "fp32"}))
+    memory = (in_fp32.memory_bytes_per_rank, wide.peak, plan.memory_bytes_per_rank, narrow.peak)
+    assert memory[1::2] == pytest.approx(memory[::2], rel=TOLERANCE)
+    if torch.__version__.startswith(RECORDED):
+        work = [f"{lap.launches:,}|{lap.moved / 1e9:.1f}" for lap in (wide, narrow)]
+        assert "|".join([*work, *(f"{size / 1e9:.2f}" for size in memory)]) == row
+    assert narrow.moved >= wide.moved / 2  # as the roofline takes it
     # Twice the multiply-adds, forward and for two gradients, but for the clips'; recomputed blocks run forward twice.
     network = plan.network
-    passes = wide.work[2] / (2e-12 * network.multiply_adds * 2 * plan.clips_per_gpu)
+    passes = wide.flops / (2 * network.multiply_adds * 2 * plan.clips_per_gpu)
     expected = 3 + plan.spec.execution.recompute - network.layers[0].multiply_adds / network.multiply_adds
     assert passes == pytest.approx(expected, rel=0.01)
 

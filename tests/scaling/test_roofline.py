@@ -84,7 +84,8 @@ def test_steps_that_are_not_counted_are_refused(tmp_path: Path) -> None:
             roofline(spec, DEVICES["v100"])
 
 
-def test_the_second_call_needs_no_torch() -> None:
+def test_the_second_call_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     words = ["simulate", "shipped:kinetics/tsm_r50_8f", "--device", "h100", "precision=bf16", "model.width=0.25"]
     program = "import sys; sys.modules['torch'] = None; from summit_train.__main__ import main; sys.exit(main())"
 
