@@ -1,4 +1,4 @@
-"""`summit-train simulate SPEC --machine NAME`: what the spec would take on that machine, by the number of nodes."""
+"""`summit-train simulate SPEC --machine NAME`: what the spec would take there, by nodes. `--device`: a step on one GPU."""
 
 from __future__ import annotations
 
@@ -89,7 +89,9 @@ def _on_device(args: argparse.Namespace) -> Result:
     best = NONE if best_s is None else f"{best_s:.4f} s, {own['clips'] / best_s:,.1f} clips/s"
     lines: list[str | TextTable] = [
         f"a step on one {device.title}, worked out from its peaks; nothing was measured",
+        "",
         TextTable(table, left=2),
+        "",
         f"{spec.name}, with the least ratio published in its precision: {best}",
         "roofline: no step of these operations is faster, save for what caches keep. ratio: published / roofline.",
         "of the peak: of FLOP/s, in the published time, or in the roofline.",

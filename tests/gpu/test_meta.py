@@ -190,7 +190,7 @@ def test_a_networks_step_on_a_gpu(name: str, row: str) -> None:
 
 @pytest.mark.parametrize("name", SOLVERS)
 def test_no_step_of_a_solver_waits_for_a_gpu(name: str) -> None:
-    _, wide, narrow = _laps("tsm_r50_8f", f"{SYNCHRONOUS} {SOLVERS[name]} precision=bf16")
+    _, wide, narrow = _laps("tsm_r50_8f", f"model.backbone=resnet18 {SYNCHRONOUS} {SOLVERS[name]} precision=bf16")
     assert +wide.of_host == +narrow.of_host == COPIES
     assert set(narrow.products) == {torch.bfloat16}
 
