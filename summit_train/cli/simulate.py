@@ -1,4 +1,4 @@
-"""`summit-train simulate SPEC --machine NAME`: what the spec would take there, by nodes. `--device`: a step on one GPU."""
+"""`summit-train simulate SPEC --machine NAME`: what the spec would take there, by nodes. --device: a step on a GPU."""
 
 from __future__ import annotations
 
