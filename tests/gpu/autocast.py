@@ -73,12 +73,7 @@ def _cast(operation: Any, *args: Any, **kwargs: Any) -> Any:
     probes = [_probe(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     asked = tree_unflatten(probes, structure)
     try:
-        with (
-            _disable_current_modes(),
-            torch.no_grad(),
-            _Casts() as casts,
-            _enabled("cuda"),
-        ):
+        with _disable_current_modes(), torch.no_grad(), _Casts() as casts, _enabled("cuda"):
             operation(*asked[0], **asked[1])
     except _Cast:
         pass
@@ -117,12 +112,14 @@ def as_on_cuda() -> Iterator[None]:
             name, _, overload = full.removeprefix("aten::").partition(".")
             operation = getattr(getattr(torch.ops.aten, name), overload or "default")
             library.impl(full.removeprefix("aten::"), partial(_cast, operation), "AutocastXPU")
-    with (
-        patch.object(torch, "autocast", _autocast),
-        patch.object(torch.amp, "autocast", _autocast),
-        patch.object(torch, "is_autocast_enabled", lambda device: is_enabled(_backend(device))),
-        patch.object(torch, "get_autocast_dtype", lambda device: dtype_of("cuda" if device == "meta" else device)),
-        patch.object(torch.amp, "is_autocast_available", lambda device: True),
-    ):
-        yield
-    library._destroy()
+    try:
+        with (
+            patch.object(torch, "autocast", _autocast),
+            patch.object(torch.amp, "autocast", _autocast),
+            patch.object(torch, "is_autocast_enabled", lambda device: is_enabled(_backend(device))),
+            patch.object(torch, "get_autocast_dtype", lambda device: dtype_of("cuda" if device == "meta" else device)),
+            patch.object(torch.amp, "is_autocast_available", lambda device: True),
+        ):
+            yield
+    finally:
+        library._destroy()
