@@ -10,11 +10,10 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter
 
@@ -22,6 +21,8 @@ from summit_train.core.count import Count
 from summit_train.core.files import cache_folder, read_file, write_text
 from summit_train.spec import ModelSpec, Spec
 from summit_train.spec.catalog import is_foreign
+
+Counted = TypeVar("Counted")
 
 
 def count_network(spec: Spec) -> Count:
@@ -34,7 +35,7 @@ def count_network(spec: Spec) -> Count:
 
     optimizer, names = spec.optimizer, {"freeze", "lr_factors", "head_lr_factor", "first_lr_factor"}
     by_name = optimizer.model_dump(mode="json", include=names) if optimizer.freeze or optimizer.lr_factors else None
-    return _kept(spec.model, [spec.data.clip_shape, spec.execution.compile, by_name], count)
+    return kept(spec.model, [spec.data.clip_shape, spec.execution.compile, by_name], count, Count)
 
 
 def count_model(model: ModelSpec, clip_shape: tuple[int, int, int, int]) -> Count:
@@ -45,34 +46,35 @@ def count_model(model: ModelSpec, clip_shape: tuple[int, int, int, int]) -> Coun
 
         return count_model(model, clip_shape)
 
-    return _kept(model, [clip_shape, False, None], count)
+    return kept(model, [clip_shape, False, None], count, Count)
 
 
-def _kept(model: ModelSpec, keys: list[Any], count: Callable[[], Count]) -> Count:
+def kept(model: ModelSpec, keys: list[Any], count: Callable[[], Counted], kind: Any) -> Counted:
+    """Return a count, of type `kind`, that `model` and `keys` decide: from the cache, or counted and put there."""
     if is_foreign(model.arch):
         return count()
     try:
-        keys = [_code(), model.model_dump(mode="json", exclude={"pretrained"}), *keys]
+        keys = [str(kind), _code(), model.model_dump(mode="json", exclude={"pretrained"}), *keys]
         file = cache_folder() / "counts" / f"{hashlib.sha256(json.dumps(keys).encode()).hexdigest()}.json"
     except (OSError, PackageNotFoundError):  # no home folder, unreadable code, or a torch without metadata
         return count()
     try:
-        return _read(file)
+        return cast(Counted, _read(file, kind))
     except (OSError, ValueError):  # not there, or not whole
         counted = count()
     with suppress(OSError):  # counted again next time
-        write_text(file, json.dumps(asdict(counted)))
+        write_text(file, TypeAdapter(kind).dump_json(counted).decode())
     return counted
 
 
 @cache
-def _read(file: Path) -> Count:
-    return TypeAdapter(Count).validate_json(read_file(file))
+def _read(file: Path, kind: Any) -> Any:
+    return TypeAdapter(kind).validate_json(read_file(file))
 
 
 @cache
 def _code(package: Path = Path(__file__).parent) -> str:
-    """Return a digest of what builds and counts networks."""
-    files = [package / "core/count.py"]
-    files += (file for folder in ("models", "spec", "tasks") for file in sorted((package / folder).rglob("*.py")))
+    """Return a digest of what builds and counts networks and their steps."""
+    files, folders = [package / "core/count.py"], ("models", "spec", "tasks", "optim", "training")
+    files += (file for folder in folders for file in sorted((package / folder).rglob("*.py")))
     return hashlib.sha256(b"\0".join([version("torch").encode(), *map(read_file, files)])).hexdigest()

@@ -74,21 +74,22 @@ def test_changed_code_and_a_damaged_file_are_counted_again(cache_folder: Path, m
         count_network(spec)
 
 
-def test_the_digest_of_the_code_sees_torch_and_all_that_builds_networks(
+def test_the_digest_of_the_code_sees_torch_and_all_that_builds_networks_and_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "package"
-    for part in ("core", "models", "spec", "tasks"):
+    for part in ("core", "models", "optim", "spec", "tasks", "training"):
         shutil.copytree(Path(counts.__file__).parent / part, package / part)
     digest = counts._code.__wrapped__
     seen = {digest(package)}
-    files = ("core/count.py", "models/resnet.py", "models/fast/norm.py", "spec/model.py", "tasks/detection/rfcn.py")
+    networks = ("core/count.py", "models/resnet.py", "models/fast/norm.py", "spec/model.py", "tasks/detection/rfcn.py")
+    files = (*networks, "optim/solvers.py", "training/operations.py")
     for file in files:
         with (package / file).open("a") as source:
             source.write("# changed")
         seen.add(digest(package))
     monkeypatch.setattr(counts, "version", lambda name: f"{name} 99")
-    assert len(seen | {digest(package)}) == 7
+    assert len(seen | {digest(package)}) == 9
 
 
 def test_a_torch_without_metadata_is_counted_with(monkeypatch: pytest.MonkeyPatch, cache_folder: Path) -> None:

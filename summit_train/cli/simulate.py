@@ -1,4 +1,4 @@
-"""`summit-train simulate SPEC --machine NAME`: what the spec would take on that machine, by the number of nodes."""
+"""`summit-train simulate SPEC --machine NAME`: what the spec would take there, by nodes. --device: a step on a GPU."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from summit_train.scaling import published
 from summit_train.scaling.cost import ScaledJob, forecast
 from summit_train.scaling.failures import PUBLISHED_GPU_HOURS, losses
 from summit_train.scaling.machines import Machine, load_machine, machine_names, with_rate
+from summit_train.scaling.roofline import DEVICES, SOURCES, published_steps, roofline
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.catalog import BOTTLENECK_BACKBONES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_OF_MACHINES = ("set", "nodes", "fixed_batch", "clips", "videos", "clips_per_second", "out")  # options
 NODES = "1,8,16,32,64,128,256,384,512,1024"  # those of the paper's Table 3
 
 
@@ -32,8 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_mutually_exclusive_group(required=True)
     machine.add_argument("--machine", metavar="NAME", help=f"a machine file: {shipped}, or the path of one")
     machine.add_argument("--site", dest="machine", help=argparse.SUPPRESS)  # its former name
+    machine.add_argument("--device", choices=DEVICES, help="one GPU instead: the least time of a step, by its peaks")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the machine's file")
-    parser.add_argument("--nodes", default=NODES, metavar="N,...", help=f"default {NODES}; a,...,b doubles from a to b")
+    parser.add_argument("--nodes", metavar="N,...", help=f"default {NODES}; a,...,b doubles from a to b")
     parser.add_argument("--fixed-batch", action="store_true", help="keep scale.gpus: fewer GPUs accumulate")
     parser.add_argument("--clips", type=int, metavar="N", help="training clips, if the manifest is not on this machine")
     parser.add_argument("--videos", type=int, metavar="N", help="validation videos, likewise")
@@ -47,9 +50,11 @@ def run(args: argparse.Namespace) -> Result:
         value = getattr(args, name)
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"--{name.replace('_', '-')} must be above 0 and finite, got {value:g}")
+    if args.device is not None:
+        return _on_device(args)
     job = _job(args)
     out = None if args.out is None else figure_path(args.out)
-    jobs = [replace(job, nodes=nodes) for nodes in parse_nodes(args.nodes)]
+    jobs = [replace(job, nodes=nodes) for nodes in parse_nodes(args.nodes or NODES)]
     rows = [_row(job) for job in jobs]
     if out is not None:
         _draw(out, jobs, rows)
@@ -60,6 +65,39 @@ def run(args: argparse.Namespace) -> Result:
     values |= {"failures_source": job.machine.failures.source, "background": job.spec.checkpoint.background}
     values |= {"figure": None if out is None else str(out), "rows": rows}
     return Result(_text(values, job.spec.schedule.epochs), values=values)
+
+
+def _on_device(args: argparse.Namespace) -> Result:
+    """Return a step's roofline on one GPU, and those of published steps beside their times."""
+    if given := [name for name in _OF_MACHINES if getattr(args, name)]:
+        raise UserError(f"--{given[0].replace('_', '-')} goes with --machine; --device takes the spec alone")
+    spec, device = load_spec(args.spec, args.overrides), DEVICES[args.device]
+    own = {"label": spec.name, "precision": spec.precision, **roofline(spec, device)}
+    rows = published_steps(args.device)
+    near = [row["ratio"] for row in rows if (row["precision"] == "fp32") == (spec.precision == "fp32")]
+    best_s = min(near) * own["roofline_s"] if near else None
+    names = ("", "precision", "clips", "launches", "TFLOP", "GB", "roofline s", "published s", "ratio", "of the peak")
+    table: list[Sequence[str]] = [names]
+    for row in (own, *rows):
+        counts = (f"{row['launches']:,}", f"{row['flops'] / 1e12:.2f}", f"{row['moved'] / 1e9:.1f}")
+        step_s = row.get("step_s", math.nan)
+        times = (f"{step_s:.4f}", f"{row['ratio']:.2f}") if "step_s" in row else (NONE, NONE)
+        share = f"{100 * row['flops_s'] / row.get('step_s', row['roofline_s']):.0f} %"
+        table.append(
+            (row["label"], row["precision"], f"{row['clips']:,}", *counts, f"{row['roofline_s']:.4f}", *times, share)
+        )
+    best = NONE if best_s is None else f"{best_s:.4f} s, {own['clips'] / best_s:,.1f} clips/s"
+    lines: list[str | TextTable] = [
+        f"a step on one {device.title}, worked out from its peaks; nothing was measured",
+        "",
+        TextTable(table, left=2),
+        "",
+        f"{spec.name}, with the least ratio published in its precision: {best}",
+        "roofline: no step of these operations is faster, save for what caches keep. ratio: published / roofline.",
+        "of the peak: of FLOP/s, in the published time, or in the roofline.",
+        *SOURCES,
+    ]
+    return Result(lines, values={"device": args.device, **own, "best_s": best_s, "published": rows})
 
 
 def parse_nodes(text: str) -> list[int]:

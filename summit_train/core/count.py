@@ -24,14 +24,25 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Operation:
+    """An operation on a GPU: its kernels, FLOPs, and bytes read and written; of_pass: not of the update."""
+
+    launches: int
+    flops: int
+    moved: int
+    of_pass: bool = True
+
+
+@dataclass(frozen=True)
 class Count:
     """One network on one clip of (T, H, W) pixels, forward.
 
     `layers` are in the order in which they run. `stages` maps the paper's names to T there (Table 2). `kept_elements`
     are the floats that a forward pass keeps for the backward pass, each tensor once, without statistics per channel and
-    dropout; `index_elements` are 64-bit positions, which max pools keep. With recomputed blocks only
-    `outside_elements`, those outside the blocks and the blocks' inputs, stay all the time, and `largest_block_elements`
-    while that block is computed again. has_bn: whether a layer normalises batches. note: on the count, for people.
+    dropout; `index_elements` are 64-bit positions, which max pools keep. With recomputed blocks only those outside the
+    blocks and the blocks' inputs stay, until the backward pass has been there: `recomputed_elements` are these and one
+    block's, when they are most. `wide_elements` come on top in 16 bits: autocast has softmax and layer norms in fp32.
+    has_bn: whether a layer normalises batches. note: on the count, for people.
     """
 
     clip: tuple[int, int, int]
@@ -43,7 +54,8 @@ class Count:
     stages: dict[str, int]
     kept_elements: int
     index_elements: int
-    outside_elements: int
+    recomputed_elements: int
+    wide_elements: int
     largest_block_elements: int
     has_bn: bool
     note: str = ""
@@ -60,7 +72,8 @@ class Count:
 
     def activation_bytes(self, bytes_per_element: int = 4, recompute: bool = False) -> int:
         """Return the most memory that one clip's activations hold between forward and backward pass."""
-        elements = self.outside_elements + self.largest_block_elements if recompute else self.kept_elements
+        elements = self.recomputed_elements if recompute else self.kept_elements
+        elements += self.wide_elements if bytes_per_element == 2 and not recompute else 0
         return bytes_per_element * elements + 8 * self.index_elements
 
     def values(self) -> dict[str, Any]:

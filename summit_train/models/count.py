@@ -16,6 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from summit_train.core.count import Count, Layer
 from summit_train.models.video import VideoNetwork
 
+# What autocast keeps in fp32, in elements of 16 bits on top: a softmax's result, besides a copy of 16 bits of it, and a
+# layer norm's input, which has as many as its result.
+_WIDE = {"SoftmaxBackward0": 2, "NativeLayerNormBackward0": 1}
+
 
 def count(model: VideoNetwork, height: int, width: int | None = None, device: str = "meta") -> Count:
     """Count `model` on one clip of height x width pixels (square without width), on a copy, in about 0.1 s."""
@@ -28,12 +32,11 @@ def count(model: VideoNetwork, height: int, width: int | None = None, device: st
     with FlopCounterMode(display=False) as counter, torch.enable_grad(), kept:
         output = shadow(input_NTCHW)
     pooled = {"global_pool": 1} if output.dim() == 2 else {}  # a detector's maps are those of each frame
-    outside, by_block = dict(seen.block_inputs), Counter[str]()
+    outside, by_block = seen.outside(), Counter[str]()
     for storage, (elements, block) in seen.floats.items():
-        if block and storage not in outside:
+        if storage not in outside:
             by_block[block] += elements
-        else:
-            outside[storage] = elements
+    recomputed = (seen.before[block] + elements for block, elements in by_block.items())
     return Count(
         clip=clip,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -44,7 +47,8 @@ def count(model: VideoNetwork, height: int, width: int | None = None, device: st
         stages={"data": clip[0], **seen.stages, **pooled},
         kept_elements=sum(elements for elements, _ in seen.floats.values()),
         index_elements=sum(seen.indices.values()),
-        outside_elements=sum(outside.values()),
+        recomputed_elements=max([sum(outside.values()), *recomputed]),
+        wide_elements=sum(seen.wide.values()),
         largest_block_elements=max(by_block.values(), default=0),
         has_bn=any(isinstance(module, _BatchNorm) for module in model.modules()),
         note=model.note,
@@ -55,7 +59,8 @@ class _Watch:
     """What hooks see while `network` runs once.
 
     floats: the storages that autograd keeps -> their elements and the first block that keeps them, or "" for one
-    outside the blocks. indices, block_inputs: storages -> elements. alive: the tensors, so that no storage is reused.
+    outside the blocks. indices, block_inputs: storages -> elements. before: blocks -> the elements outside of them when
+    they begin. wide: storages -> what autocast adds, see _WIDE. alive: the tensors, so that no storage is reused.
     """
 
     def __init__(self, network: VideoNetwork) -> None:
@@ -64,6 +69,8 @@ class _Watch:
         self.floats: dict[int, tuple[int, str]] = {}
         self.indices: dict[int, int] = {}
         self.block_inputs: dict[int, int] = {}
+        self.before: dict[str, int] = {}
+        self.wide: dict[int, int] = {}
         self.alive: list[torch.Tensor] = []
         self.block = ""
         self.parameters = {_storage(parameter) for parameter in network.parameters()}
@@ -78,6 +85,11 @@ class _Watch:
         self.block = name
         self.alive.append(inputs[0])
         self.block_inputs[_storage(inputs[0])] = inputs[0].numel()
+        self.before[name] = sum(self.outside().values())
+
+    def outside(self) -> dict[int, int]:
+        """Return the storages that stay where blocks are computed again, with their elements."""
+        return self.block_inputs | {storage: number for storage, (number, block) in self.floats.items() if not block}
 
     def leave(self, name: str, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
         own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
@@ -94,8 +106,10 @@ class _Watch:
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Note a tensor that autograd keeps for the backward pass."""
-        storage = _storage(tensor)
+        storage, made = _storage(tensor), tensor if tensor._base is None else tensor._base
         self.alive.append(tensor)
+        if factor := _WIDE.get(type(made.grad_fn).__name__):
+            self.wide[storage] = factor * made.numel()
         if tensor.dim() >= 2 and storage not in self.parameters:
             if tensor.dtype == torch.int64:
                 self.indices[storage] = tensor.numel()

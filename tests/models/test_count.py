@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest.mock import patch
+
 import pytest
 import torch
 from torch import nn
@@ -188,6 +191,23 @@ def kept_by_autograd(model: nn.Module, clip: torch.Tensor) -> tuple[int, int]:
     return sum(kept[0].values()), sum(kept[1].values())
 
 
+def wide_under_autocast(model: nn.Module, clip: torch.Tensor) -> int:
+    """Twice the results of softmaxes, in fp32 beside a copy of 16 bits, and once the inputs of layer norms, in fp32."""
+    softmaxes, inputs, softmax = [0], [0], torch.softmax
+
+    def counted(*args: Any, **kwargs: Any) -> torch.Tensor:
+        result = softmax(*args, **kwargs)
+        softmaxes.append(result.numel())
+        return result
+
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.register_forward_pre_hook(lambda _, args: inputs.append(args[0].numel()))
+    with patch("torch.softmax", counted):
+        model(clip)
+    return 2 * sum(softmaxes) + sum(inputs)
+
+
 @pytest.mark.parametrize(
     ("arch", "backbone", "t", "fast", "options"),
     [
@@ -227,7 +247,9 @@ def test_activations_are_what_autograd_keeps(
         found = count(built(), 32, 48)
     floats, indices = kept_by_autograd(built(), torch.randn(1, t, 32, 48, 3).permute(0, 1, 4, 2, 3))
     assert (found.kept_elements, found.index_elements) == (floats, indices)
-    assert found.activation_bytes(2) == 2 * floats + 8 * indices
+    wide = wide_under_autocast(built(), torch.randn(1, t, 32, 48, 3).permute(0, 1, 4, 2, 3))
+    assert found.activation_bytes(2) == 2 * (floats + wide) + 8 * indices
+    assert bool(wide) == (arch == "vit" or "non_local" in options)
 
 
 def test_the_shift_is_free_and_a_layer_is_counted_by_hand() -> None:

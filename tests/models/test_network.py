@@ -164,6 +164,8 @@ def test_the_blocks_keep_their_inputs_only(arch: str, backbone: str | None, num_
             block.register_forward_pre_hook(lambda _, inputs: (note(inputs[0]), None)[1])
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         logits = model(torch.randn(1, num_frames, 3, 64, 64))
-    assert sum(kept.values()) == counted.outside_elements
+    # While the largest blocks, which are the first ones, are computed again, the inputs of those behind are gone.
+    assert sum(kept.values()) <= counted.recomputed_elements
+    assert counted.recomputed_elements < sum(kept.values()) + counted.largest_block_elements
     assert logits.requires_grad
     assert counted.activation_bytes(recompute=True) < counted.activation_bytes()

@@ -97,12 +97,13 @@ class ShiftedConv2d(nn.Conv2d):
 
 
 def _shifted_copy(x: torch.Tensor, num_frames: int, groups: list[Group]) -> torch.Tensor:
-    out = torch.zeros_like(x)  # in the memory format of x
+    out = torch.empty_like(x)  # in the memory format of x
     shifted, clips = (frames.view(-1, num_frames, *x.shape[1:]) for frames in (out, x))
     for begin, end, step in groups:
         ahead, behind = slice(1, None), slice(None, -1)
         to, source = (behind, ahead) if step > 0 else (ahead, behind)
         shifted[:, to, begin:end] = clips[:, source, begin:end]
+        shifted[:, -1 if step > 0 else 0, begin:end].zero_()
     rest = groups[-1].end
     shifted[:, :, rest:] = clips[:, :, rest:]
     return out

@@ -139,9 +139,11 @@ for call in (lambda: world.together(fail), lambda: world.from_first(refuse)):
 told = world.gather(told)
 switches = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE", "OMPI_MCA_mpi_yield_when_idle")
 environ = world.gather([os.environ.get(name) for name in switches])
+nvls = world.gather(os.environ["NCCL_NVLS_ENABLE"])
 if ranks is not None:
     local = [world.local_rank, world.local_size]
-    print(json.dumps(dict(ranks=ranks, local=local, ticked=ticked, told=told, warned=world.warnings, environ=environ)))
+    found = dict(ranks=ranks, local=local, ticked=ticked, told=told, warned=world.warnings, environ=environ, nvls=nvls)
+    print(json.dumps(found))
 world.close()
 """
 
@@ -150,10 +152,12 @@ world.close()
 def test_sums_means_objects_and_errors_over_3_ranks(backend: str) -> None:
     """The lowest failed rank is named on all, with its status.
 
-    Horovod fuses nothing, whatever it is told. Waiting ranks yield, but for the last one, whose user says otherwise.
+    Horovod fuses nothing, whatever it is told. Waiting ranks yield, and have no NVLS, but for the last one, whose user
+    says otherwise.
     """
 
     def work() -> int:
+        os.environ |= {"NCCL_NVLS_ENABLE": "1"} if this_launch().rank == 2 else {}
         if backend == "horovod":
             os.environ["HOROVOD_FUSION_THRESHOLD"] = "1000000"
             os.environ |= {"OMPI_MCA_mpi_yield_when_idle": "0"} if this_launch().rank == 2 else {}
@@ -164,6 +168,7 @@ def test_sums_means_objects_and_errors_over_3_ranks(backend: str) -> None:
     assert status == 0, output
     result = json.loads(next(line for line in lines(output) if line.startswith("{")))
     assert result["ranks"] == [[rank, "from 0", [2.0, 2.0, 2.0], [3.0, 3.0]] for rank in range(3)]
+    assert result["nvls"] == ["0", "0", "1"]
     assert result["local"] == [0, 3] and min(result["ticked"][1:]) > 1
     assert result["told"] == [[[f"rank 1 on {socket.gethostname()}: no such list", 2], ["no such folder on 0", 2]]] * 3
     if backend == "horovod":

@@ -1,0 +1,108 @@
+"""What a step asks of a GPU, counted on torch's meta device, where tensors have shapes and no numbers.
+
+The step is the GPU's: its modules, its fused optimizer, its foreach operations.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from summit_train.core.comm import World
+from summit_train.core.count import Operation
+from summit_train.data.batches.loader import MicroBatch
+from summit_train.models.network import build_network, make_ready
+from summit_train.models.video import KeyedModule
+from summit_train.plan import make_plan
+from summit_train.spec import Spec
+from summit_train.spec.experiment import LossSpec
+from summit_train.training.run import build_step
+
+META = torch.device("meta")
+_FUSED = ("_fused_sgd_", "_fused_adam_", "_fused_adamw_")
+# They only allocate; _unsafe_view is a view that its schema does not call so.
+_NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
+_OVERWRITE = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_"}  # they write what they do not read
+# ATen/native/cuda/MultiTensorApply.cuh: elements of a block; blocks and, by lists of tensors, tensors of a launch.
+_CHUNK, _BLOCKS, _TENSORS = 65536, 320, (110, 64, 48, 36, 30)
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations that launch kernels, each kind in `counted`; bytes: of each tensor taken or returned."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counted = Counter[Operation]()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result, name = operation(*args, **(kwargs or {})), operation._schema.name.removeprefix("aten::")
+        read = () if name.endswith("_like") else (args, kwargs)
+        taken = {id(leaf): leaf for leaf in tree_leaves(read) if isinstance(leaf, torch.Tensor)}
+        returned = {id(leaf): leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)}
+        moved = [*taken.values(), *(() if name in _OVERWRITE else returned.values())]
+        if any(tensor.device == META for tensor in moved) and not operation.is_view and name not in _NO_KERNEL:
+            num_bytes = sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in moved)
+            flops = flop_registry.get(operation._overloadpacket, lambda *_, **__: 0)(*args, out_val=result)
+            if name == "convolution_backward":  # torch counts a grouped one's weights as those of a full one
+                gradients = sum(gradient is not None for gradient in result[:2])
+                flops = 2 * gradients * args[0].numel() * math.prod(args[2].shape[1:])
+            self.counted[Operation(_launches(name, args, result), flops, num_bytes)] += 1
+        return result
+
+
+def _launches(name: str, args: Sequence[Any], result: Any) -> int:
+    """Return the least kernels of one operation: one for each gradient of a convolution, lists as torch packs them."""
+    if name == "convolution_backward":
+        return sum(gradient is not None for gradient in result)
+    if not name.startswith(("_foreach_", "_fused_")):
+        return 1
+    lists: list[Sequence[torch.Tensor]] = [arg for arg in (*args, result) if _is_tensors(arg)]
+    blocks = sum(-(-tensor.numel() // _CHUNK) for tensor in lists[0])
+    return max(-(-blocks // _BLOCKS), -(-len(lists[0]) // _TENSORS[len(lists) - 1]))
+
+
+def _is_tensors(arg: Any) -> bool:
+    return isinstance(arg, list | tuple) and isinstance(next(iter(arg), None), torch.Tensor)
+
+
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Let torch take its foreach and fused kernels for the meta device, which has shapes for all but `_FUSED`."""
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for name in _FUSED:
+        library.impl(name, lambda *args, **kwargs: None, "Meta")  # type: ignore[no-untyped-call]
+    with ExitStack() as stack:
+        stack.callback(library._destroy)
+        for module in (sys.modules["torch.utils._foreach_utils"], sys.modules["torch.optim.optimizer"]):
+            for kind in ("foreach", "fused"):
+                name = f"_get_{kind}_kernels_supported_devices"
+                stack.enter_context(patch.object(module, name, lambda: ["meta"], create=True))
+        stack.enter_context(patch.object(KeyedModule, "generator_on", lambda module, device: torch.Generator()))
+        yield
+
+
+def count_step(spec: Spec) -> list[tuple[Operation, int]]:
+    """Return the operations, with their numbers, of one virtual GPU's step in fp32, not compiled, without erasing."""
+    execution, data = spec.execution.model_copy(update={"compile": False}), spec.data.model_copy(update={"erase": 0.0})
+    parts = {"scale": spec.scale.model_copy(update={"gpus": 1}), "execution": execution, "data": data}
+    spec = spec.model_copy(update={**parts, "precision": "fp32", "loss": LossSpec()})
+    clips = torch.zeros(spec.scale.clips_per_gpu, *data.clip_shape, dtype=torch.uint8)
+    labels, passes = torch.zeros(len(clips), dtype=torch.int64), Counter[Operation]()
+    with as_on_a_gpu(), META:
+        network = build_network(spec)
+        make_ready(network, spec)
+        step = build_step(spec, make_plan(spec, 1, 10**6 * len(clips)), World(), network, META)
+        with Operations() as seen:
+            step([MicroBatch(0, 0, clips, labels, labels)], 0.0, on_wait=lambda: passes.update(seen.counted))
+    return [*passes.items(), *((replace(one, of_pass=False), n) for one, n in (seen.counted - passes).items())]
