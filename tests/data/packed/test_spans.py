@@ -114,9 +114,9 @@ def test_pictures_that_wait_on_disk_give_the_same_set(
     store, held = stored(folder), list[bool]()
     pack_set(store, tmp_path / "held", Packing("jpeg"), SHARD_BYTES)
     monkeypatch.setattr(payload, "_MAX_HELD_BYTES", 5000)
-    kept = payload._Converter.kept
+    kept = payload._Kept.__call__
     noted = lambda *args: (part := kept(*args), held.append(isinstance(part, bytes)))[0]  # noqa: E731
-    monkeypatch.setattr(payload._Converter, "kept", noted)
+    monkeypatch.setattr(payload._Kept, "__call__", noted)
     pack_set(store, tmp_path / "waiting", Packing("jpeg"), SHARD_BYTES)
     assert content_of(tmp_path / "waiting") == content_of(tmp_path / "held")
     assert any(held) and not all(held)
