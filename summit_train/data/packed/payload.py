@@ -34,6 +34,7 @@ Read = Callable[[Facts], tuple[Facts, Sequence[Any]]]
 _MAX_HELD_BYTES = 64 << 20  # of the frames of one file; the others wait on disk
 _MAX_OPEN_BYTES = 4 << 20  # of a video while it is encoded
 _PIECE_BYTES = 1 << 20
+_MAX_SIDE = 8190  # even; of MPEG-4's 13 bits
 _FPS = 25  # nothing that trains asks when a frame is shown
 
 
@@ -210,6 +211,10 @@ class _Converter:
             scaled = scaled_size(width, height, min(packing.short_side, width, height))
             if packing.kind == "video":  # with colour at half the resolution
                 scaled = (max(2, scaled[0] // 2 * 2), max(2, scaled[1] // 2 * 2))
+                if max(scaled) > _MAX_SIDE:
+                    raise DecodeError(
+                        path, f"becomes {scaled[0]} x {scaled[1]}, and MPEG-4 ends at {_MAX_SIDE:,} pixels"
+                    )
             return [View(*scaled, 0, 0, *scaled)]
 
         self._renderer = Renderer(views_of_region(region, whole_frame, path, "data.region"))
