@@ -23,7 +23,7 @@ FLOORS = (
     "report", "inference", "cluster", "bench", "sweep", "tasks", "cli", "__main__",
 )  # fmt: skip
 # The rooms of data/, likewise; data.motion stands beside them.
-DATA_ROOMS = ("video", "manifest", "check", "signatures", "packed", "batches", "dataset", "bad_clips")
+DATA_ROOMS = ("video", "manifest", "check", "signatures", "packed", "reading_speed", "batches", "dataset", "bad_clips")
 # A feature is a folder that no other module imports.
 FEATURES = ("inference.cam", "inference.export", "inference.stream")
 

@@ -29,7 +29,7 @@ from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.manifest.quarantine import Kept
-from summit_train.data.packed.format import Packing
+from summit_train.data.packed.format import OPTIONS, Packing
 from summit_train.data.packed.pack import pack_set
 from summit_train.data.packed.read import ShardStore
 from summit_train.plan import make_plan
@@ -40,7 +40,7 @@ _WARM_UP = 3  # batches of each worker before the clock starts
 
 @dataclass
 class Subject:
-    """Clips to measure: raw, packed bytes or packed JPEG. step: the next clip in the order of training."""
+    """Clips to measure: raw, or packed in one of the kinds. step: the next clip in the order of training."""
 
     name: str
     data: DataSpec
@@ -75,7 +75,7 @@ def subject_of(data: DataSpec, manifest: Manifest, seed: int) -> Subject:
 
 
 def sampled(subject: Subject, clips: int, folder: Path) -> Iterator[Subject]:
-    """Yield clips from all over a raw set, as they are and packed into `folder` in both ways. Raises DecodeError."""
+    """Yield clips from all over a raw set, as they are and packed into `folder` in each kind. Raises DecodeError."""
     store, manifest = subject.store, subject.store.manifest
     assert isinstance(store, FileStore)
     num_clips = min(clips, len(manifest))
@@ -84,7 +84,7 @@ def sampled(subject: Subject, clips: int, folder: Path) -> Iterator[Subject]:
     write_manifest(folder / "sample.csv", rows)
     sample = FileStore(read_manifest(folder / "sample.csv"), "/", store.limits)
     yield replace(subject, store=sample)
-    for kind in ("bytes", "jpeg"):
+    for kind in OPTIONS:
         pack_set(sample, folder / kind, Packing(kind), 1 << 30)
         yield subject_of(subject.data, read_manifest(folder / kind), subject.seed)
 

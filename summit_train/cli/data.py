@@ -33,7 +33,7 @@ from summit_train.data.manifest.split import split_manifest
 from summit_train.data.manifest.tables import CLASSES_FILE
 from summit_train.data.motion import KINDS as MOTION_KINDS
 from summit_train.data.motion import MotionSet, write_motion_set
-from summit_train.data.packed.format import Packing, read_pack
+from summit_train.data.packed.format import OPTIONS, Packing, read_pack
 from summit_train.data.packed.pack import PackJob, alone_in, begin, finish, missing_shards, pack_shards
 from summit_train.data.packed.read import staged_folder, stray_files, verify_files
 from summit_train.data.packed.stage import stage
@@ -326,23 +326,26 @@ def _packing_arguments(parser: argparse.ArgumentParser, shard_size: str) -> None
 def _pack_arguments(parser: argparse.ArgumentParser) -> None:
     _packing_arguments(parser, "1G")
     add, usual = parser.add_argument, Packing("jpeg")
-    add("--kind", choices=("bytes", "jpeg"), required=True, help="the files as they are, or their frames as JPEG")
-    add("--short-side", type=int, metavar="PIXELS", help=f"jpeg: of a picture [{usual.short_side}]")
-    add("--every", type=int, metavar="N", help=f"jpeg: pack every N-th frame [{usual.every}]")
+    kinds = "the files as they are, or their frames as JPEG, or as a small video that is cheap to decode"
+    add("--kind", choices=tuple(OPTIONS), required=True, help=kinds)
+    add("--short-side", type=int, metavar="PIXELS", help=f"jpeg, video: of a frame [{usual.short_side}]")
+    add("--every", type=int, metavar="N", help=f"jpeg, video: pack every N-th frame [{usual.every}]")
     add("--quality", type=int, metavar="Q", help=f"jpeg: 1 to 95 [{usual.quality}]")
+    add("--gop", type=int, metavar="N", help=f"video: frames from a key frame to the next [{usual.gop}]")
+    add("--qscale", type=int, metavar="Q", help=f"video: MPEG-4's quantiser, 1 (fine) to 31 [{usual.qscale}]")
     bound = "bytes: the clips are folders of optical flow, whose values 0 and 255 mean this many pixels"
     add("--bound", type=float, metavar="PIXELS", help=bound)
 
 
 def _pack(args: argparse.Namespace) -> Result:
-    asked = {name: getattr(args, name) for name in ("short_side", "every", "quality")}
+    asked = {name: getattr(args, name) for name in sorted(set().union(*OPTIONS.values()))}
     given = {name: value for name, value in asked.items() if value is not None}
-    if given and args.kind == "bytes":
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise UserError(f"{names} must be used with --kind jpeg, got --kind bytes, which keeps the files as they are")
-    if args.bound is not None and args.kind == "jpeg":
+    for name in sorted(given.keys() - OPTIONS[args.kind]):
+        kinds = " or ".join(f"--kind {kind}" for kind, names in OPTIONS.items() if name in names)
+        raise UserError(f"--{name.replace('_', '-')} must be used with {kinds}, got --kind {args.kind}")
+    if args.bound is not None and args.kind != "bytes":
         right = "pictures of flow are packed as they are"
-        raise UserError(f"--bound must be used with --kind bytes, got --kind jpeg; {right}")
+        raise UserError(f"--bound must be used with --kind bytes, got --kind {args.kind}; {right}")
     flow = {} if args.bound is None else {"modality": "flow", "bound": args.bound}
     return _work(args, Packing(args.kind, **given, **flow))
 

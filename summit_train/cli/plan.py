@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> Result:
         joined = "auto: Horovod where it is installed and MPI starts the ranks, else torch.distributed"
         comm = joined if site.comm == "auto" else f"{site.comm}, by the site profile"
         rows += [*taken_rows(site, taken), ("nodes", f"{cost.nodes:,}"), ("comm", comm), *cost.rows()]
+        rows += _loader_rows(site, files.train, cost.clips_per_second)
     result = Result(_text(spec, plan, rows), values=values)
     if conflict is not None:
         show(result, as_json=args.json)
@@ -89,6 +90,20 @@ def run(args: argparse.Namespace) -> Result:
 
 def taken_rows(site: Site, taken: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("spec", f"{', '.join(f'{key}={value}' for key, value in taken.items())}, by {site.name}")] if taken else []
+
+
+def _loader_rows(site: Site, train: Dataset | None, rate: float | None) -> list[tuple[str, str]]:
+    """Return by how much reading files falls short of a rank's speed, and what helps; nothing where it is unknown."""
+    from summit_train.data.manifest.files import FileStore
+    from summit_train.data.reading_speed import clips_per_second
+
+    store, cores = train and train.store, max(1, site.cores_per_rank - 1)
+    found = clips_per_second(store, train.data) if train and isinstance(store, FileStore) else None
+    if rate is None or found is None or cores * found[1] >= rate:
+        return []
+    now, packed = (f"{float(f'{cores * speed:.2g}'):,g}" for speed in found[1:])
+    short = f"about {now} of the {rate:g} clips/s that a rank trains, from {found[0]} on {counted(cores, 'core')}"
+    return [("loader", f"{short}; data pack --kind video: about {packed}")]
 
 
 def start_rows(start: Sequence[str], files: Files) -> list[tuple[str, str]]:

@@ -30,7 +30,7 @@ def test_cores_of_a_rank(core: float, gpu: float, there: int | None, needed: int
 
 def test_a_sample_is_measured_raw_and_packed(write_spec: WriteSpec, bench: Bench) -> None:
     values = bench("loader", str(write_spec()), *SHORT, "--rate", "40")
-    assert [kind["kind"] for kind in values["kinds"]] == ["raw", "packed bytes", "packed jpeg"]
+    assert [kind["kind"] for kind in values["kinds"]] == ["raw", "packed bytes", "packed jpeg", "packed video"]
     for kind in values["kinds"]:
         speeds = [kind[f"clips_per_second_{of}"] for of in ("core", "all")]
         assert all(0 < speed["min"] <= speed["median"] <= speed["max"] for speed in speeds)

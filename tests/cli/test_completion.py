@@ -43,7 +43,7 @@ def test_bash_completes_commands_options_choices_and_files(say: Say, tmp_path: P
         "": {*_COMMANDS},
         "data|sp": {"split"},
         "bench|fig3|": {"a", "b", "c"},
-        "data|pack|--kind|": {"bytes", "jpeg"},
+        "data|pack|--kind|": {"bytes", "jpeg", "video"},
         "plan|--cl": {"--clips"},
         "plan|mi": {"mine.yaml"},
         "train|mine.yaml|--hos": {"--hosts"},

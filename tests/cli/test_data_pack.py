@@ -84,8 +84,14 @@ def test_ranks_leave_in_order_where_the_first_refuses(manifest: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--kind bytes --quality 80 --short-side 8", "--short-side, --quality must be used with --kind jpeg"),
+        ("--kind bytes --quality 80 --gop 8", "--gop must be used with --kind video, got --kind bytes"),
+        ("--kind bytes --every 2", "--every must be used with --kind jpeg or --kind video, got --kind bytes"),
+        ("--kind video --quality 80", "--quality must be used with --kind jpeg, got --kind video"),
+        ("--kind jpeg --qscale 3", "--qscale must be used with --kind video, got --kind jpeg"),
         ("--kind jpeg --quality 100", "quality must be 1 to 95, got 100"),
+        ("--kind video --qscale 32", "qscale must be 1 to 31, got 32"),
+        ("--kind video --gop 0", "gop must be 1 to 600, got 0"),
+        ("--kind video --bound 20", "--bound must be used with --kind bytes, got --kind video"),
         ("--kind bytes --shard-size large", "must be a size such as 1G or 256M, got 'large'"),
     ],
 )

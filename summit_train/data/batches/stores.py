@@ -94,7 +94,7 @@ def open_store(data: DataSpec, manifest: Manifest) -> Store:
         every, modality, place = shards.pack.packing.every, shards.pack.packing.modality, f"{manifest.source}:"
         found = "" if modality == data.modality else f"holds {modality}"
         if (cut := shards.pack.packing.region) != data.region:
-            right = "set data.region=columns" if cut else "pack the clips again, with --kind jpeg --region columns"
+            right = "set data.region=columns" if cut else "pack the clips again, with --region columns"
             has = "regions of frames" if cut else "whole frames"
             raise UserError(f"{place} holds {has}, and data.region is {data.region or 'null'}: {right}")
         if data.sampling == "dense" and data.frame_stride % every:

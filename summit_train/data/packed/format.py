@@ -151,16 +151,22 @@ def ending_of(path: str) -> str:
     return ending if is_plain and ending not in (".cls", ".json") else ".video"
 
 
+# The kinds of packing, and what each can be given.
+_SCALED = ("short_side", "every")
+OPTIONS = {"bytes": (), "jpeg": (*_SCALED, "quality"), "video": (*_SCALED, "gop", "qscale")}
+
+
 @dataclass(frozen=True)
 class Packing:
     """How clips are packed. Raises UserError for a wrong value.
 
-    kind: 'bytes' (the videos as they are) or 'jpeg' (every `every`-th frame as a JPEG of quality 1 to 95, scaled down
-    to `short_side` where it is larger). modality: 'rgb' or 'flow', two grey pictures for each field, x and y. bound:
-    the flow, in pixels, of the value 255. method, preset: of video.flow, to compute the flow of the frames; without a
-    method the clips are folders of flow pictures, which are packed as they are. colour: of jpeg: 'full', or 'half' in
-    older sets, whose frames lost colour resolution when they were scaled down. region: of jpeg: 'columns' where each
-    picture is the part of the frame that the list named, see data.region.
+    kind: 'bytes' (the videos as they are), or every `every`-th frame, scaled down to `short_side` where it is larger:
+    'jpeg' (each a JPEG of quality 1 to 95) or 'video' (an MPEG-4 video of the clip alone with a key frame every `gop`
+    frames and the quantiser `qscale`; a side of odd length loses a pixel). modality: 'rgb' or 'flow', two grey pictures
+    for each field, x and y. bound: the flow, in pixels, of the value 255. method, preset: of video.flow, to compute the
+    flow of the frames; without a method the clips are folders of flow pictures, which are packed as they are. colour:
+    of jpeg: 'full', or 'half' in older sets, whose frames lost colour resolution when they were scaled down. region:
+    'columns' where each frame is the part that the list named, see data.region.
     """
 
     kind: str
@@ -173,28 +179,31 @@ class Packing:
     preset: str | None = None
     colour: str = "full"
     region: str | None = None
+    gop: int = 8
+    qscale: int = 3
 
     def __post_init__(self) -> None:
-        valid = ("bytes", "jpeg") if self.modality == "rgb" else ("bytes",) if self.method is None else ("jpeg",)
+        valid = tuple(OPTIONS) if self.modality == "rgb" else ("bytes",) if self.method is None else ("jpeg",)
         if self.kind not in valid:
             raise UserError(f"kind must be {' or '.join(valid)}, got {self.kind!r}")
-        if self.region not in ((None, "columns") if self.kind == "jpeg" else (None,)):
-            raise UserError(f"region must be columns, and only with --kind jpeg, got {self.region!r}")
+        if self.region not in ((None, "columns") if self.kind != "bytes" else (None,)):
+            raise UserError(f"region must be columns, and not with --kind bytes, got {self.region!r}")
         if self.modality == "flow" and not 0 < (self.bound or 0) <= _MAX_BOUND:
             raise UserError(f"bound must be more than 0 and at most {_MAX_BOUND} pixels, got {self.bound}")
         if self.colour not in ("full", "half"):
             raise UserError(f"colour must be full or half, got {self.colour!r}")
-        for name, low, high in (("short_side", 1, 8192), ("every", 1, 1 << 20), ("quality", 1, 95)):
-            if not low <= getattr(self, name) <= high:
-                raise UserError(f"{name} must be {low} to {high}, got {getattr(self, name)}")
+        for name, most in {"short_side": 8192, "every": 1 << 20, "quality": 95, "gop": 600, "qscale": 31}.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise UserError(f"{name} must be 1 to {most}, got {getattr(self, name)}")
 
     @property
     def pixels(self) -> str:
         """Return what was done to the pixels; "" where the bytes are the videos' own."""
         if self.kind == "bytes":
             return ""
-        made = f"jpeg short side {self.short_side}, every {self.every}, quality {self.quality}"
-        made += ", full colour" if self.colour == "full" else ""
+        made = f"{self.kind} short side {self.short_side}, every {self.every}, "
+        made += f"gop {self.gop}, qscale {self.qscale}" if self.kind == "video" else f"quality {self.quality}"
+        made += ", full colour" if self.kind == "jpeg" and self.colour == "full" else ""
         made += ", regions" if self.region else ""
         if self.modality == "rgb":
             return made
@@ -203,6 +212,7 @@ class Packing:
     def entries(self) -> dict[str, Any]:
         """Return the fields for pack.json: no flow fields for RGB, no colour for bytes and older sets."""
         left_out: tuple[str, ...] = () if self.modality == "flow" else ("modality", "bound", "method", "preset")
+        left_out += ("quality", "colour") if self.kind == "video" else ("gop", "qscale")
         if self.kind == "bytes" or self.colour == "half":
             left_out += ("colour",)
         left_out += ("region",) if self.region is None else ()

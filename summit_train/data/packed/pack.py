@@ -121,12 +121,12 @@ def _mean_bytes(job: PackJob, workers: int) -> float:
     chosen = sorted({place * num_clips // _SAMPLED_CLIPS for place in range(_SAMPLED_CLIPS)})
     # By the fastest method: the pictures of all have about the same size.
     quick = replace(job.packing, method="dis", preset=PRESETS[0]) if job.packing.method else job.packing
-    samples = list(_samples(replace(job, packing=quick), chosen, workers if job.packing.kind == "jpeg" else 0))
+    samples = list(_samples(replace(job, packing=quick), chosen, 0 if job.packing.kind == "bytes" else workers))
     sizes = []
     for clip, sample in zip(chosen, samples, strict=True):
         if isinstance(sample, PackedSample):
             first, end = clip, clip + 1
-            if not sample.pictures:  # spans of one video share its bytes
+            if job.packing.kind == "bytes":  # spans of one video share its bytes
                 while first > 0 and job.source(first - 1) == job.source(clip):
                     first -= 1
                 while end < num_clips and job.source(end) == job.source(clip):

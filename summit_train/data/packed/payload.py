@@ -1,13 +1,16 @@
-"""The sample that a clip becomes in its shard: the file's own bytes, or pictures of its frames or of their flow."""
+"""The sample that a clip becomes in its shard: the file's own bytes, a video or pictures of its frames or of flow."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from functools import partial
+from itertools import accumulate, chain, count
 from pathlib import Path
+from tempfile import SpooledTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -19,15 +22,20 @@ from summit_train.data.packed.format import Facts, Packing, crc_after, encode_sa
 from summit_train.data.video.augment import View, scaled_size
 from summit_train.data.video.clips import decode_picture, holds_pictures, list_pictures
 from summit_train.data.video.decode import count_packets, read_from_start
-from summit_train.data.video.encode import jpeg
+from summit_train.data.video.encode import Encoding, encoder, jpeg
 from summit_train.data.video.flow import encode, flow_method, grey
 from summit_train.data.video.region import WHOLE_FRAME, Region
-from summit_train.data.video.render import Renderer, turn_in, views_of_region
+from summit_train.data.video.render import Frames, Renderer, turn_in, views_of_region
 from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, load_video, read_bytes
+from summit_train.data.video.span import Span
 
-# From a clip's facts to those that are packed, and to its file or the bytes of its pictures. Raises DecodeError.
+# From a clip's facts to those that are packed, and to its file or the bytes of its frames. Raises DecodeError.
 Read = Callable[[Facts], tuple[Facts, Sequence[Any]]]
-_MAX_HELD_BYTES = 64 << 20  # of the pictures of one file; the others wait on disk
+_MAX_HELD_BYTES = 64 << 20  # of the frames of one file; the others wait on disk
+_MAX_OPEN_BYTES = 4 << 20  # of a video while it is encoded
+_PIECE_BYTES = 1 << 20
+_MAX_SIDE = 8190  # even; of MPEG-4's 13 bits
+_FPS = 25  # nothing that trains asks when a frame is shown
 
 
 @dataclass(frozen=True)
@@ -62,18 +70,24 @@ def make_samples(
     is_folder = holds_pictures(path)
     holder = None
     try:
-        convert = _Converter(path, packing, region, scratch)
+        convert = _Converter(path, packing, region, _Kept(path, scratch))
         read = _of_folder(convert) if is_folder else _of_video(convert, facts, sha256)
         if not is_folder and packing.kind == "bytes":
             _, (video,) = read(facts[0])
             holder = clips[0], video.crc32()
     except DecodeError as error:
         return [DecodeError(one.path, error.reason) for one in facts]
-    return [_sample(clip, one, read, holder) for clip, one in zip(clips, facts, strict=True)]
+    is_video = packing.kind == "video"
+    return [_sample(clip, one, read, holder, is_video) for clip, one in zip(clips, facts, strict=True)]
 
 
-def _sample(clip: int, facts: Facts, read: Read, holder: tuple[int, int] | None) -> PackedSample | DecodeError:
-    """Return a clip's sample. holder: the clip that has the file's bytes, and their CRC-32; None for pictures."""
+def _sample(
+    clip: int, facts: Facts, read: Read, holder: tuple[int, int] | None, is_video: bool
+) -> PackedSample | DecodeError:
+    """Return a clip's sample. holder: the clip that has the file's bytes, and their CRC-32; None for its frames.
+
+    is_video: the frames are one video, else pictures.
+    """
     try:
         facts, parts = read(facts)
     except DecodeError as error:
@@ -81,7 +95,11 @@ def _sample(clip: int, facts: Facts, read: Read, holder: tuple[int, int] | None)
     if not parts:
         return DecodeError(facts.path, "has one frame: flow is the motion from a frame to the next")
     length, base, more, pictures = sum(map(len, parts)), facts.checksum(), dict[str, Any](), list[tuple[int, int]]()
-    if holder is None:
+    if is_video:
+        ending, max_bytes, checksum = ".mp4", packed.MAX_MEMBER_BYTES, base
+        for piece in chain.from_iterable(map(packed.pieces_of, parts)):
+            checksum = zlib.crc32(piece, checksum)
+    elif holder is None:
         ends, max_bytes, checksum, is_jpeg = list(accumulate(map(len, parts))), packed.MAX_PICTURES_BYTES, base, True
         for number, part in enumerate(parts):
             content = b"".join(packed.pieces_of(part))
@@ -100,7 +118,7 @@ def _sample(clip: int, facts: Facts, read: Read, holder: tuple[int, int] | None)
 
 
 def _of_video(convert: _Converter, facts: Sequence[Facts], sha256: bytes | None) -> Read:
-    """Load a video, and for pictures decode it once for all of its spans."""
+    """Load a video, and unless it is packed as it is decode it once for all of its spans."""
     path, packing = convert.path, convert.packing
     if packing.modality == "flow" and packing.method is None:
         raise DecodeError(path, "is a video: `data flow` computes its flow; --bound is for folders that hold flow")
@@ -110,19 +128,21 @@ def _of_video(convert: _Converter, facts: Sequence[Facts], sha256: bytes | None)
         return lambda one: (one, [whole])
     # A codec may give more frames than packets.
     limit = 2 * count_packets(video, convert.budget) + 1
-    spans = [one.span for one in facts]
-    wanted = {
-        n for span in spans for n in range(span.start, min(span.end if span.end >= 0 else limit, limit), packing.every)
-    }
+    spans = {one.span for one in facts}
+    ends = {span: min(span.end if span.end >= 0 else limit, limit) for span in spans}
+    clips = {span: range(span.start, end, packing.every) for span, end in ends.items()}
     # No frame has the number -1, so the video is decoded to its end.
-    pictures, num_frames = read_from_start(video, frozenset(wanted | {-1}), convert, convert.budget)
+    wanted = frozenset(chain([-1], *clips.values()))
+    convert.videos = _Videos(convert, clips) if packing.kind == "video" else None
+    pictures, num_frames = read_from_start(video, wanted, convert, convert.budget)
     video.check()
 
     def read(one: Facts) -> tuple[Facts, Sequence[Any]]:
         frames = one.span.frames(path, num_frames)
         # The first frame of a clip only begins its first field of flow.
         numbers = frames[:: packing.every] if packing.method is None else frames[1:]
-        return convert.sized(one, num_frames), [part for number in numbers for part in pictures[number]]
+        parts = [part for number in numbers for part in pictures[number]]
+        return convert.sized(one, num_frames), convert.videos.of(one.span) if convert.videos else parts
 
     return read
 
@@ -142,24 +162,42 @@ def _of_folder(one_clip: _Converter) -> Read:
         frames = one.span.frames(path, len(paths))
         if packing.kind == "bytes":
             return replace(one, num_frames=len(paths)), [one_clip.kept(read_bytes(paths[n])) for n in frames]
-        convert = _Converter(path, packing, one_clip.region, one_clip.scratch)
-        pictures = chain.from_iterable(convert.picture(paths[number]) for number in frames[:: packing.every])
-        parts = list(map(one_clip.kept, pictures))
-        return convert.sized(one, len(paths)), parts
+        convert, numbers = _Converter(path, packing, one_clip.region, one_clip.kept), frames[:: packing.every]
+        convert.videos = _Videos(convert, {one.span: numbers}) if packing.kind == "video" else None
+        parts = [convert.kept(part) for number in numbers for part in convert.picture(paths[number])]
+        return convert.sized(one, len(paths)), convert.videos.of(one.span) if convert.videos else parts
 
     return read
 
 
-class _Converter:
-    """Turns the frames of a video, one after the other, into the pictures that are packed of it.
+class _Kept:
+    """Takes what is packed of one file: returns it or, after many bytes, where it is in the scratch file."""
 
-    Each frame becomes a JPEG picture. Where flow is computed, each frame but the first becomes the flow from the one
-    before it: two grey JPEG pictures, x and y. Between spans that are apart this also computes a field that no clip
-    takes. budget: that of one video, without a limit of time for flow. region: of the frame, which is packed alone.
+    def __init__(self, path: str, scratch: Path) -> None:
+        self.path, self.scratch, self._num_held = path, scratch, 0
+
+    def __call__(self, part: bytes) -> Any:
+        self._num_held += len(part)
+        if self._num_held <= _MAX_HELD_BYTES:
+            return part
+        self.scratch.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.scratch, "ab") as file:
+            file.write(part)
+            return Encoded(self.path, part=(str(self.scratch), file.tell() - len(part), len(part)))
+
+
+class _Converter:
+    """Turns the frames of a video, one after the other, into what is packed of it.
+
+    Each frame becomes a JPEG picture, or where there are `videos` a frame of these. Where flow is computed, each frame
+    but the first becomes the flow from the one before it: two grey JPEG pictures, x and y. Between spans that are apart
+    this also computes a field that no clip takes. budget: that of one video, without a limit of time for flow. region:
+    of the frame, which is packed alone.
     """
 
-    def __init__(self, path: str, packing: Packing, region: Region, scratch: Path) -> None:
-        self.path, self.packing, self.region, self.scratch, self._num_held = path, packing, region, scratch, 0
+    def __init__(self, path: str, packing: Packing, region: Region, kept: _Kept) -> None:
+        self.path, self.packing, self.region, self.kept = path, packing, region, kept
+        self.videos: _Videos | None = None
         self.budget, self._compute = Budget(path, NO_HURRY), None
         if packing.method is not None:
             self.budget = Budget(path, replace(NO_HURRY, seconds=math.inf))
@@ -171,6 +209,12 @@ class _Converter:
             """Scale the upright frame down to the short side of the packing; never up, as that adds nothing."""
             self._size = (width, height)
             scaled = scaled_size(width, height, min(packing.short_side, width, height))
+            if packing.kind == "video":  # with colour at half the resolution
+                scaled = (max(2, scaled[0] // 2 * 2), max(2, scaled[1] // 2 * 2))
+                if max(scaled) > _MAX_SIDE:
+                    raise DecodeError(
+                        path, f"becomes {scaled[0]} x {scaled[1]}, and MPEG-4 ends at {_MAX_SIDE:,} pixels"
+                    )
             return [View(*scaled, 0, 0, *scaled)]
 
         self._renderer = Renderer(views_of_region(region, whole_frame, path, "data.region"))
@@ -179,21 +223,11 @@ class _Converter:
         (picture,) = self._renderer(frame)
         return list(map(self.kept, self._encoded(picture)))
 
-    def kept(self, part: bytes) -> Any:
-        """Return the bytes, or, after many, where they are in the scratch file."""
-        self._num_held += len(part)
-        if self._num_held <= _MAX_HELD_BYTES:
-            return part
-        self.scratch.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.scratch, "ab") as file:
-            file.write(part)
-            return Encoded(self.path, part=(str(self.scratch), file.tell() - len(part), len(part)))
-
     def picture(self, path: str) -> list[bytes]:
         """Return what is packed of the next frame, a picture file: its own bytes if they are a JPEG that is small."""
         content = read_bytes(path)
         codec, frame = decode_picture(path, content, self.budget)
-        if self._compute is None and self.region == WHOLE_FRAME:
+        if self._compute is None and self.region == WHOLE_FRAME and self.videos is None:
             width, height = turn_in(frame).size(frame.width, frame.height)
             self._size = self._size or (width, height)
             if codec == "mjpeg" and min(width, height) <= self.packing.short_side:
@@ -203,6 +237,9 @@ class _Converter:
 
     def _encoded(self, picture: NDArray[np.uint8]) -> list[bytes]:
         """Return what is packed of the next frame, RGB (height, width, 3)."""
+        if self.videos is not None:
+            self.videos.add(picture)
+            return []
         pictures = [picture]
         if self._compute is not None:
             before, self._before = self._before, grey(picture)
@@ -220,3 +257,50 @@ class _Converter:
         assert self._size is not None, "a video without a frame is refused before"
         width, height = self._size
         return replace(facts, num_frames=num_frames - (self._compute is not None), width=width, height=height)
+
+
+class _Videos:
+    """Encodes each of some clips of a file as a video, while the frames of them all come by once and in order.
+
+    clips: the numbers of each one's frames; frame i of its video is the i-th of them. Clips that share frames are
+    encoded at the same time, each with a few MB.
+    """
+
+    def __init__(self, convert: _Converter, clips: Mapping[Span, range]) -> None:
+        self._convert, self._made = convert, dict[Span, list[Any]]()
+        self._coming = sorted(clips.items(), key=lambda clip: clip[1].start, reverse=True)
+        self._numbers = iter(sorted(set(chain.from_iterable(clips.values()))))
+        self._open = dict[Span, tuple[range, Generator[list[Any], Frames | None, None]]]()
+
+    def add(self, picture: Frames) -> None:
+        number = next(self._numbers)
+        while self._coming and self._coming[-1][1].start == number:
+            span, frames = self._coming.pop()
+            self._open[span] = frames, self._video((picture.shape[1], picture.shape[0]))
+            next(self._open[span][1])
+        for span, (frames, video) in list(self._open.items()):
+            if number in frames:
+                video.send(picture)
+            if number == frames[-1]:
+                self.of(span)
+
+    def of(self, span: Span) -> list[Any]:
+        """Return the parts of a clip's video, after all of its frames."""
+        if span in self._open:
+            _, video = self._open.pop(span)
+            self._made[span] = video.send(None)
+        return self._made[span]
+
+    def _video(self, size: tuple[int, int]) -> Generator[list[Any], Frames | None, None]:
+        """Take the frames of a video, then None; yield its parts for that, else nothing."""
+        packing, kept = self._convert.packing, self._convert.kept
+        encoding = Encoding("mpeg4", 6 * packing.qscale, packing.gop, b_frames=0)
+        kept.scratch.parent.mkdir(parents=True, exist_ok=True)
+        with SpooledTemporaryFile(_MAX_OPEN_BYTES, dir=str(kept.scratch.parent)) as file:
+            with encoder(file, size, _FPS, encoding, "mp4") as write:
+                for number in count():
+                    if (picture := (yield [])) is None:
+                        break
+                    write(picture, number)
+            file.seek(0)
+            yield list(map(kept, iter(partial(file.read, _PIECE_BYTES), b"")))

@@ -134,18 +134,24 @@ class ShardStore:
         return self._shared_store.read_views(clip, choose, views_of, playback)
 
     def _read_from(self, entry: _Entry, choose: Choose, views_of: ViewsOf, playback: Playback) -> Decoded:
-        name, facts = entry.name, entry.facts
+        name, facts, packing = entry.name, entry.facts, self.pack.packing
+        every, is_flow = packing.every, packing.modality == "flow"
         if not len(entry.pictures):
-            count = facts.num_frames if facts.num_frames > 0 else None
+            count, chosen = facts.num_frames if facts.num_frames > 0 else None, facts.span.chosen_in(name, choose)
+            if packing.kind == "video":  # with the frames of this clip alone, every n-th, and scaled
+                num_frames = len(facts.span.frames(name, facts.num_frames))
+                count, chosen = -(-num_frames // every), lambda _: np.asarray(choose(num_frames)) // every
+                whole, views_of = views_of, lambda *_: whole(facts.width, facts.height)
             if playback.video is None:
                 playback.video = self._video(entry, count)
             video = playback.video
-            read = read_views(video, facts.span.chosen_in(name, choose), views_of, count, self._limits, playback)
+            read = read_views(video, chosen, views_of, count, self._limits, playback)
             video.check()
+            if packing.kind == "video":
+                return read._replace(num_frames=num_frames, size=(facts.width, facts.height))
             return read._replace(num_frames=len(facts.span.frames(name, read.num_frames)))
 
         # A span counts frames; the facts of flow count fields, one less, of two pictures each.
-        every, is_flow = self.pack.packing.every, self.pack.packing.modality == "flow"
         num_frames = len(facts.span.frames(name, facts.num_frames + is_flow)) - is_flow
         if len(entry.pictures) != -(-num_frames // every) * (1 + is_flow):
             raise _DamagedError(name, _CHANGED)

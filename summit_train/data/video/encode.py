@@ -46,42 +46,53 @@ class Encoding:
 def open_writer(
     path: str | os.PathLike[str], size: tuple[int, int], fps: int | Fraction, encoding: Encoding
 ) -> Iterator[Write]:
-    """Yield what writes frames of this (width, height), one thread; the same frames give the same bytes.
+    """Yield what writes frames of this (width, height); the container follows the path's extension.
 
-    The container follows the path's extension. The file appears under its name when the block ends; after an error in
-    the block nothing is left of it.
+    The file appears under its name when the block ends; after an error in the block nothing is left of it.
     """
     target = Path(path)
     temporary = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
+    try:
+        with encoder(f"file:{temporary}", size, fps, encoding) as write:
+            yield write
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def encoder(
+    file: Any, size: tuple[int, int], fps: int | Fraction, encoding: Encoding, container_format: str | None = None
+) -> Iterator[Write]:
+    """Yield what writes frames of this (width, height), one thread; the same frames give the same bytes.
+
+    file: a name, or an open file, whose container needs its format. It is whole when the block ends.
+    """
     options = {"crf": str(encoding.quality), "preset": "fast"}
     if encoding.codec == "mpeg4":
         options = dict.fromkeys(("qmin", "qmax"), str(max(1, encoding.quality // 6)))
     elif encoding.codec == "libx264":
         # Its macroblock tree reads uninitialised memory, so the bytes would differ from run to run.
         options["x264-params"] = "mbtree=0"
-    try:
-        with av.open(f"file:{temporary}", "w", options={"fflags": "+bitexact"}) as container:
-            options["flags"] = "+bitexact"
-            stream = cast(VideoStream, container.add_stream(encoding.codec, rate=fps, options=options))
-            stream.width, stream.height = size
-            # Half-resolution colour needs even sides.
-            stream.pix_fmt = "yuv444p" if size[0] % 2 or size[1] % 2 else "yuv420p"
-            context = stream.codec_context
-            context.thread_count, context.gop_size, context.max_b_frames = 1, encoding.key_every, encoding.b_frames
-            if encoding.tick is not None:
-                context.time_base = encoding.tick
-            stream.set_display_rotation(encoding.rotation)
+    with av.open(file, "w", format=container_format, options={"fflags": "+bitexact"}) as container:
+        options["flags"] = "+bitexact"
+        stream = cast(VideoStream, container.add_stream(encoding.codec, rate=fps, options=options))
+        stream.width, stream.height = size
+        # Half-resolution colour needs even sides.
+        stream.pix_fmt = "yuv444p" if size[0] % 2 or size[1] % 2 else "yuv420p"
+        context = stream.codec_context
+        context.thread_count, context.gop_size, context.max_b_frames = 1, encoding.key_every, encoding.b_frames
+        if encoding.tick is not None:
+            context.time_base = encoding.tick
+        stream.set_display_rotation(encoding.rotation)
 
-            def write(picture: Frames, time: int) -> None:
-                frame = VideoFrame.from_ndarray(picture, "rgb24")
-                frame.pts, frame.time_base = time, encoding.tick or 1 / Fraction(fps)
-                container.mux(stream.encode(frame))
+        def write(picture: Frames, time: int) -> None:
+            frame = VideoFrame.from_ndarray(picture, "rgb24")
+            frame.pts, frame.time_base = time, encoding.tick or 1 / Fraction(fps)
+            container.mux(stream.encode(frame))
 
-            yield write
-            container.mux(stream.encode(None))
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield write
+        container.mux(stream.encode(None))
 
 
 def write_video(

@@ -145,7 +145,7 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"kind": "png"}, "kind must be bytes or jpeg, got 'png'"),
+        ({"kind": "png"}, "kind must be bytes or jpeg or video, got 'png'"),
         ({"kind": "jpeg", "quality": 96}, "quality must be 1 to 95, got 96"),
         ({"kind": "jpeg", "every": 0}, "every must be"),
         ({"kind": "jpeg", "colour": "quarter"}, "colour must be full or half, got 'quarter'"),

@@ -108,16 +108,19 @@ def test_packed_pictures_are_those_of_the_cut_files(folder: Path, tmp_path: Path
     assert spans.manifest.fingerprint() not in (store.manifest.fingerprint(), cuts.manifest.fingerprint())
 
 
-def test_pictures_that_wait_on_disk_give_the_same_set(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["jpeg", "video"])
+def test_what_waits_on_disk_gives_the_same_set(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     store, held = stored(folder), list[bool]()
-    pack_set(store, tmp_path / "held", Packing("jpeg"), SHARD_BYTES)
+    pack_set(store, tmp_path / "held", Packing(kind), SHARD_BYTES)
     monkeypatch.setattr(payload, "_MAX_HELD_BYTES", 5000)
-    kept = payload._Converter.kept
+    monkeypatch.setattr(payload, "_MAX_OPEN_BYTES", 1000)
+    monkeypatch.setattr(payload, "_PIECE_BYTES", 1000)
+    kept = payload._Kept.__call__
     noted = lambda *args: (part := kept(*args), held.append(isinstance(part, bytes)))[0]  # noqa: E731
-    monkeypatch.setattr(payload._Converter, "kept", noted)
-    pack_set(store, tmp_path / "waiting", Packing("jpeg"), SHARD_BYTES)
+    monkeypatch.setattr(payload._Kept, "__call__", noted)
+    pack_set(store, tmp_path / "waiting", Packing(kind), SHARD_BYTES)
     assert content_of(tmp_path / "waiting") == content_of(tmp_path / "held")
     assert any(held) and not all(held)
 
@@ -132,7 +135,7 @@ def test_pictures_of_a_folder_are_kept_unchanged(folder: Path, tmp_path: Path, k
 
 def test_workers_change_nothing(folder: Path, tmp_path: Path) -> None:
     for workers in (0, 2):
-        pack_set(stored(folder), tmp_path / str(workers), Packing("jpeg"), SHARD_BYTES)
+        pack_set(stored(folder), tmp_path / str(workers), Packing("video"), SHARD_BYTES, workers)
     assert content_of(tmp_path / "0") == content_of(tmp_path / "2")
 
 
@@ -224,7 +227,9 @@ def test_a_clip_of_a_packed_film_reads_its_own_packets(
 # What cannot be packed or read.
 
 
-@pytest.mark.parametrize(("kind", "bad"), [("jpeg", ["0.mkv", "0.mkv", "p"]), ("bytes", ["p"])])
+@pytest.mark.parametrize(
+    ("kind", "bad"), [("jpeg", ["0.mkv", "0.mkv", "p"]), ("video", ["0.mkv", "0.mkv", "p"]), ("bytes", ["p"])]
+)
 def test_a_span_outside_its_file_is_named_alone(folder: Path, tmp_path: Path, kind: str, bad: list[str]) -> None:
     rows = [ManifestRow("0.mkv", 0).with_span(span) for span in (Span(0, 4), Span(4, 2**31 - 1), Span(12))]
     found = bad_clips(
@@ -241,7 +246,7 @@ def test_bytes_of_a_span_outside_its_file_are_a_bad_clip(folder: Path, tmp_path:
         all_frames(_pack(store, tmp_path / "out", "bytes"), 0)
 
 
-@pytest.mark.parametrize("kind", ["bytes", "jpeg"])
+@pytest.mark.parametrize("kind", ["bytes", "jpeg", "video"])
 def test_another_span_in_the_manifest_is_found_by_the_checksums(folder: Path, tmp_path: Path, kind: str) -> None:
     packed = _pack(stored(folder), tmp_path / "packed", kind)
     path = tmp_path / "packed" / "manifest" / "spans.npy"
