@@ -55,8 +55,7 @@ def build_network(spec: Spec, generator: torch.Generator | None = None) -> Video
 def initial_network(spec: Spec, device: torch.device) -> VideoNetwork:
     """Build the spec's network on `device`, ready to run, with weights that the seed alone decides.
 
-    Weights stay in their plain layout, as gradients are views of flat buckets; clips are channels-last, and every
-    convolution follows its input.
+    Clips are channels-last, and every convolution follows its input.
     """
     generator = torch.Generator().manual_seed(rng.seed_of(spec.seed, "weights"))
     network = build_network(spec, generator).to(device=device, dtype=parameter_type(spec.precision))

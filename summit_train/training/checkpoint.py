@@ -184,8 +184,12 @@ def restore_solver(path: Path, optimizer: torch.optim.Optimizer, saved: Any) -> 
     fits = isinstance(state, Mapping) and state.keys() <= known and (own["state"] or state).keys() == state.keys()
     if not fits or saved_groups != groups:
         raise CheckpointError(f"{path}: does not fit: optimizer has other groups of parameters than this run")
-    kept = kept_state(optimizer)
+    kept, loaded = kept_state(optimizer), dict[int, dict[str, torch.Tensor]]()
     for number, found in state.items():
-        wanted = {name: parameters[number] if has_shape else torch.zeros(()) for name, has_shape in kept.items()}
+        parameter = parameters[number]
+        wanted = {name: parameter if has_shape else torch.zeros(()) for name, has_shape in kept.items()}
         check_fit(path, f"optimizer.state.{number}", found, wanted)
-    optimizer.load_state_dict({**own, "state": state})
+        # In the layout of the weight: the fused solvers do not look at strides.
+        moved = {key for key in found if kept[key] and found[key].stride() != parameter.stride()}
+        loaded[number] = found | {key: torch.empty_like(parameter).copy_(found[key]) for key in moved}
+    optimizer.load_state_dict({**own, "state": loaded})

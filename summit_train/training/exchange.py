@@ -49,7 +49,9 @@ def split_buckets(parameters: Iterable[nn.Parameter]) -> list[Bucket]:
             members = list(itertools.islice(run, count))
             sizes = [parameter.numel() for parameter in members]
             flat = members[0].new_empty(sum(sizes)).detach()
-            views = [part.view_as(weight) for part, weight in zip(torch.split(flat, sizes), members, strict=True)]
+            parts = zip(torch.split(flat, sizes), members, strict=True)
+            # In the layout of the weights, as autograd and the fused solvers want it.
+            views = [part.as_strided(weight.shape, torch.empty_like(weight).stride()) for part, weight in parts]
             buckets.append(Bucket(f"gradients.{len(buckets)}", flat, members, views))
     return buckets
 

@@ -15,7 +15,7 @@ import torch
 from summit_train.core.checkpoints import checkpoint_path, digest_path, find_checkpoints, learner_path, step_of
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.saved import load_newest
-from summit_train.optim.solvers import build_solver
+from summit_train.optim.solvers import build_solver, set_learning_rate
 from summit_train.spec import CheckpointSpec, Spec, smallest_spec
 from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec
 from summit_train.training.agreement import experiment_differences
@@ -225,3 +225,24 @@ def test_a_frozen_parameter_has_no_state_and_an_earlier_versions_is_left_out(tmp
     restore_solver(tmp_path, solver, earlier)
     found = solver.state_dict()["state"]
     assert found.keys() == {0} and torch.equal(found[0]["momentum_buffer"], earlier["state"][0]["momentum_buffer"])
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_state_in_another_layout_than_its_weight_steps_as_in_the_same(tmp_path: Path, name: str) -> None:
+    """From a run without accelerated networks, or from another rank: the fused solvers do not look at strides."""
+    spec, results = OptimizerSpec.model_validate({"name": name}), []
+    for state_format in (torch.channels_last, torch.contiguous_format):
+        weight = torch.nn.Parameter(torch.ones(2, 3, 2, 2).contiguous(memory_format=torch.channels_last))
+        weight.grad = torch.arange(24.0).view(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)
+        solver = build_solver(spec, [{"params": [weight], "weight_decay": 0.0}])
+        set_learning_rate(solver, 0.5)
+        solver.step()
+        saved = solver.state_dict()
+        for key, value in saved["state"][0].items():
+            if value.ndim:
+                saved["state"][0][key] = value.contiguous(memory_format=state_format)
+        restore_solver(tmp_path, solver, saved)
+        weight.grad = weight.grad.flip(0).contiguous(memory_format=torch.channels_last)
+        solver.step()
+        results.append(weight)
+    assert torch.equal(*results)

@@ -61,6 +61,17 @@ def test_buckets_hold_what_is_trained_in_reverse_order_and_one_type_each() -> No
     assert [(bucket.flat.dtype, len(bucket.flat)) for bucket in buckets] == [(torch.float16, 5), (torch.float32, 12)]
 
 
+def test_a_gradient_has_the_layout_of_its_weight_and_a_place_of_its_own() -> None:
+    weights = [nn.Parameter(torch.ones(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)) for _ in range(2)]
+    weights += [nn.Parameter(torch.ones(4, 3).T), nn.Parameter(torch.ones(6, 4)[:, ::2])]
+    (bucket,) = split_buckets(weights)
+    for number, (weight, view) in enumerate(zip(bucket.parameters, bucket.views, strict=True)):
+        assert view.shape == weight.shape and view.stride() == torch.empty_like(weight).stride()
+        view.fill_(number)
+    assert bucket.flat.tolist() == [0.0] * 12 + [1.0] * 12 + [2.0] * 24 + [3.0] * 24
+    assert bucket.views[3].stride() == weights[0].stride() == (12, 1, 6, 3)
+
+
 class _TwoWays(nn.Module):
     """Its gradients get ready in the order c, a, b; d gets none."""
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from summit_train.core.errors import RunFailed
-from summit_train.models.fast.kernels import Kernels, compile_for_cluster, loaded
+from summit_train.models.fast.kernels import Kernels, channels_last, compile_for_cluster, loaded
 from summit_train.models.fast.norm import FusedNorm
 from summit_train.models.fast.shifted_conv import ShiftedConv2d
 from summit_train.models.mobilenet import InvertedResidual
@@ -45,12 +45,16 @@ class FusedBottleneck(FusedBlock, Bottleneck):
 def accelerate(model: nn.Module, parts: Collection[str] = PARTS) -> str:
     """Replace the modules of `model` that run faster in another form, in place; return what was replaced.
 
-    Parameters and buffers keep their names and stay the same objects. Shifted convolutions keep no copy of their input.
+    Parameters and buffers keep their names and stay the same objects; weights of convolutions get their channels last
+    in memory, as their input has them. Shifted convolutions keep no copy of their input.
     On CPUs, if the C++ kernels are available, normalisations take in the relu and the shortcut's sum that follow them.
     Networks without any of these run plain, and so do foreign ones, whose code may rely on the modules it has.
     """
     if not getattr(model, "replaceable", True):
         return "plain: a network of your own"
+    for parameter in model.parameters():
+        if parameter.dim() in (4, 5):  # otherwise each convolution would copy it, forward and backward
+            parameter.data = channels_last(parameter.data)
     if "shift" in parts:
         for block in model.modules():
             if isinstance(block, ResidualBlock | InvertedResidual) and isinstance(block.shift, TemporalShift):

@@ -58,6 +58,9 @@ def test_values_gradients_and_statistics_are_the_plain_networks(
 ) -> None:
     plain, fast, clip = twins(arch, backbone, num_frames, options)
     assert list(fast.state_dict()) == list(plain.state_dict())
+    for weight in fast.parameters():
+        form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim(), torch.contiguous_format)
+        assert weight.is_contiguous(memory_format=form)
     assert [n for n, _ in fast.named_parameters()] == [n for n, _ in plain.named_parameters()]
     for network in (plain.double().train(), fast.double().train()):
         network.reseed(5)
