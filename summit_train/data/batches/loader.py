@@ -70,8 +70,7 @@ class MicroBatch(Tensors):
     bad: tuple[BadClip, ...] = ()
 
     def without_clips(self) -> MicroBatch:
-        """Return it without clips and labels, its ids copied: each tensor of a worker holds a file descriptor."""
-        return replace(self, clips=_NOTHING, labels=_NOTHING, ids=self.ids.clone())
+        return replace(self, clips=_NOTHING, labels=_NOTHING)
 
 
 @dataclass(frozen=True)
