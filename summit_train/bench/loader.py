@@ -25,7 +25,7 @@ from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import counted
 from summit_train.data.batches.loader import MicroBatch, TrainingClips, training_batches
-from summit_train.data.batches.order import Order
+from summit_train.data.batches.order import PREFETCHED_PER_WORKER, Order
 from summit_train.data.batches.stores import FlowStore, Store, open_store
 from summit_train.data.batches.workers import Batches, Slots
 from summit_train.data.dataset import Dataset
@@ -47,7 +47,7 @@ PARTS = {
     "demux": ("video/decode.py:",),
     "scale": ("render.py:_scaled",),
     "crop": ("render.py:", "augment.py:cut"),
-    "draw": ("core/rng.py:", "video/augment.py:"),
+    "sample": ("core/rng.py:", "video/augment.py:"),
     "collate": ("clips.py:_clip_by_clip", "loader.py:_padded"),
     "share": ("workers.py:shared",),
 }
@@ -136,6 +136,8 @@ def parts(subject: Subject, clips: int) -> dict[str, float]:
         whole = f"{file}:{function}"
         return next((part for part, names in PARTS.items() if any(name in whole for name in names)), "other")
 
+    for batch in subject.next_batches(PREFETCHED_PER_WORKER + 1, 0):
+        slots.put(batch)  # the first ones make the shared memory
     with cProfile.Profile() as profile:
         for batch in subject.next_batches(clips, 0):
             slots.put(batch)

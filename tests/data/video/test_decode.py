@@ -161,7 +161,7 @@ def test_a_jump_passes_over_damage_that_the_frames_do_not_need(video: Path, tmp_
         read_clip(damaged, _every, all_of, NUM_FRAMES)
 
 
-@pytest.mark.parametrize("name", ["numbered.mp4", "numbered.mkv", "numbered.ts", "numbered.flv"])
+@pytest.mark.parametrize("name", ["numbered.mp4", "numbered.mkv", "numbered.ts"])
 def test_a_jump_opens_h264_without_a_picture_and_gives_the_same_ones(tmp_path: Path, name: str) -> None:
     write_video(tmp_path / name, _numbered(), b_frames=3, codec="libx264")
     encoded, whole = Encoded(str(tmp_path / name)), lambda w, h: [View(w, h, 0, 0, w, h)]
