@@ -1,10 +1,12 @@
-"""`summit-train bench loader SPEC`: clips a second of the loader, raw and packed, and the cores that a rank needs."""
+"""`summit-train bench loader SPEC`: clips a second of the loader, the parts of a clip's time, the cores of a rank."""
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import math
 import os
+import pstats
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,9 +24,10 @@ from summit_train.core.machine import num_cpus
 from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import counted
-from summit_train.data.batches.loader import TrainingClips, training_batches
-from summit_train.data.batches.order import Order
+from summit_train.data.batches.loader import MicroBatch, TrainingClips, training_batches
+from summit_train.data.batches.order import PREFETCHED_PER_WORKER, Order
 from summit_train.data.batches.stores import FlowStore, Store, open_store
+from summit_train.data.batches.workers import Batches, Slots
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
@@ -36,6 +39,18 @@ from summit_train.plan import make_plan
 from summit_train.spec import DataSpec, Spec, load_spec
 
 _WARM_UP = 3  # batches of each worker before the clock starts
+# Functions whose own time, with that of the compiled ones that they call, is a part of a clip's: of the first match.
+PARTS = {
+    "read": ("core/files.py:", "video/source.py:", "packed/read.py:"),
+    "open": ("decode.py:open_video",),
+    "decode": ("decode.py:_jumped", "decode.py:every_frame", "clips.py:decode_picture"),
+    "demux": ("video/decode.py:",),
+    "scale": ("render.py:_scaled",),
+    "crop": ("render.py:", "augment.py:cut"),
+    "sample": ("core/rng.py:", "video/augment.py:"),
+    "collate": ("clips.py:_clip_by_clip", "loader.py:_padded"),
+    "share": ("workers.py:shared",),
+}
 
 
 @dataclass
@@ -48,16 +63,20 @@ class Subject:
     seed: int
     step: int = 0
 
-    def seconds(self, count: int, workers: int = 0) -> float:
-        """Return the seconds of the next `count` clips of a training, in this process or by workers that are warm."""
-        num_clips, warm_up = len(self.store.manifest), _WARM_UP * workers
+    def next_batches(self, count: int, workers: int) -> Batches[MicroBatch]:
+        """Return the next `count` batches of a training, of one clip each."""
+        num_clips = len(self.store.manifest)
         data = self.data.model_copy(update={"workers": workers, "on_bad_clip": "fail"})
-        count = -(-count // data.repeats)  # of the list; a batch has data.repeats views of one
         order = Order(num_clips, self.seed, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=num_clips)
-        steps = range(self.step, self.step + warm_up + count)
+        steps = range(self.step, self.step + count)
         self.step = steps.stop
         read = TrainingClips(data, self.store, self.seed, Kept(num_clips), tuple(data.open_augment()))
-        with training_batches(read, order, rank=0, ranks=1, steps=steps) as batches:
+        return training_batches(read, order, rank=0, ranks=1, steps=steps)
+
+    def seconds(self, count: int, workers: int = 0) -> float:
+        """Return the seconds of the next `count` clips of a training, in this process or by workers that are warm."""
+        warm_up = _WARM_UP * workers
+        with self.next_batches(warm_up + -(-count // self.data.repeats), workers) as batches:
             for _ in range(warm_up):
                 next(batches)
             began = time.perf_counter()
@@ -92,7 +111,7 @@ def sampled(subject: Subject, clips: int, folder: Path) -> Iterator[Subject]:
 def measure(subjects: Sequence[Subject], clips: int, workers: int, repeats: int) -> list[Values]:
     """Measure all subjects in turn, `clips` clips a turn, at least 4 a worker. Raises DecodeError for a bad clip.
 
-    Each gets clips_per_second of one core (this process) and of `workers` processes, as spreads.
+    Each gets clips_per_second of one core (this process) and of `workers` processes, as spreads, and parts_ms.
     """
     for subject in subjects:
         subject.seconds(min(2, clips))
@@ -104,7 +123,32 @@ def measure(subjects: Sequence[Subject], clips: int, workers: int, repeats: int)
             rates[i].append(count / seconds)
         for kind, rate in zip(kinds, rates, strict=True):
             kind[f"clips_per_second_{way}"] = spread(rate)
+    for kind, subject in zip(kinds, subjects, strict=True):
+        kind["parts_ms"] = parts(subject, clips)
     return kinds
+
+
+def parts(subject: Subject, clips: int) -> dict[str, float]:
+    """Return the milliseconds of a clip by part, as a profiler finds them, which adds some; `other` is the rest."""
+    slots, found = Slots(), dict.fromkeys((*PARTS, "other"), 0.0)
+
+    def part_of(file: str, function: str) -> str:
+        whole = f"{file}:{function}"
+        return next((part for part, names in PARTS.items() if any(name in whole for name in names)), "other")
+
+    for batch in subject.next_batches(PREFETCHED_PER_WORKER + 1, 0):
+        slots.put(batch)  # the first ones make the shared memory
+    with cProfile.Profile() as profile:
+        for batch in subject.next_batches(clips, 0):
+            slots.put(batch)
+    # Of each function: the file ("~": it is compiled), line and name; its own time in all, and by caller.
+    for (file, _, name), (_, _, own, _, callers) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+        for (whose, _, caller), (_, _, its, _) in callers.items() if file == "~" else ():
+            found[part_of(whose, caller)] += its
+            own -= its
+        found[part_of(file, name)] += own
+    found["sum"] = sum(found.values())
+    return {of: 1000 * seconds / clips for of, seconds in found.items()}
 
 
 def verdict(core_clips_per_second: float, gpu_clips_per_second: float, cores_per_rank: int | None) -> Values:
@@ -184,8 +228,11 @@ def as_text(values: Values) -> str:
     settings, kinds, gpu = values["settings"], values["kinds"], values["gpu"]
     rows = [("clips/s", "one core", counted(settings["workers"], "worker"))]
     rows += [(k["kind"], *(spread_text(k[f"clips_per_second_{of}"], ".1f") for of in ("core", "all"))) for k in kinds]
+    split = [("ms of a clip", *kinds[0]["parts_ms"])]
+    split += [(kind["kind"], *(f"{ms:.2f}" for ms in kind["parts_ms"].values())) for kind in kinds]
     turns = f"{counted(settings['clips'], 'clip')} a turn, {counted(settings['repeats'], 'turn')}, median (min .. max)"
     lines = [f"{turns}; cores here: {settings['cores']}", f"{TextTable(rows, indent='  ')}\n"]
+    lines.append(f"{TextTable(split, indent='  ')}\n")
     if gpu["clips_per_second"] is None:
         per_core = "{kind}: a core for each {clips_per_second_per_core:.4g} clips/s of a rank"
         lines += [per_core.format(**kind) for kind in kinds]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from summit_train.__main__ import main
-from summit_train.bench.loader import verdict
+from summit_train.bench.loader import PARTS, verdict
 from tests.bench.conftest import Bench
 from tests.conftest import WriteSpec
 
@@ -38,6 +39,11 @@ def test_a_sample_is_measured_raw_and_packed(write_spec: WriteSpec, bench: Bench
         rate = kind["clips_per_second_per_core"]
         assert kind["clips"] == 3 and rate == min(speed["median"] for speed in speeds)
         assert kind["verdict"] == verdict(rate, 40, None)
+        whole = kind["parts_ms"].pop("sum")
+        assert list(kind["parts_ms"]) == [*PARTS, "other"] and sum(kind["parts_ms"].values()) == pytest.approx(whole)
+        assert {part for part, ms in kind["parts_ms"].items() if not ms} <= {"open"}
+        assert (kind["parts_ms"]["open"] > 0) == (kind["kind"] != "packed jpeg")  # a picture has no container
+    assert sys.getprofile() is None
 
 
 def test_a_packed_set_is_measured_as_it_is(

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain, islice, takewhile
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from summit_train.core import rng
 from summit_train.core.own_parts import OwnPart
 from summit_train.data.batches.order import PREFETCHED_PER_WORKER, MicroBatchKey, Order
 from summit_train.data.batches.stores import Store
-from summit_train.data.batches.workers import Batches, Reading
+from summit_train.data.batches.workers import Batches, Reading, Tensors
 from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video import augment
 from summit_train.data.video.clips import Frames, ViewsOf
@@ -36,7 +36,6 @@ from summit_train.spec import DataSpec, EvaluateSpec
 _MAX_SUBSTITUTES = 16
 PICTURES_AT_ONCE = 384  # frames times crops of a block of a whole video: 75 MB at 256 x 256 pixels, fewer larger ones
 _NOTHING = torch.empty(0)
-AnyBatch = TypeVar("AnyBatch", bound="Pinned")
 # From the number of a video's frames to the wanted ones, in any order and with repeats. Pure, and can be pickled.
 ChooseFrames = Callable[[int], NDArray[np.int64]]
 
@@ -54,16 +53,8 @@ class BadClip:
     substitute: int | None
 
 
-class Pinned:
-    """A dataclass whose tensors the DataLoader puts into page-locked memory."""
-
-    def pin_memory(self: AnyBatch) -> AnyBatch:
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
-        return cast(AnyBatch, replace(cast(Any, self), **{name: one.pin_memory() for name, one in tensors.items()}))
-
-
 @dataclass(frozen=True)
-class MicroBatch(Pinned):
+class MicroBatch(Tensors):
     """The clips of one virtual GPU in one step; with data.repeats those of one video follow one another.
 
     clips: uint8 (n, T, H, W, C); smaller ones are padded with 0 at the right and at the bottom. labels: int64 (n,), or
@@ -79,12 +70,11 @@ class MicroBatch(Pinned):
     bad: tuple[BadClip, ...] = ()
 
     def without_clips(self) -> MicroBatch:
-        """Return it without clips and labels, its ids copied: each tensor of a worker holds a file descriptor."""
-        return replace(self, clips=_NOTHING, labels=_NOTHING, ids=self.ids.clone())
+        return replace(self, clips=_NOTHING, labels=_NOTHING)
 
 
 @dataclass(frozen=True)
-class TestBatch(Pinned):
+class TestBatch(Tensors):
     """One video of the test: its place in the manifest, and its views, uint8 (clips * crops, T, h, w, C).
 
     bad: why it has no view. frames: the clips' frame numbers in the video, int64 (clips, T).
@@ -250,7 +240,7 @@ def _test_batch(
 
 
 @dataclass(frozen=True)
-class FrameBlock(Pinned):
+class FrameBlock(Tensors):
     """Some frames of one video.
 
     num_frames: of the video, 0 with an error. num_chosen: how many of them are chosen in all. numbers: of the frames

@@ -14,9 +14,10 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, count
 from multiprocessing import resource_tracker
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -36,6 +37,42 @@ _SECONDS_TO_DIE = 5.0
 _PATIENCE = 2.0  # times a clip's seconds
 
 
+AnyTensors = TypeVar("AnyTensors", bound="Tensors")
+
+
+class Tensors:
+    """A dataclass with tensors, which the DataLoader puts into page-locked memory."""
+
+    def moved(self: AnyTensors, move: Callable[[torch.Tensor], torch.Tensor]) -> AnyTensors:
+        tensors = {name: move(value) for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        return cast(AnyTensors, replace(cast(Any, self), **tensors))
+
+    def pin_memory(self: AnyTensors) -> AnyTensors:
+        return self.moved(torch.Tensor.pin_memory)
+
+
+class Slots:
+    """A worker's shared memory, which its batches use in turn: the pages of new memory cost more than a clip's copies.
+
+    The main process copies a batch before it asks for the next, so a worker is never as many batches ahead as turns.
+    """
+
+    def __init__(self) -> None:
+        self._slots, self._turn = dict[tuple[int, int], torch.Tensor](), 0
+
+    def put(self, batch: AnyTensors) -> AnyTensors:
+        """Return the batch with its tensors in the next slots."""
+        places, self._turn = count(), (self._turn + 1) % (PREFETCHED_PER_WORKER + 1)
+
+        def shared(tensor: torch.Tensor) -> torch.Tensor:
+            key, size = (self._turn, next(places)), tensor.nbytes
+            if key not in self._slots or self._slots[key].nbytes < size:
+                self._slots[key] = torch.empty(size, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+            return self._slots[key][:size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+        return batch.moved(shared)
+
+
 class WatchedDataset(Dataset[Any]):
     """The batches that `make` returns by key, and the clip that each worker reads: a row (process, clip + 1 or 0).
 
@@ -47,13 +84,15 @@ class WatchedDataset(Dataset[Any]):
         self._make, self._seconds = make, seconds
         self.rows = torch.zeros((num_workers, 2), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._given_up = dict[int, str]()
+        self._slots = Slots()
 
     def __getitem__(self, key: Key) -> Any:
         # The error as a value: the DataLoader would turn the exception itself into a RuntimeError.
         try:
-            return self._make(key, self.reading)
+            batch = self._make(key, self.reading)
         except (DecodeError, UserError) as error:
             return error
+        return self._slots.put(batch) if isinstance(batch, Tensors) and get_worker_info() else batch
 
     @contextmanager
     def reading(self, clip: int, path: str) -> Iterator[None]:
@@ -153,6 +192,8 @@ class Batches(Iterator[Batch]):
             if isinstance(batch, DecodeError | UserError):
                 self.close()
                 raise batch
+            if self._num_workers and isinstance(batch, Tensors) and not torch.cuda.is_available():
+                return batch.moved(torch.clone)  # pinning copies too
             return batch
         raise StopIteration
 

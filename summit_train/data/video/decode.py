@@ -50,11 +50,14 @@ _MAX_SKIPPED_FRAMES = 1000
 
 
 @contextmanager
-def open_video(video: Encoded, budget: Budget, pipe: Any = None) -> Iterator[tuple[InputContainer, VideoStream]]:
+def open_video(
+    video: Encoded, budget: Budget, pipe: Any = None, *, in_order: bool = True
+) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open a video for decoding, and close it; errors of FFmpeg within the block become DecodeErrors.
 
     pipe: an object with a `read` method, which is read in place of the file. The stream is the first that is not a
-    cover picture. It decodes on one thread: loaders run many processes.
+    cover picture. It decodes on one thread: loaders run many processes. in_order: all frames come, in order. For that
+    FFmpeg decodes the first ones of H.264, up to 20; without it some may be missing where the header is silent.
     """
     if pipe is None:
         video.check()
@@ -63,7 +66,8 @@ def open_video(video: Encoded, budget: Budget, pipe: Any = None) -> Iterator[tup
         if pipe is None:
             pipe = stack.enter_context(video.opened())
         try:
-            opened = av.open(pipe, options=codec_options(budget), **_OPEN)
+            unseen = {} if in_order else {"skip_frame": "all"}
+            opened = av.open(pipe, options=codec_options(budget) | unseen, **_OPEN)
         except (av.InvalidDataError, av.ArgumentError) as error:
             reason = "is not a video in a supported format, or its header is damaged"
             raise DecodeError(video.name, reason) from error
@@ -170,7 +174,7 @@ def read_by_jumps(
     # Where a seek does not lead to the packets of the index, the file is read up to them.
     for seeks in (True, False) if video.index else (False,):
         try:
-            with open_video(video, budget) as (container, stream):
+            with open_video(video, budget, in_order=False) as (container, stream):
                 first_size = (stream.width, stream.height)
                 # AVI stores no presentation times: with reordering FFmpeg's own guesses are wrong.
                 if container.format.name == "avi" and stream.codec_context.has_b_frames:

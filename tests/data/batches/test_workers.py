@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ import torch
 from summit_train.core.errors import RunFailed
 from summit_train.core.machine import num_cpus
 from summit_train.data.batches import loader
+from summit_train.data.batches.order import PREFETCHED_PER_WORKER
 from summit_train.data.batches.stores import open_store
+from summit_train.data.batches.workers import Slots
 from summit_train.data.manifest import Manifest
 from summit_train.spec import EvaluateSpec, load_spec, smallest_spec
 from tests.conftest import WriteSpec
@@ -44,6 +47,33 @@ def test_workers_end_with_their_batches(manifest: Manifest, way: str) -> None:
         del batches
         gc.collect()
     assert until(lambda: not any(worker.is_alive() for worker in workers))
+
+
+def test_a_workers_batches_take_turns_in_its_shared_memory(manifest: Manifest) -> None:
+    slots, data = Slots(), data_spec()
+    with open_batches(manifest, data, end_step=3) as batches:
+        own = list(batches)
+    for turn in range(0, len(own) - 3, 4):  # as many are ahead of the main process, which copies one more
+        shared = [slots.put(batch) for batch in own[turn : turn + PREFETCHED_PER_WORKER + 1]]
+        for batch, put in zip(own[turn:], shared, strict=False):
+            assert put.clips.is_shared() and put.labels.is_shared() and put.ids.is_shared()
+            assert put.step == batch.step and not batch.clips.is_shared()
+            assert all(map(torch.equal, (put.clips, put.labels, put.ids), (batch.clips, batch.labels, batch.ids)))
+        again = slots.put(own[turn + 3])
+        assert again.clips.data_ptr() == shared[0].clips.data_ptr() and torch.equal(again.clips, own[turn + 3].clips)
+        slots = Slots()
+    smaller = replace(again, clips=again.clips[:, :1])
+    for batch in (*[smaller] * 3, own[0], *[smaller] * 2, own[1]):  # one that grows, and one that has room
+        assert torch.equal(slots.put(batch).clips, batch.clips)
+
+
+def test_a_batch_stays_while_later_ones_are_read(manifest: Manifest) -> None:
+    with open_batches(manifest, data_spec(), end_step=5) as expected:
+        wanted = [batch.clips for batch in expected]
+    with open_batches(manifest, data_spec(workers=1), end_step=5) as batches:
+        held = list(batches)
+    assert len(held) == 20 and all(map(torch.equal, (batch.clips for batch in held), wanted))
+    assert not any(batch.clips.is_shared() for batch in held)  # no descriptor of a file is kept for it
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from summit_train.data.video.augment import View
 from summit_train.data.video.clips import read_views
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Renderer
-from summit_train.data.video.source import DecodeError, Encoded, PacketIndex
+from summit_train.data.video.source import LIMITS, Budget, DecodeError, Encoded, PacketIndex
 from tests.data.clips import CLIPS, all_of, as_film, needs_clips, probe, read_clip, write_sound
 
 Frames = NDArray[np.uint8]
@@ -159,6 +159,23 @@ def test_a_jump_passes_over_damage_that_the_frames_do_not_need(video: Path, tmp_
     assert _numbers(read_clip(damaged, last, all_of, NUM_FRAMES)) == [30, 39]
     with pytest.raises(DecodeError, match=r"damaged\.mp4"):
         read_clip(damaged, _every, all_of, NUM_FRAMES)
+
+
+@pytest.mark.parametrize("name", ["numbered.mp4", "numbered.mkv", "numbered.ts"])
+def test_a_jump_opens_h264_without_a_picture_and_gives_the_same_ones(tmp_path: Path, name: str) -> None:
+    write_video(tmp_path / name, _numbered(), b_frames=3, codec="libx264")
+    encoded, whole = Encoded(str(tmp_path / name)), lambda w, h: [View(w, h, 0, 0, w, h)]
+    for in_order in (True, False):
+        with decode.open_video(encoded, Budget(name, LIMITS), in_order=in_order) as (_, stream):
+            assert (stream.width, stream.height) == (48, 32)
+            # A picture has been decoded if its pixels' format is known; the header lacks it.
+            assert (stream.codec_context.pix_fmt is None) == (not in_order)
+            assert stream.codec_context.skip_frame == "DEFAULT"
+    budget, wanted = Budget(name, LIMITS), frozenset([3, 17, 18, 39])
+    jumped = decode.read_by_jumps(encoded, wanted, Renderer(whole), NUM_FRAMES, budget)
+    decoded, _ = decode.read_from_start(encoded, wanted, Renderer(whole), budget)
+    assert jumped.keys() == wanted == decoded.keys()
+    assert all(np.array_equal(jumped[number], decoded[number]) for number in wanted)
 
 
 def test_a_large_file_is_decoded_from_its_start(video: Path, monkeypatch: pytest.MonkeyPatch) -> None:
