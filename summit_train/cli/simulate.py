@@ -1,4 +1,4 @@
-"""`summit-train simulate SPEC --machine NAME`: what the spec would take there, by nodes. --device: a step on a GPU."""
+"""`summit-train simulate SPEC`: predict a run by number of nodes (--machine), or a step on one GPU (--device)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from summit_train.spec.catalog import BOTTLENECK_BACKBONES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_OF_MACHINES = ("set", "nodes", "fixed_batch", "clips", "videos", "clips_per_second", "out")  # options
+_OF_MACHINES = ("set", "nodes", "fixed_batch", "clips", "videos", "clips_per_second", "out")  # need --machine
 NODES = "1,8,16,32,64,128,256,384,512,1024"  # those of the paper's Table 3
 
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_mutually_exclusive_group(required=True)
     machine.add_argument("--machine", metavar="NAME", help=f"a machine file: {shipped}, or the path of one")
     machine.add_argument("--site", dest="machine", help=argparse.SUPPRESS)  # its former name
-    machine.add_argument("--device", choices=DEVICES, help="one GPU instead: the least time of a step, by its peaks")
+    machine.add_argument("--device", choices=DEVICES, help="one GPU instead: a step's least time by its data sheet")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the machine's file")
     parser.add_argument("--nodes", metavar="N,...", help=f"default {NODES}; a,...,b doubles from a to b")
     parser.add_argument("--fixed-batch", action="store_true", help="keep scale.gpus: fewer GPUs accumulate")
@@ -68,15 +68,15 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _on_device(args: argparse.Namespace) -> Result:
-    """Return a step's roofline on one GPU, and those of published steps beside their times."""
+    """Return the roofline of the spec's step on one GPU, and published steps beside theirs."""
     if given := [name for name in _OF_MACHINES if getattr(args, name)]:
-        raise UserError(f"--{given[0].replace('_', '-')} goes with --machine; --device takes the spec alone")
+        raise UserError(f"--{given[0].replace('_', '-')} must be used with --machine; --device takes the spec alone")
     spec, device = load_spec(args.spec, args.overrides), DEVICES[args.device]
     own = {"label": spec.name, "precision": spec.precision, **roofline(spec, device)}
     rows = published_steps(args.device)
     near = [row["ratio"] for row in rows if (row["precision"] == "fp32") == (spec.precision == "fp32")]
     best_s = min(near) * own["roofline_s"] if near else None
-    names = ("", "precision", "clips", "launches", "TFLOP", "GB", "roofline s", "published s", "ratio", "of the peak")
+    names = ("", "precision", "clips", "launches", "TFLOP", "GB", "roofline s", "published s", "ratio", "FLOP/s")
     table: list[Sequence[str]] = [names]
     for row in (own, *rows):
         counts = (f"{row['launches']:,}", f"{row['flops'] / 1e12:.2f}", f"{row['moved'] / 1e9:.1f}")
@@ -88,13 +88,13 @@ def _on_device(args: argparse.Namespace) -> Result:
         )
     best = NONE if best_s is None else f"{best_s:.4f} s, {own['clips'] / best_s:,.1f} clips/s"
     lines: list[str | TextTable] = [
-        f"a step on one {device.title}, worked out from its peaks; nothing was measured",
+        f"a training step on one {device.title}, computed from its data sheet; nothing was measured",
         "",
         TextTable(table, left=2),
         "",
-        f"{spec.name}, with the least ratio published in its precision: {best}",
-        "roofline: no step of these operations is faster, save for what caches keep. ratio: published / roofline.",
-        "of the peak: of FLOP/s, in the published time, or in the roofline.",
+        f"{spec.name} at the smallest ratio published in {'fp32' if spec.precision == 'fp32' else '16 bits'}: {best}",
+        "GB: read and written by all kernels. roofline: the least time of these operations, without caches.",
+        "ratio: published / roofline. FLOP/s: percent of the peak, in the published time or else in the roofline.",
         *SOURCES,
     ]
     return Result(lines, values={"device": args.device, **own, "best_s": best_s, "published": rows})

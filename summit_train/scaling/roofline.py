@@ -1,8 +1,8 @@
-"""The least time of a training step on one GPU, by its published peaks, and how near published steps came to theirs.
+"""The least time of a training step on one GPU by its data sheet, and how close published steps came to theirs.
 
 An operation takes the longer of FLOPs / peak and bytes / bandwidth, and a launch `LAUNCH_S` on top. Bytes are those of
-its inputs and outputs, as if no cache kept them. In 16 bits the passes move half of the bytes of fp32: what autocast
-converts and keeps in fp32 comes on top. The host is taken to be faster than the GPU.
+its inputs and outputs, as if no cache kept them. In 16 bits the passes move half of the bytes of fp32; what autocast
+converts or keeps in fp32 is not counted. The host is assumed to be faster than the GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LAUNCH_S = 1e-6  # assumed: from the end of a kernel to the start of the next on
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU by its data sheet: dense FLOP/s in fp32 and in 16 bits, and its memory's bytes a second."""
+    """A GPU's data sheet: dense FLOP/s in fp32 and in 16 bits (half), and the bytes per second of its memory."""
 
     title: str
     fp32: float
@@ -31,7 +31,7 @@ class Device:
     has_bf16: bool = True
 
 
-# In fp32 the later ones compute convolutions in TF32, torch's default. Matrix products, which stay in fp32, are slower.
+# A100 and H100 compute fp32 convolutions in TF32, torch's default; their matrix products, in real fp32, are slower.
 DEVICES = {
     "v100": Device("V100 (SXM2)", 15.7e12, 125e12, 900e9, has_bf16=False),
     "a100": Device("A100 (80 GB)", 156e12, 312e12, 2039e9),
@@ -58,7 +58,7 @@ SOURCES = (
 
 
 def roofline(spec: Spec, device: Device) -> dict[str, Any]:
-    """Return the step of one virtual GPU: its work, and its least seconds. flops_s: the part by FLOPs, at their peak.
+    """Return the work and the least seconds of one virtual GPU's step. flops_s: the seconds of its FLOPs at the peak.
 
     Raises UserError where the GPU has no peak for the spec's precision, or the step cannot be counted.
     """
@@ -66,7 +66,7 @@ def roofline(spec: Spec, device: Device) -> dict[str, Any]:
         right = "fp32 or fp16" + ", or bf16" * device.has_bf16
         raise UserError(f"precision must be {right} on {device.title}, got {spec.precision}")
     if spec.task != "classification" or spec.parallel.method != "synchronous" or is_foreign(spec.model.arch):
-        raise UserError("--device counts synchronous steps of the classifiers that ship; try --machine")
+        raise UserError("--device counts synchronous steps of the shipped classifiers alone; try --machine")
 
     def count() -> list[tuple[Operation, int]]:
         from summit_train.training.operations import count_step

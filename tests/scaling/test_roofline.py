@@ -107,4 +107,4 @@ def test_the_table_of_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{values['best_s']:.4f} s" in "".join(table)
     assert json.loads(main_said(capsys, *words[:4], "--json")[1])["best_s"] is None  # none published in fp32
     for option in (["--nodes", "2"], ["--clips", "9"], ["--fixed-batch"], ["--set", "last_batch=drop"]):
-        assert f"{option[0]} goes with --machine" in refused(main_said(capsys, *words, *option))
+        assert f"{option[0]} must be used with --machine" in refused(main_said(capsys, *words, *option))

@@ -56,8 +56,8 @@ def open_video(
     """Open a video for decoding, and close it; errors of FFmpeg within the block become DecodeErrors.
 
     pipe: an object with a `read` method, which is read in place of the file. The stream is the first that is not a
-    cover picture. It decodes on one thread: loaders run many processes. in_order: all frames come, in order. For that
-    FFmpeg decodes the first ones of H.264, up to 20; without it some may be missing where the header is silent.
+    cover picture. It decodes on one thread: loaders run many processes. in_order: deliver all frames, in order. FFmpeg
+    then decodes up to 20 frames of H.264 to open it; otherwise frames may be missing if the header lacks their order.
     """
     if pipe is None:
         video.check()
