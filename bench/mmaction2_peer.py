@@ -1,6 +1,6 @@
-"""The mmaction2 side of bench/mmaction2.py, run in mmaction2's environment: train, and print the seconds of each step.
+"""The other side of bench/mmaction2.py: run in mmaction2's own environment, it trains and prints its steps' seconds.
 
-    PYTHON bench/mmaction2_peer.py '{"files": "list.txt", "is_pictures": false, ...}'       one rank; more by torchrun
+    PYTHON bench/mmaction2_peer.py '{"files": "list.txt", "frames": null, ...}'       one rank; more by torchrun
 
 TSM as in mmaction2's own configs (ResNetTSM, TSMHead), through its pipeline, its data set and MMEngine's Runner.
 """
@@ -106,7 +106,7 @@ def main() -> None:
     runner = Runner(**config(job))
     if job["channels_last"]:
         runner.model.to(memory_format=torch.channels_last)
-    # ResNetTSM would load ImageNet weights, and has no option not to.
+    # ResNetTSM would load ImageNet's weights, and cannot do without.
     runner._init_model_weights = lambda: None
     head = getattr(runner.model, "module", runner.model).cls_head
     head.register_forward_hook(
