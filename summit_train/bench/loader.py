@@ -189,8 +189,8 @@ def gpu_speed(spec: Spec, site: Site | None, args: argparse.Namespace) -> tuple[
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_spec(parser)
-    parser.add_argument("--clips", type=int, default=16, metavar="N", help="clips of a turn [16]")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="measured turns [5]")
+    parser.add_argument("--clips", type=int, default=16, metavar="N", help="clips of a measurement [16]")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="measurements [5]")
     parser.add_argument("--workers", type=int, default=num_cpus(), metavar="N", help="processes [one a CPU]")
     demand = parser.add_mutually_exclusive_group()
     demand.add_argument("--measure", action="store_true", help="measure the spec's network here, on one rank")
@@ -231,8 +231,8 @@ def as_text(values: Values) -> str:
     rows += [(k["kind"], *(spread_text(k[f"clips_per_second_{of}"], ".1f") for of in ("core", "all"))) for k in kinds]
     split = [("ms per clip", *kinds[0]["parts_ms"])]
     split += [(kind["kind"], *(f"{ms:.2f}" for ms in kind["parts_ms"].values())) for kind in kinds]
-    turns = f"{counted(settings['clips'], 'clip')} a turn, {counted(settings['repeats'], 'turn')}, median (min .. max)"
-    lines = [f"{turns}; cores here: {settings['cores']}", f"{TextTable(rows, indent='  ')}\n"]
+    measured = f"{counted(settings['repeats'], 'measurement')} of {counted(settings['clips'], 'clip')}"
+    lines = [f"median (min .. max) of {measured}; cores here: {settings['cores']}", f"{TextTable(rows, indent='  ')}\n"]
     lines.append(f"{TextTable(split, indent='  ')}\n")
     if gpu["clips_per_second"] is None:
         per_core = "{kind}: a core for each {clips_per_second_per_core:.4g} clips/s of a rank"
