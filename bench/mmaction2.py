@@ -1,7 +1,7 @@
 """Training side by side with mmaction2 1.2: whole steps of TSM ResNet-50, data included, in one run.
 
     python bench/mmaction2.py PYTHON VIDEO [VIDEO ...]                      raw and packed, fp32 and bf16, 1 and 2 ranks
-    python bench/mmaction2.py PYTHON VIDEO --precisions bf16 --kinds packed a part of it; --json for one object
+    python bench/mmaction2.py PYTHON VIDEO --kinds packed --precisions bf16 a part of it; --json for one object
 
 PYTHON: of an environment that has mmaction2. Make it so, on Python 3.11:
 
@@ -51,22 +51,30 @@ def main() -> int:
     add = parser.add_argument
     add("python", metavar="PYTHON", help="the other environment's")
     add("videos", metavar="VIDEO", nargs="+", type=Path)
-    add("--kinds", default="raw,packed", help="[%(default)s]")
-    add("--precisions", default="fp32,bf16", help="[%(default)s]")
-    add("--ranks", default="1,2", help="[%(default)s]")
+    add("--kinds", nargs="+", choices=("raw", "packed"), default=["raw", "packed"])
+    add("--precisions", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
+    add("--ranks", nargs="+", type=int, default=[1, 2], metavar="N", help="[1 2]")
     add("--clips", type=int, default=4, metavar="N", help="of a rank [%(default)s]")
     add("--crop", type=int, default=112, metavar="N", help="pixels [%(default)s]")
     add("--steps", type=int, default=12, metavar="N", help=f"of the most ranks; {WARM_UP} do not count [%(default)s]")
     add("--repeats", type=int, default=3, metavar="N", help="trainings of each side [%(default)s]")
     add("--json", action="store_true")
     args = parser.parse_args()
+    for name, least in {"steps": WARM_UP + 2, "clips": 1, "crop": 32, "repeats": 1}.items():
+        if getattr(args, name) < least:
+            raise UserError(f"--{name} must be at least {least}, got {getattr(args, name)}")
+    if min(args.ranks) < 1:
+        raise UserError(f"--ranks must be at least 1, got {min(args.ranks)}")
+    if missing := [video for video in args.videos if not video.is_file()]:
+        raise UserError(f"{missing[0]}: no such file")
+    answer([args.python, "-c", "import mmaction; print({})"], PATIENCE_S, None)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for number, video in enumerate(args.videos):
-            for kind in args.kinds.split(","):
+            for kind in args.kinds:
                 lists = prepared(Path(folder, f"{number}_{kind}"), video.resolve(), kind, args)
-                for precision in args.precisions.split(","):
-                    for ranks in map(int, args.ranks.split(",")):
+                for precision in args.precisions:
+                    for ranks in args.ranks:
                         rows.append({"video": video.name, "kind": kind, "precision": precision, "ranks": ranks})
                         rows[-1] |= measure(lists, precision, ranks, args)
                         tell(as_text(rows[-1:]))
@@ -77,7 +85,7 @@ def main() -> int:
 def prepared(folder: Path, video: Path, kind: str, args: argparse.Namespace) -> dict[str, str]:
     """Write the lists, with clips for the steps of the most ranks (fewer take more steps), and what is packed."""
     folder.mkdir()
-    clips = args.steps * args.clips * max(map(int, args.ranks.split(",")))
+    clips = args.steps * args.clips * max(args.ranks)
     source, frames, sets = video, "", {"train": str(folder / "indexed.csv"), "data.root": "/"}
     if kind == "packed":
         source = folder / "pictures"
