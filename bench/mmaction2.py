@@ -1,9 +1,9 @@
-"""Training side by side with mmaction2 1.2: whole steps of TSM ResNet-50, data included, in one run.
+"""Measure training beside mmaction2 1.2 in one run: whole steps of TSM ResNet-50, data included.
 
     python bench/mmaction2.py PYTHON VIDEO [VIDEO ...]                      raw and packed, fp32 and bf16, 1 and 2 ranks
-    python bench/mmaction2.py PYTHON VIDEO --kinds packed --precisions bf16 a part of it; --json for one object
+    python bench/mmaction2.py PYTHON VIDEO --kinds packed --precisions bf16 part of it; --json for JSON
 
-PYTHON: of an environment that has mmaction2. Make it so, on Python 3.11:
+PYTHON: the interpreter of an environment with mmaction2. Make one, with Python 3.11:
 
     python3 -m venv peer && peer/bin/pip install torch==2.13.0 'setuptools<81' wheel importlib_metadata
     peer/bin/pip install decord opencv-python-headless einops scipy mmengine 'numpy<2.3'
@@ -49,14 +49,14 @@ PATIENCE_S = 1200
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("python", metavar="PYTHON", help="the other environment's")
+    add("python", metavar="PYTHON", help="interpreter of the environment with mmaction2")
     add("videos", metavar="VIDEO", nargs="+", type=Path)
     add("--kinds", nargs="+", choices=("raw", "packed"), default=["raw", "packed"])
     add("--precisions", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
     add("--ranks", nargs="+", type=int, default=[1, 2], metavar="N", help="[1 2]")
-    add("--clips", type=int, default=4, metavar="N", help="of a rank [%(default)s]")
-    add("--crop", type=int, default=112, metavar="N", help="pixels [%(default)s]")
-    add("--steps", type=int, default=12, metavar="N", help=f"of the most ranks; {WARM_UP} do not count [%(default)s]")
+    add("--clips", type=int, default=4, metavar="N", help="clips per rank [%(default)s]")
+    add("--crop", type=int, default=112, metavar="N", help="side of the crop in pixels [%(default)s]")
+    add("--steps", type=int, default=12, metavar="N", help=f"with the most ranks; {WARM_UP} do not count [%(default)s]")
     add("--repeats", type=int, default=3, metavar="N", help="trainings of each side [%(default)s]")
     add("--json", action="store_true")
     args = parser.parse_args()
@@ -83,7 +83,7 @@ def main() -> int:
 
 
 def prepared(folder: Path, video: Path, kind: str, args: argparse.Namespace) -> dict[str, str]:
-    """Write the lists, with clips for the steps of the most ranks (fewer take more steps), and what is packed."""
+    """Write the lists, long enough for the most ranks (with fewer, training takes more steps), and the packed sets."""
     folder.mkdir()
     clips = args.steps * args.clips * max(args.ranks)
     source, frames, sets = video, "", {"train": str(folder / "indexed.csv"), "data.root": "/"}

@@ -1,4 +1,4 @@
-"""The other side of bench/mmaction2.py: run in mmaction2's own environment, it trains and prints its steps' seconds.
+"""The mmaction2 side of bench/mmaction2.py, run in its environment: train, and print the seconds of each step.
 
     PYTHON bench/mmaction2_peer.py '{"files": "list.txt", "is_pictures": false, ...}'    one rank; more by torchrun
 
@@ -110,7 +110,7 @@ def main() -> None:
     if job["channels_last"]:
         model.to(memory_format=torch.channels_last)
     runner = Runner(model, **keys)
-    # ResNetTSM would load ImageNet's weights, and cannot do without.
+    # ResNetTSM would load ImageNet weights, and has no option not to.
     runner._init_model_weights = lambda: None
     runner.train()
     if runner.rank == 0:
