@@ -174,10 +174,14 @@ def read_by_jumps(
     # Where a seek does not lead to the packets of the index, the file is read up to them.
     for seeks in (True, False) if video.index else (False,):
         try:
-            with open_video(video, budget, in_order=False) as (container, stream):
-                first_size = (stream.width, stream.height)
-                # AVI stores no presentation times: with reordering FFmpeg's own guesses are wrong.
-                if container.format.name == "avi" and stream.codec_context.has_b_frames:
+            # A film is sought by its index: what FFmpeg read ahead in search of a picture would be lost.
+            is_film = video.index is not None
+            with open_video(video, budget, in_order=is_film) as (container, stream):
+                first_size, codec = (stream.width, stream.height), stream.codec_context
+                # AVI stores no presentation times: with reordering FFmpeg's own guesses are wrong. Without a picture
+                # H.264 does not tell of it.
+                reorders = codec.has_b_frames or (not is_film and codec.name in _SKIPPING_CODECS)
+                if container.format.name == "avi" and reorders:
                     return {}
                 fetch: Fetch
                 if video.index is None:
