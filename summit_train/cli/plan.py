@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,8 @@ def run(args: argparse.Namespace) -> Result:
         joined = "auto: Horovod where it is installed and MPI starts the ranks, else torch.distributed"
         comm = joined if site.comm == "auto" else f"{site.comm}, by the site profile"
         rows += [*taken_rows(site, taken), ("nodes", f"{cost.nodes:,}"), ("comm", comm), *cost.rows()]
-        rows += _loader_rows(site, files.train, cost.clips_per_second)
+        values["loader"], loader_rows = _loader(site, files.train, cost.clips_per_second)
+        rows += loader_rows
     result = Result(_text(spec, plan, rows), values=values)
     if conflict is not None:
         show(result, as_json=args.json)
@@ -92,18 +94,23 @@ def taken_rows(site: Site, taken: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("spec", f"{', '.join(f'{key}={value}' for key, value in taken.items())}, by {site.name}")] if taken else []
 
 
-def _loader_rows(site: Site, train: Dataset | None, rate: float | None) -> list[tuple[str, str]]:
-    """Return a row if reading files is estimated to be slower than a rank trains, with the speed of packed videos."""
-    from summit_train.data.manifest.files import FileStore
+def _loader(site: Site, train: Dataset | None, rate: float | None) -> tuple[Any, list[tuple[str, str]]]:
+    """Return estimates of a rank's loader, None if there are none, and a row if it is slower than the rank trains."""
+    if rate is None or train is None:
+        return None, []
     from summit_train.data.reading_speed import clips_per_second
 
-    store, cores = train and train.store, max(1, site.cores_per_rank - 1)
-    found = clips_per_second(store, train.data) if train and isinstance(store, FileStore) else None
-    if rate is None or found is None or cores * found[1] >= rate:
-        return []
-    now, packed = (f"{float(f'{cores * speed:.2g}'):,g}" for speed in found[1:])
-    short = f"reads about {now} of the {rate:g} clips/s that a rank trains ({found[0]}, {counted(cores, 'core')})"
-    return [("loader", f"{short}; with data pack --kind video about {packed}")]
+    if (found := clips_per_second(train.store, train.data, int(train.clips[0]))) is None:
+        return None, []
+    (file, side, each), workers = found, train.data.workers
+    cores = max(1, site.cores_per_rank - 1 if workers is None else min(site.cores_per_rank - 1, workers))
+    speeds = {kind: cores * speed for kind, speed in each.items()}
+    best = max(speeds, key=lambda kind: min(speeds[kind], rate))  # the first that is enough, else the fastest
+    now, needed = float(f"{speeds['files']:.2g}"), math.ceil(rate / each[best])
+    short = f"reads about {now:,g} of the {rate:g} clips/s that a rank trains ({file}, {counted(cores, 'core')}); "
+    way = "reading files" if best == "files" else f"data pack --kind {best}" + f" --short-side {side}" * (side != 256)
+    short += f"{'no kind of data pack is enough: ' * (needed > cores)}{way} takes about {counted(needed, 'core')}"
+    return {"clips_per_second": speeds, "needed": rate, "cores": cores}, [("loader", short)] * (speeds["files"] < rate)
 
 
 def start_rows(start: Sequence[str], files: Files) -> list[tuple[str, str]]:

@@ -41,8 +41,8 @@ def test_a_sample_is_measured_raw_and_packed(write_spec: WriteSpec, bench: Bench
         assert kind["verdict"] == verdict(rate, 40, None)
         whole = kind["parts_ms"].pop("sum")
         assert list(kind["parts_ms"]) == [*PARTS, "other"] and sum(kind["parts_ms"].values()) == pytest.approx(whole)
-        assert {part for part, ms in kind["parts_ms"].items() if not ms} <= {"open"}
-        assert (kind["parts_ms"]["open"] > 0) == (kind["kind"] != "packed jpeg")  # a picture has no container
+        assert kind["parts_ms"]["decode"] > 0 and min(kind["parts_ms"].values()) >= 0
+        assert kind["kind"] != "packed jpeg" or kind["parts_ms"]["open"] == 0  # a picture has no container
     assert sys.getprofile() is None
 
 

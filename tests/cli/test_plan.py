@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 import yaml
 
 from summit_train.__main__ import main
+from summit_train.data import reading_speed
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.quarantine import write_quarantine
 from summit_train.data.manifest.reading import write_classes
@@ -301,10 +303,60 @@ def test_an_early_stop_makes_the_steps_the_most_and_frozen_parts_are_named(write
     assert found["parameters"] - found["trained_parameters"] == 8 * 3 * 49
 
 
-def test_a_loader_that_is_too_slow_is_named_with_what_helps(write_spec: WriteSpec, plan: Plan) -> None:
-    words = (write_spec(), "--site", "summit", "--nodes", "1", "scale.gpus=6", "scale.clips_per_gpu=1")
-    slow = plan(*words, "--speed", "1e6")
-    (row,) = (line for line in slow.splitlines() if line.startswith("  loader "))
-    assert "of the 1e+06 clips/s that a rank trains (32x32 h264, 6 cores); with data pack --kind video about " in row
-    assert "loader " not in plan(*words, "--speed", "0.1") and "loader " not in plan(*words)
-    assert "loader " not in plan(*words, "--speed", "1e6", "--clips", "40")
+@pytest.fixture
+def loader(write_spec: WriteSpec, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """Plans on a site with 6 cores for a rank's loader, each as fast as given; the row `loader`, and the values."""
+
+    def planned(speed: float | None, *words: str, each: dict[str, float] | None = None, side: int = 256) -> Any:
+        if each is not None:
+            monkeypatch.setattr(reading_speed, "clips_per_second", lambda *_: ("64x48 h264", side, each))
+        rate = [] if speed is None else ["--speed", str(speed)]
+        common = (write_spec(), "--site", "summit", "--nodes", "1", *rate, "scale.gpus=6", "scale.clips_per_gpu=1")
+        rows = [line.split(None, 1)[1] for line in plan(*common, *words).splitlines() if line.startswith("  loader ")]
+        return rows, plan(*common, *words, "--json")["loader"]
+
+    return planned
+
+
+def test_a_loader_that_is_too_slow_is_named_with_what_helps(loader: Plan) -> None:
+    each, null = {"files": 10.0, "video": 25.0, "jpeg": 50.0}, "data.workers=null"
+    short = "reads about 60 of the {} clips/s that a rank trains (64x48 h264, 6 cores); "
+    rows, values = loader(150, null, each=each)
+    assert rows == [short.format(150) + "data pack --kind video takes about 6 cores"]
+    assert values == {
+        "clips_per_second": {"files": 60, "video": 150, "jpeg": 300}, "needed": 150, "cores": 6,
+    }  # fmt: skip
+    (row,), _ = loader(151, null, each=each)
+    assert row == short.format(151) + "data pack --kind jpeg takes about 4 cores"
+    (row,), _ = loader(151, null, each=each, side=320)
+    assert row == short.format(151) + "data pack --kind jpeg --short-side 320 takes about 4 cores"
+    (row,), _ = loader(301, null, each=each)
+    assert row == short.format(301) + "no kind of data pack is enough: data pack --kind jpeg takes about 7 cores"
+    (row,), _ = loader(301, null, each={"files": 10.0, "video": 9.0, "jpeg": 8.0})
+    assert row == short.format(301) + "no kind of data pack is enough: reading files takes about 31 cores"
+    rows, values = loader(60, null, each=each)
+    assert rows == [] and values["cores"] == 6
+
+
+@pytest.mark.parametrize(("workers", "cores"), [(0, 1), (2, 2), (9, 6)])
+def test_a_loader_has_the_cores_of_its_workers(loader: Plan, workers: int, cores: int) -> None:
+    rows, values = loader(1e6, f"data.workers={workers}")
+    assert values["cores"] == cores and f"(32x32 h264, {cores} core" in rows[0]
+
+
+def test_a_loader_of_unknown_speed_is_not_judged(
+    loader: Plan, motion_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the site has no speed, without the list, and where its videos cannot be read, as on a login node."""
+    unknown = ([], None)
+    assert loader(1e6, "--clips", "40") == unknown
+    videos = read_manifest(motion_set / "train.csv")
+    shutil.copytree(motion_set, tmp_path / "set")
+    (tmp_path / "set" / videos.path(0)).unlink()
+    lost = f"data.train={tmp_path}/set/train.csv"
+    assert loader(1e6, lost) == unknown
+    write_quarantine(tmp_path / "bad.csv", [DecodeError(videos.stored_path(0), "is damaged")])
+    rows, _ = loader(1e6, lost, f"data.quarantine={tmp_path}/bad.csv")
+    assert rows
+    monkeypatch.setitem(sys.modules, "summit_train.data.reading_speed", None)
+    assert loader(None) == unknown

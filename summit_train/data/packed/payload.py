@@ -77,17 +77,13 @@ def make_samples(
             holder = clips[0], video.crc32()
     except DecodeError as error:
         return [DecodeError(one.path, error.reason) for one in facts]
-    is_video = packing.kind == "video"
-    return [_sample(clip, one, read, holder, is_video) for clip, one in zip(clips, facts, strict=True)]
+    return [_sample(clip, one, read, holder, packing.kind) for clip, one in zip(clips, facts, strict=True)]
 
 
 def _sample(
-    clip: int, facts: Facts, read: Read, holder: tuple[int, int] | None, is_video: bool
+    clip: int, facts: Facts, read: Read, holder: tuple[int, int] | None, kind: str
 ) -> PackedSample | DecodeError:
-    """Return a clip's sample. holder: the clip that has the file's bytes, and their CRC-32; None for its frames.
-
-    is_video: the frames are one video, else pictures.
-    """
+    """Return a clip's sample. holder: the clip that has the file's bytes, and their CRC-32; None for its frames."""
     try:
         facts, parts = read(facts)
     except DecodeError as error:
@@ -95,7 +91,7 @@ def _sample(
     if not parts:
         return DecodeError(facts.path, "has one frame: flow is the motion from a frame to the next")
     length, base, more, pictures = sum(map(len, parts)), facts.checksum(), dict[str, Any](), list[tuple[int, int]]()
-    if is_video:
+    if kind == "video":
         ending, max_bytes, checksum = ".mp4", packed.MAX_MEMBER_BYTES, base
         for piece in chain.from_iterable(map(packed.pieces_of, parts)):
             checksum = zlib.crc32(piece, checksum)
@@ -133,7 +129,7 @@ def _of_video(convert: _Converter, facts: Sequence[Facts], sha256: bytes | None)
     clips = {span: range(span.start, end, packing.every) for span, end in ends.items()}
     # No frame has the number -1, so the video is decoded to its end.
     wanted = frozenset(chain([-1], *clips.values()))
-    convert.videos = _Videos(convert, clips) if packing.kind == "video" else None
+    convert.begin(clips)
     pictures, num_frames = read_from_start(video, wanted, convert, convert.budget)
     video.check()
 
@@ -141,8 +137,7 @@ def _of_video(convert: _Converter, facts: Sequence[Facts], sha256: bytes | None)
         frames = one.span.frames(path, num_frames)
         # The first frame of a clip only begins its first field of flow.
         numbers = frames[:: packing.every] if packing.method is None else frames[1:]
-        parts = [part for number in numbers for part in pictures[number]]
-        return convert.sized(one, num_frames), convert.videos.of(one.span) if convert.videos else parts
+        return convert.packed(one, num_frames, [part for number in numbers for part in pictures[number]])
 
     return read
 
@@ -163,9 +158,9 @@ def _of_folder(one_clip: _Converter) -> Read:
         if packing.kind == "bytes":
             return replace(one, num_frames=len(paths)), [one_clip.kept(read_bytes(paths[n])) for n in frames]
         convert, numbers = _Converter(path, packing, one_clip.region, one_clip.kept), frames[:: packing.every]
-        convert.videos = _Videos(convert, {one.span: numbers}) if packing.kind == "video" else None
+        convert.begin({one.span: numbers})
         parts = [convert.kept(part) for number in numbers for part in convert.picture(paths[number])]
-        return convert.sized(one, len(paths)), convert.videos.of(one.span) if convert.videos else parts
+        return convert.packed(one, len(paths), parts)
 
     return read
 
@@ -189,7 +184,7 @@ class _Kept:
 class _Converter:
     """Turns the frames of a video, one after the other, into what is packed of it.
 
-    Each frame becomes a JPEG picture, or where there are `videos` a frame of these. Where flow is computed, each frame
+    Each frame becomes a JPEG picture, or a frame of the clips' videos. Where flow is computed, each frame
     but the first becomes the flow from the one before it: two grey JPEG pictures, x and y. Between spans that are apart
     this also computes a field that no clip takes. budget: that of one video, without a limit of time for flow. region:
     of the frame, which is packed alone.
@@ -197,7 +192,7 @@ class _Converter:
 
     def __init__(self, path: str, packing: Packing, region: Region, kept: _Kept) -> None:
         self.path, self.packing, self.region, self.kept = path, packing, region, kept
-        self.videos: _Videos | None = None
+        self._videos: _Videos | None = None
         self.budget, self._compute = Budget(path, NO_HURRY), None
         if packing.method is not None:
             self.budget = Budget(path, replace(NO_HURRY, seconds=math.inf))
@@ -218,6 +213,10 @@ class _Converter:
 
         self._renderer = Renderer(views_of_region(region, whole_frame, path, "data.region"))
 
+    def begin(self, clips: Mapping[Span, range]) -> None:
+        """Take all frames of these clips from now on."""
+        self._videos = _Videos(self, clips) if self.packing.kind == "video" else None
+
     def __call__(self, frame: Any) -> list[Any]:
         (picture,) = self._renderer(frame)
         return list(map(self.kept, self._encoded(picture)))
@@ -226,7 +225,7 @@ class _Converter:
         """Return what is packed of the next frame, a picture file: its own bytes if they are a JPEG that is small."""
         content = read_bytes(path)
         codec, frame = decode_picture(path, content, self.budget)
-        if self._compute is None and self.region == WHOLE_FRAME and self.videos is None:
+        if self._compute is None and self.region == WHOLE_FRAME and self._videos is None:
             width, height = turn_in(frame).size(frame.width, frame.height)
             self._size = self._size or (width, height)
             if codec == "mjpeg" and min(width, height) <= self.packing.short_side:
@@ -236,8 +235,8 @@ class _Converter:
 
     def _encoded(self, picture: NDArray[np.uint8]) -> list[bytes]:
         """Return what is packed of the next frame, RGB (height, width, 3)."""
-        if self.videos is not None:
-            self.videos.add(picture)
+        if self._videos is not None:
+            self._videos.add(picture)
             return []
         pictures = [picture]
         if self._compute is not None:
@@ -251,11 +250,12 @@ class _Converter:
             pictures = [code[..., 0], code[..., 1]]
         return [jpeg(one, self.packing.quality) for one in pictures]
 
-    def sized(self, facts: Facts, num_frames: int) -> Facts:
-        """Return the facts with the size of the frames, and the number of frames or of fields."""
+    def packed(self, facts: Facts, num_frames: int, parts: Sequence[Any]) -> tuple[Facts, Sequence[Any]]:
+        """Return a clip's facts with the frames' size and the number of frames or fields, and its video or `parts`."""
         assert self._size is not None, "a video without a frame is refused before"
         width, height = self._size
-        return replace(facts, num_frames=num_frames - (self._compute is not None), width=width, height=height)
+        facts = replace(facts, num_frames=num_frames - (self._compute is not None), width=width, height=height)
+        return facts, parts if self._videos is None else self._videos.of(facts.span)
 
 
 class _Videos:

@@ -147,21 +147,19 @@ class ShardStore:
             video = playback.video
             read = read_views(video, chosen, views_of, count, self._limits, playback)
             video.check()
-            if packing.kind == "video":
-                return read._replace(num_frames=num_frames, size=(facts.width, facts.height))
-            return read._replace(num_frames=len(facts.span.frames(name, read.num_frames)))
-
-        # A span counts frames; the facts of flow count fields, one less, of two pictures each.
-        num_frames = len(facts.span.frames(name, facts.num_frames + is_flow)) - is_flow
-        if len(entry.pictures) != -(-num_frames // every) * (1 + is_flow):
-            raise _DamagedError(name, _CHANGED)
-        numbers: NDArray[np.int64] = np.asarray(choose(num_frames)) // every
-        pictures = self._pictures(entry, np.unique(numbers).tolist())
-
-        # The size before packing scaled the frame down gives the same view as the video itself.
-        render = Renderer(lambda w, h: views_of(facts.width or w, facts.height or h), is_grey=is_flow)
-        fetch = lambda number: (f"{name}, picture {number}", pictures[number])  # noqa: E731
-        read = read_picture_views(name, fetch, lambda _: numbers, render, len(entry.pictures), self._limits)
+            if packing.kind != "video":
+                num_frames = len(facts.span.frames(name, read.num_frames))
+        else:
+            # A span counts frames; the facts of flow count fields, one less, of two pictures each.
+            num_frames = len(facts.span.frames(name, facts.num_frames + is_flow)) - is_flow
+            if len(entry.pictures) != -(-num_frames // every) * (1 + is_flow):
+                raise _DamagedError(name, _CHANGED)
+            numbers: NDArray[np.int64] = np.asarray(choose(num_frames)) // every
+            pictures = self._pictures(entry, np.unique(numbers).tolist())
+            # The size before packing scaled the frame down gives the same view as the video itself.
+            render = Renderer(lambda w, h: views_of(facts.width or w, facts.height or h), is_grey=is_flow)
+            fetch = lambda number: (f"{name}, picture {number}", pictures[number])  # noqa: E731
+            read = read_picture_views(name, fetch, lambda _: numbers, render, len(entry.pictures), self._limits)
         return Decoded(read.views, num_frames, (facts.width or read.size[0], facts.height or read.size[1]))
 
     def _video(self, entry: _Entry, num_frames: int | None) -> Encoded:

@@ -50,20 +50,22 @@ def test_workers_end_with_their_batches(manifest: Manifest, way: str) -> None:
 
 
 def test_a_workers_batches_take_turns_in_its_shared_memory(manifest: Manifest) -> None:
-    slots, data = Slots(), data_spec()
-    with open_batches(manifest, data, end_step=3) as batches:
+    slots, turns = Slots(), PREFETCHED_PER_WORKER + 1  # so many batches are in use before one may be overwritten
+    with open_batches(manifest, data_spec(), end_step=turns) as batches:
         own = list(batches)
-    for turn in range(0, len(own) - 3, 4):  # as many are ahead of the main process, which copies one more
-        shared = [slots.put(batch) for batch in own[turn : turn + PREFETCHED_PER_WORKER + 1]]
-        for batch, put in zip(own[turn:], shared, strict=False):
+    assert len(own) > 2 * turns
+    for first in range(0, len(own) - turns, turns + 1):
+        shared = [slots.put(batch) for batch in own[first : first + turns]]
+        for batch, put in zip(own[first:], shared, strict=False):
             assert put.clips.is_shared() and put.labels.is_shared() and put.ids.is_shared()
             assert put.step == batch.step and not batch.clips.is_shared()
             assert all(map(torch.equal, (put.clips, put.labels, put.ids), (batch.clips, batch.labels, batch.ids)))
-        again = slots.put(own[turn + 3])
-        assert again.clips.data_ptr() == shared[0].clips.data_ptr() and torch.equal(again.clips, own[turn + 3].clips)
-        slots = Slots()
-    smaller = replace(again, clips=again.clips[:, :1])
-    for batch in (*[smaller] * 3, own[0], *[smaller] * 2, own[1]):  # one that grows, and one that has room
+        again = slots.put(own[first + turns])
+        assert again.clips.data_ptr() == shared[0].clips.data_ptr()
+        assert torch.equal(again.clips, own[first + turns].clips)
+    smaller = replace(own[0], clips=own[0].clips[:, :1])
+    slots = Slots()  # those above have room for a whole batch
+    for batch in (*[smaller] * turns, own[0], *[smaller] * (turns - 1), own[1]):  # one that grows, one that has room
         assert torch.equal(slots.put(batch).clips, batch.clips)
 
 
