@@ -34,7 +34,7 @@ def clips_per_second(store: object, data: DataSpec, clip: int) -> tuple[str, int
         usual, frames = Packing("video"), len(store.manifest.span(clip).frames(path, in_file))
     except DecodeError:
         return None
-    short_side = max(usual.short_side, *data.short_side, data.crop)
+    short_side = max(usual.short_side, data.short_side[0], data.crop)  # the least of scale jitter
     across, down = scaled_size(width, height, min(short_side, width, height))
 
     def speed(codec: str, megapixels: float, kilobytes: float, gop: float) -> float:

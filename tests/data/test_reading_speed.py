@@ -72,7 +72,7 @@ def test_frames_are_packed_as_large_as_training_takes_them(tmp_path: Path) -> No
     """And no larger than they are."""
     write_video(tmp_path / "a.mp4", np.zeros((2, 400, 400, 3), np.uint8))
     store, data = stored(tmp_path, [ManifestRow("a.mp4", 0, 2)]), {"crop": 32, "short_side": (32, 40)}
-    sizes = [data, {**data, "short_side": (32, 320)}, {**data, "crop": 448}, {**data, "crop": 500}]
+    sizes = [data, {**data, "short_side": (320, 340)}, {**data, "crop": 448}, {**data, "crop": 500}]
     found = [clips_per_second(store, _data(**how), 0) for how in sizes]
     assert [one and one[1] for one in found] == [256, 320, 448, 500]
     jpeg = [one[2]["jpeg"] for one in found if one is not None]
