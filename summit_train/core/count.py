@@ -25,12 +25,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation on a GPU: its kernels, FLOPs, and bytes read and written; of_pass: not of the update."""
+    """Work of a GPU: launches, FLOPs, bytes in and out. of_pass: not of the update. is_convolution: or its gradient."""
 
     launches: int
     flops: int
     moved: int
     of_pass: bool = True
+    is_convolution: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Count:
     are the floats that a forward pass keeps for the backward pass, each tensor once, without statistics per channel and
     dropout; `index_elements` are 64-bit positions, which max pools keep. With recomputed blocks only those outside the
     blocks and the blocks' inputs stay, until the backward pass has been there: `recomputed_elements` are these and one
-    block's, when they are most. `wide_elements` come on top in 16 bits: autocast has softmax and layer norms in fp32.
-    has_bn: whether a layer normalises batches. note: on the count, for people.
+    block's, when they are most. `wide_elements` and, with recomputed blocks, `recomputed_wide_elements` come on top in
+    16 bits: autocast has softmax and layer norms in fp32. has_bn: whether a layer normalises batches. note: for people.
     """
 
     clip: tuple[int, int, int]
@@ -56,6 +57,7 @@ class Count:
     index_elements: int
     recomputed_elements: int
     wide_elements: int
+    recomputed_wide_elements: int
     largest_block_elements: int
     has_bn: bool
     note: str = ""
@@ -73,18 +75,18 @@ class Count:
     def activation_bytes(self, bytes_per_element: int = 4, recompute: bool = False) -> int:
         """Return the most memory that one clip's activations hold between forward and backward pass."""
         elements = self.recomputed_elements if recompute else self.kept_elements
-        elements += self.wide_elements if bytes_per_element == 2 and not recompute else 0
+        elements += (self.recomputed_wide_elements if recompute else self.wide_elements) * (bytes_per_element == 2)
         return bytes_per_element * elements + 8 * self.index_elements
 
     def values(self) -> dict[str, Any]:
         """Return the object that `summit-train model --json` prints."""
-        return {
-            "parameters": self.parameters,
-            "trained_parameters": self.trained_parameters,
-            "multiply_adds": self.multiply_adds,
-            "input_bytes": self.input_bytes,
-            "frames": self.clip[0],
-            "stages": dict(self.stages),
-            "compute_io": self.compute_io,
-            "gradient_bytes": self.gradient_bytes,
-        }
+        own = (
+            "parameters",
+            "trained_parameters",
+            "multiply_adds",
+            "input_bytes",
+            "stages",
+            "compute_io",
+            "gradient_bytes",
+        )
+        return {"frames": self.clip[0], **{name: getattr(self, name) for name in own}}
