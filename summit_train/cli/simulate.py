@@ -82,7 +82,7 @@ def _on_device(args: argparse.Namespace) -> Result:
         known = (f"{row['published_rate']:,.1f}", f"{row['ratio']:.2f}") if "ratio" in row else (NONE, NONE)
         share = f"{100 * row['flops_s'] / row['roofline_s'] / row.get('ratio', 1):.0f} %"
         table.append((row["label"], row["precision"], f"{row['clips']:,}", *counts, *bound, *known, share))
-    lines: list[str | TextTable] = [
+    lines = [
         f"a step on one {device.title}, worked out from its peaks; nothing was measured",
         "",
         TextTable(table, left=2),

@@ -25,13 +25,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class Operation:
-    """Work of a GPU: launches, FLOPs, bytes in and out. of_pass: not of the update. is_convolution: or its gradient."""
+    """Work of a GPU: launches, FLOPs, bytes in and out. is_convolution: or its gradient. of_pass: not of the update."""
 
     launches: int
     flops: int
     moved: int
-    of_pass: bool = True
     is_convolution: bool = False
+    of_pass: bool = True
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,5 @@ class Count:
 
     def values(self) -> dict[str, Any]:
         """Return the object that `summit-train model --json` prints."""
-        own = (
-            "parameters",
-            "trained_parameters",
-            "multiply_adds",
-            "input_bytes",
-            "stages",
-            "compute_io",
-            "gradient_bytes",
-        )
-        return {"frames": self.clip[0], **{name: getattr(self, name) for name in own}}
+        sizes = ("parameters", "trained_parameters", "multiply_adds", "input_bytes", "compute_io", "gradient_bytes")
+        return {"frames": self.clip[0], "stages": self.stages, **{name: getattr(self, name) for name in sizes}}

@@ -35,32 +35,26 @@ DEVICES = {
     "a100": Device("A100 (80 GB)", {"fp32": 19.5e12, "fp16": 312e12, "bf16": 312e12}, 156e12, 2039e9),
     "h100": Device("H100 (SXM5)", {"fp32": 67e12, "fp16": 989e12, "bf16": 989e12}, 494e12, 3350e9),
 }
+_MMACTION2, _NVIDIA = "mmaction2 0.24.1, docs/benchmark.md", "NVIDIA, DeepLearningExamples, resnet50v1.5"
+_MLPERF = "MLPerf, Training 3.0, NVIDIA, dgxh100_ngc23.04_mxnet"
 _IMAGES = (256, "tsn_r50_8f", ("data.num_frames=1", "model.num_classes=1000"))  # others published other batches
 # GPU, precision, network, source; clips or images a second of one GPU; the step beside it: clips, spec, overrides.
 # mmaction2's: of 8 GPUs, with loader and allreduce; it names no precision, its configs have fp32. MLPerf's: with MXNet.
 PUBLISHED: tuple[tuple[str, str, str, str, float, int, str, tuple[str, ...]], ...] = (
-    ("v100", "fp32", "TSM", "mmaction2", 8 / 0.31, 8, "tsm_r50_8f", ()),
-    ("v100", "fp32", "I3D, 32 frames", "mmaction2", 8 / 0.43, 8, "i3d_3x1x1_r50_32f", ()),
-    ("v100", "fp32", "SlowFast 4x16", "mmaction2", 8 / 0.69, 8, "slowfast_r50_4x16", ()),
-    ("v100", "fp32", "TSN, 3 frames", "mmaction2", 32 / 0.32, 32, "tsn_r50_8f", ("data.num_frames=3",)),
-    ("v100", "fp32", "ResNet-50", "NVIDIA", 367, *_IMAGES),
-    ("v100", "fp16", "ResNet-50", "NVIDIA", 1200, *_IMAGES),
-    ("a100", "fp32", "ResNet-50", "NVIDIA", 938, *_IMAGES),
-    ("a100", "fp16", "ResNet-50", "NVIDIA", 2470, *_IMAGES),
-    ("h100", "fp16", "ResNet-50", "MLPerf", 56050 / 8, *_IMAGES),
+    ("v100", "fp32", "TSM", _MMACTION2, 8 / 0.31, 8, "tsm_r50_8f", ()),
+    ("v100", "fp32", "I3D, 32 frames", _MMACTION2, 8 / 0.43, 8, "i3d_3x1x1_r50_32f", ()),
+    ("v100", "fp32", "SlowFast 4x16", _MMACTION2, 8 / 0.69, 8, "slowfast_r50_4x16", ()),
+    ("v100", "fp32", "TSN, 3 frames", _MMACTION2, 32 / 0.32, 32, "tsn_r50_8f", ("data.num_frames=3",)),
+    ("v100", "fp32", "ResNet-50", _NVIDIA, 367, *_IMAGES),
+    ("v100", "fp16", "ResNet-50", _NVIDIA, 1200, *_IMAGES),
+    ("a100", "fp32", "ResNet-50", _NVIDIA, 938, *_IMAGES),
+    ("a100", "fp16", "ResNet-50", _NVIDIA, 2470, *_IMAGES),
+    ("h100", "fp16", "ResNet-50", _MLPERF, 56050 / 8, *_IMAGES),
 )
-SOURCES = {
-    "mmaction2": "mmaction2 0.24.1, docs/benchmark.md",
-    "NVIDIA": "NVIDIA/DeepLearningExamples, resnet50v1.5",
-    "MLPerf": "MLPerf Training 3.0, NVIDIA, dgxh100_ngc23.04_mxnet",
-}
 
 
 def roofline(spec: Spec, device: Device) -> dict[str, Any]:
-    """Return the step of one virtual GPU: its work, and its least seconds. flops_s: the part by FLOPs, at their peaks.
-
-    Raises UserError where the GPU has no peak for the spec's precision, or the step cannot be counted.
-    """
+    """Return the work of one virtual GPU's step, its least seconds, and flops_s, those by FLOPs. Raises UserError."""
     _check(spec, device)
 
     def count() -> list[tuple[Operation, int]]:
@@ -95,12 +89,11 @@ def _check(spec: Spec, device: Device) -> None:
     ):
         if got != right:
             raise UserError(f"{key} must be {right} with --device, got {got}; try --machine")
-    names, why = list(device.peaks), ""
+    right = "" if spec.precision in device.peaks else f"{' or '.join(device.peaks)} on {device.title}"
     if spec.precision != "fp32" and count_network(spec).wide_elements:
-        names, why = ["fp32"], f" for {arch}, as casts of what autocast keeps in fp32 are not counted"
-    if spec.precision not in names:
-        right = f"{' or '.join(names)} on {device.title}{why}"
-        raise UserError(f"precision must be {right}, got {spec.precision}; try precision={names[-1]}")
+        right = f"fp32 for {arch}, as casts around what autocast keeps in fp32 are not counted"
+    if right:
+        raise UserError(f"precision must be {right}, got {spec.precision}; try precision=fp32")
 
 
 def published_steps(name: str) -> list[dict[str, Any]]:
@@ -110,6 +103,6 @@ def published_steps(name: str) -> list[dict[str, Any]]:
         if device == name:
             words = (*words, f"scale.clips_per_gpu={clips}", f"precision={precision}")
             bound = roofline(load_spec(shipped("configs/kinetics") / f"{spec}.yaml", words), DEVICES[name])
-            known = {"label": f"{label}, {source}", "source": SOURCES[source], "precision": precision}
+            known = {"label": f"{label}, {source.partition(',')[0]}", "source": source, "precision": precision}
             rows.append(bound | known | {"published_rate": rate, "ratio": clips / rate / bound["roofline_s"]})
     return rows

@@ -33,8 +33,7 @@ META = torch.device("meta")
 _FUSED = ("_fused_sgd_", "_fused_adam_", "_fused_adamw_")
 # They only allocate; _unsafe_view is a view that its schema does not call so.
 _NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
-# They write what they do not read.
-_OVERWRITE = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "_foreach_copy_", "_foreach_zero_"}
+_OVERWRITE = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_"}  # they write what they do not read
 # ATen/native/cuda/MultiTensorApply.cuh: elements of a block; blocks and, by lists of tensors, tensors of a launch.
 _CHUNK, _BLOCKS, _TENSORS = 65536, 320, (110, 64, 48, 36, 30)
 
@@ -55,15 +54,14 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         read = () if name.endswith("_like") else (args, kwargs)
         taken = {id(leaf): leaf for leaf in tree_leaves(read) if isinstance(leaf, torch.Tensor)}
         returned = {id(leaf): leaf for leaf in tree_leaves(written) if isinstance(leaf, torch.Tensor)}
-        moved = [*taken.values(), *(() if name in _OVERWRITE else returned.values())]
+        moved = [*taken.values(), *(() if name.removeprefix("_foreach_") in _OVERWRITE else returned.values())]
         if any(tensor.device == META for tensor in moved) and not operation.is_view and name not in _NO_KERNEL:
             num_bytes = sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in moved)
             flops = flop_registry.get(operation._overloadpacket, lambda *_, **__: 0)(*args, out_val=result)
             if name == "convolution_backward":  # torch counts a grouped one's weights as those of a full one
                 gradients = sum(gradient is not None for gradient in result[:2])
                 flops = 2 * gradients * args[0].numel() * math.prod(args[2].shape[1:])
-            work = (_launches(name, args, result), flops, num_bytes)
-            self.counted[Operation(*work, is_convolution="convolution" in name)] += 1
+            self.counted[Operation(_launches(name, args, result), flops, num_bytes, "convolution" in name)] += 1
         return result
 
 
@@ -73,9 +71,8 @@ def _launches(name: str, args: Sequence[Any], result: Any) -> int:
         return sum(gradient is not None for gradient in result)
     if not name.startswith(("_foreach_", "_fused_")):
         return 1
-    lists: list[Sequence[torch.Tensor]] = [
-        arg for arg in (*args, result) if isinstance(arg, list | tuple) and isinstance([*arg, 0][0], torch.Tensor)
-    ]
+    given = (arg for arg in (*args, result) if isinstance(arg, list | tuple))
+    lists: list[Sequence[torch.Tensor]] = [arg for arg in given if arg and isinstance(arg[0], torch.Tensor)]
     if name.startswith(("_fused_adam", "_foreach_norm")):
         lists.pop()  # steps or norms, which lie beside what is packed
     blocks = sum(-(-tensor.numel() // _CHUNK) for tensor in lists[0])
