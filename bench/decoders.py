@@ -1,8 +1,8 @@
-r"""Clips per second of decoders on one core, in turn: this loader's, torchcodec, decord, OpenCV and plain PyAV.
+r"""Measure decoders in turn on one core, in clips per second: this loader, torchcodec, decord, OpenCV and plain PyAV.
 
-Each opens a video, takes 8 frames, 8 apart, from a random place, scales their short side to 256 and cuts the centre of
-224 x 224 pixels out of them, uint8 RGB. Those that are not installed are left out. torchcodec needs the shared
-libraries of FFmpeg by their own names: links to those of PyAV's wheel, av.libs, will do (libavcodec.so.62 and so on).
+Each opens a video, takes 8 frames, 8 apart, from a random place, scales their short side to 256 and crops the centre
+of 224 x 224 pixels, as uint8 RGB. Decoders that are not installed are left out. torchcodec needs FFmpeg's shared
+libraries under their own names (libavcodec.so.62 and so on): links to those in av.libs of PyAV's wheel are enough.
 
     LD_LIBRARY_PATH=links:av.libs OMP_NUM_THREADS=1 taskset -c 0 python bench/decoders.py --repeats 9 VIDEO...
 """
@@ -113,7 +113,7 @@ def seconds(read: Read, videos: Sequence[Video], turn: Any) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("videos", nargs="+", metavar="VIDEO")
-    parser.add_argument("--repeats", type=int, default=9, metavar="N", help="turns of a clip of each video [9]")
+    parser.add_argument("--repeats", type=int, default=9, metavar="N", help="measurements, of a clip of each video [9]")
     args = parser.parse_args()
     keep_freed_frames()
     videos = list[Video]()
@@ -126,7 +126,7 @@ def main() -> None:
     for name, one in in_turn(turns, args.repeats + 1):
         taken[name].append(one)
     rates = {name: sorted(len(videos) / one for one in all_[1:]) for name, all_ in taken.items()}  # one warms up
-    rows = [("clips/s", "median", "least", "most", "of this loader's")]
+    rows = [("clips/s", "median", "least", "most", "/ summit_train")]
     for name, found in rates.items():
         middle, own = statistics.median(found), statistics.median(rates["summit_train"])
         rows.append((name, *(f"{rate:.1f}" for rate in (middle, found[0], found[-1])), f"{middle / own:.2f}"))

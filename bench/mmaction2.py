@@ -1,20 +1,20 @@
-"""Training side by side with mmaction2 1.2: whole steps of TSM ResNet-50, data included, in one run.
+"""Measure training beside mmaction2 1.2 in one run: whole steps of TSM ResNet-50, data included.
 
     python bench/mmaction2.py PYTHON VIDEO [VIDEO ...]                      raw and packed, fp32 and bf16, 1 and 2 ranks
-    python bench/mmaction2.py PYTHON VIDEO --precisions bf16 --kinds packed a part of it; --json for one object
+    python bench/mmaction2.py PYTHON VIDEO --kinds packed --precisions bf16 part of it; --json for JSON
 
-PYTHON: of an environment that has mmaction2. Make it so, on Python 3.11:
+PYTHON: the interpreter of an environment with mmaction2. Make one, with Python 3.11:
 
     python3 -m venv peer && peer/bin/pip install torch==2.13.0 'setuptools<81' wheel importlib_metadata
     peer/bin/pip install decord opencv-python-headless einops scipy mmengine 'numpy<2.3'
     peer/bin/pip install --no-build-isolation mmcv-lite==2.1.0
     peer/bin/pip install --no-deps mmaction2==1.2.0
 
-Each VIDEO is a set of its own: its file, listed as often as the steps need clips. Both sides have equal clips, frames,
-crops, threads and loader workers, and train from random weights: 8 frames of a window of 64, scaled, a random crop, a
-random flip, SGD with momentum. Packed sets are JPEG pictures of every frame: a shard here, a folder there. mmaction2
-runs as shipped, and with its weights channels last, a line that its users can add. A measurement is a training of its
-own, and its value the median step after the first ones. The sides take turns; ratios are of neighbours.
+Each VIDEO is a data set: its file, listed as often as the steps need clips. Both sides have the same clips, crop size,
+threads and loader workers, and train from random weights: 8 frames of a window of 64, scaled, a random crop, a random
+flip, SGD with momentum. Packed sets are every frame as a JPEG: here in a shard, there in a folder. mmaction2 runs as
+shipped, and with channels-last weights, one line that its users can add. Each measurement is a new training; its value
+is the median step after the first ones. The sides alternate; ratios are of neighbouring measurements.
 """
 
 from __future__ import annotations
@@ -49,24 +49,32 @@ PATIENCE_S = 1200
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("python", metavar="PYTHON", help="the other environment's")
+    add("python", metavar="PYTHON", help="interpreter of the environment with mmaction2")
     add("videos", metavar="VIDEO", nargs="+", type=Path)
-    add("--kinds", default="raw,packed", help="[%(default)s]")
-    add("--precisions", default="fp32,bf16", help="[%(default)s]")
-    add("--ranks", default="1,2", help="[%(default)s]")
-    add("--clips", type=int, default=4, metavar="N", help="of a rank [%(default)s]")
-    add("--crop", type=int, default=112, metavar="N", help="pixels [%(default)s]")
-    add("--steps", type=int, default=12, metavar="N", help=f"of the most ranks; {WARM_UP} do not count [%(default)s]")
+    add("--kinds", nargs="+", choices=("raw", "packed"), default=["raw", "packed"])
+    add("--precisions", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
+    add("--ranks", nargs="+", type=int, default=[1, 2], metavar="N", help="[1 2]")
+    add("--clips", type=int, default=4, metavar="N", help="clips per rank [%(default)s]")
+    add("--crop", type=int, default=112, metavar="N", help="side of the crop in pixels [%(default)s]")
+    add("--steps", type=int, default=12, metavar="N", help=f"with the most ranks; {WARM_UP} do not count [%(default)s]")
     add("--repeats", type=int, default=3, metavar="N", help="trainings of each side [%(default)s]")
     add("--json", action="store_true")
     args = parser.parse_args()
+    for name, least in {"steps": WARM_UP + 2, "clips": 1, "crop": 32, "repeats": 1}.items():
+        if getattr(args, name) < least:
+            raise UserError(f"--{name} must be at least {least}, got {getattr(args, name)}")
+    if min(args.ranks) < 1:
+        raise UserError(f"--ranks must be at least 1, got {min(args.ranks)}")
+    if missing := [video for video in args.videos if not video.is_file()]:
+        raise UserError(f"{missing[0]}: no such file")
+    answer([args.python, "-c", "import mmaction; print({})"], PATIENCE_S, None)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for number, video in enumerate(args.videos):
-            for kind in args.kinds.split(","):
+            for kind in args.kinds:
                 lists = prepared(Path(folder, f"{number}_{kind}"), video.resolve(), kind, args)
-                for precision in args.precisions.split(","):
-                    for ranks in map(int, args.ranks.split(",")):
+                for precision in args.precisions:
+                    for ranks in args.ranks:
                         rows.append({"video": video.name, "kind": kind, "precision": precision, "ranks": ranks})
                         rows[-1] |= measure(lists, precision, ranks, args)
                         tell(as_text(rows[-1:]))
@@ -75,9 +83,9 @@ def main() -> int:
 
 
 def prepared(folder: Path, video: Path, kind: str, args: argparse.Namespace) -> dict[str, str]:
-    """Write the lists, with clips for the steps of the most ranks (fewer take more steps), and what is packed."""
+    """Write the lists, long enough for the most ranks (with fewer, training takes more steps), and the packed sets."""
     folder.mkdir()
-    clips = args.steps * args.clips * max(map(int, args.ranks.split(",")))
+    clips = args.steps * args.clips * max(args.ranks)
     source, frames, sets = video, "", {"train": str(folder / "indexed.csv"), "data.root": "/"}
     if kind == "packed":
         source = folder / "pictures"
@@ -101,7 +109,7 @@ def prepared(folder: Path, video: Path, kind: str, args: argparse.Namespace) -> 
 
 def measure(lists: dict[str, str], precision: str, ranks: int, args: argparse.Namespace) -> dict[str, Any]:
     """Return the seconds of a step on each side, and theirs over ours."""
-    share = max(1, num_cpus() // ranks)  # of the cores: each rank's threads, and its loader's workers
+    share = max(1, num_cpus() // ranks)  # cores of a rank: its threads and its loader workers
     job = {"precision": precision, "ranks": ranks, "clips": args.clips, "crop": args.crop, "workers": share}
     turns: dict[str, Callable[[], float]] = {"here": partial(here, lists, job)}
     for side in SIDES[1:]:
@@ -148,7 +156,8 @@ def threads(job: dict[str, Any]) -> dict[str, str]:
 
 
 def as_text(rows: Sequence[dict[str, Any]]) -> str:
-    table = [("video", "set", "precision", "ranks", *(f"{side}, s a step" for side in SIDES), "times", "channels last")]
+    heads = [f"{side}, s per step" for side in SIDES] + [f"{side} / here" for side in SIDES[1:]]
+    table = [("video", "set", "precision", "ranks", *heads)]
     for row in rows:
         steps = [spread_text(row["step_s"][side]) for side in SIDES]
         ratios = [spread_text(row["ratios"][side], ".2f") for side in SIDES[1:]]

@@ -1,6 +1,6 @@
-"""The other side of bench/mmaction2.py: run in mmaction2's own environment, it trains and prints its steps' seconds.
+"""The mmaction2 side of bench/mmaction2.py, run in its environment: train, and print the seconds of each step.
 
-    PYTHON bench/mmaction2_peer.py '{"files": "list.txt", "frames": null, ...}'       one rank; more by torchrun
+    PYTHON bench/mmaction2_peer.py '{"files": "list.txt", "is_pictures": false, ...}'    one rank; more by torchrun
 
 TSM as in mmaction2's own configs (ResNetTSM, TSMHead), through its pipeline, its data set and MMEngine's Runner.
 """
@@ -23,7 +23,7 @@ for name in ("drn", "drn.drn"):
     missing.__dict__.update(DRN=type("DRN", (), {}), __path__=[])
     sys.modules[missing.__name__] = missing
 
-from mmaction.registry import HOOKS  # noqa: E402
+from mmaction.registry import HOOKS, MODELS  # noqa: E402
 from mmaction.utils import register_all_modules  # noqa: E402
 from mmengine.hooks import Hook  # noqa: E402
 from mmengine.optim import OptimWrapper  # noqa: E402
@@ -103,15 +103,15 @@ def main() -> None:
     register_all_modules()
     if job["ranks"] > 1:  # MMEngine would ask for a GPU first
         torch.distributed.init_process_group("gloo")
-    runner = Runner(**config(job))
+    keys = config(job)
+    model = MODELS.build(keys.pop("model"))
+    # NumPy, which computes the head's accuracy, has no bf16.
+    model.cls_head.register_forward_hook(lambda module, inputs, scores: scores.float())
     if job["channels_last"]:
-        runner.model.to(memory_format=torch.channels_last)
-    # ResNetTSM would load ImageNet's weights, and cannot do without.
+        model.to(memory_format=torch.channels_last)
+    runner = Runner(model, **keys)
+    # ResNetTSM would load ImageNet weights, and has no option not to.
     runner._init_model_weights = lambda: None
-    head = getattr(runner.model, "module", runner.model).cls_head
-    head.register_forward_hook(
-        lambda module, inputs, scores: scores.float()
-    )  # it takes them to NumPy, which has no bf16
     runner.train()
     if runner.rank == 0:
         (ends,) = (hook.ends for hook in runner.hooks if isinstance(hook, Clock))

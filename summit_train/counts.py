@@ -50,7 +50,7 @@ def count_model(model: ModelSpec, clip_shape: tuple[int, int, int, int]) -> Coun
 
 
 def kept(model: ModelSpec, keys: list[Any], count: Callable[[], Counted], kind: Any) -> Counted:
-    """Return a count, of type `kind`, that `model` and `keys` decide: from the cache, or counted and put there."""
+    """Return a count of type `kind`, which `model` and `keys` determine: from the cache, else counted and stored."""
     if is_foreign(model.arch):
         return count()
     try:

@@ -1,4 +1,4 @@
-"""`summit-train bench loader SPEC`: clips a second of the loader, the parts of a clip's time, the cores of a rank."""
+"""`summit-train bench loader SPEC`: the loader's clips per second, where a clip's time goes, cores a rank needs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ from summit_train.plan import make_plan
 from summit_train.spec import DataSpec, Spec, load_spec
 
 _WARM_UP = 3  # batches of each worker before the clock starts
-# Functions whose own time, with that of the compiled ones that they call, is a part of a clip's: of the first match.
+# The parts of a clip's time. A function belongs to the first part that names its file or itself; its time includes
+# that of the compiled functions it calls.
 PARTS = {
     "read": ("core/files.py:", "video/source.py:", "packed/read.py:"),
     "open": ("decode.py:open_video",),
@@ -111,7 +112,7 @@ def sampled(subject: Subject, clips: int, folder: Path) -> Iterator[Subject]:
 def measure(subjects: Sequence[Subject], clips: int, workers: int, repeats: int) -> list[Values]:
     """Measure all subjects in turn, `clips` clips a turn, at least 4 a worker. Raises DecodeError for a bad clip.
 
-    Each gets clips_per_second of one core (this process) and of `workers` processes, as spreads, and parts_ms.
+    Each gets clips_per_second of one core (this process) and of `workers` processes, as spreads, and its parts_ms.
     """
     for subject in subjects:
         subject.seconds(min(2, clips))
@@ -129,7 +130,7 @@ def measure(subjects: Sequence[Subject], clips: int, workers: int, repeats: int)
 
 
 def parts(subject: Subject, clips: int) -> dict[str, float]:
-    """Return the milliseconds of a clip by part, as a profiler finds them, which adds some; `other` is the rest."""
+    """Return the milliseconds of a clip by part, including the profiler's own; `other` is the rest, `sum` the total."""
     slots, found = Slots(), dict.fromkeys((*PARTS, "other"), 0.0)
 
     def part_of(file: str, function: str) -> str:
@@ -137,11 +138,11 @@ def parts(subject: Subject, clips: int) -> dict[str, float]:
         return next((part for part, names in PARTS.items() if any(name in whole for name in names)), "other")
 
     for batch in subject.next_batches(PREFETCHED_PER_WORKER + 1, 0):
-        slots.put(batch)  # the first ones make the shared memory
+        slots.put(batch)  # allocate the shared memory
     with cProfile.Profile() as profile:
         for batch in subject.next_batches(clips, 0):
             slots.put(batch)
-    # Of each function: the file ("~": it is compiled), line and name; its own time in all, and by caller.
+    # For each function: its file ("~" if it is compiled), line and name; its own time in all, and by caller.
     for (file, _, name), (_, _, own, _, callers) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
         for (whose, _, caller), (_, _, its, _) in callers.items() if file == "~" else ():
             found[part_of(whose, caller)] += its
@@ -188,8 +189,8 @@ def gpu_speed(spec: Spec, site: Site | None, args: argparse.Namespace) -> tuple[
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_spec(parser)
-    parser.add_argument("--clips", type=int, default=16, metavar="N", help="clips of a turn [16]")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="measured turns [5]")
+    parser.add_argument("--clips", type=int, default=16, metavar="N", help="clips of a measurement [16]")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="measurements [5]")
     parser.add_argument("--workers", type=int, default=num_cpus(), metavar="N", help="processes [one a CPU]")
     demand = parser.add_mutually_exclusive_group()
     demand.add_argument("--measure", action="store_true", help="measure the spec's network here, on one rank")
@@ -228,10 +229,10 @@ def as_text(values: Values) -> str:
     settings, kinds, gpu = values["settings"], values["kinds"], values["gpu"]
     rows = [("clips/s", "one core", counted(settings["workers"], "worker"))]
     rows += [(k["kind"], *(spread_text(k[f"clips_per_second_{of}"], ".1f") for of in ("core", "all"))) for k in kinds]
-    split = [("ms of a clip", *kinds[0]["parts_ms"])]
+    split = [("ms per clip", *kinds[0]["parts_ms"])]
     split += [(kind["kind"], *(f"{ms:.2f}" for ms in kind["parts_ms"].values())) for kind in kinds]
-    turns = f"{counted(settings['clips'], 'clip')} a turn, {counted(settings['repeats'], 'turn')}, median (min .. max)"
-    lines = [f"{turns}; cores here: {settings['cores']}", f"{TextTable(rows, indent='  ')}\n"]
+    measured = f"{counted(settings['repeats'], 'measurement')} of {counted(settings['clips'], 'clip')}"
+    lines = [f"median (min .. max) of {measured}; cores here: {settings['cores']}", f"{TextTable(rows, indent='  ')}\n"]
     lines.append(f"{TextTable(split, indent='  ')}\n")
     if gpu["clips_per_second"] is None:
         per_core = "{kind}: a core for each {clips_per_second_per_core:.4g} clips/s of a rank"

@@ -326,13 +326,14 @@ def _packing_arguments(parser: argparse.ArgumentParser, shard_size: str) -> None
 def _pack_arguments(parser: argparse.ArgumentParser) -> None:
     _packing_arguments(parser, "1G")
     add, usual = parser.add_argument, Packing("jpeg")
-    kinds = "the files as they are, or their frames as JPEG, or as a small video that is cheap to decode"
+    kinds = "bytes: the files unchanged; jpeg: each frame as a JPEG; video: small MPEG-4 videos that decode fast"
     add("--kind", choices=tuple(OPTIONS), required=True, help=kinds)
-    add("--short-side", type=int, metavar="PIXELS", help=f"jpeg, video: of a frame [{usual.short_side}]")
+    scaled = f"jpeg, video: scale larger frames down to this [{usual.short_side}]"
+    add("--short-side", type=int, metavar="PIXELS", help=scaled)
     add("--every", type=int, metavar="N", help=f"jpeg, video: pack every N-th frame [{usual.every}]")
-    add("--quality", type=int, metavar="Q", help=f"jpeg: 1 to 95 [{usual.quality}]")
-    add("--gop", type=int, metavar="N", help=f"video: frames from a key frame to the next [{usual.gop}]")
-    add("--qscale", type=int, metavar="Q", help=f"video: MPEG-4's quantiser, 1 (fine) to 31 [{usual.qscale}]")
+    add("--quality", type=int, metavar="Q", help=f"jpeg: quality, 1 to 95 (best) [{usual.quality}]")
+    add("--gop", type=int, metavar="N", help=f"video: a key frame every N frames [{usual.gop}]")
+    add("--qscale", type=int, metavar="Q", help=f"video: compression, 1 (best, largest) to 31 [{usual.qscale}]")
     bound = "bytes: the clips are folders of optical flow, whose values 0 and 255 mean this many pixels"
     add("--bound", type=float, metavar="PIXELS", help=bound)
 

@@ -93,7 +93,7 @@ def taken_rows(site: Site, taken: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _loader_rows(site: Site, train: Dataset | None, rate: float | None) -> list[tuple[str, str]]:
-    """Return by how much reading files falls short of a rank's speed, and what helps; nothing where it is unknown."""
+    """Return a row if reading files is estimated to be slower than a rank trains, with the speed of packed videos."""
     from summit_train.data.manifest.files import FileStore
     from summit_train.data.reading_speed import clips_per_second
 
@@ -102,8 +102,8 @@ def _loader_rows(site: Site, train: Dataset | None, rate: float | None) -> list[
     if rate is None or found is None or cores * found[1] >= rate:
         return []
     now, packed = (f"{float(f'{cores * speed:.2g}'):,g}" for speed in found[1:])
-    short = f"about {now} of the {rate:g} clips/s that a rank trains, from {found[0]} on {counted(cores, 'core')}"
-    return [("loader", f"{short}; data pack --kind video: about {packed}")]
+    short = f"reads about {now} of the {rate:g} clips/s that a rank trains ({found[0]}, {counted(cores, 'core')})"
+    return [("loader", f"{short}; with data pack --kind video about {packed}")]
 
 
 def start_rows(start: Sequence[str], files: Files) -> list[tuple[str, str]]:

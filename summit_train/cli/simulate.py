@@ -1,4 +1,4 @@
-"""`summit-train simulate SPEC --machine NAME`: what the spec would take there, by nodes. --device: a step on a GPU."""
+"""`summit-train simulate SPEC`: predict a run by number of nodes (--machine), or a step on one GPU (--device)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from summit_train.spec.catalog import BOTTLENECK_BACKBONES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_OF_MACHINES = ("set", "nodes", "fixed_batch", "clips", "videos", "clips_per_second", "out")  # options
+_OF_MACHINES = ("set", "nodes", "fixed_batch", "clips", "videos", "clips_per_second", "out")  # need --machine
 NODES = "1,8,16,32,64,128,256,384,512,1024"  # those of the paper's Table 3
 
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_mutually_exclusive_group(required=True)
     machine.add_argument("--machine", metavar="NAME", help=f"a machine file: {shipped}, or the path of one")
     machine.add_argument("--site", dest="machine", help=argparse.SUPPRESS)  # its former name
-    machine.add_argument("--device", choices=DEVICES, help="one GPU instead: the least time of a step, by its peaks")
+    machine.add_argument("--device", choices=DEVICES, help="one GPU instead: a step's least time by its data sheet")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the machine's file")
     parser.add_argument("--nodes", metavar="N,...", help=f"default {NODES}; a,...,b doubles from a to b")
     parser.add_argument("--fixed-batch", action="store_true", help="keep scale.gpus: fewer GPUs accumulate")
@@ -68,13 +68,13 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _on_device(args: argparse.Namespace) -> Result:
-    """Return a step's roofline on one GPU, and those of published steps beside their times."""
+    """Return the roofline of the spec's step on one GPU, and published steps beside theirs."""
     if given := [name for name in _OF_MACHINES if getattr(args, name) not in (None, False, [])]:
         raise UserError(f"--{given[0].replace('_', '-')} must be used with --machine, got --device")
     spec, device = load_spec(args.spec, args.overrides), DEVICES[args.device]
     own = {"label": spec.name, "precision": spec.precision, **roofline(spec, device)}
     rows = published_steps(args.device)
-    names = ("precision", "clips", "launches", "TFLOP", "GB", "least s", "clips/s", "published", "ratio", "of peaks")
+    names = ("precision", "clips", "launches", "TFLOP", "GB", "roofline s", "clips/s", "published", "ratio", "FLOP/s")
     table: list[Sequence[str]] = [("", *names)]
     for row in (own, *rows):
         counts = (f"{row['launches']:,}", f"{row['flops'] / 1e12:.2f}", f"{row['moved'] / 1e9:.1f}")
@@ -83,12 +83,12 @@ def _on_device(args: argparse.Namespace) -> Result:
         share = f"{100 * row['flops_s'] / row['roofline_s'] / row.get('ratio', 1):.0f} %"
         table.append((row["label"], row["precision"], f"{row['clips']:,}", *counts, *bound, *known, share))
     lines = [
-        f"a step on one {device.title}, worked out from its peaks; nothing was measured",
+        f"a training step on one {device.title}, computed from its data sheet; nothing was measured",
         "",
         TextTable(table, left=2),
         "",
-        "least s: a bound for these unfused operations, save for caches; with cross entropy, no mixing or erasing.",
-        "GB: in 16 bits half of fp32's, without casts. ratio: of these clips/s to published ones.",
+        "roofline: the least time of these unfused operations, without caches, mixing and erasing, with cross entropy.",
+        "GB: in 16 bits half of fp32's, without casts. ratio: clips/s / published. FLOP/s: of the peaks, as published.",
         *dict.fromkeys(row["source"] for row in rows),
     ]
     return Result(lines, values={"device": args.device, **own, "published": rows})

@@ -25,7 +25,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Operation:
-    """Work of a GPU: launches, FLOPs, bytes in and out. is_convolution: or its gradient. of_pass: not of the update."""
+    """An operation on a GPU. launches: kernels. moved: bytes read and written. of_pass: not of the solver's update."""
 
     launches: int
     flops: int
@@ -40,10 +40,10 @@ class Count:
 
     `layers` are in the order in which they run. `stages` maps the paper's names to T there (Table 2). `kept_elements`
     are the floats that a forward pass keeps for the backward pass, each tensor once, without statistics per channel and
-    dropout; `index_elements` are 64-bit positions, which max pools keep. With recomputed blocks only those outside the
-    blocks and the blocks' inputs stay, until the backward pass has been there: `recomputed_elements` are these and one
-    block's, when they are most. `wide_elements` and, with recomputed blocks, `recomputed_wide_elements` come on top in
-    16 bits: autocast has softmax and layer norms in fp32. has_bn: whether a layer normalises batches. note: for people.
+    dropout; `index_elements` are 64-bit positions, which max pools keep. With recomputed blocks only the blocks' inputs
+    and what lies outside the blocks stay, until the backward pass reaches it: `recomputed_elements` is the largest sum
+    of these and one block's. `wide_elements` or `recomputed_wide_elements` are added in 16 bits: autocast runs softmax
+    and layer norms in fp32. has_bn: whether a layer normalises batches. note: on the count, for people.
     """
 
     clip: tuple[int, int, int]

@@ -1,4 +1,4 @@
-"""About how many training clips a core reads in a second, by what a file's header says: nothing is decoded."""
+"""Estimate how many training clips a core reads per second from a file's header; nothing is decoded."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from summit_train.data.video.decode import open_video
 from summit_train.data.video.source import LIMITS, Budget, Encoded
 from summit_train.spec import DataSpec
 
-# Milliseconds on a core of an AMD EPYC 9005: to decode a frame, for each megapixel and each kB of it. H.264's (a third
-# of the frames is skipped, as no other needs them) stand for other codecs. Then for a clip, for each frame in its
-# file, and to scale and crop a wanted frame, alone and for each megapixel.
+# Milliseconds on a core of an AMD EPYC 9005. _DECODE_*: of a decoded frame, per megapixel and per kB; H.264 stands for
+# all other codecs (a third of its frames is skipped, as no other frame needs them). _CLIP: of a clip; _LISTED: of each
+# frame in its file. _RENDER: to scale and crop a frame, fixed and per megapixel.
 _DECODE_MPEG4, _DECODE_H264, _CLIP, _LISTED, _RENDER = (0.3, 0.016), (0.6, 0.06), 2.0, 0.003, (0.1, 0.6)
 _PROBED_FRAMES = 5  # decoded to open a video
 _PACKED_KB = 54  # of a megapixel of a packed video
 
 
 def clips_per_second(store: FileStore, data: DataSpec) -> tuple[str, float, float] | None:
-    """Return what the first file is, its speed, and that of such files after `data pack --kind video`.
+    """Return the first file's size and codec, its clips per second, and those after `data pack --kind video`.
 
     None for pictures, or without num_frames. Raises DecodeError.
     """

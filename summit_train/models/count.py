@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from summit_train.core.count import Count, Layer
 from summit_train.models.video import VideoNetwork
 
-# What autocast keeps in fp32, in elements of 16 bits on top: a softmax's result, besides a copy of 16 bits of it, and a
-# layer norm's input, which has as many as its result.
+# What autocast keeps in fp32, as additional 16-bit elements per element: of a softmax its result, beside a 16-bit copy,
+# and of a layer norm its input, which is as large as its result.
 _WIDE = {"SoftmaxBackward0": 2, "NativeLayerNormBackward0": 1}
 
 

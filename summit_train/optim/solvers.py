@@ -135,7 +135,8 @@ class ForeachSolver(torch.optim.Optimizer):
     def _gradients(self, weights: Tensors) -> tuple[torch.Tensor, Tensors]:
         """Return keep and the unscaled gradients, zeros where the update is skipped."""
         gradients = [weight.grad for weight in weights if weight.grad is not None]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        # As they are in memory, which is dense: in another layout than the weights' each operation would take longer.
+        flat = torch.cat([gradient.as_strided((gradient.numel(),), (1,)) for gradient in gradients])
         if self.grad_scale is not None:
             flat = flat / self.grad_scale
         keep = torch.ones((), dtype=flat.dtype, device=flat.device)
@@ -143,7 +144,7 @@ class ForeachSolver(torch.optim.Optimizer):
             keep = (self.found_inf <= 0).to(flat.dtype)
             flat = torch.where(keep > 0, flat, 0)  # a product would keep a NaN
         parts = torch.split(flat, [gradient.numel() for gradient in gradients])
-        return keep, [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
+        return keep, [part.as_strided(one.shape, one.stride()) for part, one in zip(parts, gradients, strict=True)]
 
     def _state(self, name: str, weights: Tensors, like: torch.Tensor | None = None) -> Tensors:
         """Return one state of each weight, of the weight's shape or that of `like`, zeros at first."""

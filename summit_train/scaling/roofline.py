@@ -1,8 +1,8 @@
-"""The least time of a training step on one GPU, by its published peaks, and how near published steps came to theirs.
+"""The least time of a training step on one GPU by its data sheet, and how close published steps came to theirs.
 
 An operation takes the longer of FLOPs / peak and bytes / bandwidth, and a launch `LAUNCH_S` on top. Bytes are those of
-its inputs and outputs, as if no cache kept them. In 16 bits the passes move half of the bytes of fp32: autocast's casts
-come on top. The host is taken to be faster than the GPU.
+its inputs and outputs, as if no cache kept them. In 16 bits the passes move half of the bytes of fp32; what autocast
+converts is not counted. The host is assumed to be faster than the GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LAUNCH_S = 1e-6  # assumed: from the end of a kernel to the start of the next on
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU by its data sheet: dense FLOP/s by precision and of a convolution in fp32, its memory's bytes a second."""
+    """A GPU's data sheet: dense FLOP/s by precision, and of convolutions in fp32; bytes per second of its memory."""
 
     title: str
     peaks: dict[str, float]

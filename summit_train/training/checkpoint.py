@@ -189,7 +189,7 @@ def restore_solver(path: Path, optimizer: torch.optim.Optimizer, saved: Any) -> 
         parameter = parameters[number]
         wanted = {name: parameter if has_shape else torch.zeros(()) for name, has_shape in kept.items()}
         check_fit(path, f"optimizer.state.{number}", found, wanted)
-        # In the layout of the weight: the fused solvers do not look at strides.
+        # The fused solvers ignore strides: give the state the layout of its weight.
         moved = {key for key in found if kept[key] and found[key].stride() != parameter.stride()}
         loaded[number] = found | {key: torch.empty_like(parameter).copy_(found[key]) for key in moved}
     optimizer.load_state_dict({**own, "state": loaded})

@@ -50,7 +50,7 @@ def split_buckets(parameters: Iterable[nn.Parameter]) -> list[Bucket]:
             sizes = [parameter.numel() for parameter in members]
             flat = members[0].new_empty(sum(sizes)).detach()
             parts = zip(torch.split(flat, sizes), members, strict=True)
-            # In the layout of the weights, as autograd and the fused solvers want it.
+            # Views have the layout of their weights, which autograd and the fused solvers expect.
             views = [part.as_strided(weight.shape, torch.empty_like(weight).stride()) for part, weight in parts]
             buckets.append(Bucket(f"gradients.{len(buckets)}", flat, members, views))
     return buckets

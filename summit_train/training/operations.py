@@ -1,4 +1,4 @@
-"""What a step asks of a GPU, counted on torch's meta device, where tensors have shapes and no numbers.
+"""The work of a step on a GPU, counted on torch's meta device, where tensors have shapes but no values.
 
 The step is the GPU's: its modules, its fused optimizer, its foreach operations.
 """
@@ -31,15 +31,15 @@ from summit_train.training.run import build_step
 
 META = torch.device("meta")
 _FUSED = ("_fused_sgd_", "_fused_adam_", "_fused_adamw_")
-# They only allocate; _unsafe_view is a view that its schema does not call so.
+# These only allocate; _unsafe_view is a view that its schema does not declare.
 _NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
-_OVERWRITE = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_"}  # they write what they do not read
+_OVERWRITE = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_"}  # they write without reading
 # ATen/native/cuda/MultiTensorApply.cuh: elements of a block; blocks and, by lists of tensors, tensors of a launch.
 _CHUNK, _BLOCKS, _TENSORS = 65536, 320, (110, 64, 48, 36, 30)
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operations that launch kernels, each kind in `counted`; bytes: of each tensor taken or returned."""
+    """Counts the operations that launch kernels in `counted`; bytes: of the tensors that they take and return."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -58,7 +58,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(tensor.device == META for tensor in moved) and not operation.is_view and name not in _NO_KERNEL:
             num_bytes = sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in moved)
             flops = flop_registry.get(operation._overloadpacket, lambda *_, **__: 0)(*args, out_val=result)
-            if name == "convolution_backward":  # torch counts a grouped one's weights as those of a full one
+            if name == "convolution_backward":  # torch counts the weights of a grouped one as if it had no groups
                 gradients = sum(gradient is not None for gradient in result[:2])
                 flops = 2 * gradients * args[0].numel() * math.prod(args[2].shape[1:])
             self.counted[Operation(_launches(name, args, result), flops, num_bytes, "convolution" in name)] += 1

@@ -305,6 +305,6 @@ def test_a_loader_that_is_too_slow_is_named_with_what_helps(write_spec: WriteSpe
     words = (write_spec(), "--site", "summit", "--nodes", "1", "scale.gpus=6", "scale.clips_per_gpu=1")
     slow = plan(*words, "--speed", "1e6")
     (row,) = (line for line in slow.splitlines() if line.startswith("  loader "))
-    assert "of the 1e+06 clips/s that a rank trains, from 32x32 h264 on 6 cores; data pack --kind video: about " in row
+    assert "of the 1e+06 clips/s that a rank trains (32x32 h264, 6 cores); with data pack --kind video about " in row
     assert "loader " not in plan(*words, "--speed", "0.1") and "loader " not in plan(*words)
     assert "loader " not in plan(*words, "--speed", "1e6", "--clips", "40")

@@ -1,4 +1,4 @@
-"""The estimate of a core's clips a second counts what has to be decoded; that it fits a machine is measured by hand."""
+"""The estimate of a core's clips per second counts what has to be decoded; its fit to a machine is measured by hand."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_each_cost_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert after is not None and after[1] < before[1] and after[2] < before[2], name
 
 
-def test_nothing_is_said_without_facts(tmp_path: Path) -> None:
+def test_without_the_facts_there_is_no_estimate(tmp_path: Path) -> None:
     write_video(tmp_path / "a.mp4", FRAMES[:2])
     write_video(tmp_path / "p.mp4", FRAMES[:2])
     (tmp_path / "p").mkdir()

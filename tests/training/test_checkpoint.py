@@ -228,8 +228,8 @@ def test_a_frozen_parameter_has_no_state_and_an_earlier_versions_is_left_out(tmp
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-def test_a_state_in_another_layout_than_its_weight_steps_as_in_the_same(tmp_path: Path, name: str) -> None:
-    """From a run without accelerated networks, or from another rank: the fused solvers do not look at strides."""
+def test_a_state_in_another_layout_steps_as_in_that_of_its_weight(tmp_path: Path, name: str) -> None:
+    """From a run without accelerated networks, or from another rank: the fused solvers ignore strides."""
     spec, results = OptimizerSpec.model_validate({"name": name}), []
     for state_format in (torch.channels_last, torch.contiguous_format):
         weight = torch.nn.Parameter(torch.ones(2, 3, 2, 2).contiguous(memory_format=torch.channels_last))

@@ -49,7 +49,7 @@ def test_an_operation_moves_what_it_takes_and_returns(work: Callable[[torch.Tens
     assert found == Operation(1, 0, int(megabytes * 2**20))
 
 
-def test_views_and_memory_alone_launch_nothing_and_nor_does_the_host() -> None:
+def test_views_and_memory_alone_launch_nothing_and_neither_does_the_host() -> None:
     x = meta(4, 6)
     assert (
         seen(lambda: (x.view(24), x.t(), x[1:], x.unbind(), torch.empty_like(x), x.detach(), torch.ones(3) + 1)) == []

@@ -52,16 +52,17 @@ class Tensors:
 
 
 class Slots:
-    """A worker's shared memory, which its batches use in turn: the pages of new memory cost more than a clip's copies.
+    """A worker's shared memory, which its batches reuse: page faults of new memory cost more than copying a clip.
 
-    The main process copies a batch before it asks for the next, so a worker is never as many batches ahead as turns.
+    The main process copies a batch before it asks for the next one, and a worker is at most PREFETCHED_PER_WORKER
+    batches ahead, so with one set of slots more than that no batch is overwritten before it is copied.
     """
 
     def __init__(self) -> None:
         self._slots, self._turn = dict[tuple[int, int], torch.Tensor](), 0
 
     def put(self, batch: AnyTensors) -> AnyTensors:
-        """Return the batch with its tensors in the next slots."""
+        """Return the batch with its tensors copied to the next slots."""
         places, self._turn = count(), (self._turn + 1) % (PREFETCHED_PER_WORKER + 1)
 
         def shared(tensor: torch.Tensor) -> torch.Tensor:

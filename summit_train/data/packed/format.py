@@ -151,7 +151,7 @@ def ending_of(path: str) -> str:
     return ending if is_plain and ending not in (".cls", ".json") else ".video"
 
 
-# The kinds of packing, and what each can be given.
+# The kinds of packing, and the options of each.
 _SCALED = ("short_side", "every")
 OPTIONS = {"bytes": (), "jpeg": (*_SCALED, "quality"), "video": (*_SCALED, "gop", "qscale")}
 
@@ -161,8 +161,8 @@ class Packing:
     """How clips are packed. Raises UserError for a wrong value.
 
     kind: 'bytes' (the videos as they are), or every `every`-th frame, scaled down to `short_side` where it is larger:
-    'jpeg' (each a JPEG of quality 1 to 95) or 'video' (an MPEG-4 video of the clip alone with a key frame every `gop`
-    frames and the quantiser `qscale`; a side of odd length loses a pixel). modality: 'rgb' or 'flow', two grey pictures
+    'jpeg' (each a JPEG of quality 1 to 95) or 'video' (an MPEG-4 video of the clip alone, with a key frame every `gop`
+    frames, the quantiser scale `qscale`, and sides rounded down to even). modality: 'rgb' or 'flow', two grey pictures
     for each field, x and y. bound: the flow, in pixels, of the value 255. method, preset: of video.flow, to compute the
     flow of the frames; without a method the clips are folders of flow pictures, which are packed as they are. colour:
     of jpeg: 'full', or 'half' in older sets, whose frames lost colour resolution when they were scaled down. region:

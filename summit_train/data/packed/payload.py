@@ -34,8 +34,8 @@ Read = Callable[[Facts], tuple[Facts, Sequence[Any]]]
 _MAX_HELD_BYTES = 64 << 20  # of the frames of one file; the others wait on disk
 _MAX_OPEN_BYTES = 4 << 20  # of a video while it is encoded
 _PIECE_BYTES = 1 << 20
-_MAX_SIDE = 8190  # even; of MPEG-4's 13 bits
-_FPS = 25  # nothing that trains asks when a frame is shown
+_MAX_SIDE = 8190  # the largest even number of MPEG-4's 13 bits
+_FPS = 25  # any will do: training does not use times
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _sample(
 
 
 def _of_video(convert: _Converter, facts: Sequence[Facts], sha256: bytes | None) -> Read:
-    """Load a video, and unless it is packed as it is decode it once for all of its spans."""
+    """Load a video and, unless its bytes are packed unchanged, decode it once for all of its spans."""
     path, packing = convert.path, convert.packing
     if packing.modality == "flow" and packing.method is None:
         raise DecodeError(path, "is a video: `data flow` computes its flow; --bound is for folders that hold flow")
@@ -171,7 +171,7 @@ def _of_folder(one_clip: _Converter) -> Read:
 
 
 class _Kept:
-    """Takes what is packed of one file: returns it or, after many bytes, where it is in the scratch file."""
+    """Takes the packed parts of one file; returns each or, after many bytes, its place in the scratch file."""
 
     def __init__(self, path: str, scratch: Path) -> None:
         self.path, self.scratch, self._num_held = path, scratch, 0
@@ -212,9 +212,8 @@ class _Converter:
             if packing.kind == "video":  # with colour at half the resolution
                 scaled = (max(2, scaled[0] // 2 * 2), max(2, scaled[1] // 2 * 2))
                 if max(scaled) > _MAX_SIDE:
-                    raise DecodeError(
-                        path, f"becomes {scaled[0]} x {scaled[1]}, and MPEG-4 ends at {_MAX_SIDE:,} pixels"
-                    )
+                    limit = f"a side of an MPEG-4 video must be at most {_MAX_SIDE:,} pixels"
+                    raise DecodeError(path, f"{limit}, got {scaled[0]} x {scaled[1]}")
             return [View(*scaled, 0, 0, *scaled)]
 
         self._renderer = Renderer(views_of_region(region, whole_frame, path, "data.region"))
@@ -260,7 +259,7 @@ class _Converter:
 
 
 class _Videos:
-    """Encodes each of some clips of a file as a video, while the frames of them all come by once and in order.
+    """Encodes clips of one file as videos, while all their frames arrive once and in order.
 
     clips: the numbers of each one's frames; frame i of its video is the i-th of them. Clips that share frames are
     encoded at the same time, each with a few MB.
@@ -292,7 +291,7 @@ class _Videos:
         return self._made[span]
 
     def _video(self, size: tuple[int, int]) -> Generator[list[Any], Frames | None, None]:
-        """Take the frames of a video, then None; yield its parts for that, else nothing."""
+        """Receive the frames of a video, then None; yield its parts after None, before that empty lists."""
         packing, kept = self._convert.packing, self._convert.kept
         encoding = Encoding("mpeg4", 6 * packing.qscale, packing.gop, b_frames=0)
         kept.scratch.parent.mkdir(parents=True, exist_ok=True)

@@ -56,8 +56,8 @@ def open_video(
     """Open a video for decoding, and close it; errors of FFmpeg within the block become DecodeErrors.
 
     pipe: an object with a `read` method, which is read in place of the file. The stream is the first that is not a
-    cover picture. It decodes on one thread: loaders run many processes. in_order: all frames come, in order. For that
-    FFmpeg decodes the first ones of H.264, up to 20; without it some may be missing where the header is silent.
+    cover picture. It decodes on one thread: loaders run many processes. in_order: deliver all frames, in order. FFmpeg
+    then decodes up to 20 frames of H.264 to open it; otherwise frames may be missing if the header lacks their order.
     """
     if pipe is None:
         video.check()
@@ -174,10 +174,14 @@ def read_by_jumps(
     # Where a seek does not lead to the packets of the index, the file is read up to them.
     for seeks in (True, False) if video.index else (False,):
         try:
-            with open_video(video, budget, in_order=False) as (container, stream):
-                first_size = (stream.width, stream.height)
-                # AVI stores no presentation times: with reordering FFmpeg's own guesses are wrong.
-                if container.format.name == "avi" and stream.codec_context.has_b_frames:
+            # A film is sought by its index: what FFmpeg read ahead in search of a picture would be lost.
+            is_film = video.index is not None
+            with open_video(video, budget, in_order=is_film) as (container, stream):
+                first_size, codec = (stream.width, stream.height), stream.codec_context
+                # AVI stores no presentation times: with reordering FFmpeg's own guesses are wrong. Without a picture
+                # H.264 does not tell of it.
+                reorders = codec.has_b_frames or (not is_film and codec.name in _SKIPPING_CODECS)
+                if container.format.name == "avi" and reorders:
                     return {}
                 fetch: Fetch
                 if video.index is None:

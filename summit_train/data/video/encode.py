@@ -66,7 +66,7 @@ def encoder(
 ) -> Iterator[Write]:
     """Yield what writes frames of this (width, height), one thread; the same frames give the same bytes.
 
-    file: a name, or an open file, whose container needs its format. It is whole when the block ends.
+    file: a name, or an open file, which needs `container_format`. It is complete when the block ends.
     """
     options = {"crf": str(encoding.quality), "preset": "fast"}
     if encoding.codec == "mpeg4":

@@ -45,9 +45,9 @@ class FusedBottleneck(FusedBlock, Bottleneck):
 def accelerate(model: nn.Module, parts: Collection[str] = PARTS) -> str:
     """Replace the modules of `model` that run faster in another form, in place; return what was replaced.
 
-    Parameters and buffers keep their names and stay the same objects; weights of convolutions get their channels last
-    in memory, as their input has them. Shifted convolutions keep no copy of their input.
-    On CPUs, if the C++ kernels are available, normalisations take in the relu and the shortcut's sum that follow them.
+    Parameters and buffers keep their names and stay the same objects; weights of convolutions become channels-last
+    in memory, like their inputs. Shifted convolutions keep no copy of their input. On CPUs, if the C++ kernels are
+    available, normalisations take in the relu and the shortcut's sum that follow them.
     Networks without any of these run plain, and so do foreign ones, whose code may rely on the modules it has.
     """
     if not getattr(model, "replaceable", True):

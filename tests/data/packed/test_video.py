@@ -160,7 +160,7 @@ def test_a_frame_that_is_too_long_is_named(tmp_path: Path) -> None:
     write_video(tmp_path / "a.mkv", np.zeros((1, 160, 8200, 3), np.uint8), codec="ffv1", b_frames=0)
     write_video(tmp_path / "b.mp4", FRAMES)
     found = bad_clips(stored(tmp_path, [ManifestRow(f"{n}", 0) for n in ("a.mkv", "b.mp4")]), tmp_path / "out", VIDEO)
-    assert found == ["a.mkv: becomes 8200 x 160, and MPEG-4 ends at 8,190 pixels"]
+    assert found == ["a.mkv: a side of an MPEG-4 video must be at most 8,190 pixels, got 8200 x 160"]
 
 
 def test_the_same_frames_are_the_same_bytes_without_a_file(tmp_path: Path) -> None:

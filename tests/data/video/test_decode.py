@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import av
 import numpy as np
 import pytest
-from av.video.frame import VideoFrame
+from av.video.frame import PictureType, VideoFrame
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -176,6 +176,23 @@ def test_a_jump_opens_h264_without_a_picture_and_gives_the_same_ones(tmp_path: P
     decoded, _ = decode.read_from_start(encoded, wanted, Renderer(whole), budget)
     assert jumped.keys() == wanted == decoded.keys()
     assert all(np.array_equal(jumped[number], decoded[number]) for number in wanted)
+
+
+def test_an_avi_that_begins_to_reorder_its_frames_late_is_decoded_from_its_start(tmp_path: Path) -> None:
+    """B-frames behind the seconds that FFmpeg looks at when it opens the file; AVI has no presentation times."""
+    path = tmp_path / "late.avi"
+    with av.open(str(path), "w") as container:
+        options = {"bf": "3", "x264-params": "mbtree=0:b-adapt=0"}
+        stream = container.add_stream("libx264", rate=25, options=options)
+        stream.width, stream.height, stream.pix_fmt, stream.codec_context.gop_size = 48, 32, "yuv420p", 20
+        for number, picture in enumerate(_numbered(220)):
+            frame = VideoFrame.from_ndarray(picture, "rgb24")
+            if number < 180:
+                frame.pict_type = PictureType.P if number % 20 else PictureType.I
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    choose = _these(200, 203, 206, 209)
+    assert np.array_equal(read_clip(path, choose, all_of, 220), read_clip(path, choose, all_of))
 
 
 def test_a_large_file_is_decoded_from_its_start(video: Path, monkeypatch: pytest.MonkeyPatch) -> None:

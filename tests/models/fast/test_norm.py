@@ -133,6 +133,22 @@ def test_nan_infinity_and_zero() -> None:
     torch.testing.assert_close(layer(x), expected, equal_nan=True)
 
 
+@pytest.mark.parametrize("what", ["rectified", "joined"])
+def test_an_infinite_gradient_stops_where_relu_is_off(what: str) -> None:
+    plain = norm(2, torch.float32).eval()
+    x = torch.full((1, 2, 2, 2), -5.0).contiguous(memory_format=torch.channels_last)
+    x[0, 0, 0, 0] = 5.0
+    shortcut = torch.zeros_like(x) if what == "joined" else None
+    grad = torch.tensor([float("inf"), -float("inf"), 1.0, -1.0]).view(1, 1, 2, 2).expand(1, 2, 2, 2)
+    found = []
+    for layer in (fused(copy.deepcopy(plain), what), plain):
+        given = x.clone().requires_grad_()
+        out = layer(given) if layer is plain else layer(given, *([] if shortcut is None else [shortcut]))
+        out = torch.relu(out) if layer is plain else out
+        found.append(torch.autograd.grad(out, given, grad)[0])
+    assert torch.equal(*found) and 0 < found[0].isinf().sum() < grad.isinf().sum()
+
+
 @pytest.mark.parametrize("number", [1.0, 1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-9), 3.4e38, 1e-40, float("nan")])
 def test_bf16_is_rounded_as_pytorch_rounds(number: float) -> None:
     """Running statistics 0 and 1 - eps let numbers through: the bias, wide, plus a bf16 zero."""

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <vector>
 #ifdef __SSE2__
 #include <immintrin.h>
@@ -258,8 +259,12 @@ template <class T> struct Backward {
 // Where relu passes a gradient: where its result is above 0. x tells that too, unless a shortcut was added.
 enum class Mask { none, by_x, by_result };
 
-// Past a NaN, as torch does. A product, as GCC makes a masked load of a choice, which takes twice as long on Zen 5.
-template <class N> inline N masked(N grad, N y) { return grad * (y <= 0 ? N(0) : N(1)); }
+// A NaN in y lets the gradient pass, as in torch. Not a choice between it and 0: GCC makes that a masked load, half as
+// fast on Zen 5.
+template <class N> inline N masked(N grad, N y) {
+    const N most = y <= 0 ? N(0) : std::numeric_limits<N>::infinity();
+    return grad < -most ? -most : most < grad ? most : grad;
+}
 
 template <class T> struct Sums {
     std::vector<double> grad, product; // sums of grad, and of grad * (x - mean)
