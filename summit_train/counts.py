@@ -58,10 +58,9 @@ def kept(model: ModelSpec, keys: list[Any], count: Callable[[], Counted], kind: 
         file = cache_folder() / "counts" / f"{hashlib.sha256(json.dumps(keys).encode()).hexdigest()}.json"
     except (OSError, PackageNotFoundError):  # no home folder, unreadable code, or a torch without metadata
         return count()
-    try:
+    with suppress(OSError, ValueError):  # not there, or not whole
         return cast(Counted, _read(file, kind))
-    except (OSError, ValueError):  # not there, or not whole
-        counted = count()
+    counted = count()
     with suppress(OSError):  # counted again next time
         write_text(file, TypeAdapter(kind).dump_json(counted).decode())
     return counted

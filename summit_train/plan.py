@@ -97,8 +97,7 @@ class Plan:
             copies = self.accumulation * (1 + states) + 2 + max(1, states)
         bytes_each = _BYTES[spec.precision]
         training = self.ladder[-1].clips_per_gpu * network.activation_bytes(bytes_each, spec.execution.recompute)
-        if bytes_each == 2 and not spec.execution.recompute:
-            training += 2 * network.parameters  # autocast's copies of the weights
+        training += 2 * network.parameters * (bytes_each == 2)  # autocast's copies of the weights
         # A forward pass keeps the tensors of one block at a time. Twice what training keeps of the largest block, as
         # operations allocate outputs while inputs are alive (a ResNet-50 on a CPU: 1.8 times). A whole frame is 16:9.
         side = spec.evaluate.short_side

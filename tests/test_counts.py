@@ -74,6 +74,13 @@ def test_changed_code_and_a_damaged_file_are_counted_again(cache_folder: Path, m
         count_network(spec)
 
 
+def test_an_error_of_a_count_is_not_blamed_on_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "count_network", refuse)
+    with pytest.raises(AssertionError) as error:
+        count_network(spec_with())
+    assert error.value.__context__ is None
+
+
 def test_the_digest_of_the_code_sees_torch_and_all_that_builds_networks_and_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from summit_train.scaling.machines import load_machine
 from summit_train.scaling.roofline import DEVICES, published_steps
 from summit_train.spec import load_spec
 from summit_train.spec.optimizer import OptimizerSpec, TrustRatioSpec
-from tests.worlds import bench_script
+from tests.worlds import bench_script, recorded_torch
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
@@ -44,13 +44,15 @@ def test_a_row_is_what_its_command_prints(
     assert (f"{row['step_s']:.3f}", f"{100 * row['efficiency']:.0f}") == (step, efficiency)
 
 
+@recorded_torch
 def test_published_steps_beside_their_rooflines() -> None:
-    shown = re.findall(r"^\|(\w+), (\w+)[^|]*\|([\d.]+)\|([\d.]+)\|([\d.]+)\|(\d+) %\|$", PAGE, re.M)
+    shown = re.findall(r"^\|(\w+), (\w+)[^|]*\|([\d.,]+)\|([\d.,]+)\|([\d.]+)\|(\d+) %\|$", PAGE, re.M)
     found = []
     for name in DEVICES:
         for row in published_steps(name):
-            times = (f"{row['step_s']:.4f}", f"{row['roofline_s']:.4f}", f"{row['ratio']:.2f}")
-            found.append((name.upper(), row["precision"], *times, f"{100 * row['flops_s'] / row['step_s']:.0f}"))
+            rates = (f"{row['published_rate']:,.1f}", f"{row['clips'] / row['roofline_s']:,.1f}", f"{row['ratio']:.2f}")
+            share = 100 * row["flops_s"] * row["published_rate"] / row["clips"]
+            found.append((name.upper(), row["precision"], *rates, f"{share:.0f}"))
     assert shown == found
 
 

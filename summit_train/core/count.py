@@ -30,6 +30,7 @@ class Operation:
     launches: int
     flops: int
     moved: int
+    is_convolution: bool = False
     of_pass: bool = True
 
 
@@ -41,8 +42,8 @@ class Count:
     are the floats that a forward pass keeps for the backward pass, each tensor once, without statistics per channel and
     dropout; `index_elements` are 64-bit positions, which max pools keep. With recomputed blocks only the blocks' inputs
     and what lies outside the blocks stay, until the backward pass reaches it: `recomputed_elements` is the largest sum
-    of these and one block's. `wide_elements` are added in 16 bits: autocast runs softmax and layer norms in fp32.
-    has_bn: whether a layer normalises batches. note: on the count, for people.
+    of these and one block's. `wide_elements` or `recomputed_wide_elements` are added in 16 bits: autocast runs softmax
+    and layer norms in fp32. has_bn: whether a layer normalises batches. note: on the count, for people.
     """
 
     clip: tuple[int, int, int]
@@ -56,6 +57,7 @@ class Count:
     index_elements: int
     recomputed_elements: int
     wide_elements: int
+    recomputed_wide_elements: int
     largest_block_elements: int
     has_bn: bool
     note: str = ""
@@ -73,18 +75,10 @@ class Count:
     def activation_bytes(self, bytes_per_element: int = 4, recompute: bool = False) -> int:
         """Return the most memory that one clip's activations hold between forward and backward pass."""
         elements = self.recomputed_elements if recompute else self.kept_elements
-        elements += self.wide_elements if bytes_per_element == 2 and not recompute else 0
+        elements += (self.recomputed_wide_elements if recompute else self.wide_elements) * (bytes_per_element == 2)
         return bytes_per_element * elements + 8 * self.index_elements
 
     def values(self) -> dict[str, Any]:
         """Return the object that `summit-train model --json` prints."""
-        return {
-            "parameters": self.parameters,
-            "trained_parameters": self.trained_parameters,
-            "multiply_adds": self.multiply_adds,
-            "input_bytes": self.input_bytes,
-            "frames": self.clip[0],
-            "stages": dict(self.stages),
-            "compute_io": self.compute_io,
-            "gradient_bytes": self.gradient_bytes,
-        }
+        sizes = ("parameters", "trained_parameters", "multiply_adds", "input_bytes", "compute_io", "gradient_bytes")
+        return {"frames": self.clip[0], "stages": self.stages, **{name: getattr(self, name) for name in sizes}}

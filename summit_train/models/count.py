@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -37,6 +37,7 @@ def count(model: VideoNetwork, height: int, width: int | None = None, device: st
         if storage not in outside:
             by_block[block] += elements
     recomputed = (seen.before[block] + elements for block, elements in by_block.items())
+    wide = {block: sum(added.values()) for block, added in seen.wide.items()}
     return Count(
         clip=clip,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -48,7 +49,8 @@ def count(model: VideoNetwork, height: int, width: int | None = None, device: st
         kept_elements=sum(elements for elements, _ in seen.floats.values()),
         index_elements=sum(seen.indices.values()),
         recomputed_elements=max([sum(outside.values()), *recomputed]),
-        wide_elements=sum(seen.wide.values()),
+        wide_elements=sum(wide.values()),
+        recomputed_wide_elements=wide.pop("", 0) + 2 * max(wide.values(), default=0),  # with their gradients
         largest_block_elements=max(by_block.values(), default=0),
         has_bn=any(isinstance(module, _BatchNorm) for module in model.modules()),
         note=model.note,
@@ -60,7 +62,7 @@ class _Watch:
 
     floats: the storages that autograd keeps -> their elements and the first block that keeps them, or "" for one
     outside the blocks. indices, block_inputs: storages -> elements. before: blocks -> the elements outside of them when
-    they begin. wide: storages -> what autocast adds, see _WIDE. alive: the tensors, so that no storage is reused.
+    they begin. wide: blocks -> storages -> what autocast adds. alive: the tensors, so that no storage is reused.
     """
 
     def __init__(self, network: VideoNetwork) -> None:
@@ -70,7 +72,7 @@ class _Watch:
         self.indices: dict[int, int] = {}
         self.block_inputs: dict[int, int] = {}
         self.before: dict[str, int] = {}
-        self.wide: dict[int, int] = {}
+        self.wide: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self.alive: list[torch.Tensor] = []
         self.block = ""
         self.parameters = {_storage(parameter) for parameter in network.parameters()}
@@ -109,7 +111,7 @@ class _Watch:
         storage, made = _storage(tensor), tensor if tensor._base is None else tensor._base
         self.alive.append(tensor)
         if factor := _WIDE.get(type(made.grad_fn).__name__):
-            self.wide[storage] = factor * made.numel()
+            self.wide[self.block][storage] = factor * made.numel()
         if tensor.dim() >= 2 and storage not in self.parameters:
             if tensor.dtype == torch.int64:
                 self.indices[storage] = tensor.numel()

@@ -6,15 +6,15 @@ The step is the GPU's: its modules, its fused optimizer, its foreach operations.
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import torch
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -46,18 +46,22 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.counted = Counter[Operation]()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result, name = operation(*args, **(kwargs or {})), operation._schema.name.removeprefix("aten::")
+        result, schema = operation(*args, **(kwargs or {})), operation._schema
+        name, written = schema.name.removeprefix("aten::"), result
+        if not schema.returns:  # of lists; gradients only where a scale divides them
+            pairs = zip(args, schema.arguments, strict=False)
+            written = [arg for arg, one in pairs if one.alias_info and one.alias_info.is_write and one.name != "grads"]
         read = () if name.endswith("_like") else (args, kwargs)
         taken = {id(leaf): leaf for leaf in tree_leaves(read) if isinstance(leaf, torch.Tensor)}
-        returned = {id(leaf): leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)}
-        moved = [*taken.values(), *(() if name in _OVERWRITE else returned.values())]
+        returned = {id(leaf): leaf for leaf in tree_leaves(written) if isinstance(leaf, torch.Tensor)}
+        moved = [*taken.values(), *(() if name.removeprefix("_foreach_") in _OVERWRITE else returned.values())]
         if any(tensor.device == META for tensor in moved) and not operation.is_view and name not in _NO_KERNEL:
             num_bytes = sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in moved)
             flops = flop_registry.get(operation._overloadpacket, lambda *_, **__: 0)(*args, out_val=result)
             if name == "convolution_backward":  # torch counts the weights of a grouped one as if it had no groups
                 gradients = sum(gradient is not None for gradient in result[:2])
                 flops = 2 * gradients * args[0].numel() * math.prod(args[2].shape[1:])
-            self.counted[Operation(_launches(name, args, result), flops, num_bytes)] += 1
+            self.counted[Operation(_launches(name, args, result), flops, num_bytes, "convolution" in name)] += 1
         return result
 
 
@@ -67,37 +71,38 @@ def _launches(name: str, args: Sequence[Any], result: Any) -> int:
         return sum(gradient is not None for gradient in result)
     if not name.startswith(("_foreach_", "_fused_")):
         return 1
-    lists: list[Sequence[torch.Tensor]] = [arg for arg in (*args, result) if _is_tensors(arg)]
+    given = (arg for arg in (*args, result) if isinstance(arg, list | tuple))
+    lists: list[Sequence[torch.Tensor]] = [arg for arg in given if arg and isinstance(arg[0], torch.Tensor)]
+    if name.startswith(("_fused_adam", "_foreach_norm")):
+        lists.pop()  # steps or norms, which lie beside what is packed
     blocks = sum(-(-tensor.numel() // _CHUNK) for tensor in lists[0])
     return max(-(-blocks // _BLOCKS), -(-len(lists[0]) // _TENSORS[len(lists) - 1]))
-
-
-def _is_tensors(arg: Any) -> bool:
-    return isinstance(arg, list | tuple) and isinstance(next(iter(arg), None), torch.Tensor)
 
 
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
     """Let torch take its foreach and fused kernels for the meta device, which has shapes for all but `_FUSED`."""
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    for name in _FUSED:
-        library.impl(name, lambda *args, **kwargs: None, "Meta")  # type: ignore[no-untyped-call]
     with ExitStack() as stack:
+        library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
         stack.callback(library._destroy)
-        for module in (sys.modules["torch.utils._foreach_utils"], sys.modules["torch.optim.optimizer"]):
-            for kind in ("foreach", "fused"):
-                name = f"_get_{kind}_kernels_supported_devices"
-                stack.enter_context(patch.object(module, name, lambda: ["meta"], create=True))
-        stack.enter_context(patch.object(KeyedModule, "generator_on", lambda module, device: torch.Generator()))
+        for name in _FUSED:
+            library.impl(name, lambda *args, **kwargs: None, "Meta")  # type: ignore[no-untyped-call]
+        for owner, name, value in (
+            (_foreach_utils, "_get_foreach_kernels_supported_devices", lambda: ["meta"]),
+            (optimizer, "_get_fused_kernels_supported_devices", lambda: ["meta"]),
+            (KeyedModule, "generator_on", lambda module, device: torch.Generator()),
+        ):
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
         yield
 
 
 def count_step(spec: Spec) -> list[tuple[Operation, int]]:
-    """Return the operations, with their numbers, of one virtual GPU's step in fp32, not compiled, without erasing."""
-    execution, data = spec.execution.model_copy(update={"compile": False}), spec.data.model_copy(update={"erase": 0.0})
-    parts = {"scale": spec.scale.model_copy(update={"gpus": 1}), "execution": execution, "data": data}
-    spec = spec.model_copy(update={**parts, "precision": "fp32", "loss": LossSpec()})
-    clips = torch.zeros(spec.scale.clips_per_gpu, *data.clip_shape, dtype=torch.uint8)
+    """Return the operations and their numbers of one virtual GPU's step in fp32, without mixing, erasing, own loss."""
+    data = spec.data.model_copy(update={"erase": 0.0, "mix": None})
+    parts = {"scale": spec.scale.model_copy(update={"gpus": 1}), "data": data, "loss": LossSpec()}
+    spec = spec.model_copy(update={**parts, "precision": "fp32"})
+    clips = torch.zeros((), dtype=torch.uint8).expand(spec.scale.clips_per_gpu, *data.clip_shape)  # of one byte
     labels, passes = torch.zeros(len(clips), dtype=torch.int64), Counter[Operation]()
     with as_on_a_gpu(), META:
         network = build_network(spec)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -105,14 +105,15 @@ def _backend(device_type: str) -> str:
 def as_on_cuda() -> Iterator[None]:
     """Let torch.autocast on the meta device be CUDA's within the block."""
     is_enabled, dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
-    library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the idle backend has kernels of its own
-        for full in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
-            name, _, overload = full.removeprefix("aten::").partition(".")
-            operation = getattr(getattr(torch.ops.aten, name), overload or "default")
-            library.impl(full.removeprefix("aten::"), partial(_cast, operation), "AutocastXPU")
-    try:
+    with ExitStack() as stack:
+        library = torch.library.Library("aten", "IMPL")
+        stack.callback(library._destroy)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the idle backend has kernels of its own
+            for full in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
+                name, _, overload = full.removeprefix("aten::").partition(".")
+                operation = getattr(getattr(torch.ops.aten, name), overload or "default")
+                library.impl(full.removeprefix("aten::"), partial(_cast, operation), "AutocastXPU")
         with (
             patch.object(torch, "autocast", _autocast),
             patch.object(torch.amp, "autocast", _autocast),
@@ -121,5 +122,3 @@ def as_on_cuda() -> Iterator[None]:
             patch.object(torch.amp, "is_autocast_available", lambda device: True),
         ):
             yield
-    finally:
-        library._destroy()

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch.nn import functional
+from torch.optim import optimizer
 
 from summit_train.core.count import Operation
-from summit_train.training.operations import META, Operations
+from summit_train.training.operations import META, Operations, as_on_a_gpu
 
 
 def meta(*shape: int) -> torch.Tensor:
@@ -36,6 +37,10 @@ MB = 2**18  # elements of fp32
         (lambda x: torch.zeros_like(x), 1),
         (lambda x: x.expand(9, MB) + meta(9, MB), 19),
         (lambda x: x.half(), 1.5),
+        (lambda x: torch._foreach_add_([x], [meta(MB)]), 3),  # lists return nothing
+        (lambda x: torch._foreach_mul_([x], 2.0), 2),
+        (lambda x: torch._foreach_copy_([x], [meta(MB)]), 2),
+        (lambda x: torch._foreach_zero_([x]), 1),
     ],
 )  # fmt: skip
 def test_an_operation_moves_what_it_takes_and_returns(work: Callable[[torch.Tensor], object], megabytes: float) -> None:
@@ -62,12 +67,44 @@ def test_lists_are_packed_as_torch_packs_them(lists: int, tensors: int, elements
     assert [one.launches for one in seen(lambda: work(*given))] == [launches]
 
 
+@pytest.mark.parametrize(
+    ("name", "lists", "tensors", "launches"),
+    [("norm", 1, 110, 1), ("norm", 1, 111, 2), ("sgd", 3, 48, 1), ("sgd", 3, 49, 2),
+     ("adamw", 4, 107, 3), ("adamw", 4, 109, 4)],
+)  # fmt: skip
+def test_steps_and_norms_are_not_packed(name: str, lists: int, tensors: int, launches: int) -> None:
+    given = [[meta(9) for _ in range(tensors)] for _ in range(lists)]
+    options = {"weight_decay": 0.0, "lr": 0.1, "maximize": False}
+    work = {
+        "norm": lambda: torch._foreach_norm(given[0]),
+        "sgd": lambda: torch._fused_sgd_(
+            *given, momentum=0.9, dampening=0.0, nesterov=False, is_first_step=False, **options
+        ),
+        "adamw": lambda: torch._fused_adamw_(
+            *given, [], [meta(1) for _ in range(tensors)], beta1=0.9, beta2=0.9, eps=1e-8, amsgrad=False, **options
+        ),
+    }[name]
+    with as_on_a_gpu():
+        [found] = seen(work)
+    assert found.launches == launches
+    if name == "sgd":  # of weights, gradients and momenta all but gradients are written
+        assert found.moved == 5 * tensors * 9 * 4
+
+
+def test_a_function_that_torch_renames_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(optimizer, "_get_fused_kernels_supported_devices")
+    with pytest.raises(AttributeError, match="_get_fused_kernels"), as_on_a_gpu():
+        pass
+
+
 @pytest.mark.parametrize("groups", [1, 4])
 def test_a_convolutions_flops_are_two_for_each_multiply_add_and_gradient(groups: int) -> None:
     x, weight = meta(2, 8, 10, 10).requires_grad_(), meta(16, 8 // groups, 3, 3).requires_grad_()
     multiply_adds = 2 * 16 * 10 * 10 * 9 * 8 // groups
     [forward] = seen(lambda: functional.conv2d(x, weight, padding=1, groups=groups))
-    assert (forward.launches, forward.flops) == (1, 2 * multiply_adds)
+    assert (forward.launches, forward.flops, forward.is_convolution) == (1, 2 * multiply_adds, True)
+    [product] = seen(lambda: functional.linear(meta(5, 8), meta(3, 8)))
+    assert (product.flops, product.is_convolution) == (2 * 5 * 8 * 3, False)
     y = functional.conv2d(x, weight, padding=1, groups=groups)
     [both] = seen(lambda: torch.autograd.grad(y, (x, weight), torch.empty_like(y), retain_graph=True))
     assert (both.launches, both.flops) == (2, 4 * multiply_adds)

@@ -20,7 +20,7 @@ T = TypeVar("T")
 _WAIT_SECONDS = 0.1
 
 # Switches that add for NCCL (NVLS, on Hopper and later) add in another order in each call: NVIDIA/nccl issue 1497.
-# Without NVLS 8 H100 reach a bus bandwidth of 365 to 370 GB/s instead of 480 (issue 1455). A user's setting wins.
+# They add up to a quarter of bandwidth, for messages of gigabytes within a node (issue 1455). A user's setting wins.
 SAME_EVERY_TIME = ("NCCL_NVLS_ENABLE", "0")
 
 
