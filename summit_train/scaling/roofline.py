@@ -38,7 +38,7 @@ DEVICES = {
 _MMACTION2, _NVIDIA = "mmaction2 0.24.1, docs/benchmark.md", "NVIDIA, DeepLearningExamples, resnet50v1.5"
 _MLPERF = "MLPerf, Training 3.0, NVIDIA, dgxh100_ngc23.04_mxnet"
 _IMAGES = (256, "tsn_r50_8f", ("data.num_frames=1", "model.num_classes=1000"))  # others published other batches
-# GPU, precision, network, source; clips or images a second of one GPU; the step beside it: clips, spec, overrides.
+# GPU, precision, network, source; clips or images a second of one GPU; its step here: clips, spec, overrides.
 # mmaction2's: of 8 GPUs, with loader and allreduce; it names no precision, its configs have fp32. MLPerf's: with MXNet.
 PUBLISHED: tuple[tuple[str, str, str, str, float, int, str, tuple[str, ...]], ...] = (
     ("v100", "fp32", "TSM", _MMACTION2, 8 / 0.31, 8, "tsm_r50_8f", ()),
@@ -97,7 +97,7 @@ def _check(spec: Spec, device: Device) -> None:
 
 
 def published_steps(name: str) -> list[dict[str, Any]]:
-    """Return the published rates on a GPU, each beside the roofline of a step. ratio: the roofline's rate to it."""
+    """Return the published rates on a GPU, each with the roofline of a step. ratio: the roofline's rate to it."""
     rows = []
     for device, precision, label, source, rate, clips, spec, words in PUBLISHED:
         if device == name:

@@ -74,7 +74,7 @@ def _launches(name: str, args: Sequence[Any], result: Any) -> int:
     given = (arg for arg in (*args, result) if isinstance(arg, list | tuple))
     lists: list[Sequence[torch.Tensor]] = [arg for arg in given if arg and isinstance(arg[0], torch.Tensor)]
     if name.startswith(("_fused_adam", "_foreach_norm")):
-        lists.pop()  # steps or norms, which lie beside what is packed
+        lists.pop()  # steps or norms, which are not packed
     blocks = sum(-(-tensor.numel() // _CHUNK) for tensor in lists[0])
     return max(-(-blocks // _BLOCKS), -(-len(lists[0]) // _TENSORS[len(lists) - 1]))
 

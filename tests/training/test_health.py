@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,11 +98,10 @@ def test_no_false_alarm(found: Scores) -> None:
     assert _validated(found) == []
 
 
-def test_a_head_that_leaps_is_named_in_training_and_in_the_report(
-    write_spec: WriteSpec,
-) -> None:
+def test_a_head_that_leaps_is_named_in_training_and_in_the_report(write_spec: WriteSpec, motion_set: Path) -> None:
+    usual = {"evaluate": {"every_epochs": 1}, "data": {"val": str(motion_set / "train.csv")}}
     said = [
-        train(0, write_spec(name, optimizer={"head_lr_factor": factor}, evaluate={"every_epochs": 1}))
+        train(0, write_spec(name, optimizer={"head_lr_factor": factor}, **usual))
         for name, factor in (("dead", 30_000.0), ("sane", 1.0))
     ]
     folder = write_spec("dead").parent / "runs"
