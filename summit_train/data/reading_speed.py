@@ -10,8 +10,8 @@ from summit_train.data.video.decode import open_video
 from summit_train.data.video.source import LIMITS, Budget, DecodeError, Encoded
 from summit_train.spec import DataSpec
 
-# Milliseconds on a core of an AMD EPYC 9005. _DECODE_*: of a decoded frame, per megapixel and per kB; H.264 is taken for
-# all other codecs (a third of its frames is skipped, as no other frame needs them). _CLIP: of a video; _LISTED: of each
+# Milliseconds on a core of an AMD EPYC 9005. _DECODE_*: of a decoded frame, per megapixel and per kB; others count
+# as H.264 (a third of its frames is skipped, as no other frame needs them). _CLIP: of a video; _LISTED: of each
 # frame in its file. _RENDER: to scale and crop a frame, fixed and per megapixel. _JPEG: the rest of a picture's.
 _DECODE_MPEG4, _DECODE_H264, _CLIP, _LISTED, _RENDER, _JPEG = (0.3, 0.016), (0.6, 0.06), 2.0, 0.003, (0.1, 0.6), 4.7
 _PROBED_FRAMES = 5  # decoded to open a video
