@@ -35,7 +35,7 @@ from summit_train.bench.measure import in_turn, pair_ratios, spread, spread_text
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.machine import num_cpus
 from summit_train.core.processes import answer
-from summit_train.core.result import TextTable, tell
+from summit_train.core.result import TextTable
 from summit_train.data.video.decode import every_frame
 from summit_train.data.video.encode import jpeg, scaled
 from summit_train.data.video.source import NO_HURRY, Budget, Encoded
@@ -77,7 +77,7 @@ def main() -> int:
                     for ranks in args.ranks:
                         rows.append({"video": video.name, "kind": kind, "precision": precision, "ranks": ranks})
                         rows[-1] |= measure(lists, precision, ranks, args)
-                        tell(as_text(rows[-1:]))
+                        print(as_text(rows[-1:]), file=sys.stderr, flush=True)
     print(json.dumps({"rows": rows}) if args.json else as_text(rows))
     return 0
 
