@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,7 +20,7 @@ from typing import Any
 import av
 import numpy as np
 
-from summit_train.bench.measure import in_turn
+from summit_train.bench.measure import in_turn, spread
 from summit_train.core.machine import keep_freed_frames
 from summit_train.core.result import TextTable
 from summit_train.data.video.augment import View, scaled_size
@@ -125,11 +124,11 @@ def main() -> None:
     taken: dict[str, list[float]] = {name: [] for name in used}
     for name, one in in_turn(turns, args.repeats + 1):
         taken[name].append(one)
-    rates = {name: sorted(len(videos) / one for one in all_[1:]) for name, all_ in taken.items()}  # one warms up
-    rows = [("clips/s", "median", "least", "most", "/ summit_train")]
-    for name, found in rates.items():
-        middle, own = statistics.median(found), statistics.median(rates["summit_train"])
-        rows.append((name, *(f"{rate:.1f}" for rate in (middle, found[0], found[-1])), f"{middle / own:.2f}"))
+    rates = {name: spread([len(videos) / one for one in all_[1:]]) for name, all_ in taken.items()}  # one warms up
+    rows, own = [("clips/s", "median", "least", "most", "/ summit_train")], rates["summit_train"]["median"]
+    for name, rate in rates.items():
+        each = (f"{rate[which]:.1f}" for which in ("median", "min", "max"))
+        rows.append((name, *each, f"{rate['median'] / own:.2f}"))
     print(TextTable(rows))
 
 

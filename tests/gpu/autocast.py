@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -72,11 +72,8 @@ def _cast(operation: Any, *args: Any, **kwargs: Any) -> Any:
     leaves, structure = tree_flatten((args, kwargs))
     probes = [_probe(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     asked = tree_unflatten(probes, structure)
-    try:
-        with _disable_current_modes(), torch.no_grad(), _Casts() as casts, _enabled("cuda"):
-            operation(*asked[0], **asked[1])
-    except _Cast:
-        pass
+    with suppress(_Cast), _disable_current_modes(), torch.no_grad(), _Casts() as casts, _enabled("cuda"):
+        operation(*asked[0], **asked[1])
     dtypes = [casts.dtypes.get(id(probe)) for probe in probes]
     with torch._C._ExcludeDispatchKeyGuard(_KEYS):
         cast = [leaf if dtype is None else leaf.to(dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
