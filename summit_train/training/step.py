@@ -236,7 +236,6 @@ class TrainStep:
         self._dtype = parameter_type(settings.precision)
         self._normalise = None if settings.modality is None else Normalise(self._dtype, device, settings.modality)
         self._accumulation = len(virtual_gpus_of(world.rank, world.size, settings.virtual_gpus))
-        self._divisor = settings.virtual_gpus / world.size  # of a micro-batch's loss
         self.loss_scale = LossScale(settings.precision == "fp16", device)
         self.average = None if settings.ema_decay is None else WeightAverage(model, settings.ema_decay)
         self._take_trained()
@@ -246,7 +245,9 @@ class TrainStep:
         model, settings = self.model, self._settings
         kind = RunningStatistics if getattr(model, "replaceable", True) else CountedStatistics  # of a foreign network
         self.statistics = kind(model, settings.virtual_gpus, self._world)
-        self._exchange = Exchange(model.named_parameters(), self._world, settings.compression)
+        self._exchange = Exchange(
+            model.named_parameters(), self._world, settings.virtual_gpus, settings.compression
+        )
         self._squares = PassSquares(model)
 
     def unfreeze(self, epoch: int) -> int:
@@ -271,7 +272,7 @@ class TrainStep:
         requests: asked for at the vote, when the last micro-batch is there.
         stopwatch: hears the end of each of stopwatch.PHASES, and the gradients' messages. on_wait: called where the
         step begins to depend on other ranks. The gradient is the mean over all virtual GPUs of the mean over the clips
-        of each: every micro-batch's loss is divided by V / R, passes add up, the exchange divides by the R ranks.
+        of each: passes add up, and the exchange divides the sum over the ranks by the virtual GPUs.
         The last pass is the rank's own last: one with fewer micro-batches sends its gradients, and waits, earlier.
         """
         self._exchange.begin_step(stopwatch)
@@ -286,7 +287,7 @@ class TrainStep:
             measured = every > 0 and (batch.step + 1) % every == 0
             stopwatch.lap("other")
             with self._squares.listening(measured), self.statistics.kept():
-                torch.autograd.backward(loss * self.loss_scale.scale / self._divisor)
+                torch.autograd.backward(loss * self.loss_scale.scale)
             stopwatch.lap("backward")
             losses.append(loss.detach())
             corrects.append(correct)
@@ -368,7 +369,7 @@ class TrainStep:
         # An fp16 gradient that overflows is the loss scale's business until the scale has come down to 1.
         broken = bad_loss | (bad_gradient & (scale <= 1))
         scale = scale.double()
-        pass_squares = self._squares.take(self._device) * (self._divisor / scale).square()
+        pass_squares = self._squares.take(self._device) / scale.square()
         mean_square = (norm.double() / scale).square()
         return VoteRow(loss, correct, bad_loss | bad_gradient, broken, pass_squares, mean_square, num_bad, *requests)
 
