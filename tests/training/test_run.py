@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from summit_train.core.checkpoints import step_of
 from summit_train.spec import load_spec
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.step import TrainStep
@@ -100,6 +101,20 @@ def test_a_run_asked_to_stop_exits_85_in_mid_epoch_and_goes_on_bit_equal(
     assert "stopped by SIGUSR2" in output and saved[0] in output
     train(0, stopped)
     assert_bit_equal(final_state(whole), final_state(tmp_path / "runs/stopped"))
+
+
+@pytest.mark.parametrize(
+    ("step", "checkpoints"),
+    # asked for as a step begins, of ten in an epoch: read with the next one, at an epoch's end with the step itself
+    [(9, [10]), (10, [10])],
+)
+def test_a_stop_that_is_asked_for_in_an_epochs_last_steps_ends_with_the_epoch(
+    write_spec: WriteSpec, tmp_path: Path, step: int, checkpoints: list[int]
+) -> None:
+    status, output = train_signalled(write_spec("ends"), signal.SIGUSR2, step)
+    assert status == 85, output
+    assert sorted(map(step_of, (tmp_path / "runs/ends/checkpoints").glob("*.pt"))) == checkpoints
+    assert steps_of(tmp_path / "runs/ends") == [*range(1, 11)]
 
 
 def _stop_while_starting(spec: str) -> tuple[int, str]:
