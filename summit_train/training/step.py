@@ -29,7 +29,7 @@ from summit_train.training.exchange import Exchange
 from summit_train.training.loss import BatchLoss, Loss
 from summit_train.training.mix import UNMIXED, Mix, draw_mix
 from summit_train.training.noise import PassSquares, Squares
-from summit_train.training.running_statistics import CountedStatistics, RunningStatistics
+from summit_train.training.running_statistics import RunningStatistics
 from summit_train.training.stopwatch import UNTIMED, Mark, Stopwatch
 
 
@@ -243,8 +243,7 @@ class TrainStep:
     def _take_trained(self) -> None:
         """Set up what depends on which parameters are trained, from the next step on."""
         model, settings = self.model, self._settings
-        kind = RunningStatistics if getattr(model, "replaceable", True) else CountedStatistics  # of a foreign network
-        self.statistics = kind(model, settings.virtual_gpus, self._world)
+        self.statistics = RunningStatistics(model, settings.virtual_gpus, self._world)
         self._exchange = Exchange(
             model.named_parameters(), self._world, settings.virtual_gpus, settings.compression
         )
@@ -279,7 +278,7 @@ class TrainStep:
         self.statistics.begin_step()
         losses, corrects, num_bad, measured = [], [], 0, False
         for index, batch in enumerate(micro_batches):
-            loss, correct = self._forward(index, batch, stopwatch)
+            loss, correct = self._forward(batch, stopwatch)
             if index == self._accumulation - 1:
                 self.statistics.start_mean()
                 self._exchange.begin_last_pass()
@@ -330,9 +329,9 @@ class TrainStep:
             check_fit(path, "ema", saved.get("ema"), self.average.state_dict())
             self.average.load_state_dict(saved["ema"])
 
-    def _forward(self, index: int, batch: MicroBatch, stopwatch: Stopwatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, batch: MicroBatch, stopwatch: Stopwatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the micro-batch's mean loss, and how many clips are right; a mixed one by its larger share's class."""
-        self.statistics.begin_pass(index, batch.step)
+        self.statistics.begin_pass(batch.step)
         normalise = self._normalise
         clips = batch.clips.to(self._device, non_blocking=True) if normalise is None else normalise(batch.clips)
         labels = batch.labels.to(self._device, non_blocking=True)
@@ -342,6 +341,7 @@ class TrainStep:
         stopwatch.lap("other")
         with mixed_precision(self._settings.precision, self._device):
             outputs = self.model(clips)
+        self.statistics.end_pass()
         outputs = outputs.to(self._dtype)
         size = (clips.shape[-2], clips.shape[-1])
         draws = rng.seed_of(self._settings.seed, "loss", batch.step, batch.virtual_gpu)
