@@ -36,6 +36,7 @@ TOGETHER = {
     "tests/cluster/test_slurm.py": "slurm",
     "tests/data/video/test_mutants.py": "mutants",
     "tests/training/test_averaging_runs.py": "averaging",
+    "tests/training/test_golden_runs.py": "golden runs",
     "tests/training/test_run.py": "run",
     "tests/training/test_solvers.py": "solvers",
     "tests/test_wheel.py": "wheel",
