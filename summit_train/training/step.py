@@ -244,9 +244,7 @@ class TrainStep:
         """Set up what depends on which parameters are trained, from the next step on."""
         model, settings = self.model, self._settings
         self.statistics = RunningStatistics(model, settings.virtual_gpus, self._world)
-        self._exchange = Exchange(
-            model.named_parameters(), self._world, settings.virtual_gpus, settings.compression
-        )
+        self._exchange = Exchange(model.named_parameters(), self._world, settings.virtual_gpus, settings.compression)
         self._squares = PassSquares(model)
 
     def unfreeze(self, epoch: int) -> int:

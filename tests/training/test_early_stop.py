@@ -90,9 +90,8 @@ def test_what_no_validation_can_decide_is_refused(write_spec: WriteSpec, section
 
 # The LR is next to nothing and no statistic moves, so that every validation is as good as the first one.
 SECTIONS: dict[str, Any] = {
-    "model": {"freeze_bn": "all"},
     "scale": {"gpus": 6, "clips_per_gpu": 2},
-    "optimizer": {"base_lr": 1e-12},
+    "optimizer": {"base_lr": 1e-12, "freeze": ["*bn*", "*downsample.1*"]},
     "schedule": {"epochs": 6, "early_stop": {"measure": "top1", "epochs": 2}},
     "evaluate": {"every_epochs": 1, "last_checkpoints": 2},
     "checkpoint": {"every_epochs": 5},

@@ -393,6 +393,8 @@ def test_a_loss_that_fails_in_a_validation_ends_all_ranks(write_spec: WriteSpec,
             "evaluate.measures.0.kind: 'f1' is not a choice; valid: package.module:callable, FI",
         ),
         ("evaluate.measures=[a.py:top1]", "evaluate.measures: must have names that nothing else has, got top1"),
+        ("evaluate.measures=[a.py:goodput]", "evaluate.measures: must have names that nothing else has, got goodput"),
+        ("evaluate.measures=[a.py:f1_mean]", "evaluate.measures: must have names that nothing else has, got f1_mean"),
         ("evaluate.measures=[a.py:f1,b.py:f1]", "evaluate.measures: must have names that nothing else has, got f1"),
         ("checkpoint.keep_best=f1 evaluate.every_epochs=1", "must be top1 or null with loss.kind softmax, got f1"),
         (
