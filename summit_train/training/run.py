@@ -28,7 +28,7 @@ from summit_train.evaluation.measures import open_measures
 from summit_train.models import VideoNetwork
 from summit_train.models.arithmetic import check_arithmetic
 from summit_train.models.by_name import lr_factors
-from summit_train.models.network import initial_network
+from summit_train.models.network import check_batch, initial_network
 from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan, make_plan
@@ -64,6 +64,7 @@ class Inputs:
 def read_inputs(spec: Spec, ranks: int) -> Inputs:
     train, val = open_datasets(spec)
     try_own_parts(spec)
+    check_batch(spec)
     return Inputs(spec, make_plan(spec, ranks, len(train)), train, val)
 
 
