@@ -4,8 +4,8 @@
     bounded: r = min(max(|w| / |g|, lower), upper)            (You et al. 2019, DATE, Algorithm 1, lines 13 to 17)
 
 g is the gradient as the solver gets it: averaged over the ranks, unscaled, clipped. Where |w| or |g| is 0, lars has
-r = 1 and bounded r = 1 within its bounds. A layer is one tensor of weights. lars leaves groups without `has_ratio`, such
-as biases and batch normalisation, without a ratio; DATE's lines have no such exception. All stays on the device.
+r = 1 and bounded r = 1 within its bounds. A layer is one tensor of weights. lars leaves groups without `has_ratio`, as
+of biases and batch normalisation, without a ratio; DATE's lines have no such exception. All stays on the device.
 """
 
 from __future__ import annotations

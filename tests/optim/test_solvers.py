@@ -155,7 +155,7 @@ def test_lambs_ratio_without_a_gradient(start: list[list[float]], decay: float, 
 
 @pytest.mark.parametrize("adapter", ["none", "shift", "st"])
 def test_lamb_gives_weights_a_ratio_and_biases_norms_and_positions_none(adapter: str) -> None:
-    """With the gradient 1 everywhere the first direction is 1: a bias moves by the LR, a weight by that and |w| / |u|."""
+    """The gradient 1 gives the first direction 1: a bias moves by the LR, a weight by that times |w| / |u|."""
     model = build_model("vit", "vit_s", num_frames=4, num_classes=5, width=0.25, adapter=adapter)
     optimizer = build_solver(OptimizerSpec(name="lamb"), parameter_groups(model, 0.0))
     set_learning_rate(optimizer, 0.1)
