@@ -59,10 +59,11 @@ MAIN_MEASURES: dict[str, str] = {kind: measure for task in every_task() for kind
 # Names in the log, eval.json, the index and a sweep's tables, which measures of the user's own cannot have.
 RESERVED_NAMES = (
     "top1", "top5", *MAIN_MEASURES.values(), "val_loss", "kind", "time", "time_s", "epoch", "epochs", "planned_epochs",
-    "step", "total_steps", "videos", "clips", "seconds", "classes", "num_classes", "path", "bad_videos", "mode", "crops",
-    "checkpoints", "name", "state", "run", "runs", "done", "job", "note", "remarks", "machine", "final", "ema",
-    "overrides", "goodput", "changes", "curve", "fold", "folds", "nodes", "ranks", "node_hours", "virtual_gpus",
-    "accumulation", "global_batch", "frames_per_batch", "lr", "peak_lr", "training_top1", "reference_top1",
+    "step", "total_steps", "videos", "clips", "seconds", "classes", "num_classes", "path", "bad_videos", "mode",
+    "crops", "checkpoints", "name", "state", "run", "runs", "done", "job", "note", "remarks", "machine", "final",
+    "ema", "overrides", "goodput", "goodput_in_jobs", "written", "settings", "changes", "curve",
+    "fold", "folds", "nodes", "ranks", "node_hours", "virtual_gpus", "accumulation", "global_batch",
+    "frames_per_batch", "lr", "peak_lr", "training_top1", "reference_top1",
     "noise_scale", "noise_scale_error", "gradient_square", "gradient_variance", "clips_per_second", "started",
     "measure", "last", "best", "mean", "evaluation", "x", "top1_by_clips",
 )  # fmt: skip

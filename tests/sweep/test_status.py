@@ -18,13 +18,19 @@ from summit_train.cluster.site import load_site
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.clip import Clip
 from summit_train.evaluation.scores import Scores, prediction_names
+from summit_train.report import index
+from summit_train.report.goodput import goodput_values
+from summit_train.report.index import read_index
+from summit_train.report.log_records import EvalRecord
 from summit_train.report.noise import Measured
 from summit_train.spec import dump_spec, spec_from_values
+from summit_train.spec.experiment import RESERVED_NAMES
 from summit_train.sweep.figure import write_sweep
 from summit_train.sweep.folds import clip_table
 from summit_train.sweep.grid import Reference, ReferencePoint, Sweep
 from summit_train.sweep.status import COLUMNS, Row, as_values, read_jobs, read_rows, sweep_points, tables, to_start
 from tests.killing import another_holds
+from tests.runs import records
 
 Make = Callable[..., Sweep]
 
@@ -375,3 +381,15 @@ def test_the_clips_of_all_folds_stand_in_one_table_with_the_probability_of_each_
     ]
     (sweep.runs[0].spec.run_path / "predictions").rename(sweep.runs[0].spec.run_path / "gone")
     assert len(clip_table(sweep, rows)) == 3 and "has no predictions/" in rows[0]["note"]
+
+
+def test_no_key_or_column_beside_the_measures_is_free_for_one(sweep: Sweep, begin: Any, trained_run: Path) -> None:
+    """Those of the log, of eval.json, of the results' JSON, and of the tables of runs and sweeps."""
+    begin(0)
+    rows = read_rows(sweep, {})
+    evaluated = json.loads((trained_run / "eval.json").read_text())
+    tables = [*rows, *sweep_points(sweep, rows), COLUMNS, index.COLUMNS, read_index(trained_run.parent).rows[0]]
+    files = [evaluated, *evaluated["checkpoints"], *records(trained_run, "eval"), EvalRecord.model_fields]
+    names = set().union(*tables, *files, goodput_values(trained_run))
+    assert {name for name in names if not name.endswith(("_mean", "_std", "_last", "_best"))} <= set(RESERVED_NAMES)
+    assert {"ema", "overrides", "written"} <= set(RESERVED_NAMES)  # with an average, of `eval`, of both
