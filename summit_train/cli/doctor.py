@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from summit_train.cluster.doctor import Check, check_disk, check_launch, examine
+from summit_train.cluster.doctor import Check, check_disk, check_launch, examine, try_start
 from summit_train.cluster.doctor_site import examine_site, trial
 from summit_train.cluster.site import load_site
 from summit_train.core.comm.launch import this_launch
@@ -27,10 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check-nodes", action="store_true", help="under a launcher: also look for slow nodes")
     parser.add_argument("--submit", action="store_true", help="also check the site's nodes, in a trial job")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes of the trial job [1]")
+    answer = "only try what a rank needs at its start: this program, the run's SPEC, room in the temporary folder"
+    parser.add_argument("--answer", nargs="?", const="", metavar="SPEC", help=answer)
 
 
 def run(args: argparse.Namespace) -> Result:
     """Show each check when it is done. Of several ranks the first one does. The status is 1 if a check failed."""
+    if args.answer is not None:
+        try_start(args.answer)
+        return Result()
     site = None if args.site is None else load_site(args.site, args.set)
     if args.submit and (site is None or site.is_here):
         raise UserError("--submit must be used with --site NAME of a batch system; try --site slurm_generic")

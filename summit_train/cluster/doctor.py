@@ -12,6 +12,7 @@ import platform
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from summit_train.core import processes
 from summit_train.core.comm import World, choose_backend
 from summit_train.core.comm.launch import Launch, node_name
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.files import cache_folder
+from summit_train.core.files import cache_folder, naming, read_file
 from summit_train.core.text import counted
 
 Status = Literal["ok", "warn", "fail"]
@@ -66,6 +67,16 @@ def examine(run_dir: Path, *, alone: bool = True) -> Iterator[Check]:
     if not _is_left_out("horovod"):
         yield check_allreduce()
     yield check_torch_allreduce()
+
+
+def try_start(spec: str) -> None:
+    """Read the spec, if one is named, and write a mebibyte to the folder that launchers use. Raises OSError."""
+    if spec:
+        read_file(spec)
+    folder = os.environ.get("TMPDIR", "/tmp")  # tempfile would look for another one where this is full
+    with naming(folder), tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(1 << 20))
+        file.flush()
 
 
 class Probe(NamedTuple):

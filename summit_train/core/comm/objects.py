@@ -13,8 +13,7 @@ import io
 import json
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, cast
 
@@ -42,12 +41,36 @@ def broadcast(value: T, rank: int, share: Pass, own: object = None) -> T:
     return value
 
 
-def gather(value: T, rank: int, size: int, put: Pass, take: Callable[..., object]) -> list[T] | None:
-    """Return the values of all ranks on rank 0. put: sends a message to rank 0; take: receives one of rank `source`."""
+def gather(value: T, rank: int, size: int, put: Pass, start: Callable[..., Callable[[], object]]) -> list[T] | None:
+    """Return the values of all ranks on rank 0. put: sends a message to rank 0.
+
+    start: begins to receive one of rank `source`, and returns what waits for it. Rank 0 waits for all ranks' messages
+    together, except for large arrays.
+    """
     if rank > 0:
         send(value, put)
         return None
-    return [value, *(receive(partial(take, source=source)) for source in range(1, size))]
+    lengths = [np.empty(2, np.int64) for _ in range(1, size)]
+    _finish([start(each.view(np.uint8), source=source) for source, each in enumerate(lengths, 1)])
+    bodies = [np.empty(each.sum(), np.uint8) for each in lengths]
+    waits: list[Callable[[], object]] = []
+    for source, body in enumerate(bodies, 1):
+        _pass(body, lambda piece, source=source: waits.append(start(piece, source=source)))  # type: ignore[misc]
+    _finish(waits)
+    values = [value]
+    for source, (each, body) in enumerate(zip(lengths, bodies, strict=True), 1):
+        values.append(_value_of(each, body, lambda piece, source=source: start(piece, source=source)()))  # type: ignore[misc]
+    return values
+
+
+def by_mpi(mpi: Any) -> Callable[..., Callable[[], object]]:
+    """Return `start` of `gather` for a communicator of MPI."""
+    return lambda piece, source: mpi.Irecv(piece, source=source).wait
+
+
+def _finish(waits: Iterable[Callable[[], object]]) -> None:
+    for wait in waits:
+        wait()
 
 
 def send(value: object, put: Pass) -> None:
@@ -69,6 +92,11 @@ def receive(take: Pass, own: object = None) -> Any:
     take(lengths.view(np.uint8))
     body = np.empty(lengths.sum(), np.uint8)
     _pass(body, take)
+    return _value_of(lengths, body, take, own)
+
+
+def _value_of(lengths: NDArray[np.int64], body: Bytes, take: Pass, own: object = None) -> Any:
+    """Return the value whose text and small arrays are in `body`; `take` receives its large arrays."""
     text, small = body[: lengths[0]].tobytes(), io.BytesIO(body[lengths[0] :].tobytes())
 
     def fill(flat: Bytes) -> None:
