@@ -22,7 +22,7 @@ from summit_train.core.session import leave_reason
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 _SECONDS_BETWEEN_LOOKS = 0.01
 # A rank that fails ends the others, after it has said why. MPI may wait for ever for one that was killed.
-_SECONDS_AFTER_THE_NEXT = 20.0
+_SECONDS_AFTER_THE_NEXT = 10.0
 
 
 class Stopped(Exception):
