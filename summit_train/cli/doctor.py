@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from summit_train.cluster.doctor import Check, check_disk, check_launch, examine, try_start
+from summit_train.cluster.doctor import Check, check_disk, check_disks, check_launch, examine, try_start
 from summit_train.cluster.doctor_site import examine_site, trial
 from summit_train.cluster.site import load_site
 from summit_train.core.comm.launch import this_launch
@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> Result:
     if not is_alone:
         with session(launch) as world:
             first, ranks = check_launch(world, launch)
+            disks = check_disks(world, os.path.expandvars(args.node_local)) if args.node_local else []
             speeds: list[Check] = []
             if asks:  # imported here: without torch the other checks still run
                 from summit_train.cluster.node_check import check_speeds
@@ -55,10 +56,10 @@ def run(args: argparse.Namespace) -> Result:
                 speeds = check_speeds(world, choose_device(world))
         if launch.rank:
             return Result()
-        checks = chain([first, *speeds], checks)
+        checks = chain([first, *speeds], checks, disks)
     elif args.check_nodes:
         raise UserError("--check-nodes must be used with ranks; try srun summit-train doctor --check-nodes")
-    if args.node_local:
+    if args.node_local and is_alone:
         checks = chain(checks, [check_disk("node-local disk", Path(os.path.expandvars(args.node_local)))])
     if args.submit and site is not None:
         checks = chain(checks, trial(site, args.run_dir, args.nodes))

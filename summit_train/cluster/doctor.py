@@ -207,6 +207,14 @@ def check_disk(name: str, folder: Path) -> Check:
     return Check(name, "warn" if free < 5 else "ok", found, "little for a long run" if free < 5 else "")
 
 
+def check_disks(world: World, folder: str) -> list[Check]:
+    """Check the free space of a folder on the nodes of this launch; return, on rank 0, each node that has a finding."""
+    own = node_name(os.environ, world.host), check_disk("node-local disk", Path(folder))
+    nodes = dict(world.gather(own) or [own])
+    wrong = [replace(each, found=f"{node}: {each.found}") for node, each in nodes.items() if each.status != "ok"]
+    return wrong or [replace(own[1], found=f"{own[1].found} on {own[0]}; all {counted(len(nodes), 'node')} have room")]
+
+
 def _judge_horovod(facts: processes.Facts) -> Finding:
     parts = ", ".join(name for name in ("mpi", "nccl") if facts[name]).upper() or "neither MPI nor NCCL"
     found = f"{facts['version']}, built with {parts} for torch {facts['built_for']}"

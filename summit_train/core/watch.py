@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 _SECONDS_BETWEEN_LOOKS = 0.01
 # A rank that fails ends the others, after it has said why. MPI may wait for ever for one that was killed.
 _SECONDS_AFTER_THE_NEXT = 10.0
+_SENT_BEFORE_IT_ENDS = 3
 
 
 class Stopped(Exception):
@@ -148,16 +150,16 @@ class Neighbour:
             self._next.connect(("127.0.0.1" if on_one_node or host == world.host else host, port))
         self.where = ""
         self._heard: float | None = None
-        self._refused: float | None = None
+        self._sent, self._refused = 0, 0.0
 
     def exchange(self, where: str) -> None:
         """Send where this rank is, and take in what the rank before has sent."""
         try:
-            self._next.send(self._key + where.encode()[:400])
-        except ConnectionRefusedError:
-            self._refused = self._refused or time.monotonic()
+            self._sent += bool(self._next.send(self._key + where.encode()[:400]))
+        except ConnectionRefusedError:  # by a firewall, if from the beginning
+            self._refused = self._refused or (time.monotonic() if self._sent > _SENT_BEFORE_IT_ENDS else math.inf)
         except OSError:
-            pass  # without an address, or the network is down: the next rank says so
+            pass  # no address, or no network: the next rank says that it hears nothing
         with suppress(BlockingIOError):
             while True:
                 datagram = self._socket.recv(512)
@@ -170,7 +172,7 @@ class Neighbour:
 
     def next_has_ended(self) -> bool:
         """Return whether the next rank's process ended so long ago that this one should have ended with it."""
-        return self._refused is not None and time.monotonic() - self._refused > _SECONDS_AFTER_THE_NEXT
+        return bool(self._refused) and time.monotonic() - self._refused > _SECONDS_AFTER_THE_NEXT
 
     def is_silent(self, stall_seconds: float) -> bool:
         """Return whether the rank before was heard, but not for half the stall time."""
@@ -217,12 +219,9 @@ class Watchdog:
             if fault := self._fault(seconds, before):
                 tell(fault := f"{self._world.who}: {fault}")
                 faulthandler.dump_traceback(file=sys.stderr)
-                node = None if self._waits else node_name(os.environ, self._world.host)
-                if before is not None and before.next_has_ended():
-                    node = None  # the job's script finds out whether that node is lost
-                elif before is not None and before.is_silent(seconds):
-                    node = before.node
-                leave_reason(fault, 1, node)
+                is_innocent = self._waits or (before is not None and before.next_has_ended())
+                own = None if is_innocent else node_name(os.environ, self._world.host)
+                leave_reason(fault, 1, before.node if before is not None and before.is_silent(seconds) else own)
                 self._world.abort(1)
 
     def _fault(self, seconds: float, before: Neighbour | None) -> str | None:

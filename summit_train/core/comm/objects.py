@@ -13,7 +13,7 @@ import io
 import json
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, cast
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
 Pass = Callable[[Bytes], object]  # sends the bytes of an array as one message, or fills the array from one
+Start = Callable[[Bytes, int], Callable[[], object]]  # begins to receive from a rank; returns what waits for it
 Known = dict[int, tuple[int, Any]]  # by the id of an array: its number, in the order of sending, and itself
 
 PIECE = 64 << 20  # the most bytes of a message; MPI counts up to 2 GiB
@@ -41,36 +42,29 @@ def broadcast(value: T, rank: int, share: Pass, own: object = None) -> T:
     return value
 
 
-def gather(value: T, rank: int, size: int, put: Pass, start: Callable[..., Callable[[], object]]) -> list[T] | None:
-    """Return the values of all ranks on rank 0. put: sends a message to rank 0.
+def gather(value: T, rank: int, size: int, put: Pass, start: Start) -> list[T] | None:
+    """Return the values of all ranks on rank 0, which waits for all at once, but for large arrays one by one.
 
-    start: begins to receive one of rank `source`, and returns what waits for it. Rank 0 waits for all ranks' messages
-    together, except for large arrays.
+    put: sends a message to rank 0.
     """
     if rank > 0:
         send(value, put)
         return None
-    lengths = [np.empty(2, np.int64) for _ in range(1, size)]
-    _finish([start(each.view(np.uint8), source=source) for source, each in enumerate(lengths, 1)])
-    bodies = [np.empty(each.sum(), np.uint8) for each in lengths]
-    waits: list[Callable[[], object]] = []
-    for source, body in enumerate(bodies, 1):
-        _pass(body, lambda piece, source=source: waits.append(start(piece, source=source)))  # type: ignore[misc]
-    _finish(waits)
-    values = [value]
-    for source, (each, body) in enumerate(zip(lengths, bodies, strict=True), 1):
-        values.append(_value_of(each, body, lambda piece, source=source: start(piece, source=source)()))  # type: ignore[misc]
-    return values
-
-
-def by_mpi(mpi: Any) -> Callable[..., Callable[[], object]]:
-    """Return `start` of `gather` for a communicator of MPI."""
-    return lambda piece, source: mpi.Irecv(piece, source=source).wait
-
-
-def _finish(waits: Iterable[Callable[[], object]]) -> None:
-    for wait in waits:
+    lengths = {source: np.empty(2, np.int64) for source in range(1, size)}
+    for wait in [start(each.view(np.uint8), source) for source, each in lengths.items()]:
         wait()
+    bodies = {source: np.empty(each.sum(), np.uint8) for source, each in lengths.items()}
+    for wait in [start(piece, source) for source, body in bodies.items() for piece in _pieces(body)]:
+        wait()
+
+    def value_of(source: int) -> Any:
+        return _value_of(lengths[source], bodies[source], lambda piece: start(piece, source)())
+
+    return [value, *map(value_of, range(1, size))]
+
+
+def by_mpi(mpi: Any) -> Start:
+    return lambda piece, source: mpi.Irecv(piece, source=source).wait
 
 
 def send(value: object, put: Pass) -> None:
@@ -111,9 +105,12 @@ def placed(tensor: Any, own: Any) -> Any:
     return own.copy_(tensor) if is_alike else tensor
 
 
+def _pieces(flat: Bytes) -> list[Bytes]:
+    return [flat[start : start + PIECE] for start in range(0, len(flat), PIECE)]
+
+
 def _pass(flat: Bytes, move: Pass) -> None:
-    for start in range(0, len(flat), PIECE):
-        piece = flat[start : start + PIECE]
+    for piece in _pieces(flat):
         move(piece if piece.flags.writeable else piece.copy())  # torch and MPI want to be able to write, as into a map
 
 

@@ -318,8 +318,8 @@ def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
             reason = str(error).strip().splitlines()[0]
             what = f"cannot keep the rendezvous at port {port} ({reason}); set MASTER_PORT to one that is free"
         else:
-            where = ", on this host itself" if _is_loopback(socket.gethostbyname(address)) else ""
-            what = f"no answer from {address}, port {port}, within {RENDEZVOUS_S} s; is rank 0 running there{where}?"
+            where = "on this host" if _is_loopback(socket.gethostbyname(address)) else "there"
+            what = f"no answer from {address}, port {port}, within {RENDEZVOUS_S} s; is rank 0 running {where}?"
         raise RunFailed(f"{who}: {what}") from error
 
 
