@@ -36,8 +36,7 @@ def examine_site(site: Site, run_dir: Path) -> Iterator[Check]:
         yield Check("note", "warn", note)
     yield check_ranks({COMM: site.comm})
     if site.launcher != "ranks":  # train --ranks is part of this program
-        launcher = "mpiexec" if site.launcher == "pals" else site.launcher  # whose name is that of its kind
-        yield check_program(site, "launcher", launcher)
+        yield check_launcher(site)
     if site.container is not None:
         yield from check_container(site, site.container, run_dir)
     yield check_disk("disk for runs", run_dir)
@@ -66,6 +65,11 @@ def check_container(site: Site, box: Container, run_dir: Path) -> Iterator[Check
         found, _, fix = line.partition("; ")
         yield Check("container", "warn", found, fix)
     yield Check("container on the nodes", "ok", f"{box.runtime} with {box.image}: not tried here; --submit tries it")
+
+
+def check_launcher(site: Site) -> Check:
+    # The launcher pals is an mpiexec, which has the name of its kind.
+    return check_program(site, "launcher", "mpiexec" if site.launcher == "pals" else site.launcher)
 
 
 def check_program(site: Site, name: str, program: str) -> Check:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.run_lock import RunLock
-from tests.worlds import PATIENCE_S
+from summit_train.core.run_lock import RunLock, wait_for_lock
 
 
 def test_a_restart_in_a_job_waits_for_the_lock_of_a_lost_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,11 +22,18 @@ def test_a_restart_in_a_job_waits_for_the_lock_of_a_lost_node(tmp_path: Path, mo
     assert holder.stdout is not None and holder.stdin is not None and holder.stdout.readline() == b"held\n"
     with pytest.raises(UserError, match=r"another run is using this directory \(n1, process 7\)"):
         RunLock(tmp_path)
+    wait_for_lock(tmp_path, lambda: pytest.fail("waited outside of a job"))
     monkeypatch.setenv("SUMMIT_TRAIN_FAILURE", "job/failure.1.1")
-    monkeypatch.setattr("summit_train.core.run_lock._MOST_WAITED_S", 0)
     with pytest.raises(RunFailed, match="another run is using this directory"):
         RunLock(tmp_path)
-    monkeypatch.setattr("summit_train.core.run_lock._MOST_WAITED_S", PATIENCE_S)
+    ticks = list[float]()
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "monotonic", lambda: len(ticks) * 1.0)
+    wait_for_lock(tmp_path, lambda: ticks.append(1))
+    assert len(ticks) == 100
+    ticks.clear()
     monkeypatch.setattr(time, "sleep", lambda _: (holder.stdin.close(), holder.wait()))
+    wait_for_lock(tmp_path, lambda: ticks.append(1))
+    assert len(ticks) == 1
     with RunLock(tmp_path):
         pass

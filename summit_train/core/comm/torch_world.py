@@ -15,7 +15,6 @@ import importlib.util
 import os
 import socket
 import struct
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +26,7 @@ from summit_train.core.comm.launch import HYDRA, LISTENER, SECRET, Launch, job_a
 from summit_train.core.comm.world import SAME_EVERY_TIME, World, refuse_mixed
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.machine import raise_open_files
+from summit_train.core.result import tell
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +96,7 @@ class TorchWorld(World):
 
     def _give_up(self) -> None:
         reach = "can they reach this one? GLOO_SOCKET_IFNAME names the interface for them"
-        print(f"{self.who}: other ranks did not connect within {2 * RENDEZVOUS_S} s; {reach}", file=sys.stderr)
+        tell(f"{self.who}: other ranks did not connect within {2 * RENDEZVOUS_S} s; {reach}")
         self.abort(1)
 
     def _seen_from_here(self, store: Store, address: str) -> str:
