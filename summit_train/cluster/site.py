@@ -92,10 +92,10 @@ class Container(Section):
     def gaps(self, folders: Mapping[str, str | Path | None]) -> list[str]:
         """Return a line for each folder that the image does not get, and for an image whose file is missing here."""
         own = ["/tmp", "/var/tmp", os.path.expanduser("~")] if self.runtime == "apptainer" else []  # by its defaults
-        inside = [mount.split(":")[1] for mount in self.mounts] + own
+        inside = [os.path.expandvars(mount.split(":")[1]) for mount in self.mounts] + own
         lines = []
         for what, folder in folders.items():
-            there = [Path(str(folder)).is_relative_to(path) for path in inside]
+            there = [Path(os.path.expandvars(str(folder))).is_relative_to(path) for path in inside]
             if self.binds and folder is not None and not any(there):
                 lines.append(f"container.binds lack {what} {folder}: ranks may not find it; add it there")
         if re.match(r"\.{0,2}/", self.image) and not Path(self.image).exists():

@@ -65,7 +65,7 @@ ask() {
         echo "$1" >>"$hosts.left"
         return
     fi
-    words=$(awk 'NF { if (/^srun: /) launcher = $0; else program = $0 } END { print program ? program : launcher }' <<<"$words")
+    words=$(awk '!NF { next } !/^srun: / { program = $0 } /^srun: error/ && !launcher { launcher = $0 } END { print program ? program : launcher }' <<<"$words")
     ((code != 137)) || words="no answer within $limit s"
     echo "$1 cannot start ranks: ${words:-exit status $code}" >>"$hosts.wrong"
 }
@@ -216,7 +216,7 @@ while :; do
     fi
     why="exit status $status"
     if [[ -s $SUMMIT_TRAIN_FAILURE ]]; then # the rank's own words: the launcher's status may be that of its end by this script
-        why=$(awk 'NR == 1 { words = $0 } END { print "\"" words (NR > 1 ? " " $0 : "") "\"" }' "$SUMMIT_TRAIN_FAILURE")
+        why=$(awk 'NR == 1 { sub(/^summit-train[:,] /, ""); words = $0 } END { print "\"" words (NR > 1 ? " " $0 : "") "\"" }' "$SUMMIT_TRAIN_FAILURE")
         status=1
     fi
     step=$(newest_step)
