@@ -30,7 +30,7 @@ LAUNCHERS = {
     },
     "srun": {
         "--nodes": COUNT, "--ntasks": COUNT, "--ntasks-per-node": COUNT, "--kill-on-bad-exit": "[01]",
-        "--cpu-bind": "cores|none", "--mpi": "pmix|none", "--nodelist": r"[\w.-]+|/.+", "--overlap": "",
+        "--cpu-bind": "cores|none", "--mpi": "pmix|none", "--nodelist": r"(?s:[\w.-]+|/.+)", "--overlap": "",
     },
     "mpirun": {
         "-np": COUNT, "--hostfile": ".+", "--map-by": rf"ppr:{COUNT}:node(:PE={COUNT})?", "--bind-to": "core|none",
@@ -109,7 +109,7 @@ def call(name: str, **values: object) -> None:
 def launch(name: str, words: Sequence[str]) -> int:
     """Start the command: by mpirun in a session of its own, as jsrun's ranks are on other machines; or once, here."""
     options, command = parse(name, words, LAUNCHERS[name])
-    if "--answer" in command:  # a node is asked whether ranks can start there
+    if "--answer" in command or "--version" in command:  # a node is asked whether ranks can start there
         return answer_for_a_node(options, command)
     call(name, options=options, command=command)
     if not command:

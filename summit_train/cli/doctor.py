@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check-nodes", action="store_true", help="under a launcher: also look for slow nodes")
     parser.add_argument("--submit", action="store_true", help="also check the site's nodes, in a trial job")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes of the trial job [1]")
-    answer = "only try what a rank needs at its start: this program, the run's SPEC, room in the temporary folder"
-    parser.add_argument("--answer", nargs="?", const="", metavar="SPEC", help=answer)
+    answer = "only try what a rank needs at its start: this program, the run's SPEC, the temporary folder"
+    parser.add_argument("--answer", type=Path, metavar="SPEC", help=answer)
 
 
 def run(args: argparse.Namespace) -> Result:

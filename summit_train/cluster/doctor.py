@@ -69,10 +69,9 @@ def examine(run_dir: Path, *, alone: bool = True) -> Iterator[Check]:
     yield check_torch_allreduce()
 
 
-def try_start(spec: str) -> None:
-    """Read the spec, if one is named, and write a mebibyte to the folder that launchers use. Raises OSError."""
-    if spec:
-        read_file(spec)
+def try_start(spec: Path) -> None:
+    """Read the spec, and write a mebibyte to the temporary folder that launchers use. Raises OSError."""
+    read_file(spec)
     folder = os.environ.get("TMPDIR", "/tmp")  # tempfile would look for another one where this is full
     with naming(folder), tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(1 << 20))
