@@ -72,7 +72,9 @@ def examine(run_dir: Path, *, alone: bool = True) -> Iterator[Check]:
 def try_start(spec: Path) -> None:
     """Read the spec, and write a mebibyte to the temporary folder that launchers use. Raises OSError."""
     read_file(spec)
-    folder = os.environ.get("TMPDIR", "/tmp")  # tempfile would look for another one where this is full
+    # Python takes another folder where this one is full, as it does where it is missing; a launcher fails.
+    folder = os.environ.get("TMPDIR", "/tmp")
+    folder = folder if os.path.isdir(folder) else tempfile.gettempdir()
     with naming(folder), tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(1 << 20))
         file.flush()

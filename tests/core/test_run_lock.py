@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.run_lock import RunLock, wait_for_lock
+from tests.conftest import WriteSpec
+from tests.worlds import Say
 
 
 def test_a_restart_in_a_job_waits_for_the_lock_of_a_lost_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +40,20 @@ def test_a_restart_in_a_job_waits_for_the_lock_of_a_lost_node(tmp_path: Path, mo
     assert len(ticks) == 1
     with RunLock(tmp_path):
         pass
+
+
+def test_the_watchdog_hears_that_rank_0_waits_for_a_lock(
+    write_spec: WriteSpec, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait may be longer than watch.stall_seconds."""
+
+    def wait(run_path: Path, tick: Callable[[], None]) -> None:
+        heard.clear()
+        tick()
+        raise RunFailed("that is enough")
+
+    heard = list[str]()
+    monkeypatch.setattr("summit_train.cli.pipeline.wait_for_lock", wait)
+    monkeypatch.setattr("summit_train.core.watch.Watchdog.at", lambda _, where, **more: heard.append(where))
+    status, _, err = say("train", write_spec("one"))
+    assert (status, heard) == (1, ["waiting for the lock of a lost rank"]) and "that is enough" in err
