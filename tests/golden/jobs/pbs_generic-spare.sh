@@ -52,7 +52,7 @@ began=$(date +%s)
 hosts=$run/job/hosts # the nodes in use
 nodes=()
 each_node=()
-# A node must do what a rank needs: start the program, read the spec and write the temporary folder. It then says its name.
+# Ask a node to do what a rank needs: start the program, read the spec and write the temporary folder.
 ask() {
     local limit=$((restarts > 0 ? 30 : 120)) words code=0 # the first start may read all files from a slow file system
     words=$(timeout -s KILL "$limit" mpiexec -hosts "$1" -n 1 "$python" -m summit_train doctor --answer "$run/job/spec.yaml" 2>&1) || code=$?
@@ -68,7 +68,7 @@ ask() {
 ask_all() {
     local node running=0
     while read -r node; do
-        ((running++ < 64)) || wait -n || true
+        ((running++ < 128)) || wait -n || true
         ask "$node" &
     done <"$hosts.all"
     wait
@@ -216,7 +216,7 @@ while :; do
         break
     fi
     why="exit status $status"
-    if [[ -s $SUMMIT_TRAIN_FAILURE ]]; then # the rank's own words: the launcher's status may be that of its end by this script
+    if [[ -s $SUMMIT_TRAIN_FAILURE ]]; then # the words of a rank: the launcher may have been killed here
         why=$(awk 'NR == 1 { sub(/^summit-train[:,] /, ""); words = $0 } END { print "\"" words (NR > 1 ? " " $0 : "") "\"" }' "$SUMMIT_TRAIN_FAILURE")
         status=1
     fi
