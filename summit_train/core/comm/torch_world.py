@@ -107,11 +107,11 @@ class TorchWorld(World):
         if address == "localhost" or _is_loopback(address):
             return address  # on all ranks, so they are on one host
         own = _own_address(address)
-        if own is not None and not _is_loopback(own):
+        if own and not _is_loopback(own):
             store.set("other host", own)
         if store.add("placed", 1) == self.size:
             store.set("all placed", "")
-        if own is None or not _is_loopback(own):
+        if not _is_loopback(own):
             return address
         store.wait(["all placed"], datetime.timedelta(seconds=RENDEZVOUS_S))
         return store.get("other host").decode() if store.check(["other host"]) else address
@@ -327,12 +327,12 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.")
 
 
-def _own_address(address: str) -> str | None:
-    """Return the address of this host on its way to another; None without a way by IPv4."""
+def _own_address(address: str) -> str:
+    """Return the address of this host on its way to another; "" without a way by IPv4."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         probe.connect((address, 9))  # sends nothing: it only looks up the route
-        return cast(str, probe.getsockname()[0])
-    return None
+        return str(probe.getsockname()[0])
+    return ""
 
 
 def use_interface_towards(address: str) -> None:
@@ -342,7 +342,7 @@ def use_interface_towards(address: str) -> None:
     Where the way is the loopback, gloo chooses. Raises UserError where the variable names the loopback across hosts.
     """
     own, named = _own_address(address), os.environ.get("GLOO_SOCKET_IFNAME")
-    if own is None or _is_loopback(own):
+    if not own or _is_loopback(own):
         return
     addresses = dict[str, str]()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
