@@ -210,10 +210,10 @@ def check_disk(name: str, folder: Path) -> Check:
 
 def check_disks(world: World, folder: str) -> list[Check]:
     """Check the free space of a folder on the nodes of this launch; return, on rank 0, each node that has a finding."""
-    own = node_name(os.environ, world.host), check_disk("node-local disk", Path(folder))
-    nodes = dict(world.gather(own) or [own])
-    wrong = [replace(each, found=f"{node}: {each.found}") for node, each in nodes.items() if each.status != "ok"]
-    return wrong or [own[1]]
+    disk = check_disk("node-local disk", Path(folder))
+    disks = dict(world.gather((node_name(os.environ, world.host), disk)) or [])
+    wrong = [replace(each, found=f"{node}: {each.found}") for node, each in disks.items() if each.status != "ok"]
+    return wrong or [disk]
 
 
 def _judge_horovod(facts: processes.Facts) -> Finding:

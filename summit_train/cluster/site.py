@@ -91,8 +91,8 @@ class Container(Section):
 
     def gaps(self, folders: Mapping[str, str | Path | None]) -> list[str]:
         """Return a line for each folder that the image does not get, and for an image whose file is missing here."""
-        own = ["/tmp", "/var/tmp", os.path.expanduser("~")] if self.runtime == "apptainer" else []  # by its defaults
-        inside = [os.path.expandvars(mount.split(":")[1]) for mount in self.mounts] + own
+        inside = [os.path.expandvars(mount.split(":")[1]) for mount in self.mounts]
+        inside += ["/tmp", "/var/tmp", os.path.expanduser("~")] if self.runtime == "apptainer" else []  # its defaults
         lines = []
         for what, folder in folders.items():
             there = [Path(os.path.expandvars(str(folder))).is_relative_to(path) for path in inside]

@@ -219,8 +219,8 @@ class Watchdog:
             if fault := self._fault(seconds, before):
                 tell(fault := f"{self._world.who}: {fault}")
                 faulthandler.dump_traceback(file=sys.stderr)
-                is_innocent = self._waits or (before is not None and before.next_has_ended())
-                own = None if is_innocent else node_name(os.environ, self._world.host)
+                is_waiting = self._waits or (before is not None and before.next_has_ended())
+                own = None if is_waiting else node_name(os.environ, self._world.host)
                 leave_reason(fault, 1, before.node if before is not None and before.is_silent(seconds) else own)
                 self._world.abort(1)
 

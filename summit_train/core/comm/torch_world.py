@@ -106,12 +106,12 @@ class TorchWorld(World):
         """
         if address == "localhost" or _is_loopback(address):
             return address  # on all ranks, so they are on one host
-        own = _own_address(address)
-        if own and not _is_loopback(own):
-            store.set("other host", own)
+        here = _address_towards(address)
+        if here and not _is_loopback(here):
+            store.set("other host", here)
         if store.add("placed", 1) == self.size:
             store.set("all placed", "")
-        if not _is_loopback(own):
+        if not _is_loopback(here):
             return address
         store.wait(["all placed"], datetime.timedelta(seconds=RENDEZVOUS_S))
         return store.get("other host").decode() if store.check(["other host"]) else address
@@ -327,7 +327,7 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.")
 
 
-def _own_address(address: str) -> str:
+def _address_towards(address: str) -> str:
     """Return the address of this host on its way to another; "" without a way by IPv4."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         probe.connect((address, 9))  # sends nothing: it only looks up the route
@@ -341,8 +341,9 @@ def use_interface_towards(address: str) -> None:
     Without it gloo takes the one with the address of the host's own name, which on many machines is the loopback.
     Where the way is the loopback, gloo chooses. Raises UserError where the variable names the loopback across hosts.
     """
-    own, named = _own_address(address), os.environ.get("GLOO_SOCKET_IFNAME")
-    if not own or _is_loopback(own):
+    here = _address_towards(address)
+    named = os.environ.get("GLOO_SOCKET_IFNAME")
+    if not here or _is_loopback(here):
         return
     addresses = dict[str, str]()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -350,9 +351,9 @@ def use_interface_towards(address: str) -> None:
             with suppress(OSError):  # an interface without an address
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 addresses[name] = socket.inet_ntoa(answer[20:24])
-    towards = next((name for name, its in addresses.items() if its == own), None)
+    towards = next((name for name, its in addresses.items() if its == here), None)
     if named is None and towards is not None:
         os.environ.update(GLOO_SOCKET_IFNAME=towards)
-    elif named is not None and _is_loopback(addresses.get(named, "")) and own != socket.gethostbyname(address):
+    elif named is not None and _is_loopback(addresses.get(named, "")) and here != socket.gethostbyname(address):
         right = f"an interface that reaches other hosts, such as {towards or 'eth0'}"
         raise UserError(f"{socket.gethostname()}: GLOO_SOCKET_IFNAME must be {right}, got {named}, the loopback")

@@ -107,7 +107,7 @@ def test_rank_0_takes_the_way_to_other_hosts_where_its_own_name_is_the_loopback(
 ) -> None:
     """As in Debian's /etc/hosts. Rank 2 is on another host, and the last to come."""
     ways = {"hosta": "127.0.0.1", "10.0.0.2": "10.0.0.1"}
-    monkeypatch.setattr(module, "_own_address", lambda address: "10.0.0.2" if rank == 2 else ways[address])
+    monkeypatch.setattr(module, "_address_towards", lambda address: "10.0.0.2" if rank == 2 else ways[address])
     for size, expected in ((3, "10.0.0.2"), (2, "hosta")):  # by two ranks of one host nothing is known of others
         store, seen = dist.HashStore(), list[str]()
         for rank in reversed(range(size)):
