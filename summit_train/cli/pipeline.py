@@ -21,7 +21,7 @@ from summit_train.core.errors import AgreedError, RunFailed, UserError
 from summit_train.core.files import read_file, write_json, write_text
 from summit_train.core.processes import seconds_alive
 from summit_train.core.result import Result, say, tell, warn
-from summit_train.core.run_lock import RunLock
+from summit_train.core.run_lock import RunLock, wait_for_lock
 from summit_train.core.session import leave_reason, session
 from summit_train.core.tested import warn_untested
 from summit_train.core.text import duration, from_json
@@ -65,6 +65,9 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
         device = choose_device(world)
         network = world.together(lambda: initial_network(inputs.spec, device))
         check_agreement(world, inputs.spec, inputs.datasets, network, **arguments)
+        if world.rank == 0:
+            wait_for_lock(inputs.spec.run_path, lambda: watchdog.at("waiting for the lock of a lost rank"))
+        world.wait(lambda: watchdog.at("waiting for rank 0's lock of the run folder", waits=True))
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
         check_nodes(world, device, inputs.train, inputs.spec.run_path, watchdog)
         run = Run(inputs, network, world, device, lock, watchdog, more_epochs=change)

@@ -12,6 +12,7 @@ import platform
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from summit_train.core import processes
 from summit_train.core.comm import World, choose_backend
 from summit_train.core.comm.launch import Launch, node_name
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.files import cache_folder
+from summit_train.core.files import cache_folder, naming, read_file
 from summit_train.core.text import counted
 
 Status = Literal["ok", "warn", "fail"]
@@ -66,6 +67,17 @@ def examine(run_dir: Path, *, alone: bool = True) -> Iterator[Check]:
     if not _is_left_out("horovod"):
         yield check_allreduce()
     yield check_torch_allreduce()
+
+
+def try_start(spec: Path) -> None:
+    """Read the spec, and write a mebibyte to the temporary folder that launchers use. Raises OSError."""
+    read_file(spec)
+    # Python takes another folder where this one is full, as it does where it is missing; a launcher fails.
+    folder = os.environ.get("TMPDIR", "/tmp")
+    folder = folder if os.path.isdir(folder) else tempfile.gettempdir()
+    with naming(folder), tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(1 << 20))
+        file.flush()
 
 
 class Probe(NamedTuple):
@@ -194,6 +206,14 @@ def check_disk(name: str, folder: Path) -> Check:
     if free < 1:
         return Check(name, "fail", found, "free some space: a ResNet-50 checkpoint takes 0.2 GiB")
     return Check(name, "warn" if free < 5 else "ok", found, "little for a long run" if free < 5 else "")
+
+
+def check_disks(world: World, folder: str) -> list[Check]:
+    """Check the free space of a folder on the nodes of this launch; return, on rank 0, each node that has a finding."""
+    disk = check_disk("node-local disk", Path(folder))
+    disks = dict(world.gather((node_name(os.environ, world.host), disk)) or [])
+    wrong = [replace(each, found=f"{node}: {each.found}") for node, each in disks.items() if each.status != "ok"]
+    return wrong or [disk]
 
 
 def _judge_horovod(facts: processes.Facts) -> Finding:
