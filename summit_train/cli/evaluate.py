@@ -193,7 +193,7 @@ def _scores(result: dict[str, Any], known: Measures) -> list[str]:
         return [f"{known.text(result)}: 1 checkpoint"]
     best = max(rows, key=lambda row: -math.inf if row[main.key] is None else row[main.key])
     return [
-        f"{known.text(result)}: mean over {len(rows)} checkpoints, as the paper computes it",
+        f"{known.text(result)}: mean and standard deviation (n - 1) over {len(rows)} checkpoints",
         f"{main.name} {percent(result[f'{main.key}_last'])}: last checkpoint",
         f"{main.name} {percent(best[main.key])}: best checkpoint, step {best['step']}",
     ]

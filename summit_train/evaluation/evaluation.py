@@ -54,7 +54,8 @@ class Evaluation:
     def score_checkpoints(self, model: VideoNetwork, paths: Sequence[Path]) -> dict[str, Any] | None:
         """Score the checkpoints with the spec's views; return the result on rank 0, None elsewhere. Collective.
 
-        Source: the paper, section 4.1: mean and standard deviation (of the population) over the last checkpoints.
+        Source: the paper, section 4.1: mean and standard deviation over the last checkpoints. Which one it does not say;
+        here n - 1, as over seeds and folds.
         The averages of the weights that the checkpoints hold are scored, too ("ema").
         """
         spec, world = self.scorer.spec, self.scorer.world
@@ -126,10 +127,10 @@ def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tenso
 
 
 def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> dict[str, Any]:
-    """Return the content of eval.json: mean and standard deviation over the checkpoints' measures, in percent.
+    """Return the content of eval.json: mean and standard deviation (n - 1) over the checkpoints' measures, in percent.
 
     The mean is as the paper computes it. Last and best of the main measure are those of one checkpoint. None: the
-    videos say nothing about a measure.
+    videos say nothing about a measure, or the deviation of one checkpoint.
     """
     known = measures_of(spec.loss.base, own=spec.evaluate.own_names)
     result: dict[str, Any] = {}
@@ -138,7 +139,7 @@ def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> di
         found = [value for value in values if value is not None]
         is_known = bool(found) and found == values
         result[f"{key}_mean"] = statistics.fmean(found) if is_known else None
-        result[f"{key}_std"] = statistics.pstdev(found) if is_known else None
+        result[f"{key}_std"] = statistics.stdev(found) if is_known and len(found) > 1 else None
         if key == known.main.key:
             result |= {f"{key}_last": values[-1], f"{key}_best": max(found, default=None)}
     return result | {

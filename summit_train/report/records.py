@@ -7,10 +7,10 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import median, stdev
 from typing import Any, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file, regular
@@ -49,9 +49,19 @@ class CheckpointScore(WithMeasures):
 
 
 class CheckpointScores(WithMeasures):
-    """The measures of the last checkpoints, with mean and standard deviation, KEY_mean and KEY_std."""
+    """The measures of the last checkpoints, with mean and standard deviation (n - 1), KEY_mean and KEY_std."""
 
     checkpoints: tuple[CheckpointScore, ...] = ()
+
+    @model_validator(mode="after")
+    def _deviate(self) -> CheckpointScores:
+        """Compute the deviations again: in files of older versions they are the population's, of one checkpoint 0."""
+        for name in (extra := self.model_extra or {}):
+            if name.endswith("_std"):
+                scores = (score.of(name.removesuffix("_std")) for score in self.checkpoints)
+                if known := [score for score in scores if score is not None]:
+                    extra[name] = stdev(known) if len(known) > 1 else None
+        return self
 
     def best(self, key: str) -> float | None:
         """Return the highest of a measure over the checkpoints."""

@@ -146,7 +146,7 @@ def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Row], key: str) 
 
 
 def _caption(rows: Sequence[Row], done: Sequence[Row], points: Sequence[Row], measured_at: Sequence[int]) -> str:
-    bars = "Bars: one standard deviation over the last checkpoints."
+    bars = "Bars: one standard deviation (n - 1) over the last checkpoints."
     if has_repeats(points):
         fewest, most = min(point["done"] for point in points), max(point["done"] for point in points)
         what = "seed" if points[0]["folds"] == 0 else "run"

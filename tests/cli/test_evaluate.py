@@ -197,9 +197,9 @@ def test_the_mean_the_last_and_the_best_are_told_apart(run: Path, say: Say) -> N
     one, last = (row["top1"] for row in found["checkpoints"])
     assert found["top1_mean"] == pytest.approx((one + last) / 2, rel=1e-12)
     assert (found["top1_last"], found["top1_best"]) == (last, max(one, last))
-    mean, deviation, step = (one + last) / 2, abs(one - last) / 2, 10 if one >= last else 20
+    mean, deviation, step = (one + last) / 2, abs(one - last) / 2**0.5, 10 if one >= last else 20
     assert say("eval", *words)[1].splitlines()[:4] == [
-        f"top-1 {mean:.2f} +- {deviation:.2f} %: mean over 2 checkpoints, as the paper computes it",
+        f"top-1 {mean:.2f} +- {deviation:.2f} %: mean and standard deviation (n - 1) over 2 checkpoints",
         f"top-1 {last:.2f} %: last checkpoint",
         f"top-1 {max(one, last):.2f} %: best checkpoint, step {step}",
         "11 videos, 1 clip x 1 crop",

@@ -18,7 +18,7 @@ def test_the_summary_of_a_whole_run(write_run):
     row = summary_row(RunRecord(write_run("tsm")))
     assert row["model"] == "tsm resnet18, 8 frames"
     assert row["scale"] == "2 × 2 = 4" and row["global_batch"] == "16" and row["epochs"] == "4 of 4"
-    assert row["top1"] == "96.88 ± 0.50 %" and row["top5"] == "100.00 ± 0.00 %"
+    assert row["top1"] == "96.88 ± 0.71 %" and row["top5"] == "100.00 ± 0.00 %"
     assert row["data_wait"] == "10.0 %" and row["seconds"].endswith(" s")
     assert notes_of(RunRecord(write_run("again"))) == []
 
