@@ -31,7 +31,7 @@ from summit_train.core.text import counted, from_json, percent
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation
-from summit_train.evaluation.measures import Measures, measures_of, open_measures, say_left_out
+from summit_train.evaluation.measures import Measures, measures_of, open_measures, say_certainty, say_left_out
 from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
 from summit_train.evaluation.scoring import Scorer
 from summit_train.models import VideoNetwork
@@ -204,6 +204,7 @@ def _scored(result: dict[str, Any]) -> list[str]:
     clips = "all frames streamed" if result["mode"] == "stream" else counted(result["clips"], "clip")
     crops = "the full frame" if result["crops"] == "full" else counted(result["crops"], "crop")
     lines = [f"{counted(result['videos'], 'video')}, {clips} x {crops}"]
+    lines += say_certainty(result.get("top1_interval"), result.get("top1_macro_mean"))
     if bad := max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0):
         lines.append(f"{counted(bad, 'unreadable video')}, counted as wrong")
     if "precise_bn" in result:

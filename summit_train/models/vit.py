@@ -275,8 +275,6 @@ def resized(grid_1PC: torch.Tensor, height: int, width: int) -> torch.Tensor:
         return grid_1PC
     identity = torch.eye(SIDE, dtype=grid_1PC.dtype, device=grid_1PC.device).view(1, SIDE, SIDE, 1)
     sizes = ((height, 1), (width, 1))
-    rows, columns = (
-        functional.interpolate(identity, size, mode="bicubic")[0, :, :, 0].T for size in sizes
-    )
+    rows, columns = (functional.interpolate(identity, size, mode="bicubic")[0, :, :, 0].T for size in sizes)
     grid_HWC = grid_1PC.view(SIDE, SIDE, -1)
     return torch.einsum("hi,wj,ijc->hwc", rows, columns, grid_HWC).flatten(0, 1)[None].to(grid_1PC.dtype)

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file, regular
 from summit_train.core.text import from_json, mean_std
-from summit_train.evaluation.measures import Measure, measures_of
+from summit_train.evaluation.measures import Measure, interval, measures_of
 from summit_train.report.log_records import (
     KINDS,
     AverageRecord,
@@ -82,6 +82,13 @@ class FinalEval(CheckpointScores):
     ema: CheckpointScores | None = None
     classes_left_out: tuple[str, ...] = ()
     overrides: dict[str, Any] = Field(default={})
+
+    def interval(self, main: Measure) -> tuple[float, float] | None:
+        """Return the 95 % interval of the mean top-1 over the videos; None of another measure."""
+        top1 = self.of("top1_mean")
+        if main.key != "top1" or top1 is None or not 0 <= top1 <= 100 or not self.videos or self.videos < 0:
+            return None
+        return interval(top1, self.videos)
 
 
 class BestCheckpoint(Record):

@@ -73,7 +73,7 @@ def test_positions_by_hand() -> None:
              for place, pairs in ((1, 4), (0, 2), (2, 2))]  # fmt: skip
     assert_near(grid[8], torch.tensor(list(itertools.chain(*waves))).double(), 1e-6)
     assert len({tuple(place.tolist()) for place in grid}) == len(grid) == 12
-    # Sixteen channels in thirds are six for each; the last two of the column, cosines of the slowest waves, are cut off.
+    # Sixteen channels in thirds are six for each; the last two cosines of the column are cut off.
     uniform = fixed_positions("grid_uniform", (2, 2, 3), 16, CPU)
     waves = [[wave(place / 10000 ** (i / 3)) for wave in (math.sin, math.cos) for i in range(3)] for place in (1, 0, 2)]
     assert_near(uniform[8], torch.tensor(list(itertools.chain(*waves))[:16]).double(), 1e-6)

@@ -54,9 +54,7 @@ def page_of(*directories) -> Page:
 def test_one_run_says_everything_about_it(write_run):
     html = render(read_runs([write_run("tsm_demo")]))
     page = Page(html)
-    assert (
-        "mean &plusmn; std (n &minus; 1)" in html and "step_00000040.pt, the last, the best</td>" in html
-    )
+    assert "mean &plusmn; std (n &minus; 1)" in html and "step_00000040.pt, the last, the best</td>" in html
     assert page.values("html", "lang") == ["en"]
     for text in (
         "tsm_demo",

@@ -316,7 +316,8 @@ def test_runs_with_several_labels_have_mean_average_precision(make_sweep, write_
     sweep = make_sweep("nodes: 2\nset: {loss.kind: binary}\ngrid: {scale.gpus: [1, 2]}\n")
     path = write_run(str(sweep.runs[0].spec.run_path))
     values = json.loads((path / "eval.json").read_text())
-    rows = [{"path": row["path"], "step": row["step"], "map": value} for row, value in zip(values["checkpoints"], (41.0, 42.0))]
+    first, last = ({key: row[key] for key in ("path", "step")} for row in values["checkpoints"])
+    rows = [first | {"map": 41.0}, last | {"map": 42.0}]
     (path / "spec.yaml").write_text(dump_spec(sweep.runs[0].spec))
     (path / "eval.json").write_text(json.dumps({"map_mean": 41.5, "map_std": 0.25, "checkpoints": rows}))
     found = read_rows(sweep)
