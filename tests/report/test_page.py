@@ -59,6 +59,7 @@ def test_one_run_says_everything_about_it(write_run):
     for text in (
         "tsm_demo",
         "96.88 ± 0.71 %",
+        "95 % interval of top-1: 89.30 to 99.14 %",
         "steps_per_epoch",
         "backbone: resnet18",
         "hosts.node1",
