@@ -268,7 +268,7 @@ def _angles(places: torch.Tensor, channels: int) -> torch.Tensor:
 def resized(grid_1PC: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """Return the positions of SIDE x SIDE patches for another number of them, by bicubic interpolation.
 
-    Fewer patches are sampled, where timm averages (antialias): runs of other sizes than 224 pixels are trained so.
+    Without timm's antialiasing, with which finished runs of less than 224 pixels would be other networks.
     As two matrix products: the backward pass of torch's interpolation sums in any order on GPUs.
     """
     if (height, width) == (SIDE, SIDE):
