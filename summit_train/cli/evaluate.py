@@ -191,9 +191,10 @@ def _scores(result: dict[str, Any], known: Measures) -> list[str]:
     rows, main = result["checkpoints"], known.main
     if len(rows) == 1:
         return [f"{known.text(result)}: 1 checkpoint"]
+    what = "mean" if result[f"{main.key}_std"] is None else "mean and standard deviation (n - 1)"
     best = max(rows, key=lambda row: -math.inf if row[main.key] is None else row[main.key])
     return [
-        f"{known.text(result)}: mean and standard deviation (n - 1) over {len(rows)} checkpoints",
+        f"{known.text(result)}: {what} over {len(rows)} checkpoints",
         f"{main.name} {percent(result[f'{main.key}_last'])}: last checkpoint",
         f"{main.name} {percent(best[main.key])}: best checkpoint, step {best['step']}",
     ]
