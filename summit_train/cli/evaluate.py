@@ -31,7 +31,7 @@ from summit_train.core.text import counted, from_json, percent
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation
-from summit_train.evaluation.measures import Measures, measures_of, open_measures, say_left_out
+from summit_train.evaluation.measures import Measures, measures_of, open_measures, say_certainty, say_left_out
 from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
 from summit_train.evaluation.scoring import Scorer
 from summit_train.models import VideoNetwork
@@ -191,9 +191,10 @@ def _scores(result: dict[str, Any], known: Measures) -> list[str]:
     rows, main = result["checkpoints"], known.main
     if len(rows) == 1:
         return [f"{known.text(result)}: 1 checkpoint"]
+    what = "mean" if result[f"{main.key}_std"] is None else "mean and standard deviation (n - 1)"
     best = max(rows, key=lambda row: -math.inf if row[main.key] is None else row[main.key])
     return [
-        f"{known.text(result)}: mean over {len(rows)} checkpoints, as the paper computes it",
+        f"{known.text(result)}: {what} over {len(rows)} checkpoints",
         f"{main.name} {percent(result[f'{main.key}_last'])}: last checkpoint",
         f"{main.name} {percent(best[main.key])}: best checkpoint, step {best['step']}",
     ]
@@ -204,6 +205,7 @@ def _scored(result: dict[str, Any]) -> list[str]:
     clips = "all frames streamed" if result["mode"] == "stream" else counted(result["clips"], "clip")
     crops = "the full frame" if result["crops"] == "full" else counted(result["crops"], "crop")
     lines = [f"{counted(result['videos'], 'video')}, {clips} x {crops}"]
+    lines += say_certainty(result.get("top1_interval"), result.get("top1_macro_mean"))
     if bad := max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0):
         lines.append(f"{counted(bad, 'unreadable video')}, counted as wrong")
     if "precise_bn" in result:

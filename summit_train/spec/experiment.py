@@ -133,7 +133,7 @@ class EvaluateSpec(Section):
     measures: tuple[Own, ...] = ()
     """Measures of your own, named like a network or {kind, options}; their code runs."""
     last_checkpoints: Count = 5
-    """The final accuracy is mean and deviation over this many checkpoints; at most checkpoint.keep."""
+    """The final accuracy is mean and standard deviation (n - 1) over this many checkpoints; at most checkpoint.keep."""
     precise_bn: NonNegative = 0
     """Before the final evaluation BN's statistics are recomputed, with fixed weights, over the batches of this many
     training steps; 0: the running statistics."""

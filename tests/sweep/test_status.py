@@ -115,7 +115,7 @@ def test_a_run_is_done_when_the_final_evaluation_has_its_last_step(sweep, begin)
     assert states(sweep) == ["done", "failed", "failed", "missing"]
     assert to_start(read_rows(sweep, {"gpus-8": ("9", "queued")})) == ["gpus-2", "gpus-4"]
     rows = read_rows(sweep)
-    assert (rows[0]["top1"], rows[0]["top1_std"], rows[0]["top5"], rows[0]["final"]) == (96.875, 0.5, 100.0, True)
+    assert (rows[0]["top1"], rows[0]["top1_std"], rows[0]["top5"], rows[0]["final"]) == (96.875, 0.5**0.5, 100.0, True)
     assert (rows[2]["top1"], rows[2]["top1_std"], rows[2]["final"]) == (
         97.0,
         None,
@@ -206,7 +206,7 @@ def test_the_table_leaves_out_columns_without_a_value_and_top5_of_few_classes(sw
     rows = read_rows(sweep)
     lines = tables(sweep, rows).splitlines()
     assert lines[0].split("  ")[0] == "run" and "train top-1" in lines[0] and "published" not in lines[0]
-    assert "4 = 2 x 2" in lines[3] and "40 of 40" in lines[3] and "96.88 ± 0.50 %" in lines[3]
+    assert "4 = 2 x 2" in lines[3] and "40 of 40" in lines[3] and "96.88 ± 0.71 %" in lines[3]
     assert "top-5" not in lines[0] and rows[2]["top5"] == 100.0
     assert "top-5" in tables(sweep, [row | {"num_classes": 6} for row in rows])
     assert "4 = 3 x 1.33" in tables(sweep, [row | {"ranks": row["ranks"] and 3} for row in rows])
@@ -322,17 +322,18 @@ def test_runs_with_several_labels_have_mean_average_precision(make_sweep, write_
     sweep = make_sweep("nodes: 2\nset: {loss.kind: binary}\ngrid: {scale.gpus: [1, 2]}\n")
     path = write_run(str(sweep.runs[0].spec.run_path))
     values = json.loads((path / "eval.json").read_text())
-    rows = [{"path": row["path"], "step": row["step"], "map": 40.0} for row in values["checkpoints"]]
+    first, last = ({key: row[key] for key in ("path", "step")} for row in values["checkpoints"])
+    rows = [first | {"map": 41.0}, last | {"map": 42.0}]
     (path / "spec.yaml").write_text(dump_spec(sweep.runs[0].spec))
     (path / "eval.json").write_text(json.dumps({"map_mean": 41.5, "map_std": 0.25, "checkpoints": rows}))
     found = read_rows(sweep)
     assert [(row["state"], row["map"], row["map_std"], row["top1"]) for row in found] == [
-        ("done", 41.5, 0.25, None), ("missing", None, None, None)
+        ("done", 41.5, 0.5**0.5, None), ("missing", None, None, None)
     ]  # fmt: skip
-    assert "mAP" in tables(sweep, found) and "41.50 ± 0.25 %" in tables(sweep, found)
+    assert "mAP" in tables(sweep, found) and "41.50 ± 0.71 %" in tables(sweep, found)
     assert " top-1" not in tables(sweep, found).replace("train top-1", "")
     (point, other) = sweep_points(sweep, found)
-    assert (point["map"], point["checkpoints_std"], other["map"]) == (41.5, 0.25, None)
+    assert (point["map"], point["checkpoints_std"], other["map"]) == (41.5, 0.5**0.5, None)
 
 
 def test_a_point_of_folds_has_their_mean_and_deviation_and_the_accuracy_over_all_clips(make_sweep: Make) -> None:

@@ -100,10 +100,12 @@ def test_the_measure_is_wherever_top_1_is(trained: Path, say: Say, tmp_path: Pat
     run = trained / "runs/on_2"
     result, best = (json.loads((run / name).read_text()) for name in ("eval.json", "checkpoints/best.json"))
     rows, evals = [row["recall"] for row in result["checkpoints"]], records(run, "eval")
-    assert result["recall_mean"] == pytest.approx(sum(rows) / 2) and result["recall_std"] == pytest.approx(np.std(rows))
+    assert result["recall_mean"] == pytest.approx(sum(rows) / 2) and result["recall_std"] == pytest.approx(
+        np.std(rows, ddof=1)
+    )
     assert (best["measure"], best["value"]) == ("recall", max(record["recall"] for record in evals))
     status, out, _ = say("eval", run)
-    assert status == 0 and f"  recall {result['recall_mean']:.4g}: mean over" in out
+    assert status == 0 and f"  recall {result['recall_mean']:.4g}: mean and standard deviation (n - 1) over" in out
     found = RunRecord(run)
     assert summary_row(found)["recall"].startswith(f"{result['recall_mean']:.4g} \N{PLUS-MINUS SIGN}")
     assert any(f"recall {best['value']:.4g} in the validation" in remark for remark in remarks_of(found))
