@@ -112,6 +112,31 @@ def test_a_sweep_warns_of_its_files_once(say: Say, write_sweep: Sweeps, motion_s
     assert status == 0 and lines(err) == ["warning: 1 class (down) in data.val and not in data.train"]
 
 
+def test_folds_with_other_classes_are_refused_before_a_run_starts(
+    say: Say, write_sweep: Sweeps, motion_set: Path, tmp_path: Path
+) -> None:
+    """The first fold has no names of classes; the third one's are turned round."""
+    classes = read_manifest(motion_set / "train.csv").classes or ()
+    for number, names in enumerate((None, classes, classes[::-1]), 1):
+        (folder := tmp_path / f"folds/fold{number}").mkdir(parents=True)
+        for name in ("train", "val"):
+            (folder / f"{name}.csv").write_text((motion_set / f"{name}.csv").read_text())
+        if names:
+            write_classes(folder, names)
+    base = write_sweep("folds: folds/fold{1..3}\n", data={"root": str(motion_set), "train": "", "val": ""})
+    wrong = refused(say("sweep", str(base), "--dry-run"))
+    assert "folds/fold2/train.csv and folds/fold3/train.csv do not have the same classes" in wrong
+    base.write_text(base.read_text().replace("3}", "2}"))
+    assert say("sweep", str(base), "--dry-run")[0] == 0
+
+
+def test_a_sweep_over_an_augmentation_of_your_own_is_planned(say: Say, write_sweep: Sweeps, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def dim(clip, generator, by):\n    return clip // by\n")
+    own = {"kind": "own.py:dim", "options": {"by": 2}}
+    path = write_sweep("grid: {seed: [0, 1]}\n", data={"augment": ["scale_jitter", own]})
+    assert say("sweep", str(path), "--dry-run")[0] == 0
+
+
 def test_runs_of_equal_nodes_are_one_array_with_the_cap(
     say: Say, write_sweep: Sweeps, standins: Standins, tmp_path: Path
 ) -> None:

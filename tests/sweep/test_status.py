@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -375,3 +376,29 @@ def test_the_clips_of_all_folds_stand_in_one_table_with_the_probability_of_each_
     ]
     (sweep.runs[0].spec.run_path / "predictions").rename(sweep.runs[0].spec.run_path / "gone")
     assert len(clip_table(sweep, rows)) == 3 and "has no predictions/" in rows[0]["note"]
+
+
+@pytest.mark.parametrize(
+    ("names", "wrong"),
+    [
+        (("x", "w", "y", "z"), "do not have the same classes, .*: they differ in 'only in their order'"),
+        (("w", "x", "y"), "has 4 classes and .* has 3; must be the same"),
+    ],
+)
+def test_a_fold_of_other_classes_is_left_out_of_the_table_of_clips_and_named(
+    names: tuple[str, ...], wrong: str, make_sweep: Make, begin_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The first fold's scores have no names, which fit any of as many classes."""
+    sweep = make_sweep("folds: folds/fold{1..4}\n")
+    for number, classes in enumerate(((), ("w", "x", "y", "z"), names, ("w", "x", "y", "z"))):
+        run = begin_of(sweep, number)
+        width = len(classes) or 4
+        scores = Scores(np.arange(1), np.array([1]), np.eye(1, width, k=1), np.array([True]))
+        row = json.loads((run / "eval.json").read_text())["checkpoints"][-1]
+        scores.save(run / f"predictions/{prediction_names([Path(row['path'])])[-1]}.npz", [Clip("a.mp4")], classes)
+    rows = read_rows(sweep)
+    heading, *found = clip_table(sweep, rows)
+    assert heading[6:] == ["w", "x", "y", "z"]
+    assert [line[:6] for line in found] == [[name, name, 0, "a.mp4", "x", "x"] for name in ("fold1", "fold2", "fold4")]
+    assert [bool(row["note"]) for row in rows] == [False, False, True, False]
+    assert re.search(wrong, rows[2]["note"])
