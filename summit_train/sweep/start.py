@@ -24,7 +24,7 @@ from summit_train.spec import Spec
 from summit_train.spec.source import to_yaml
 from summit_train.sweep.figure import write_sweep, written
 from summit_train.sweep.grid import Sweep, sweep_texts
-from summit_train.sweep.status import read_rows, tables, to_start
+from summit_train.sweep.status import STARTED, read_rows, tables, to_start
 
 Jobs = Mapping[str, tuple[str, str]]  # run -> (id, state) of its last job
 
@@ -178,6 +178,7 @@ def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs
         job = Job(run.name, (run.spec.run_path.absolute(),), 1, site.default_walltime)
         script = write_job(site.model_copy(update={"ranks_per_node": run.plan.ranks}), job, [run.spec])
         alone = [sys.executable, "-m", "summit_train", "train", str(script.with_name("spec.yaml"))]
+        write_text(script.with_name(STARTED), "")
         # One rank needs no MPI, and so not the script.
         status, signals = _run_command(alone if run.plan.ranks == 1 else ["bash", str(script)])
         row = next(row for row in write_sweep(sweep, jobs) if row["name"] == run.name)

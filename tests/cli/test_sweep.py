@@ -220,6 +220,18 @@ def test_what_is_queued_on_another_site_is_known_where_that_site_is_named(
     assert [(row["state"], row["job"]) for row in rows] == [("queued", "77_1"), ("running", "77_2")]
 
 
+def test_an_array_that_slurm_refuses_says_what_to_do_and_leaves_its_runs_missing(
+    say: Say, write_sweep: Sweeps, standins: Standins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_REFUSES", "sbatch: error: Batch job submission failed: Invalid job array specification")
+    path = str(write_sweep("grid: {seed: [0, 1]}\nnodes: 1\n"))
+    status, _, err = say("sweep", path, "--site", "slurm_generic")
+    assert status == 1 and len(lines(err)) == 1
+    assert "specification; an array must have fewer runs than MaxArraySize" in err
+    monkeypatch.delenv("STANDIN_REFUSES")
+    assert say("sweep", path, "--status")[1].splitlines()[-2:-1] == ["study: 2 missing"]
+
+
 def test_different_nodes_are_jobs_of_their_own_and_the_cap_is_kept_by_waiting(
     say: Say, write_sweep: Sweeps, standins: Standins, tmp_path: Path
 ) -> None:

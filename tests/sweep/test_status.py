@@ -129,9 +129,12 @@ def test_the_training_accuracy_is_the_mean_over_the_last_epoch(sweep, begin, run
 
 
 def test_a_run_that_failed_before_it_wrote_anything_is_no_missing_one(sweep):
-    folder = sweep.runs[1].spec.run_path / "job"
-    folder.mkdir(parents=True)
-    (folder / "spec.yaml").write_text(dump_spec(sweep.runs[1].spec))
+    """Nor is one failed whose job the scheduler has refused: it has a spec, and was never started."""
+    for number in (1, 2):
+        folder = sweep.runs[number].spec.run_path / "job"
+        folder.mkdir(parents=True)
+        (folder / "spec.yaml").write_text(dump_spec(sweep.runs[number].spec))
+    (sweep.runs[1].spec.run_path / "job/started").touch()
     assert states(sweep) == ["missing", "failed", "missing", "missing"]
 
 
