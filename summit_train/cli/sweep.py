@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> Result:
     planned = plan_runs(sweep, site, plan, args.walltime)
     _check_folds(read[run.spec.data, run.spec.model] for run in sweep.runs if run.fold)
     if args.dry_run or site is None:
-        values = planned_values(sweep, planned)
+        values = planned_values(sweep, site, planned)
         what = f"{sweep.name}: {counted(len(planned), 'run')}, to {sweep.folder}"
         text: list[str | TextTable] = [what, planned_table(planned)]
         if values["node_hours"] is not None:

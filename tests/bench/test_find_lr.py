@@ -96,9 +96,7 @@ def test_a_range_that_begins_too_high_is_one_to_lower(write_spec: WriteSpec, tmp
     assert status == 0 and "no suggestion: the loss diverges within " in said and "try a lower --from" in said
 
 
-def test_its_steps_and_the_time_left_are_said(
-    write_spec: WriteSpec, say: Say, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_steps_and_the_time_left_are_said(write_spec: WriteSpec, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("summit_train.core.progress._PLAIN_EVERY_SECONDS", 0)
     status, _, err = say("bench", "lr", write_spec(), "--steps", "18", "--to", "1e-5")
     said = [line for line in lines(err) if " steps, " in line]
