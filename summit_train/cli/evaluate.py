@@ -21,7 +21,7 @@ from summit_train.core.checkpoints import CheckpointError, best_checkpoint
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.device import choose_device
 from summit_train.core.errors import UserError
-from summit_train.core.files import figure_path, read_file, write_json
+from summit_train.core.files import check_output, figure_path, read_file, write_json
 from summit_train.core.progress import watched
 from summit_train.core.result import Result, TextTable, tell
 from summit_train.core.saved import peek
@@ -262,6 +262,8 @@ def _run_observed(
         _scoring(spec, datasets, paths, command="eval --observed", **arguments) as (scorer, network, watchdog),
         watched("videos", "evaluating video", scorer.world, watchdog) as progress,
     ):
+        if out is not None:
+            scorer.world.from_first(lambda: check_output("--out", out, out))
         result = score_observed(scorer, network, path, fractions, progress)
         if result is None:
             return Result()

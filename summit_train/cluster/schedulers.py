@@ -126,6 +126,16 @@ class Slurm(Scheduler):
             raise UserError(f"{script.parent}: Slurm cannot write output below a name with % or \\; change it")
         return ["sbatch", "--parsable", *([f"--dependency=afterany:{after}"] if after else []), script.name]
 
+    def submit(self, script: Path, launcher: str, after: str | None) -> str:
+        try:
+            return super().submit(script, launcher, after)
+        except RunFailed as error:
+            if "Invalid job array specification" not in str(error):
+                raise
+            most = "an array must have fewer runs than MaxArraySize (`scontrol show config`)"
+            way = "start the sweep with fewer runs, then add the others to its file and start it again"
+            raise RunFailed(f"{error}; {most}: {way}") from error
+
     def member(self, array: str, number: int) -> str:
         return f"{array}_{number}"
 

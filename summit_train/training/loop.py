@@ -11,8 +11,8 @@ from summit_train.core.errors import RunFailed, describe, is_bug
 from summit_train.core.text import counted
 from summit_train.core.watch import Stopped, StopRequest
 from summit_train.data.batches.loader import MicroBatch
+from summit_train.plan import is_due, validates
 from summit_train.spec import Spec
-from summit_train.training.checkpoint import is_due, validates
 from summit_train.training.metrics import RunLog
 from summit_train.training.records import Records, StepClips
 from summit_train.training.run import Run

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,9 +135,12 @@ def test_the_training_accuracy_is_the_mean_over_the_last_epoch(sweep, begin, run
 
 
 def test_a_run_that_failed_before_it_wrote_anything_is_no_missing_one(sweep):
-    folder = sweep.runs[1].spec.run_path / "job"
-    folder.mkdir(parents=True)
-    (folder / "spec.yaml").write_text(dump_spec(sweep.runs[1].spec))
+    """Nor is one failed whose job the scheduler has refused: it has a spec, and was never started."""
+    for number in (1, 2):
+        folder = sweep.runs[number].spec.run_path / "job"
+        folder.mkdir(parents=True)
+        (folder / "spec.yaml").write_text(dump_spec(sweep.runs[number].spec))
+    (sweep.runs[1].spec.run_path / "job/started").touch()
     assert states(sweep) == ["missing", "failed", "missing", "missing"]
 
 
@@ -387,10 +391,36 @@ def test_the_clips_of_all_folds_stand_in_one_table_with_the_probability_of_each_
 def test_no_key_or_column_beside_the_measures_is_free_for_one(sweep: Sweep, begin: Any, trained_run: Path) -> None:
     """Those of the log, of eval.json, of the results' JSON, and of the tables of runs and sweeps."""
     begin(0)
-    rows = read_rows(sweep, {})
+    rows = read_rows(sweep)
     evaluated = json.loads((trained_run / "eval.json").read_text())
     tables = [*rows, *sweep_points(sweep, rows), COLUMNS, index.COLUMNS, read_index(trained_run.parent).rows[0]]
     files = [evaluated, *evaluated["checkpoints"], *records(trained_run, "eval"), EvalRecord.model_fields]
     names = set().union(*tables, *files, goodput_values(trained_run))
     assert {name for name in names if not name.endswith(("_mean", "_std", "_last", "_best"))} <= set(RESERVED_NAMES)
     assert {"ema", "overrides", "written"} <= set(RESERVED_NAMES)  # with an average, of `eval`, of both
+
+
+@pytest.mark.parametrize(
+    ("names", "wrong"),
+    [
+        (("x", "w", "y", "z"), "do not have the same classes, .*: they differ in 'only in their order'"),
+        (("w", "x", "y"), "has 4 classes and .* has 3; must be the same"),
+    ],
+)
+def test_a_fold_of_other_classes_is_left_out_of_the_table_of_clips_and_named(
+    names: tuple[str, ...], wrong: str, make_sweep: Make, begin_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The first fold's scores have no names, which fit any of as many classes."""
+    sweep = make_sweep("folds: folds/fold{1..4}\n")
+    for number, classes in enumerate(((), ("w", "x", "y", "z"), names, ("w", "x", "y", "z"))):
+        run = begin_of(sweep, number)
+        width = len(classes) or 4
+        scores = Scores(np.arange(1), np.array([1]), np.eye(1, width, k=1), np.array([True]))
+        row = json.loads((run / "eval.json").read_text())["checkpoints"][-1]
+        scores.save(run / f"predictions/{prediction_names([Path(row['path'])])[-1]}.npz", [Clip("a.mp4")], classes)
+    rows = read_rows(sweep)
+    heading, *found = clip_table(sweep, rows)
+    assert heading[6:] == ["w", "x", "y", "z"]
+    assert [line[:6] for line in found] == [[name, name, 0, "a.mp4", "x", "x"] for name in ("fold1", "fold2", "fold4")]
+    assert [bool(row["note"]) for row in rows] == [False, False, True, False]
+    assert re.search(wrong, rows[2]["note"])

@@ -12,12 +12,12 @@ import pytest
 
 from summit_train.core.checkpoints import find_checkpoints, step_of
 from summit_train.core.errors import UserError
+from summit_train.plan import is_due
 from summit_train.report.records import RunRecord
 from summit_train.report.tables import notes_of
 from summit_train.spec import load_spec
 from summit_train.spec.optimizer import EarlyStopSpec, FreezeSpec
 from summit_train.training.best import EarlyStop
-from summit_train.training.checkpoint import is_due
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, load_any, records, rewound, steps_of
 from tests.worlds import command, needs_ranks, train
