@@ -27,7 +27,6 @@ from summit_train.data.manifest.tables import is_video
 from summit_train.data.video.clips import holds_pictures, probe_folder
 from summit_train.data.video.films import Films, is_film
 from summit_train.data.video.source import NO_HURRY, DecodeError, VideoInfo, load_video, worker_pool
-from summit_train.data.video.span import Span
 from summit_train.data.video.stream import probe
 
 _PATHS_PER_WORKER = 16
@@ -43,6 +42,7 @@ class FileFacts(VideoInfo):
 
 
 Found = FileFacts | DecodeError
+LeftOut = tuple[ManifestRow | None, DecodeError]  # None: of a clip that has no row
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -198,19 +198,23 @@ def list_videos(source: Path, root: Path | None = None) -> Listing:
 
 def sort_clips(
     rows: Iterable[ManifestRow], found: Mapping[str, Found], *, compare: bool
-) -> tuple[list[ManifestRow], list[DecodeError]]:
-    """Return the clips that can be used, with the facts of their files, and why the others cannot.
+) -> tuple[list[ManifestRow], list[LeftOut]]:
+    """Return the clips that can be used, with the facts of their files, and each other clip with why it cannot.
 
-    found: of each path. A bad file is named once, a bad span of one with its frames. compare: a file must have the
-    SHA-256 and the number of frames that its row names.
+    found: of each path. compare: a file must have the SHA-256 and the number of frames that its row names.
     """
-    good, bad = list[ManifestRow](), dict[tuple[str, Span], DecodeError]()
+    good, bad = list[ManifestRow](), list[LeftOut]()
     for row in rows:
         try:
             good.append(_with_facts(row, found[row.path], compare=compare))
         except DecodeError as error:
-            bad.setdefault((error.path, error.span), error)
-    return good, list(bad.values())
+            bad.append((row, error))
+    return good, bad
+
+
+def reasons(left_out: Iterable[LeftOut]) -> list[DecodeError]:
+    """Return each bad file once, and each bad span of a file."""
+    return list({(error.path, error.span): error for _, error in left_out}.values())
 
 
 def _with_facts(row: ManifestRow, found: Found, *, compare: bool) -> ManifestRow:

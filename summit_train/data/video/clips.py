@@ -11,7 +11,7 @@ import io
 import os
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import NamedTuple, cast
 
@@ -23,6 +23,7 @@ from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
+from summit_train.data.video.augment import View
 from summit_train.data.video.decode import Playback, codec_options, count_packets, read_by_jumps, read_from_start
 from summit_train.data.video.render import Frames as Frames
 from summit_train.data.video.render import Renderer, turn_in
@@ -42,11 +43,18 @@ _ACROSS = re.compile(r"(|.*[_-])([xX])([_-]?\*\..*)")
 
 
 class Decoded(NamedTuple):
-    """Clips, uint8 (K * C, T, height, width, channels), and the last arguments of `choose` and of `views_of`."""
+    """Clips, uint8 (K * C, T, height, width, channels), and what they were cut from and by.
+
+    num_frames, size: the arguments of `choose` and `views_of`. frames: the numbers of the frames that are shown, int64
+    (K, T), of the same count as `choose` has them. crops: the C views that `views_of` returned. Use these: drawn again
+    for another number or size, keyed ones would differ.
+    """
 
     views: Frames
     num_frames: int
     size: tuple[int, int]
+    frames: NDArray[np.int64]
+    crops: Sequence[View]
 
 
 def read_views(
@@ -81,7 +89,7 @@ def read_views(
             chosen, wanted = _chosen(choose, number)
             pictures, _ = read_from_start(video, wanted, render, budget)
     playback.num_frames = number
-    return Decoded(_clip_by_clip(chosen, pictures), number, render.size)
+    return Decoded(_clip_by_clip(chosen, pictures), number, render.size, chosen, render.views)
 
 
 def read_picture_views(
@@ -98,7 +106,7 @@ def read_picture_views(
     for number in sorted(wanted):
         _, frame = decode_picture(*fetch(number), budget, decoders)
         pictures[number] = render(frame)
-    return Decoded(_clip_by_clip(chosen, pictures), num_frames, render.size)
+    return Decoded(_clip_by_clip(chosen, pictures), num_frames, render.size, chosen, render.views)
 
 
 def read_array_views(frames: Frames, choose: Choose, views_of: ViewsOf) -> Decoded:
@@ -107,7 +115,7 @@ def read_array_views(frames: Frames, choose: Choose, views_of: ViewsOf) -> Decod
     pictures = dict[int, list[Frames]]()
     for number in wanted:
         pictures[number] = render(VideoFrame.from_ndarray(np.ascontiguousarray(frames[number]), "rgb24"))
-    return Decoded(_clip_by_clip(chosen, pictures), len(frames), render.size)
+    return Decoded(_clip_by_clip(chosen, pictures), len(frames), render.size, chosen, render.views)
 
 
 def _chosen(choose: Choose, num_frames: int) -> tuple[NDArray[np.int64], frozenset[int]]:
