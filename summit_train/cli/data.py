@@ -7,7 +7,7 @@ import errno
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
@@ -173,7 +173,7 @@ def _index(args: argparse.Namespace) -> Result:
         if listing is None:
             return Result()
         rows, left_out = check.sort_clips(listing.rows, found, compare=False)
-        text = _index_text(listing, rows)
+        text = _index_text(listing, rows, found) + _notes(found)
         nothing = f"{args.source}: contains no video that can be used"
         text += _write(args.out, rows, listing.classes, listing.root, left_out, text, nothing)
         shutil.rmtree(_journal_folder(args.out), ignore_errors=True)
@@ -185,11 +185,14 @@ def _check_not_packed(source: Path) -> None:
         raise UserError(f"{source}: is a packed set; check it with `summit-train data verify {source}`")
 
 
-def _index_text(listing: check.Listing, rows: Sequence[ManifestRow]) -> list[str | TextTable]:
+def _index_text(
+    listing: check.Listing, rows: Sequence[ManifestRow], found: Mapping[str, check.Found]
+) -> list[str | TextTable]:
     counts = Counter(label for row in rows for label in row.labels)
     names = listing.classes or tuple(map(str, range(max(counts, default=-1) + 1)))
     table = [(f"{label:>4}", name, f"{counts[label]:,}") for label, name in enumerate(names)]
-    frames = sum(len(row.span.frames(row.path, row.num_frames or 0)) for row in rows)
+    lengths = {path: facts.num_frames for path, facts in found.items() if not isinstance(facts, DecodeError)}
+    frames = sum(len(row.span.frames(row.path, lengths[row.path])) for row in rows)
     what = "clips" if any(row.span != WHOLE for row in rows) else "videos"
     text: list[str | TextTable] = [TextTable(table, left=2)] if table else []
     text.append(f"{len(rows):,} {what}, {counted(frames, 'frame')}, {len(names)} classes")
@@ -197,6 +200,12 @@ def _index_text(listing: check.Listing, rows: Sequence[ManifestRow]) -> list[str
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(listing.skipped.items()))
         text.append(f"no videos by their names: {kinds}")
     return text + _first_lines("the same bytes as another", [f"{path} = {first}" for path, first in check.copies(rows)])
+
+
+def _notes(found: Mapping[str, check.Found]) -> list[str]:
+    """Return what a person should know of files that can be used."""
+    facts = ((path, one) for path, one in found.items() if not isinstance(one, DecodeError))
+    return _first_lines("to know", [f"{path} {note}" for path, one in facts for note in one.notes])
 
 
 def _first_lines(title: str, lines: Sequence[object]) -> list[str]:
@@ -263,7 +272,7 @@ def _scan(args: argparse.Namespace) -> Result:
     of = "" if len(found) == len(rows) else f" for {counted(len(rows), 'clip')}"
     text = [f"{decoded:,} of {counted(len(found), 'video')} decoded{of}, {len(bad):,} bad"]
     reasons = Counter(error.reason for error in bad).most_common(_SHOWN)
-    text += [f"  {count:>6,}  {reason}" for reason, count in reasons]
+    text += [f"  {count:>6,}  {reason}" for reason, count in reasons] + _notes(found)
     return Result([*text, f"wrote {args.out}" + (f"; train without them: data.quarantine={args.out}" if bad else "")])
 
 
