@@ -25,8 +25,9 @@ fi
 mkdir -p "$out"
 [[ -f $out/all.csv ]] || summit-train data index "$videos" --out "$out/all.csv"
 by_person=(--folds 3 --group '^[^_]+')
-summit-train data split "$out/all.csv" "$out/actions" "${by_person[@]}"
-summit-train data split "$out/all.csv" "$out/direction" "${by_person[@]}" --only walk run skip jump --both-directions
+[[ -d $out/actions ]] || summit-train data split "$out/all.csv" "$out/actions" "${by_person[@]}"
+[[ -d $out/direction ]] ||
+    summit-train data split "$out/all.csv" "$out/direction" "${by_person[@]}" --only walk run skip jump --both-directions
 [[ -f $out/motion/val.csv ]] || summit-train data motion "$out/motion" --train 320 --val 120
 
 # train SPEC RUN key=value ...

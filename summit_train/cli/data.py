@@ -7,7 +7,7 @@ import errno
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
@@ -28,17 +28,17 @@ from summit_train.data.manifest import ManifestRow, read_classes, read_manifest,
 from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.manifest.importers import HMDB51_PARTS, Request, import_kinds
 from summit_train.data.manifest.quarantine import write_quarantine
-from summit_train.data.manifest.reading import check_beside, write_classes
+from summit_train.data.manifest.reading import PACK_FILE, check_beside, write_classes
 from summit_train.data.manifest.split import split_manifest
 from summit_train.data.manifest.tables import CLASSES_FILE
 from summit_train.data.motion import KINDS as MOTION_KINDS
-from summit_train.data.motion import MotionSet, write_motion_set
+from summit_train.data.motion import SPLITS, MotionSet, write_motion_set
 from summit_train.data.packed.format import OPTIONS, Packing, read_pack
 from summit_train.data.packed.pack import PackJob, alone_in, begin, finish, missing_shards, pack_shards
 from summit_train.data.packed.read import staged_folder, stray_files, verify_files
 from summit_train.data.packed.stage import stage
 from summit_train.data.video.flow import BOUND, METHODS, PRESET, PRESETS, flow_method
-from summit_train.data.video.source import DecodeError
+from summit_train.data.video.source import MISSING, DecodeError
 from summit_train.data.video.span import WHOLE
 from summit_train.tasks.task import every_task
 
@@ -105,6 +105,8 @@ def _motion(args: argparse.Namespace) -> Result:
     how = {name: value for name, value in asked.items() if value is not None}
     how |= {"seed": args.seed, "difficulty": args.difficulty}
     videos = args.videos(**how)
+    if there := [path for name in SPLITS if (path := args.out / f"{name}.csv").exists()]:
+        raise UserError(f"{there[0]}: already exists; make the set in another folder")
     total = args.train + args.val
     for _ in followed(write_motion_set(args.out, args.train, args.val, videos), total, "videos", in_logs=True):
         pass
@@ -126,7 +128,8 @@ def _import_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _import(args: argparse.Namespace) -> Result:
-    check_output("--out", args.out, args.out)
+    for file in (args.out, _left_out_file(args.out)):
+        check_output("--out", file, file, args.source, *filter(None, [args.labels]))
     request = Request(args.source, args.labels, read_classes(args.out.parent / CLASSES_FILE), args.split, args.part)
     root = args.root or (args.source if args.source.is_dir() else args.source.parent)
     if not root.is_dir():
@@ -135,7 +138,7 @@ def _import(args: argparse.Namespace) -> Result:
     check_beside(args.out, annotations.classes, args.source)
     found = list(followed(annotations.located(str(root)), len(annotations.clips), "clips", in_logs=True))
     rows = [row for row in found if isinstance(row, ManifestRow)]
-    left_out = [error for error in found if isinstance(error, DecodeError)]
+    left_out = [(None, error) for error in found if isinstance(error, DecodeError)]
     text = [f"{counted(len(found), 'clip')} listed, {len(annotations.classes):,} classes: {len(rows):,} found"]
     nothing = f"{root}: contains none of the {len(found):,} clips; check --root"
     text += _write(args.out, rows, annotations.classes, root, left_out, text, nothing)
@@ -156,6 +159,9 @@ def _index(args: argparse.Namespace) -> Result:
         raise UserError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
 
     def listed() -> check.Listing:
+        for file in (args.out, _left_out_file(args.out)):
+            check_output("--out", file, file, args.source)
+        _check_not_packed(args.source)
         listing = check.list_videos(args.source, args.root)
         check_beside(args.out, listing.classes, listing.root)
         return listing
@@ -167,18 +173,26 @@ def _index(args: argparse.Namespace) -> Result:
         if listing is None:
             return Result()
         rows, left_out = check.sort_clips(listing.rows, found, compare=False)
-        text = _index_text(listing, rows)
+        text = _index_text(listing, rows, found) + _notes(found)
         nothing = f"{args.source}: contains no video that can be used"
         text += _write(args.out, rows, listing.classes, listing.root, left_out, text, nothing)
         shutil.rmtree(_journal_folder(args.out), ignore_errors=True)
         return Result(text)
 
 
-def _index_text(listing: check.Listing, rows: Sequence[ManifestRow]) -> list[str | TextTable]:
+def _check_not_packed(source: Path) -> None:
+    if (source / PACK_FILE).is_file():
+        raise UserError(f"{source}: is a packed set; check it with `summit-train data verify {source}`")
+
+
+def _index_text(
+    listing: check.Listing, rows: Sequence[ManifestRow], found: Mapping[str, check.Found]
+) -> list[str | TextTable]:
     counts = Counter(label for row in rows for label in row.labels)
     names = listing.classes or tuple(map(str, range(max(counts, default=-1) + 1)))
     table = [(f"{label:>4}", name, f"{counts[label]:,}") for label, name in enumerate(names)]
-    frames = sum(len(row.span.frames(row.path, row.num_frames or 0)) for row in rows)
+    lengths = {path: facts.num_frames for path, facts in found.items() if not isinstance(facts, DecodeError)}
+    frames = sum(len(row.span.frames(row.path, lengths[row.path])) for row in rows)
     what = "clips" if any(row.span != WHOLE for row in rows) else "videos"
     text: list[str | TextTable] = [TextTable(table, left=2)] if table else []
     text.append(f"{len(rows):,} {what}, {counted(frames, 'frame')}, {len(names)} classes")
@@ -188,10 +202,20 @@ def _index_text(listing: check.Listing, rows: Sequence[ManifestRow]) -> list[str
     return text + _first_lines("the same bytes as another", [f"{path} = {first}" for path, first in check.copies(rows)])
 
 
+def _notes(found: Mapping[str, check.Found]) -> list[str]:
+    """Return what a person should know of files that can be used."""
+    facts = ((path, one) for path, one in found.items() if not isinstance(one, DecodeError))
+    return _first_lines("to know", [f"{path} {note}" for path, one in facts for note in one.notes])
+
+
 def _first_lines(title: str, lines: Sequence[object]) -> list[str]:
     """Return a heading with the number of lines and the first of them, or nothing."""
     more = [f"  ... and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else []
     return [f"{title}: {len(lines):,}", *(f"  {line}" for line in lines[:_SHOWN]), *more] if lines else []
+
+
+def _left_out_file(out: Path) -> Path:
+    return out.with_name(f"{out.stem}.left_out.csv")
 
 
 def _journal_folder(out: Path) -> Path:
@@ -204,7 +228,6 @@ def _survey(world: World, root: str, paths: Iterable[str], out: Path, workers: i
     paths: rank 0's count. An interrupted survey for the same `out` is continued: files that have not changed since are
     not decoded again. Delete the journal once `out` is written.
     """
-    world.from_first(lambda: check_output("--out", out, out))  # before the work, not after it
     paths = list(dict.fromkeys(paths))
     journal = check.Journal(_journal_folder(out), root)
     known = journal.read(paths) if world.rank == 0 else {}
@@ -228,6 +251,8 @@ def _scan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _scan(args: argparse.Namespace) -> Result:
+    _check_not_packed(args.manifest)
+    check_output("--out", args.out, args.out, args.manifest)
     manifest = read_manifest(args.manifest, args.region)
     root = located_root(args.root, manifest)
     rows = [manifest.row(clip) for clip in range(len(manifest))]
@@ -235,14 +260,19 @@ def _scan(args: argparse.Namespace) -> Result:
         found = _survey(world, root, (row.path for row in rows), args.out, args.workers)
         if world.rank:
             return Result()
-        _, bad = check.sort_clips(rows, found, compare=True)
+        if all(isinstance(facts, DecodeError) and facts.reason == MISSING for facts in found.values()):
+            shutil.rmtree(_journal_folder(args.out), ignore_errors=True)
+            wrong = f"{root}: has none of the {counted(len(found), 'video')} of {args.manifest}"
+            raise UserError(f"{wrong}; try another --root, the folder where its paths start")
+        bad = check.reasons(check.sort_clips(rows, found, compare=True)[1])
         bad += check.bad_regions(manifest, found)
         write_quarantine(args.out, bad)
         shutil.rmtree(_journal_folder(args.out), ignore_errors=True)
+    decoded = sum(not isinstance(facts, DecodeError) for facts in found.values())
     of = "" if len(found) == len(rows) else f" for {counted(len(rows), 'clip')}"
-    text = [f"{counted(len(found), 'video')} decoded{of}, {len(bad):,} bad"]
+    text = [f"{decoded:,} of {counted(len(found), 'video')} decoded{of}, {len(bad):,} bad"]
     reasons = Counter(error.reason for error in bad).most_common(_SHOWN)
-    text += [f"  {count:>6,}  {reason}" for reason, count in reasons]
+    text += [f"  {count:>6,}  {reason}" for reason, count in reasons] + _notes(found)
     return Result([*text, f"wrote {args.out}" + (f"; train without them: data.quarantine={args.out}" if bad else "")])
 
 
@@ -261,6 +291,8 @@ def _split_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _split(args: argparse.Namespace) -> Result:
     how = {"seed": args.seed, "only": args.only, "both_directions": args.both_directions}
+    if there := sorted(args.out.glob("fold[0-9]*")):
+        raise UserError(f"{there[0]}: already exists; split into another folder, or delete the folds of this one")
     folds = split_manifest(args.manifest, args.out, args.folds, args.group, **how)
     rows = [["class", *(f"{fold.folder.name} train/val" for fold in folds)]]
     rows += [[name, *(f"{fold.train[name]:,}/{fold.val[name]:,}" for fold in folds)] for name in folds[0].train]
@@ -277,20 +309,24 @@ def _write(
     rows: Sequence[ManifestRow],
     classes: tuple[str, ...] | None,
     root: Path,
-    left_out: Sequence[DecodeError],
+    left_out: Sequence[check.LeftOut],
     text: Sequence[str | TextTable],
     nothing: str,
 ) -> list[str]:
     """Write a manifest, its classes and MANIFEST.left_out.csv; return what was left out and written.
 
-    If no row is left, shows `text` and raises UserError(nothing).
+    The latter has whole rows with a column `reason`; of clips without a row, path and reason. If no row is left, shows
+    `text` and raises UserError(nothing).
     """
     # The list first: where the manifest exists, the list does too.
-    path = out.with_name(f"{out.stem}.left_out.csv")
+    path, errors = _left_out_file(out), check.reasons(left_out)
     path.unlink(missing_ok=True)
-    written = _first_lines("left out", left_out)
+    written = _first_lines("left out", errors)
+    if whole := [replace(row, others=(*row.others, ("reason", error.reason))) for row, error in left_out if row]:
+        write_manifest(path, whole)
+    elif left_out:
+        write_quarantine(path, errors)
     if left_out:
-        write_quarantine(path, left_out)
         written.append(f"wrote {path}: all {len(left_out):,} that are left out")
     if not rows:
         show(Result([*text, *written]))

@@ -83,10 +83,7 @@ def run(args: argparse.Namespace) -> Result:
         raise UserError(f"{wrong}; try fewer: the defaults are 12,582,912, a page of some 4 MB")
     if not args.spec and (args.epoch is not None or (args.overrides and not args.run)):
         raise UserError("--epoch must be used with --spec, key=value with --spec or --run")
-    check_output("--out", args.out, args.out)
-    for given in filter(None, (args.manifest, args.spec)):
-        if args.out.exists() and Path(given).exists() and args.out.samefile(given):
-            raise UserError(f"--out must be another file than {given}, which it would replace")
+    check_output("--out", args.out, args.out, *filter(None, (args.manifest, args.spec)))
     clips = _in_training(args) if args.spec else _in_validation(args) if args.run else _whole(args)
     groups, bad = dict[str, list[dict[str, Any]]](), list[str]()
     chosen = _chosen(clips, args.clips, args.only)

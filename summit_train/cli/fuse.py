@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> Result:
     weights = parse_weights(args.weights, len(args.runs))
     out: Path | None = args.out
     if out is not None:
-        check_output("--out", out, out / _NPZ)
+        check_output("--out", out, out / _NPZ, *args.runs)
     runs = read_runs(args.runs)
     fused = fuse(runs, weights, softmax=args.softmax)
     names = runs[0].class_names

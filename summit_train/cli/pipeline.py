@@ -27,7 +27,7 @@ from summit_train.core.tested import warn_untested
 from summit_train.core.text import duration, from_json
 from summit_train.core.watch import Stopped, StopRequest, Watchdog, leave_if_asked
 from summit_train.data.dataset import leaks
-from summit_train.data.manifest.quarantine import class_warnings, clips_per_class
+from summit_train.data.manifest.quarantine import class_warnings, clips_per_class, quarantine_warnings
 from summit_train.data.packed.stage import stage_sets
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation
 from summit_train.evaluation.scores import PREDICTIONS
@@ -209,8 +209,12 @@ def _train(run: Run, stop: StopRequest, traced: range, change: Change | None) ->
         return
     (spec.run_path / "stopped").unlink(missing_ok=True)
     leaked = leaks(run.train_set, run.val_set)
-    lines = class_warnings(run.train_set.manifest, run.val_set.manifest)
-    for line in [*lines, *leaked.warnings(run.val_set.manifest)]:
+    lists = run.train_set.manifest, run.val_set.manifest
+    for line in [
+        *class_warnings(*lists),
+        *quarantine_warnings(spec.data, *lists),
+        *leaked.warnings(run.val_set.manifest),
+    ]:
         warn(line)
     datasets = {"train": run.train_set, "val": run.val_set}
     counts = {name: clips_per_class(dataset.manifest, dataset.kept) for name, dataset in datasets.items()}

@@ -162,7 +162,7 @@ def read_files(spec: Spec, clips: int | None) -> Files:
         return Files(clips, not_checked=not_checked if has_weights else [*not_checked, "model.pretrained"])
     # Imported here: with --clips the command needs neither numpy nor PyAV.
     from summit_train.data.dataset import leaks, open_datasets
-    from summit_train.data.manifest.quarantine import class_warnings
+    from summit_train.data.manifest.quarantine import class_warnings, quarantine_warnings
 
     for key, path in (("train", spec.data.train), ("val", spec.data.val)):
         if not Path(path).exists():
@@ -170,6 +170,7 @@ def read_files(spec: Spec, clips: int | None) -> Files:
             raise UserError(f"data.{key}: {path} not found; give {number} with --clips N")
     train, val = open_datasets(spec)
     warnings = class_warnings(train.manifest, val.manifest)
+    warnings += quarantine_warnings(spec.data, train.manifest, val.manifest)
     warnings += leaks(train, val).warnings(val.manifest)
     return Files(len(train), len(val), len(train.kept.excluded), warnings, train=train)
 

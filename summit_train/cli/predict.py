@@ -56,7 +56,7 @@ def _prepared(args: argparse.Namespace) -> tuple[Trained, list[VideoList]]:
     if args.top < 1:
         raise UserError(f"--top must be 1 or more, got {args.top}")
     if args.csv is not None:
-        check_output("--csv", args.csv, args.csv)
+        check_output("--csv", args.csv, args.csv, *words)
     trained = open_named(args, overrides)
     trained.check_labels("predict")
     return trained, [listing.closed() for listing in list_videos(words, trained, tell)]

@@ -121,9 +121,15 @@ def is_locked(path: Path) -> bool:
     return bool(struct.unpack(form, answer)[0] != fcntl.F_UNLCK)
 
 
-def check_output(option: str, given: str | Path, file: str | Path) -> None:
-    """Raise UserError where `file`, which the option's value asks for, cannot be written; its folder is made."""
+def check_output(option: str, given: str | Path, file: str | Path, *sources: str | Path) -> None:
+    """Raise UserError where `file`, which the option's value asks for, cannot be written; its folder is made.
+
+    sources: what the command reads, which must be other files, by whatever name or link.
+    """
     target = Path(file)
+    for source in sources:
+        if target.is_file() and os.path.exists(source) and target.samefile(source):
+            raise UserError(f"{option} must be another file than {source}, which it would replace")
     try:
         if target.exists() and not target.is_file():
             raise UserError(f"{option} {given}: cannot be written: is not a regular file")

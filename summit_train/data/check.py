@@ -27,7 +27,6 @@ from summit_train.data.manifest.tables import is_video
 from summit_train.data.video.clips import holds_pictures, probe_folder
 from summit_train.data.video.films import Films, is_film
 from summit_train.data.video.source import NO_HURRY, DecodeError, VideoInfo, load_video, worker_pool
-from summit_train.data.video.span import Span
 from summit_train.data.video.stream import probe
 
 _PATHS_PER_WORKER = 16
@@ -43,6 +42,7 @@ class FileFacts(VideoInfo):
 
 
 Found = FileFacts | DecodeError
+LeftOut = tuple[ManifestRow | None, DecodeError]  # None: of a clip that has no row
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -62,7 +62,7 @@ def examine(root: str, path: str) -> Found:
         else:
             video = load_video(full, None)
             info, digest = probe(video), video.sha256()
-            if is_film(os.path.getsize(full), info.num_frames):
+            if info.can_jump and is_film(os.path.getsize(full), info.num_frames):
                 _films().load(full, None, info.num_frames, NO_HURRY)  # keeps the index for training
     except DecodeError as error:
         within = f"{os.path.relpath(error.path, full)} " if error.path.startswith(f"{full}{os.sep}") else ""
@@ -143,7 +143,9 @@ class Journal:
                 path = record["path"]
                 if path in asked and record["state"] == self._state(path):
                     error = record.get("error")
-                    found[path] = FileFacts(**record["facts"]) if error is None else DecodeError(path, error)
+                    facts = record.get("facts", {})
+                    facts["notes"] = tuple(facts.get("notes", ()))
+                    found[path] = FileFacts(**facts) if error is None else DecodeError(path, error)
         return found
 
     def add(self, rank: int, path: str, found: Found) -> None:
@@ -198,19 +200,23 @@ def list_videos(source: Path, root: Path | None = None) -> Listing:
 
 def sort_clips(
     rows: Iterable[ManifestRow], found: Mapping[str, Found], *, compare: bool
-) -> tuple[list[ManifestRow], list[DecodeError]]:
-    """Return the clips that can be used, with the facts of their files, and why the others cannot.
+) -> tuple[list[ManifestRow], list[LeftOut]]:
+    """Return the clips that can be used, with the facts of their files, and each other clip with why it cannot.
 
-    found: of each path. A bad file is named once, a bad span of one with its frames. compare: a file must have the
-    SHA-256 and the number of frames that its row names.
+    found: of each path. compare: a file must have the SHA-256 and the number of frames that its row names.
     """
-    good, bad = list[ManifestRow](), dict[tuple[str, Span], DecodeError]()
+    good, bad = list[ManifestRow](), list[LeftOut]()
     for row in rows:
         try:
             good.append(_with_facts(row, found[row.path], compare=compare))
         except DecodeError as error:
-            bad.setdefault((error.path, error.span), error)
-    return good, list(bad.values())
+            bad.append((row, error))
+    return good, bad
+
+
+def reasons(left_out: Iterable[LeftOut]) -> list[DecodeError]:
+    """Return each bad file once, and each bad span of a file."""
+    return list({(error.path, error.span): error for _, error in left_out}.values())
 
 
 def _with_facts(row: ManifestRow, found: Found, *, compare: bool) -> ManifestRow:
@@ -223,7 +229,9 @@ def _with_facts(row: ManifestRow, found: Found, *, compare: bool) -> ManifestRow
     row.span.frames(row.path, found.num_frames)
     if row.annotation is not None:
         row.annotation.check(0, row.path, found.num_frames, found.width, found.height)
-    facts = asdict(found)
+    facts = {name: fact for name, fact in asdict(found).items() if name not in ("can_jump", "notes")}
+    if not found.can_jump:
+        facts["num_frames"] = None  # with it, training would jump
     if {"left", "top"} <= dict(row.others).keys():  # a region's width and height are not those of the frame
         del facts["width"], facts["height"]
     return replace(row, **facts)

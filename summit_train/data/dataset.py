@@ -17,7 +17,7 @@ from summit_train.data.batches.stores import Store, open_store
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.node_copy import read_shared
 from summit_train.data.manifest.overlap import Leaks, shared_clips
-from summit_train.data.manifest.quarantine import Kept, kept_clips
+from summit_train.data.manifest.quarantine import Kept, kept_clips, quarantine_warnings
 from summit_train.data.manifest.reading import check_same_classes
 from summit_train.spec import DataSpec, Spec
 from summit_train.spec.catalog import is_foreign
@@ -126,6 +126,7 @@ def open_datasets(spec: Spec) -> tuple[Dataset, Dataset]:
     """Open the training and the validation set. Raises UserError if one is wrong or they do not fit together."""
     train, val = Dataset.open(spec, "train"), Dataset.open(spec, "val")
     check_same_classes(val.manifest.source, val.manifest.classes, train.manifest.source, train.manifest.classes)
+    quarantine_warnings(spec.data, train.manifest, val.manifest)
     return train, val
 
 

@@ -50,12 +50,12 @@ def seen(store: Store, frames_of: Choose, views_of: ViewsOf, clip: int) -> Seen:
     def choose(number: int) -> NDArray[np.int64]:
         return number - 1 - frames_of(number) if manifest.is_reversed(clip) else frames_of(number)
 
-    views, number, size = store.read_views(clip, choose, views_of)
+    read = store.read_views(clip, choose, views_of)
     if annotation is None:
-        return views[0], None
+        return read.views[0], None
     start = manifest.span(clip).start
-    annotation.check(clip, manifest.path(clip), start + number, *size)
-    return views[0], annotation.targets(clip, start + choose(number)[0], views_of(*size)[0], size)
+    annotation.check(clip, manifest.path(clip), start + read.num_frames, *read.size)
+    return read.views[0], annotation.targets(clip, start + read.frames[0], read.crops[0], read.size)
 
 
 class Videos:

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import is_locked, write_text
+from summit_train.core.files import is_locked, read_file, write_text
 from summit_train.core.text import counted, csv_text
 from summit_train.report.figures import finite, stretches
 from summit_train.report.log_records import StepRecord, number
@@ -98,7 +98,10 @@ def read_index(folder: Path) -> Index:
 
 
 def write_index(folder: Path, out: Path) -> Index:
-    """Write the page to `out`, and the CSV next to it."""
+    """Write the page to `out`, and the CSV next to it. Raises UserError where another file has one of the names."""
+    table = out.with_suffix(".csv")
+    if table.is_file() and not read_file(table).startswith(",".join(COLUMNS[:2]).encode()):
+        raise UserError(f"{table}: already exists and is not a table of runs; give another name with --out")
     index = read_index(folder)
     script = resources.files(__package__).joinpath("index.js").read_text(encoding="utf-8")
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -108,7 +111,7 @@ def write_index(folder: Path, out: Path) -> Index:
     title = f"{folder}: {counted(len(index.rows), 'run')}"
     about = {"title": title, "index": index, "picture": picture, "links": links}
     write_page(out, template.render(about, script=script, script_hash=script_hash))
-    write_text(out.with_suffix(".csv"), index.csv())
+    write_text(table, index.csv())
     return index
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import replacing
+from summit_train.core.files import read_file, replacing
 from summit_train.core.text import counted, duration, percent, show
 from summit_train.report import tables
 from summit_train.report.confusion import read_confusion, read_precisions
@@ -36,9 +36,14 @@ def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page whole or not at all. A surrogate, as in a file name outside UTF-8, becomes a question mark."""
+    """Write a page whole or not at all. A surrogate, as in a file name outside UTF-8, becomes a question mark.
+
+    Raises UserError where `path` is a file that is no page.
+    """
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: is not a regular file; give the name of an HTML file, such as report.html")
+    if path.exists() and read_file(path)[:1] not in (b"", b"<"):
+        raise UserError(f"{path}: already exists and is not a page; give another name with --out")
     with replacing(path) as file:
         file.write(page.encode("utf-8", "replace"))
 

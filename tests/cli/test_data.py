@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import hashlib
 import time
 from pathlib import Path
@@ -94,7 +95,7 @@ def test_scan_lists_what_should_not_be_trained_on(folder: Path, say: Say) -> Non
     assert status == 0
     reason = "has changed since it was indexed: its SHA-256 is not the manifest's"
     assert list(map(str, read_quarantine(bad))) == [f"walk/b.mp4: {reason}"]
-    assert f"2 videos decoded, 1 bad\n       1  {reason}\n" in printed and f"data.quarantine={bad}" in printed
+    assert f"2 of 2 videos decoded, 1 bad\n       1  {reason}\n" in printed and f"data.quarantine={bad}" in printed
 
 
 # Clips that are spans of their files.
@@ -121,7 +122,65 @@ def test_index_leaves_out_what_is_missing_torn_or_outside_its_file(spans: Path, 
     assert "left out: 4\n  a.mp4: has 20 frames, and the span 15:21 does not lie among them\n" in printed
     assert "gone.mp4: No such file" in printed
     left_out = [(error.path, error.span) for error in read_quarantine(spans.parent / "indexed.left_out.csv")]
-    assert left_out == [("a.mp4", Span(15, 21)), ("a.mp4", Span(20)), ("torn.mp4", Span()), ("gone.mp4", Span())]
+    assert left_out == [("a.mp4", Span(15, 21)), ("a.mp4", Span(20)), ("torn.mp4", Span(2, 3)), ("gone.mp4", Span())]
+
+
+def test_the_rows_that_index_leaves_out_are_kept_whole(spans: Path, say: Say) -> None:
+    """Of a disk that is not mounted: with label, span, group and columns of the user's own, to be indexed later."""
+    rows = ["0;2,a,0,8,x", "1,b,8,,y", "2,c,,,z"]
+    text = "".join(f"{name}.mp4,{row}\n" for name, row in zip(("gone", "gone", "a"), rows, strict=True))
+    spans.write_text(f"path,label,group,start_frame,end_frame,own\n{text}")
+    words = ["--out", spans.parent / "out.csv", "--workers", 0]
+    status, printed, _ = say("data", "index", spans, *words)
+    left_out = spans.parent / "out.left_out.csv"
+    assert status == 0 and f"left out: 1\n  gone.mp4: No such file or directory\nwrote {left_out}: all 2" in printed
+    with left_out.open(encoding="utf-8") as file:
+        kept = [(*row.values(),) for row in csv.DictReader(file)]
+    missing = "No such file or directory"
+    assert kept == [("gone.mp4", "0;2", "a", "", "8", "x", missing), ("gone.mp4", "1", "b", "8", "", "y", missing)]
+    (spans.parent / "gone.mp4").write_bytes((spans.parent / "a.mp4").read_bytes())
+    status, _, err = say("data", "index", left_out, *words)
+    assert status == 2 and err.endswith(f"--out must be another file than {left_out}, which it would replace\n")
+    assert say("data", "index", left_out, "--out", spans.parent / "rest.csv", "--workers", 0)[0] == 0
+    rest = read_manifest(spans.parent / "rest.csv")
+    assert [(rest.labels_of(clip), rest.span(clip)) for clip in (0, 1)] == [((0, 2), Span(0, 8)), ((1,), Span(8))]
+
+
+@pytest.mark.parametrize("out", ["list.csv", "link.csv", "../{}/list.csv"])
+@pytest.mark.parametrize("words", ["index LIST", "scan LIST", "show LIST", "import kinetics LIST"])
+def test_no_command_replaces_the_list_that_it_reads(spans: Path, say: Say, words: str, out: str) -> None:
+    (spans.parent / "link.csv").symlink_to("list.csv")
+    before, path = spans.read_bytes(), spans.parent / out.format(spans.parent.name)
+    status, _, err = say("data", *words.replace("LIST", str(spans)).split(), "--out", path)
+    assert status == 2 and f"--out must be another file than {spans}, which it would replace" in err, err
+    assert spans.read_bytes() == before and not (spans.parent / "list.left_out.csv").exists()
+
+
+def test_folds_and_generated_sets_do_not_replace_others(spans: Path, say: Say) -> None:
+    spans.write_text("path,label\n" + "".join(f"{number}.mp4,{number % 2}\n" for number in range(8)))
+    out = spans.parent / "out"
+    assert say("data", "split", spans, out, "--folds", 3)[0] == 0
+    before = {path: path.read_bytes() for path in out.rglob("*.*")}
+    status, _, err = say("data", "split", spans, out, "--folds", 2, "--seed", 1)
+    assert status == 2 and f"{out}/fold1: already exists; split into another folder" in err
+    (out / "val.csv").write_text("path,label\n")
+    status, _, err = say("data", "motion", out, "--train", 4, "--val", 4)
+    assert status == 2 and f"{out}/val.csv: already exists; make the set in another folder" in err
+    assert {path: path.read_bytes() for path in before} == before and not (out / "videos").exists()
+
+
+def test_scan_refuses_what_is_all_missing_and_packed_sets(spans: Path, say: Say) -> None:
+    (spans.parent / "empty").mkdir()
+    spans.write_text("path,label\n1.mp4,0\n2.mp4,1\n")
+    words = ["--out", spans.parent / "bad.csv", "--workers", 0]
+    status, _, err = say("data", "scan", spans, "--root", spans.parent / "empty", *words)
+    assert status == 2 and f"{spans.parent}/empty: has none of the 2 videos of {spans}; try another --root" in err
+    spans.write_text("path,label\na.mp4,0\n")
+    assert say("data", "pack", spans, spans.parent / "packed", "--kind", "bytes")[0] == 0
+    for what in ("scan", "index"):
+        status, _, err = say("data", what, spans.parent / "packed", *words)
+        assert status == 2 and f"{spans.parent}/packed: is a packed set" in err
+    assert not list(spans.parent.glob("*bad*"))
 
 
 def test_scan_decodes_a_file_once_and_names_spans_outside_it(spans: Path, say: Say) -> None:
@@ -129,7 +188,7 @@ def test_scan_decodes_a_file_once_and_names_spans_outside_it(spans: Path, say: S
     status, printed, _ = say("data", "scan", spans, "--out", bad, "--workers", 0)
     found = [(error.path, error.span) for error in read_quarantine(bad)]
     assert found == [("a.mp4", Span(15, 21)), ("a.mp4", Span(20)), ("torn.mp4", Span()), ("gone.mp4", Span())]
-    assert status == 0 and "3 videos decoded for 7 clips, 4 bad" in printed
+    assert status == 0 and "1 of 3 videos decoded for 7 clips, 4 bad" in printed
 
 
 # Regions of frames.

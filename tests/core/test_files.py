@@ -130,3 +130,8 @@ def test_whether_a_file_can_be_written_is_known_before(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"^--out x: cannot be written: {reason}"):
             check_output("--out", "x", wrong)
     assert sorted(os.listdir(tmp_path)) == ["a", "new"]
+    (tmp_path / "link").symlink_to("a")
+    for spelling in ("a", "link", "new/../a"):
+        with pytest.raises(UserError, match=r"^--out must be another file than .*/a, which it would replace$"):
+            check_output("--out", spelling, tmp_path / spelling, tmp_path / "new", tmp_path / "a")
+    check_output("--out", "b", tmp_path / "b", tmp_path / "a", tmp_path / "b")  # which is not there yet

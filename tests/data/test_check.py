@@ -17,10 +17,12 @@ from summit_train.data.check import (
     FileFacts,
     Found,
     Journal,
+    LeftOut,
     Listing,
     copies,
     examine,
     list_videos,
+    reasons,
     sort_clips,
     spread,
 )
@@ -109,7 +111,7 @@ def test_a_journal_knows_what_two_ranks_found_in_files_that_did_not_change(
 # Indexing: from videos to rows.
 
 
-def _indexed(listing: Listing, workers: int = 0) -> tuple[list[ManifestRow], list[DecodeError]]:
+def _indexed(listing: Listing, workers: int = 0) -> tuple[list[ManifestRow], list[LeftOut]]:
     paths = list(dict.fromkeys(row.path for row in listing.rows))
     found = spread(examine, str(listing.root), paths, workers)
     return sort_clips(listing.rows, dict(zip(paths, found, strict=True)), compare=False)
@@ -134,7 +136,7 @@ def test_class_folders_become_rows_with_what_decoding_found(folder: Path, worker
     assert (listing.classes, listing.skipped) == (("run", "walk"), Counter({".txt": 1}))
     expected = [("run/deep/c.avi", 0, 3), ("walk/a.mkv", 1, 4), ("walk/b.mp4", 1, 5)]
     assert [(row.path, row.label, row.num_frames) for row in rows] == expected
-    assert [error.path for error in bad] == ["run/bad.mp4", "run/empty.mp4"] and bad[1].reason == "is empty"
+    assert [error.path for _, error in bad] == ["run/bad.mp4", "run/empty.mp4"] and bad[1][1].reason == "is empty"
     digest = hashlib.sha256((folder / "walk/b.mp4").read_bytes()).hexdigest()
     assert rows[2] == ManifestRow("walk/b.mp4", 1, 5, 10.0, 32, 16, sha256=digest, duration=0.5, codec="h264")
 
@@ -175,7 +177,8 @@ def test_clips_are_sorted_into_good_ones_and_errors_each_once() -> None:
     good, bad = sort_clips(rows, found, compare=False)
     assert [(row.path, row.span) for row in good] == [(path, Span()) for path in "acda"] + [("a", Span(5))]
     outside = "a: has 9 frames, and the span 8:10 does not lie among them"
-    assert list(map(str, bad)) == ["f: is empty", outside]
+    assert [row.path for row, _ in bad if row] == ["f", "f", "a"]
+    assert list(map(str, reasons(bad))) == ["f: is empty", outside]
     assert copies(good) == [("c", "a"), ("d", "a")]
 
 
@@ -190,7 +193,7 @@ def test_clips_are_sorted_into_good_ones_and_errors_each_once() -> None:
 def test_a_scan_compares_the_files_with_the_manifest(facts: FileFacts, reason: str | None) -> None:
     rows = [ManifestRow("a", 0, 9, sha256="ab" * 32), ManifestRow("b", 0)]
     _, bad = sort_clips(rows, {"a": facts, "b": facts}, compare=True)
-    assert [(error.path, error.reason) for error in bad] == ([] if reason is None else [("a", reason)])
+    assert [(error.path, error.reason) for _, error in bad] == ([] if reason is None else [("a", reason)])
 
 
 @needs_clips

@@ -177,13 +177,13 @@ class TrainingClips:
             return [augment.train_view(data, width, height, draw("augment", *place)) for place in places]
 
         with reading(clip, manifest.path(clip)):
-            pixels, num_frames, size = self.store.read_views(clip, choose, views_of)
+            read = self.store.read_views(clip, choose, views_of)
         targets: Targets = []
         if (annotation := manifest.annotation) is not None:
             start = manifest.span(clip).start
-            annotation.check(clip, manifest.path(clip), start + num_frames, *size)
-            frames = start + choose(num_frames)[0]
-            targets = [annotation.targets(clip, frames, view, size) for view in views_of(*size)]
+            annotation.check(clip, manifest.path(clip), start + read.num_frames, *read.size)
+            targets = [annotation.targets(clip, start + read.frames[0], view, read.size) for view in read.crops]
+        pixels = read.views
         for vary, purpose, number in self._steps:
             generators = (draw(purpose, *number, *place) for place in places)
             pixels = np.stack([vary(view, own) for view, own in zip(pixels, generators, strict=True)])
@@ -227,12 +227,12 @@ def _test_batch(
 
     try:
         with reading(video, manifest.path(video)):
-            views, num_frames, _ = store.read_views(video, choose, views_of)
+            read = store.read_views(video, choose, views_of)
     except DecodeError as error:
         if data.on_bad_clip == "fail":
             raise
         return TestBatch(video, torch.zeros(0, dtype=torch.uint8), BadClip(video, error.path, error.reason, None))
-    return TestBatch(video, torch.from_numpy(views), frames=manifest.span(video).start + choose(num_frames))
+    return TestBatch(video, torch.from_numpy(read.views), frames=manifest.span(video).start + read.frames)
 
 
 # Whole videos of a test, from the first frame to the last, in bounded memory: each is read by one worker, in one pass
@@ -370,12 +370,12 @@ class _Passes:
             frames = stored(number)
             return (frames if len(frames) <= self.size else np.array([frames.min(), frames.max()]))[None]
 
-        views, number, size = self.store.read_views(video, edges, self.views_of, playback)
-        frames, same_views = stored(number), self.views_of(*size)
+        read = self.store.read_views(video, edges, self.views_of, playback)
+        views, number, frames = read.views, read.num_frames, stored(read.num_frames)
         for start in range(begin, len(frames), self.size):
             here = frames[start : start + self.size]
             if len(frames) > self.size:
                 choose = lambda _, here=here: here[None]  # noqa: E731
-                views, _, _ = self.store.read_views(video, choose, lambda *_: same_views, playback)
+                views = self.store.read_views(video, choose, lambda *_: read.crops, playback).views
             played = number - 1 - here if is_reversed else here
-            yield FrameBlock(video, number, len(frames), played, size, torch.from_numpy(views))
+            yield FrameBlock(video, number, len(frames), played, read.size, torch.from_numpy(views))

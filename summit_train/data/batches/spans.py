@@ -78,4 +78,4 @@ class SpanStore:
         """Read a span's frames, see Store; `choose` numbers them from the span's first."""
         name, video, span = self.manifest.path(clip), int(self._videos[clip]), self.manifest.span(clip)
         read = self.whole.read_views(video, span.chosen_in(name, choose), views_of, playback)
-        return read._replace(num_frames=len(span.frames(name, read.num_frames)))
+        return read._replace(num_frames=len(span.frames(name, read.num_frames)), frames=read.frames - span.start)

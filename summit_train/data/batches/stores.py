@@ -64,14 +64,15 @@ class FlowStore:
             return np.stack([2 * fields, 2 * fields + 1], -1).reshape(len(starts), -1)
 
         read = self.pictures.read_views(clip, chosen, views_of, playback)
-        grey, views = read.views[..., 0], views_of(*read.size)
-        frames = grey.reshape(len(grey), -1, 2 * self.length, *grey.shape[2:])
-        for number, view in enumerate(views):
+        grey, channels = read.views[..., 0], 2 * self.length
+        frames = grey.reshape(len(grey), -1, channels, *grey.shape[2:])
+        for number, view in enumerate(read.crops):
             if view.flip:
-                mirrored = frames[number :: len(views), :, ::2]
+                mirrored = frames[number :: len(read.crops), :, ::2]
                 mirrored[:] = mirrored_x(mirrored)
         stacked = np.ascontiguousarray(np.moveaxis(frames, 2, -1))
-        return Decoded(stacked, self._num_starts(read.num_frames), read.size)
+        starts = read.frames[:, ::channels] // 2
+        return Decoded(stacked, self._num_starts(read.num_frames), read.size, starts, read.crops)
 
 
 @dataclass(frozen=True)

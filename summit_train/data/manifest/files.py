@@ -48,7 +48,8 @@ class FileStore:
         region, sha256 = self.manifest.region(clip), self.manifest.sha256(clip)
         views_of = views_of_region(region, views_of, path, self.manifest.place(clip))
         if self.is_flow:
-            return read_folder_views(path, choose, views_of, num_frames, self.limits, is_flow=True)
+            read = read_folder_views(path, choose, views_of, num_frames, self.limits, is_flow=True)
+            return read._replace(size=read.size if region == WHOLE_FRAME else region[2:])
         choose = span.chosen_in(path, choose)
         if holds_pictures(path):
             read = read_folder_views(path, choose, views_of, num_frames, self.limits)
@@ -60,7 +61,8 @@ class FileStore:
             read = read_views(video, choose, views_of, num_frames, self.limits, playback)
             video.check()
         size = read.size if region == WHOLE_FRAME else region[2:]
-        return Decoded(read.views, len(span.frames(path, read.num_frames)), size)
+        num_frames = len(span.frames(path, read.num_frames))
+        return read._replace(num_frames=num_frames, size=size, frames=read.frames - span.start)
 
 
 def plain_manifest(paths: Sequence[str]) -> Manifest:

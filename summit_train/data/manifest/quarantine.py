@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import write_text
-from summit_train.core.text import csv_text
+from summit_train.core.text import counted, csv_text
 from summit_train.data.manifest.clip import Clip, clip_columns
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.manifest.tables import parse_regions, parse_spans, read_tables
 from summit_train.data.video.region import WHOLE_FRAME, Region
 from summit_train.data.video.source import DecodeError
-from summit_train.data.video.span import WHOLE, Span
+from summit_train.data.video.span import WHOLE
 from summit_train.spec import DataSpec
 
 COLUMNS = ("path", "reason")
@@ -52,23 +52,43 @@ class Kept:
 
 def kept_clips(data: DataSpec, manifest: Manifest) -> Kept:
     """Return the clips without those in data.quarantine. Raises UserError if that is unreadable or names all clips."""
-    excluded: list[int] = []
-    if data.quarantine is not None:
-        # A manifest may have a path more than once: in each direction, with several spans and regions.
-        prefix = os.path.join(manifest.folder, "")
-        bad = defaultdict[bytes, set[tuple[Span, Region]]](set)
-        for error in read_quarantine(data.quarantine):
-            path = error.path.removeprefix(prefix).encode("utf-8", "surrogateescape")
-            bad[path].add((error.span, error.region))
-        # One conversion for all: a call for each of millions of clips takes long.
-        paths, ends = manifest.paths.tobytes(), manifest.offsets.tolist()
-        named = ((clip, bad[paths[a:b]]) for clip, (a, b) in enumerate(pairwise(ends)) if paths[a:b] in bad)
-        for clip, parts in named:
-            own = product((WHOLE, manifest.span(clip)), (WHOLE_FRAME, manifest.region(clip)))
-            excluded += [] if parts.isdisjoint(own) else [clip]
+    excluded = [] if data.quarantine is None else list(_matches(read_quarantine(data.quarantine), manifest))
     if len(excluded) == len(manifest):
         raise UserError(f"{data.quarantine}: names every clip of {manifest.source}")
     return Kept(len(manifest), np.array(excluded, np.int64))
+
+
+def _matches(errors: Iterable[DecodeError], manifest: Manifest) -> dict[int, list[DecodeError]]:
+    """Return the clips of a manifest that errors name, rising, with these errors."""
+    # A manifest may have a path more than once: in each direction, with several spans and regions.
+    prefix = os.path.join(manifest.folder, "")
+    bad = defaultdict[bytes, list[DecodeError]](list)
+    for error in errors:
+        bad[error.path.removeprefix(prefix).encode("utf-8", "surrogateescape")].append(error)
+    # One conversion for all: a call for each of millions of clips takes long.
+    paths, ends = manifest.paths.tobytes(), manifest.offsets.tolist()
+    found = dict[int, list[DecodeError]]()
+    for clip, listed in ((clip, bad[paths[a:b]]) for clip, (a, b) in enumerate(pairwise(ends)) if paths[a:b] in bad):
+        parts = set(product((WHOLE, manifest.span(clip)), (WHOLE_FRAME, manifest.region(clip))))
+        if named := [error for error in listed if (error.span, error.region) in parts]:
+            found[clip] = named
+    return found
+
+
+def quarantine_warnings(data: DataSpec, train: Manifest, val: Manifest) -> list[str]:
+    """Return a line where rows of data.quarantine name no clip of either list. Raises UserError where none names one.
+
+    A list that was made at another place, of class folders or with another root, would exclude nothing.
+    """
+    errors = [] if data.quarantine is None else read_quarantine(data.quarantine)
+    matched = {id(error) for one in (train, val) for named in _matches(errors, one).values() for error in named}
+    if not (lone := [error for error in errors if id(error) not in matched]):
+        return []
+    what = f"{len(lone):,} of its {counted(len(errors), 'row')} name no clip of {train.source} or {val.source}"
+    line = f"{data.quarantine} (data.quarantine): {what}: the first is {lone[0].path}, a clip is {train.path(0)}"
+    if len(lone) == len(errors):
+        raise UserError(f"{line}; make it again with `summit-train data scan`")
+    return [line]
 
 
 def read_quarantine(path: str | Path) -> list[DecodeError]:

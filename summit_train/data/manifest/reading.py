@@ -79,11 +79,16 @@ class ManifestRow:
 def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
     """Write a manifest CSV, whole or not at all. Optional columns that no row fills are left out.
 
-    Rows whose annotation has a list of its own format are written as such, with the frame counts and the SHA-256 alone.
+    Rows whose annotation has a list of its own format are written as such, with the frame counts, the SHA-256 and
+    `others` alone.
     """
     rows = list(rows)
     if (annotation := next((row.annotation for row in rows if row.annotation), None)) and annotation.own_list:
-        write_text(path, csv_text(annotation.list_rows(rows), exact=True))
+        more = {row.path: dict(row.others) for row in rows}
+        further = list(dict.fromkeys(chain.from_iterable(more.values())))
+        header, *listed = annotation.list_rows(rows)
+        lines = ([*cells, *(more[str(cells[0])].get(name, "") for name in further)] for cells in listed)
+        write_text(path, csv_text([[*header, *further], *lines], exact=True))
         return
     cells: list[dict[str, object]] = []
     for row in rows:

@@ -147,8 +147,9 @@ class ShardStore:
             video = playback.video
             read = read_views(video, chosen, views_of, count, self._limits, playback)
             video.check()
+            shown = read.frames * every
             if packing.kind != "video":
-                num_frames = len(facts.span.frames(name, read.num_frames))
+                num_frames, shown = len(facts.span.frames(name, read.num_frames)), read.frames - facts.span.start
         else:
             # A span counts frames; the facts of flow count fields, one less, of two pictures each.
             num_frames = len(facts.span.frames(name, facts.num_frames + is_flow)) - is_flow
@@ -160,7 +161,9 @@ class ShardStore:
             render = Renderer(lambda w, h: views_of(facts.width or w, facts.height or h), is_grey=is_flow)
             fetch = lambda number: (f"{name}, picture {number}", pictures[number])  # noqa: E731
             read = read_picture_views(name, fetch, lambda _: numbers, render, len(entry.pictures), self._limits)
-        return Decoded(read.views, num_frames, (facts.width or read.size[0], facts.height or read.size[1]))
+            shown = read.frames * every
+        size = (facts.width or read.size[0], facts.height or read.size[1])
+        return Decoded(read.views, num_frames, size, shown, read.crops)
 
     def _video(self, entry: _Entry, num_frames: int | None) -> Encoded:
         """Return a clip's video after a check of its bytes, those of a film once in each process."""

@@ -11,7 +11,7 @@ import io
 import os
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import NamedTuple, cast
 
@@ -23,6 +23,7 @@ from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
+from summit_train.data.video.augment import View
 from summit_train.data.video.decode import Playback, codec_options, count_packets, read_by_jumps, read_from_start
 from summit_train.data.video.render import Frames as Frames
 from summit_train.data.video.render import Renderer, turn_in
@@ -42,11 +43,18 @@ _ACROSS = re.compile(r"(|.*[_-])([xX])([_-]?\*\..*)")
 
 
 class Decoded(NamedTuple):
-    """Clips, uint8 (K * C, T, height, width, channels), and the last arguments of `choose` and of `views_of`."""
+    """Clips, uint8 (K * C, T, height, width, channels), and what they were cut from and by.
+
+    num_frames, size: the arguments of `choose` and `views_of`. frames: the numbers of the frames that are shown, int64
+    (K, T), of the same count as `choose` has them. crops: the C views that `views_of` returned. Use these: drawn again
+    for another number or size, keyed ones would differ.
+    """
 
     views: Frames
     num_frames: int
     size: tuple[int, int]
+    frames: NDArray[np.int64]
+    crops: Sequence[View]
 
 
 def read_views(
@@ -62,26 +70,29 @@ def read_views(
     choose: from the number of frames to frame numbers int64 (K, T), in any order and with repeats. views_of: from the
     upright (width, height) in pixels to C views whose crops have one size. Both must be pure: they may be called again.
     num_frames: from the manifest; with it a video is decoded from the nearest key frames if that is certain to give
-    the same frames, without it the packets are counted. If the video holds fewer frames, `choose` is called again with
-    the true number. A frame is decoded and scaled once. playback: of the earlier reads.
+    the same frames. Without it the packets are counted and, where some can lack a frame, the frames. If the video holds
+    another number of frames, `choose` is called again with the true one. A frame is decoded and scaled once. playback:
+    of the earlier reads.
     Raises DecodeError if the video cannot be read, something that the wanted frames need is damaged, or it takes more
     than `limits`.
     """
     budget, playback, render = Budget(video.name, limits), playback or Playback(), Renderer(views_of)
-    number = num_frames or playback.num_frames or count_packets(video, budget)
+    number, is_exact = num_frames or playback.num_frames, True
+    if not number:
+        number, is_exact = count_packets(video, budget)
     chosen, wanted = _chosen(choose, number)
     pictures = playback.read_on(video, wanted, render, budget) if playback.num_frames else {}
     if not pictures and num_frames:
         pictures = read_by_jumps(video, wanted, render, num_frames, budget)
     if not pictures:
         render = Renderer(views_of)
-        pictures, num_seen = read_from_start(video, wanted, render, budget)
-        if num_seen <= chosen.max():
+        pictures, num_seen = read_from_start(video, wanted, render, budget, to_end=not is_exact)
+        if num_seen <= chosen.max() or (not is_exact and num_seen != number):
             number, render = num_seen, Renderer(views_of)
             chosen, wanted = _chosen(choose, number)
             pictures, _ = read_from_start(video, wanted, render, budget)
     playback.num_frames = number
-    return Decoded(_clip_by_clip(chosen, pictures), number, render.size)
+    return Decoded(_clip_by_clip(chosen, pictures), number, render.size, chosen, render.views)
 
 
 def read_picture_views(
@@ -98,7 +109,7 @@ def read_picture_views(
     for number in sorted(wanted):
         _, frame = decode_picture(*fetch(number), budget, decoders)
         pictures[number] = render(frame)
-    return Decoded(_clip_by_clip(chosen, pictures), num_frames, render.size)
+    return Decoded(_clip_by_clip(chosen, pictures), num_frames, render.size, chosen, render.views)
 
 
 def read_array_views(frames: Frames, choose: Choose, views_of: ViewsOf) -> Decoded:
@@ -107,7 +118,7 @@ def read_array_views(frames: Frames, choose: Choose, views_of: ViewsOf) -> Decod
     pictures = dict[int, list[Frames]]()
     for number in wanted:
         pictures[number] = render(VideoFrame.from_ndarray(np.ascontiguousarray(frames[number]), "rgb24"))
-    return Decoded(_clip_by_clip(chosen, pictures), len(frames), render.size)
+    return Decoded(_clip_by_clip(chosen, pictures), len(frames), render.size, chosen, render.views)
 
 
 def _chosen(choose: Choose, num_frames: int) -> tuple[NDArray[np.int64], frozenset[int]]:

@@ -95,25 +95,25 @@ class Renderer:
 
     def __init__(self, views_of: ViewsOf, *, is_grey: bool = False) -> None:
         self._views_of, self._is_grey = views_of, is_grey
-        self._views: Sequence[View] = ()
+        self.views: Sequence[View] = ()  # for the first frame's size
         self._scaler, self._painter = VideoReformatter(), VideoReformatter()
         self.stored_size = self.size = (0, 0)  # of the first frame, stored and upright
 
     def __call__(self, frame: VideoFrame) -> list[Frames]:
         """Return one contiguous (crop_height, crop_width, C) picture a view; the first frame's size counts."""
         turn = turn_in(frame)
-        if not self._views:
+        if not self.views:
             self.stored_size = (frame.width, frame.height)
             self.size = turn.size(*self.stored_size)
-            self._views = self._views_of(*self.size)
-        if (region := self._views[0].region) is not None:
+            self.views = self._views_of(*self.size)
+        if (region := self.views[0].region) is not None:
             whole = View(*turn.size(frame.width, frame.height), *region)
             picture = self._crop(whole, turn, self._scaled(frame, (frame.width, frame.height)))
             pixels, kind = (picture[..., 0], "gray") if self._is_grey else (picture, "rgb24")
             frame, turn = VideoFrame.from_ndarray(pixels, kind), Turn()
-        sizes = {(view.width, view.height) for view in self._views}
+        sizes = {(view.width, view.height) for view in self.views}
         scaled = {size: self._scaled(frame, turn.size(*size)) for size in sizes}
-        return [self._crop(view, turn, scaled[view.width, view.height]) for view in self._views]
+        return [self._crop(view, turn, scaled[view.width, view.height]) for view in self.views]
 
     def _scaled(self, frame: VideoFrame, size: tuple[int, int]) -> VideoFrame:
         """Return a frame at this size. Its pixel format defines the pixels of a clip.

@@ -100,6 +100,11 @@ class PacketIndex(NamedTuple):
     starts: NDArray[np.int64]
     checksums: NDArray[np.uint32]
 
+    @property
+    def is_in_decoding_order(self) -> bool:
+        """Return whether the frames are shown in the order in which they are decoded, by their times."""
+        return bool(np.all(np.diff(self.places) > 0))
+
 
 class _InMemory(BytesIO):
     """Bytes with a name: FFmpeg looks at its extension where the bytes could be of several formats."""
@@ -201,7 +206,10 @@ class Encoded:
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """The result of a full decode. width, height: of the upright picture. duration: seconds; None without times."""
+    """The result of a full decode. width, height: of the upright picture. duration: seconds; None without times.
+
+    can_jump: whether jumps to its key frames give the frames of the full decode. notes: what else a person should know.
+    """
 
     num_frames: int
     fps: float | None
@@ -209,6 +217,8 @@ class VideoInfo:
     height: int
     duration: float | None
     codec: str
+    can_jump: bool = field(default=True, kw_only=True)
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 def load_video(path: str, sha256: bytes | None) -> Encoded:

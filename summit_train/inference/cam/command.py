@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> Result:
     check_single("cam")
     words, overrides = split_overrides([*args.videos, *args.overrides])
     table = args.out / "cam.csv"
-    check_output("--out", args.out, table)
+    check_output("--out", args.out, table, *words)
     trained = open_named(args, overrides)
     trained.check_labels("cam")
     listings = list_videos(words, trained, tell, use_labels=False)
@@ -67,6 +67,8 @@ def run(args: argparse.Namespace) -> Result:
 
     clips = [(listing, listing.clip(number)) for listing in listings for number in listing.clips.tolist()]
     names = output_names([clip.path for _, clip in clips])
+    for (_, clip), name in zip(clips, names, strict=True):  # a picture may be a clip
+        check_output("--out", args.out, args.out / f"{name}.png", clip.path)
     maps = chain.from_iterable(mapper.heatmaps(listing, "skip", mapper.label) for listing in listings)
     done, bad = list[tuple[Clip, dict[str, Any]]](), list[tuple[Clip, str]]()
     for (listing, clip), name, found in followed(zip(clips, names, maps, strict=True), len(clips), "videos"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -143,9 +142,7 @@ def drawn_in(path: str, source: str, reading: Reading, draw: Callable[[Frames, V
     """
     if Path(path).suffix.lower() not in _ENDINGS:
         raise UserError(f"--draw must be a name that ends in {', '.join(_ENDINGS)}, got {path}")
-    if os.path.exists(path) and os.path.exists(source) and os.path.samefile(path, source):
-        raise UserError(f"--draw {path}: is the video that is streamed; write to another file")
-    check_output("--draw", path, path)
+    check_output("--draw", path, path, source)
     render = Renderer(lambda width, height: [View(width, height, 0, 0, width, height)])
     write: Write | None = None
     last = -1

@@ -8,15 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 from av.video.frame import VideoFrame
+from numpy.typing import NDArray
 
+from summit_train.__main__ import main
 from summit_train.core.errors import UserError
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
+from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import DataSpec
 from tests.data.clips import all_of, stored_clip
+from tests.flows import write_folder
+
+_COLUMNS = "path,label,num_frames,start_frame,end_frame,left,top,width,height\n"
 
 
 def _manifest(folder: Path, *paths: str) -> Manifest:
@@ -74,6 +80,39 @@ def test_each_path_is_a_video_or_a_folder_of_pictures(folder: Path) -> None:
         np.testing.assert_allclose(views, 90, atol=5)
         one = stored_clip(store, clip, lambda n: np.array([n - 1]), all_of)
         np.testing.assert_array_equal(one[0], views[0, 1])
+
+
+@pytest.mark.parametrize("kind", ["files", "flow", "bytes", "jpeg", "video"])
+def test_a_read_returns_the_frames_and_the_views_that_were_used(tmp_path: Path, kind: str) -> None:
+    """Of spans and regions, in every store: choices that differ in each call give the same clips when they are kept."""
+    generator = np.random.default_rng(0)
+    pictures = generator.integers(0, 256, (12, 2, 48, 64)).astype(np.uint8).repeat(2, axis=1)[..., :3, :, :]
+    write_video(tmp_path / "a.mp4", np.moveaxis(pictures[:, :3], 1, -1))
+    write_folder(tmp_path / "flow", pictures[:, :2])
+    region = "11,3,30,20"
+    (tmp_path / "list.csv").write_text(f"{_COLUMNS}a.mp4,0,12,2,11,{region}\n")
+    (tmp_path / "flow.csv").write_text(f"{_COLUMNS}flow,0,12,,,{region}\n")
+    modality = "flow" if kind == "flow" else "rgb"
+    data = DataSpec(train="x", val="x", region="columns", modality=modality, flow_length=2, sampling="uniform")
+    manifest = read_manifest(tmp_path / ("flow.csv" if kind == "flow" else "list.csv"), "columns")
+    if kind in ("bytes", "jpeg", "video"):
+        cut = [] if kind == "bytes" else ["--region", "columns"]
+        assert main(["data", "pack", str(tmp_path / "list.csv"), str(tmp_path / kind), "--kind", kind, *cut]) == 0
+        data, manifest = data.model_copy(update={"region": cut[-1] if cut else None}), read_manifest(tmp_path / kind)
+    store = open_store(data, manifest)
+
+    def choose(number: int) -> NDArray[np.int64]:
+        return generator.integers(0, number, (2, 3))
+
+    def views_of(width: int, height: int) -> list[View]:
+        xs = generator.integers(0, width - 10, 2).tolist()
+        return [View(width, height, x, 0, 10, 12, flip=x % 2 == 1) for x in xs]
+
+    for _ in range(8):
+        read = store.read_views(0, choose, views_of)
+        again = store.read_views(0, lambda _, read=read: read.frames, lambda *_, read=read: read.crops)
+        np.testing.assert_array_equal(again.views, read.views)
+        assert (read.frames.shape, len(read.crops), len(read.views)) == ((2, 3), 2, 4)
 
 
 @pytest.mark.parametrize("max_held", [0, 1 << 20])

@@ -14,6 +14,7 @@ from summit_train.data.manifest.quarantine import (
     class_warnings,
     clips_per_class,
     kept_clips,
+    quarantine_warnings,
     read_quarantine,
     write_quarantine,
 )
@@ -63,6 +64,25 @@ def test_class_folders_are_found_too(tmp_path: Path) -> None:
     manifest = read_manifest(tmp_path / "set")
     write_quarantine(tmp_path / "bad.csv", [DecodeError(manifest.path(1), "is empty")])
     assert kept_clips(_data(quarantine=str(tmp_path / "bad.csv")), manifest).excluded.tolist() == [1]
+
+
+def test_rows_that_name_no_clip_of_either_list_are_counted_and_all_of_them_refused(tmp_path: Path) -> None:
+    for part, name in (("train", "a"), ("val", "b")):
+        (tmp_path / part / "run").mkdir(parents=True)
+        (tmp_path / part / f"run/{name}.mp4").touch()
+    train, val = read_manifest(tmp_path / "train"), read_manifest(tmp_path / "val")
+    bad = tmp_path / "bad.csv"
+    here = [DecodeError(manifest.path(0), "is empty") for manifest in (train, val)]
+    elsewhere = [DecodeError("/elsewhere/run/a.mp4", "is empty"), DecodeError(here[0].path, "outside", Span(3, 5))]
+    data = _data(quarantine=str(bad))
+    write_quarantine(bad, here)
+    assert quarantine_warnings(data, train, val) == quarantine_warnings(_data(), train, val) == []
+    write_quarantine(bad, [here[1], *elsewhere])
+    (line,) = quarantine_warnings(data, train, val)
+    assert f"2 of its 3 rows name no clip of {train.source} or {val.source}, the first /elsewhere/run/a.mp4" in line
+    write_quarantine(bad, elsewhere[:1])
+    with pytest.raises(UserError, match=r"1 of its 1 row name no clip of .* again with `summit-train data scan`$"):
+        quarantine_warnings(data, train, val)
 
 
 def test_a_bad_span_leaves_the_others_of_its_file_and_a_bad_file_none(tmp_path: Path) -> None:

@@ -270,7 +270,7 @@ def test_a_copy_that_cannot_be_written_is_refused_at_once(turned: Path, tmp_path
     for name, reason in (
         ("show.avi", r"--draw must be a name that ends in \.mp4, \.mkv, \.mov"),
         ("folder.mp4", "cannot be written: is not a regular file"),
-        ("a.mkv", "is the video that is streamed"),
+        ("a.mkv", "--draw must be another file than "),
         ("file/show.mp4", "cannot be written: Not a directory"),
     ):
         with (
