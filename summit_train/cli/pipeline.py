@@ -36,9 +36,9 @@ from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, dump_spec, run_spec
 from summit_train.tasks.task import task_named
 from summit_train.training.agreement import check_agreement, identity
-from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
+from summit_train.training.checkpoint import current_line, epoch_checkpoints
 from summit_train.training.loop import train
-from summit_train.training.metrics import RunLog, last_extension, stopped_early
+from summit_train.training.metrics import RunLog, last_extension, record_end, stopped_early
 from summit_train.training.records import Records
 from summit_train.training.run import Run, read_inputs
 from summit_train.training.trace import traced_steps
@@ -88,34 +88,33 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
 def _change_of_epochs(path: str, more_epochs: int) -> Change:
     """Return the epochs of a run folder before and after --more-epochs; before: of one that stopped early, the trained.
 
-    A command that is started again finds its own record, and adds nothing until the result of that is there.
+    A command that is started again finds its own record, and adds nothing until the run has come to its end.
     """
     if more_epochs < 1:
         raise UserError(f"--more-epochs must be 1 or more, got {more_epochs}")
     if not Path(path).is_dir():
         raise UserError(f"--more-epochs must be used with a run folder, got {path}; try runs/NAME")
     spec = run_spec(path)
-    run_path, recorded, stopped = spec.run_path, last_extension(spec.run_path), stopped_early(spec.run_path)
+    recorded = last_extension(spec.run_path, unfinished=True)
     if recorded is not None and recorded[1] - recorded[0] == more_epochs:
-        is_done, last_step = False, (stopped or recorded[1]) * steps_per_epoch(run_path)
-        with suppress(OSError, ValueError, KeyError, TypeError):  # no result yet, or half of one
-            rows = from_json(read_file(run_path / RESULT_FILE))["checkpoints"]
-            is_done = any(row["step"] == last_step for row in rows)
-        if not is_done:
-            return recorded
-    epochs = stopped or spec.schedule.epochs
+        return recorded
+    epochs = stopped_early(spec.run_path) or spec.schedule.epochs
     return epochs, epochs + more_epochs
 
 
-def _keep_result(run_path: Path, epochs: int) -> None:
-    """Move the run's own result, after `epochs` epochs, to where `eval schedule.epochs=N` would write it."""
+def _keep_result(run_path: Path, epochs: int, last_step: int) -> None:
+    """Move the run's result after `epochs` epochs, `last_step` updates, to where `eval schedule.epochs=N` writes it."""
     file, kept = run_path / RESULT_FILE, run_path / EVALS / f"epochs-{epochs}"
-    if file.exists() and not (kept / RESULT_FILE).exists():
-        kept.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            (run_path / PREDICTIONS).rename(kept / PREDICTIONS)
-        write_json(kept / RESULT_FILE, from_json(read_file(file)) | {"overrides": {"schedule.epochs": epochs}})
-        file.unlink()
+    if not file.exists() or (kept / RESULT_FILE).exists():
+        return
+    result = from_json(read_file(file))
+    if result["checkpoints"][-1]["step"] > last_step:
+        return  # of the longer run, which was stopped after it
+    kept.mkdir(parents=True, exist_ok=True)
+    with suppress(FileNotFoundError):
+        (run_path / PREDICTIONS).rename(kept / PREDICTIONS)
+    write_json(kept / RESULT_FILE, result | {"overrides": {"schedule.epochs": epochs}})
+    file.unlink()
 
 
 def _run(run: Run, stop: StopRequest, traced: range, change: Change | None) -> Result:
@@ -127,11 +126,13 @@ def _run(run: Run, stop: StopRequest, traced: range, change: Change | None) -> R
     report = world.from_first(lambda: _report(spec, stop))
     if report is None:
         raise Stopped
+    stop.leave()  # the run is done, and so is its status
     if world.rank:
         return Result()
     for partial in (spec.run_path / PREDICTIONS).glob("*.partial"):
         partial.unlink(missing_ok=True)
     say(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")
+    record_end(spec.run_path)
     return Result()
 
 
@@ -224,7 +225,10 @@ def _train(run: Run, stop: StopRequest, traced: range, change: Change | None) ->
         if change is not None:
             if change != last_extension(spec.run_path):
                 log.write("more_epochs", **{"from": change[0], "to": change[1]}, step=run.start_step)
-            _keep_result(spec.run_path, change[0])
+            else:
+                extension = f"{change[0]} to {change[1]} epochs"
+                run.notes.append(f"more epochs: finishes the extension from {extension}, which an earlier start began")
+            _keep_result(spec.run_path, change[0], change[0] * plan.steps_per_epoch)
         write_text(spec.run_path / "spec.yaml", dump_spec(spec))
         log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive(), job=script_began())
         for note in run.notes:
