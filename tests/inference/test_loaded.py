@@ -101,7 +101,11 @@ def test_features_of_threads_that_run_at_once_are_their_own(
     loaded: Loaded, trained_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each runs the network for hooks when both have their hooks on it; Python from 3.12 on may build one for each."""
-    other, together, honest = summit_train.load(trained_run, device="cpu"), Barrier(2, timeout=PATIENCE_S), Trained.network
+    other, together, honest = (
+        summit_train.load(trained_run, device="cpu"),
+        Barrier(2, timeout=PATIENCE_S),
+        Trained.network,
+    )
 
     def wait(*_: object) -> None:
         together.wait()
