@@ -124,5 +124,5 @@ def test_a_module_of_one_file_or_of_an_installed_package_is_its_file(
 
 
 def test_a_built_in_without_a_signature_is_one_line() -> None:
-    with pytest.raises(UserError, match="^loss.kind: torch:sum is built in and has no signature; try a function that"):
+    with pytest.raises(UserError, match=r"^loss\.kind: torch:sum is built in and has no signature; try a"):
         OwnPart.open("loss.kind", "torch:sum", {}).make("logits", "targets")

@@ -22,9 +22,9 @@ from summit_train.core import rng
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256
 from summit_train.core.own_parts import OwnPart
+from summit_train.data.dataset import Dataset
 from summit_train.data.video.own_augment import OwnAugment
 from summit_train.data.video.rand_augment import apply_operations, draw_operations
-from summit_train.data.dataset import Dataset
 from summit_train.evaluation.scores import Scores
 from summit_train.plan import make_plan
 from summit_train.report.records import RunRecord

@@ -30,7 +30,8 @@ class OwnAugment:
         if not isinstance(found, np.ndarray) or (found.shape, found.dtype) != (shape, np.uint8):
             got = f"{found.dtype} {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
             raise self._part.wrong(f"a NumPy array uint8 {shape}", got)
-        return found.copy()  # it may be one buffer, which the next call fills again
+        own: Frames = found.copy()  # it may be one buffer, which the next call fills again
+        return own
 
 
 @contextmanager
