@@ -14,7 +14,7 @@ import torch
 from summit_train.cli.evaluate import accuracy_result
 from summit_train.cluster.node_check import check_nodes
 from summit_train.core.bad_nodes import script_began
-from summit_train.core.checkpoints import find_checkpoints
+from summit_train.core.checkpoints import find_checkpoints, remove_half_written
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.device import choose_device, environment
 from summit_train.core.errors import AgreedError, RunFailed, UserError
@@ -66,6 +66,7 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
         network = world.together(lambda: initial_network(inputs.spec, device))
         check_agreement(world, inputs.spec, inputs.datasets, network, **arguments)
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
+        world.together(lambda: None if world.rank else remove_half_written(inputs.spec.run_path))
         check_nodes(world, device, inputs.train, inputs.spec.run_path, watchdog)
         run = Run(inputs, network, world, device, lock, watchdog, more_epochs=change)
         manifests = [inputs.val.manifest, inputs.train.manifest]

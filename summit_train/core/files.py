@@ -10,8 +10,9 @@ import os
 import stat
 import struct
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +20,9 @@ from summit_train.core.errors import UserError
 
 # A write to a full disk raises one of these, without the file's name.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+_SECONDS_TO_WRITE = 3600.0  # at most, for a file
 
 
 def cache_folder() -> Path:
@@ -66,8 +70,8 @@ def replacing(path: str | Path, *, new: bool = False) -> Iterator[IO[bytes]]:
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # The process number keeps two commands that write one file apart.
-    temporary = target.with_name(f".{target.name[:200]}.{os.getpid()}.writing")
+    # Process and host keep two commands that write one file apart.
+    temporary = target.with_name(f".{target.name[:160]}.{os.getpid()}@{os.uname().nodename}.writing")
     try:
         with naming(target), open(temporary, "wb") as file:
             yield file
@@ -81,6 +85,19 @@ def replacing(path: str | Path, *, new: bool = False) -> Iterator[IO[bytes]]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what processes that were killed in `replacing` have left below a folder.
+
+    That is, of this host what belongs to no process, and of others, whose processes are not known, what is an hour old.
+    """
+    for path in folder.rglob(".*.writing"):
+        process, _, host = path.name.removesuffix(".writing").rpartition("@")
+        with suppress(FileNotFoundError):  # its process has been faster
+            is_old = time.time() - path.stat().st_mtime > _SECONDS_TO_WRITE
+            if is_old if host != os.uname().nodename else not os.path.exists(f"/proc/{process.rpartition('.')[2]}"):
+                path.unlink()
 
 
 def write_text(path: str | Path, text: str) -> None:

@@ -70,8 +70,8 @@ def load_newest(
 ) -> tuple[Path | None, dict[str, Any], list[str]]:
     """Return the newest checkpoint that is whole: (path, state, complaints about newer ones that are not).
 
-    One that lists learners is whole if `check` finds their files whole. One that is deleted meanwhile is no complaint: the
-    run that trains has a newer one. Returns (None, {}, []) without any checkpoint. Raises CheckpointError if there are
+    One that lists learners is whole if `check` finds their files whole. One that is deleted meanwhile is no complaint:
+    the run that trains has a newer one. Returns (None, {}, []) without any checkpoint. Raises CheckpointError if there are
     some and none is whole: starting over would silently discard the run.
     """
     complaints, gone = dict[Path, str](), ""

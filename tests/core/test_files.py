@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from summit_train.core.files import (
     locked,
     naming,
     read_file,
+    remove_leftovers,
     replacing,
     write_json,
     write_text,
@@ -130,3 +132,35 @@ def test_whether_a_file_can_be_written_is_known_before(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"^--out x: cannot be written: {reason}"):
             check_output("--out", "x", wrong)
     assert sorted(os.listdir(tmp_path)) == ["a", "new"]
+
+
+def test_what_killed_writes_left_is_removed_unless_its_process_may_live(tmp_path: Path) -> None:
+    """Process 1 lives; a number above the kernel's largest is nobody's. Another host's is given an hour."""
+    host, nobody = os.uname().nodename, 1 << 22 | 1
+    names = {
+        f".a.1@{host}": True,
+        f".a.{nobody}@{host}": False,
+        ".a.1@elsewhere.org": True,
+        ".b.1@elsewhere.org": False,
+    }
+    names |= {
+        ".c.json.1": True,
+        ".d.json.1": False,
+        ".é@x.1@elsewhere.org": False,
+    }  # without a host, as earlier versions
+    (tmp_path / "predictions").mkdir()
+    for name in names:
+        (tmp_path / "predictions" / f"{name}.writing").touch()
+        if name[1] in "bdé":
+            os.utime(tmp_path / "predictions" / f"{name}.writing", (time.time() - 3700,) * 2)
+    remove_leftovers(tmp_path)
+    kept = {path.name.removesuffix(".writing") for path in (tmp_path / "predictions").iterdir()}
+    assert kept == {name for name, is_kept in names.items() if is_kept}
+
+
+def test_a_killed_write_is_known_by_its_name(tmp_path: Path) -> None:
+    for number in range(1, 4):
+        killed_at(number, tmp_path, lambda: write_text(tmp_path / "plan.json", "new"))
+    assert len(list(tmp_path.glob(".plan.json.*.writing"))) > 0
+    remove_leftovers(tmp_path)
+    assert list(tmp_path.glob(".*")) == []

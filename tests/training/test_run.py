@@ -277,6 +277,16 @@ def test_more_epochs_are_added_once_however_late_the_command_is_ended(
     assert "more epochs: 3 instead of 2" in train(0, run, *words[2:])  # by then it has come to its end
 
 
+def test_a_start_removes_what_a_killed_one_left_half_written(done: str, tmp_path: Path) -> None:
+    run, gone = tmp_path / "runs/run", f"{1 << 22 | 1}@{os.uname().nodename}.writing"
+    left = [run / f".plan.json.{gone}", run / f"predictions/.step_00000010.npz.{gone}"]
+    left += [run / f"checkpoints/.step_00000012.pt.{gone}", run / "checkpoints/step_00000012.pt.sha256"]
+    for path in left:
+        path.touch()
+    train(0, done)
+    assert not any(path.exists() for path in left) and (run / "checkpoints/step_00000010.pt.sha256").exists()
+
+
 def test_the_result_of_the_longer_run_is_not_kept_as_that_of_the_shorter(one_epoch: Path, tmp_path: Path) -> None:
     """The shorter run has no result, as after a kill in its evaluation."""
     shutil.copytree(one_epoch, run := tmp_path / "run")
