@@ -40,7 +40,7 @@ from summit_train.training.checkpoint import current_line, epoch_checkpoints
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog, last_extension, record_end, stopped_early
 from summit_train.training.records import Records
-from summit_train.training.run import Run, read_inputs
+from summit_train.training.run import Run, check_room, read_inputs
 from summit_train.training.trace import traced_steps
 
 Change = tuple[int, int]  # the epochs of a run before and after --more-epochs
@@ -62,6 +62,7 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
         arguments["schedule.decay (digest of its LRs)"] = inputs.plan.schedule.check()
         if world.rank == 0:
             warn_untested(torch.__version__)
+        world.together(lambda: check_room(inputs.spec, world.local_size))
         device = choose_device(world)
         network = world.together(lambda: initial_network(inputs.spec, device))
         check_agreement(world, inputs.spec, inputs.datasets, network, **arguments)

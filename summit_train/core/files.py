@@ -29,7 +29,7 @@ def cache_folder() -> Path:
     """Return the user's folder of what can be made again. Raises OSError where the user has no home folder."""
     folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     if folder.startswith("~"):
-        raise OSError(None, "the user has no home folder", folder)
+        raise OSError(None, "the user has no home folder; set XDG_CACHE_HOME to a folder for compiled kernels", folder)
     return Path(folder, "summit_train")
 
 
@@ -118,12 +118,24 @@ def file_sha256(path: str | Path) -> str:
     return digest.hexdigest()
 
 
+def take_lock(file: IO[Any], *, wait: bool = True) -> None:
+    """Lock an open file until it is closed. Raises BlockingIOError, UserError where its file system has no locks."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+            raise
+        wrong = f"{file.name}: its file system gives no POSIX locks ({error.strerror})"
+        right = "choose a folder on another one, or have it mounted with locks (Lustre: -o flock)"
+        raise UserError(f"{wrong}, by which one run at a time uses a folder; {right}") from error
+
+
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold the lock on this file, made with its folder, for the block. wait: until it is free, or BlockingIOError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        take_lock(file, wait=wait)
         yield
 
 

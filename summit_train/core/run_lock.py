@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from contextlib import AbstractContextManager
@@ -11,7 +10,7 @@ from typing import IO
 
 from summit_train.core.bad_nodes import FAILURE
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.files import naming
+from summit_train.core.files import naming, take_lock
 
 _MOST_WAITED_S = 100
 
@@ -52,7 +51,7 @@ class RunLock(AbstractContextManager["RunLock"]):
         may_wait, began = FAILURE in os.environ, time.monotonic()
         while True:
             try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                take_lock(file, wait=False)
                 break
             except OSError as error:
                 if may_wait and time.monotonic() - began < _MOST_WAITED_S:

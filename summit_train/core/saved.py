@@ -71,8 +71,8 @@ def load_newest(
     """Return the newest checkpoint that is whole: (path, state, complaints about newer ones that are not).
 
     One that lists learners is whole if `check` finds their files whole. One that is deleted meanwhile is no complaint:
-    the run that trains has a newer one. Returns (None, {}, []) without any checkpoint. Raises CheckpointError if there are
-    some and none is whole: starting over would silently discard the run.
+    the run that trains has a newer one. Returns (None, {}, []) without any checkpoint. Raises CheckpointError if there
+    are some and none is whole: starting over would silently discard the run.
     """
     complaints, gone = dict[Path, str](), ""
     while paths := [path for path in find_checkpoints(run_path) if path not in complaints]:

@@ -12,6 +12,7 @@ import pytest
 
 from summit_train.core.errors import RunFailed, UserError, describe, is_bug
 from summit_train.core.files import (
+    cache_folder,
     check_output,
     file_sha256,
     is_locked,
@@ -132,6 +133,12 @@ def test_whether_a_file_can_be_written_is_known_before(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"^--out x: cannot be written: {reason}"):
             check_output("--out", "x", wrong)
     assert sorted(os.listdir(tmp_path)) == ["a", "new"]
+
+
+def test_a_user_without_a_home_is_named_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "~no_such_user/cache")
+    with pytest.raises(OSError, match="no home folder; set XDG_CACHE_HOME"):
+        cache_folder()
 
 
 def test_what_killed_writes_left_is_removed_unless_its_process_may_live(tmp_path: Path) -> None:

@@ -164,6 +164,12 @@ def in_place(logits, targets):
     targets.zero_()
     return nn.functional.cross_entropy(logits.mul_(2), targets, reduction="none")
 
+class Opens:
+    calls = 0
+    def __call__(self, clip, generator):
+        self.calls += 1
+        return clip if self.calls < 4 else open("/no/such/file")
+
 class Sums:
     def __init__(self):
         self.buffer = np.zeros((4, 32, 32, 3), np.uint8)
@@ -355,6 +361,17 @@ def test_each_view_of_a_clip_is_its_own(write_spec: WriteSpec, tmp_path: Path, i
         clips = next(batches).clips.numpy()
     values = [int(clip.flat[0]) for clip in clips]
     assert len(clips) == 2 and values[0] != values[1] and all((clip == clip.flat[0]).all() for clip in clips), values
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_os_error_of_an_augmentation_keeps_its_traceback(
+    write_spec: WriteSpec, tmp_path: Path, workers: int
+) -> None:
+    (tmp_path / "bad.py").write_text(BAD)
+    word = f"data.augment=[scale_jitter,{tmp_path}/bad.py:Opens]"
+    status, output = command(0, "train", str(write_spec("opens")), word, f"data.workers={workers}")
+    assert status == 1 and 'bad.py", line ' in output and "No such file or directory: '/no/such/file'" in output
+    assert "out of memory" not in output
 
 
 def test_a_rare_draw_of_a_loss_is_keyed(write_spec: WriteSpec, tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -275,6 +277,31 @@ def test_more_epochs_are_added_once_however_late_the_command_is_ended(
         assert steps_of(run) == list(range(1, 21)) and load_spec(run / "spec.yaml").schedule.epochs == 2
         assert json.loads((run / "evals/epochs-1/eval.json").read_text())["checkpoints"][-1]["step"] == 10
     assert "more epochs: 3 instead of 2" in train(0, run, *words[2:])  # by then it has come to its end
+
+
+def test_no_room_for_workers_is_one_line_before_training(done: str, tmp_path: Path) -> None:
+    def work() -> int:
+        tempfile.tempdir = "/tmp/" + 63 * "a"
+        return main(["train", done, "data.workers=1"])
+
+    status, output = forked(0, work)
+    assert status == 2 and output.count("\n") == 1, output
+    assert "TMPDIR must have at most 67 bytes, as sockets of loader workers are below it, got 68: /tmp/aaa" in output
+
+
+def test_a_request_to_stop_while_the_command_is_imported_is_heard(write_spec: WriteSpec, tmp_path: Path) -> None:
+    def work() -> int:
+        honest = importlib.import_module
+
+        def interrupted(name: str) -> object:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return honest(name)
+
+        importlib.import_module = interrupted  # type: ignore[assignment]
+        return main(["train", str(write_spec())])
+
+    status, output = forked(0, work)
+    assert status == 85 and "stopped by SIGTERM; resumes from" in output
 
 
 def test_a_start_removes_what_a_killed_one_left_half_written(done: str, tmp_path: Path) -> None:
