@@ -210,7 +210,7 @@ def check_disk(name: str, folder: Path) -> Check:
     try:
         with tempfile.NamedTemporaryFile(dir=there) as file:
             take_lock(file)
-    except UserError as error:
+    except (OSError, UserError) as error:
         problem, _, fix = str(error).partition("; ")
         return Check(name, "fail", problem, fix)
     if free < 1:
