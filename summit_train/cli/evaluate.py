@@ -221,16 +221,26 @@ def _paths(spec: Spec, chosen: Sequence[str]) -> tuple[list[Path], list[str]]:
         if last is None:
             paths.append(best_checkpoint(spec.run_path) if text == "best" else Path(text))
             continue
-        found = epoch_checkpoints(spec, steps_per_epoch(spec.run_path)) if spec.run_path.exists() else []
-        if not found:
-            raise CheckpointError(f"{spec.run_path}: no checkpoint of a whole epoch to evaluate")
-        kept, others = current_line(found[-int(last.group(1)) :])
+        kept, others = _last(spec, int(last.group(1)))
         paths += kept
         left_out += others
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
         raise CheckpointError(f"checkpoint {', '.join(missing)} not found; must be a file, best or last:N")
     return paths, left_out
+
+
+def _last(spec: Spec, number: int) -> tuple[list[Path], list[str]]:
+    """Return the last checkpoints of whole epochs, as `current_line` does, though a run that trains may delete one."""
+    while True:
+        found = epoch_checkpoints(spec, steps_per_epoch(spec.run_path))[-number:] if spec.run_path.exists() else []
+        if not found:
+            raise CheckpointError(f"{spec.run_path}: no checkpoint of a whole epoch to evaluate")
+        try:
+            return current_line(found)
+        except CheckpointError:
+            if all(map(os.path.lexists, found)):
+                raise
 
 
 def _run_observed(

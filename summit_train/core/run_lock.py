@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import IO
 
 from summit_train.core.bad_nodes import FAILURE
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.files import is_locked, naming
+from summit_train.core.files import is_locked, naming, take_lock
 
 _MOST_WAITED_S = 100
 
@@ -61,7 +60,7 @@ class RunLock(AbstractContextManager["RunLock"]):
     def _take(self) -> IO[str]:
         file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take_lock(file, wait=False)
         except OSError as error:
             file.seek(0)
             holder = file.read().strip() or "unknown"

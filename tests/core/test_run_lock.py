@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
 import time
@@ -10,10 +13,27 @@ from pathlib import Path
 
 import pytest
 
+from summit_train.cluster.doctor import check_disk
+from summit_train.core.bad_nodes import FAILURE
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.run_lock import RunLock, wait_for_lock
 from tests.conftest import WriteSpec
 from tests.worlds import Say
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setenv(FAILURE, str(tmp_path / "job/failure"))  # a restart in a job does not wait for them
+    with pytest.raises(
+        UserError, match=r"its file system gives no POSIX locks .*mounted with locks \(Lustre: -o flock"
+    ):
+        RunLock(tmp_path)
+    found = check_disk("disk for runs", tmp_path)
+    assert found.status == "fail" and "gives no POSIX locks" in found.found and "-o flock" in found.fix
 
 
 def test_a_restart_in_a_job_waits_for_the_lock_of_a_lost_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
