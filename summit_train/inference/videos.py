@@ -19,7 +19,7 @@ from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.files import plain_manifest
 from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.data.manifest.reading import PACK_FILE, PACKING_FOLDER
-from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, is_video
+from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, folders_below, is_video
 from summit_train.data.video.clips import is_picture
 from summit_train.data.video.source import MISSING
 from summit_train.inference.trained import Trained
@@ -121,9 +121,10 @@ def _files(word: str, tell: Tell) -> list[str]:
     if not os.path.isdir(word):
         return [word]
     paths, others = list[str](), Counter[str]()
-    for folder, below, files in os.walk(word):
-        below[:] = sorted(name for name in below if not name.startswith("."))
-        seen = sorted(name for name in files if not name.startswith("."))
+    for folder, files in folders_below(word):
+        if any(part.startswith(".") for part in Path(folder).relative_to(word).parts):
+            continue
+        seen = [name for name in files if not name.startswith(".")]
         videos = [name for name in seen if is_video(name)]
         pictures = [] if videos else [name for name in seen if is_picture(name)]
         paths += [os.path.join(folder, name) for name in videos] or [folder] * bool(pictures)

@@ -19,7 +19,14 @@ from summit_train.core.errors import UserError
 from summit_train.core.text import from_json
 from summit_train.data.manifest import tables
 from summit_train.data.manifest.reading import ManifestRow
-from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, class_folders, is_video, label_text, opened
+from summit_train.data.manifest.tables import (
+    VIDEO_EXTENSIONS,
+    class_folders,
+    folders_below,
+    is_video,
+    label_text,
+    opened,
+)
 from summit_train.data.video.clips import list_clip
 from summit_train.data.video.source import MISSING, DecodeError
 from summit_train.tasks.task import every_part
@@ -74,8 +81,8 @@ class Annotations:
         labels = {name: number for number, name in enumerate(self.classes)}
         by_stem = defaultdict[str, list[str]](list)
         if self.by_stem:
-            for folder, _, files in os.walk(root):
-                for file in sorted(files):
+            for folder, files in folders_below(root):
+                for file in files:
                     stem, ending = os.path.splitext(file)
                     if ending.lower() in VIDEO_EXTENSIONS:
                         by_stem[stem].append(os.path.relpath(os.path.join(folder, file), root))

@@ -128,17 +128,49 @@ def _plain_cells(block: str, width: int) -> list[str] | None:
 def class_folders(source: Path) -> tuple[str, ...]:
     """Return the names of a folder's class folders, sorted: their places are the labels. Raises UserError."""
     with os.scandir(source) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        shown = [entry for entry in entries if not entry.name.startswith(".")]
+    for entry in shown:
+        _check_link(entry)
+    names = sorted(entry.name for entry in shown if entry.is_dir())
     if not names:
         raise UserError(f"{source}: must be a manifest, or have a sub-folder of videos for each class; has none")
     return tuple(names)
+
+
+def folders_below(top: str | Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield each folder from `top` down, through links too, with the names of its files, sorted.
+
+    Raises UserError for a folder that cannot be read, a link to nothing, and a folder that links lead to twice, as in a
+    loop: its clips would count twice.
+    """
+    seen, left = dict[str, str](), [os.fspath(top)]
+    while left:
+        folder = left.pop()
+        if (first := seen.setdefault(os.path.realpath(folder), folder)) != folder:
+            raise UserError(f"{folder}: leads to {first} once more, through a link; remove one of the two")
+        try:
+            with os.scandir(folder) as entries:
+                entries_here = sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:
+            raise UserError(f"{folder}: {error.strerror}") from error
+        for entry in entries_here:
+            _check_link(entry)
+        yield folder, [entry.name for entry in entries_here if not entry.is_dir()]
+        left += [entry.path for entry in reversed(entries_here) if entry.is_dir()]
+
+
+def _check_link(entry: os.DirEntry[str]) -> None:
+    """Raise UserError for a link to nothing: a disk that is not mounted would take clips away in silence."""
+    if entry.is_symlink() and not os.path.exists(entry.path):
+        target = os.readlink(entry.path)
+        raise UserError(f"{entry.path}: is a link to {target}, which is not there; mount it, or remove the link")
 
 
 def folder_table(source: Path) -> Table:
     """List the videos below each class folder, at any depth, sorted; their paths are relative to `source`."""
     paths, labels = list[str](), list[str]()
     for label, name in enumerate(class_folders(source)):
-        files = (os.path.join(folder, file) for folder, _, files in os.walk(source / name) for file in files)
+        files = (os.path.join(folder, file) for folder, files in folders_below(source / name) for file in files)
         paths += sorted(os.path.relpath(file, source) for file in files if is_video(os.path.basename(file)))
         labels += [str(label)] * (len(paths) - len(labels))
     return [0] * len(paths), {"path": paths, "label": labels}
@@ -150,11 +182,16 @@ def is_video(name: str) -> bool:
 
 
 def check_names(place: str, names: Sequence[str], known: Sequence[str]) -> None:
-    """Raise UserError for a column that is nearly one of the known ones; others may have any name."""
+    """Raise UserError for a column that is nearly a known one which the list lacks; others may have any name."""
     for name in names:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-        if near and near[0] != name:
+        near = difflib.get_close_matches(name, [column for column in known if column not in names], n=1, cutoff=0.8)
+        if near and name not in known and not _is_series(name, near[0]):
             raise UserError(f"{place}: unknown column {name!r}: did you mean {near[0]!r}?")
+
+
+def _is_series(name: str, column: str) -> bool:
+    """Return whether a name is the plural of a column's, or that with a number: labels, label_2."""
+    return re.fullmatch(rf"{re.escape(column)}(s|_?\d+)", name) is not None
 
 
 def csv_rows(source: Path, texts: Iterable[str], first: int, width: int) -> Iterator[tuple[Any, ...]]:
@@ -177,9 +214,9 @@ def csv_rows(source: Path, texts: Iterable[str], first: int, width: int) -> Iter
 def _list_row(place: str, text: str) -> tuple[str, str, str]:
     """Return path, num_frames or "", and label of a header-less line; the path may contain blanks."""
     path, *label = text.strip().rsplit(None, 1)
-    if not label:
+    if not label or path.endswith(",") or label[0].startswith(","):
         right = "begin the file with the line path,label or separate path and label by a blank"
-        raise UserError(f"{place}: {path[:80]!r} is neither `path label` nor below a header: {right}")
+        raise UserError(f"{place}: {text.strip()[:80]!r} is neither `path label` nor below a header: {right}")
     shorter, *frames = path.rsplit(None, 1)
     # A path without a video's extension is a folder of pictures, and lists of those give the number of frames.
     if path.lower().endswith(VIDEO_EXTENSIONS) or not frames or not frames[0].isdecimal():
