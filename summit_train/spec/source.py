@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -76,8 +76,8 @@ class Tree:
 
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _AMBIGUOUS = "tag:yaml.org,2002:ambiguous"
-# By tag: its pattern, and the characters that its words begin with. The first pattern that fits decides. YAML 1.1,
-# which PyYAML follows, reads 1:30:00 as 5,400, 010 as 8 and `no` as false.
+# By tag: the pattern of its words, and the characters that they begin with. The first pattern that fits decides.
+# YAML 1.1, which PyYAML follows, reads 1:30:00 as 5,400, 010 as 8 and `no` as false.
 _PLAIN_WORDS = {
     _AMBIGUOUS: (
         r"yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF|[-+]?0[0-9_]+|[-+]?0[bo][0-7_]+|[-+]?0x(?=\w*_)[0-9a-fA-F_]+|"
@@ -97,8 +97,6 @@ _PLAIN_WORDS = {
 
 class _SpecLoader(yaml.SafeLoader):
     """Load every key as text, refuse double keys and boundless aliases, and say where a value is wrong."""
-
-    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}  # in place of PyYAML's
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -163,6 +161,7 @@ class _Dumper(yaml.SafeDumper):
 
 # PyYAML keeps resolvers and representers per class, so this changes the subclasses only. The dumper keeps its own, so
 # that what it writes reads back by YAML 1.1, too.
+_SpecLoader.yaml_implicit_resolvers = {}
 for _tag, (_pattern, _first) in _PLAIN_WORDS.items():
     _SpecLoader.add_implicit_resolver(_tag, re.compile(rf"(?:{_pattern})\Z"), list(_first))
     _Dumper.add_implicit_resolver(_tag, re.compile(rf"(?:{_pattern})\Z"), list(_first))
