@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import difflib
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -123,25 +122,6 @@ def _plain_cells(block: str, width: int) -> list[str] | None:
     is_last = content[(content == ord(",")) | (content == ord("\n"))] == ord("\n")
     is_plain = not len(is_last) % width and np.all(is_last.reshape(-1, width) == (np.arange(width) == width - 1))
     return text.replace("\n", ",").split(",") if is_plain and '"' not in text and "\r" not in text else None
-
-
-def class_folders(source: Path) -> tuple[str, ...]:
-    """Return the names of a folder's class folders, sorted: their places are the labels. Raises UserError."""
-    with os.scandir(source) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-    if not names:
-        raise UserError(f"{source}: must be a manifest, or have a sub-folder of videos for each class; has none")
-    return tuple(names)
-
-
-def folder_table(source: Path) -> Table:
-    """List the videos below each class folder, at any depth, sorted; their paths are relative to `source`."""
-    paths, labels = list[str](), list[str]()
-    for label, name in enumerate(class_folders(source)):
-        files = (os.path.join(folder, file) for folder, _, files in os.walk(source / name) for file in files)
-        paths += sorted(os.path.relpath(file, source) for file in files if is_video(os.path.basename(file)))
-        labels += [str(label)] * (len(paths) - len(labels))
-    return [0] * len(paths), {"path": paths, "label": labels}
 
 
 def is_video(name: str) -> bool:

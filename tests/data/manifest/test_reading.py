@@ -92,7 +92,7 @@ def test_a_name_with_a_line_break_of_unicode_is_one_class(tmp_path: Path) -> Non
     write_classes(tmp_path, names := ("a\u2028b", "c\x85d", "e\x1cf", "走"))
     assert read_classes(tmp_path / "classes.txt") == names
     assert _read(tmp_path, "=a.mp4 0\n", "a\r\nb\r\n").classes == ("a", "b")
-    with pytest.raises(UserError, match=r"a class must have a name of one line, got 'a\\nb'"):
+    with pytest.raises(UserError, match=r"a class must have a name of one line without a blank around it, got 'a\\nb'"):
         write_classes(tmp_path, ["a\nb"])
 
 
