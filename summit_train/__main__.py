@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -12,6 +13,7 @@ from summit_train.core.comm.launch import Launch, this_launch
 from summit_train.core.errors import UserError, exit_status, is_bug
 from summit_train.core.result import Result, show
 from summit_train.core.session import report_failure
+from summit_train.core.watch import STOP_SIGNALS
 
 # command -> (module, what it does)
 _COMMANDS = {
@@ -51,6 +53,9 @@ Run = Callable[[argparse.Namespace], Result]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Return the exit status: 0 done, 1 the run failed, 2 the input is wrong, 85 stopped."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # A request to stop that comes while `train` is imported waits for its handler, which unblocks them.
+    waiting = STOP_SIGNALS if arguments[:1] == ["train"] else ()
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, waiting)
     try:
         try:
             parser, command = _parser(arguments)
@@ -73,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         report_failure(error, launch)
         return exit_status(error)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def _parser(arguments: Sequence[str]) -> tuple[argparse.ArgumentParser, Run]:

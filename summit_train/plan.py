@@ -187,6 +187,34 @@ def make_plan(spec: Spec, ranks: int, num_clips: int) -> Plan:
     )
 
 
+def validates(spec: Spec, epoch: int) -> bool:
+    every = spec.evaluate.every_epochs  # 0: never
+    return every > 0 and (epoch % every == 0 or epoch == spec.schedule.epochs)
+
+
+def is_due(spec: Spec, epoch: int) -> bool:
+    """Return whether the end of an epoch always has a checkpoint, one that may count in the final accuracy.
+
+    Those that requests to stop and validations leave at the ends of other epochs would change it. Any validation may be
+    the last where the run may stop early.
+    """
+    is_last = epoch == spec.schedule.epochs or (spec.schedule.early_stop is not None and validates(spec, epoch))
+    return epoch % spec.checkpoint.every_epochs == 0 or is_last
+
+
+def evaluations(spec: Spec) -> tuple[int, int, int]:
+    """Return the views of a video in all validations, the networks of the final evaluation, and its views by each one.
+
+    The average of a checkpoint's weights is a network of its own. A stream counts as evaluate.clips views.
+    """
+    evaluate, epochs = spec.evaluate, range(1, spec.schedule.epochs + 1)
+    validations = sum(validates(spec, epoch) for epoch in epochs)
+    saved = sum(is_due(spec, epoch) for epoch in epochs)
+    networks = min(evaluate.last_checkpoints, saved) * (1 if spec.ema.decay is None else 2)
+    views = evaluate.clips * (evaluate.crops if isinstance(evaluate.crops, int) else 1)
+    return validations * (evaluate.clips if evaluate.mode == "stream" else 1), networks, views
+
+
 def _ladder(spec: Spec, learners: int, num_clips: int) -> tuple[Rung, ...]:
     """Return the batches from the first to the largest, each `factor` times the one before.
 

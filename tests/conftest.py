@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import yaml
 from hypothesis import settings
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
+from summit_train.core.watch import STOP_SIGNALS
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.models.network import separate_compile_cache
 from tests.slurm import Slurm, missing, running_slurm
@@ -36,6 +38,7 @@ TOGETHER = {
     "tests/cluster/test_slurm.py": "slurm",
     "tests/data/video/test_mutants.py": "mutants",
     "tests/training/test_averaging_runs.py": "averaging",
+    "tests/training/test_golden_runs.py": "golden runs",
     "tests/training/test_run.py": "run",
     "tests/training/test_solvers.py": "solvers",
     "tests/test_wheel.py": "wheel",
@@ -63,6 +66,15 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give every test the same random numbers, those of its module's fixtures too, in whatever order tests run."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _signal_handlers() -> Iterator[None]:
+    """Give the handlers back that a run in this process changed: one that is done ignores requests to stop."""
+    former = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in former.items():
+        signal.signal(number, handler)
 
 
 @pytest.hookimpl(optionalhook=True)

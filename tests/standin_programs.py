@@ -30,11 +30,11 @@ LAUNCHERS = {
     },
     "srun": {
         "--nodes": COUNT, "--ntasks": COUNT, "--ntasks-per-node": COUNT, "--kill-on-bad-exit": "[01]",
-        "--cpu-bind": "cores|none", "--mpi": "pmix|none", "--nodelist": r"[\w.,-]+", "--overlap": "",
+        "--cpu-bind": "cores|none", "--mpi": "pmix|none", "--nodelist": r"(?s:[\w.-]+|/.+)", "--overlap": "",
     },
     "mpirun": {
         "-np": COUNT, "--hostfile": ".+", "--map-by": rf"ppr:{COUNT}:node(:PE={COUNT})?", "--bind-to": "core|none",
-        "-x": r"\w+", "--oversubscribe": "", "--host": r"[\w.-]+(:\d+)?(,[\w.-]+:\d+)*",
+        "-x": r"\w+", "--oversubscribe": "", "--host": r"[\w.-]+",
     },
     "pals": {
         "--hostfile": "(?s:.+)", "-n": COUNT, "--ppn": COUNT, "--depth": COUNT,
@@ -109,16 +109,13 @@ def call(name: str, **values: object) -> None:
 def launch(name: str, words: Sequence[str]) -> int:
     """Start the command: by mpirun in a session of its own, as jsrun's ranks are on other machines; or once, here."""
     options, command = parse(name, words, LAUNCHERS[name])
+    if "--answer" in command or "--version" in command:  # a node is asked whether ranks can start there
+        return answer_for_a_node(options, command)
     call(name, options=options, command=command)
     if not command:
         refuse(f"{name}: no command")
     if command[0] == "bash":  # what watches over the script's own node
         return 0
-    if command[0] == "echo":  # a node is asked for its name
-        if (FOLDER / "silent").exists():
-            signal.pause()
-        if command[1] in gone():
-            return 1
     if name in RANKS and "STANDIN_RANKS" in os.environ:
         return start_ranks(name, options, command)
     mpirun = os.environ.get("STANDIN_MPIRUN")
@@ -134,6 +131,19 @@ def launch(name: str, words: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: step.kill())
     return step.wait()
+
+
+def answer_for_a_node(options: Mapping[str, str], command: Sequence[str]) -> int:
+    """What a node answers: nothing if it is lost, what is wrong if $STANDINS/broken names it."""
+    node = next((options[name] for name in ("--nodelist", "--host", "-hosts", "--requires") if name in options), "")
+    node = node.removeprefix("host:") or Path(options["--hostfile"]).read_text().strip()
+    call("asked", node=node, command=command)
+    if (FOLDER / "silent").exists() and (FOLDER / "starts").exists():  # after the ranks have failed
+        signal.pause()
+    if (FOLDER / "broken").exists() and node in (FOLDER / "broken").read_text().split():
+        print(f"python: cannot open shared object file\nsrun: error: {node}: task 0: Exited", file=sys.stderr)
+        return 127
+    return int(node in gone())
 
 
 def gone() -> set[str]:

@@ -23,7 +23,7 @@ from summit_train.core.comm import World
 from summit_train.core.comm.horovod_world import HorovodWorld
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
-from summit_train.core.files import write_text
+from summit_train.core.files import check_output, write_text
 from summit_train.core.result import TextTable
 from summit_train.models.network import count_network
 from summit_train.scaling.collectives import AlphaBeta, NoFit, bus_bandwidth, fit_alpha_beta, link_of
@@ -60,6 +60,8 @@ def run(args: argparse.Namespace) -> Values | None:
     powers = (4**i for i in range(4, 20) if 4**i < args.max_bytes)
     sizes = sorted({4, *powers, args.max_bytes // 4 * 4, num_bytes})
     with open_place() as place:
+        if args.write is not None:
+            place.world.from_first(lambda: check_output("--write", args.write, args.write))
         world, load, cores = place.world, round(os.getloadavg()[0], 2), len(os.sched_getaffinity(0))
         rows = measure(world, place.device, sizes, args.seconds)
     about = {

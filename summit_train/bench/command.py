@@ -12,7 +12,7 @@ from pathlib import Path
 from summit_train.bench import allreduce, figure3, find_lr, latency, loader, steps, weak
 from summit_train.bench.measure import Values
 from summit_train.core.errors import UserError
-from summit_train.core.files import figure_path, write_json
+from summit_train.core.files import check_output, figure_path, write_json
 from summit_train.core.result import Result, show
 
 
@@ -75,6 +75,8 @@ def run(args: argparse.Namespace) -> Result:
         if type(value) in (int, float) and not 0 < value < math.inf and (name, value) != ("peak", 0):
             raise UserError(f"--{name.replace('_', '-')} must be above 0 and finite, got {value:g}")
     out = None if getattr(args, "out", None) is None else figure_path(args.out)
+    for file in () if out is None else (out, out.with_suffix(".json")):
+        check_output("--out", args.out, file)
     values = args.chosen.measure(args)
     return Result() if values is None else finish(args, args.chosen, {"bench": args.bench} | values, out)
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from summit_train.bench.measure import Values, add_spec, open_place
 from summit_train.core.errors import UserError
+from summit_train.core.progress import followed
 from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import NONE, counted
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> Values:
         counts = list(clips_per_class(dataset.manifest, dataset.kept).values())
         step = build_step(spec, plan, place.world, network, place.device, counts)
         with dataset.training_batches(plan.order(), 0, 1, range(args.steps)) as batches:
-            for number in range(args.steps):
+            for number in followed(range(args.steps), args.steps, "steps", in_logs=True):
                 base_lr = lowest * (highest / lowest) ** (number / (args.steps - 1))
                 lr = base_lr * plan.peak_lr / spec.optimizer.base_lr
                 result = step(islice(batches, plan.virtual_gpus), lr)

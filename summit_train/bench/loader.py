@@ -21,7 +21,7 @@ from summit_train.bench.steps import experiment_of, measure_steps
 from summit_train.cluster.estimate import estimate
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.machine import num_cpus
-from summit_train.core.result import TextTable
+from summit_train.core.result import TextTable, tell
 from summit_train.core.session import check_single
 from summit_train.core.text import counted
 from summit_train.data.batches.loader import MicroBatch, TrainingClips, training_batches
@@ -122,6 +122,8 @@ def measure(subjects: Sequence[Subject], clips: int, workers: int, repeats: int)
         turns = {i: partial(subject.seconds, count, own) for i, subject in enumerate(subjects)}
         for i, seconds in in_turn(turns, repeats):
             rates[i].append(count / seconds)
+            by = counted(own, "worker") if own else "one core"
+            tell(f"{subjects[i].name}, {by}: {rates[i][-1]:.1f} clips/s")
         for kind, rate in zip(kinds, rates, strict=True):
             kind[f"clips_per_second_{way}"] = spread(rate)
     for kind, subject in zip(kinds, subjects, strict=True):

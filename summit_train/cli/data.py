@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import argparse
 import errno
-import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from summit_train.cli import compare, data_show
+from summit_train.cli import compare, data_pack, data_show
+from summit_train.cli.data_pack import SHOWN, num_workers
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import check_output
-from summit_train.core.machine import num_cpus
-from summit_train.core.progress import followed, shown
-from summit_train.core.result import Result, TextTable, show, tell, warn
+from summit_train.core.progress import followed
+from summit_train.core.result import Result, TextTable, show, tell
 from summit_train.core.session import session
-from summit_train.core.text import counted, with_unit
+from summit_train.core.text import counted
 from summit_train.data import check
 from summit_train.data.manifest import ManifestRow, read_classes, read_manifest, write_manifest
-from summit_train.data.manifest.files import FileStore, located_root
+from summit_train.data.manifest.files import located_root
 from summit_train.data.manifest.folders import skipped_text
 from summit_train.data.manifest.importers import HMDB51_PARTS, Request, import_kinds
 from summit_train.data.manifest.quarantine import write_quarantine
@@ -34,21 +31,12 @@ from summit_train.data.manifest.split import split_manifest
 from summit_train.data.manifest.tables import CLASSES_FILE
 from summit_train.data.motion import KINDS as MOTION_KINDS
 from summit_train.data.motion import SPLITS, MotionSet, write_motion_set
-from summit_train.data.packed.format import OPTIONS, Packing, read_pack
-from summit_train.data.packed.pack import PackJob, alone_in, begin, finish, missing_shards, pack_shards
-from summit_train.data.packed.read import staged_folder, stray_files, verify_files
-from summit_train.data.packed.stage import stage
-from summit_train.data.video.flow import BOUND, METHODS, PRESET, PRESETS, flow_method
 from summit_train.data.video.source import MISSING, DecodeError
 from summit_train.data.video.span import WHOLE
 from summit_train.tasks.task import every_task
 
 if TYPE_CHECKING:
     from summit_train.core.comm import World
-
-FLOW_QUALITY = 95  # OpenCV's own, by which dense_flow and denseflow write their pictures
-_SHOWN = 20  # lines of each list on the screen; the file has them all
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,11 +57,6 @@ def run(args: argparse.Namespace) -> Result:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise RunFailed(message) from error
         raise UserError(message) from error
-
-
-def _num_workers(asked: int | None, world: World) -> int:
-    """Return the worker processes of each rank: as asked, or its share of the node's CPUs."""
-    return max(1, num_cpus() // world.local_size) if asked is None else max(0, asked)
 
 
 # Lists of clips.
@@ -174,7 +157,7 @@ def _index(args: argparse.Namespace) -> Result:
         if listing is None:
             return Result()
         rows, left_out = check.sort_clips(listing.rows, found, compare=False)
-        text = _index_text(listing, rows)
+        text = _index_text(listing, rows, found) + _notes(found)
         nothing = f"{args.source}: contains no video that can be used"
         text += _write(args.out, rows, listing.classes, listing.root, left_out, text, nothing)
         shutil.rmtree(_journal_folder(args.out), ignore_errors=True)
@@ -186,11 +169,14 @@ def _check_not_packed(source: Path) -> None:
         raise UserError(f"{source}: is a packed set; check it with `summit-train data verify {source}`")
 
 
-def _index_text(listing: check.Listing, rows: Sequence[ManifestRow]) -> list[str | TextTable]:
+def _index_text(
+    listing: check.Listing, rows: Sequence[ManifestRow], found: Mapping[str, check.Found]
+) -> list[str | TextTable]:
     counts = Counter(label for row in rows for label in row.labels)
     names = listing.classes or tuple(map(str, range(max(counts, default=-1) + 1)))
     table = [(f"{label:>4}", name, f"{counts[label]:,}") for label, name in enumerate(names)]
-    frames = sum(len(row.span.frames(row.path, row.num_frames or 0)) for row in rows)
+    lengths = {path: facts.num_frames for path, facts in found.items() if not isinstance(facts, DecodeError)}
+    frames = sum(len(row.span.frames(row.path, lengths[row.path])) for row in rows)
     what = "clips" if any(row.span != WHOLE for row in rows) else "videos"
     text: list[str | TextTable] = [TextTable(table, left=2)] if table else []
     text.append(f"{len(rows):,} {what}, {counted(frames, 'frame')}, {len(names)} classes")
@@ -198,10 +184,16 @@ def _index_text(listing: check.Listing, rows: Sequence[ManifestRow]) -> list[str
     return text + _first_lines("the same bytes as another", [f"{path} = {first}" for path, first in check.copies(rows)])
 
 
+def _notes(found: Mapping[str, check.Found]) -> list[str]:
+    """Return what a person should know of files that can be used."""
+    facts = ((path, one) for path, one in found.items() if not isinstance(one, DecodeError))
+    return _first_lines("to know", [f"{path} {note}" for path, one in facts for note in one.notes])
+
+
 def _first_lines(title: str, lines: Sequence[object]) -> list[str]:
     """Return a heading with the number of lines and the first of them, or nothing."""
-    more = [f"  ... and {len(lines) - _SHOWN:,} more"] if len(lines) > _SHOWN else []
-    return [f"{title}: {len(lines):,}", *(f"  {line}" for line in lines[:_SHOWN]), *more] if lines else []
+    more = [f"  ... and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
+    return [f"{title}: {len(lines):,}", *(f"  {line}" for line in lines[:SHOWN]), *more] if lines else []
 
 
 def _left_out_file(out: Path) -> Path:
@@ -224,7 +216,7 @@ def _survey(world: World, root: str, paths: Iterable[str], out: Path, workers: i
     if known:
         tell(f"resumes: {len(known):,} of {len(paths):,} are decoded already")
     share = world.broadcast([path for path in paths if path not in known])[world.rank :: world.size]
-    seen = check.spread(check.examine, root, share, min(_num_workers(workers, world), len(share)))
+    seen = check.spread(check.examine, root, share, min(num_workers(workers, world), len(share)))
     for path, what in zip(share, followed(seen, len(share), "videos", world, in_logs=True), strict=True):
         journal.add(world.rank, path, what)
     world.barrier()
@@ -261,8 +253,8 @@ def _scan(args: argparse.Namespace) -> Result:
     decoded = sum(not isinstance(facts, DecodeError) for facts in found.values())
     of = "" if len(found) == len(rows) else f" for {counted(len(rows), 'clip')}"
     text = [f"{decoded:,} of {counted(len(found), 'video')} decoded{of}, {len(bad):,} bad"]
-    reasons = Counter(error.reason for error in bad).most_common(_SHOWN)
-    text += [f"  {count:>6,}  {reason}" for reason, count in reasons]
+    reasons = Counter(error.reason for error in bad).most_common(SHOWN)
+    text += [f"  {count:>6,}  {reason}" for reason, count in reasons] + _notes(found)
     return Result([*text, f"wrote {args.out}" + (f"; train without them: data.quarantine={args.out}" if bad else "")])
 
 
@@ -327,149 +319,6 @@ def _write(
     return [*written, f"wrote {out}; set data.root={root}"]
 
 
-# Packed sets.
-
-
-def parse_size(text: str) -> int:
-    """Parse 1G, 256M, 1.5T or a plain number of bytes; each unit is 1024 of the one below it."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    size = int(float(match.group(1)) * _UNITS[match.group(2).upper()]) if match else 0
-    if size < 1:
-        raise argparse.ArgumentTypeError(f"must be a size such as 1G or 256M, got {text!r}")
-    return size
-
-
-def _packing_arguments(parser: argparse.ArgumentParser, shard_size: str) -> None:
-    add = parser.add_argument
-    add("manifest", metavar="MANIFEST", help="manifest, or folder of class folders")
-    add("out", metavar="OUT", type=Path, help="folder to fill: new, or with an unfinished packing to continue")
-    add("--root", metavar="DIR", help="where the manifest's paths start [its own folder]")
-    add("--shard-size", type=parse_size, default=shard_size, metavar="SIZE", help="of a shard, about [%(default)s]")
-    add("--workers", type=int, metavar="N", help="processes of each rank [one a CPU]")
-    add("--region", choices=("columns",), help="pack only the region in these columns; see data.region")
-
-
-def _pack_arguments(parser: argparse.ArgumentParser) -> None:
-    _packing_arguments(parser, "1G")
-    add, usual = parser.add_argument, Packing("jpeg")
-    kinds = "bytes: the files unchanged; jpeg: each frame as a JPEG; video: small MPEG-4 videos that decode fast"
-    add("--kind", choices=tuple(OPTIONS), required=True, help=kinds)
-    scaled = f"jpeg, video: scale larger frames down to this [{usual.short_side}]"
-    add("--short-side", type=int, metavar="PIXELS", help=scaled)
-    add("--every", type=int, metavar="N", help=f"jpeg, video: pack every N-th frame [{usual.every}]")
-    add("--quality", type=int, metavar="Q", help=f"jpeg: quality, 1 to 95 (best) [{usual.quality}]")
-    add("--gop", type=int, metavar="N", help=f"video: a key frame every N frames [{usual.gop}]")
-    add("--qscale", type=int, metavar="Q", help=f"video: compression, 1 (best, largest) to 31 [{usual.qscale}]")
-    bound = "bytes: the clips are folders of optical flow, whose values 0 and 255 mean this many pixels"
-    add("--bound", type=float, metavar="PIXELS", help=bound)
-
-
-def _pack(args: argparse.Namespace) -> Result:
-    asked = {name: getattr(args, name) for name in sorted(set().union(*OPTIONS.values()))}
-    given = {name: value for name, value in asked.items() if value is not None}
-    for name in sorted(given.keys() - OPTIONS[args.kind]):
-        kinds = " or ".join(f"--kind {kind}" for kind, names in OPTIONS.items() if name in names)
-        raise UserError(f"--{name.replace('_', '-')} must be used with {kinds}, got --kind {args.kind}")
-    if args.bound is not None and args.kind != "bytes":
-        right = "pictures of flow are packed as they are"
-        raise UserError(f"--bound must be used with --kind bytes, got --kind {args.kind}; {right}")
-    flow = {} if args.bound is None else {"modality": "flow", "bound": args.bound}
-    return _work(args, Packing(args.kind, **given, **flow))
-
-
-def _flow_arguments(parser: argparse.ArgumentParser) -> None:
-    _packing_arguments(parser, "32M")
-    add, side = parser.add_argument, Packing("jpeg").short_side
-    add("--method", choices=METHODS, required=True, help="tvl1: the usual one; dis: over 100 times as fast")
-    add("--preset", choices=PRESETS, help=f"dis: how fine [{PRESET}]")
-    add("--bound", type=float, default=BOUND, metavar="PIXELS", help="larger motions are cut [%(default)g]")
-    add("--short-side", type=int, default=side, metavar="PIXELS", help="scale larger frames down first [%(default)s]")
-    add("--quality", type=int, default=FLOW_QUALITY, metavar="Q", help="of the pictures, 1 to 95 [%(default)s]")
-
-
-def _flow(args: argparse.Namespace) -> Result:
-    if args.preset and args.method != "dis":
-        raise UserError(f"--preset must be used with --method dis, got --method {args.method}")
-    preset = args.preset or (PRESET if args.method == "dis" else None)
-    flow_method(args.method, preset or PRESET)  # before the work: is OpenCV there?
-    how = {"modality": "flow", "bound": args.bound, "method": args.method, "preset": preset}
-    return _work(args, Packing("jpeg", args.short_side, quality=args.quality, **how))
-
-
-def _work(args: argparse.Namespace, packing: Packing) -> Result:
-    manifest, packing = read_manifest(args.manifest, args.region), replace(packing, region=args.region)
-    store = FileStore(manifest, located_root(args.root, manifest))
-    with session(this_launch()) as world, ExitStack() as held:
-        workers = _num_workers(args.workers, world)
-        world.from_first(lambda: held.enter_context(alone_in(args.out)))
-        job = world.from_first(lambda: begin(store, args.out, packing, args.shard_size, workers))
-        text = [f"{args.out}: is packed already; `data verify` checks it"]
-        if job is not None:
-            shards = world.from_first(lambda: missing_shards(job))[world.rank :: world.size]
-            clips = sum(len(job.clips(shard)) for shard in shards)
-            done = followed(pack_shards(job, shards, workers), clips, "clips", world, in_logs=True)
-            failed = world.gather([str(error) for error in done if error is not None])
-            text = world.from_first(lambda: _finish(job, list(chain.from_iterable(failed or ()))))
-        return Result([] if world.rank else text)
-
-
-def _finish(job: PackJob, failed: list[str]) -> list[str]:
-    """Finish the set; return how to use it. Raises UserError where a clip could not be packed."""
-    if failed:
-        more = [f"and {len(failed) - _SHOWN:,} more"] if len(failed) > _SHOWN else []
-        right = "leave them out of the manifest (`data index` does) and pack again into another folder"
-        listed = (f"  {line}" for line in [*failed[:_SHOWN], *more])
-        raise UserError(f"{len(failed):,} clips cannot be packed; {right}:", *listed)
-    pack = finish(job)
-    size = with_unit(sum(shard.size for shard in pack.shards), "B")
-    how = ", with data.modality=flow" if pack.packing.modality == "flow" else ""
-    what = f"{job.folder}: {counted(pack.clips, 'clip')} in {counted(len(pack.shards), 'shard')}, {size}"
-    return [what, f"name it in a spec as data.train or data.val: {job.folder}{how}"]
-
-
-def _verify_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", metavar="OUT", type=Path, help="folder of a packed set")
-    parser.add_argument("--workers", type=int, metavar="N", help="files of each rank read at a time [one a CPU]")
-
-
-def _verify(args: argparse.Namespace) -> Result:
-    if not args.out.is_dir():
-        raise UserError(f"{args.out}: no such folder")
-    try:
-        pack = read_pack(args.out)
-    except UserError as error:
-        raise RunFailed(str(error)) from error
-    files = pack.every_file
-    with session(this_launch()) as world:
-        share = files[world.rank :: world.size]
-        complaints = verify_files(args.out, share, _num_workers(args.workers, world))
-        checked = followed(complaints, len(share), "files", world, in_logs=True)
-        everyone = world.gather([line for line in checked if line is not None])
-        if everyone is None:
-            return Result()
-        if found := [*chain.from_iterable(everyone), *stray_files(args.out, pack)]:
-            what = f"{counted(len(found), 'file')} damaged, missing or not part of the set"
-            raise RunFailed(f"{args.out}: {what}:", *found)
-    size = f"{counted(len(files), 'file')}, {with_unit(sum(file.size for file in files), 'B')}"
-    return Result([f"{args.out}: {counted(pack.clips, 'clip')} in {size}: all checksums match"])
-
-
-def _stage_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("packed", metavar="OUT", type=Path, help="folder of a packed set")
-    dest = "folder on the node's disk; the copy gets one of its own in it"
-    parser.add_argument("dest", metavar="DEST", type=Path, help=dest)
-
-
-def _stage(args: argparse.Namespace) -> Result:
-    folder = staged_folder(args.dest, args.packed)
-    with shown("files", in_logs=True) as progress:
-        done = stage(args.packed, args.dest, progress)
-    if done.warning:
-        warn(done.warning)
-    what = f"{folder}: {with_unit(done.copied, 'B')} copied and checked, {with_unit(done.present, 'B')} were there"
-    return Result([what, f"read it with data.stage={args.dest}, and {args.packed} as data.train or data.val"])
-
-
 PARTS = {
     "motion": (_motion_arguments, _motion, "generate videos whose class is their motion, or those of another task"),
     "import": (_import_arguments, _import, "write a manifest from the files that a public data set comes with"),
@@ -478,8 +327,16 @@ PARTS = {
     "split": (_split_arguments, _split, "split a manifest into training and validation folds by groups"),
     "compare": (compare.add_arguments, compare.run, "find the clips, or copies, that two lists share or one has twice"),
     "show": (data_show.add_arguments, data_show.run, "write a page of a list's clips as the network sees them"),
-    "pack": (_pack_arguments, _pack, "pack clips into shards: tar files with an index and checksums"),
-    "flow": (_flow_arguments, _flow, "compute the optical flow of clips and pack it into shards"),
-    "verify": (_verify_arguments, _verify, "check every byte of a packed set"),
-    "stage": (_stage_arguments, _stage, "copy a packed set to this node's own disk"),
+    "pack": (
+        data_pack.add_pack_arguments,
+        data_pack.run_pack,
+        "pack clips into shards: tar files with an index and checksums",
+    ),
+    "flow": (
+        data_pack.add_flow_arguments,
+        data_pack.run_flow,
+        "compute the optical flow of clips and pack it into shards",
+    ),
+    "verify": (data_pack.add_verify_arguments, data_pack.run_verify, "check every byte of a packed set"),
+    "stage": (data_pack.add_stage_arguments, data_pack.run_stage, "copy a packed set to this node's own disk"),
 }

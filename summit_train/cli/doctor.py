@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from summit_train.cluster.doctor import Check, check_disk, check_launch, examine
+from summit_train.cluster.doctor import Check, check_disk, check_disks, check_launch, examine, try_start
 from summit_train.cluster.doctor_site import examine_site, trial
 from summit_train.cluster.site import load_site
 from summit_train.core.comm.launch import this_launch
@@ -27,10 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check-nodes", action="store_true", help="under a launcher: also look for slow nodes")
     parser.add_argument("--submit", action="store_true", help="also check the site's nodes, in a trial job")
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes of the trial job [1]")
+    answer = "only try what a rank needs at its start: this program, the run's SPEC, the temporary folder"
+    parser.add_argument("--answer", type=Path, metavar="SPEC", help=answer)
 
 
 def run(args: argparse.Namespace) -> Result:
     """Show each check when it is done. Of several ranks the first one does. The status is 1 if a check failed."""
+    if args.answer is not None:
+        try_start(args.answer)
+        return Result()
     site = None if args.site is None else load_site(args.site, args.set)
     if args.submit and (site is None or site.is_here):
         raise UserError("--submit must be used with --site NAME of a batch system; try --site slurm_generic")
@@ -42,6 +47,7 @@ def run(args: argparse.Namespace) -> Result:
     if not is_alone:
         with session(launch) as world:
             first, ranks = check_launch(world, launch)
+            disks = check_disks(world, os.path.expandvars(args.node_local)) if args.node_local else []
             speeds: list[Check] = []
             if asks:  # imported here: without torch the other checks still run
                 from summit_train.cluster.node_check import check_speeds
@@ -50,10 +56,10 @@ def run(args: argparse.Namespace) -> Result:
                 speeds = check_speeds(world, choose_device(world))
         if launch.rank:
             return Result()
-        checks = chain([first, *speeds], checks)
+        checks = chain([first, *speeds], checks, disks)
     elif args.check_nodes:
         raise UserError("--check-nodes must be used with ranks; try srun summit-train doctor --check-nodes")
-    if args.node_local:
+    if args.node_local and is_alone:
         checks = chain(checks, [check_disk("node-local disk", Path(os.path.expandvars(args.node_local)))])
     if args.submit and site is not None:
         checks = chain(checks, trial(site, args.run_dir, args.nodes))

@@ -21,7 +21,7 @@ from summit_train.core.checkpoints import CheckpointError, best_checkpoint
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.device import choose_device
 from summit_train.core.errors import UserError
-from summit_train.core.files import figure_path, read_file, write_json
+from summit_train.core.files import check_output, figure_path, read_file, write_json
 from summit_train.core.progress import watched
 from summit_train.core.result import Result, TextTable, tell
 from summit_train.core.saved import peek
@@ -31,7 +31,7 @@ from summit_train.core.text import counted, from_json, percent
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation
-from summit_train.evaluation.measures import Measures, measures_of, open_measures, say_left_out
+from summit_train.evaluation.measures import Measures, measures_of, open_measures, say_certainty, say_left_out
 from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
 from summit_train.evaluation.scoring import Scorer
 from summit_train.models import VideoNetwork
@@ -191,9 +191,10 @@ def _scores(result: dict[str, Any], known: Measures) -> list[str]:
     rows, main = result["checkpoints"], known.main
     if len(rows) == 1:
         return [f"{known.text(result)}: 1 checkpoint"]
+    what = "mean" if result[f"{main.key}_std"] is None else "mean and standard deviation (n - 1)"
     best = max(rows, key=lambda row: -math.inf if row[main.key] is None else row[main.key])
     return [
-        f"{known.text(result)}: mean over {len(rows)} checkpoints, as the paper computes it",
+        f"{known.text(result)}: {what} over {len(rows)} checkpoints",
         f"{main.name} {percent(result[f'{main.key}_last'])}: last checkpoint",
         f"{main.name} {percent(best[main.key])}: best checkpoint, step {best['step']}",
     ]
@@ -204,6 +205,7 @@ def _scored(result: dict[str, Any]) -> list[str]:
     clips = "all frames streamed" if result["mode"] == "stream" else counted(result["clips"], "clip")
     crops = "the full frame" if result["crops"] == "full" else counted(result["crops"], "crop")
     lines = [f"{counted(result['videos'], 'video')}, {clips} x {crops}"]
+    lines += say_certainty(result.get("top1_interval"), result.get("top1_macro_mean"))
     if bad := max((checkpoint.get("bad_videos", 0) for checkpoint in result["checkpoints"]), default=0):
         lines.append(f"{counted(bad, 'unreadable video')}, counted as wrong")
     if "precise_bn" in result:
@@ -219,16 +221,26 @@ def _paths(spec: Spec, chosen: Sequence[str]) -> tuple[list[Path], list[str]]:
         if last is None:
             paths.append(best_checkpoint(spec.run_path) if text == "best" else Path(text))
             continue
-        found = epoch_checkpoints(spec, steps_per_epoch(spec.run_path)) if spec.run_path.exists() else []
-        if not found:
-            raise CheckpointError(f"{spec.run_path}: no checkpoint of a whole epoch to evaluate")
-        kept, others = current_line(found[-int(last.group(1)) :])
+        kept, others = _last(spec, int(last.group(1)))
         paths += kept
         left_out += others
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
         raise CheckpointError(f"checkpoint {', '.join(missing)} not found; must be a file, best or last:N")
     return paths, left_out
+
+
+def _last(spec: Spec, number: int) -> tuple[list[Path], list[str]]:
+    """Return the last checkpoints of whole epochs, as `current_line` does, though a run that trains may delete one."""
+    while True:
+        found = epoch_checkpoints(spec, steps_per_epoch(spec.run_path))[-number:] if spec.run_path.exists() else []
+        if not found:
+            raise CheckpointError(f"{spec.run_path}: no checkpoint of a whole epoch to evaluate")
+        try:
+            return current_line(found)
+        except CheckpointError:
+            if all(map(os.path.lexists, found)):
+                raise
 
 
 def _run_observed(
@@ -260,6 +272,8 @@ def _run_observed(
         _scoring(spec, datasets, paths, command="eval --observed", **arguments) as (scorer, network, watchdog),
         watched("videos", "evaluating video", scorer.world, watchdog) as progress,
     ):
+        if out is not None:
+            scorer.world.from_first(lambda: check_output("--out", out, out))
         result = score_observed(scorer, network, path, fractions, progress)
         if result is None:
             return Result()

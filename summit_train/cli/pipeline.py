@@ -14,14 +14,14 @@ import torch
 from summit_train.cli.evaluate import accuracy_result
 from summit_train.cluster.node_check import check_nodes
 from summit_train.core.bad_nodes import script_began
-from summit_train.core.checkpoints import find_checkpoints
+from summit_train.core.checkpoints import find_checkpoints, remove_half_written
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.device import choose_device, environment
 from summit_train.core.errors import AgreedError, RunFailed, UserError
 from summit_train.core.files import read_file, write_json, write_text
 from summit_train.core.processes import seconds_alive
 from summit_train.core.result import Result, say, tell, warn
-from summit_train.core.run_lock import RunLock
+from summit_train.core.run_lock import RunLock, wait_for_lock
 from summit_train.core.session import leave_reason, session
 from summit_train.core.tested import warn_untested
 from summit_train.core.text import duration, from_json
@@ -36,11 +36,11 @@ from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, dump_spec, run_spec
 from summit_train.tasks.task import task_named
 from summit_train.training.agreement import check_agreement, identity
-from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
+from summit_train.training.checkpoint import current_line, epoch_checkpoints
 from summit_train.training.loop import train
-from summit_train.training.metrics import RunLog, last_extension, stopped_early
+from summit_train.training.metrics import RunLog, last_extension, record_end, stopped_early
 from summit_train.training.records import Records
-from summit_train.training.run import Run, read_inputs
+from summit_train.training.run import Run, check_room, read_inputs
 from summit_train.training.trace import traced_steps
 
 Change = tuple[int, int]  # the epochs of a run before and after --more-epochs
@@ -62,10 +62,15 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
         arguments["schedule.decay (digest of its LRs)"] = inputs.plan.schedule.check()
         if world.rank == 0:
             warn_untested(torch.__version__)
+        world.together(lambda: check_room(inputs.spec, world.local_size))
         device = choose_device(world)
         network = world.together(lambda: initial_network(inputs.spec, device))
         check_agreement(world, inputs.spec, inputs.datasets, network, **arguments)
+        if world.rank == 0:
+            wait_for_lock(inputs.spec.run_path, lambda: watchdog.at("waiting for the lock of a lost rank"))
+        world.wait(lambda: watchdog.at("waiting for rank 0's lock of the run folder", waits=True))
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
+        world.together(lambda: None if world.rank else remove_half_written(inputs.spec.run_path))
         check_nodes(world, device, inputs.train, inputs.spec.run_path, watchdog)
         run = Run(inputs, network, world, device, lock, watchdog, more_epochs=change)
         manifests = [inputs.val.manifest, inputs.train.manifest]
@@ -88,34 +93,33 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
 def _change_of_epochs(path: str, more_epochs: int) -> Change:
     """Return the epochs of a run folder before and after --more-epochs; before: of one that stopped early, the trained.
 
-    A command that is started again finds its own record, and adds nothing until the result of that is there.
+    A command that is started again finds its own record, and adds nothing until the run has come to its end.
     """
     if more_epochs < 1:
         raise UserError(f"--more-epochs must be 1 or more, got {more_epochs}")
     if not Path(path).is_dir():
         raise UserError(f"--more-epochs must be used with a run folder, got {path}; try runs/NAME")
     spec = run_spec(path)
-    run_path, recorded, stopped = spec.run_path, last_extension(spec.run_path), stopped_early(spec.run_path)
+    recorded = last_extension(spec.run_path, unfinished=True)
     if recorded is not None and recorded[1] - recorded[0] == more_epochs:
-        is_done, last_step = False, (stopped or recorded[1]) * steps_per_epoch(run_path)
-        with suppress(OSError, ValueError, KeyError, TypeError):  # no result yet, or half of one
-            rows = from_json(read_file(run_path / RESULT_FILE))["checkpoints"]
-            is_done = any(row["step"] == last_step for row in rows)
-        if not is_done:
-            return recorded
-    epochs = stopped or spec.schedule.epochs
+        return recorded
+    epochs = stopped_early(spec.run_path) or spec.schedule.epochs
     return epochs, epochs + more_epochs
 
 
-def _keep_result(run_path: Path, epochs: int) -> None:
-    """Move the run's own result, after `epochs` epochs, to where `eval schedule.epochs=N` would write it."""
+def _keep_result(run_path: Path, epochs: int, last_step: int) -> None:
+    """Move the run's result after `epochs` epochs, `last_step` updates, to where `eval schedule.epochs=N` writes it."""
     file, kept = run_path / RESULT_FILE, run_path / EVALS / f"epochs-{epochs}"
-    if file.exists() and not (kept / RESULT_FILE).exists():
-        kept.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            (run_path / PREDICTIONS).rename(kept / PREDICTIONS)
-        write_json(kept / RESULT_FILE, from_json(read_file(file)) | {"overrides": {"schedule.epochs": epochs}})
-        file.unlink()
+    if not file.exists() or (kept / RESULT_FILE).exists():
+        return
+    result = from_json(read_file(file))
+    if result["checkpoints"][-1]["step"] > last_step:
+        return  # of the longer run, which was stopped after it
+    kept.mkdir(parents=True, exist_ok=True)
+    with suppress(FileNotFoundError):
+        (run_path / PREDICTIONS).rename(kept / PREDICTIONS)
+    write_json(kept / RESULT_FILE, result | {"overrides": {"schedule.epochs": epochs}})
+    file.unlink()
 
 
 def _run(run: Run, stop: StopRequest, traced: range, change: Change | None) -> Result:
@@ -127,11 +131,13 @@ def _run(run: Run, stop: StopRequest, traced: range, change: Change | None) -> R
     report = world.from_first(lambda: _report(spec, stop))
     if report is None:
         raise Stopped
+    stop.leave()  # the run is done, and so is its status
     if world.rank:
         return Result()
     for partial in (spec.run_path / PREDICTIONS).glob("*.partial"):
         partial.unlink(missing_ok=True)
     say(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")
+    record_end(spec.run_path)
     return Result()
 
 
@@ -228,7 +234,10 @@ def _train(run: Run, stop: StopRequest, traced: range, change: Change | None) ->
         if change is not None:
             if change != last_extension(spec.run_path):
                 log.write("more_epochs", **{"from": change[0], "to": change[1]}, step=run.start_step)
-            _keep_result(spec.run_path, change[0])
+            else:
+                extension = f"{change[0]} to {change[1]} epochs"
+                run.notes.append(f"more epochs: finishes the extension from {extension}, which an earlier start began")
+            _keep_result(spec.run_path, change[0], change[0] * plan.steps_per_epoch)
         write_text(spec.run_path / "spec.yaml", dump_spec(spec))
         log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive(), job=script_began())
         for note in run.notes:

@@ -179,8 +179,13 @@ def start_notes(spec: Spec, plan: Plan, files: Files, sweep: Path | None = None)
     """Return notes on the weights or the checkpoint that a run starts from.
 
     sweep: the folder of the run's sweep, which knows the states of its runs and makes the weights that are there.
-    Raises UserError for what `train` would refuse of these: CheckpointError for the checkpoints in the run's folder.
+    Raises UserError for what `train` would refuse of these and of the network: CheckpointError for the checkpoints in
+    the run's folder.
     """
+    if spec.scale.clips_per_gpu == 1:  # the check needs torch
+        from summit_train.models.network import check_batch
+
+        check_batch(spec)
     weights = spec.model.pretrained
     if find_checkpoints(spec.run_path):  # the run takes its weights from them
         is_fresh = sweep is not None

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from summit_train.core.errors import UserError
+from summit_train.core.files import check_output
 from summit_train.core.result import Result
 from summit_train.core.text import counted
 from summit_train.report.index import write_index
@@ -31,6 +32,8 @@ def run(args: argparse.Namespace) -> Result:
         raise UserError("RUN_DIR is missing; give run folders, or --index FOLDER for all runs below a folder")
     if args.to and not args.out:
         raise UserError(f"--to {args.to} must be used with --out DIR, the folder to write to")
+    if args.out:
+        check_output("--out", args.out, args.out / "report.csv" if args.to else args.out)
     out = args.out or (args.index / "index.html" if args.index else args.run_dir[0] / "report.html")
     try:
         if args.index:

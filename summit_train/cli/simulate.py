@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import figure_path
+from summit_train.core.files import check_output, figure_path
 from summit_train.core.result import Result, TextTable
 from summit_train.core.text import NONE, counted, duration
 from summit_train.scaling import published
@@ -54,6 +54,8 @@ def run(args: argparse.Namespace) -> Result:
         return _on_device(args)
     job = _job(args)
     out = None if args.out is None else figure_path(args.out)
+    if out is not None:
+        check_output("--out", out, out)
     jobs = [replace(job, nodes=nodes) for nodes in parse_nodes(NODES if args.nodes is None else args.nodes)]
     rows = [_row(job) for job in jobs]
     if out is not None:

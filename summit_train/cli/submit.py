@@ -50,6 +50,10 @@ def run(args: argparse.Namespace) -> Result:
     text = render(site, job)
     for line in [*site.notes, *files.warnings]:
         warn(line)
+    if site.container is not None:
+        folders = {"the working folder": job.workdir, "the run": job.runs[0]}
+        for line in site.container.gaps(folders | ({"node_local": site.node_local} if job.stage else {})):
+            warn(f"{site.name}: {line}")
     tell(f"{spec.name}: {counted(args.nodes, 'node')} of {site.name}, {counted(plan.ranks, 'rank')}")
     rows = [*taken_rows(site, taken), *saving, *balance_rows(plan), *cost.rows(), *staging_row(site, spec, job.stage)]
     rows += output_rows(site, job)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 
 from summit_train.cli.plan import Files, add_site_arguments, read_files, start_notes
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, TextTable, warn
 from summit_train.core.text import counted
+from summit_train.data.manifest.reading import check_same_classes
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import DataSpec, ModelSpec, Spec
 from summit_train.sweep.figure import write_sweep, written
@@ -53,8 +55,9 @@ def run(args: argparse.Namespace) -> Result:
         return planned, read[key].videos
 
     planned = plan_runs(sweep, site, plan, args.walltime)
+    _check_folds(read[run.spec.data, run.spec.model] for run in sweep.runs if run.fold)
     if args.dry_run or site is None:
-        values = planned_values(sweep, planned)
+        values = planned_values(sweep, site, planned)
         what = f"{sweep.name}: {counted(len(planned), 'run')}, to {sweep.folder}"
         text: list[str | TextTable] = [what, planned_table(planned)]
         if values["node_hours"] is not None:
@@ -78,6 +81,14 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("--walltime and --set need --site")
     if not (args.dry_run or args.local or args.site or args.status):
         raise UserError("choose one of --dry-run, --local, --site NAME and --status")
+
+
+def _check_folds(folds: Iterable[Files]) -> None:
+    """Raise UserError where folds number their classes differently: one table has the clips of all of them."""
+    lists = [fold.train.manifest for fold in folds if fold.train is not None]
+    named = [one for one in lists if one.classes]
+    for other in named[1:]:
+        check_same_classes(named[0].source, named[0].classes, other.source, other.classes)
 
 
 def _status(sweep: Sweep, site: Site | None) -> Result:

@@ -12,6 +12,7 @@ import platform
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +21,10 @@ from typing import Any, Literal, NamedTuple
 from summit_train.core import processes
 from summit_train.core.comm import World, choose_backend
 from summit_train.core.comm.launch import Launch, node_name
-from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.files import cache_folder
+from summit_train.core.errors import RunFailed, UserError, describe
+from summit_train.core.files import cache_folder, naming, read_file, take_lock
 from summit_train.core.text import counted
+from summit_train.data.video.source import check_temporary_folder
 
 Status = Literal["ok", "warn", "fail"]
 Finding = tuple[Status, str, str]  # the last three fields of a Check
@@ -58,14 +60,29 @@ def examine(run_dir: Path, *, alone: bool = True) -> Iterator[Check]:
         yield check(name)
     yield check_cpus()
     yield check_shared_memory()
+    yield check_temporary()
     yield check_disk("disk for runs", run_dir)
     # Set-up keeps the wheels there that it built.
-    yield check_disk("disk for the cache", cache_folder())
+    try:
+        yield check_disk("disk for the cache", cache_folder())
+    except OSError as error:
+        yield Check("disk for the cache", "fail", describe(error))
     if not alone:
         return
     if not _is_left_out("horovod"):
         yield check_allreduce()
     yield check_torch_allreduce()
+
+
+def try_start(spec: Path) -> None:
+    """Read the spec, and write a mebibyte to the temporary folder that launchers use. Raises OSError."""
+    read_file(spec)
+    # Python takes another folder where this one is full, as it does where it is missing; a launcher fails.
+    folder = os.environ.get("TMPDIR", "/tmp")
+    folder = folder if os.path.isdir(folder) else tempfile.gettempdir()
+    with naming(folder), tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(1 << 20))
+        file.flush()
 
 
 class Probe(NamedTuple):
@@ -184,6 +201,16 @@ def check_shared_memory() -> Check:
     return Check("shared memory", "warn" if fix else "ok", f"{free:.1f} GiB free in {folder}", fix)
 
 
+def check_temporary() -> Check:
+    """Check that the path of the temporary folder is short enough for the sockets of loader workers."""
+    try:
+        check_temporary_folder()
+    except UserError as error:
+        found, _, fix = str(error).partition("; ")
+        return Check("temporary folder", "fail", found, fix)
+    return Check("temporary folder", "ok", tempfile.gettempdir())
+
+
 def check_disk(name: str, folder: Path) -> Check:
     """Check the free space where `folder` is or will be made, and that it can be written."""
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
@@ -191,9 +218,23 @@ def check_disk(name: str, folder: Path) -> Check:
     found = f"{free:.1f} GiB free at {folder}"
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         return Check(name, "fail", f"{found}; {there} cannot be written", "choose another place or change its owner")
+    try:
+        with tempfile.NamedTemporaryFile(dir=there) as file:
+            take_lock(file)
+    except (OSError, UserError) as error:
+        problem, _, fix = str(error).partition("; ")
+        return Check(name, "fail", problem, fix)
     if free < 1:
         return Check(name, "fail", found, "free some space: a ResNet-50 checkpoint takes 0.2 GiB")
     return Check(name, "warn" if free < 5 else "ok", found, "little for a long run" if free < 5 else "")
+
+
+def check_disks(world: World, folder: str) -> list[Check]:
+    """Check the free space of a folder on the nodes of this launch; return, on rank 0, each node that has a finding."""
+    disk = check_disk("node-local disk", Path(folder))
+    disks = dict(world.gather((node_name(os.environ, world.host), disk)) or [])
+    wrong = [replace(each, found=f"{node}: {each.found}") for node, each in disks.items() if each.status != "ok"]
+    return wrong or [disk]
 
 
 def _judge_horovod(facts: processes.Facts) -> Finding:

@@ -15,7 +15,7 @@ from subprocess import DEVNULL
 
 from summit_train.cluster.doctor import ANSWER_S, Check, Status, check_disk, check_ranks
 from summit_train.cluster.job import Job, job_name
-from summit_train.cluster.site import COMM, Site, walltime_text
+from summit_train.cluster.site import COMM, Container, Site, walltime_text
 from summit_train.cluster.submit import chain, job_states, prepare_job
 from summit_train.core.errors import RunFailed
 from summit_train.core.text import counted
@@ -37,6 +37,8 @@ def examine_site(site: Site, run_dir: Path) -> Iterator[Check]:
     yield check_ranks({COMM: site.comm})
     if site.launcher != "ranks":  # train --ranks is part of this program
         yield check_launcher(site)
+    if site.container is not None:
+        yield from check_container(site, site.container, run_dir)
     yield check_disk("disk for runs", run_dir)
     if (command := site.batch.command) is None:
         return
@@ -54,21 +56,36 @@ def _judged(name: str, found: str, fix: str, status: Status = "fail") -> Check:
     return Check(name, status if fix else "ok", found, fix)
 
 
+def check_container(site: Site, box: Container, run_dir: Path) -> Iterator[Check]:
+    """Yield whether the runtime's program is here, what its mounts lack, and what only the nodes can tell."""
+    if box.runtime in ("apptainer", "podman_hpc"):  # the others are part of Slurm
+        yield check_program(site, "container's runtime", box.runtime.replace("_", "-"))
+    folders = {"the working folder": Path.cwd(), "runs": run_dir.absolute(), "node_local": site.node_local}
+    for line in box.gaps(folders):
+        found, _, fix = line.partition("; ")
+        yield Check("container", "warn", found, fix)
+    yield Check("container on the nodes", "ok", f"{box.runtime} with {box.image}: not tried here; --submit tries it")
+
+
 def check_launcher(site: Site) -> Check:
-    """Load the modules and run the setup in a login shell, and look for the launcher there."""
+    # The launcher pals is an mpiexec, which has the name of its kind.
+    return check_program(site, "launcher", "mpiexec" if site.launcher == "pals" else site.launcher)
+
+
+def check_program(site: Site, name: str, program: str) -> Check:
+    """Load the modules and run the setup in a login shell, and look for the program there."""
     lines = [f"module load {shlex.quote(module)} || exit" for module in site.modules]
     own = shlex.quote(str(Path(sys.executable).parent))
     # As in the templates of the launchers.
     path = f"export PATH=$PATH:{own}" if site.launcher in ("pals", "mpiexec") else f"export PATH={own}:$PATH"
-    launcher = "mpiexec" if site.launcher == "pals" else site.launcher  # whose name is that of its kind
-    program = "\n".join(["exec 3>&1 >&2", *lines, *site.setup, path, f"command -v {launcher} >&3"])
-    fix = f"modules and setup must work, and put {launcher} on PATH"
+    shell = "\n".join(["exec 3>&1 >&2", *lines, *site.setup, path, f"command -v {program} >&3"])
+    fix = f"modules and setup must work, and put {program} on PATH"
     try:
-        done = subprocess.run(["bash", "-lc", program], capture_output=True, text=True, timeout=ANSWER_S, stdin=DEVNULL)
+        done = subprocess.run(["bash", "-lc", shell], capture_output=True, text=True, timeout=ANSWER_S, stdin=DEVNULL)
     except subprocess.TimeoutExpired:
-        return Check("launcher", "fail", f"no answer within {ANSWER_S:g} s", fix)
-    found = [f"no {launcher} on PATH", *done.stderr.splitlines(), *done.stdout.splitlines()][-1]
-    return _judged("launcher", found, fix if done.returncode else "")
+        return Check(name, "fail", f"no answer within {ANSWER_S:g} s", fix)
+    found = [f"no {program} on PATH", *done.stderr.splitlines(), *done.stdout.splitlines()][-1]
+    return _judged(name, found, fix if done.returncode else "")
 
 
 def check_account(site: Site) -> Check:

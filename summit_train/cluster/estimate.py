@@ -11,7 +11,7 @@ from summit_train.cluster.schedulers import SCHEDULERS
 from summit_train.cluster.site import Site, Speed, walltime_text
 from summit_train.core.errors import UserError
 from summit_train.core.text import counted, duration
-from summit_train.plan import Plan
+from summit_train.plan import Plan, evaluations
 from summit_train.scaling.failures import daly_interval
 from summit_train.scaling.machines import Failures
 from summit_train.spec import Spec
@@ -134,12 +134,8 @@ def scored_clips(spec: Spec, plan: Plan, videos: int) -> int:
 
     Includes the clips of precise_bn. A stream counts as evaluate.clips clips.
     """
-    evaluate, saved = spec.evaluate, math.ceil(spec.schedule.epochs / spec.checkpoint.every_epochs)
-    clips = evaluate.clips if evaluate.mode == "stream" else 1
-    validations = math.ceil(spec.schedule.epochs / evaluate.every_epochs) if evaluate.every_epochs else 0
-    networks = min(evaluate.last_checkpoints, saved) * (1 if spec.ema.decay is None else 2)
-    views = evaluate.clips * (evaluate.crops if isinstance(evaluate.crops, int) else 1)
-    return videos * (validations * clips + networks * views) + networks * evaluate.precise_bn * plan.global_batch
+    in_training, networks, views = evaluations(spec)
+    return videos * (in_training + networks * views) + networks * spec.evaluate.precise_bn * plan.global_batch
 
 
 def estimate(

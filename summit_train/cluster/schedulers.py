@@ -97,6 +97,14 @@ def ask(words: Sequence[str], folder: Path | None = None, stdin: Path | None = N
     return done.stdout
 
 
+def user_name() -> str:
+    """Return this user's name. Raises RunFailed for one that the system knows by number alone."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as error:  # of Python before 3.13, and of later ones
+        raise RunFailed(f"user {os.getuid()} has no name in the password database; set USER to it") from error
+
+
 def minutes_of(text: str) -> int | None:
     """Return [DAYS-][HH:]MM:SS as minutes, rounded down; None for other words, such as UNLIMITED."""
     found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
@@ -118,6 +126,16 @@ class Slurm(Scheduler):
             raise UserError(f"{script.parent}: Slurm cannot write output below a name with % or \\; change it")
         return ["sbatch", "--parsable", *([f"--dependency=afterany:{after}"] if after else []), script.name]
 
+    def submit(self, script: Path, launcher: str, after: str | None) -> str:
+        try:
+            return super().submit(script, launcher, after)
+        except RunFailed as error:
+            if "Invalid job array specification" not in str(error):
+                raise
+            most = "an array must have fewer runs than MaxArraySize (`scontrol show config`)"
+            way = "start the sweep with fewer runs, then add the others to its file and start it again"
+            raise RunFailed(f"{error}; {most}: {way}") from error
+
     def member(self, array: str, number: int) -> str:
         return f"{array}_{number}"
 
@@ -129,7 +147,7 @@ class Slurm(Scheduler):
 
     def accounts(self) -> list[str]:
         words = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", "format=account"]
-        return sorted(set(ask([*words, f"user={getpass.getuser()}"]).split()))
+        return sorted(set(ask([*words, f"user={user_name()}"]).split()))
 
     def queue_limits(self, queue: str | None) -> tuple[int | None, int | None]:
         answer = ask(["scontrol", "--oneliner", "show", "partition", *([queue] if queue else [])])
@@ -183,7 +201,7 @@ class Pbs(Scheduler):
 
     def states(self) -> dict[str, str]:
         # qselect names what has not finished, by its whole id, which qstat cuts off.
-        own = ["qselect", "-T", "-u", getpass.getuser()]
+        own = ["qselect", "-T", "-u", user_name()]
         return dict.fromkeys(ask(own).split(), "queued") | dict.fromkeys(ask([*own, "-s", "RE"]).split(), "running")
 
 

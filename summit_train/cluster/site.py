@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -87,6 +88,19 @@ class Container(Section):
     @property
     def mounts(self) -> tuple[str, ...]:
         return tuple(bind if ":" in bind else f"{bind}:{bind}" for bind in self.binds)
+
+    def gaps(self, folders: Mapping[str, str | Path | None]) -> list[str]:
+        """Return a line for each folder that the image does not get, and for an image whose file is missing here."""
+        inside = [os.path.expandvars(mount.split(":")[1]) for mount in self.mounts]
+        inside += ["/tmp", "/var/tmp", os.path.expanduser("~")] if self.runtime == "apptainer" else []  # its defaults
+        lines = []
+        for what, folder in folders.items():
+            there = [Path(os.path.expandvars(str(folder))).is_relative_to(path) for path in inside]
+            if self.binds and folder is not None and not any(there):
+                lines.append(f"container.binds lack {what} {folder}: ranks may not find it; add it there")
+        if re.match(r"\.{0,2}/", self.image) and not Path(self.image).exists():
+            lines.append(f"container.image: no file {self.image} on this machine; the nodes must have it")
+        return lines
 
     def check(self, site: str, launcher: str, stage: bool | str) -> None:
         """Raise UserError where the launcher cannot enter the image or a copy of it, or nothing reads the binds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from summit_train.core.errors import UserError
-from summit_train.core.files import read_file
+from summit_train.core.files import read_file, remove_leftovers
 from summit_train.core.text import from_json
 
 
@@ -52,3 +52,11 @@ def best_checkpoint(run_path: Path) -> Path:
         raise CheckpointError(f"{run_path}: {why}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{file}: must name the step of a checkpoint ({error}); use last or a file") from error
+
+
+def remove_half_written(run_path: Path) -> None:
+    """Remove what killed processes have left of files in a run folder. The caller holds its lock."""
+    remove_leftovers(run_path)
+    for digest in (run_path / "checkpoints").glob("step_*.pt.sha256"):  # written before its checkpoint has its name
+        if not digest.with_suffix("").exists():
+            digest.unlink()

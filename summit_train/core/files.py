@@ -10,8 +10,9 @@ import os
 import stat
 import struct
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,11 +22,14 @@ from summit_train.core.errors import UserError
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+_SECONDS_TO_WRITE = 3600.0  # at most, for a file
+
+
 def cache_folder() -> Path:
     """Return the user's folder of what can be made again. Raises OSError where the user has no home folder."""
     folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     if folder.startswith("~"):
-        raise OSError(None, "the user has no home folder", folder)
+        raise OSError(None, "the user has no home folder; set XDG_CACHE_HOME to a folder for compiled kernels", folder)
     return Path(folder, "summit_train")
 
 
@@ -66,8 +70,8 @@ def replacing(path: str | Path, *, new: bool = False) -> Iterator[IO[bytes]]:
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # The process number keeps two commands that write one file apart.
-    temporary = target.with_name(f".{target.name[:200]}.{os.getpid()}.writing")
+    # Process and host keep two commands that write one file apart.
+    temporary = target.with_name(f".{target.name[:160]}.{os.getpid()}@{os.uname().nodename}.writing")
     try:
         with naming(target), open(temporary, "wb") as file:
             yield file
@@ -81,6 +85,19 @@ def replacing(path: str | Path, *, new: bool = False) -> Iterator[IO[bytes]]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what processes that were killed in `replacing` have left below a folder.
+
+    That is, of this host what belongs to no process, and of others, whose processes are not known, what is an hour old.
+    """
+    for path in folder.rglob(".*.writing"):
+        process, _, host = path.name.removesuffix(".writing").rpartition("@")
+        with suppress(FileNotFoundError):  # its process has been faster
+            is_old = time.time() - path.stat().st_mtime > _SECONDS_TO_WRITE
+            if is_old if host != os.uname().nodename else not os.path.exists(f"/proc/{process.rpartition('.')[2]}"):
+                path.unlink()
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -101,12 +118,31 @@ def file_sha256(path: str | Path) -> str:
     return digest.hexdigest()
 
 
+def take_lock(file: IO[Any], *, wait: bool = True) -> None:
+    """Lock an open file until it is closed. Raises BlockingIOError, UserError where its file system has no locks."""
+    with _naming_lack_of_locks(file):
+        fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+@contextmanager
+def _naming_lack_of_locks(file: IO[Any]) -> Iterator[None]:
+    """Raise UserError where the block asks for a lock and the file's file system has none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+            raise
+        wrong = f"{file.name}: its file system gives no POSIX locks ({error.strerror})"
+        right = "choose a folder on another one, or have it mounted with locks (Lustre: -o flock)"
+        raise UserError(f"{wrong}, by which one run at a time uses a folder; {right}") from error
+
+
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold the lock on this file, made with its folder, for the block. wait: until it is free, or BlockingIOError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        take_lock(file, wait=wait)
         yield
 
 
@@ -116,7 +152,7 @@ def is_locked(path: Path) -> bool:
         return False
     # struct flock of 64-bit Linux: type, whence, start, length (0: to the end), process, padded to its alignment.
     form, question = "hhqqi0q", (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    with open(path, "rb") as file:
+    with open(path, "rb") as file, _naming_lack_of_locks(file):
         answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(form, *question))
     return bool(struct.unpack(form, answer)[0] != fcntl.F_UNLCK)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
@@ -23,7 +26,7 @@ from summit_train.core.files import file_sha256
 class OwnPart:
     """A callable with its options, as the run began with it; other processes make it from this.
 
-    key: of the spec that names it. digest: the SHA-256 of its file.
+    key: of the spec that names it. digest: as of `digest_of`.
     """
 
     key: str
@@ -74,19 +77,65 @@ def load(key: str, name: str) -> Callable[..., Any]:
 
 
 def digest_of(key: str, name: str) -> str:
-    """Return the SHA-256 of the file that has the callable.
+    """Return the SHA-256 of the file that has the callable, or of all files that `_sources` returns.
 
-    Nothing in the file runs. Of a dotted name, the packages that contain the module are imported.
+    Nothing in the files runs. Of a dotted name, the packages that contain the module are imported.
     """
     with importing(key, name):
-        return file_sha256(_source_of(key, name.rpartition(":")[0]))
+        files = _sources(key, name.rpartition(":")[0])
+    if len(files) == 1:
+        return file_sha256(files[0])
+    common = Path(os.path.commonpath(files))
+    return hashlib.sha256(
+        "".join(f"{file.relative_to(common)} {file_sha256(file)}\n" for file in files).encode()
+    ).hexdigest()
+
+
+def _sources(key: str, place: str) -> list[Path]:
+    """Return the source file of a module and, in a package of the user's, those of it that its imports name in turn.
+
+    Of a FILE.py, and of a package that is installed with a version, the file alone; empty files are left out.
+    """
+    first, top = _source_of(key, place), place.partition(".")[0]
+    package = None if place.endswith(".py") else importlib.util.find_spec(top)
+    folders = package.submodule_search_locations if package is not None else None
+    if not folders or top == "summit_train" or {"site-packages", "dist-packages"} & {*first.parts}:
+        return [first]
+    above, found, left = Path(next(iter(folders))).parent, set[Path](), [place]
+    while left:
+        words = left.pop().split(".")
+        for end in range(1, len(words) + 1):  # the packages that contain a module run, too
+            folder = above.joinpath(*words[:end])
+            for file, within in ((folder / "__init__.py", end), (Path(f"{folder}.py"), end - 1)):
+                if file not in found and file.is_file() and file.stat().st_size:
+                    found.add(file)
+                    left += _imports(file, tuple(words[:within]), file.stat().st_mtime_ns)
+    return sorted(found | {first})
+
+
+@cache
+def _imports(file: Path, package: tuple[str, ...], changed: int) -> list[str]:
+    """Return the names of modules of its top package that a file of `package` may import. changed: when it was."""
+    names = list[str]()
+    with suppress(SyntaxError, ValueError):  # which its import will report
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Import):
+                names += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                base = package[: len(package) + 1 - node.level] if node.level else ()
+                module = ".".join([*base, *filter(None, [node.module])])
+                names += [f"{module}.{alias.name}" for alias in node.names]
+    return [name for name in names if name.partition(".")[0] == (package or (file.stem,))[0]]
 
 
 def check_call(
     key: str, name: str, called: Callable[..., Any], gets: Iterable[str], bind: Callable[[inspect.Signature], object]
 ) -> None:
     """Raise UserError where a callable does not take the arguments that `bind` gives it; gets: their names."""
-    signature = inspect.signature(called)
+    try:
+        signature = inspect.signature(called)
+    except ValueError as error:
+        raise UserError(f"{key}: {name} is built in and has no signature; try a function that calls it") from error
     try:
         bind(signature)
     except TypeError as error:

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
 from summit_train.core.bad_nodes import FAILURE
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.files import naming
+from summit_train.core.files import is_locked, naming, take_lock
 
 _MOST_WAITED_S = 100
+
+
+def wait_for_lock(run_path: Path, tick: Callable[[], None]) -> None:
+    """Wait up to 100 s, in a restart within a job, for the lock of a lost node; call `tick` each second.
+
+    The file system's server frees it after some time, NFS after 90 s.
+    """
+    until = time.monotonic() + (_MOST_WAITED_S if FAILURE in os.environ else 0)
+    while time.monotonic() < until and is_locked(run_path / "lock"):
+        tick()
+        time.sleep(1)
 
 
 class RunLock(AbstractContextManager["RunLock"]):
@@ -48,22 +59,15 @@ class RunLock(AbstractContextManager["RunLock"]):
 
     def _take(self) -> IO[str]:
         file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
-        # A server frees the lock of a lost node after some time, NFS after 90 s: a restart in the job waits for it.
-        may_wait, began = FAILURE in os.environ, time.monotonic()
-        while True:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if may_wait and time.monotonic() - began < _MOST_WAITED_S:
-                    time.sleep(1)
-                    continue
-                file.seek(0)
-                holder = file.read().strip() or "unknown"
-                file.close()
-                wrong = f"{self._path.parent}: another run is using this directory ({holder})"
-                what = f"{wrong}; wait for it, or give this one another name (name=...)"
-                raise (RunFailed if may_wait else UserError)(what) from error
+        try:
+            take_lock(file, wait=False)
+        except OSError as error:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            file.close()
+            wrong = f"{self._path.parent}: another run is using this directory ({holder})"
+            what = f"{wrong}; wait for it, or give this one another name (name=...)"
+            raise (RunFailed if FAILURE in os.environ else UserError)(what) from error
         file.truncate(0)
         with naming(self._path):
             os.write(file.fileno(), f"{os.uname().nodename}, process {os.getpid()}\n".encode())

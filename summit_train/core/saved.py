@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import shlex
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,21 +70,25 @@ def load_newest(
 ) -> tuple[Path | None, dict[str, Any], list[str]]:
     """Return the newest checkpoint that is whole: (path, state, complaints about newer ones that are not).
 
-    One that lists learners is whole if `check` finds their files whole. Returns (None, {}, []) without any checkpoint.
-    Raises CheckpointError if there are some and none is whole: starting over would silently discard the run.
+    One that lists learners is whole if `check` finds their files whole. One that is deleted meanwhile is no complaint:
+    the run that trains has a newer one. Returns (None, {}, []) without any checkpoint. Raises CheckpointError if there
+    are some and none is whole: starting over would silently discard the run.
     """
-    paths = find_checkpoints(run_path)
-    complaints: list[str] = []
-    for path in reversed(paths):
+    complaints, gone = dict[Path, str](), ""
+    while paths := [path for path in find_checkpoints(run_path) if path not in complaints]:
+        path = paths[-1]
         try:
             state = load_checkpoint(path, bound)
             if digests := state.get("learner_digests"):
                 check(path, digests)
-            return path, state, complaints
+            return path, state, list(complaints.values())
         except CheckpointError as error:
-            complaints.append(str(error))
-    if paths:
-        reasons = "; ".join(complaints)
+            if os.path.lexists(path):
+                complaints[path] = str(error)
+            else:
+                gone = str(error)
+    if complaints or gone:
+        reasons = "; ".join(complaints.values()) or gone
         raise CheckpointError(f"no checkpoint of {run_path} can be read ({reasons}); move them away to start over")
     return None, {}, []
 
@@ -143,8 +149,8 @@ def _load_safetensors(path: Path, bound: Bound) -> dict[str, Any]:
 
 def peek(path: Path) -> Any:
     """Return what torch saved, on the meta device: no number is read, no digest checked. Raises CheckpointError."""
-    size, stored = _unpacked_size(path), path.stat().st_size
-    if size > stored:
+    size = _unpacked_size(path)
+    if size > (stored := _stored_size(path)):
         raise CheckpointError(f"{path}: unpacks to {size:,} bytes of {stored:,}; torch never compresses what it saves")
     return _load(path, "meta")
 
@@ -154,11 +160,18 @@ def _unpacked_size(path: Path) -> int:
     try:
         with open(path, "rb", opener=regular) as file:
             if file.read(4) != b"PK\3\4":
-                return path.stat().st_size
+                return _stored_size(path)
         with zipfile.ZipFile(path) as archive:
             return sum(entry.file_size for entry in archive.infolist())
     except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
         raise CheckpointError(f"{path}: cannot be read as a file of torch's ({error})") from error
+
+
+def _stored_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _load(path: Path, device: str) -> Any:
@@ -169,7 +182,8 @@ def _load(path: Path, device: str) -> Any:
 
 
 def _why_unreadable(path: Path, reason: str) -> str:
-    with open(path, "rb") as file:  # any text reads as the operands of a pickle; torch's files begin otherwise
+    is_pickled = False
+    with suppress(OSError), open(path, "rb") as file:  # any text reads as a pickle's operands; torch's begin otherwise
         is_pickled = file.read(1) in (b"P", b"\x80")
     if "legacy .tar format" in reason:
         problem = "is in torch's legacy tar format"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import signal
 import socket
@@ -21,6 +22,9 @@ from summit_train.core.session import leave_reason
 
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM)
 _SECONDS_BETWEEN_LOOKS = 0.01
+# A rank that fails ends the others, after it has said why. MPI may wait for ever for one that was killed.
+_SECONDS_AFTER_THE_NEXT = 10.0
+_SENT_BEFORE_IT_ENDS = 3
 
 
 class Stopped(Exception):
@@ -126,7 +130,8 @@ class Neighbour:
     """The rank before this one in a ring of all ranks, heard over UDP.
 
     Every watchdog sends a datagram to the next rank several times within the stall time. A rank that waits in a
-    collective still sends; one that is stopped or cut off falls silent. The cost does not grow with the ranks.
+    collective still sends; one that is stopped or cut off falls silent. Where the next rank's process has ended, its
+    host refuses the datagrams. The cost does not grow with the ranks.
     """
 
     def __init__(self, world: World) -> None:
@@ -139,18 +144,22 @@ class Neighbour:
         ring = world.broadcast(world.gather(own))
         assert ring is not None
         self.who, _, _, self._key_before, self.node = ring[world.rank - 1]
-        _, host, port, _, _ = ring[(world.rank + 1) % world.size]
-        self._next: tuple[str, int] | None = None
+        self.who_next, host, port, _, _ = ring[(world.rank + 1) % world.size]
+        self._next = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         with suppress(OSError):  # a name without an address: the next rank then says that it heard nothing
-            self._next = "127.0.0.1" if on_one_node or host == world.host else socket.gethostbyname(host), port
+            self._next.connect(("127.0.0.1" if on_one_node or host == world.host else host, port))
         self.where = ""
         self._heard: float | None = None
+        self._sent, self._refused = 0, 0.0
 
     def exchange(self, where: str) -> None:
         """Send where this rank is, and take in what the rank before has sent."""
-        if self._next is not None:
-            with suppress(OSError):
-                self._socket.sendto(self._key + where.encode()[:400], self._next)
+        try:
+            self._sent += bool(self._next.send(self._key + where.encode()[:400]))
+        except ConnectionRefusedError:  # by a firewall, if from the beginning
+            self._refused = self._refused or (time.monotonic() if self._sent > _SENT_BEFORE_IT_ENDS else math.inf)
+        except OSError:
+            pass  # no address, or no network: the next rank says that it hears nothing
         with suppress(BlockingIOError):
             while True:
                 datagram = self._socket.recv(512)
@@ -160,6 +169,10 @@ class Neighbour:
     def silent_seconds(self) -> float | None:
         """Return the seconds since the rank before was heard; None if it never was."""
         return None if self._heard is None else time.monotonic() - self._heard
+
+    def next_has_ended(self) -> bool:
+        """Return whether the next rank's process ended so long ago that this one should have ended with it."""
+        return bool(self._refused) and time.monotonic() - self._refused > _SECONDS_AFTER_THE_NEXT
 
     def is_silent(self, stall_seconds: float) -> bool:
         """Return whether the rank before was heard, but not for half the stall time."""
@@ -206,7 +219,8 @@ class Watchdog:
             if fault := self._fault(seconds, before):
                 tell(fault := f"{self._world.who}: {fault}")
                 faulthandler.dump_traceback(file=sys.stderr)
-                own = None if self._waits else node_name(os.environ, self._world.host)
+                is_waiting = self._waits or (before is not None and before.next_has_ended())
+                own = None if is_waiting else node_name(os.environ, self._world.host)
                 leave_reason(fault, 1, before.node if before is not None and before.is_silent(seconds) else own)
                 self._world.abort(1)
 
@@ -215,6 +229,8 @@ class Watchdog:
         text = f"no progress for {stood:.0f} s while {where}"
         if before is None:
             return text if stood > seconds else None
+        if before.next_has_ended() and stood > _SECONDS_AFTER_THE_NEXT:
+            return f"{text}; {before.who_next} has ended"
         silent = before.silent_seconds()
         if silent is not None and before.is_silent(seconds):
             who = f"{before.who} has been silent for {silent:.0f} s: stopped, or cut off?"

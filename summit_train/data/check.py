@@ -63,7 +63,7 @@ def examine(root: str, path: str) -> Found:
         else:
             video = load_video(full, None)
             info, digest = probe(video), video.sha256()
-            if is_film(os.path.getsize(full), info.num_frames):
+            if info.can_jump and is_film(os.path.getsize(full), info.num_frames):
                 _films().load(full, None, info.num_frames, NO_HURRY)  # keeps the index for training
     except DecodeError as error:
         within = f"{os.path.relpath(error.path, full)} " if error.path.startswith(f"{full}{os.sep}") else ""
@@ -144,7 +144,9 @@ class Journal:
                 path = record["path"]
                 if path in asked and record["state"] == self._state(path):
                     error = record.get("error")
-                    found[path] = FileFacts(**record["facts"]) if error is None else DecodeError(path, error)
+                    facts = record.get("facts", {})
+                    facts["notes"] = tuple(facts.get("notes", ()))
+                    found[path] = FileFacts(**facts) if error is None else DecodeError(path, error)
         return found
 
     def add(self, rank: int, path: str, found: Found) -> None:
@@ -228,7 +230,9 @@ def _with_facts(row: ManifestRow, found: Found, *, compare: bool) -> ManifestRow
     row.span.frames(row.path, found.num_frames)
     if row.annotation is not None:
         row.annotation.check(0, row.path, found.num_frames, found.width, found.height)
-    facts = asdict(found)
+    facts = {name: fact for name, fact in asdict(found).items() if name not in ("can_jump", "notes")}
+    if not found.can_jump:
+        facts["num_frames"] = None  # with it, training would jump
     if {"left", "top"} <= dict(row.others).keys():  # a region's width and height are not those of the frame
         del facts["width"], facts["height"]
     return replace(row, **facts)

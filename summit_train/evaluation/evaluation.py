@@ -17,7 +17,7 @@ from summit_train.core.saved import bound_of, give_weights, in_memory, load_chec
 from summit_train.core.watch import Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.reading import check_same_classes
-from summit_train.evaluation.measures import Measures, left_out, measures_of
+from summit_train.evaluation.measures import Measures, interval, left_out, measures_of
 from summit_train.evaluation.precise_bn import recompute_from_training
 from summit_train.evaluation.scores import PREDICTIONS, Found, prediction_names
 from summit_train.evaluation.scoring import PartialScores, Scorer
@@ -54,8 +54,9 @@ class Evaluation:
     def score_checkpoints(self, model: VideoNetwork, paths: Sequence[Path]) -> dict[str, Any] | None:
         """Score the checkpoints with the spec's views; return the result on rank 0, None elsewhere. Collective.
 
-        Source: the paper, section 4.1: mean and standard deviation (of the population) over the last checkpoints.
-        The averages of the weights that the checkpoints hold are scored, too ("ema").
+        Source: the paper, section 4.1: mean and standard deviation over the last checkpoints. It does not say which
+        deviation; here n - 1, as over seeds and folds. The averages of the weights that the checkpoints hold are
+        scored, too ("ema").
         """
         spec, world = self.scorer.spec, self.scorer.world
         rows: list[dict[str, Any]] = []
@@ -104,7 +105,11 @@ class Evaluation:
         if scores is not None:
             clips = [dataset.manifest.clip(video) for video in scores.videos.tolist()]
             scores.save(folder / f"{name}.npz", clips, dataset.manifest.classes or ())
-        return scores, scorer.world.together(lambda: {} if scores is None else self.measures.values(scores))
+        return scores, scorer.world.together(lambda: {} if scores is None else self._values(scores))
+
+    def _values(self, scores: Found) -> dict[str, Any]:
+        macro = self.measures.macro(scores)
+        return self.measures.values(scores) | ({} if macro is None else {"top1_macro": macro})
 
 
 def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tensors, Tensors | None, int]:
@@ -126,10 +131,10 @@ def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tenso
 
 
 def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> dict[str, Any]:
-    """Return the content of eval.json: mean and standard deviation over the checkpoints' measures, in percent.
+    """Return the content of eval.json: mean and standard deviation (n - 1) over the checkpoints' measures, in percent.
 
     The mean is as the paper computes it. Last and best of the main measure are those of one checkpoint. None: the
-    videos say nothing about a measure.
+    videos say nothing about a measure, or the deviation of one checkpoint. top1_interval: of the mean, over the videos.
     """
     known = measures_of(spec.loss.base, own=spec.evaluate.own_names)
     result: dict[str, Any] = {}
@@ -138,9 +143,13 @@ def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> di
         found = [value for value in values if value is not None]
         is_known = bool(found) and found == values
         result[f"{key}_mean"] = statistics.fmean(found) if is_known else None
-        result[f"{key}_std"] = statistics.pstdev(found) if is_known else None
+        result[f"{key}_std"] = statistics.stdev(found) if is_known and len(found) > 1 else None
         if key == known.main.key:
             result |= {f"{key}_last": values[-1], f"{key}_best": max(found, default=None)}
+    if known.main.key == "top1" and result["top1_mean"] is not None:
+        result["top1_interval"] = interval(result["top1_mean"], num_videos)
+    if macros := [row["top1_macro"] for row in rows if "top1_macro" in row]:
+        result["top1_macro_mean"] = statistics.fmean(macros)
     return result | {
         "videos": num_videos,
         "mode": spec.evaluate.mode,

@@ -63,11 +63,12 @@ def read_runs(words: Sequence[str]) -> list[RunScores]:
         for clip, following in pairwise(run.clips):
             if clip == following:
                 raise UserError(f"{run.path}: has {clip} twice; scores are matched by video, so each may be there once")
-    for run in runs[1:]:
-        _check_match(runs[0], run)
-    names, classes = [run.name for run in runs], next((run.class_names for run in runs if run.class_names), ())
+    first = next((run for run in runs if run.class_names), runs[0])
+    for run in runs:
+        _check_match(first, run)
+    names = [run.name for run in runs]
     own = [word if names.count(name) > 1 else name for name, word in zip(names, words, strict=True)]
-    return [replace(run, name=name, class_names=classes) for run, name in zip(runs, own, strict=True)]
+    return [replace(run, name=name, class_names=first.class_names) for run, name in zip(runs, own, strict=True)]
 
 
 def read_run(word: str) -> RunScores:
@@ -145,11 +146,16 @@ def _columns(path: Path) -> dict[str, np.ndarray]:
     return columns
 
 
-def _check_match(one: RunScores, other: RunScores) -> None:
+def check_classes(one: RunScores, other: RunScores) -> None:
+    """Raise UserError where two runs differ in the number of classes, or in their names or order."""
     sizes = [run.scores.scores.shape[1] for run in (one, other)]
     if sizes[0] != sizes[1]:
         raise UserError(f"{one.path} has {sizes[0]} classes and {other.path} has {sizes[1]}; must be the same")
     check_same_classes(one.path, one.class_names, other.path, other.class_names)
+
+
+def _check_match(one: RunScores, other: RunScores) -> None:
+    check_classes(one, other)
     if one.clips != other.clips:
         both = set(one.clips) & set(other.clips)
         has, lacks = (one, other) if len(one.clips) > len(both) else (other, one)

@@ -23,6 +23,7 @@ from summit_train.tasks.task import every_part
 
 _TRIAL = 1_000_000  # scores that a measure is tried on
 _MOST_CLASSES = 1000  # whose measures a validation records
+_Z = 1.959964  # of the normal distribution, within which 95 % lie
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,14 @@ class Measures:
         values = self.main.of_class(found).tolist()
         return [None if math.isnan(value) else round(value, 2) for value in values]
 
+    def macro(self, found: Found) -> float | None:
+        """Return the mean over the classes of top-1, percent; None where they have equal numbers of videos."""
+        if self.main.key != "top1":
+            return None
+        videos = found.hot.sum(0)
+        known = videos[videos > 0]
+        return None if (known == known[0]).all() else float(np.nanmean(self.main.of_class(found)))
+
     def text(self, values: Mapping[str, Any]) -> str:
         """Return `top-1 73.81 %  top-5 91.20 %`, of eval.json `top-1 73.81 +- 0.05 %  top-5 91.20 %`."""
         parts = []
@@ -98,6 +107,19 @@ class Measures:
             text = percent(value, measure.unit) if std is None else f"{value:.2f} +- {std:.2f} %"
             parts.append(f"{measure.name} {text}")
         return "  ".join(parts)
+
+
+def interval(top1: float, videos: int) -> tuple[float, float]:
+    """Return the 95 % interval, percent, of an accuracy in percent over so many independent videos (Wilson, 1927)."""
+    right, spread = top1 / 100, _Z**2 / videos
+    middle, half = right + spread / 2, math.sqrt(spread * (right * (1 - right) + spread / 4))
+    return max(0.0, 100 * (middle - half) / (1 + spread)), min(100.0, 100 * (middle + half) / (1 + spread))
+
+
+def say_certainty(bounds: Sequence[float] | None, macro: float | None) -> list[str]:
+    """Return lines for people about top-1: its interval, and its mean over the classes, as far as they are known."""
+    lines = [] if bounds is None else ["95 % interval of top-1: {:.2f} to {:.2f} %".format(*bounds)]
+    return lines if macro is None else [*lines, f"macro top-1, the mean over the classes: {percent(macro)}"]
 
 
 def measures_of(kind: object, num_classes: float | None = None, own: Sequence[str] = ()) -> Measures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -108,23 +109,25 @@ class Loaded:
     def features(self, clips: torch.Tensor, layer: str) -> torch.Tensor:
         """Return the output of a layer of `plain`, by its name in `named_modules`, in the type of the weights.
 
-        2D networks have a row a frame.
+        2D networks have a row a frame. Several threads may call it.
         """
-        modules = {name: module for name, module in self.plain.named_modules() if name}
+        plain, thread = self.plain, threading.get_ident()  # threads that build it at once have one each
+        modules = {name: module for name, module in plain.named_modules() if name}
         if layer not in modules:
             near = difflib.get_close_matches(layer, modules, 1) or [name for name in modules if "." not in name]
             raise UserError(f"layer must be a module of the network, got {layer!r}; try {', '.join(near)}")
         outputs = list[list[torch.Tensor]]()  # of each part
 
         def keep(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-            if isinstance(output, torch.Tensor):  # the last, if it runs again. A copy: the next layer may work in place
+            if isinstance(output, torch.Tensor) and threading.get_ident() == thread:  # a hook hears every thread
+                # The last one, if it runs again. A copy: the next layer may work in place.
                 outputs[-1] = [output.to(self._type, copy=True)]
 
         hook = modules[layer].register_forward_hook(keep)
         with hook, torch.no_grad(), mixed_precision(self.spec.precision, self.device):
             for part in self._parts(clips):
                 outputs.append([])
-                self.plain(part)
+                plain(part)
         if not outputs[0]:
             raise UserError(f"layer {layer!r} does not run in a forward pass, or gives no tensor")
         return torch.cat([output for (output,) in outputs])

@@ -18,6 +18,7 @@ from summit_train.core import rng
 from summit_train.core.count import Count
 from summit_train.core.errors import UserError
 from summit_train.core.machine import processor_digest
+from summit_train.core.text import counted
 from summit_train.models import VideoNetwork
 from summit_train.models.build import network_of
 from summit_train.models.by_name import freeze_by_name, frozen_until, lr_factors
@@ -25,7 +26,7 @@ from summit_train.models.count import count
 from summit_train.models.fast import accelerate, execution
 from summit_train.models.online import cache_shapes
 from summit_train.models.precision import parameter_type
-from summit_train.models.video import freeze_norms, freeze_trunk
+from summit_train.models.video import freeze_norms, freeze_trunk, trained_norms
 from summit_train.spec import ModelSpec, Spec
 from summit_train.spec.catalog import is_foreign
 from summit_train.spec.model import TASK_SECTIONS, stream_problem
@@ -114,6 +115,24 @@ def separate_compile_cache() -> None:
     if parent.name != kind:
         (parent / kind).mkdir(mode=0o755, parents=True, exist_ok=True)  # only this user may write code there
         os.environ.update({_COMPILE_CACHE: str(parent / kind)})
+
+
+def check_batch(spec: Spec) -> None:
+    """Raise UserError where a normalisation that is trained would see one value of each channel in a micro-batch."""
+    if spec.scale.clips_per_gpu > 1 or is_foreign(spec.model.arch):
+        return
+    with torch.device("meta"):
+        network = build_network(spec).eval()
+        num_frames, height, width, channels = spec.data.clip_shape
+        clip_NTCHW = torch.zeros(1, num_frames, channels, height, width)
+    sizes = list[int]()
+    for norm in trained_norms(network):
+        norm.register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].numel() // inputs[0].shape[1]))
+    network(clip_NTCHW)
+    if min(sizes, default=2) < 2:
+        size = f"{counted(num_frames, 'frame')} of {height} x {width} pixels"
+        why = f"from one clip of {size}, a batch normalisation of {spec.model.arch} gets one value per channel"
+        raise UserError(f"scale.clips_per_gpu: must be 2 or more, got 1: {why}; or try a larger data.crop")
 
 
 def count_network(spec: Spec) -> Count:

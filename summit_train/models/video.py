@@ -100,7 +100,7 @@ class VideoNetwork(nn.Module):
     `sequences`: the nn.Sequentials whose members are the layers of a layer decay, and can be computed again in the
     backward pass. `stem`: the names of the convolutions that see the clip. `head`: the classifier's name.
     `undecayed`: names of weights that, like biases, have no weight decay.
-    `frozen_until`: names of parameters that a spec freezes, and for how many epochs (models.by_name).
+    `frozen_until`: names of what a spec freezes, and for how many epochs (models.by_name.frozen_until).
     `pool1_form`: the pooling after conv1, if public networks with the same parameters differ in it.
     Where the head is a global average and one linear layer, `extract` averages what `feature_maps` returns.
     `sources`: SHA-256 of the files that build it, where they are not this package's, as keys of an experiment.
@@ -257,8 +257,10 @@ def freeze_trunk(network: VideoNetwork) -> None:
 
 
 def is_frozen(module: nn.Module) -> bool:
-    """Return whether `module` is a normalisation whose weight gets no gradient."""
-    return isinstance(module, _BatchNorm) and module.weight is not None and not module.weight.requires_grad
+    """Return whether `module` is a normalisation whose weight gets no gradient, or one without that is `frozen`."""
+    if not isinstance(module, _BatchNorm):
+        return False
+    return not module.weight.requires_grad if module.weight is not None else getattr(module, "frozen", False)
 
 
 def trained_norms(network: nn.Module) -> list[_BatchNorm]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 import torch
 from torch import nn
@@ -180,12 +181,16 @@ class VideoViT(ViT):
         """Check the positions of V-JEPA's files, which are fixed, but not those of VideoMAE's, which have none."""
         tensors = super().fitted(found)
         theirs = tensors.pop("pos_embed", None)
-        ours = fixed_positions(self.positions, (8, SIDE, SIDE), self.channels, torch.device("cpu"))
-        if theirs is None or (theirs.shape == (1, *ours.shape) and torch.allclose(theirs[0].double(), ours, atol=1e-2)):
+        if theirs is None:
             return tensors
-        right = "V-JEPA's files for 16 frames of 224 pixels need model.positions=grid"
-        other = "the rotary positions of V-JEPA 2 do not fit at all"
-        raise ValueError(f"its pos_embed is not this network's: {right}, and {other}")
+        for kind in get_args(Positions):
+            places = fixed_positions(kind, (8, SIDE, SIDE), self.channels, torch.device("cpu"))[None]
+            if theirs.shape == places.shape and torch.allclose(theirs.double(), places, atol=1e-2):
+                if kind == self.positions:
+                    return tensors
+                raise ValueError(f"its pos_embed needs model.positions={kind}, got {self.positions}")
+        right = "that of V-JEPA's files for 16 frames of 224 pixels"
+        raise ValueError(f"its pos_embed must be {right}; the rotary positions of V-JEPA 2 do not fit at all")
 
 
 class FrameViT(ViT):
@@ -240,16 +245,18 @@ def fixed_positions(kind: Positions, grid: Sequence[int], channels: int, device:
     """Return what tells the patches of a grid (T, H, W) apart: sines and cosines (T*H*W, channels) in double precision.
 
     "index" (VideoMAE): of the patch's number, a sine and a cosine in turn. "grid" (V-JEPA): of the time in half of the
-    channels, then of the row and of the column in a quarter each, sines before cosines.
+    channels, then of the row and of the column in a quarter each, sines before cosines. "grid_uniform" (V-JEPA with
+    uniform_power, as published): in a third each, rounded up to a sine and a cosine more; the last ones are cut off.
     """
     axes = [torch.arange(length, dtype=torch.float64, device=device) for length in grid]
     if kind == "index":
         angles = _angles(torch.arange(math.prod(grid), dtype=torch.float64, device=device), channels)
         return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
     places = torch.meshgrid(*axes, indexing="ij")
-    shares = (channels // 2, channels // 4, channels // 4)
+    third = 2 * math.ceil(channels / 6)
+    shares = (channels // 2, channels // 4, channels // 4) if kind == "grid" else (third, third, third)
     of_axes = [_angles(place.flatten(), share) for place, share in zip(places, shares, strict=True)]
-    return torch.cat([wave for angles in of_axes for wave in (angles.sin(), angles.cos())], 1)
+    return torch.cat([wave for angles in of_axes for wave in (angles.sin(), angles.cos())], 1)[:, :channels]
 
 
 def _angles(places: torch.Tensor, channels: int) -> torch.Tensor:
@@ -261,6 +268,7 @@ def _angles(places: torch.Tensor, channels: int) -> torch.Tensor:
 def resized(grid_1PC: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """Return the positions of SIDE x SIDE patches for another number of them, by bicubic interpolation.
 
+    Without timm's antialiasing, with which finished runs of less than 224 pixels would be other networks.
     As two matrix products: the backward pass of torch's interpolation sums in any order on GPUs.
     """
     if (height, width) == (SIDE, SIDE):

@@ -24,7 +24,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return groups of weights, with decay, and of biases and norms' scale and shift, with decay only if `decay_norms`.
 
-    What the model names in `undecayed` is among the second.
+    What the model names in `undecayed`, such as a vit's class token and positions, is among the second. has_ratio: of
+    the first alone, whose layers lars and lamb give a trust ratio.
 
     lr_factors: of the parameters with these names, whose LR is that many times the others'; each such LR has two groups
     of its own, and so have parameters of the same epochs in the model's `frozen_until`: a group counts its updates.
@@ -38,9 +39,11 @@ def parameter_groups(
         own = {n: p for n, p in model.named_parameters() if (until.get(n, 0.0), factors.get(n, 1.0)) == kind}
         large = [p for name, p in own.items() if p.ndim > 1 and name not in undecayed]
         small = [p for name, p in own.items() if p.ndim <= 1 or name in undecayed]
-        for decay, params in ((weight_decay, large), (weight_decay if decay_norms else 0.0, small)):
+        small_decay = weight_decay if decay_norms else 0.0
+        for params, decay, has_ratio in ((large, weight_decay, True), (small, small_decay, False)):
             if params:  # a convolution without a bias has one group
-                groups.append({"params": params, "weight_decay": decay, "lr_factor": factor})
+                group = {"params": params, "weight_decay": decay, "lr_factor": factor, "has_ratio": has_ratio}
+                groups.append(group)
     return groups
 
 
@@ -116,7 +119,7 @@ class ForeachSolver(torch.optim.Optimizer):
     found_inf: torch.Tensor | None = None
 
     def __init__(self, groups: Iterable[dict[str, Any]], **options: float | tuple[float, float]) -> None:
-        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, **options})
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "has_ratio": True, **options})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -201,14 +204,14 @@ class Lamb(ForeachSolver):
         m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  m^ = m / (1 - b1^t);  v^ = v / (1 - b2^t)
         u = m^ / (sqrt(v^) + eps) + weight_decay w;  w <- w - lr |w| / |u| u
 
-    The ratio |w| / |u| is 1 where one of them is 0, and for biases and batch normalisation.
+    The ratio |w| / |u| is 1 where one of them is 0, and in groups without `has_ratio` (see parameter_groups).
     phi, which may clip |w|, is the identity. t counts the updates that were not skipped. Options: betas, eps.
     """
 
     def _advance(self, group: dict[str, Any], weights: Tensors, gradients: Tensors, keep: torch.Tensor) -> None:
         directions = self._adam(group, weights, gradients, keep)
         torch._foreach_add_(directions, weights, alpha=group["weight_decay"])
-        if weights[0].ndim > 1:  # a group has matrices and kernels, or biases and norms
+        if group["has_ratio"]:
             norms, lengths = layer_norms(weights), layer_norms(directions)
             ratios = torch.where((norms > 0) & (lengths > 0), norms / lengths, 1)
             torch._foreach_mul_(directions, list(ratios.unbind()))

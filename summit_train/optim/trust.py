@@ -4,8 +4,8 @@
     bounded: r = min(max(|w| / |g|, lower), upper)            (You et al. 2019, DATE, Algorithm 1, lines 13 to 17)
 
 g is the gradient as the solver gets it: averaged over the ranks, unscaled, clipped. Where |w| or |g| is 0, lars has
-r = 1 and bounded r = 1 within its bounds. A layer is one tensor of weights. lars leaves biases and batch normalisation
-without a ratio; DATE's lines have no such exception. All stays on the device.
+r = 1 and bounded r = 1 within its bounds. A layer is one tensor of weights. lars leaves groups without `has_ratio`, as
+of biases and batch normalisation, without a ratio; DATE's lines have no such exception. All stays on the device.
 """
 
 from __future__ import annotations
@@ -40,14 +40,20 @@ class TrustRatio:
         self._names = {parameter: name for name, parameter in model.named_parameters()}
 
     @torch.no_grad()
-    def update(self, skipped: torch.Tensor) -> Ratios:
-        """Make the optimizer's step so that each layer moves by its ratio; nothing moves where `skipped` is 1."""
+    def update(self, skipped: torch.Tensor) -> Ratios | None:
+        """Make the optimizer's step so that each layer moves by its ratio; nothing moves where `skipped` is 1.
+
+        Returns None where no trained layer has a ratio.
+        """
         weights, parts = [], []
         for group in self._optimizer.param_groups:
-            params = [parameter for parameter in group["params"] if parameter.grad is not None]
-            layers = [parameter for parameter in params if self._spec.kind == "bounded" or parameter.ndim > 1]
-            weights += layers
-            parts += [self._ratios(layers, group["weight_decay"])] if layers else []
+            layers = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if layers and (self._spec.kind == "bounded" or group["has_ratio"]):
+                weights += layers
+                parts.append(self._ratios(layers, group["weight_decay"]))
+        if not parts:
+            self._optimizer.step()
+            return None
         ratios = torch.where(skipped > 0, 1, torch.cat(parts))
         if self._spec.kind == "lars" and isinstance(self._optimizer, torch.optim.SGD):
             self._step_with_lr_in_momentum(dict(zip(weights, ratios.unbind(), strict=True)))

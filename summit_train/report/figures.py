@@ -306,7 +306,7 @@ def _accuracy(runs: Sequence[RunRecord]) -> Picture | None:
         canvas.entries = [(line, label + final) for (line, label), final in zip(names, finals, strict=True)]
         canvas.entries += [(Line2D([], [], color=GREY, **KINDS[kind]), label) for label, kind in kinds.items()]
     has_band = any(run.final is not None and run.final.of(f"{run.measures.main.key}_std") for run in runs)
-    band = " Band: one standard deviation over the last checkpoints." if has_band else ""
+    band = " Band: one standard deviation (n - 1) over the last checkpoints." if has_band else ""
     trained = "Training: moving mean over the batches." if "training" in kinds else ""
     return canvas.picture("Accuracy", trained + band)
 

@@ -1,4 +1,4 @@
-"""Where the time of a run went, over all its jobs: from the start of the first process to the last record of training.
+"""Where the time of a run went, over all its jobs: from the start of the first job to the last record of training.
 
     goodput = time of the steps whose update is in the weights / all of that time
 
@@ -23,7 +23,7 @@ class TimeSpent:
     """Seconds of a run by what they were spent on; each second counts once.
 
     steps: whose update is in the weights, with their wait for data. lost_steps: done again by a later job, or skipped.
-    checkpoints: while the steps waited. startup: from the start of a process to its first step.
+    checkpoints: while the steps waited. startup: from the start of a job, or of a restart in it, to the first step.
     restarts: from the last record before a failure until the same job started the ranks again. other: what remains.
     """
 
@@ -63,11 +63,15 @@ def time_spent(run: RunRecord) -> TimeSpent | None:
     times = [time for record in log if (time := number(record.time)) is not None]
     if not run.steps or len(times) < len(log) or not isinstance(log[0], StartRecord):
         return None
-    startups = {i: record.startup_s or 0.0 for i, record in enumerate(log) if isinstance(record, StartRecord)}
-    began = {i: times[i] - seconds for i, seconds in startups.items()}
-    jobs = {i: record.job for i, record in enumerate(log) if isinstance(record, StartRecord)}
-    in_jobs, between = 0.0, 0.0
-    for earlier, later in pairwise(startups):
+    began, jobs = dict[int, float](), dict[int, str | None]()
+    for i, record in enumerate(log):
+        if isinstance(record, StartRecord):
+            began[i] = times[i] - (record.startup_s or 0.0)
+            if record.job is not None and record.job.isdecimal() and record.job not in jobs.values():
+                began[i] = min(began[i], float(record.job))  # of the script: the ranks may have failed before a record
+            jobs[i] = record.job
+    startup, in_jobs, between = sum(times[i] - began[i] for i in began), 0.0, 0.0
+    for earlier, later in pairwise(began):
         gap = max(0.0, began[later] - times[later - 1])
         if jobs[later] is not None and jobs[later] == jobs[earlier]:
             in_jobs += gap
@@ -77,9 +81,8 @@ def time_spent(run: RunRecord) -> TimeSpent | None:
     steps = sum(number(step.step_s) or 0.0 for step in run.steps if not step.skipped)
     checkpoints = sum(number(record.seconds) or 0.0 for record in log if isinstance(record, CheckpointRecord))
     validations = sum(record.seconds or 0.0 for record in log if isinstance(record, EvalRecord))
-    known = all_steps + checkpoints + validations + sum(startups.values()) + in_jobs + between
+    known = all_steps + checkpoints + validations + startup + in_jobs + between
     other = max(0.0, times[-1] - began[0] - known)
-    startup = sum(startups.values())
     return TimeSpent(steps, all_steps - steps, checkpoints, validations, startup, in_jobs, between, other)
 
 

@@ -25,7 +25,7 @@ from summit_train.report.tables import moment
 STATES = ("done", "running", "stopped", "unfinished", "not started", "broken")
 COLUMNS = (
     "name", "state", "epochs", "planned_epochs", "measure", "last", "best", "mean", "evaluation", "lr",
-    "global_batch", "clips_per_second", "node_hours", "started", "run", "remarks",
+    "global_batch", "clips_per_second", "node_hours", "started", "run", "remarks", "low", "high", "macro",
 )  # fmt: skip
 _SUBMITTED = "job/spec.yaml"  # all that a run has before it starts
 
@@ -35,7 +35,8 @@ class Index:
     """All runs below a folder: one row by COLUMNS each, in the order of their paths.
 
     epochs: done so far. last, best, mean: of the measure, in percent; over the checkpoints of the final evaluation, or
-    while `evaluation` is "training" over the validations so far, which have no mean. lr: the peak. clips_per_second:
+    while `evaluation` is "training" over the validations so far, which have no mean. low, high: the 95 % interval of a
+    mean top-1. macro: its mean over classes of unequal numbers of videos. lr: the peak. clips_per_second:
     the median. node_hours: recorded time times nodes; None if the run had several numbers of ranks. started: of the
     first job. remarks: what is missing or unreadable. settings: by dotted keys, what differs between the specs; None
     where a spec lacks the key. runs: those that could be read.
@@ -133,6 +134,9 @@ def _known(run: RunRecord) -> dict[str, Any]:
     if run.final or scores:
         mean = run.final and run.final.of(f"{main.key}_mean")
         row |= {"measure": main.name, "evaluation": "final" if run.final else "training", "mean": mean}
+    if run.final:
+        bounds = run.final.interval(main) or (None, None)
+        row |= {"low": bounds[0], "high": bounds[1], "macro": run.final.of("top1_macro_mean")}
     return row | ({"last": scores[-1], "best": max(scores)} if scores else {})
 
 

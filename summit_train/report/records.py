@@ -7,15 +7,15 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import median, stdev
 from typing import Any, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file, regular
 from summit_train.core.text import from_json, mean_std
-from summit_train.evaluation.measures import Measure, measures_of
+from summit_train.evaluation.measures import Measure, interval, measures_of
 from summit_train.report.log_records import (
     KINDS,
     AverageRecord,
@@ -49,9 +49,19 @@ class CheckpointScore(WithMeasures):
 
 
 class CheckpointScores(WithMeasures):
-    """The measures of the last checkpoints, with mean and standard deviation, KEY_mean and KEY_std."""
+    """The measures of the last checkpoints, with mean and standard deviation (n - 1), KEY_mean and KEY_std."""
 
     checkpoints: tuple[CheckpointScore, ...] = ()
+
+    @model_validator(mode="after")
+    def _deviate(self) -> CheckpointScores:
+        """Compute the deviations again: in files of older versions they are the population's, of one checkpoint 0."""
+        for name in (extra := self.model_extra or {}):
+            if name.endswith("_std"):
+                scores = (score.of(name.removesuffix("_std")) for score in self.checkpoints)
+                if known := [score for score in scores if score is not None]:
+                    extra[name] = stdev(known) if len(known) > 1 else None
+        return self
 
     def best(self, key: str) -> float | None:
         """Return the highest of a measure over the checkpoints."""
@@ -72,6 +82,13 @@ class FinalEval(CheckpointScores):
     ema: CheckpointScores | None = None
     classes_left_out: tuple[str, ...] = ()
     overrides: dict[str, Any] = Field(default={})
+
+    def interval(self, main: Measure) -> tuple[float, float] | None:
+        """Return the 95 % interval of the mean top-1 over the videos; None of another measure."""
+        top1 = self.of("top1_mean")
+        if main.key != "top1" or top1 is None or not 0 <= top1 <= 100 or not self.videos or self.videos < 0:
+            return None
+        return interval(top1, self.videos)
 
 
 class BestCheckpoint(Record):

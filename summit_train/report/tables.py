@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from summit_train.core.text import MOST_ITEMS, NONE, counted, duration, listed, percent, show
+from summit_train.evaluation.measures import say_certainty
 from summit_train.report.log_records import StartRecord, StepRecord, number
 from summit_train.report.records import ClipsPerClass, FinalEval, RunRecord
 
@@ -165,6 +166,7 @@ def remarks_of(run: RunRecord) -> list[str]:
     """Return what the table of the run's own evaluation does not say: its limits, and the best validation."""
     remarks, wanted = list[str](), number(run.setting("evaluate", "last_checkpoints"))
     if run.final is not None:
+        remarks += say_certainty(run.final.interval(run.measures.main), run.final.of("top1_macro_mean"))
         if wanted is not None and (found := len(run.final.checkpoints)) < wanted:
             count = counted(found, "checkpoint")
             remarks.append(f"The mean is over {count}, fewer than evaluate.last_checkpoints, {wanted:.0f}")

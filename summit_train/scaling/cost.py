@@ -24,7 +24,7 @@ from statistics import NormalDist
 
 from summit_train.core.errors import UserError
 from summit_train.counts import count_model, count_network
-from summit_train.plan import averaged_elements, averages_per_epoch
+from summit_train.plan import averaged_elements, averages_per_epoch, evaluations
 from summit_train.scaling.collectives import BACKWARD_SHARE, allreduce_seconds, layer_gradients, overlap
 from summit_train.scaling.machines import RATE_KEYS, Machine, find_rate
 from summit_train.spec import ModelSpec, Spec
@@ -200,15 +200,13 @@ def evaluation_seconds(job: ScaledJob) -> float:
 
     The final one also evaluates the average of the weights.
     """
-    evaluate, epochs = job.spec.evaluate, job.spec.schedule.epochs
+    evaluate = job.spec.evaluate
+    in_training, networks, views = evaluations(job.spec)
     area = evaluate.short_side**2 / math.prod(job.spec.data.clip_shape[1:3])
-    crops, shape = (1, _FULL_FRAME) if evaluate.crops == "full" else (evaluate.crops, 1.0)
-    validations = math.ceil(epochs / evaluate.every_epochs) if evaluate.every_epochs else 0
-    in_training = validations * _view_seconds(job, area)
-    num_networks = evaluate.last_checkpoints * (1 if job.spec.ema.decay is None else 2)
-    final = num_networks * evaluate.clips * crops * _view_seconds(job, area * shape)
-    precise_clips = num_networks * evaluate.precise_bn * job.accumulation * job.spec.scale.clips_per_gpu
-    return math.ceil(job.videos / job.gpus) * (in_training + final) + precise_clips * _view_seconds(job, 1.0)
+    whole = area * (_FULL_FRAME if evaluate.crops == "full" else 1)
+    video_s = in_training * _view_seconds(job, area) + networks * views * _view_seconds(job, whole)
+    precise_clips = networks * evaluate.precise_bn * job.accumulation * job.spec.scale.clips_per_gpu
+    return math.ceil(job.videos / job.gpus) * video_s + precise_clips * _view_seconds(job, 1.0)
 
 
 def _view_seconds(job: ScaledJob, area: float) -> float:

@@ -17,7 +17,7 @@ ShiftDirection = Literal["both", "past"]
 Pool1 = Literal["2x3x3", "2x3x3_unpadded", "1x3x3"]
 FreezeBN = Literal["none", "all", "all_but_first"]
 Adapter = Literal["none", "shift", "st"]
-Positions = Literal["index", "grid"]
+Positions = Literal["index", "grid", "grid_uniform"]
 NonLocalForm = Literal["tsm", "original"]
 NonLocal = Literal[False, NonLocalForm]
 

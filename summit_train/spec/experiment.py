@@ -56,12 +56,18 @@ FolderName = Annotated[str, AfterValidator(folder_name)]
 
 # The measure that decides, by loss.kind; evaluation.measures has how it is computed.
 MAIN_MEASURES: dict[str, str] = {kind: measure for task in every_task() for kind, measure in task.kinds.items()}
-# Names in records and tables of an evaluation, which measures of the user's own cannot have.
-_TAKEN = (
-    "top1", "top5", *MAIN_MEASURES.values(), "val_loss", "kind", "time", "epoch", "step", "videos", "clips", "seconds",
-    "classes", "path", "bad_videos", "mode", "crops", "checkpoints", "name", "state", "run", "job", "note", "machine",
-    "final",
+# Names in the log, eval.json, the index and a sweep's tables, which measures of the user's own cannot have.
+RESERVED_NAMES = (
+    "top1", "top5", *MAIN_MEASURES.values(), "val_loss", "kind", "time", "time_s", "epoch", "epochs", "planned_epochs",
+    "step", "total_steps", "videos", "clips", "seconds", "classes", "num_classes", "path", "bad_videos", "mode",
+    "crops", "checkpoints", "name", "state", "run", "runs", "done", "job", "note", "remarks", "machine", "final",
+    "ema", "overrides", "goodput", "goodput_in_jobs", "written", "settings", "changes", "curve",
+    "fold", "folds", "nodes", "ranks", "node_hours", "virtual_gpus", "accumulation", "global_batch",
+    "frames_per_batch", "lr", "peak_lr", "training_top1", "reference_top1",
+    "noise_scale", "noise_scale_error", "gradient_square", "gradient_variance", "clips_per_second", "started",
+    "measure", "last", "best", "mean", "evaluation", "x", "top1_by_clips",
 )  # fmt: skip
+_STATISTICS = ("_mean", "_std", "_last", "_best")  # endings of a measure's columns
 _TASK_TEXT = f"{'; '.join(f'{task.name}: {task.about}' for task in every_task())}."
 
 if TYPE_CHECKING:
@@ -127,7 +133,7 @@ class EvaluateSpec(Section):
     measures: tuple[Own, ...] = ()
     """Measures of your own, named like a network or {kind, options}; their code runs."""
     last_checkpoints: Count = 5
-    """The final accuracy is mean and deviation over this many checkpoints; at most checkpoint.keep."""
+    """The final accuracy is mean and standard deviation (n - 1) over this many checkpoints; at most checkpoint.keep."""
     precise_bn: NonNegative = 0
     """Before the final evaluation BN's statistics are recomputed, with fixed weights, over the batches of this many
     training steps; 0: the running statistics."""
@@ -309,7 +315,7 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         choices = ", ".join([measured, *own])
         yield "checkpoint.keep_best", f"must be {choices} or null with loss.kind {spec.loss.base}, got {best}"
     for name in own:
-        if own.count(name) > 1 or name in _TAKEN:
+        if own.count(name) > 1 or name in RESERVED_NAMES or name.endswith(_STATISTICS):
             yield "evaluate.measures", f"must have names that nothing else has, got {name}; try another name"
             break
     if own and not task_named(spec.task).gives_labels:
@@ -327,6 +333,8 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
     yield from _foreign_problems(spec)
     if model.drop_path and spec.execution.compile:
         yield "execution.compile", "must be false, got true: torch.compile cannot use the generator of drop_path"
+    if model.freeze_bn != "none" and model.pretrained is None and not is_foreign(model.arch):
+        yield "model.freeze_bn", f"{model.freeze_bn} needs trained weights; set model.pretrained, or none"
     if model.freeze_trunk and model.pretrained is None:
         yield "model.freeze_trunk", "needs trained weights; set model.pretrained, or false"
     streams = stream_problem(model)

@@ -52,7 +52,8 @@ class NetworkSpec(Section):
     """vit: with none, attention joins all tubelets of a clip. The others treat each frame as an image: shift moves
     channels of tokens between frames, st puts an ST-Adapter before each attention."""
     positions: catalog.Positions = "index"
-    """vit without adapter: positions from the index of the patch (VideoMAE), or from time, row and column (V-JEPA)."""
+    """vit without adapter: positions from the index of the patch (VideoMAE), or from time, row and column, with a third
+    of the channels each (grid_uniform: V-JEPA's published files) or half of them for the time (grid)."""
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """vit: probability of skipping the last block's branches for a clip; it grows linearly from 0 in the first
     block."""

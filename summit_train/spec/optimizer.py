@@ -35,8 +35,8 @@ class TrustRatioSpec(Section):
     """A factor on each layer's LR, from the L2 norms of its weight w and its gradient g."""
 
     kind: Literal["lars", "bounded"]
-    """lars: coefficient * w / (g + weight_decay * w), but 1 for biases and batch normalisation; bounded: w / g within
-    [lower, upper] (DATE)."""
+    """lars: coefficient * w / (g + weight_decay * w), but 1 for biases, normalisations and what a network leaves
+    undecayed; bounded: w / g within [lower, upper] (DATE)."""
     coefficient: Positive = 0.001
     """lars: the factor before the ratio."""
     lower: Positive = 0.1

@@ -81,6 +81,9 @@ class OwnSpec(Section):
     options: dict[str, Any] = Field(default={})
     """Keyword arguments: of a class when it is made, of a function in each call."""
 
+    def __hash__(self) -> int:
+        return hash(self.kind)  # options cannot be hashed
+
 
 def by_name(section: type[OwnSpec]) -> BeforeValidator:
     """Accept the name of a callable without options in place of its section."""

@@ -72,7 +72,7 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
             axes.errorbar(
                 [point.global_batch for point in published],
                 [point.top1 for point in published],
-                [point.top1_std or 0.0 for point in published],
+                finite(point.top1_std for point in published),
                 label=drawable(f"published: {sweep.reference.label}"),
                 marker="s", markerfacecolor="white", linestyle=":", color=GREY, capsize=3,
             )  # fmt: skip
@@ -125,7 +125,7 @@ def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Row], key: str) 
     curve = sorted((point for point in points if point["curve"] == name), key=lambda point: point["place"])
     batches, measured = finite(point["place"] for point in curve), finite(point[key] for point in curve)
     error_of = f"{key}_std" if has_repeats(points) else "checkpoints_std"
-    bars = [point[error_of] or 0.0 for point in curve]
+    bars = finite(point[error_of] for point in curve)
     title = f", {drawable(name)}" if name else ""
     style = series(i) | {"capsize": 3}
     axes.errorbar(batches, measured, bars, label=f"validation{title}", zorder=3, **style)
@@ -146,7 +146,7 @@ def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Row], key: str) 
 
 
 def _caption(rows: Sequence[Row], done: Sequence[Row], points: Sequence[Row], measured_at: Sequence[int]) -> str:
-    bars = "Bars: one standard deviation over the last checkpoints."
+    bars = "Bars: one standard deviation (n - 1) over the last checkpoints."
     if has_repeats(points):
         fewest, most = min(point["done"] for point in points), max(point["done"] for point in points)
         what = "seed" if points[0]["folds"] == 0 else "run"

@@ -161,6 +161,8 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = (), defaults: Tree |
     drafts = [*_combinations(sweep, tree), *_explicit_runs(sweep, tree)]
     if not drafts:
         raise UserError(f"{tree.place(())}: a sweep must have runs; give grid, zip, presets or runs")
+    if len(drafts) > MOST_RUNS:
+        raise UserError(f"{tree.place(())}: {len(drafts):,} runs; a sweep may have at most {MOST_RUNS:,}")
     base = defaults or Tree({})
     base.lay(_read_relative(sweep.base, "base", tree.place(("base",))))
     for key, value in sweep.set.items():

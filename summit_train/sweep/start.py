@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
@@ -24,7 +24,7 @@ from summit_train.spec import Spec
 from summit_train.spec.source import to_yaml
 from summit_train.sweep.figure import write_sweep, written
 from summit_train.sweep.grid import Sweep, sweep_texts
-from summit_train.sweep.status import read_rows, tables, to_start
+from summit_train.sweep.status import STARTED, read_rows, tables, to_start
 
 Jobs = Mapping[str, tuple[str, str]]  # run -> (id, state) of its last job
 
@@ -41,6 +41,9 @@ class PlannedRun:
     nodes: int | None
     plan: Plan
     cost: Estimate | None
+
+
+SweepJobs = Sequence[tuple[Job, Sequence[PlannedRun]]]
 
 
 def plan_runs(
@@ -97,20 +100,26 @@ def planned_table(planned: Sequence[PlannedRun]) -> TextTable:
     return TextTable.of_records(rows)
 
 
-def planned_values(sweep: Sweep, planned: Sequence[PlannedRun]) -> dict[str, Any]:
-    """Return the plans as one JSON object. node_hours: of all runs; None where one of them is unknown."""
+def planned_values(sweep: Sweep, site: Site | None, planned: Sequence[PlannedRun]) -> dict[str, Any]:
+    """Return the plans as one JSON object.
+
+    node_hours: of training all runs; None where one of them is unknown. most_node_hours: their upper limit; None
+    where no scheduler runs them.
+    """
     runs = [
         {"name": run.name, "run": str(run.spec.run_path), "nodes": run.nodes}
         | run.plan.values()
         | ({"site": run.cost.values()} if run.cost else {})
         for run in planned
     ]
-    hours = [run.cost.node_hours for run in planned if run.cost and run.cost.node_hours is not None]
-    total = sum(hours) if len(hours) == len(planned) else None
-    return {"sweep": sweep.name, "at_once": sweep.at_once, "node_hours": total, "runs": runs}
+    known = [run.cost.node_hours for run in planned if run.cost and run.cost.node_hours is not None]
+    total = sum(known) if len(known) == len(planned) else None
+    most = None if site is None or site.is_here else most_node_hours(sweep_jobs(sweep, site, planned))
+    hours = {"node_hours": total, "most_node_hours": most}
+    return {"sweep": sweep.name, "at_once": sweep.at_once, **hours, "runs": runs}
 
 
-def sweep_jobs(sweep: Sweep, site: Site, runs: Sequence[PlannedRun]) -> list[tuple[Job, Sequence[PlannedRun]]]:
+def sweep_jobs(sweep: Sweep, site: Site, runs: Sequence[PlannedRun]) -> SweepJobs:
     """Return the jobs of the runs: one array if the scheduler has arrays and all have one node count."""
     as_one = site.batch.has_arrays and len({run.nodes for run in runs}) == 1
     environment, jobs = staged_environment(site, sweep.folder.parent), []
@@ -132,15 +141,31 @@ def sweep_jobs(sweep: Sweep, site: Site, runs: Sequence[PlannedRun]) -> list[tup
     return jobs
 
 
+def most_node_hours(jobs: SweepJobs) -> float:
+    """Return the upper limit of what the jobs take, with every requeue that they may make."""
+    total = 0.0
+    for job, runs in jobs:
+        for cost in (run.cost for run in runs if run.cost):
+            chained = 1 if job.is_array else cost.jobs
+            own = replace(cost, jobs=chained, max_requeues=job.max_requeues, walltime_minutes=job.walltime_minutes)
+            total += own.most_node_hours
+    return total
+
+
+def _job_table(site: Site, jobs: SweepJobs) -> TextTable:
+    most = f"at most {most_node_hours(jobs):,.1f} with all requeues"
+    return TextTable([("node-hours", most), *output_rows(site, *(job for job, _ in jobs))], left=2, indent="  ")
+
+
 def planned_jobs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun]) -> list[str | TextTable]:
-    """Return where output would go if all runs are submitted, and the script of the first job, or why there is none."""
-    jobs = [job for job, _ in sweep_jobs(sweep, site, planned)]
+    """Return what the jobs cost at most, where output would go, and the first one's script, or why there is none."""
+    jobs = sweep_jobs(sweep, site, planned)
     first = "the script" if len(jobs) == 1 else f"the script of the first of {len(jobs)} jobs"
     try:
-        script = [f"{first}:", "", *render(site, jobs[0]).removesuffix("\n").split("\n")]
+        script = [f"{first}:", "", *render(site, jobs[0][0]).removesuffix("\n").split("\n")]
     except UserError as error:  # the plan needs no account
         script = [f"no script: {error}"]
-    return [TextTable(output_rows(site, *jobs), left=2, indent="  "), *script]
+    return [_job_table(site, jobs), *script]
 
 
 def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs) -> None:
@@ -164,7 +189,7 @@ def submit_runs(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: J
             nodes = counted(job.nodes, "node")
             array, alone = f"job array {ids[0]} of {len(runs)} runs{cap}", f"job {' '.join(ids)} on {nodes}"
             say(f"{job.name}: {array if job.is_array else alone}; the script is {script}")
-    say(TextTable(output_rows(site, *(job for job, _ in to_submit)), left=2, indent="  "))
+    say(_job_table(site, to_submit))
     say(f"summit-train sweep {sweep.folder} --status    shows their state and writes the table")
 
 
@@ -178,6 +203,7 @@ def run_here(sweep: Sweep, site: Site, planned: Sequence[PlannedRun], jobs: Jobs
         job = Job(run.name, (run.spec.run_path.absolute(),), 1, site.default_walltime)
         script = write_job(site.model_copy(update={"ranks_per_node": run.plan.ranks}), job, [run.spec])
         alone = [sys.executable, "-m", "summit_train", "train", str(script.with_name("spec.yaml"))]
+        write_text(script.with_name(STARTED), "")
         # One rank needs no MPI, and so not the script.
         status, signals = _run_command(alone if run.plan.ranks == 1 else ["bash", str(script)])
         row = next(row for row in write_sweep(sweep, jobs) if row["name"] == run.name)

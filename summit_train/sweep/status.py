@@ -24,6 +24,7 @@ from summit_train.spec import experiment_keys, spec_from_values
 from summit_train.sweep.grid import Sweep, SweepRun
 
 STATES = ("done", "running", "queued", "failed", "missing", "unknown", "changed")
+STARTED = "started"  # the mark in RUN/job of a run that the sweep started on this machine
 # What a run's recorded plan decides; its spec need not.
 _PLANNED = ("ranks", "virtual_gpus", "accumulation", "global_batch", "frames_per_batch", "peak_lr", "total_steps")
 COLUMNS = (
@@ -147,8 +148,8 @@ def _state(run: SweepRun, found: RunRecord | None, job_state: str | None) -> tup
         return job_state, ""
     if is_locked(path / "lock"):
         return "running", ""
-    # A run that fails at once leaves only the spec that it was started with.
-    if found or job_state or (path / "job/spec.yaml").exists():
+    # A run that fails at once leaves nothing else.
+    if found or job_state or (path / "job" / STARTED).exists():
         return "failed", "stopped on request" if (path / "stopped").exists() else ""
     return "missing", ""
 

@@ -21,6 +21,7 @@ from summit_train.core.files import read_file, replacing, write_text
 from summit_train.core.saved import check_fit, peek
 from summit_train.core.text import from_json
 from summit_train.optim.solvers import kept_state
+from summit_train.plan import is_due
 from summit_train.spec import Spec
 from summit_train.training.agreement import experiment_differences
 
@@ -120,21 +121,6 @@ def steps_per_epoch(run_path: Path) -> int:
         problem = f"{run_path}/plan.json must tell which checkpoints are of whole epochs, and cannot be read"
         raise CheckpointError(f"{problem} ({steps}); try --checkpoints FILE")
     return steps
-
-
-def validates(spec: Spec, epoch: int) -> bool:
-    every = spec.evaluate.every_epochs  # 0: never
-    return every > 0 and (epoch % every == 0 or epoch == spec.schedule.epochs)
-
-
-def is_due(spec: Spec, epoch: int) -> bool:
-    """Return whether the end of an epoch always has a checkpoint, one that may count in the final accuracy.
-
-    Those that requests to stop and validations leave at the ends of other epochs would change it. Any validation may be
-    the last where the run may stop early.
-    """
-    is_last = epoch == spec.schedule.epochs or (spec.schedule.early_stop is not None and validates(spec, epoch))
-    return epoch % spec.checkpoint.every_epochs == 0 or is_last
 
 
 def epoch_checkpoints(spec: Spec, steps_per_epoch: int) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The gradients' way over the ranks: a few flat buckets, averaged while the backward pass still runs.
+"""The gradients' way over the ranks: a few flat buckets, added up while the backward pass still runs.
 
 A number's place in a message decides in which order a ring of ranks adds its parts. So the messages are fixed before
 the first step, and they start in a fixed order: the batch normalisation's statistics, which are ready before the last
@@ -57,7 +57,10 @@ def split_buckets(parameters: Iterable[nn.Parameter]) -> list[Bucket]:
 
 
 class Exchange:
-    """Averages gradients over the ranks. The gradient of a parameter that a step does not use is zero.
+    """Averages gradients over the virtual GPUs of all ranks. That of a parameter which a step does not use is zero.
+
+    Backward passes add up the gradients of a rank's virtual GPUs; the sum over the ranks is divided by their number V.
+    Before the passes the division would change what they round, or overflow, in half precision with the ranks.
 
     A bucket is sent once each of its parameters has a gradient. A block that is used several times through
     checkpoint(use_reentrant=True) gets its gradients in as many parts: the first step, which sends nothing before its
@@ -65,11 +68,18 @@ class Exchange:
     One rank has no buckets: its gradients stay where autograd puts them.
     """
 
-    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], world: World, compression: str = "none") -> None:
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        world: World,
+        virtual_gpus: int,
+        compression: str = "none",
+    ) -> None:
         """Give each parameter, by name, a place in a bucket. compression: "fp16" sends gradients as halves."""
         names = {parameter: name for name, parameter in parameters}
         self._parameters = list(names)
         self._world = world
+        self._virtual_gpus = virtual_gpus
         self._type = torch.float16 if compression == "fp16" else None
         self.buckets = split_buckets(self._parameters) if world.size > 1 else []
         self._begun = 0  # buckets whose mean has begun
@@ -104,13 +114,16 @@ class Exchange:
         self._is_last_pass = True
 
     def finish(self) -> None:
-        """Wait until every gradient is the mean over the ranks; buckets that are not full are sent first."""
+        """Wait until every gradient is the mean over the virtual GPUs; buckets that are not full are sent first."""
         for bucket in self.buckets[self._begun :]:
             self._begin(bucket)
         if not self.buckets:
             for parameter in self._parameters:
                 if parameter.requires_grad and parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
+            gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+            if self._virtual_gpus > 1:
+                torch._foreach_div_(gradients, self._virtual_gpus)
         for bucket in self.buckets:
             assert bucket.finish is not None
             bucket.finish()
@@ -137,21 +150,21 @@ class Exchange:
 
     def _begin(self, bucket: Bucket) -> None:
         self._begun += 1
-        # In halves the sum of R ranks overflows above 65,504, and quotients below 6e-8 vanish, so half of the division
-        # by R comes before the sum and half after it: first by 2^k, about the root of R, which costs no digit.
-        first = 2 ** math.ceil(math.log2(self._world.size) / 2)
-        message = bucket.flat if self._type is None else (bucket.flat / first).to(self._type)
+        # In halves a sum overflows above 65,504, and quotients below 6e-8 vanish, so half of the division by V comes
+        # before the sum and half after it: first by 2^k, about the root of V, which costs no digit.
+        is_half = self._type is not None
+        first = 2 ** math.ceil(math.log2(self._virtual_gpus) / 2) if is_half else 1
+        message = (bucket.flat / first).to(self._type) if is_half else bucket.flat
         self._stopwatch.sent(bucket.name, message.nbytes)
-        if self._type is None:
-            bucket.finish = self._world.start_mean(message, bucket.name)
-            return
-        finish = self._world.start_total(message, bucket.name)
+        wait = self._world.start_total(message, bucket.name)
 
-        def unpack() -> None:
-            finish()
-            bucket.flat.copy_(message).mul_(first / self._world.size)
+        def finish() -> None:
+            wait()
+            if is_half:
+                bucket.flat.copy_(message)
+            bucket.flat.div_(self._virtual_gpus / first)
 
-        bucket.finish = unpack
+        bucket.finish = finish
 
 
 def average(flat: torch.Tensor, world: World, name: str) -> None:

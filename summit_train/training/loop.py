@@ -11,8 +11,8 @@ from summit_train.core.errors import RunFailed, describe, is_bug
 from summit_train.core.text import counted
 from summit_train.core.watch import Stopped, StopRequest
 from summit_train.data.batches.loader import MicroBatch
+from summit_train.plan import is_due, validates
 from summit_train.spec import Spec
-from summit_train.training.checkpoint import is_due, validates
 from summit_train.training.metrics import RunLog
 from summit_train.training.records import Records, StepClips
 from summit_train.training.run import Run
@@ -39,13 +39,17 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
             # --- the previous step's vote: the device has finished that step, so reading it waits for nothing
             asked = records.end_step(clips, lr, result)
 
-            # --- a checkpoint that is due, or that the ranks voted for
+            # --- this step's own vote, where the step is waited for anyway
             step = clips.number
             epoch, inside = divmod(step, plan.steps_per_epoch)
+            if inside == 0 or asked.stop or asked.checkpoint:
+                latest = records.read()
+                asked = Requests(asked.stop or latest.stop, asked.checkpoint or latest.checkpoint)
+
+            # --- a checkpoint that is due, or that the ranks voted for
             stopping = asked.stop and step < plan.total_steps
             is_saved = stopping or asked.checkpoint or (inside == 0 and saves(spec, epoch))
             if is_saved:
-                records.read()
                 save(run, records.log, step)
                 records.stopwatch.lap("checkpoint")
             if stopping:
@@ -53,7 +57,6 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
 
             # --- the end of an epoch
             if inside == 0:
-                records.read()
                 if validates(spec, epoch):
                     end_epoch(run, records.log, stop, epoch, is_saved=is_saved)
                     records.stopwatch.lap("validation")

@@ -85,7 +85,8 @@ class OwnLoss(Loss):
     are_shares: bool
 
     def __call__(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        found = self.own(logits, one_hot(targets, logits) if self.are_shares else targets)
+        given = one_hot(targets, logits) if self.are_shares else targets
+        found = self.own(logits.clone(), given.clone())  # it may work in place, and what is right is counted later
         is_loss = isinstance(found, torch.Tensor) and found.is_floating_point()
         if not is_loss or found.shape not in ((len(logits),), ()):
             got = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__

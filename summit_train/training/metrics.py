@@ -110,24 +110,39 @@ def validated(run_path: Path, step: int) -> dict[str, Any] | None:
     return found
 
 
-def last_extension(run_path: Path) -> tuple[int, int] | None:
-    """Return the epochs before and after the last `--more-epochs` that the run has recorded, None without any."""
-    found = [(record["from"], record["to"]) for record in _records(run_path, b'"more_epochs"')]
-    return found[-1] if found else None
+def last_extension(run_path: Path, *, unfinished: bool = False) -> tuple[int, int] | None:
+    """Return the epochs before and after the last `--more-epochs` that the run has recorded, None without any.
+
+    unfinished: None, too, if the run has come to its end since.
+    """
+    found = None
+    for record in _records(run_path, "more_epochs", *(["done"] if unfinished else [])):
+        found = (record["from"], record["to"]) if record["kind"] == "more_epochs" else None
+    return found
 
 
 def stopped_early(run_path: Path) -> int | None:
     """Return the epoch after which the run has stopped early, None if it has not, or was told to continue since."""
     found = None
-    for record in _records(run_path, b'"early_stop"', b'"more_epochs"'):
+    for record in _records(run_path, "early_stop", "more_epochs"):
         found = record["epoch"] if record["kind"] == "early_stop" else None
     return found
 
 
-def _records(run_path: Path, *words: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the records with one of the words in their line, or all; half lines have none."""
+def record_end(run_path: Path) -> None:
+    """Record that the run is trained, evaluated and reported: `--more-epochs` then adds epochs again."""
+    path = run_path / METRICS_FILE
+    with naming(path), open(path, "ab", buffering=0) as file:
+        file.write(json.dumps({"kind": "done", "time": time.time()}).encode() + b"\n")
+
+
+def _records(run_path: Path, *kinds: str) -> Iterator[dict[str, Any]]:
+    """Yield the records of these kinds, or all; half lines have none."""
+    words = [f'"{kind}"'.encode() for kind in kinds]
     with suppress(FileNotFoundError), open(run_path / METRICS_FILE, "rb", opener=regular) as file:
         for line in file:
-            with suppress(ValueError):
-                if not words or any(word in line for word in words):
-                    yield from_json(line)
+            if not kinds or any(word in line for word in words):
+                with suppress(ValueError):
+                    record = from_json(line)
+                    if not kinds or record["kind"] in kinds:
+                        yield record

@@ -100,5 +100,5 @@ def state_of_first(
     if state.get("learner_digests"):
         del state["optimizer"]  # each learner has its own in its file
     if (before := state.get("backend", world.backend)) != world.backend:
-        notes.append(f"continues over {world.backend}; earlier steps ran over {before}, so results agree to rounding")
+        notes.append(f"continues over {world.backend}; earlier steps ran over {before}, which rounds sums otherwise")
     return state, notes

@@ -21,14 +21,16 @@ from summit_train.core.text import counted
 from summit_train.core.watch import Watchdog
 from summit_train.data.bad_clips import BadClips
 from summit_train.data.batches.order import PREFETCHED_PER_WORKER
+from summit_train.data.batches.workers import check_shared_memory
 from summit_train.data.dataset import Dataset, open_datasets
 from summit_train.data.manifest.quarantine import clips_per_class
 from summit_train.data.video.own_augment import try_augment
+from summit_train.data.video.source import check_temporary_folder
 from summit_train.evaluation.measures import open_measures
 from summit_train.models import VideoNetwork
 from summit_train.models.arithmetic import check_arithmetic
 from summit_train.models.by_name import lr_factors
-from summit_train.models.network import initial_network
+from summit_train.models.network import check_batch, initial_network
 from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan, make_plan
@@ -64,7 +66,17 @@ class Inputs:
 def read_inputs(spec: Spec, ranks: int) -> Inputs:
     train, val = open_datasets(spec)
     try_own_parts(spec)
+    check_batch(spec)
     return Inputs(spec, make_plan(spec, ranks, len(train)), train, val)
+
+
+def check_room(spec: Spec, local_ranks: int) -> None:
+    """Raise UserError where this node has no room for what the loader workers exchange with a rank."""
+    workers = spec.data.on_node(local_ranks).num_workers()
+    if workers:
+        check_temporary_folder()
+        clips = local_ranks * spec.scale.clips_per_gpu * spec.data.repeats
+        check_shared_memory(clips * math.prod(spec.data.clip_shape), workers)
 
 
 def try_own_parts(spec: Spec) -> None:

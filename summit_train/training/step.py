@@ -29,7 +29,7 @@ from summit_train.training.exchange import Exchange
 from summit_train.training.loss import BatchLoss, Loss
 from summit_train.training.mix import UNMIXED, Mix, draw_mix
 from summit_train.training.noise import PassSquares, Squares
-from summit_train.training.running_statistics import CountedStatistics, RunningStatistics
+from summit_train.training.running_statistics import RunningStatistics
 from summit_train.training.stopwatch import UNTIMED, Mark, Stopwatch
 
 
@@ -236,7 +236,6 @@ class TrainStep:
         self._dtype = parameter_type(settings.precision)
         self._normalise = None if settings.modality is None else Normalise(self._dtype, device, settings.modality)
         self._accumulation = len(virtual_gpus_of(world.rank, world.size, settings.virtual_gpus))
-        self._divisor = settings.virtual_gpus / world.size  # of a micro-batch's loss
         self.loss_scale = LossScale(settings.precision == "fp16", device)
         self.average = None if settings.ema_decay is None else WeightAverage(model, settings.ema_decay)
         self._take_trained()
@@ -244,9 +243,8 @@ class TrainStep:
     def _take_trained(self) -> None:
         """Set up what depends on which parameters are trained, from the next step on."""
         model, settings = self.model, self._settings
-        kind = RunningStatistics if getattr(model, "replaceable", True) else CountedStatistics  # of a foreign network
-        self.statistics = kind(model, settings.virtual_gpus, self._world)
-        self._exchange = Exchange(model.named_parameters(), self._world, settings.compression)
+        self.statistics = RunningStatistics(model, settings.virtual_gpus, self._world)
+        self._exchange = Exchange(model.named_parameters(), self._world, settings.virtual_gpus, settings.compression)
         self._squares = PassSquares(model)
 
     def unfreeze(self, epoch: int) -> int:
@@ -271,14 +269,14 @@ class TrainStep:
         requests: asked for at the vote, when the last micro-batch is there.
         stopwatch: hears the end of each of stopwatch.PHASES, and the gradients' messages. on_wait: called where the
         step begins to depend on other ranks. The gradient is the mean over all virtual GPUs of the mean over the clips
-        of each: every micro-batch's loss is divided by V / R, passes add up, the exchange divides by the R ranks.
+        of each: passes add up, and the exchange divides the sum over the ranks by the virtual GPUs.
         The last pass is the rank's own last: one with fewer micro-batches sends its gradients, and waits, earlier.
         """
         self._exchange.begin_step(stopwatch)
         self.statistics.begin_step()
         losses, corrects, num_bad, measured = [], [], 0, False
         for index, batch in enumerate(micro_batches):
-            loss, correct = self._forward(index, batch, stopwatch)
+            loss, correct = self._forward(batch, stopwatch)
             if index == self._accumulation - 1:
                 self.statistics.start_mean()
                 self._exchange.begin_last_pass()
@@ -286,7 +284,7 @@ class TrainStep:
             measured = every > 0 and (batch.step + 1) % every == 0
             stopwatch.lap("other")
             with self._squares.listening(measured), self.statistics.kept():
-                torch.autograd.backward(loss * self.loss_scale.scale / self._divisor)
+                torch.autograd.backward(loss * self.loss_scale.scale)
             stopwatch.lap("backward")
             losses.append(loss.detach())
             corrects.append(correct)
@@ -329,9 +327,9 @@ class TrainStep:
             check_fit(path, "ema", saved.get("ema"), self.average.state_dict())
             self.average.load_state_dict(saved["ema"])
 
-    def _forward(self, index: int, batch: MicroBatch, stopwatch: Stopwatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, batch: MicroBatch, stopwatch: Stopwatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the micro-batch's mean loss, and how many clips are right; a mixed one by its larger share's class."""
-        self.statistics.begin_pass(index, batch.step)
+        self.statistics.begin_pass(batch.step)
         normalise = self._normalise
         clips = batch.clips.to(self._device, non_blocking=True) if normalise is None else normalise(batch.clips)
         labels = batch.labels.to(self._device, non_blocking=True)
@@ -341,6 +339,7 @@ class TrainStep:
         stopwatch.lap("other")
         with mixed_precision(self._settings.precision, self._device):
             outputs = self.model(clips)
+        self.statistics.end_pass()
         outputs = outputs.to(self._dtype)
         size = (clips.shape[-2], clips.shape[-1])
         draws = rng.seed_of(self._settings.seed, "loss", batch.step, batch.virtual_gpu)
@@ -368,7 +367,7 @@ class TrainStep:
         # An fp16 gradient that overflows is the loss scale's business until the scale has come down to 1.
         broken = bad_loss | (bad_gradient & (scale <= 1))
         scale = scale.double()
-        pass_squares = self._squares.take(self._device) * (self._divisor / scale).square()
+        pass_squares = self._squares.take(self._device) / scale.square()
         mean_square = (norm.double() / scale).square()
         return VoteRow(loss, correct, bad_loss | bad_gradient, broken, pass_squares, mean_square, num_bad, *requests)
 

@@ -9,8 +9,8 @@ from typing import Any
 from summit_train.core.text import counted
 from summit_train.core.watch import StopRequest
 from summit_train.evaluation.measures import left_out, say_left_out
+from summit_train.plan import validates
 from summit_train.tasks.task import task_named
-from summit_train.training.checkpoint import validates
 from summit_train.training.metrics import RunLog, validated
 from summit_train.training.run import Run
 

@@ -14,7 +14,7 @@ from summit_train.bench.allreduce import fits_of, row_of
 from summit_train.bench.command import BENCHES, finish
 from summit_train.scaling.collectives import NoFit
 from summit_train.scaling.machines import load_machine
-from tests.worlds import ROOT, lines, needs_ranks, succeed
+from tests.worlds import ROOT, command, lines, needs_ranks, succeed
 
 SPEC = str(ROOT / "configs/motion/tsm.yaml")
 
@@ -32,6 +32,14 @@ def test_two_ranks_give_one_object() -> None:
         assert 0 < row["low_s"] <= row["median_s"] <= row["high_s"] and row["repeats"] >= 5
         assert row["bus_bandwidth"] == pytest.approx(row["num_bytes"] / row["median_s"])  # 2(p-1)/p is 1 for 2
     assert set(found["fits"]) == {"horovod", "mpi4py"}
+
+
+@needs_ranks
+def test_a_file_that_cannot_be_written_is_refused_before_the_measurement() -> None:
+    options = ["--seconds", "0.1", "--max-bytes", "4096", "--write", "/dev/null/mine.yaml"]
+    status, said = command(2, "bench", "allreduce", SPEC, *options)
+    assert status == 2 and said.count("--write /dev/null/mine.yaml: cannot be written: Not a directory") == 1, said
+    assert "bus GB/s" not in said
 
 
 def measured(seconds_of: Callable[[int], float]) -> dict[str, Any]:

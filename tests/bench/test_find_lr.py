@@ -13,7 +13,7 @@ from summit_train.bench.find_lr import as_text, draw, suggestion
 from summit_train.data.video.encode import write_video
 from tests.conftest import WriteSpec
 from tests.runs import records
-from tests.worlds import Say, command, refused, train
+from tests.worlds import Say, command, lines, refused, train
 
 
 def _rows(losses: list[float]) -> list[dict[str, float]]:
@@ -94,6 +94,14 @@ def test_a_range_that_begins_too_high_is_one_to_lower(write_spec: WriteSpec, tmp
     words = ("bench", "lr", str(write_spec()), "--steps", "20", "--from", "1e20", "--to", "1e300", "--out", out)
     status, said = command(0, *words)
     assert status == 0 and "no suggestion: the loss diverges within " in said and "try a lower --from" in said
+
+
+def test_its_steps_and_the_time_left_are_said(write_spec: WriteSpec, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("summit_train.core.progress._PLAIN_EVERY_SECONDS", 0)
+    status, _, err = say("bench", "lr", write_spec(), "--steps", "18", "--to", "1e-5")
+    said = [line for line in lines(err) if " steps, " in line]
+    assert status == 0 and [line.split(",")[0] for line in said] == [f"{done}/18 steps" for done in range(1, 19)]
+    assert said[-1] == "18/18 steps, 0 s left"
 
 
 def test_what_it_cannot_do_is_refused(write_spec: WriteSpec, say: Say) -> None:

@@ -58,7 +58,11 @@ def test_a_packed_set_is_measured_as_it_is(
 
 def test_a_site_says_whether_its_cores_suffice(write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "loader", str(write_spec()), *SHORT, "--rate", "0.01", "--site", "summit"]) == 0
-    text = capsys.readouterr().out
+    text, said = capsys.readouterr()
+    for by in ("one core", "1 worker"):
+        assert [said.count(f"{kind}, {by}: ") for kind in ("raw", "packed bytes", "packed jpeg", "packed video")] == [
+            2
+        ] * 4
     assert "a rank trains tsm resnet18 at 0.01 clips/s (--rate)" in text
     assert "raw: 2 cores a rank, 1 for the loader (data.workers=1); summit has 6 for it: keeps up" in text
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from summit_train.cli.data import parse_size
+from summit_train.cli.data_pack import parse_size
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.video.encode import write_video
 from tests.worlds import ROOT, Say, command, lines

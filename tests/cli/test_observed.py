@@ -82,6 +82,7 @@ def test_the_figure_of_several_runs(run: Path, tmp_path: Path, say: Say) -> None
         (["--observed", "--checkpoints", "none.pt"], "checkpoint none.pt not found"),
         (["--observed", "--out", "early.docx"], "--out early.docx: the name of a figure ends in"),
         (["--observed", "--out", "a.png", "--beside", "nowhere"], "nowhere/observed.json: No such file"),
+        (["--observed", "--out", "/dev/null/a.png"], "--out /dev/null/a.png: cannot be written"),
         (["--observed", "--beside", "nowhere"], "--beside must be used with --out"),
         (["--out", "a.png"], "must be used with --observed"),
         (["--observed", "name=nobody"], "nobody: no checkpoint of a whole epoch to evaluate"),

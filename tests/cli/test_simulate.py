@@ -132,6 +132,7 @@ def test_nodes_that_are_none(text: str) -> None:
     ("words", "message"),
     [
         (["--out", "figure.jpg"], "ends in .png, .svg, .pdf"),
+        (["--out", "/dev/null/a.png", "--nodes", "8192"], "--out /dev/null/a.png: cannot be written"),
         (["--clips-per-second", "0"], "must be above 0"),
         (["--clips", "0"], "--clips must be above 0 and finite, got 0"),
         (["--nodes", "8192"], "do not fill one global batch"),

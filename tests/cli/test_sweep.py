@@ -67,7 +67,9 @@ def test_a_dry_run_prints_every_runs_plan_and_touches_nothing(say: Say, write_sw
         ["gpus-8", "2", "8", "8", "1", "16", "64", "10", "0.01", "4:00"],
         ["gpus-8_seed-1", "1", "4", "8", "2", "16", "64", "10", "0.01", "4:00"],
     ]
-    assert "\n  output  RUN/job/*.out\n  mail    none; to get it, " in out
+    # The site's 4 hours on 1, 2 and 1 nodes, each with 20 requeues, as the speed is unknown.
+    assert "\n  node-hours  at most 336.0 with all requeues\n" in out
+    assert "\n  output      RUN/job/*.out\n  mail        none; to get it, " in out
     script = "the script of the first of 3 jobs:\n\n#!/bin/bash\n#SBATCH --job-name=gpus-4\n"
     assert script in out and out.endswith("\nexit 85\n")
     refused = say("sweep", str(path), "--dry-run", "--site", "slurm_generic", "--set", "requires=[account]")
@@ -84,6 +86,19 @@ def test_a_dry_run_in_json_has_whole_plans_and_the_cost(say: Say) -> None:
     assert (simulated["name"], simulated["nodes"], simulated["accumulation"]) == ("nodes-1024", 256, 4)
     assert values["runs"][0]["site"]["jobs"] > 1  # 50 hours where a job of one node has 2
     assert values["node_hours"] == pytest.approx(sum(run["site"]["node_hours"] for run in values["runs"]))
+    assert values["most_node_hours"] == pytest.approx(sum(run["site"]["most_node_hours"] for run in values["runs"]))
+
+
+def test_all_runs_of_an_array_may_take_what_the_longest_one_needs(say: Say, tmp_path: Path) -> None:
+    """100 epochs take 32 minutes and 3 requeues (tests/cluster/test_estimate.py), 50 epochs less."""
+    base = ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml"
+    (tmp_path / "study.yaml").write_text(
+        f"name: study\nbase: {base}\nnodes: 256\ngrid: {{schedule.epochs: [50, 100]}}\n"
+    )
+    words = ("sweep", "study.yaml", "--site", "summit", "--clips", "240000", "--dry-run", "--json")
+    values = json.loads(say(*words)[1])
+    assert [run["site"]["walltime_minutes"] < 32 for run in values["runs"]] == [True, False]
+    assert values["most_node_hours"] == pytest.approx(2 * 256 * 32 / 60 * (1 + 3))
 
 
 def test_without_a_site_a_plan_has_one_rank_a_virtual_gpu(say: Say, write_sweep: Sweeps) -> None:
@@ -112,6 +127,31 @@ def test_a_sweep_warns_of_its_files_once(say: Say, write_sweep: Sweeps, motion_s
     assert status == 0 and lines(err) == ["warning: 1 class (down) in data.val and not in data.train"]
 
 
+def test_folds_with_other_classes_are_refused_before_a_run_starts(
+    say: Say, write_sweep: Sweeps, motion_set: Path, tmp_path: Path
+) -> None:
+    """The first fold has no names of classes; the third one's are turned round."""
+    classes = read_manifest(motion_set / "train.csv").classes or ()
+    for number, names in enumerate((None, classes, classes[::-1]), 1):
+        (folder := tmp_path / f"folds/fold{number}").mkdir(parents=True)
+        for name in ("train", "val"):
+            (folder / f"{name}.csv").write_text((motion_set / f"{name}.csv").read_text())
+        if names:
+            write_classes(folder, names)
+    base = write_sweep("folds: folds/fold{1..3}\n", data={"root": str(motion_set), "train": "", "val": ""})
+    wrong = refused(say("sweep", str(base), "--dry-run"))
+    assert "folds/fold2/train.csv and folds/fold3/train.csv do not have the same classes" in wrong
+    base.write_text(base.read_text().replace("3}", "2}"))
+    assert say("sweep", str(base), "--dry-run")[0] == 0
+
+
+def test_a_sweep_over_an_augmentation_of_your_own_is_planned(say: Say, write_sweep: Sweeps, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def dim(clip, generator, by):\n    return clip // by\n")
+    own = {"kind": "own.py:dim", "options": {"by": 2}}
+    path = write_sweep("grid: {seed: [0, 1]}\n", data={"augment": ["scale_jitter", own]})
+    assert say("sweep", str(path), "--dry-run")[0] == 0
+
+
 def test_runs_of_equal_nodes_are_one_array_with_the_cap(
     say: Say, write_sweep: Sweeps, standins: Standins, tmp_path: Path
 ) -> None:
@@ -121,8 +161,8 @@ def test_runs_of_equal_nodes_are_one_array_with_the_cap(
     status, out, err = say("sweep", str(path), "--site", "slurm_generic")
     assert (status, err) == (0, "")
     assert "study: job array 77 of 6 runs, 2 at once" in out
-    own = f"; slurm's own messages: {tmp_path}/runs/study/job/array_*.out\n  mail    none; to get it, add"
-    assert f"\n  output  RUN/job/*.out{own}" in out
+    own = f"; slurm's own messages: {tmp_path}/runs/study/job/array_*.out\n  mail        none; to get it, add"
+    assert f"\n  output      RUN/job/*.out{own}" in out and "  node-hours  at most 504.0 with all requeues\n" in out
     assert len(standins.calls("sbatch")) == 1
     script = tmp_path / "runs/study/job/job.sh"
     text = script.read_text()
@@ -193,6 +233,18 @@ def test_what_is_queued_on_another_site_is_known_where_that_site_is_named(
     assert len(standins.calls("sbatch")) == 1
     rows = json.loads(say(*words, "--status", "--json")[1])["runs"]
     assert [(row["state"], row["job"]) for row in rows] == [("queued", "77_1"), ("running", "77_2")]
+
+
+def test_an_array_that_slurm_refuses_says_what_to_do_and_leaves_its_runs_missing(
+    say: Say, write_sweep: Sweeps, standins: Standins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_REFUSES", "sbatch: error: Batch job submission failed: Invalid job array specification")
+    path = str(write_sweep("grid: {seed: [0, 1]}\nnodes: 1\n"))
+    status, _, err = say("sweep", path, "--site", "slurm_generic")
+    assert status == 1 and len(lines(err)) == 1
+    assert "specification; an array must have fewer runs than MaxArraySize" in err
+    monkeypatch.delenv("STANDIN_REFUSES")
+    assert say("sweep", path, "--status")[1].splitlines()[-2:-1] == ["study: 2 missing"]
 
 
 def test_different_nodes_are_jobs_of_their_own_and_the_cap_is_kept_by_waiting(

@@ -83,10 +83,13 @@ def test_a_container_changes_nothing_but_what_starts_the_program(runtime: str) -
     changes = [line for line in difflib.ndiff(outside.splitlines(), inside.splitlines()) if line[0] in "+-"]
     removed = [line for line in changes if line[0] == "-"]
     comment = "# The program in the image, as the launcher's command."
-    assert [line[2:] for line in changes if line[0] == "+" and "attend" not in line and line[2:] != comment] == [
-        *WORDS[runtime].strip().splitlines()
-    ]
-    assert len(removed) == 2 and all('attend "${' in line and '"$python" -m summit_train ' in line for line in removed)
+    assert [
+        line[2:]
+        for line in changes
+        if line[0] == "+" and "attend" not in line and "--answer" not in line and line[2:] != comment
+    ] == WORDS[runtime].strip().splitlines()
+    assert len(removed) == 3 and all('"$python" -m summit_train ' in line for line in removed)
+    assert ["attend" in line or "doctor --answer" in line for line in removed] == [True] * 3
     assert inside.count('"${program[@]}" data stage ') == inside.count('"${program[@]}" train ') == 1
 
 

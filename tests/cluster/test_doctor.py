@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,8 +18,11 @@ from summit_train.cli import doctor as command
 from summit_train.cluster import doctor
 from summit_train.cluster.doctor import Check, Status, available_cpus, check_disk
 from summit_train.core import processes
+from summit_train.core.comm import open_world
+from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.processes import ROOT_ALLOWED, find_mpirun, mpirun_command, refuses_root
+from tests.worlds import environment, forked
 
 NO_HOROVOD = pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod; make setup builds it")
 AV = """
@@ -303,3 +307,43 @@ def test_the_exit_status_and_the_two_forms(
     answer = json.loads(capsys.readouterr().out)
     assert answer["ok"] == (status != "fail")
     assert answer["checks"][1] == {"name": "mpi", "status": status, "found": "no mpirun", "fix": "load a module"}
+
+
+def test_a_node_answers_if_a_rank_could_start_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, room = tmp_path / "spec.yaml", tmp_path / "room"
+    room.mkdir()
+    monkeypatch.setenv("TMPDIR", str(room))
+    assert main(["doctor", "--answer", str(spec)]) == 1
+    assert f"{spec}: No such file or directory" in capsys.readouterr().err
+    spec.touch()
+    assert main(["doctor", "--answer", str(spec)]) == 0
+    assert capsys.readouterr() == ("", "") and not list(room.iterdir())
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
+    assert main(["doctor", "--answer", str(spec)]) == 0  # as where the first node alone has it
+
+
+def test_a_full_temporary_folder_is_no_answer(tmp_path: Path) -> None:
+    """A limit of half a mebibyte for a file ends as a full disk does."""
+    words = ["bash", "-c", 'ulimit -f 512; exec "$0" -m summit_train doctor --answer "$0"', sys.executable]
+    done = subprocess.run(words, env=environment(TMPDIR=str(tmp_path)), capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr == f"summit-train: {tmp_path}: File too large\n"
+
+
+def test_each_node_with_a_finding_about_its_disk_is_named(tmp_path: Path) -> None:
+    def work() -> int:
+        rank = this_launch().rank
+        os.environ["SLURMD_NODENAME"] = f"n{rank}"
+        world = open_world()
+        for file, wrong in ((tmp_path, []), (tmp_path / "file", ["n1", "n2"])):
+            (found, *more) = doctor.check_disks(world, str(file / "x" if rank else tmp_path))
+            if rank == 0:
+                assert [check.found.partition(": ")[0] for check in (found, *more) if wrong] == wrong
+                assert wrong or found.status == "warn" or (found.found.endswith(f"at {tmp_path}") and not more)
+        world.close()
+        return 0
+
+    (tmp_path / "file").touch()
+    status, output = forked(3, work)
+    assert status == 0, output

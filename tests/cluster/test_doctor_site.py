@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import pytest
 from summit_train.cluster import doctor_site
 from summit_train.cluster.doctor import Check
 from summit_train.cluster.doctor_site import check_account, check_launcher, check_queue, check_shared, examine_site
+from summit_train.cluster.schedulers import SCHEDULERS, user_name
 from summit_train.cluster.site import Site, load_site
+from summit_train.core.errors import RunFailed
 from tests.cluster.test_doctor import program
 from tests.worlds import Say, refused
 
@@ -209,3 +212,39 @@ def test_a_trial_without_findings_fails_with_its_last_words(
     # Its former output is not taken for that of the next one.
     program(login, "sbatch", "echo 8")
     assert "fail  trial job                   no output: do the nodes see this folder?\n" in say(*words)[1]
+
+
+def test_a_container_is_checked_as_far_as_a_login_node_can(login: Path, tmp_path: Path) -> None:
+    program(login, "apptainer", "exit 0")
+    image = tmp_path / "image.sif"
+    keys = ["container.runtime=apptainer", f"container.image={image}", "container.binds=[/elsewhere]"]
+    found = [
+        check for check in examine_site(_site(*keys, "node_local=/local"), Path("/runs")) if "contain" in check.name
+    ]
+    assert [(check.name, check.status, check.found) for check in found] == [
+        ("container's runtime", "ok", f"{login}/apptainer"),
+        ("container", "warn", f"container.binds lack the working folder {Path.cwd()}: ranks may not find it"),
+        ("container", "warn", "container.binds lack runs /runs: ranks may not find it"),
+        ("container", "warn", "container.binds lack node_local /local: ranks may not find it"),
+        ("container", "warn", f"container.image: no file {image} on this machine"),
+        ("container on the nodes", "ok", f"apptainer with {image}: not tried here; --submit tries it"),
+    ]
+    image.touch()
+    keys[2] = f"container.binds=[/runs, {Path.cwd()}, '/scratch:/local']"
+    names = [check.name for check in examine_site(_site(*keys, "node_local=/local/me"), Path("/runs"))]
+    assert "container" not in names
+    (login / "apptainer").unlink()
+    checks = {check.name: check for check in examine_site(_site(*keys), tmp_path)}
+    assert checks["container's runtime"].status == "fail" or shutil.which("apptainer")
+
+
+def test_a_user_whose_number_has_no_name_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 4_200_042)
+    words = "user 4200042 has no name in the password database; set USER to it"
+    assert check_account(_site()) == Check("account", "warn", f"none, not checked: {words}")
+    with pytest.raises(RunFailed, match=words):
+        SCHEDULERS["pbs"].states()
+    monkeypatch.setenv("USER", "me")
+    assert user_name() == "me"

@@ -239,6 +239,8 @@ def test_the_walltime_counts_the_validations_and_the_final_evaluation() -> None:
         (("ema.decay=0.9",), 7 * (2 + 2 * 5 * 10)),
         (("evaluate.crops=full",), 7 * (2 + 5 * 10)),
         (("evaluate.mode=stream", "model.shift_direction=past"), 7 * (2 * 10 + 5 * 10)),
+        (("checkpoint.every_epochs=4",), 7 * (2 + 3 * 10)),
+        (("checkpoint.every_epochs=10", "schedule.early_stop={measure: top1, epochs: 1}"), 7 * (2 + 2 * 10)),
         (("evaluate.precise_bn=3",), 7 * (2 + 5 * 10) + 5 * 3 * 64),
     ],
 )

@@ -104,5 +104,6 @@ def test_a_job_that_loses_its_script_is_requeued(
     cluster.wait_until(lambda: cluster.show(job)["Restarts"] == "1", "the requeue")
     cluster.bring_back()
     cluster.wait(job, "COMPLETED")
-    assert not (run / "job/restarts").exists()
+    line = f" job {job}: requeued, as n1, where its script ran, is lost\n"
+    assert (run / "job/restarts").read_text().endswith(line) and line in cluster.output(job)
     assert_bit_equal(final_state(whole), final_state(run))

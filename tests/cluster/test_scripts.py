@@ -52,11 +52,11 @@ OPTIONS = {
         "-x": "PATH SUMMIT_TRAIN_SECRET OMP_NUM_THREADS NCCL_DEBUG",
     },
     "srun": {
-        "--nodelist": "n1,n2", "--nodes": "2", "--ntasks": "8", "--ntasks-per-node": "4", "--kill-on-bad-exit": "1",
+        "--nodes": "2", "--ntasks": "8", "--ntasks-per-node": "4", "--kill-on-bad-exit": "1",
         "--cpu-bind": "cores", "--mpi": "pmix",
     },
     "mpirun": {
-        "-np": "8", "--host": "n1:4,n2:4", "--map-by": "ppr:4:node:PE=10", "--bind-to": "core",
+        "-np": "8", "--map-by": "ppr:4:node:PE=10", "--bind-to": "core",
         "-x": "PATH SUMMIT_TRAIN_SECRET SUMMIT_TRAIN_FAILURE OMP_NUM_THREADS NCCL_DEBUG",
     },
     "local": {
@@ -165,7 +165,8 @@ def test_the_launcher_gets_what_the_site_says(standins: Standins, tmp_path: Path
     assert (status, output.count("\n")) == (0, 2) and output.endswith(f": done, {run}\n"), output
     assert (run / "job/done").exists()
     (call,) = standins.calls(LAUNCHERS[site])
-    files = {call["options"].pop(option, "") for option in ("--hostfile", "-f") if site in NEW_JOBS}
+    by_file = site in (*NEW_JOBS, "srun", "mpirun")
+    files = {call["options"].pop(option, "") for option in ("--hostfile", "-f", "--nodelist") if by_file}
     assert call["options"] == OPTIONS[site]
     assert files <= {"", str(run / "job/hosts")}
     # A run that is done is not run again.

@@ -126,7 +126,8 @@ def test_a_job_that_is_warned_then_killed_then_resubmitted_ends_bit_equal(
 
     wait_for_step(slurm, job, run, stopped + 11)
     assert f"goes on from step {stopped}" in slurm.output(job) or f"from step {stopped}" in slurm.output(job)
-    ranks = {node: slurm.processes(SLURM_JOB_ID=job, SLURMD_NODENAME=node, SLURM_STEP_ID="0") for node in ("n1", "n2")}
+    its = {"SLURM_JOB_ID": job, "SLURM_STEP_NUM_TASKS": "2"}
+    ranks = {node: slurm.processes(SLURMD_NODENAME=node, **its) for node in ("n1", "n2")}
     assert ranks["n1"] and ranks["n2"]
     for rank in ranks["n2"]:
         os.kill(rank, signal.SIGKILL)
@@ -158,17 +159,17 @@ def test_the_line_of_a_job_that_was_written_submits_it(
 def submit_stand_in(slurm: Slurm, site: Path, spec: Path, folder: Path, program: str, **more: int) -> str:
     """Submit a job with a shell's program in the place of Python; its id."""
     python, run = folder / "python", folder / "runs" / spec.stem
-    python.write_text(f"#!/bin/sh\ncd '{run}'\n{program}\n")
+    python.write_text(f"#!/bin/sh\n[ $3 != doctor ] || exit 0 # a node is asked\ncd '{run}'\n{program}\n")
     python.chmod(0o755)
     job = Job(spec.stem, (run,), 2, **({"walltime_minutes": 30} | more), workdir=folder, python=str(python))
-    script = write_job(load_site(str(site), ["warning_seconds=58"]), job, [load_spec(spec, [])])
+    script = write_job(load_site(str(site), ["warning_seconds=54"]), job, [load_spec(spec, [])])
     return slurm.run("sbatch", "--parsable", f"--chdir={run}/job", str(script)).strip()
 
 
 def test_slurms_own_warning_requeues_a_job_as_often_as_it_may(
     slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path
 ) -> None:
-    """Two seconds after each start. In place of the program one that then leaves with a new checkpoint."""
+    """Six seconds after each start. In place of the program one that then leaves with a new checkpoint."""
     step = "$(($(wc -l < job/requeues || echo 0) + 1))"
     program = f"trap 'touch checkpoints/step_0000000{step}.pt stopped; exit 85' USR2\nwhile :; do sleep 0.1; done"
     folder = tmp_path / "runs/short/checkpoints"

@@ -5,18 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 from summit_train.core.errors import RunFailed, UserError, describe, is_bug
 from summit_train.core.files import (
+    cache_folder,
     check_output,
     file_sha256,
     is_locked,
     locked,
     naming,
     read_file,
+    remove_leftovers,
     replacing,
     write_json,
     write_text,
@@ -135,3 +138,41 @@ def test_whether_a_file_can_be_written_is_known_before(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"^--out must be another file than .*/a, which it would replace$"):
             check_output("--out", spelling, tmp_path / spelling, tmp_path / "new", tmp_path / "a")
     check_output("--out", "b", tmp_path / "b", tmp_path / "a", tmp_path / "b")  # which is not there yet
+
+
+def test_a_user_without_a_home_is_named_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "~no_such_user/cache")
+    with pytest.raises(OSError, match="no home folder; set XDG_CACHE_HOME"):
+        cache_folder()
+
+
+def test_what_killed_writes_left_is_removed_unless_its_process_may_live(tmp_path: Path) -> None:
+    """Process 1 lives; a number above the kernel's largest is nobody's. Another host's is given an hour."""
+    host, nobody = os.uname().nodename, 1 << 22 | 1
+    names = {
+        f".a.1@{host}": True,
+        f".a.{nobody}@{host}": False,
+        ".a.1@elsewhere.org": True,
+        ".b.1@elsewhere.org": False,
+    }
+    names |= {
+        ".c.json.1": True,
+        ".d.json.1": False,
+        ".é@x.1@elsewhere.org": False,
+    }  # without a host, as earlier versions
+    (tmp_path / "predictions").mkdir()
+    for name in names:
+        (tmp_path / "predictions" / f"{name}.writing").touch()
+        if name[1] in "bdé":
+            os.utime(tmp_path / "predictions" / f"{name}.writing", (time.time() - 3700,) * 2)
+    remove_leftovers(tmp_path)
+    kept = {path.name.removesuffix(".writing") for path in (tmp_path / "predictions").iterdir()}
+    assert kept == {name for name, is_kept in names.items() if is_kept}
+
+
+def test_a_killed_write_is_known_by_its_name(tmp_path: Path) -> None:
+    for number in range(1, 4):
+        killed_at(number, tmp_path, lambda: write_text(tmp_path / "plan.json", "new"))
+    assert len(list(tmp_path.glob(".plan.json.*.writing"))) > 0
+    remove_leftovers(tmp_path)
+    assert list(tmp_path.glob(".*")) == []

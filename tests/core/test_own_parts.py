@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from summit_train.core.errors import UserError
-from summit_train.core.own_parts import OwnPart, load
+from summit_train.core.files import file_sha256
+from summit_train.core.own_parts import OwnPart, digest_of, load
 
 PARTS = """
 class Adds:
@@ -80,3 +82,47 @@ def test_another_process_does_not_run_a_file_that_has_changed(parts: Path) -> No
     assert load("some.key", f"{parts}:multiply")(3) == 21
     parts.write_text(PARTS)
     assert part.make("number")(3) == 6
+
+
+def test_a_name_through_a_package_stands_for_the_files_that_it_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lib/__init__.py -> losses.py -> deep/util.py; other.py is imported by none of them."""
+    monkeypatch.syspath_prepend(tmp_path)
+    files = {
+        "__init__.py": "from .losses import *\n",
+        "losses.py": "def mine(number):\n    from own_lib.deep import util\n    return util.ONE + number\n",
+        "deep/__init__.py": "",
+        "deep/util.py": "from ..more import ONE\n",
+        "more.py": "ONE = 1\n",
+        "other.py": "TWO = 2\n",
+    }
+    for name, text in files.items():
+        (tmp_path / "own_lib" / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / "own_lib" / name).write_text(text)
+    part = OwnPart.open("loss.kind", "own_lib:mine", {})
+    assert part.make("number")(2) == 3
+    for name, text in files.items():
+        (tmp_path / "own_lib" / name).write_text(f"{text}#")
+        is_same = digest_of("loss.kind", "own_lib:mine") == part.digest
+        (tmp_path / "own_lib" / name).write_text(text)
+        assert is_same == (name == "other.py"), name
+    assert digest_of("loss.kind", "own_lib:mine") == part.digest
+    (tmp_path / "own_lib/losses.py").write_text("def mine(number):\n    return 0\n")
+    with pytest.raises(UserError, match="own_lib:mine has changed since the run began"):
+        part.make("number")
+
+
+@pytest.mark.parametrize("name", ["own_alone:mine", "torch.nn:Linear"])
+def test_a_module_of_one_file_or_of_an_installed_package_is_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_alone.py").write_text("import torch\n")
+    spec = importlib.util.find_spec(name.partition(":")[0])
+    assert spec is not None and digest_of("loss.kind", name) == file_sha256(str(spec.origin))
+
+
+def test_a_built_in_without_a_signature_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"^loss\.kind: torch:sum is built in and has no signature; try a"):
+        OwnPart.open("loss.kind", "torch:sum", {}).make("logits", "targets")

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from summit_train.cluster.doctor import check_disk
+from summit_train.core.bad_nodes import FAILURE
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.run_lock import RunLock
-from tests.worlds import PATIENCE_S
+from summit_train.core.run_lock import RunLock, wait_for_lock
+from tests.conftest import WriteSpec
+from tests.worlds import Say
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setenv(FAILURE, str(tmp_path / "job/failure"))  # a restart in a job does not wait for them
+    with pytest.raises(
+        UserError, match=r"its file system gives no POSIX locks .*mounted with locks \(Lustre: -o flock"
+    ):
+        RunLock(tmp_path)
+    found = check_disk("disk for runs", tmp_path)
+    assert found.status == "fail" and "gives no POSIX locks" in found.found and "-o flock" in found.fix
 
 
 def test_a_restart_in_a_job_waits_for_the_lock_of_a_lost_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,11 +45,35 @@ def test_a_restart_in_a_job_waits_for_the_lock_of_a_lost_node(tmp_path: Path, mo
     assert holder.stdout is not None and holder.stdin is not None and holder.stdout.readline() == b"held\n"
     with pytest.raises(UserError, match=r"another run is using this directory \(n1, process 7\)"):
         RunLock(tmp_path)
+    wait_for_lock(tmp_path, lambda: pytest.fail("waited outside of a job"))
     monkeypatch.setenv("SUMMIT_TRAIN_FAILURE", "job/failure.1.1")
-    monkeypatch.setattr("summit_train.core.run_lock._MOST_WAITED_S", 0)
     with pytest.raises(RunFailed, match="another run is using this directory"):
         RunLock(tmp_path)
-    monkeypatch.setattr("summit_train.core.run_lock._MOST_WAITED_S", PATIENCE_S)
+    ticks = list[float]()
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "monotonic", lambda: len(ticks) * 1.0)
+    wait_for_lock(tmp_path, lambda: ticks.append(1))
+    assert len(ticks) == 100
+    ticks.clear()
     monkeypatch.setattr(time, "sleep", lambda _: (holder.stdin.close(), holder.wait()))
+    wait_for_lock(tmp_path, lambda: ticks.append(1))
+    assert len(ticks) == 1
     with RunLock(tmp_path):
         pass
+
+
+def test_the_watchdog_hears_that_rank_0_waits_for_a_lock(
+    write_spec: WriteSpec, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait may be longer than watch.stall_seconds."""
+
+    def wait(run_path: Path, tick: Callable[[], None]) -> None:
+        heard.clear()
+        tick()
+        raise RunFailed("that is enough")
+
+    heard = list[str]()
+    monkeypatch.setattr("summit_train.cli.pipeline.wait_for_lock", wait)
+    monkeypatch.setattr("summit_train.core.watch.Watchdog.at", lambda _, where, **more: heard.append(where))
+    status, _, err = say("train", write_spec("one"))
+    assert (status, heard) == (1, ["waiting for the lock of a lost rank"]) and "that is enough" in err

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from summit_train.core import saved
 from summit_train.core.checkpoints import CheckpointError, checkpoint_path, digest_path
 from summit_train.core.errors import UserError
 from summit_train.core.saved import bound_of, check_fit, in_memory, load_newest, load_saved
@@ -43,6 +44,35 @@ def test_the_newest_whole_one_is_taken_and_the_others_named(tmp_path: Path) -> N
     path, state, complaints = load_newest(tmp_path, LARGE)
     assert path == first and state["step"] == 10
     assert str(third) in complaints[0] and str(second) in complaints[1] and "missing" in complaints[1]
+
+
+@pytest.mark.parametrize("place", ["check_digest", "load_saved", "_unpacked_size", "_stored_size", "_load"])
+def test_one_that_a_run_deletes_meanwhile_is_passed_over_for_its_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The run writes step 20 and deletes step 10 between two operations that load it."""
+    (first,) = small_checkpoints(tmp_path, 10)
+    honest = getattr(saved, place)
+
+    def pruned(*arguments: object, **options: object) -> object:
+        if first.exists():
+            small_checkpoints(tmp_path, 20)
+            first.unlink()
+            digest_path(first).unlink()
+        return honest(*arguments, **options)
+
+    monkeypatch.setattr(saved, place, pruned)
+    path, state, complaints = load_newest(tmp_path, LARGE)
+    assert (path, state["step"], complaints) == (checkpoint_path(tmp_path, 20), 20, [])
+
+
+def test_a_run_whose_checkpoints_vanish_is_refused_and_does_not_start_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first,) = small_checkpoints(tmp_path, 10)
+    monkeypatch.setattr(saved, "load_saved", lambda path, bound: first.unlink() or saved.peek(path))
+    with pytest.raises(CheckpointError, match=r"no checkpoint of .* can be read"):
+        load_newest(tmp_path, LARGE)
 
 
 def test_where_no_checkpoint_is_whole_the_run_is_refused_not_lost(tmp_path: Path) -> None:

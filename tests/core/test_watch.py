@@ -61,7 +61,7 @@ class _Before(Neighbour):
     who, where = "rank 6 on node3", "in step 8"
 
     def __init__(self, silent: float | None) -> None:
-        self._silent = silent
+        self._silent, self._refused = silent, 0.0
 
     def silent_seconds(self) -> float | None:
         return self._silent
@@ -172,6 +172,28 @@ def test_ranks_of_one_node_hear_each_other_whatever_its_names() -> None:
     for neighbour in neighbours:
         neighbour.exchange("in step 1")
     assert all(_heard(neighbour) is not None for neighbour in neighbours)
+
+
+@pytest.mark.parametrize(("heard_before", "ends"), [(4, True), (0, False)])
+def test_a_next_rank_whose_process_ended_ends_this_one_seconds_later(
+    clock: SimpleNamespace, heard_before: int, ends: bool
+) -> None:
+    """Not one whose host refuses datagrams from the beginning, as a firewall does."""
+    first, second = _neighbours(2, local_size=2)
+    for _ in range(heard_before):
+        first.exchange("in step 1")
+    second._socket.close()
+    clock.now = 100.0
+    watchdog = Watchdog(World(), None)
+    watchdog.at("in step 2", waits=True)
+    for _ in range(8):
+        first.exchange("in step 2")
+    assert watchdog._fault(900.0, first) is None  # it may still say why
+    clock.now = 110.5
+    text = "no progress for 10 s while in step 2; rank 1 on 127.0.0.1 has ended"
+    assert watchdog._fault(900.0, first) == (text if ends else None)
+    watchdog.at("in step 3")
+    assert watchdog._fault(900.0, first) is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])

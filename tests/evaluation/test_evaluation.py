@@ -26,11 +26,13 @@ from summit_train.spec import Spec, load_spec
 from tests.conftest import WriteSpec
 
 
-def test_mean_and_deviation_are_the_populations(write_spec: WriteSpec) -> None:
+def test_mean_and_deviation_are_those_of_a_sample(write_spec: WriteSpec) -> None:
     rows = [{"path": "a", "step": 1, "top1": 70.0, "top5": 90.0}, {"path": "b", "step": 2, "top1": 74.0, "top5": 92.0}]
     result = summarise(rows, load_spec(write_spec()), 101)
-    assert (result["top1_mean"], result["top1_std"], result["top5_mean"]) == (72.0, 2.0, 91.0)
+    assert (result["top1_mean"], result["top1_std"], result["top5_mean"]) == (72.0, pytest.approx(8**0.5), 91.0)
     assert (result["videos"], result["clips"], result["crops"], result["checkpoints"]) == (101, 1, 1, rows)
+    one = summarise(rows[:1], load_spec(write_spec()), 101)
+    assert (one["top1_mean"], one["top1_std"], one["top5_std"]) == (70.0, None, None), "one has no deviation"
 
 
 def _scorer(spec: Spec, world: World | None = None, stop: StopRequest | None = None) -> Scorer:

@@ -168,6 +168,9 @@ def test_runs_without_names_of_classes_match_those_with(tmp_path: Path) -> None:
     nameless = write_scores(tmp_path / "rgb.npz", RGB, LABELS, CLIPS, ())
     runs = read_runs([str(nameless), str(write_scores(tmp_path / "flow.npz", FLOW))])
     assert [run.class_names for run in runs] == [NAMES, NAMES]
+    turned = write_scores(tmp_path / "turned.npz", FLOW, LABELS, CLIPS, NAMES[::-1])
+    with pytest.raises(UserError, match=r"flow\.npz and .*turned\.npz do not have the same classes"):
+        read_runs([str(nameless), str(tmp_path / "flow.npz"), str(turned)])
 
 
 def test_the_newest_checkpoint_sorted_by_video(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from summit_train.evaluation.measures import left_out, measures_of, say_left_out
+from summit_train.evaluation.measures import interval, left_out, measures_of, say_certainty, say_left_out
 from summit_train.evaluation.scores import Scores
 from summit_train.tasks.classification.measures import average_precisions
 
@@ -75,6 +77,27 @@ def test_a_run_of_one_class_a_video_has_top_1_and_top_5() -> None:
     assert found.main.of_class(scores).tolist()[:2] == [100.0, 0.0] and np.isnan(found.main.of_class(scores)[2])
     assert scores.hot.tolist() == [[True, False, False], [False, True, False], [False, True, False]]
     assert measures_of(None) == measures_of("softmax")  # runs that are older than loss.kind
+
+
+@pytest.mark.parametrize(
+    ("right", "videos", "expected"),
+    [(10, 14, (45.35, 88.28)), (0, 10, (0.0, 27.75)), (10, 10, (72.25, 100.0)), (14_836, 19_761, (74.47, 75.67))],
+)
+def test_the_interval_of_an_accuracy(right: int, videos: int, expected: tuple[float, float]) -> None:
+    """Wilson's, such as R's prop.test(right, videos, correct = FALSE) has."""
+    assert interval(100 * right / videos, videos) == pytest.approx(expected, abs=0.01)
+
+
+def test_the_mean_over_classes_is_known_where_their_numbers_differ() -> None:
+    rows = np.array([[3.0, 2, 1], [3, 2, 1], [1, 2, 3]])
+    scores = Scores(np.arange(3), np.array([0, 0, 1]), rows, np.array([True, True, True]))
+    assert measures_of("softmax", 3).macro(scores) == 50.0, "100 % of class 0, 0 % of 1; 2 has no video"
+    assert measures_of("softmax", 3).macro(replace(scores, labels=np.array([0, 1, 2]))) is None
+    assert measures_of("binary", 3).macro(_scores([[1, 0], [0, 1]], [[2.0, 0.0], [3.0, 1.0]])) is None
+    assert say_certainty((45.351, 88.279), 50.0) == [
+        "95 % interval of top-1: 45.35 to 88.28 %",
+        "macro top-1, the mean over the classes: 50.00 %",
+    ]
 
 
 @pytest.mark.parametrize(("classes", "text"), [(5, "top-1 61.00 %"), (6, "top-1 61.00 %  top-5 98.77 %")])

@@ -116,7 +116,7 @@ def test_a_norm_that_runs_often_gets_the_statistics_of_all_its_inputs(spec: Spec
 
 
 def test_frozen_norms_stay(write_spec: WriteSpec) -> None:
-    spec = load_spec(write_spec(precision="fp64", model={"freeze_bn": "all_but_first"}))
+    spec = load_spec(write_spec(precision="fp64", model={"freeze_bn": "all_but_first", "pretrained": "w.pth"}))
     model = _network(spec)
     recompute_statistics(model, _batches(2), spec, World(), CPU)
     assert not torch.equal(model.get_buffer("bn1.running_var"), torch.ones(8).double())

@@ -92,13 +92,14 @@ def test_three_steps_are_those_of_double_precision(name: str, device: torch.devi
 
 
 def test_statistics_of_the_last_micro_batch_alone_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = RunningStatistics.begin_pass
+    honest = RunningStatistics.end_pass
 
-    def wrong(self: RunningStatistics, micro_batch: int, step: int) -> None:
-        if self._norms[0].weight.dtype == torch.float64:
-            honest(self, micro_batch, step)
+    def wrong(self: RunningStatistics) -> None:
+        if self._norms[0].weight.dtype != torch.float64:
+            self._moved.zero_()
+        honest(self)
 
-    monkeypatch.setattr(RunningStatistics, "begin_pass", wrong)
+    monkeypatch.setattr(RunningStatistics, "end_pass", wrong)
     (problem,) = problems("sgd", CPU)
     assert problem.startswith("statistics: ")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -16,12 +18,14 @@ from summit_train.core.checkpoints import checkpoint_path
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import read_manifest
 from summit_train.inference.loaded import Loaded
+from summit_train.inference.trained import Trained
+from summit_train.models import VideoNetwork
 from summit_train.plan import views_at_once
 from tests.closeness import assert_near
 from tests.detectors import detector_spec
 from tests.inference.test_predict import write_pictures
 from tests.runs import changed_copy
-from tests.worlds import Say
+from tests.worlds import PATIENCE_S, Say
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +95,48 @@ def test_features_of_a_layer(loaded: Loaded, video: Path) -> None:
         assert pooled.shape[0] == 4, "a row for each frame"
         assert_near(loaded.plain.fc(pooled).mean(0), logits[0], 1e-5)
     assert loaded.plain.execution == "plain" and not any(part._forward_hooks for part in loaded.plain.modules())
+
+
+def test_features_of_threads_that_run_at_once_are_their_own(
+    loaded: Loaded, trained_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each runs the network for hooks when both have their hooks on it; Python from 3.12 on may build one for each."""
+    other, together, honest = (
+        summit_train.load(trained_run, device="cpu"),
+        Barrier(2, timeout=PATIENCE_S),
+        Trained.network,
+    )
+
+    def wait(*_: object) -> None:
+        together.wait()
+
+    def network(self: Trained, device: torch.device, *, ready: bool = True) -> VideoNetwork:
+        made = honest(self, device, ready=ready)
+        made.get_submodule("conv1").register_forward_pre_hook(wait)
+        return made
+
+    monkeypatch.setattr(Trained, "network", network)
+    clips = torch.rand(2, 1, 4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(lambda one: other.features(one, "avgpool"), clips))
+        for mine, one in zip(found, clips, strict=True):
+            assert_near(mine, loaded.features(one, "avgpool"), 1e-5)
+
+
+def test_threads_that_share_a_network_predict_their_own_videos(loaded: Loaded, motion_set: Path) -> None:
+    manifest = read_manifest(motion_set / "val.csv")
+    videos = [motion_set / manifest.path(video) for video in range(8)] * 3
+
+    def seen(video: Path) -> torch.Tensor:
+        clips = loaded.preprocess(video)
+        assert loaded.predict(clips, 1)[0]["score"] == pytest.approx(float(loaded.logits(clips).softmax(0).max()))
+        return loaded.logits(clips)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(seen, videos))
+    for mine, video in zip(found, videos, strict=True):
+        assert_near(mine, seen(video), 1e-5)
 
 
 def test_a_head_is_trained_on_features(loaded: Loaded, video: Path) -> None:

@@ -12,8 +12,9 @@ import torch
 from summit_train.core.errors import UserError
 from summit_train.models.build import build_model
 from summit_train.models.by_name import freeze_by_name, frozen_until, lr_factors, named
+from summit_train.models.foreign import ForeignNetwork
 from summit_train.models.network import build_network, count_network
-from summit_train.models.video import VideoNetwork, freeze_norms
+from summit_train.models.video import VideoNetwork, freeze_norms, trained_norms
 from summit_train.spec import Spec
 from summit_train.spec.optimizer import OptimizerSpec
 
@@ -129,3 +130,61 @@ def test_factors_by_name_multiply_the_others() -> None:
     assert chosen == {"fc.weight": 10.0, "fc.bias": 5.0, "conv1.weight": 2.0, "bn1.bias": 0.5, "bn1.weight": 1.0}
     layered = lr_factors(network, solver.model_copy(update={"layer_decay": 0.5}))
     assert layered["layer4.1.bn1.bias"] == 0.25 and layered["layer4.1.bn1.weight"] == 0.5
+
+
+class _Shared(torch.nn.Module):
+    """Two linear layers with one weight, behind a normalisation without weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm2d(3, affine=False)
+        self.first = torch.nn.Linear(3, 3)
+        self.head = torch.nn.Linear(3, 3)
+        self.head.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.first(self.norm(x.flatten(0, 1)).mean((2, 3))))
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("freeze", "frozen", "number"),
+    [
+        (["norm"], {"norm"}, 6),  # its running mean and variance
+        (["norm", "head"], {"norm", "first.weight", "head.bias"}, 6 + 9 + 3),
+        (["head.weight"], {"first.weight"}, 9),
+        (["first"], {"first.weight", "first.bias"}, 12),
+    ],
+)
+def test_a_norm_without_weights_and_a_shared_weight_are_frozen_by_name(
+    freeze: list[str], frozen: set[str], number: int
+) -> None:
+    network = ForeignNetwork(_Shared(), "a.py:b", 1, 3, 3)
+    parts = [{"names": freeze, "until_epoch": 2}]
+    network.frozen_until = frozen_until(network, OptimizerSpec.model_validate({"freeze": parts}))
+    assert network.frozen_until == dict.fromkeys(frozen, 2)
+    assert freeze_by_name(network, 0) == number and freeze_by_name(network, 1) == 0
+    assert _trained(network) == {"first.weight", "first.bias", "head.bias"} - frozen
+    for epoch in (1, 2):
+        norm = network.train().get_submodule("norm")
+        before = norm.get_buffer("running_mean").clone()
+        network(torch.ones(2, 1, 3, 4, 4))
+        keeps = "norm" in frozen and epoch == 1
+        assert len(trained_norms(network)) == (not keeps)
+        assert torch.equal(norm.get_buffer("running_mean"), before) == keeps
+        assert freeze_by_name(network, 2) == (number if epoch == 1 else 0)
+    assert _trained(network) == {"first.weight", "first.bias", "head.bias"}
+
+
+def test_a_norm_without_weights_is_nothing_to_train_or_to_give_an_lr() -> None:
+    network = ForeignNetwork(_Shared(), "a.py:b", 1, 3, 3)
+    with pytest.raises(UserError, match="at least one parameter must be trained"):
+        frozen_until(network, OptimizerSpec.model_validate({"freeze": ["first", "head"]}))
+    with pytest.raises(UserError, match=r"optimizer\.lr_factors: 'norm' names no parameter"):
+        lr_factors(network, OptimizerSpec(lr_factors={"norm": 2.0}))
+
+
+def test_a_factor_on_the_lr_reaches_a_shared_weight() -> None:
+    network = ForeignNetwork(_Shared(), "a.py:b", 1, 3, 3)
+    assert lr_factors(network, OptimizerSpec(head_lr_factor=5.0)) == {"first.weight": 5.0, "head.bias": 5.0}
+    assert lr_factors(network, OptimizerSpec(lr_factors={"head.weight": 3.0}))["first.weight"] == 3

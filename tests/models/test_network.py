@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from summit_train.core.errors import UserError
 from summit_train.models import build_model
 from summit_train.models.count import count
 from summit_train.models.fast import accelerate
 from summit_train.models.network import (
     RecomputedBlocks,
+    check_batch,
     cpu_kernels,
     initial_network,
     recompute_blocks,
@@ -25,6 +27,7 @@ from summit_train.models.resnet import VARIANTS, BasicBlock
 from summit_train.models.video import norm_momentum, trained_norms
 from summit_train.spec import Spec, load_spec
 from tests.conftest import WriteSpec
+from tests.worlds import Say
 
 CPU = torch.device("cpu")
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -52,6 +55,37 @@ def test_recompute_reaches_the_network_and_changes_no_loss(write_spec: WriteSpec
     assert isinstance(initial_network(recomputed, CPU).layer1, RecomputedBlocks)
     assert not isinstance(initial_network(plain, CPU).layer1, RecomputedBlocks)
     assert losses(recomputed) == losses(plain)
+
+
+@pytest.mark.parametrize(
+    ("arch", "num_frames", "crop"),
+    # The largest crop of which one value per channel is left: strides are 32, and ECO-lite's pools round up.
+    [("tsn", 1, 32), ("i3d_3x3x3", 16, 32), ("eco_lite", 4, 38), ("x3d_m", 1, 32), ("slowfast", 8, 32)],
+)
+def test_one_clip_without_variance_is_refused(write_spec: WriteSpec, arch: str, num_frames: int, crop: int) -> None:
+    backbone = {"eco_lite": None, "x3d_m": None, "slowfast": "resnet50"}.get(arch, "resnet18")
+    path = write_spec(model={"arch": arch, "backbone": backbone, "width": 0.125}, data={"num_frames": num_frames})
+    words = [f"data.crop={crop}", f"data.short_side=[{crop + 1},{crop + 1}]", "scale.clips_per_gpu=1"]
+    for more in (f"data.crop={crop + 1}", "scale.clips_per_gpu=2"):
+        check_batch(load_spec(path, [*words, more]))
+    with pytest.raises(UserError, match=rf"^scale\.clips_per_gpu: must be 2 or more, got 1: .* {crop} x {crop} pix"):
+        check_batch(load_spec(path, words))
+
+
+def test_one_clip_is_enough_for_norms_that_are_frozen(write_spec: WriteSpec) -> None:
+    words = ["data.num_frames=1", "scale.clips_per_gpu=1", "data.crop=32", "optimizer.freeze=[layer4]"]
+    spec = load_spec(write_spec(model={"arch": "tsn", "backbone": "resnet18"}), words)
+    check_batch(spec)
+    clip = torch.randn(1, 1, 3, 32, 32)
+    assert initial_network(spec, CPU).train()(clip).isfinite().all()
+
+
+def test_plan_and_train_refuse_a_batch_of_one_value(write_spec: WriteSpec, say: Say) -> None:
+    model = {"arch": "eco_lite", "backbone": None, "width": 0.125}
+    spec = write_spec(model=model, data={"num_frames": 4}, scale={"clips_per_gpu": 1})
+    for command in ("plan", "train"):
+        status, _, err = say(command, spec)
+        assert status == 2 and err.count("\n") == 1 and "scale.clips_per_gpu: must be 2 or more, got 1" in err
 
 
 def test_the_kernels_for_cpus_are_asked_for_on_cpus_alone() -> None:

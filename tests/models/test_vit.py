@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,10 @@ def test_positions_by_hand() -> None:
              for place, pairs in ((1, 4), (0, 2), (2, 2))]  # fmt: skip
     assert_near(grid[8], torch.tensor(list(itertools.chain(*waves))).double(), 1e-6)
     assert len({tuple(place.tolist()) for place in grid}) == len(grid) == 12
+    # Sixteen channels in thirds are six for each; the last two cosines of the column are cut off.
+    uniform = fixed_positions("grid_uniform", (2, 2, 3), 16, CPU)
+    waves = [[wave(place / 10000 ** (i / 3)) for wave in (math.sin, math.cos) for i in range(3)] for place in (1, 0, 2)]
+    assert_near(uniform[8], torch.tensor(list(itertools.chain(*waves))[:16]).double(), 1e-6)
 
 
 def test_learned_positions_are_interpolated_as_torch_does() -> None:
@@ -171,10 +176,25 @@ def fused(state: Tensors) -> Tensors:
     return found
 
 
-def vjepas(state: Tensors, grid: tuple[int, int, int] = (8, SIDE, SIDE)) -> Any:
+def vjepas_positions(channels: int, side: int, *, uniform_power: bool) -> torch.Tensor:
+    """pos_embs.py of V-JEPA's code, place by place: 8 times, side x side patches."""
+    third = math.ceil(channels / 6) * 2
+    shares = (third, third, third) if uniform_power else (channels // 2, channels // 4, channels // 4)
+    rows = []
+    for places in itertools.product(range(8), range(side), range(side)):
+        row: list[float] = []
+        for place, share in zip(places, shares, strict=True):
+            angles = [place / 10000 ** (i / (share / 2)) for i in range(share // 2)]
+            row += [*map(math.sin, angles), *map(math.cos, angles)]
+        rows.append(row[:channels])
+    return torch.tensor(rows)[None]
+
+
+def vjepas(state: Tensors, side: int = SIDE, *, uniform_power: bool = True) -> Any:
     """V-JEPA's checkpoints: an encoder, its average, a predictor, each in two wrappers; fixed positions."""
     body = {name: value for name, value in fused(state).items() if name.startswith(("patch_embed", "blocks"))}
-    body |= {"pos_embed": fixed_positions("grid", grid, 48, CPU).float()[None], "norm.weight": torch.ones(48)}
+    body["pos_embed"] = vjepas_positions(48, side, uniform_power=uniform_power)
+    body["norm.weight"] = torch.ones(48)
     body = {f"module.backbone.{name}": value for name, value in body.items()}
     others = {name: torch.zeros_like(value) for name, value in body.items()}
     return {"encoder": others, "predictor": {"module.x": torch.ones(1)}, "target_encoder": body, "epoch": 300}
@@ -186,10 +206,11 @@ def vjepas(state: Tensors, grid: tuple[int, int, int] = (8, SIDE, SIDE)) -> Any:
         (videomaes, "none", "index", set(), set()),
         (lambda state: {"module": videomaes(state)}, "none", "index", set(), set()),
         (pretraining, "none", "index", {"fc", "fc_norm"}, {"encoder.norm.weight", "decoder.head.weight"}),
-        (vjepas, "none", "grid", {"fc", "fc_norm"}, {"module.backbone.norm.weight"}),
+        (vjepas, "none", "grid_uniform", {"fc", "fc_norm"}, {"module.backbone.norm.weight"}),
+        (partial(vjepas, uniform_power=False), "none", "grid", {"fc", "fc_norm"}, {"module.backbone.norm.weight"}),
         (lambda state: fused(videomaes(state)), "shift", "index", set(), set()),
     ],
-    ids=["fine-tuned", "DeepSpeed", "pre-trained", "V-JEPA", "timm"],
+    ids=["fine-tuned", "DeepSpeed", "pre-trained", "V-JEPA", "V-JEPA, not uniform", "timm"],
 )
 def test_published_names_load(
     tmp_path: Path, layout: Callable[[Tensors], Any], adapter: str, positions: str, missing: set[str],
@@ -201,6 +222,12 @@ def test_published_names_load(
     assert set(report.unexpected) == unexpected and not report.mismatched and not report.made
     for (name, found), expected in zip(model.state_dict().items(), source.state_dict().values(), strict=True):
         assert torch.equal(found, expected) == (name.rpartition(".")[0] not in missing), name
+
+
+def test_published_vit_l_positions_of_v_jepa() -> None:
+    """1,024 channels are no multiple of six: 342 an axis, cut to 1,024 (`uniform_power: true` in all its configs)."""
+    theirs = vjepas_positions(1024, 4, uniform_power=True)[0]
+    assert_near(fixed_positions("grid_uniform", (8, 4, 4), 1024, CPU), theirs.double(), 1e-6)
 
 
 def test_a_bias_of_the_keys_changes_nothing() -> None:
@@ -221,8 +248,10 @@ def refused(tmp_path: Path, model: VideoNetwork, content: Any) -> str:
 def test_files_with_other_positions_or_norms_are_refused(tmp_path: Path) -> None:
     index, grid, frames = random_vit(), random_vit(positions="grid"), random_vit("st")
     state = grid.state_dict()
-    assert "model.positions=grid" in refused(tmp_path, index, vjepas(state))
-    assert "rotary" in refused(tmp_path, grid, vjepas(state, (8, 16, 16)))
+    assert "needs model.positions=grid_uniform, got index" in refused(tmp_path, index, vjepas(state))
+    assert "needs model.positions=grid_uniform, got grid" in refused(tmp_path, grid, vjepas(state))
+    assert "needs model.positions=grid, got index" in refused(tmp_path, index, vjepas(state, uniform_power=False))
+    assert "rotary" in refused(tmp_path, grid, vjepas(state, 16))
     assert "pos_embed" in refused(tmp_path, index, frames.state_dict())
     assert "CLIP" in refused(tmp_path, frames, frames.state_dict() | {"norm_pre.weight": torch.ones(48)})
     assert "blocks.0.ls1.gamma" in refused(

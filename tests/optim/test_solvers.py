@@ -104,7 +104,7 @@ def _assert_equal(one: dict[tuple[str, str], torch.Tensor], other: dict[tuple[st
 )
 def test_two_updates_by_hand(keys: dict[str, Any], gradients: tuple[float, ...], weights: tuple[float, ...]) -> None:
     weight = nn.Parameter(torch.ones(1, dtype=torch.float64))
-    groups: list[dict[str, Any]] = [{"params": [weight], "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": [weight], "weight_decay": 0.0, "has_ratio": False}]
     optimizer = build_solver(OptimizerSpec.model_validate(keys), groups)
     set_learning_rate(optimizer, 0.1)
     for gradient, expected in zip(gradients, weights, strict=True):
@@ -151,6 +151,25 @@ def test_lambs_ratio_without_a_gradient(start: list[list[float]], decay: float, 
     weight.grad = torch.zeros_like(weight)
     optimizer.step()
     torch.testing.assert_close(weight.detach(), torch.tensor(end, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("adapter", ["none", "shift", "st"])
+def test_lamb_gives_weights_a_ratio_and_biases_norms_and_positions_none(adapter: str) -> None:
+    """The gradient 1 gives the first direction 1: a bias moves by the LR, a weight by that times |w| / |u|."""
+    model = build_model("vit", "vit_s", num_frames=4, num_classes=5, width=0.25, adapter=adapter)
+    optimizer = build_solver(OptimizerSpec(name="lamb"), parameter_groups(model, 0.0))
+    set_learning_rate(optimizer, 0.1)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    undecayed = getattr(model, "undecayed", ())
+    assert (set(undecayed) <= before.keys()) and bool(undecayed) == (adapter != "none")
+    for name, parameter in model.named_parameters():
+        length = before[name].norm() / parameter.numel() ** 0.5
+        ratio = length if parameter.ndim > 1 and name not in undecayed and length else torch.tensor(1.0)
+        moved = (before[name] - parameter).detach()
+        torch.testing.assert_close(moved, (0.1 * ratio).expand_as(moved), rtol=1e-3, atol=1e-6, msg=name)
 
 
 _TORCHS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {

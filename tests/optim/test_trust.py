@@ -175,3 +175,16 @@ def test_a_skipped_step_moves_nothing_and_ratios_are_of_unscaled_gradients(trust
         found = solver.step(0.01, skipped=1.0)
         assert found is not None and set(found.read().values()) == {1.0}
         assert all(torch.equal(one, two) for one, two in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_lars_over_biases_alone_is_the_solver(name: str) -> None:
+    models = [_Layers(), _Layers()]
+    for model, trust in zip(models, (TrustRatioSpec(kind="lars"), None), strict=True):
+        model.kernel.requires_grad_(False)
+        model.empty.requires_grad_(False)
+        solver = _Solver(model, trust, name=name)
+        for gradient in (3.0, -1.0):
+            model.bias.grad = torch.tensor([gradient], dtype=torch.float64)
+            assert solver.step(0.5) is None
+    assert _values(models[0]) == _values(models[1]) and models[0].bias.item() != 2

@@ -69,7 +69,7 @@ def test_the_report_and_eval_json_say_the_same(write_run):
 
 
 def test_a_restart_in_the_same_job_is_not_the_queue(write_run):
-    path = write_run(lines=[line | ({"job": "7"} if line["kind"] == "start" else {}) for line in LINES])
+    path = write_run(lines=[line | ({"job": str(int(T0) - 20)} if line["kind"] == "start" else {}) for line in LINES])
     (path / "job").mkdir()
     when = "2026-01-02T03:04:05+0100"
     (path / "job/restarts").write_text(f"{when} job 7: exit status 1, without n2; from step 2 on 1 node, 2 ranks: n1\n")
@@ -90,3 +90,11 @@ def test_without_the_times_of_all_records_there_is_no_goodput(write_run, lines):
 
 def test_without_records_there_is_no_goodput(write_run):
     assert goodput_values(write_run(leave_out=("metrics.jsonl",))) == {}
+
+
+def test_a_start_that_was_lost_counts_from_the_start_of_its_job(write_run):
+    """The first job's script begins at -60 s, and its ranks fail before a record; those of -20 s go on."""
+    job = str(int(T0) - 60)
+    lines = [line | ({"job": job} if line["kind"] == "start" and line["time"] == T0 else {}) for line in LINES]
+    spent = time_spent(RunRecord(write_run(lines=lines)))
+    assert spent is not None and (spent.startup, spent.total, spent.between_jobs) == (90.0, 232.0, 65.0)

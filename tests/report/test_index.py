@@ -34,8 +34,10 @@ def test_a_row_by_hand(write_run, tmp_path):
     seconds = sum(json.loads(line).get("step_s", 0) for line in (run / "metrics.jsonl").read_text().splitlines()) + 1
     assert row.pop("node_hours") == pytest.approx(seconds / 3600, rel=1e-12)
     assert row.pop("clips_per_second") == pytest.approx(32, rel=0.1)
+    # 62 of 64 videos: (0.96875 + z^2/128 -+ sqrt(z^2/64 (0.96875 0.03125 + z^2/256))) / (1 + z^2/64).
+    assert (row.pop("low"), row.pop("high")) == pytest.approx((89.303, 99.139), abs=1e-3)
     assert row == {
-        "name": "a", "state": "done", "epochs": 4.0, "planned_epochs": 4.0, "measure": "top-1",
+        "macro": None, "name": "a", "state": "done", "epochs": 4.0, "planned_epochs": 4.0, "measure": "top-1",
         "last": 97.375, "best": 97.375, "mean": 96.875, "evaluation": "final", "lr": 0.01, "global_batch": 16.0,
         "started": "2023-11-14 22:13:20 UTC", "run": str(run), "remarks": "",
     }  # fmt: skip

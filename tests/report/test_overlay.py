@@ -40,7 +40,7 @@ def test_runs_are_named_by_their_accuracy_and_without_a_result_come_last(write_r
     ]
     picture = overlay(runs)
     assert picture is not None and picture.alt == "Loss and accuracy by epoch of 3 runs"
-    assert legend(drawn[0]) == ["final: top-1 98.00 ± 0.50 %", "training: top-1 (97.00 %)", "_unmeasured$"]
+    assert legend(drawn[0]) == ["final: top-1 98.00 ± 0.71 %", "training: top-1 (97.00 %)", "_unmeasured$"]
     losses, accuracies = drawn[0].axes
     assert len(losses.lines) == 3 and losses.lines[0].get_xdata()[-1] == 4.0
     assert [len(line.get_xdata()) for line in accuracies.lines] == [4, 1, 4, 0]  # validations, a star, ...
@@ -64,7 +64,7 @@ def test_of_many_runs_the_best_have_names_and_all_lie_on_the_page(write_run, run
     overlay(runs)
     names = legend(drawn[0])
     assert len(names) == MOST_NAMED + 1 == 22 and names[-1] == "3 others"
-    assert names[0] == "run 23 with a name of some length…: top-1 73.00 ± 0.50 %"
+    assert names[0] == "run 23 with a name of some length…: top-1 73.00 ± 0.71 %"
     styles = {(line.get_color(), line.get_linestyle()) for line in drawn[0].legends[0].get_lines()}
     assert len(styles) == 22
     box, page = drawn[0].legends[0].get_window_extent(), drawn[0].bbox

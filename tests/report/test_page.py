@@ -54,13 +54,12 @@ def page_of(*directories) -> Page:
 def test_one_run_says_everything_about_it(write_run):
     html = render(read_runs([write_run("tsm_demo")]))
     page = Page(html)
-    assert (
-        "mean &plusmn; std (as the paper computes it)" in html and "step_00000040.pt, the last, the best</td>" in html
-    )
+    assert "mean &plusmn; std (n &minus; 1)" in html and "step_00000040.pt, the last, the best</td>" in html
     assert page.values("html", "lang") == ["en"]
     for text in (
         "tsm_demo",
-        "96.88 ± 0.50 %",
+        "96.88 ± 0.71 %",
+        "95 % interval of top-1: 89.30 to 99.14 %",
         "steps_per_epoch",
         "backbone: resnet18",
         "hosts.node1",
@@ -81,7 +80,7 @@ def test_one_run_says_everything_about_it(write_run):
 def test_further_evaluations_are_listed_apart_from_the_runs_own(write_run):
     run = write_run("tsm_demo")
     before = page_of(run).text
-    assert "96.88 ± 0.50 %" in before and "Other evaluations" not in before
+    assert "96.88 ± 0.71 %" in before and "Other evaluations" not in before
     final = {"top1_mean": 12.5, "top1_std": 0.25, "top5_mean": 50.0, "clips": 3, "crops": 1}
     for name, overrides in (("clips-3", {"evaluate.clips": 3}), ("<b>", {"data.val": "<i>.csv"})):
         (run / "evals" / name).mkdir(parents=True)
@@ -93,7 +92,7 @@ def test_further_evaluations_are_listed_apart_from_the_runs_own(write_run):
     assert "<b>12.50±0.25%50.00%0data.val=<i>.csvclips-312.50±0.25%50.00%0evaluate.clips=3" in rows
     assert "torn" not in rows
     assert "evals/torn/eval.json: unreadable, left out" in page.text
-    assert "96.88 ± 0.50 %" in page.text.split("Other evaluations")[0]
+    assert "96.88 ± 0.71 %" in page.text.split("Other evaluations")[0]
 
 
 def test_top5_is_a_column_where_a_run_has_more_than_five_classes(write_run):
@@ -115,7 +114,7 @@ def test_several_runs_are_compared_and_nothing_comes_from_outside(write_run):
     runs = write_run("tsm_demo"), write_run("tsn_demo", arch="tsn", top1=25.0, leave_out=("metrics.jsonl",))
     html = render(read_runs(runs))
     page = Page(html)
-    assert "2 runs compared" in page.text and "25.00 ± 0.50 %" in page.text
+    assert "2 runs compared" in page.text and "25.00 ± 0.71 %" in page.text
     assert len(page.values("img", "src")) == 5 + 5 + 1  # both, the first, the second
     assert page.values("a", "href") == ["#run-1", "#run-2"] and page.values("h2", "id") == ["run-1", "run-2"]
     references = [value for _, name, value in page.attributes if name in ("src", "href", "srcset", "action", "data")]

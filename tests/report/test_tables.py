@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 from summit_train.core.text import show
 from summit_train.report.records import ClipsPerClass, RunRecord
 from summit_train.report.tables import (
@@ -18,7 +20,7 @@ def test_the_summary_of_a_whole_run(write_run):
     row = summary_row(RunRecord(write_run("tsm")))
     assert row["model"] == "tsm resnet18, 8 frames"
     assert row["scale"] == "2 × 2 = 4" and row["global_batch"] == "16" and row["epochs"] == "4 of 4"
-    assert row["top1"] == "96.88 ± 0.50 %" and row["top5"] == "100.00 ± 0.00 %"
+    assert row["top1"] == "96.88 ± 0.71 %" and row["top5"] == "100.00 ± 0.00 %"
     assert row["data_wait"] == "10.0 %" and row["seconds"].endswith(" s")
     assert notes_of(RunRecord(write_run("again"))) == []
 
@@ -66,12 +68,17 @@ def test_the_time_to_the_first_step_counts_from_the_process(write_run):
 def test_a_mean_over_too_few_checkpoints_and_the_best_are_remarked(write_run):
     path = write_run()
     validated = "Validation during training: last 97.00 % (epoch 4), best 97.00 % (epoch 4)"
-    assert remarks_of(RunRecord(path)) == [validated]
+    sure = "95 % interval of top-1: 89.30 to 99.14 %"
+    assert remarks_of(RunRecord(path)) == [sure, validated]
     with open(path / "spec.yaml", "a") as spec:
         spec.write("evaluate: {last_checkpoints: 3}\n")
     (path / "checkpoints").mkdir()
     (path / "checkpoints/best.json").write_text('{"step": 2000, "measure": "top1", "value": 71.256}')
+    final = json.loads((path / "eval.json").read_text()) | {"top1_macro_mean": 71.256}
+    (path / "eval.json").write_text(json.dumps(final))
     assert remarks_of(RunRecord(path)) == [
+        sure,
+        "macro top-1, the mean over the classes: 71.26 %",
         "The mean is over 2 checkpoints, fewer than evaluate.last_checkpoints, 3",
         validated,
         "Best checkpoint: step 2,000, top1 71.26 % in the validation during training",
@@ -86,7 +93,7 @@ def test_where_a_line_of_checkpoints_began_is_noted(write_run, run_records):
         run = RunRecord(write_run(f"longer_{step}", lines=lines))
         since = f"4 epochs instead of 3 since step {step} (--more-epochs); only checkpoints after it are in the mean"
         assert since in notes_of(run) and run.final is not None
-        assert run.evals and remarks_of(run) == earlier  # no validation is of the new line
+        assert run.evals and remarks_of(run)[1:] == earlier  # no validation is of the new line
         assert differences_of(run.final, run) == (earlier[0] if earlier else "—")
 
 

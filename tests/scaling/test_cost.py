@@ -131,6 +131,29 @@ def test_evaluation_by_hand(keys: str, views: int) -> None:
     assert evaluation_seconds(_job(256, spec, machine)) == pytest.approx(views / 3 / TSM_RATE)
 
 
+EARLY_STOP = "schedule.early_stop={measure: top1, epochs: 1}"
+
+
+@pytest.mark.parametrize(
+    ("keys", "views"),
+    [
+        # The last 5 of 3 checkpoints, after epochs 40, 80 and 100.
+        (["evaluate.every_epochs=0", "checkpoint.every_epochs=40"], 3 * 10),
+        (["evaluate.every_epochs=0", "checkpoint.every_epochs=100", "ema.decay=0.9"], 2 * 10),
+        # A run that may stop early saves a checkpoint with each validation, after epochs 30, 60, 90 and 100.
+        (["evaluate.every_epochs=30", "checkpoint.every_epochs=100", EARLY_STOP], 4 + 4 * 10),
+        (["evaluate.every_epochs=30", "checkpoint.every_epochs=100"], 4 + 10),
+        (["evaluate.every_epochs=30", "evaluate.mode=stream", "model.shift_direction=past"], 4 * 10 + 5 * 10),
+    ],
+)
+def test_no_more_checkpoints_are_evaluated_than_a_run_saves(keys: list[str], views: int) -> None:
+    """20,000 videos on 1,536 GPUs: the fullest has 14, each with 10 clips."""
+    spec = load_spec(PATH, ["evaluate.short_side=224", "evaluate.crops=1", *keys])
+    assert (spec.schedule.epochs, spec.evaluate.last_checkpoints, spec.evaluate.clips) == (100, 5, 10)
+    machine = SUMMIT.model_copy(update={"shared": None})
+    assert evaluation_seconds(_job(256, spec, machine)) == pytest.approx(14 * views / 3 / TSM_RATE)
+
+
 def test_the_evaluation_of_whole_frames_does_not_depend_on_the_size_of_those_trained_on() -> None:
     seconds = []
     for data in ({}, {"long_side": 128}):

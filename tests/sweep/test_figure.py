@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from unittest import mock
 
+import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
@@ -92,7 +93,7 @@ def test_a_curve_is_the_mean_over_the_seeds_with_their_deviation(make_sweep: Mak
     half = pytest.approx(0.5**0.5)
     assert _curves(calls) == {
         "validation, a": [[16, 32], [87.5, 89.5], [half, half]],
-        "validation, b": [[16, 32], [84, 85.5], [0, half]],
+        "validation, b": [[16, 32], [84, 85.5], [pytest.approx(float("nan"), nan_ok=True), half]],
     }
     lines = [(call.args[1], call.kwargs["label"]) for call in calls["axvline"].call_args_list]
     assert lines == [(40, "noise scale, a: 40 ± 0 clips"), (40, "noise scale, b: 40 ± 0 clips")]
@@ -111,6 +112,14 @@ def test_without_seeds_the_bars_are_of_checkpoints_and_training_is_drawn(sweep: 
         "published: X": [[64], [50], [0.2]],
     }
     assert not calls["axvline"].called and "last checkpoints" in calls["annotate"].call_args.args[1]
+
+
+def test_one_checkpoint_has_no_bar(sweep: Sweep, calls) -> None:
+    published = Reference(label="X", points=(ReferencePoint(global_batch=64, top1=50.0),))
+    rows = [row | {"top1_std": None} for row in _done(read_rows(sweep))]
+    draw_accuracy(dataclasses.replace(sweep, reference=published), rows)
+    curves = _curves(calls)
+    assert np.isnan(curves["validation"][2]).tolist() == [True] * 3 and np.isnan(curves["published: X"][2]).all()
 
 
 def test_the_noise_scales_band_is_its_standard_error(make_sweep: Make, calls) -> None:

@@ -289,8 +289,9 @@ def test_a_mistake_is_named_with_its_line(write: Write, text: str, message: str)
 def test_a_sweep_may_have_as_many_runs_as_an_array(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("summit_train.sweep.grid.MOST_RUNS", 3)
     assert len(_names(load_sweep(write("grid: {seed: [1, 2, 3]}\n")))) == 3
-    with pytest.raises(UserError, match="4 runs; a sweep may have at most 3"):
-        load_sweep(write("grid: {seed: [1, 2, 3, 4]}\n"))
+    for four in ("grid: {seed: [1, 2, 3, 4]}\n", "grid: {seed: [1, 2, 3]}\nruns: [{seed: 4}]\n"):
+        with pytest.raises(UserError, match="4 runs; a sweep may have at most 3"):
+            load_sweep(write(four))
 
 
 def test_a_base_that_is_not_there_is_named(write: Write) -> None:

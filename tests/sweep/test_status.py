@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,19 @@ from summit_train.cluster.site import load_site
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.clip import Clip
 from summit_train.evaluation.scores import Scores, prediction_names
+from summit_train.report import index
+from summit_train.report.goodput import goodput_values
+from summit_train.report.index import read_index
+from summit_train.report.log_records import EvalRecord
 from summit_train.report.noise import Measured
 from summit_train.spec import dump_spec, spec_from_values
+from summit_train.spec.experiment import RESERVED_NAMES
 from summit_train.sweep.figure import write_sweep
 from summit_train.sweep.folds import clip_table
 from summit_train.sweep.grid import Reference, ReferencePoint, Sweep
 from summit_train.sweep.status import COLUMNS, Row, as_values, read_jobs, read_rows, sweep_points, tables, to_start
 from tests.killing import another_holds
+from tests.runs import records
 
 Make = Callable[..., Sweep]
 
@@ -109,7 +116,7 @@ def test_a_run_is_done_when_the_final_evaluation_has_its_last_step(sweep, begin)
     assert states(sweep) == ["done", "failed", "failed", "missing"]
     assert to_start(read_rows(sweep, {"gpus-8": ("9", "queued")})) == ["gpus-2", "gpus-4"]
     rows = read_rows(sweep)
-    assert (rows[0]["top1"], rows[0]["top1_std"], rows[0]["top5"], rows[0]["final"]) == (96.875, 0.5, 100.0, True)
+    assert (rows[0]["top1"], rows[0]["top1_std"], rows[0]["top5"], rows[0]["final"]) == (96.875, 0.5**0.5, 100.0, True)
     assert (rows[2]["top1"], rows[2]["top1_std"], rows[2]["final"]) == (
         97.0,
         None,
@@ -128,9 +135,12 @@ def test_the_training_accuracy_is_the_mean_over_the_last_epoch(sweep, begin, run
 
 
 def test_a_run_that_failed_before_it_wrote_anything_is_no_missing_one(sweep):
-    folder = sweep.runs[1].spec.run_path / "job"
-    folder.mkdir(parents=True)
-    (folder / "spec.yaml").write_text(dump_spec(sweep.runs[1].spec))
+    """Nor is one failed whose job the scheduler has refused: it has a spec, and was never started."""
+    for number in (1, 2):
+        folder = sweep.runs[number].spec.run_path / "job"
+        folder.mkdir(parents=True)
+        (folder / "spec.yaml").write_text(dump_spec(sweep.runs[number].spec))
+    (sweep.runs[1].spec.run_path / "job/started").touch()
     assert states(sweep) == ["missing", "failed", "missing", "missing"]
 
 
@@ -200,7 +210,7 @@ def test_the_table_leaves_out_columns_without_a_value_and_top5_of_few_classes(sw
     rows = read_rows(sweep)
     lines = tables(sweep, rows).splitlines()
     assert lines[0].split("  ")[0] == "run" and "train top-1" in lines[0] and "published" not in lines[0]
-    assert "4 = 2 x 2" in lines[3] and "40 of 40" in lines[3] and "96.88 ± 0.50 %" in lines[3]
+    assert "4 = 2 x 2" in lines[3] and "40 of 40" in lines[3] and "96.88 ± 0.71 %" in lines[3]
     assert "top-5" not in lines[0] and rows[2]["top5"] == 100.0
     assert "top-5" in tables(sweep, [row | {"num_classes": 6} for row in rows])
     assert "4 = 3 x 1.33" in tables(sweep, [row | {"ranks": row["ranks"] and 3} for row in rows])
@@ -316,17 +326,18 @@ def test_runs_with_several_labels_have_mean_average_precision(make_sweep, write_
     sweep = make_sweep("nodes: 2\nset: {loss.kind: binary}\ngrid: {scale.gpus: [1, 2]}\n")
     path = write_run(str(sweep.runs[0].spec.run_path))
     values = json.loads((path / "eval.json").read_text())
-    rows = [{"path": row["path"], "step": row["step"], "map": 40.0} for row in values["checkpoints"]]
+    first, last = ({key: row[key] for key in ("path", "step")} for row in values["checkpoints"])
+    rows = [first | {"map": 41.0}, last | {"map": 42.0}]
     (path / "spec.yaml").write_text(dump_spec(sweep.runs[0].spec))
     (path / "eval.json").write_text(json.dumps({"map_mean": 41.5, "map_std": 0.25, "checkpoints": rows}))
     found = read_rows(sweep)
     assert [(row["state"], row["map"], row["map_std"], row["top1"]) for row in found] == [
-        ("done", 41.5, 0.25, None), ("missing", None, None, None)
+        ("done", 41.5, 0.5**0.5, None), ("missing", None, None, None)
     ]  # fmt: skip
-    assert "mAP" in tables(sweep, found) and "41.50 ± 0.25 %" in tables(sweep, found)
+    assert "mAP" in tables(sweep, found) and "41.50 ± 0.71 %" in tables(sweep, found)
     assert " top-1" not in tables(sweep, found).replace("train top-1", "")
     (point, other) = sweep_points(sweep, found)
-    assert (point["map"], point["checkpoints_std"], other["map"]) == (41.5, 0.25, None)
+    assert (point["map"], point["checkpoints_std"], other["map"]) == (41.5, 0.5**0.5, None)
 
 
 def test_a_point_of_folds_has_their_mean_and_deviation_and_the_accuracy_over_all_clips(make_sweep: Make) -> None:
@@ -375,3 +386,41 @@ def test_the_clips_of_all_folds_stand_in_one_table_with_the_probability_of_each_
     ]
     (sweep.runs[0].spec.run_path / "predictions").rename(sweep.runs[0].spec.run_path / "gone")
     assert len(clip_table(sweep, rows)) == 3 and "has no predictions/" in rows[0]["note"]
+
+
+def test_no_key_or_column_beside_the_measures_is_free_for_one(sweep: Sweep, begin: Any, trained_run: Path) -> None:
+    """Those of the log, of eval.json, of the results' JSON, and of the tables of runs and sweeps."""
+    begin(0)
+    rows = read_rows(sweep)
+    evaluated = json.loads((trained_run / "eval.json").read_text())
+    tables = [*rows, *sweep_points(sweep, rows), COLUMNS, index.COLUMNS, read_index(trained_run.parent).rows[0]]
+    files = [evaluated, *evaluated["checkpoints"], *records(trained_run, "eval"), EvalRecord.model_fields]
+    names = set().union(*tables, *files, goodput_values(trained_run))
+    assert {name for name in names if not name.endswith(("_mean", "_std", "_last", "_best"))} <= set(RESERVED_NAMES)
+    assert {"ema", "overrides", "written"} <= set(RESERVED_NAMES)  # with an average, of `eval`, of both
+
+
+@pytest.mark.parametrize(
+    ("names", "wrong"),
+    [
+        (("x", "w", "y", "z"), "do not have the same classes, .*: they differ in 'only in their order'"),
+        (("w", "x", "y"), "has 4 classes and .* has 3; must be the same"),
+    ],
+)
+def test_a_fold_of_other_classes_is_left_out_of_the_table_of_clips_and_named(
+    names: tuple[str, ...], wrong: str, make_sweep: Make, begin_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The first fold's scores have no names, which fit any of as many classes."""
+    sweep = make_sweep("folds: folds/fold{1..4}\n")
+    for number, classes in enumerate(((), ("w", "x", "y", "z"), names, ("w", "x", "y", "z"))):
+        run = begin_of(sweep, number)
+        width = len(classes) or 4
+        scores = Scores(np.arange(1), np.array([1]), np.eye(1, width, k=1), np.array([True]))
+        row = json.loads((run / "eval.json").read_text())["checkpoints"][-1]
+        scores.save(run / f"predictions/{prediction_names([Path(row['path'])])[-1]}.npz", [Clip("a.mp4")], classes)
+    rows = read_rows(sweep)
+    heading, *found = clip_table(sweep, rows)
+    assert heading[6:] == ["w", "x", "y", "z"]
+    assert [line[:6] for line in found] == [[name, name, 0, "a.mp4", "x", "x"] for name in ("fold1", "fold2", "fold4")]
+    assert [bool(row["note"]) for row in rows] == [False, False, True, False]
+    assert re.search(wrong, rows[2]["note"])

@@ -12,12 +12,12 @@ import pytest
 
 from summit_train.core.checkpoints import find_checkpoints, step_of
 from summit_train.core.errors import UserError
+from summit_train.plan import is_due
 from summit_train.report.records import RunRecord
 from summit_train.report.tables import notes_of
 from summit_train.spec import load_spec
 from summit_train.spec.optimizer import EarlyStopSpec, FreezeSpec
 from summit_train.training.best import EarlyStop
-from summit_train.training.checkpoint import is_due
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, load_any, records, rewound, steps_of
 from tests.worlds import command, needs_ranks, train
@@ -90,9 +90,8 @@ def test_what_no_validation_can_decide_is_refused(write_spec: WriteSpec, section
 
 # The LR is next to nothing and no statistic moves, so that every validation is as good as the first one.
 SECTIONS: dict[str, Any] = {
-    "model": {"freeze_bn": "all"},
     "scale": {"gpus": 6, "clips_per_gpu": 2},
-    "optimizer": {"base_lr": 1e-12},
+    "optimizer": {"base_lr": 1e-12, "freeze": ["*bn*", "*downsample.1*"]},
     "schedule": {"epochs": 6, "early_stop": {"measure": "top1", "epochs": 2}},
     "evaluate": {"every_epochs": 1, "last_checkpoints": 2},
     "checkpoint": {"every_epochs": 5},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ KB, MB = 2**10, 2**20
 
 
 class _Recorded(World):
-    """One of two ranks; the other always has the negative of half of its numbers, so a mean is a quarter."""
+    """One of two ranks; the other always has the negative of half of its numbers: a total is half, a mean a quarter."""
 
     rank, size = 0, 2
 
@@ -32,10 +33,16 @@ class _Recorded(World):
         self.messages: list[tuple[str, list[float]]] = []
 
     def start_mean(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
+        return self._begin(tensor, name, 4)
+
+    def start_total(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
+        return self._begin(tensor, name, 2)
+
+    def _begin(self, tensor: torch.Tensor, name: str, divisor: int) -> Callable[[], None]:
         self.messages.append((name, tensor.tolist()))
 
         def finish() -> None:
-            tensor.div_(4)
+            tensor.div_(divisor)
 
         return finish
 
@@ -94,7 +101,7 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_messages_begin_in_the_order_of_the_buckets_whatever_is_ready_first() -> None:
     """d gets no gradient, so all wait for `finish`; without d, c's goes first, then b's, but not in the first step."""
     model, world = _TwoWays(), _Recorded()
-    exchange = Exchange(model.named_parameters(), world)
+    exchange = Exchange(model.named_parameters(), world, 2)
     exchange.begin_step()
     exchange.begin_last_pass()
     torch.autograd.backward(model(torch.ones(1)))
@@ -106,7 +113,7 @@ def test_messages_begin_in_the_order_of_the_buckets_whatever_is_ready_first() ->
 
     model.d.requires_grad_(False)
     early = _Recorded()
-    exchange = Exchange(model.named_parameters(), early)
+    exchange = Exchange(model.named_parameters(), early, 2)
     for sent in ([], ["gradients.0", "gradients.1", "gradients.2"]):
         early.messages.clear()
         exchange.begin_step()
@@ -137,7 +144,7 @@ class _Tied(nn.Module):
 def test_a_gradient_that_comes_in_parts_is_sent_whole_or_the_run_ends() -> None:
     """y = b a^3 x with the gradients 3 a^2 b = 12 and a^3 = 8 of a and b."""
     model, world = _Tied(), _Recorded()
-    exchange = Exchange(model.named_parameters(), world)
+    exchange = Exchange(model.named_parameters(), world, 2)
 
     def step(times: int) -> None:
         world.messages.clear()
@@ -151,14 +158,14 @@ def test_a_gradient_that_comes_in_parts_is_sent_whole_or_the_run_ends() -> None:
         step(3)
         assert world.messages == [("gradients.0", [8.0]), ("gradients.1", [12.0])]
     # In a process that has seen the block used once only, b is waited for, and so is what follows it.
-    exchange = Exchange((model := _Tied()).named_parameters(), world)
+    exchange = Exchange((model := _Tied()).named_parameters(), world, 2)
     step(1)
     step(2)
     assert world.messages == [("gradients.0", [4.0]), ("gradients.1", [4.0])]
     # Without b, the gradient of a is sent at once.
     model = _Tied()
     model.b.requires_grad_(False)
-    exchange = Exchange(model.named_parameters(), world)
+    exchange = Exchange(model.named_parameters(), world, 2)
     step(1)
     with pytest.raises(RunFailed, match=r"gradient of a\.weight arrived after .*use_reentrant=False"):
         step(2)
@@ -166,7 +173,7 @@ def test_a_gradient_that_comes_in_parts_is_sent_whole_or_the_run_ends() -> None:
 
 def test_passes_add_up_and_only_the_last_one_sends() -> None:
     model, world = nn.Linear(2, 1, bias=False), _Recorded()
-    exchange = Exchange(model.named_parameters(), world)
+    exchange = Exchange(model.named_parameters(), world, 2)
     for _ in range(2):  # nothing of the step before is left
         exchange.begin_step()
         torch.autograd.backward(model(torch.tensor([1.0, 2.0])).sum())
@@ -181,18 +188,18 @@ def test_passes_add_up_and_only_the_last_one_sends() -> None:
 
 def test_halves_travel_and_floats_come_out() -> None:
     model, world = nn.Linear(1, 1, bias=False), _Recorded()
-    exchange = Exchange(model.named_parameters(), world, "fp16")
+    exchange = Exchange(model.named_parameters(), world, 2, "fp16")
     exchange.begin_step()
     exchange.begin_last_pass()
     torch.autograd.backward(model(torch.tensor([1 + 2.0**-12])).sum())
     exchange.finish()
     assert model.weight.grad is not None and model.weight.grad.dtype == torch.float32
-    assert model.weight.grad.item() == 0.5  # the other rank has 0; what a half cannot hold is gone
+    assert model.weight.grad.item() == 0.25  # what a half cannot hold is gone
 
 
-def _average_halves() -> int:
+def _average_halves(virtual_gpus: int) -> int:
     world, weight = open_world(), nn.Parameter(torch.ones(2))
-    exchange = Exchange([("weight", weight)], world, "fp16")
+    exchange = Exchange([("weight", weight)], world, virtual_gpus, "fp16")
     exchange.begin_step()
     exchange.begin_last_pass()
     torch.autograd.backward((weight * torch.tensor([40000.0, 3e-6])).sum())
@@ -208,14 +215,26 @@ def _average_halves() -> int:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_halves_do_not_overflow_where_their_mean_does_not(backend: str) -> None:
     """The sum of three gradients of 40,000 is beyond a half; 3e-6 is near the smallest ones."""
-    status, output = joined(3, _average_halves, backend)
+    status, output = joined(3, partial(_average_halves, 3), backend)
     assert status == 0 and output.count("averaged 40000.0 3.0e-06") == 3, output
+
+
+def test_halves_are_scaled_by_the_virtual_gpus_and_not_by_the_ranks() -> None:
+    """Of 16 virtual GPUs, the sum of a rank is divided by 4 before it is sent, and by 4 after the ranks' sum."""
+    model, world = nn.Linear(1, 1, bias=False), _Recorded()
+    exchange = Exchange(model.named_parameters(), world, 16, "fp16")
+    exchange.begin_step()
+    exchange.begin_last_pass()
+    torch.autograd.backward(model(torch.tensor([64.0])).sum())
+    exchange.finish()
+    assert world.messages == [("gradients.0", [16.0])]
+    assert model.weight.grad is not None and model.weight.grad.item() == 2  # 16 / 2 * 4 / 16
 
 
 def test_one_rank_has_no_buckets_and_zeros_for_what_a_step_did_not_use() -> None:
     model, unused = nn.Linear(2, 1), nn.Parameter(torch.ones(3))
     frozen = nn.Parameter(torch.ones(1), requires_grad=False)
-    exchange = Exchange([*model.named_parameters(), ("unused", unused), ("frozen", frozen)], World())
+    exchange = Exchange([*model.named_parameters(), ("unused", unused), ("frozen", frozen)], World(), 1)
     torch.autograd.backward(model(torch.ones(2)).sum())
     exchange.begin_step()
     assert exchange.buckets == [] and model.weight.grad is None

@@ -190,10 +190,10 @@ class _Two(World):
 def test_an_exchange_that_is_closed_leaves_its_parameters() -> None:
     layer = nn.Linear(2, 1)
     layer.bias.requires_grad_(False)
-    exchange = Exchange(layer.named_parameters(), _Two())
+    exchange = Exchange(layer.named_parameters(), _Two(), 2)
     assert [bucket.flat.numel() for bucket in exchange.buckets] == [2]  # frozen ones take no memory
     exchange.begin_step()
     exchange.close()
     assert layer.weight.grad is None and not layer.weight._post_accumulate_grad_hooks
     layer.bias.requires_grad_(True)
-    assert [bucket.flat.numel() for bucket in Exchange(layer.named_parameters(), _Two()).buckets] == [3]
+    assert [bucket.flat.numel() for bucket in Exchange(layer.named_parameters(), _Two(), 2).buckets] == [3]

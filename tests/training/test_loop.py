@@ -11,8 +11,8 @@ import pytest
 
 from summit_train.core.comm import World
 from summit_train.data.batches.loader import MicroBatch
+from summit_train.plan import validates
 from summit_train.spec import spec_from_values
-from summit_train.training.checkpoint import validates
 from summit_train.training.step import TrainStep
 from tests.conftest import WriteSpec
 from tests.runs import records

@@ -22,9 +22,11 @@ from summit_train.core import rng
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256
 from summit_train.core.own_parts import OwnPart
+from summit_train.data.dataset import Dataset
 from summit_train.data.video.own_augment import OwnAugment
 from summit_train.data.video.rand_augment import apply_operations, draw_operations
 from summit_train.evaluation.scores import Scores
+from summit_train.plan import make_plan
 from summit_train.report.records import RunRecord
 from summit_train.report.tables import remarks_of, summary_row
 from summit_train.spec import Spec, load_spec, own_parts
@@ -34,6 +36,7 @@ from summit_train.sweep.status import read_rows, tables
 from summit_train.training.agreement import own_sources
 from summit_train.training.loss import Loss, build_loss
 from summit_train.training.run import try_own_parts
+from tests.closeness import assert_near
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, difference, final_state, records, rewound
 from tests.worlds import Say, command, main_said, refused, train
@@ -100,10 +103,12 @@ def test_the_measure_is_wherever_top_1_is(trained: Path, say: Say, tmp_path: Pat
     run = trained / "runs/on_2"
     result, best = (json.loads((run / name).read_text()) for name in ("eval.json", "checkpoints/best.json"))
     rows, evals = [row["recall"] for row in result["checkpoints"]], records(run, "eval")
-    assert result["recall_mean"] == pytest.approx(sum(rows) / 2) and result["recall_std"] == pytest.approx(np.std(rows))
+    assert result["recall_mean"] == pytest.approx(sum(rows) / 2) and result["recall_std"] == pytest.approx(
+        np.std(rows, ddof=1)
+    )
     assert (best["measure"], best["value"]) == ("recall", max(record["recall"] for record in evals))
     status, out, _ = say("eval", run)
-    assert status == 0 and f"  recall {result['recall_mean']:.4g}: mean over" in out
+    assert status == 0 and f"  recall {result['recall_mean']:.4g}: mean and standard deviation (n - 1) over" in out
     found = RunRecord(run)
     assert summary_row(found)["recall"].startswith(f"{result['recall_mean']:.4g} \N{PLUS-MINUS SIGN}")
     assert any(f"recall {best['value']:.4g} in the validation" in remark for remark in remarks_of(found))
@@ -156,6 +161,23 @@ def noisy(logits, targets):
     return (logits + torch.randn_like(logits)).logsumexp(1)
 def several(logits, targets):
     return logits.mean() if len(logits) > 1 else logits
+
+def in_place(logits, targets):
+    targets.zero_()
+    return nn.functional.cross_entropy(logits.mul_(2), targets, reduction="none")
+
+class Opens:
+    calls = 0
+    def __call__(self, clip, generator):
+        self.calls += 1
+        return clip if self.calls < 4 else open("/no/such/file")
+
+class Sums:
+    def __init__(self):
+        self.buffer = np.zeros((4, 32, 32, 3), np.uint8)
+    def __call__(self, clip, generator):
+        self.buffer += clip
+        return self.buffer
 
 class Remembers:
     seen = 0
@@ -228,6 +250,7 @@ def _bad(write_spec: WriteSpec, tmp_path: Path, word: str, **sections: Any) -> S
         ("data.augment=[whole,bad.py:free]", r"data\.augment: must not be whole with task classification"),
         ("data.augment=[multi_scale_crop,bad.py:as_floats]", r"data\.augment: .*uint8 \(4, 32, 32, 3\), got float64 "),
         ("data.augment=[scale_jitter,bad.py:shorter]", r"shorter must return .*, got uint8 \(3, 32, 32, 3\)"),
+        ("data.augment=[scale_jitter,bad.py:Sums]", r"Sums must return the same for the same clip and draws"),
         ("data.augment=[scale_jitter,bad.py:none]", r"none must return a NumPy array uint8 .*, got NoneType"),
         ("data.augment=[scale_jitter,bad.py:free]", r"free must return the same for the same clip and draws"),
         (
@@ -300,6 +323,57 @@ def test_the_best_is_of_one_measure(write_spec: WriteSpec, tmp_path: Path) -> No
     own.write_text("def one(scores, labels, worth=2):\n    return worth\n")
     train(0, path)
     assert json.loads(best.read_text()) == {"step": steps[1], "measure": "one", "value": 2}
+
+
+def test_a_loss_may_change_what_it_receives(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """Clips of class 3 whose highest logit is that of 3, 0 and 3."""
+    spec = _bad(write_spec, tmp_path, "loss.kind=bad.py:in_place")
+    try_own_parts(spec)
+    logits = torch.tensor([[0.0, 0, 0, 2], [2.0, 0, 0, 0], [0.0, 0, 0, 2]], requires_grad=True)
+    outputs, targets = logits * 1, torch.tensor([3, 3, 3])
+    value, correct = build_loss(spec, (), CPU).of_batch(outputs, targets, (32, 32), 0)
+    assert correct == 2 and targets.tolist() == [3, 3, 3] and outputs.equal(logits)
+    value.backward()
+    expected = logits.detach().requires_grad_()
+    functional.cross_entropy(2 * expected, torch.zeros(3, dtype=torch.int64)).backward()
+    assert_near(logits.grad, expected.grad, 1e-6)
+
+
+class _Frozen:
+    """An augmentation's results, in one array that each call fills, or views of the clip that it changed."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        self.in_place, self.buffer = in_place, np.zeros((4, 32, 32, 3), np.uint8)
+
+    def __call__(self, clip: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        target = clip if self.in_place else self.buffer
+        target[:] = generator.integers(256)
+        return target[:, ::-1]
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_each_view_of_a_clip_is_its_own(write_spec: WriteSpec, tmp_path: Path, in_place: bool) -> None:
+    (tmp_path / "one.py").write_text("from tests.training.test_own_parts import _Frozen as Frozen\n")
+    own = {"kind": f"{tmp_path}/one.py:Frozen", "options": {"in_place": in_place}}
+    data = {"augment": ["scale_jitter", own], "repeats": 2}
+    spec = load_spec(write_spec("views", data=data, scale={"clips_per_gpu": 2}))
+    dataset = Dataset.open(spec, "train")
+    plan = make_plan(spec, 1, len(dataset))
+    with dataset.training_batches(plan.order(), 0, 1, range(1)) as batches:
+        clips = next(batches).clips.numpy()
+    values = [int(clip.flat[0]) for clip in clips]
+    assert len(clips) == 2 and values[0] != values[1] and all((clip == clip.flat[0]).all() for clip in clips), values
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_os_error_of_an_augmentation_keeps_its_traceback(
+    write_spec: WriteSpec, tmp_path: Path, workers: int
+) -> None:
+    (tmp_path / "bad.py").write_text(BAD)
+    word = f"data.augment=[scale_jitter,{tmp_path}/bad.py:Opens]"
+    status, output = command(0, "train", str(write_spec("opens")), word, f"data.workers={workers}")
+    assert status == 1 and 'bad.py", line ' in output and "No such file or directory: '/no/such/file'" in output
+    assert "out of memory" not in output
 
 
 def test_a_rare_draw_of_a_loss_is_keyed(write_spec: WriteSpec, tmp_path: Path) -> None:
@@ -393,6 +467,8 @@ def test_a_loss_that_fails_in_a_validation_ends_all_ranks(write_spec: WriteSpec,
             "evaluate.measures.0.kind: 'f1' is not a choice; valid: package.module:callable, FI",
         ),
         ("evaluate.measures=[a.py:top1]", "evaluate.measures: must have names that nothing else has, got top1"),
+        ("evaluate.measures=[a.py:goodput]", "evaluate.measures: must have names that nothing else has, got goodput"),
+        ("evaluate.measures=[a.py:f1_mean]", "evaluate.measures: must have names that nothing else has, got f1_mean"),
         ("evaluate.measures=[a.py:f1,b.py:f1]", "evaluate.measures: must have names that nothing else has, got f1"),
         ("checkpoint.keep_best=f1 evaluate.every_epochs=1", "must be top1 or null with loss.kind softmax, got f1"),
         (

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from summit_train.__main__ import main
+from summit_train.cli import pipeline
+from summit_train.core.checkpoints import step_of
+from summit_train.evaluation import evaluation
+from summit_train.report import page
 from summit_train.spec import load_spec
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.step import TrainStep
@@ -100,6 +107,20 @@ def test_a_run_asked_to_stop_exits_85_in_mid_epoch_and_goes_on_bit_equal(
     assert "stopped by SIGUSR2" in output and saved[0] in output
     train(0, stopped)
     assert_bit_equal(final_state(whole), final_state(tmp_path / "runs/stopped"))
+
+
+@pytest.mark.parametrize(
+    ("step", "checkpoints"),
+    # asked for as a step begins, of ten in an epoch: read with the next one, at an epoch's end with the step itself
+    [(9, [10]), (10, [10])],
+)
+def test_a_stop_that_is_asked_for_in_an_epochs_last_steps_ends_with_the_epoch(
+    write_spec: WriteSpec, tmp_path: Path, step: int, checkpoints: list[int]
+) -> None:
+    status, output = train_signalled(write_spec("ends"), signal.SIGUSR2, step)
+    assert status == 85, output
+    assert sorted(map(step_of, (tmp_path / "runs/ends/checkpoints").glob("*.pt"))) == checkpoints
+    assert steps_of(tmp_path / "runs/ends") == [*range(1, 11)]
 
 
 def _stop_while_starting(spec: str) -> tuple[int, str]:
@@ -229,8 +250,95 @@ def test_more_epochs_continue_a_finished_run_once_and_bit_equal_after_kills(
         assert former == json.loads((one_epoch / "eval.json").read_text()) | {"overrides": {"schedule.epochs": 1}}
         assert (run / "evals/epochs-1/predictions/step_00000010.npz").exists()
         assert [row["step"] for row in result["checkpoints"]] == [20, 30]  # those of the line alone
-    # the result is there: the same command adds its epochs again
+    # the run has come to its end: the same command adds its epochs again
     assert "more epochs: 5 instead of 3" in train(ranks, whole, *words)
+
+
+@pytest.mark.parametrize(
+    ("place", "number", "status"),
+    [
+        ("write_json", signal.SIGKILL, -signal.SIGKILL),  # eval.json
+        ("write_json", signal.SIGUSR2, 85),
+        ("write_report", signal.SIGKILL, -signal.SIGKILL),
+        ("write_report", signal.SIGTERM, 85),
+        ("record_end", signal.SIGKILL, -signal.SIGKILL),
+        ("record_end", signal.SIGTERM, 0),  # the run is done
+    ],
+)
+def test_more_epochs_are_added_once_however_late_the_command_is_ended(
+    one_epoch: Path, tmp_path: Path, place: str, number: int, status: int
+) -> None:
+    """A signal just before the report or the record of the end, or just after eval.json."""
+    shutil.copytree(one_epoch, run := tmp_path / "run")
+    words = ["train", str(run), "--more-epochs", "1"]
+    modules = {"write_json": evaluation, "write_report": page, "record_end": pipeline}
+
+    def work() -> int:
+        honest = getattr(modules[place], place)
+
+        def signalled(*arguments: object) -> object:
+            done = honest(*arguments) if place == "write_json" else None
+            os.kill(os.getpid(), number)
+            return done or honest(*arguments)
+
+        setattr(modules[place], place, signalled)
+        return main(words)
+
+    assert forked(0, work)[0] == status
+    assert json.loads((run / "eval.json").read_text())["checkpoints"][-1]["step"] == 20
+    if status:
+        again = train(0, run, *words[2:])
+        assert "more epochs: finishes the extension from 1 to 2 epochs" in again
+        assert steps_of(run) == list(range(1, 21)) and load_spec(run / "spec.yaml").schedule.epochs == 2
+        assert json.loads((run / "evals/epochs-1/eval.json").read_text())["checkpoints"][-1]["step"] == 10
+    assert "more epochs: 3 instead of 2" in train(0, run, *words[2:])  # by then it has come to its end
+
+
+def test_no_room_for_workers_is_one_line_before_training(done: str, tmp_path: Path) -> None:
+    def work() -> int:
+        tempfile.tempdir = "/tmp/" + 63 * "a"
+        return main(["train", done, "data.workers=1"])
+
+    status, output = forked(0, work)
+    assert status == 2 and output.count("\n") == 1, output
+    assert "TMPDIR must have at most 67 bytes, as sockets of loader workers are below it, got 68: /tmp/aaa" in output
+
+
+def test_a_request_to_stop_while_the_command_is_imported_is_heard(write_spec: WriteSpec, tmp_path: Path) -> None:
+    def work() -> int:
+        honest = importlib.import_module
+
+        def interrupted(name: str) -> object:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return honest(name)
+
+        importlib.import_module = interrupted  # type: ignore[assignment]
+        return main(["train", str(write_spec())])
+
+    status, output = forked(0, work)
+    assert status == 85 and "stopped by SIGTERM; resumes from" in output
+
+
+def test_a_start_removes_what_a_killed_one_left_half_written(done: str, tmp_path: Path) -> None:
+    run, gone = tmp_path / "runs/run", f"{1 << 22 | 1}@{os.uname().nodename}.writing"
+    left = [run / f".plan.json.{gone}", run / f"predictions/.step_00000010.npz.{gone}"]
+    left += [run / f"checkpoints/.step_00000012.pt.{gone}", run / "checkpoints/step_00000012.pt.sha256"]
+    for path in left:
+        path.touch()
+    train(0, done)
+    assert not any(path.exists() for path in left) and (run / "checkpoints/step_00000010.pt.sha256").exists()
+
+
+def test_the_result_of_the_longer_run_is_not_kept_as_that_of_the_shorter(one_epoch: Path, tmp_path: Path) -> None:
+    """The shorter run has no result, as after a kill in its evaluation."""
+    shutil.copytree(one_epoch, run := tmp_path / "run")
+    (run / "eval.json").unlink()
+    train(0, run, "--more-epochs", "1")
+    log = run / "metrics.jsonl"
+    log.write_text("".join(line for line in log.open() if '"done"' not in line))
+    train(0, run, "--more-epochs", "1")
+    assert json.loads((run / "eval.json").read_text())["checkpoints"][-1]["step"] == 20
+    assert not (run / "evals").exists()
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,14 @@ from torch.utils.checkpoint import checkpoint
 
 from summit_train.core.comm import World
 from summit_train.data.batches.order import virtual_gpus_of
-from summit_train.training.running_statistics import CountedStatistics, RunningStatistics
+from summit_train.training.running_statistics import RunningStatistics
 from tests.closeness import assert_near
+
+
+class _Foreign(nn.BatchNorm2d):
+    """A norm of a network that runs it as often as it likes."""
+
+    replaceable = False
 
 
 def _normed_batches(count: int) -> list[torch.Tensor]:
@@ -30,9 +36,10 @@ def test_every_micro_batch_has_the_same_weight(accumulation: int) -> None:
     for step in range(3):
         mine = batches[step * accumulation : (step + 1) * accumulation]
         statistics.begin_step()
-        for index, batch in enumerate(mine):
-            statistics.begin_pass(index, 0)
+        for batch in mine:
+            statistics.begin_pass(0)
             norm(batch)
+            statistics.end_pass()
         statistics.start_mean()
         statistics.finish(torch.zeros(()))
         mean = 0.9 * mean + 0.1 * torch.stack([b.mean((0, 2, 3)) for b in mine]).mean(0)
@@ -46,9 +53,10 @@ def test_a_skipped_step_leaves_no_trace() -> None:
     norm = nn.BatchNorm2d(3)
     statistics = RunningStatistics(norm, 2, World())
     statistics.begin_step()
-    for index in range(2):
-        statistics.begin_pass(index, 0)
+    for _ in range(2):
+        statistics.begin_pass(0)
         norm(torch.full((2, 3, 2, 2), float("nan")))
+        statistics.end_pass()
     assert norm.running_mean is not None and norm.running_mean.isnan().all()
     statistics.start_mean()
     statistics.finish(torch.ones(()))
@@ -63,17 +71,18 @@ def test_a_norm_may_run_any_number_of_times_in_a_pass(
     accumulation: int, momentum: float | None, use_reentrant: bool
 ) -> None:
     """r <- (1 - m) r + m / A * sum(mean of the calls, or r for none). Each call runs again in the backward pass."""
-    norm = nn.BatchNorm2d(3, momentum=momentum, dtype=torch.float64)
-    statistics = CountedStatistics(norm, accumulation, World())
+    norm = _Foreign(3, momentum=momentum, dtype=torch.float64)
+    statistics = RunningStatistics(norm, accumulation, World())
     expected = {"mean": torch.zeros(3, dtype=torch.float64), "var": torch.ones(3, dtype=torch.float64)}
     for step, counts in enumerate([[2, 0, 1], [4, 1, 3], [0, 0, 0], [1, 1, 0]]):
         passes = [_normed_batches(count) for count in counts[:accumulation]]
         statistics.begin_step()
         for index, batches in enumerate(passes):
-            statistics.begin_pass(index, step)
+            statistics.begin_pass(step)
             total = torch.zeros((), requires_grad=True) + sum(
                 checkpoint(norm, batch.requires_grad_(), use_reentrant=use_reentrant).sum() for batch in batches
             )
+            statistics.end_pass()
             if index == accumulation - 1:
                 statistics.start_mean()
             with statistics.kept():
@@ -88,13 +97,13 @@ def test_a_norm_may_run_any_number_of_times_in_a_pass(
 
 
 class _Rank(World):
-    """One rank of some, whose means the test takes: `brought` is what it gives to one."""
+    """One rank of some, whose sums the test takes: `brought` is what it gives to the total."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         super().__init__()
 
-    def start_mean(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
+    def start_total(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
         self.brought = tensor
         return lambda: None
 
@@ -102,37 +111,44 @@ class _Rank(World):
 @pytest.mark.parametrize(
     ("kind", "calls", "momentum"),
     [
-        (RunningStatistics, 1, 0.1),
-        (RunningStatistics, 1, 1.0),
-        (CountedStatistics, 2, 0.1),
-        (CountedStatistics, 2, 1.0),
-        (CountedStatistics, 2, None),
+        (nn.BatchNorm2d, 1, 0.1),
+        (nn.BatchNorm2d, 1, 1.0),
+        (_Foreign, 2, 0.1),
+        (_Foreign, 2, 1.0),
+        (_Foreign, 2, None),
     ],
 )
-def test_the_mean_over_uneven_shares_is_that_of_one_rank(
-    kind: type[RunningStatistics], calls: int, momentum: float | None
+def test_uneven_shares_add_up_to_those_of_one_rank(
+    kind: type[nn.BatchNorm2d], calls: int, momentum: float | None
 ) -> None:
     """Three virtual GPUs on two ranks, in a first step, where momentum None is 1: r <- (1 - m) r + m/3 sum(s_i)."""
     batches, m = _normed_batches(3 * calls), 1.0 if momentum is None else momentum
-    means = []
-    for rank in (_Rank(0, 2), _Rank(1, 2)):
-        norm = nn.BatchNorm2d(3, momentum=momentum, dtype=torch.float64)
-        statistics = kind(norm, 3, rank)
+    ranks, norms, ends = [_Rank(0, 2), _Rank(1, 2)], [], []
+    for rank in ranks:
+        norm = kind(3, momentum=momentum, dtype=torch.float64)
+        statistics = RunningStatistics(norm, 3, rank)
         statistics.begin_step()
-        for index, gpu in enumerate(virtual_gpus_of(rank.rank, 2, 3)):
-            statistics.begin_pass(index, 0)
+        for gpu in virtual_gpus_of(rank.rank, 2, 3):
+            statistics.begin_pass(0)
             for batch in batches[gpu * calls : (gpu + 1) * calls]:
                 norm(batch)
+            statistics.end_pass()
         statistics.start_mean()
-        means.append(rank.brought)
+        norms.append(norm)
+        ends.append(statistics)
+    total = ranks[0].brought + ranks[1].brought
     first = torch.cat([torch.zeros(3), torch.ones(3)]).double()
     seen = torch.stack([torch.cat([batch.mean((0, 2, 3)), batch.var((0, 2, 3))]) for batch in batches]).mean(0)
-    assert_near((means[0] + means[1]) / 2, (1 - m) * first + m * seen, 1e-13)
+    for rank, norm, statistics in zip(ranks, norms, ends, strict=True):
+        rank.brought.copy_(total)
+        statistics.finish(torch.zeros(()))
+        found = torch.cat([norm.get_buffer("running_mean"), norm.get_buffer("running_var")])
+        assert_near(found, (1 - m) * first + m * seen, 1e-13)
+        assert norm.momentum == momentum
 
 
 def test_outside_of_a_step_a_norm_is_torchs_own() -> None:
-    norm, (batch,) = nn.BatchNorm2d(3, momentum=1.0, dtype=torch.float64), _normed_batches(1)
-    CountedStatistics(norm, 1, World())
-    for _ in range(2):
-        norm(batch)
-    assert_near(norm.get_buffer("running_mean"), batch.mean((0, 2, 3)), 1e-13)
+    norm, (batch,) = _Foreign(3, momentum=0.5, dtype=torch.float64), _normed_batches(1)
+    RunningStatistics(norm, 1, World())
+    norm(batch)
+    assert_near(norm.get_buffer("running_mean"), 0.5 * batch.mean((0, 2, 3)), 1e-13)

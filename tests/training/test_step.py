@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -294,3 +294,21 @@ def test_the_counter_counts_updates_not_passes() -> None:
         norm(torch.randn(6, 3, 4, 4))
     count_updates(norm, 1)
     assert norm.num_batches_tracked is not None and norm.num_batches_tracked.item() == 1
+
+
+def test_a_compiled_network_is_compiled_once_for_any_number_of_virtual_gpus() -> None:
+    """Dynamo makes a graph for each value of what it guards on, such as a norm's momentum, and no more than eight."""
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    batches, model = _micro_batches(10), _model()
+    plain = copy.deepcopy(model)
+    model.extract = torch.compile(model.extract, backend=backend)  # type: ignore[assignment, arg-type]
+    for step in (_step(model, 10), _step(plain, 10)):
+        step(batches, 0.1)
+        step(batches, 0.1)
+    assert len(graphs) == 1
+    assert_all_near(model.state_dict().values(), plain.state_dict().values(), 1e-12)

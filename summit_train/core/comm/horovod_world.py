@@ -91,7 +91,7 @@ class HorovodWorld(World):
         return objects.broadcast(value, self.rank, self._mpi.Bcast, own)
 
     def gather(self, value: T) -> list[T] | None:
-        return objects.gather(value, self.rank, self.size, partial(self._mpi.Send, dest=0), self._mpi.Recv)
+        return objects.gather(value, self.rank, self.size, partial(self._mpi.Send, dest=0), objects.by_mpi(self._mpi))
 
     def abort(self, status: int) -> None:
         sys.stdout.flush()

@@ -14,7 +14,6 @@ import json
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, cast
 
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
 Pass = Callable[[Bytes], object]  # sends the bytes of an array as one message, or fills the array from one
+Start = Callable[[Bytes, int], Callable[[], object]]  # begins to receive from a rank; returns what waits for it
 Known = dict[int, tuple[int, Any]]  # by the id of an array: its number, in the order of sending, and itself
 
 PIECE = 64 << 20  # the most bytes of a message; MPI counts up to 2 GiB
@@ -42,12 +42,29 @@ def broadcast(value: T, rank: int, share: Pass, own: object = None) -> T:
     return value
 
 
-def gather(value: T, rank: int, size: int, put: Pass, take: Callable[..., object]) -> list[T] | None:
-    """Return the values of all ranks on rank 0. put: sends a message to rank 0; take: receives one of rank `source`."""
+def gather(value: T, rank: int, size: int, put: Pass, start: Start) -> list[T] | None:
+    """Return the values of all ranks on rank 0, which waits for all at once, but for large arrays one by one.
+
+    put: sends a message to rank 0.
+    """
     if rank > 0:
         send(value, put)
         return None
-    return [value, *(receive(partial(take, source=source)) for source in range(1, size))]
+    lengths = {source: np.empty(2, np.int64) for source in range(1, size)}
+    for wait in [start(each.view(np.uint8), source) for source, each in lengths.items()]:
+        wait()
+    bodies = {source: np.empty(each.sum(), np.uint8) for source, each in lengths.items()}
+    for wait in [start(piece, source) for source, body in bodies.items() for piece in _pieces(body)]:
+        wait()
+
+    def value_of(source: int) -> Any:
+        return _value_of(lengths[source], bodies[source], lambda piece: start(piece, source)())
+
+    return [value, *map(value_of, range(1, size))]
+
+
+def by_mpi(mpi: Any) -> Start:
+    return lambda piece, source: mpi.Irecv(piece, source=source).wait
 
 
 def send(value: object, put: Pass) -> None:
@@ -69,6 +86,11 @@ def receive(take: Pass, own: object = None) -> Any:
     take(lengths.view(np.uint8))
     body = np.empty(lengths.sum(), np.uint8)
     _pass(body, take)
+    return _value_of(lengths, body, take, own)
+
+
+def _value_of(lengths: NDArray[np.int64], body: Bytes, take: Pass, own: object = None) -> Any:
+    """Return the value whose text and small arrays are in `body`; `take` receives its large arrays."""
     text, small = body[: lengths[0]].tobytes(), io.BytesIO(body[lengths[0] :].tobytes())
 
     def fill(flat: Bytes) -> None:
@@ -83,9 +105,12 @@ def placed(tensor: Any, own: Any) -> Any:
     return own.copy_(tensor) if is_alike else tensor
 
 
+def _pieces(flat: Bytes) -> list[Bytes]:
+    return [flat[start : start + PIECE] for start in range(0, len(flat), PIECE)]
+
+
 def _pass(flat: Bytes, move: Pass) -> None:
-    for start in range(0, len(flat), PIECE):
-        piece = flat[start : start + PIECE]
+    for piece in _pieces(flat):
         move(piece if piece.flags.writeable else piece.copy())  # torch and MPI want to be able to write, as into a map
 
 

@@ -15,8 +15,10 @@ import importlib.util
 import os
 import socket
 import struct
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from summit_train.core.comm import objects
@@ -24,11 +26,12 @@ from summit_train.core.comm.launch import HYDRA, LISTENER, SECRET, Launch, job_a
 from summit_train.core.comm.world import SAME_EVERY_TIME, World, refuse_mixed
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.machine import raise_open_files
+from summit_train.core.result import tell
 
 if TYPE_CHECKING:
     import torch
     from mpi4py.MPI import Intracomm
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 RENDEZVOUS_S = 300
@@ -54,7 +57,12 @@ class TorchWorld(World):
         super().__init__()
         self.connections = 0 if self.rank else self.size * (1 + _keeps_store(launch))
         check_open_files(self.connections)
-        store, address = meet(launch, self.host)
+        self._dist: Any = dist
+        met, address = meet(launch, self.host)
+        # torchrun keeps one store for all its attempts.
+        store = self._dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), met)
+        with self._joined(f"the ranks do not connect within {RENDEZVOUS_S} s"):
+            address = self._seen_from_here(store, address)
         use_interface_towards(address)
         backends = {"cpu": "gloo"}
         if torch.cuda.is_available():
@@ -64,24 +72,49 @@ class TorchWorld(World):
         elif torch.xpu.is_available():
             backends["xpu"] = "xccl"
         self.backend = f"torch ({list(backends.values())[-1]})"
-        self._dist: Any = dist
         os.environ.setdefault(*SAME_EVERY_TIME)
         # gloo then opens a connection where two ranks speak to each other, not between all: pytorch/pytorch 150801.
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+        # gloo may wait for ever for a rank that cannot reach this one.
+        last_resort = threading.Timer(2 * RENDEZVOUS_S, self._give_up)
+        last_resort.daemon = True
+        last_resort.start()
         with self._joined(f"the ranks do not connect within {RENDEZVOUS_S} s"):
             dist.init_process_group(
                 ",".join(f"{device}:{backend}" for device, backend in backends.items()),
-                # torchrun keeps one store for all its attempts.
-                store=self._dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store),
+                store=store,
                 rank=self.rank,
                 world_size=self.size,
                 timeout=datetime.timedelta(seconds=RENDEZVOUS_S),
             )
         nodes = self._prove()
+        last_resort.cancel()
         # The second name is that of torch before it had the first.
         (getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout)(_FOREVER)
         own = nodes[self.rank]
         self.local_rank, self.local_size = nodes[: self.rank].count(own), nodes.count(own)
+
+    def _give_up(self) -> None:
+        reach = "can they reach this one? GLOO_SOCKET_IFNAME names the interface for them"
+        tell(f"{self.who}: other ranks did not connect within {2 * RENDEZVOUS_S} s; {reach}")
+        self.abort(1)
+
+    def _seen_from_here(self, store: Store, address: str) -> str:
+        """Return rank 0's address, or if that is the loopback here, the address of a rank on another host, if any is.
+
+        Debian gives a host's own name the address 127.0.1.1, by which other hosts cannot reach it.
+        """
+        if address == "localhost" or _is_loopback(address):
+            return address  # on all ranks, so they are on one host
+        here = _address_towards(address)
+        if here and not _is_loopback(here):
+            store.set("other host", here)
+        if store.add("placed", 1) == self.size:
+            store.set("all placed", "")
+        if not _is_loopback(here):
+            return address
+        store.wait(["all placed"], datetime.timedelta(seconds=RENDEZVOUS_S))
+        return store.get("other host").decode() if store.check(["other host"]) else address
 
     def _prove(self) -> list[bytes]:
         """Return a digest of each rank's node, once each rank has proven that it knows the job's secret.
@@ -91,7 +124,8 @@ class TorchWorld(World):
         secret = os.environ.get(SECRET, "").encode()
         node = hashlib.sha256(node_name(os.environ, self.host).encode()).digest()
         said = self._exchange(os.urandom(len(node)) + node)
-        proofs = [hmac.digest(secret, b"".join([*said, struct.pack("q", rank)]), "sha256") for rank in range(self.size)]
+        everything = hashlib.sha256(b"".join(said)).digest()  # once: a proof of each rank over it costs ranks x ranks
+        proofs = [hmac.digest(secret, everything + struct.pack("q", rank), "sha256") for rank in range(self.size)]
         for rank, proof in enumerate(self._exchange(proofs[self.rank])):
             if not hmac.compare_digest(proof, proofs[rank]):
                 differs = f"{SECRET} must be the same on all ranks, but that of rank {rank} differs"
@@ -173,16 +207,20 @@ class TorchWorld(World):
             return objects.broadcast(value, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True), own)
 
     def gather(self, value: T) -> list[T] | None:
+        import torch
+
+        def start(piece: objects.Bytes, source: int) -> Callable[[], object]:
+            return partial(self._dist.irecv(torch.from_numpy(piece), src=source).wait, _FOREVER)
+
         with self._joined():
-            put, take = self._mover(self._dist.isend, dst=0), self._mover(self._dist.irecv)
-            return objects.gather(value, self.rank, self.size, put, lambda piece, source: take(piece, src=source))
+            return objects.gather(value, self.rank, self.size, self._mover(self._dist.isend, dst=0), start)
 
     @staticmethod
     def _mover(start: Callable[..., Any], **place: int) -> Callable[..., object]:
         """Return what passes a message on by `start`, however late the other rank is."""
         import torch
 
-        return lambda piece, **more: start(torch.from_numpy(piece), **place, **more).wait(_FOREVER)
+        return lambda piece: start(torch.from_numpy(piece), **place).wait(_FOREVER)
 
     def close(self) -> None:
         self.barrier()
@@ -280,29 +318,42 @@ def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
             reason = str(error).strip().splitlines()[0]
             what = f"cannot keep the rendezvous at port {port} ({reason}); set MASTER_PORT to one that is free"
         else:
-            what = f"no answer from {address}, port {port}, within {RENDEZVOUS_S} s; is rank 0 running there?"
+            where = "on this host" if _is_loopback(socket.gethostbyname(address)) else "there"
+            what = f"no answer from {address}, port {port}, within {RENDEZVOUS_S} s; is rank 0 running {where}?"
         raise RunFailed(f"{who}: {what}") from error
 
 
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.")
+
+
+def _address_towards(address: str) -> str:
+    """Return the address of this host on its way to another; "" without a way by IPv4."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect((address, 9))  # sends nothing: it only looks up the route
+        return str(probe.getsockname()[0])
+    return ""
+
+
 def use_interface_towards(address: str) -> None:
-    """Let gloo use the network interface through which this host reaches rank 0's, unless GLOO_SOCKET_IFNAME is set.
+    """Let gloo use the network interface through which this host reaches `address`, unless GLOO_SOCKET_IFNAME is set.
 
     Without it gloo takes the one with the address of the host's own name, which on many machines is the loopback.
-    Where the way to rank 0 is the loopback, gloo chooses: ranks of other hosts may have to reach this one.
+    Where the way is the loopback, gloo chooses. Raises UserError where the variable names the loopback across hosts.
     """
-    if "GLOO_SOCKET_IFNAME" in os.environ:
+    here = _address_towards(address)
+    named = os.environ.get("GLOO_SOCKET_IFNAME")
+    if not here or _is_loopback(here):
         return
+    addresses = dict[str, str]()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, 9))  # sends nothing: it only looks up the route
-        except OSError:
-            return
-        own = probe.getsockname()[0]
-        if own.startswith("127."):
-            return
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # an interface without an address
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(answer[20:24]) == own:
-                    os.environ.update(GLOO_SOCKET_IFNAME=name)
-                    return
+                addresses[name] = socket.inet_ntoa(answer[20:24])
+    towards = next((name for name, its in addresses.items() if its == here), None)
+    if named is None and towards is not None:
+        os.environ.update(GLOO_SOCKET_IFNAME=towards)
+    elif named is not None and _is_loopback(addresses.get(named, "")) and here != socket.gethostbyname(address):
+        right = f"an interface that reaches other hosts, such as {towards or 'eth0'}"
+        raise UserError(f"{socket.gethostname()}: GLOO_SOCKET_IFNAME must be {right}, got {named}, the loopback")

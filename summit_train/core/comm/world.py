@@ -126,7 +126,7 @@ class World:
 
 def refuse_mixed(mpi: Any, backend: str, host: str) -> None:
     """Raise UserError where the ranks of MPI's world were started for different back ends. Collective."""
-    told = objects.gather((backend, host), mpi.rank, mpi.size, partial(mpi.Send, dest=0), mpi.Recv)
+    told = objects.gather((backend, host), mpi.rank, mpi.size, partial(mpi.Send, dest=0), objects.by_mpi(mpi))
     ranks = objects.broadcast(told, mpi.rank, mpi.Bcast) or []
     first, first_host = ranks[0]
     for rank, (other, other_host) in enumerate(ranks):

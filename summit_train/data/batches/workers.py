@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.process
 import os
+import shutil
 import signal
 import time
 import weakref
@@ -24,7 +25,13 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.data.batches.order import PREFETCHED_PER_WORKER
-from summit_train.data.video.source import RAISE_SECONDS, DecodeError, claim_leftovers, prepare_reader
+from summit_train.data.video.source import (
+    RAISE_SECONDS,
+    DecodeError,
+    check_temporary_folder,
+    claim_leftovers,
+    prepare_reader,
+)
 
 Batch = TypeVar("Batch")
 Key = Any
@@ -126,6 +133,14 @@ class WatchedDataset(Dataset[Any]):
         return bool(culprits)
 
 
+def check_shared_memory(batch_bytes: int, num_workers: int) -> None:
+    """Raise UserError where the batches that workers read ahead do not fit into shared memory."""
+    needed, folder = batch_bytes * (PREFETCHED_PER_WORKER + 1) * num_workers, "/dev/shm"
+    if os.path.isdir(folder) and (free := shutil.disk_usage(folder).free) < needed:
+        wrong = f"{folder} must have {needed / 1e6:,.1f} MB free for data.workers={num_workers}, got {free / 1e6:,.1f}"
+        raise UserError(f"{wrong}; give the container more (docker run --shm-size=8g), or set data.workers=0")
+
+
 class _Loader(DataLoader[Any]):
     def check_worker_number_rationality(self) -> None:
         """Leave out torch's warning, which it gives twice in each process; a run says it once."""
@@ -158,6 +173,7 @@ class Batches(Iterator[Batch]):
 
         has_workers = self._num_workers > 0
         if has_workers:
+            check_temporary_folder()
             claim_leftovers()
         # Forking a process that has MPI, CUDA or threads is unsafe; workers are forked from a clean one.
         context = multiprocessing.get_context("forkserver")

@@ -27,32 +27,32 @@ def folder_table(source: Path, others: Counter[str]) -> Table:
     others.update(_kind(entry.name) for entry in _entries(str(source)) if not entry.is_dir())
     paths, labels = list[str](), list[str]()
     for label, name in enumerate(class_folders(source)):
-        clips = clips_below(os.path.join(source, name), others, is_clip=False, within=(_identity(str(source)),))
+        clips = clips_below(os.path.join(source, name), others, is_clip=False)
         paths += sorted(os.path.relpath(clip, source) for clip in clips)
         labels += [str(label)] * (len(paths) - len(labels))
     return [0] * len(paths), {"path": paths, "label": labels}
 
 
 def clips_below(
-    folder: str, others: Counter[str], *, is_clip: bool = True, within: tuple[tuple[int, int], ...] = ()
+    folder: str, others: Counter[str], *, is_clip: bool = True, seen: dict[tuple[int, int], str] | None = None
 ) -> list[str]:
-    """Return the paths of a folder's videos, then of those in its sub-folders, each sorted.
+    """Return the paths of a folder's videos, then of the clips in its sub-folders, each sorted; links are followed.
 
-    A folder of numbered pictures without a video in it or below it is a clip. Hidden entries are left out.
+    A folder of numbered pictures without a clip below it is a clip. Hidden entries are left out.
 
     others: counts the other files, by their extensions. is_clip: False if this folder is none, whatever it holds.
-    within: the identities of the folders around it. Raises UserError for a folder that cannot be read, and for a link
-    that leads nowhere or back to a folder around it.
+    seen: the folders so far. Raises UserError for a folder that cannot be read, a link to nothing, and a folder that
+    links lead to twice, as in a loop: its clips would count twice.
     """
-    if (here := _identity(folder)) in within:
-        wrong = f"leads back to {os.path.realpath(folder)}, in which it lies"
-        raise UserError(f"{folder}: {wrong}; remove the symbolic link")
+    status, seen = os.stat(folder), {} if seen is None else seen
+    if (first := seen.setdefault((status.st_dev, status.st_ino), folder)) != folder:
+        raise UserError(f"{folder}: leads to {first} once more, through a link; remove one of the two")
     entries = _entries(folder)
     files = [entry.name for entry in entries if not entry.is_dir()]
     clips = [os.path.join(folder, name) for name in files if is_video(name)]
     for entry in entries:
         if entry.is_dir():
-            clips += clips_below(entry.path, others, within=(*within, here))
+            clips += clips_below(entry.path, others, seen=seen)
     if is_clip and not clips and any(map(is_picture, files)):
         clips, files = [folder], [name for name in files if not is_picture(name)]
     others.update(_kind(name) for name in files if not is_video(name))
@@ -69,20 +69,15 @@ def _kind(name: str) -> str:
     return os.path.splitext(name)[1].lower() or "without an extension"
 
 
-def _identity(folder: str) -> tuple[int, int]:
-    status = os.stat(folder)
-    return status.st_dev, status.st_ino
-
-
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """Return a folder's entries by name, without hidden ones. A video may be a link that leads nowhere."""
+    """Return a folder's entries by name, without hidden ones. Raises UserError for a link to nothing."""
     try:
         with os.scandir(folder) as found:
             entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda one: one.name)
     except OSError as error:
         raise UserError(f"{folder}: cannot be read: {error.strerror}") from error
     for entry in entries:
-        if entry.is_symlink() and not is_video(entry.name) and not os.path.exists(entry.path):
-            lost = f"is a symbolic link to {os.readlink(entry.path)}, which does not exist"
-            raise UserError(f"{entry.path}: {lost}; mount its disk, or remove the link")
+        if entry.is_symlink() and not os.path.exists(entry.path):  # a disk that is not mounted hides its clips
+            target = os.readlink(entry.path)
+            raise UserError(f"{entry.path}: is a link to {target}, which is not there; mount it, or remove the link")
     return entries

@@ -130,11 +130,16 @@ def is_video(name: str) -> bool:
 
 
 def check_names(place: str, names: Sequence[str], known: Sequence[str]) -> None:
-    """Raise UserError for a column that is nearly one of the known ones; others may have any name."""
+    """Raise UserError for a column that is nearly a known one which the list lacks; others may have any name."""
     for name in names:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-        if near and near[0] != name:
+        near = difflib.get_close_matches(name, [column for column in known if column not in names], n=1, cutoff=0.8)
+        if near and name not in known and not _is_series(name, near[0]):
             raise UserError(f"{place}: unknown column {name!r}: did you mean {near[0]!r}?")
+
+
+def _is_series(name: str, column: str) -> bool:
+    """Return whether a name is the plural of a column's, or that with a number: labels, label_2."""
+    return re.fullmatch(rf"{re.escape(column)}(s|_?\d+)", name) is not None
 
 
 def csv_rows(source: Path, texts: Iterable[str], first: int, width: int) -> Iterator[tuple[Any, ...]]:
@@ -157,9 +162,9 @@ def csv_rows(source: Path, texts: Iterable[str], first: int, width: int) -> Iter
 def _list_row(place: str, text: str) -> tuple[str, str, str]:
     """Return path, num_frames or "", and label of a header-less line; the path may contain blanks."""
     path, *label = text.strip().rsplit(None, 1)
-    if not label:
+    if not label or path.endswith(",") or label[0].startswith(","):
         right = "begin the file with the line path,label or separate path and label by a blank"
-        raise UserError(f"{place}: {path[:80]!r} is neither `path label` nor below a header: {right}")
+        raise UserError(f"{place}: {text.strip()[:80]!r} is neither `path label` nor below a header: {right}")
     shorter, *frames = path.rsplit(None, 1)
     # A path without a video's extension is a folder of pictures, and lists of those give the number of frames.
     if path.lower().endswith(VIDEO_EXTENSIONS) or not frames or not frames[0].isdecimal():

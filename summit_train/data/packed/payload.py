@@ -123,7 +123,7 @@ def _of_video(convert: _Converter, facts: Sequence[Facts], sha256: bytes | None)
         whole = video if video.content else replace(video, part=(path, 0, os.path.getsize(path)))
         return lambda one: (one, [whole])
     # A codec may give more frames than packets.
-    limit = 2 * count_packets(video, convert.budget) + 1
+    limit = 2 * count_packets(video, convert.budget)[0] + 1
     spans = {one.span for one in facts}
     ends = {span: min(span.end if span.end >= 0 else limit, limit) for span in spans}
     clips = {span: range(span.start, end, packing.every) for span, end in ends.items()}

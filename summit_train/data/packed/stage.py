@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from summit_train.core.comm.launch import node_name
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, locked, regular, replacing, write_text
 from summit_train.core.text import counted
@@ -62,7 +65,8 @@ def stage(packed: Path, dest: Path, show: Callable[[int, int], None]) -> Staged:
                 raise
     except OSError as error:
         reason = f"{error.strerror or error} ({error.filename or folder})"
-        return Staged(warning=f"{dest}: {reason}: the set is read from {packed}")
+        node = node_name(os.environ, socket.gethostname())
+        return Staged(warning=f"{node}: {dest}: {reason}: the set is read from {packed}")
 
 
 def stage_sets(dest: str | None, manifests: Sequence[Manifest], world: World, watchdog: Watchdog) -> list[str]:

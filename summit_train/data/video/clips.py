@@ -70,21 +70,24 @@ def read_views(
     choose: from the number of frames to frame numbers int64 (K, T), in any order and with repeats. views_of: from the
     upright (width, height) in pixels to C views whose crops have one size. Both must be pure: they may be called again.
     num_frames: from the manifest; with it a video is decoded from the nearest key frames if that is certain to give
-    the same frames, without it the packets are counted. If the video holds fewer frames, `choose` is called again with
-    the true number. A frame is decoded and scaled once. playback: of the earlier reads.
+    the same frames. Without it the packets are counted and, where some can lack a frame, the frames. If the video holds
+    another number of frames, `choose` is called again with the true one. A frame is decoded and scaled once. playback:
+    of the earlier reads.
     Raises DecodeError if the video cannot be read, something that the wanted frames need is damaged, or it takes more
     than `limits`.
     """
     budget, playback, render = Budget(video.name, limits), playback or Playback(), Renderer(views_of)
-    number = num_frames or playback.num_frames or count_packets(video, budget)
+    number, is_exact = num_frames or playback.num_frames, True
+    if not number:
+        number, is_exact = count_packets(video, budget)
     chosen, wanted = _chosen(choose, number)
     pictures = playback.read_on(video, wanted, render, budget) if playback.num_frames else {}
     if not pictures and num_frames:
         pictures = read_by_jumps(video, wanted, render, num_frames, budget)
     if not pictures:
         render = Renderer(views_of)
-        pictures, num_seen = read_from_start(video, wanted, render, budget)
-        if num_seen <= chosen.max():
+        pictures, num_seen = read_from_start(video, wanted, render, budget, to_end=not is_exact)
+        if num_seen <= chosen.max() or (not is_exact and num_seen != number):
             number, render = num_seen, Renderer(views_of)
             chosen, wanted = _chosen(choose, number)
             pictures, _ = read_from_start(video, wanted, render, budget)

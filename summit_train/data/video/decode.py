@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain, dropwhile
 from typing import Any, TypeAlias, cast
@@ -43,8 +43,14 @@ if int(av.__version__.partition(".")[0]) < 19:
     _OPEN["metadata_errors"] = "ignore"
 # These decoders can skip frames that no other frame needs, without changing the others.
 _SKIPPING_CODECS = frozenset({"h264", "hevc"})
+# Others have packets without a frame: MPEG-4 those that say "as before", VP8 and VP9 hidden frames.
+_FRAME_PER_PACKET = frozenset({"h264", "hevc", "libdav1d", "av1", "mjpeg"})
 # A jump must save at least this many frames to be worth the decoder's flush.
 _MIN_SAVED_FRAMES = 4
+# ffmpeg prefers a default track to a larger one by up to this many pixels (fftools, map_auto_video).
+_DEFAULT_TRACK_PIXELS = 5_000_000
+_ORDER_SAMPLE = 24  # packets by which the order of frames is checked: the longest runs of B-frames have 16
+_OTHER_ORDER = "shows its frames in another order than that of their times"
 # A playback decodes at most this many frames that are not needed before it gives way to a jump.
 _MAX_SKIPPED_FRAMES = 1000
 
@@ -55,8 +61,8 @@ def open_video(
 ) -> Iterator[tuple[InputContainer, VideoStream]]:
     """Open a video for decoding, and close it; errors of FFmpeg within the block become DecodeErrors.
 
-    pipe: an object with a `read` method, which is read in place of the file. The stream is the first that is not a
-    cover picture. It decodes on one thread: loaders run many processes. in_order: deliver all frames, in order. FFmpeg
+    pipe: an object with a `read` method, which is read in place of the file. The stream is that which ffmpeg takes, see
+    main_track. It decodes on one thread: loaders run many processes. in_order: deliver all frames, in order. FFmpeg
     then decodes up to 20 frames of H.264 to open it; otherwise frames may be missing if the header lacks their order.
     """
     if pipe is None:
@@ -72,16 +78,32 @@ def open_video(
             reason = "is not a video in a supported format, or its header is damaged"
             raise DecodeError(video.name, reason) from error
         container = stack.enter_context(cast(InputContainer, opened))
-        covers = Disposition.attached_pic
-        stream = next((stream for stream in container.streams.video if not stream.disposition & covers), None)
-        if stream is None:
+        tracks = video_tracks(container)
+        if not tracks:
             raise DecodeError(video.name, "has no video stream")
+        stream = main_track(tracks)
         if stream.codec_context is None:
             raise DecodeError(video.name, "has a video codec without a decoder here")
         budget.size(stream.width, stream.height)
         stream.codec_context.thread_count = 1
         stream.codec_context.options = codec_options(budget)
         yield container, stream
+
+
+def video_tracks(container: InputContainer) -> list[VideoStream]:
+    """Return the video streams that are not cover pictures."""
+    return [stream for stream in container.streams.video if not stream.disposition & Disposition.attached_pic]
+
+
+def main_track(tracks: list[VideoStream]) -> VideoStream:
+    """Return the track that ffmpeg takes: the largest, where a default one counts for more, of equal ones the first."""
+
+    def score(track: VideoStream) -> int:
+        is_default = bool(track.disposition & Disposition.default)
+        # A track without a decoder has no size here.
+        return getattr(track, "width", 0) * getattr(track, "height", 0) + _DEFAULT_TRACK_PIXELS * is_default
+
+    return max(tracks, key=score)
 
 
 @contextmanager
@@ -115,10 +137,14 @@ def demuxed(
             yield packet
 
 
-def count_packets(video: Encoded, budget: Budget) -> int:
-    """Count the frames that the packets promise; at least 1, because only decoding can tell that there are none."""
+def count_packets(video: Encoded, budget: Budget) -> tuple[int, bool]:
+    """Return the number of frames that the packets promise, at least 1, and whether each packet of the codec has one.
+
+    Only decoding can tell that there are none.
+    """
     with open_video(video, budget) as (container, stream):
-        return max(1, sum(not packet.is_discard for packet in demuxed(container, stream, budget)))
+        number = sum(not packet.is_discard for packet in demuxed(container, stream, budget))
+        return max(1, number), stream.codec_context.name in _FRAME_PER_PACKET
 
 
 # The wanted frames.
@@ -136,9 +162,14 @@ def every_frame(video: Encoded, budget: Budget) -> Iterator[VideoFrame]:
         raise DecodeError(video.name, "no frame can be decoded")
 
 
-def read_from_start(video: Encoded, wanted: frozenset[int], render: Render, budget: Budget) -> tuple[Pictures, int]:
-    """Decode from the start; return the wanted frames' pictures and the number of frames seen. Raises DecodeError."""
-    return _pick(video.name, enumerate(every_frame(video, budget)), wanted, render)
+def read_from_start(
+    video: Encoded, wanted: frozenset[int], render: Render, budget: Budget, *, to_end: bool = False
+) -> tuple[Pictures, int]:
+    """Decode from the start; return the wanted frames' pictures and the number of frames seen. Raises DecodeError.
+
+    to_end: see all frames, also those behind the last wanted one.
+    """
+    return _pick(video.name, enumerate(every_frame(video, budget)), wanted, render, to_end=to_end)
 
 
 class Playback:
@@ -180,8 +211,8 @@ def read_by_jumps(
                 first_size, codec = (stream.width, stream.height), stream.codec_context
                 # AVI stores no presentation times: with reordering FFmpeg's own guesses are wrong. Without a picture
                 # H.264 does not tell of it.
-                reorders = codec.has_b_frames or (not is_film and codec.name in _SKIPPING_CODECS)
-                if container.format.name == "avi" and reorders:
+                is_avi, unknown = container.format.name == "avi", not is_film and codec.name in _SKIPPING_CODECS
+                if is_avi and (codec.has_b_frames or unknown):
                     return {}
                 fetch: Fetch
                 if video.index is None:
@@ -192,7 +223,10 @@ def read_by_jumps(
                 jumps = plan_jumps(index, num_frames, wanted)
                 if jumps is None:
                     return {}
-                pictures, _ = _pick(video.name, _jumped(stream, fetch, jumps), wanted, render)
+                # A remuxed AVI keeps the times of decoding, in whose order its frames are not shown.
+                if codec.has_b_frames and index.is_in_decoding_order:
+                    _check_order(video.name, stream, fetch(slice(0, _ORDER_SAMPLE)))
+                pictures, _ = _pick(video.name, _jumped(video.name, stream, fetch, jumps), wanted, render)
         except DecodeError:
             # Decoding from the start decides: it gives the frames, or the error at its right place.
             continue
@@ -203,7 +237,12 @@ def read_by_jumps(
 
 
 def _pick(
-    name: str, numbered: Iterable[tuple[int, VideoFrame]], wanted: frozenset[int], render: Render
+    name: str,
+    numbered: Iterable[tuple[int, VideoFrame]],
+    wanted: frozenset[int],
+    render: Render,
+    *,
+    to_end: bool = False,
 ) -> tuple[Pictures, int]:
     """Render the wanted frames; return them and the number of frames up to the last of them, or to the file's end.
 
@@ -217,7 +256,7 @@ def _pick(
                 if frame.is_corrupt:
                     raise DecodeError(name, f"frame {number} is damaged")
                 pictures[number] = render(frame)
-                if len(pictures) == len(wanted):
+                if len(pictures) == len(wanted) and not to_end:
                     break
     return pictures, num_seen
 
@@ -251,9 +290,21 @@ def checksum(packet: Packet) -> int:
     return zlib.crc32(cast(Any, packet), zlib.crc32(f"{packet.pts} {packet.is_keyframe} {packet.is_discard}".encode()))
 
 
+# Of a packet: when it is shown, when it is decoded, whether it is a key frame, and not to be shown; its checksum.
+PacketRow = tuple[int | None, int | None, bool, bool, int]
+
+
+def packet_row(packet: Packet, checksum: Callable[[Packet], int] = lambda _: 0) -> PacketRow:
+    decoded = packet.pts if packet.dts is None else packet.dts
+    return packet.pts, decoded, packet.is_keyframe, packet.is_discard, checksum(packet)
+
+
 def index_of(packets: Iterable[Packet], checksum: Callable[[Packet], int] = checksum) -> PacketIndex:
     """Return the index of packets in decoding order. None of them is kept."""
-    rows = [(p.pts, p.pts if p.dts is None else p.dts, p.is_keyframe, p.is_discard, checksum(p)) for p in packets]
+    return index_of_rows([packet_row(packet, checksum) for packet in packets])
+
+
+def index_of_rows(rows: Sequence[PacketRow]) -> PacketIndex:
     places = [place for place, (*_, is_discarded, _) in enumerate(rows) if not is_discarded]
     shown = sorted((time, place) for place in places if (time := rows[place][0]) is not None)
     if len({time for time, _ in shown}) < len(places):
@@ -289,8 +340,20 @@ def plan_jumps(index: PacketIndex, num_frames: int, wanted: Iterable[int]) -> li
     return jumps
 
 
-def _jumped(stream: VideoStream, fetch: Fetch, jumps: Iterable[Jump]) -> Iterator[tuple[int, VideoFrame]]:
-    """Yield the wanted frames with their numbers, decoded from the nearest key frames."""
+def _check_order(name: str, stream: VideoStream, packets: Iterable[Packet]) -> None:
+    """Raise DecodeError where the decoder does not show the frames of these packets in the order of their times."""
+    shown = [frame.pts for packet in chain(packets, [None]) for frame in stream.decode(packet)]
+    stream.codec_context.flush_buffers()
+    if shown != sorted(time for time in shown if time is not None):
+        raise DecodeError(name, _OTHER_ORDER)
+
+
+def _jumped(name: str, stream: VideoStream, fetch: Fetch, jumps: Iterable[Jump]) -> Iterator[tuple[int, VideoFrame]]:
+    """Yield the wanted frames with their numbers, decoded from the nearest key frames.
+
+    Raises DecodeError where the decoder contradicts the container: a jump does not lead to a key frame, or frames are
+    not shown in the order of their times.
+    """
     context = stream.codec_context
     if context.name == "mpeg4":
         # The first packet may name the encoder, whose rounding the decoder imitates.
@@ -299,11 +362,22 @@ def _jumped(stream: VideoStream, fetch: Fetch, jumps: Iterable[Jump]) -> Iterato
         context.flush_buffers()
     packet: Packet | None
     for places, number_of in jumps:
-        for packet in chain(fetch(places), [None]):
+        key_time: int | None = None  # of the packet that a jump leads to, until its frame is seen
+        shown = -math.inf
+        for place, packet in enumerate(chain(fetch(places), [None]), places.start):
+            if place == places.start > 0 and packet is not None:
+                key_time = packet.pts
             if packet is not None and context.name in _SKIPPING_CODECS:
                 context.skip_frame = "DEFAULT" if packet.pts in number_of else "NONREF"
             for frame in stream.decode(packet):
+                if frame.pts is not None and frame.pts < shown:
+                    raise DecodeError(name, _OTHER_ORDER)
+                shown = shown if frame.pts is None else frame.pts
+                if frame.pts == key_time and frame.key_frame:
+                    key_time = None
                 # Frames that are not to be shown have no number.
                 if (number := number_of.get(frame.pts)) is not None:
+                    if key_time is not None:
+                        raise DecodeError(name, "has packets that are no key frames, although their container says so")
                     yield number, frame
         context.flush_buffers()

@@ -26,11 +26,15 @@ class OwnAugment:
     def __call__(self, clip: Frames, generator: np.random.Generator) -> Frames:
         shape = clip.shape
         with _keyed_globals(generator):
-            found = self._vary(clip, generator)
+            try:
+                found = self._vary(clip, generator)
+            except OSError as error:  # which would read as one of the data or of a worker that died
+                raise RuntimeError(f"{self._part.key}: {self._part.name}: {error}") from error
         if not isinstance(found, np.ndarray) or (found.shape, found.dtype) != (shape, np.uint8):
             got = f"{found.dtype} {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
             raise self._part.wrong(f"a NumPy array uint8 {shape}", got)
-        return found
+        own: Frames = found.copy()  # it may be one buffer, which the next call fills again
+        return own
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, read_file
 from summit_train.core.machine import keep_freed_frames
 from summit_train.data.video.region import MAX_SIDE_RATIO
@@ -41,6 +42,7 @@ MAX_HELD_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20
 # The reason of the error for a file that does not exist.
 MISSING = os.strerror(errno.ENOENT)
+_MOST_BYTES_OF_TMPDIR = 107 - len("/summit-abcdef-4194304/listener-abcdefgh")  # <sys/un.h>: a path has 107 bytes
 # The memory of a worker process besides what it starts with: several frames of the largest size.
 _WORKER_BYTES = 4 << 30
 
@@ -99,6 +101,11 @@ class PacketIndex(NamedTuple):
     keys: NDArray[np.int32]
     starts: NDArray[np.int64]
     checksums: NDArray[np.uint32]
+
+    @property
+    def is_in_decoding_order(self) -> bool:
+        """Return whether the frames are shown in the order in which they are decoded, by their times."""
+        return bool(np.all(np.diff(self.places) > 0))
 
 
 class _InMemory(BytesIO):
@@ -201,7 +208,10 @@ class Encoded:
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """The result of a full decode. width, height: of the upright picture. duration: seconds; None without times."""
+    """The result of a full decode. width, height: of the upright picture. duration: seconds; None without times.
+
+    can_jump: whether jumps to its key frames give the frames of the full decode. notes: what else a person should know.
+    """
 
     num_frames: int
     fps: float | None
@@ -209,6 +219,8 @@ class VideoInfo:
     height: int
     duration: float | None
     codec: str
+    can_jump: bool = field(default=True, kw_only=True)
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 def load_video(path: str, sha256: bytes | None) -> Encoded:
@@ -260,6 +272,16 @@ def prepare_reader(worker: int = 0) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def check_temporary_folder() -> None:
+    """Raise UserError where the path of the temporary folder leaves no room for those of the workers' sockets."""
+    folder = tempfile.gettempdir()
+    if (length := len(os.fsencode(folder))) > _MOST_BYTES_OF_TMPDIR:
+        wrong = f"TMPDIR must have at most {_MOST_BYTES_OF_TMPDIR} bytes, as sockets of loader workers are below it"
+        raise UserError(
+            f"{wrong}, got {length}: {folder}; set it to a shorter path, such as /tmp, or set data.workers=0"
+        )
 
 
 def claim_leftovers() -> None:

@@ -25,14 +25,26 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from summit_train.core.text import counted
-from summit_train.data.video.decode import Packet, demuxed, open_video
-from summit_train.data.video.render import turn_in
-from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, Limits, VideoInfo
+from summit_train.data.video.augment import View
+from summit_train.data.video.decode import (
+    Packet,
+    PacketRow,
+    demuxed,
+    index_of_rows,
+    open_video,
+    packet_row,
+    read_by_jumps,
+    read_from_start,
+    video_tracks,
+)
+from summit_train.data.video.render import Renderer, turn_in
+from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, Limits, PacketIndex, VideoInfo
 
 PIPE = "standard input"
 USUAL_FPS = Fraction(25)
 _ENDLESS = Limits(packets=sys.maxsize, seconds=math.inf)
 _NO_PIPE = "its index is at the end, which only a file can be searched for; pipe matroska, mpegts or fragmented mp4"
+_SAMPLES = 24  # frames by which jumps are compared with a full decode
 # Decoders give a packet's frame back within this many packets.
 _MAX_DELAY = 64
 
@@ -45,13 +57,15 @@ class Reading:
     """What was read of a video so far.
 
     num_frames: decoded, with the damaged ones. num_damaged: of them, left out. damage: the first damage of any kind.
-    fps: as the container says, or the usual one; known from the first frame on.
+    fps: as the container says, or the usual one; known from the first frame on. packets: all so far, for an index of
+    them, where it is a list.
     """
 
     num_frames: int = 0
     num_damaged: int = 0
     damage: str | None = None
     fps: Fraction = USUAL_FPS
+    packets: list[PacketRow] | None = None
 
     def damaged(self, reason: str) -> None:
         """Remember the first damage."""
@@ -75,14 +89,18 @@ class StreamFrame:
 def probe(video: Encoded, limits: Limits = NO_HURRY) -> VideoInfo:
     """Decode every frame of a video and return its facts.
 
+    Where the container contradicts the decoder, of the order of frames or of what is a key frame, jumps are compared
+    with the full decode at sample points.
     Raises DecodeError for a file that is not a video, and for a video that is damaged or cut short anywhere.
     """
-    budget, reading, size = Budget(video.name, limits), Reading(), (0, 0)
+    budget, reading, size = Budget(video.name, limits), Reading(packets=[]), (0, 0)
     times = list[tuple[int, int]]()
+    shown = list[tuple[int | None, bool]]()
     with _error_log() as log, open_video(video, budget) as (container, stream):
         for frame, _ in _every_frame(container, stream, log, budget, reading):
             if reading.num_frames == 1:
                 size = turn_in(frame).size(frame.width, frame.height)
+            shown.append((frame.pts, frame.key_frame))
             if frame.pts is not None:
                 times.append((frame.pts, frame.duration))
         if reading.damage or not reading.num_frames:
@@ -90,7 +108,36 @@ def probe(video: Encoded, limits: Limits = NO_HURRY) -> VideoInfo:
             raise DecodeError(video.name, f"{reason} ({counted(reading.num_frames, 'frame')} decoded)")
         fps = float(stream.average_rate or stream.guessed_rate or 0) or None
         duration = duration_of(times, stream.time_base)
-        return VideoInfo(reading.num_frames, fps, *size, duration, stream.codec_context.name)
+        codec, notes = stream.codec_context.name, list[str]()
+        if len(tracks := video_tracks(container)) > 1:
+            notes.append(f"has {len(tracks)} video tracks; that of {stream.width} x {stream.height} is read")
+    can_jump = _agrees(index_of_rows(reading.packets or []), shown) or _jumps_agree(video, reading.num_frames, limits)
+    if not can_jump:
+        notes.append("is read from its start: its container is wrong about times or key frames")
+    return VideoInfo(reading.num_frames, fps, *size, duration, codec, can_jump=can_jump, notes=tuple(notes))
+
+
+def _agrees(index: PacketIndex, shown: list[tuple[int | None, bool]]) -> bool:
+    """Return whether an index says of the frames' order and of the key frames what the decoder does, or nothing."""
+    if not len(index.times):
+        return True
+    return index.times.tolist() == [time for time, _ in shown] and all(shown[key][1] for key in index.keys.tolist())
+
+
+def _jumps_agree(video: Encoded, num_frames: int, limits: Limits) -> bool:
+    """Return whether jumps, where they are taken, give the frames of a decode from the start: at sample points."""
+    numbers = np.linspace(0, num_frames - 1, _SAMPLES).astype(int).tolist()
+
+    def whole() -> Renderer:
+        return Renderer(lambda width, height: [View(width, height, 0, 0, width, height)])
+
+    right, _ = read_from_start(video, frozenset(numbers), whole(), Budget(video.name, limits))
+    for number in numbers:
+        wanted = frozenset([number])
+        found = read_by_jumps(video, wanted, whole(), num_frames, Budget(video.name, limits))
+        if found and not np.array_equal(found[number], right[number]):
+            return False
+    return True
 
 
 def duration_of(times: list[tuple[int, int]], unit: Fraction | None) -> float | None:
@@ -203,6 +250,8 @@ def _every_frame(
             reading.damaged(f"ends after frame {reading.num_frames}, where it is cut or damaged: {error.strerror}")
             packet = None
         is_over = packet is None
+        if packet is not None and reading.packets is not None:
+            reading.packets.append(packet_row(packet))
         if packet is not None and packet.is_corrupt:
             torn.append(packet.pts)
             reading.damaged(f"a packet after frame {reading.num_frames} is damaged or cut short")

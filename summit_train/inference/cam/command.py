@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import NDArray
@@ -36,7 +37,7 @@ _COLUMNS = ("label", "class", "score", "logit", "mean", "peak_frame", "foregroun
 _MOST_BYTES = 180  # of a name; file systems take 255, and endings are added
 
 _ACROSS = 8  # most pictures side by side, as in the paper
-_DARKENED = 0.25  # of the background's brightness is left
+_OPACITY = 0.5  # of the heat at its highest value
 _DPI, _LEAST_HEIGHT, _MOST_HEIGHT, _LEAST_WIDTH = 100, 128, 256, 480  # pixels; a picture keeps its height within them
 _LETTERS_PER_INCH, _MOST_LETTERS = 12, 120
 
@@ -102,7 +103,7 @@ def _write(clip: Clip, stem: Path, trained: Trained, found: Heatmap, threshold: 
     title = f"{name}, score {found.score:.2f}, foreground {share(row['foreground'])}"
     lines = (f"{shown}, {trained.spec.model.title} ({trained.spec.name})", title)
     frames = found.frames[places].tolist()
-    draw_strip(strip, lines, frames, found.pictures[places], found.foreground(places, threshold))
+    draw_strip(strip, lines, frames, found.pictures[places], found.pixels(places), threshold)
     facts = {name: row[name] for name in ("label", "class", "score", "logit", "threshold")}
     with replacing(file) as content:
         np.savez_compressed(content, map=found.map, frames=found.frames, slices=found.slices, path=found.path, **facts)
@@ -153,10 +154,22 @@ def _seen(trained: Trained, measured: Mapping[str, Any]) -> str:
     return f"{text} keeps {share(measured['kept'])} of the pixels of {videos}; --threshold {threshold} skips this pass"
 
 
+def heated(pictures: NDArray[np.uint8], maps: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Return RGB pictures (n, H, W, 3) under the heat of maps (n, H, W): none at the lowest value, full at the highest.
+
+    The threshold changes nothing, so a map that stays below it shows where it is highest, too.
+    """
+    low, high = float(maps.min()), float(maps.max())
+    levels = (maps - low) / (high - low) if high > low else np.zeros_like(maps)
+    cover = _OPACITY * levels[..., None]
+    return np.asarray((1 - cover) * pictures + cover * 255 * colormaps["inferno"](levels)[..., :3]).astype(np.uint8)
+
+
 def draw_strip(
-    path: Path, titles: Sequence[str], frames: Sequence[int], pictures: NDArray[np.uint8], foreground: NDArray[np.bool_]
-) -> None:
-    """Write a PNG of pictures, uint8 RGB (n, H, W, 3), darkened outside of their foreground (n, H, W): TSM, Figure 14.
+    path: Path, titles: Sequence[str], frames: Sequence[int], pictures: NDArray[np.uint8], maps: NDArray[np.float32],
+    threshold: float,
+) -> None:  # fmt: skip
+    """Write a PNG of pictures, uint8 RGB (n, H, W, 3), under the heat of their maps (n, H, W), at the threshold a line.
 
     Each title is cut to 120 characters and wrapped.
     """
@@ -164,16 +177,18 @@ def draw_strip(
     width = height * pictures.shape[2] / pictures.shape[1]
     inches = max(_LEAST_WIDTH / _DPI, len(frames) * (width + 0.05))
     text = "\n".join(textwrap.fill(drawable(one, _MOST_LETTERS), int(_LETTERS_PER_INCH * inches)) for one in titles)
-    shown = np.where(foreground[..., None], pictures, (pictures * _DARKENED).astype(np.uint8))
+    shown = heated(pictures, maps)
     with house_style():
         size = (inches, height + 0.25 + 0.2 * (1 + text.count("\n")) + 0.1)
         layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
         figure = Figure(figsize=size, dpi=_DPI, layout=layout)
         figure.suptitle(text, fontsize=10, parse_math=False)
         all_axes = figure.subplots(1, len(frames), squeeze=False).ravel()
-        for axes, frame, picture in zip(all_axes, frames, shown, strict=True):
+        for axes, frame, picture, pixels in zip(all_axes, frames, shown, maps, strict=True):
             axes.set_axis_off()
             axes.imshow(picture)
+            if pixels.min() < threshold <= pixels.max():  # else there is no line, of which matplotlib warns
+                axes.contour(pixels, [threshold], colors="white", linewidths=1)
             axes.set_title(f"frame {frame}", fontsize=8, pad=2)
         with replacing(path) as file:
             figure.savefig(file, format="png")

@@ -63,12 +63,12 @@ class Heatmap:
     slices: NDArray[np.int64]
     pictures: NDArray[np.uint8]
 
-    def foreground(self, places: Sequence[int], threshold: float) -> NDArray[np.bool_]:
-        """Return which pixels (n, H, W) of these places' frames are at or above a threshold, resized in space alone."""
+    def pixels(self, places: Sequence[int]) -> NDArray[np.float32]:
+        """Return the map of the pixels (n, H, W) of these places' frames, resized in space alone."""
         slices = torch.from_numpy(np.ascontiguousarray(self.map[self.slices[list(places)]]))
         size = self.pictures.shape[1:3]
         resized = functional.interpolate(slices[:, None], size, mode="bilinear", align_corners=False)[:, 0]
-        return resized.numpy() >= threshold
+        return np.asarray(resized.numpy())
 
     def record(self, threshold: float) -> dict[str, Any]:
         """Return the row of tables.

@@ -166,3 +166,23 @@ def test_both_worlds_carry_large_and_small_values_between_sums(backend: str) -> 
 
     status, output = joined(3, work, backend)
     assert status == 0, output
+
+
+def test_rank_0_waits_for_the_messages_of_all_ranks_together() -> None:
+    """Each is begun before the first is waited for: lengths, then texts. Large arrays follow, one by one."""
+    values = [f"rank {rank}" for rank in range(4)] + [np.arange(20_000)]
+    sent = {source: iter(_messages(value)) for source, value in enumerate(values) if source}
+    events = list[tuple[str, int]]()
+
+    def start(piece: np.ndarray[Any, Any], source: int) -> Any:
+        def wait() -> None:
+            events.append(("wait", source))
+            piece[:] = next(sent[source])
+
+        events.append(("start", source))
+        return wait
+
+    gathered = objects.gather(values[0], 0, 5, lambda piece: None, start)
+    assert gathered is not None and gathered[:4] == values[:4] and np.array_equal(gathered[4], values[4])
+    together = [(what, source) for what in ("start", "wait") for source in range(1, 5)]
+    assert events == [*together, *together, ("start", 4), ("wait", 4)]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from summit_train.core.comm import torch_world as module
 from summit_train.core.comm.launch import HYDRA, Launch, this_launch
 from summit_train.core.comm.torch_world import meet, use_interface_towards
 from summit_train.core.errors import RunFailed, UserError
-from tests.worlds import forked, needs_ranks, run, under_mpirun
+from tests.worlds import PATIENCE_S, ROOT, environment, forked, needs_ranks, run, under_mpirun
 
 LAUNCH = Launch("srun", 1, 4)
 At = Callable[[str, object], None]
@@ -79,7 +81,8 @@ def test_gloo_uses_the_interface_that_leads_to_rank_0(monkeypatch: pytest.Monkey
     def ask(probe: int, what: int, name: bytes) -> bytes:
         if name.startswith(b"down"):
             raise OSError("an interface without an address")
-        return bytes(20) + socket.inet_aton(f"10.0.0.{len(name.rstrip(bytes(1)))}")
+        name = name.rstrip(bytes(1))
+        return bytes(20) + socket.inet_aton("127.0.0.1" if name == b"lo" else f"10.0.0.{len(name)}")
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
     use_interface_towards("127.0.0.1")
@@ -93,6 +96,81 @@ def test_gloo_uses_the_interface_that_leads_to_rank_0(monkeypatch: pytest.Monkey
     own = "10.0.0.3"
     use_interface_towards("127.0.0.1")
     assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    with pytest.raises(UserError, match=r"IFNAME must be an interface .*, such as ib0, got lo, the loopback"):
+        use_interface_towards("10.0.0.9")
+    use_interface_towards("10.0.0.3")  # this host itself
+
+
+def test_rank_0_takes_the_way_to_other_hosts_where_its_own_name_is_the_loopback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in Debian's /etc/hosts. Rank 2 is on another host, and the last to come."""
+    ways = {"hosta": "127.0.0.1", "10.0.0.2": "10.0.0.1"}
+    monkeypatch.setattr(module, "_address_towards", lambda address: "10.0.0.2" if rank == 2 else ways[address])
+    for size, expected in ((3, "10.0.0.2"), (2, "hosta")):  # by two ranks of one host nothing is known of others
+        store, seen = dist.HashStore(), list[str]()
+        for rank in reversed(range(size)):
+            world = SimpleNamespace(size=size, rank=rank)
+            if rank:  # rank 1 waits, as rank 0 does, for those that come later: here it only comes
+                store.add("placed", 1)
+                if rank == 2:
+                    store.set("other host", "10.0.0.2")
+            else:
+                seen.append(module.TorchWorld._seen_from_here(world, store, "hosta"))  # type: ignore[arg-type]
+                assert module.TorchWorld._seen_from_here(world, store, "localhost") == "localhost"  # type: ignore[arg-type]
+        assert seen == [expected]
+
+
+_IN_NAMESPACES = """
+set -eu
+a=summit_train_a$$ b=summit_train_b$$
+trap 'ip netns del $a; ip netns del $b' EXIT
+ip netns add $a; ip netns add $b
+ip -n $a link add v0 type veth peer name v0 netns $b
+for n in $a $b; do ip -n $n link set lo up; ip -n $n link set v0 up; done
+ip -n $a addr add 192.168.91.1/24 dev v0; ip -n $b addr add 192.168.91.2/24 dev v0
+printf '127.0.0.1 localhost\n127.0.1.1 hosta\n192.168.91.2 hostb\n' >hosta
+printf '127.0.0.1 localhost\n127.0.1.1 hostb\n192.168.91.1 hosta\n' >hostb
+rank() { RANK=$3 ip netns exec $1 unshare -m -u sh -c "mount --bind $2 /etc/hosts; hostname $2; exec $PYTHON rank.py"; }
+rank $b hostb 1 & rank $a hosta 0
+wait $!
+"""
+_RANK = """
+from summit_train.core.comm import open_world
+world = open_world()
+print(world.gather(world.who))
+world.close()
+"""
+
+
+def test_ranks_of_two_hosts_meet_where_their_own_names_are_the_loopback(tmp_path: Path) -> None:
+    """Two network namespaces of this machine are the hosts, as Debian sets them up."""
+    tried = subprocess.run(["sh", "-c", "ip netns add summit_train_try$$ && ip netns del summit_train_try$$"],
+        capture_output=True)  # fmt: skip
+    if tried.returncode:
+        pytest.skip(f"no network namespaces: {tried.stderr.decode().strip()}")
+    (tmp_path / "rank.py").write_text(_RANK)
+    meeting = {"MASTER_ADDR": "hosta", "MASTER_PORT": "23456", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    environ = environment(SUMMIT_TRAIN_COMM="torch", PYTHON=sys.executable, PYTHONPATH=str(ROOT), **meeting)
+    done = subprocess.run(
+        ["bash", "-c", _IN_NAMESPACES], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0 and "['rank 0 on hosta', 'rank 1 on hostb']" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_rank_that_others_cannot_reach_ends() -> None:
+    """gloo may wait far longer than it was told to."""
+
+    def work() -> int:
+        module.RENDEZVOUS_S = 1
+        if this_launch().rank == 0:
+            dist.init_process_group = lambda *_, **__: time.sleep(PATIENCE_S)  # type: ignore[assignment]
+        open_world()
+        return 0
+
+    status, output = forked(2, work)
+    assert status == 1 and "other ranks did not connect within 2 s; can they reach this one? GLOO_SOCKET" in output
 
 
 def _refused() -> str:

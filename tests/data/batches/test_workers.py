@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,16 +14,17 @@ import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from summit_train.core.errors import RunFailed
+from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.machine import num_cpus
 from summit_train.data.batches import loader
 from summit_train.data.batches.order import PREFETCHED_PER_WORKER
 from summit_train.data.batches.stores import open_store
-from summit_train.data.batches.workers import Slots
+from summit_train.data.batches.workers import Slots, check_shared_memory
 from summit_train.data.manifest import Manifest
 from summit_train.spec import EvaluateSpec, load_spec, smallest_spec
 from tests.conftest import WriteSpec
@@ -231,3 +233,15 @@ def test_batches_arrive_in_pinned_memory(manifest: Manifest, workers: int) -> No
     evaluate = EvaluateSpec(clips=1, short_side=24)
     for test_batch in loader.test_batches(data_spec(workers), evaluate, open_store(data_spec(), manifest), [0, 1]):
         assert test_batch.views.is_pinned()
+
+
+def test_batches_that_do_not_fit_into_shared_memory_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers have three batches each: six of 100,000 bytes."""
+    free = 600_000
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    check_shared_memory(100_000, 2)
+    free -= 1
+    with pytest.raises(
+        UserError, match=r"^/dev/shm must have 0\.6 MB free for data\.workers=2, got 0\.6; give the con"
+    ):
+        check_shared_memory(100_000, 2)

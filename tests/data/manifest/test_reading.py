@@ -106,6 +106,25 @@ def test_class_folders(tmp_path: Path) -> None:
     assert _clips(manifest) == [(str(tmp_path / path), label) for path, label in listed]
 
 
+def test_folders_of_pictures_in_class_folders_are_clips(tmp_path: Path) -> None:
+    """One with a clip below it is none, such as a folder of videos with its cover; nor is a class folder."""
+    for name in ("walk/b/img_00001.jpg", "walk/b/.thumbs/1.jpg", "walk/deep/c/1.PNG", "walk/d/cover1.jpg",
+                 "walk/d/e/f.mp4", "walk/1.jpg", "walk/notes/a.txt", "walk/g/h.mp4", "walk/g/2.jpg",
+                 "walk/x/flow_x_1.jpg", "walk/x/flow_y_1.jpg", "walk/.hidden/1.jpg", "run/1.jpg"):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    manifest = read_manifest(tmp_path)
+    assert manifest.classes == ("run", "walk")
+    paths = ["walk/b", "walk/d/e/f.mp4", "walk/deep/c", "walk/g/h.mp4", "walk/x"]
+    assert _clips(manifest) == [(str(tmp_path / path), 1) for path in paths]
+    with pytest.raises(UserError, match=r"walk/b: no clip found|walk/b: must be a manifest"):
+        read_manifest(tmp_path / "walk/b")
+    (tmp_path / "set/run").mkdir(parents=True)
+    (tmp_path / "set/run/1.jpg").touch()
+    with pytest.raises(UserError, match=r"set: no clip found in it; no videos by their names: 1 \.jpg$"):
+        read_manifest(tmp_path / "set")
+
+
 # Writing.
 
 _TEXT = st.text(st.characters(exclude_characters="\n\r\0", exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -184,6 +203,50 @@ def test_a_path_of_any_bytes_survives(tmp_path: Path) -> None:
     assert os.fsencode(read_manifest(tmp_path / "m.csv").path(0)) == b"clip \xff\xe9.mp4"
 
 
+@pytest.mark.parametrize("name", ["labels", "paths", "groups", "label_2", "label2", "widths"])
+def test_columns_of_the_users_own_may_resemble_known_ones(tmp_path: Path, name: str) -> None:
+    (tmp_path / "list.csv").write_text(f"path,label,{name}\na.mp4,1,x\n")
+    assert read_manifest(tmp_path / "list.csv").labels.tolist() == [1]
+
+
+# Links.
+
+
+def _classes(folder: Path, *videos: str) -> None:
+    for video in videos:
+        (folder / video).parent.mkdir(parents=True, exist_ok=True)
+        (folder / video).touch()
+
+
+def test_videos_behind_links_are_clips(tmp_path: Path) -> None:
+    _classes(tmp_path, "set/walk/1.mp4", "set/run/1.mp4", "disk/session/2.mp4", "disk/session/deeper/3.mp4")
+    _classes(tmp_path, "elsewhere/4.mp4")
+    (tmp_path / "set/walk/session").symlink_to(tmp_path / "disk/session")
+    (tmp_path / "set/jump").symlink_to("../elsewhere")
+    (tmp_path / "set/run/5.mp4").symlink_to("../walk/1.mp4")
+    manifest = read_manifest(tmp_path / "set")
+    assert manifest.classes == ("jump", "run", "walk")
+    paths = ["jump/4.mp4", "run/1.mp4", "run/5.mp4", "walk/1.mp4", "walk/session/2.mp4", "walk/session/deeper/3.mp4"]
+    assert [manifest.stored_path(clip) for clip in range(len(manifest))] == paths
+
+
+@pytest.mark.parametrize(
+    ("link", "target", "wrong"),
+    [
+        ("jump", "/not/mounted", r"set/jump: is a link to /not/mounted, which is not there; mount it, or remove"),
+        ("walk/session", "../gone", r"set/walk/session: is a link to ../gone, which is not there"),
+        ("walk/2.mp4", "gone.mp4", r"set/walk/2.mp4: is a link to gone.mp4, which is not there"),
+        ("walk/up", "..", r"set/walk/up/walk: leads to .*set/walk once more, through a link; remove one of the two"),
+        ("walk/again", ".", r"set/walk/again: leads to .*set/walk once more, through a link"),
+    ],
+)
+def test_links_that_lead_nowhere_or_in_a_loop_are_named(tmp_path: Path, link: str, target: str, wrong: str) -> None:
+    _classes(tmp_path, "set/walk/1.mp4", "set/run/1.mp4")
+    (tmp_path / "set" / link).symlink_to(target)
+    with pytest.raises(UserError, match=wrong):
+        read_manifest(tmp_path / "set")
+
+
 # What is wrong, where, and what would be right.
 
 
@@ -210,6 +273,10 @@ def test_a_path_of_any_bytes_survives(tmp_path: Path) -> None:
         ("path,label,reversed\na,0,1\nb,0,maybe\n", "list.csv:3: reversed must be 0 or 1, got 'maybe'"),
         ("a.mp4,3\n", "list.csv:1: 'a.mp4,3' is neither `path label` nor below a header"),
         ("a.mp4 1\nb.mp4\n", "list.csv:2: 'b.mp4' is neither"),
+        ("a.mp4, 0\n", "list.csv:1: 'a.mp4, 0' is neither"),
+        ("a.mp4 0\nb.mp4 ,0\n", "list.csv:2: 'b.mp4 ,0' is neither"),
+        ("path,lable,label_2\na,0,1\n", "list.csv:1: the header must have one column 'label'"),
+        ("path,label,star_frame\na,0,1\n", "list.csv:1: unknown column 'star_frame': did you mean 'start_frame'?"),
         ("a.mp4 jump\n", "list.csv:1: label 'jump' is a name, but classes.txt is missing"),
         *(
             (f"path,label,sha256\na.mp4,0,\nb.mp4,0,{text}\n", "list.csv:3: sha256 must be 64 hexadecimal digits")

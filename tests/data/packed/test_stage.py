@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -179,7 +180,7 @@ def test_a_set_that_does_not_fit_is_not_copied(packed: Path, dest: Path, monkeyp
         staged = _stage(packed, dest)
         assert staged.copied == (size if fits else 0) and staged_folder(dest, packed).exists() == fits
         lacking = f"{dest}: the disk lacks room for {size:,} bytes ({staged_folder(dest, packed)})"
-        assert staged.warning == ("" if fits else f"{lacking}: the set is read from {packed}")
+        assert staged.warning == ("" if fits else f"{socket.gethostname()}: {lacking}: the set is read from {packed}")
         assert _same_frames(_store(packed, dest), packed)
 
 
@@ -208,6 +209,9 @@ def test_a_missing_disk_is_one_warning(packed: Path, tmp_path: Path, capsys: pyt
     dest = tmp_path / "mnt" / "nvme" / "mine"
     assert main(["data", "stage", str(packed), str(dest)]) == 0
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"warning: {dest}: No such file or directory ({dest}): the set is read from {packed}"
+    assert (
+        line
+        == f"warning: {socket.gethostname()}: {dest}: No such file or directory ({dest}): the set is read from {packed}"
+    )
     assert not (tmp_path / "mnt").exists()
     assert _same_frames(_store(packed, dest), packed)

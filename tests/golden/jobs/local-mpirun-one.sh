@@ -100,12 +100,12 @@ while :; do
         [[ $stop != USR2 ]] || interrupted=yes # it came too early, or too late
         break
     fi
+    why="exit status $status"
     step=$(newest_step)
     gained="$step $(scored_bytes) $(wc -l 2>/dev/null <"$run/job/bad_nodes" || true)"
     ((restarts < 5)) && [[ $gained != "$failed_at" ]] || break
     failed_at=$gained
     restarts=$((restarts + 1))
-    why="exit status $status"
     say "job $job_id: the ranks ended with $why at step $step; restart $restarts of 5"
 done
 

@@ -52,15 +52,32 @@ began=$(date +%s)
 hosts=$run/job/hosts # the nodes in use
 nodes=()
 each_node=()
-# Each node is asked for its name.
-answer() {
-    xargs -P 32 -I NODE timeout -s KILL 30 mpiexec -hosts NODE -n 1 echo NODE <"$hosts.all" >"$hosts.left" 2>/dev/null || true
+# Ask a node to do what a rank needs: start the program, read the spec and write the temporary folder.
+ask() {
+    local limit=$((restarts > 0 ? 30 : 120)) words code=0 # the first start may read all files from a slow file system
+    words=$(timeout -s KILL "$limit" mpiexec -hosts "$1" -n 1 "$python" -m summit_train doctor --answer "$run/job/spec.yaml" 2>&1) || code=$?
+    if ((code == 0)); then
+        echo "$1" >>"$hosts.left"
+        return
+    fi
+    words=$(awk '!NF { next } !/^srun: / { program = $0 } /^srun: error/ && !launcher { launcher = $0 } END { print program ? program : launcher }' <<<"$words")
+    ((code != 137)) || words="no answer within $limit s"
+    echo "$1 cannot start ranks: ${words:-exit status $code}" >>"$hosts.wrong"
+}
+
+ask_all() {
+    local node running=0
+    while read -r node; do
+        ((running++ < 128)) || wait -n || true
+        ask "$node" &
+    done <"$hosts.all"
+    wait
 }
 
 # Set `nodes` to those to use, in the job's order: without those that job/bad_nodes names (a line each) or PBS calls down,
-# and after a failure without those that do not answer. A node that answers again is used again.
+# and without those that cannot start ranks now.
 find_nodes() {
-    local missing
+    local missing line
     # A rank that fails leaves its reason there: a name for each start, as ranks of an earlier one may still end.
     rm -f -- "$run"/job/failure.*
     export SUMMIT_TRAIN_FAILURE=$run/job/failure.$began.$restarts
@@ -68,8 +85,10 @@ find_nodes() {
         awk 'NF && !/^#/ {print $1}' "$run/job/bad_nodes" 2>/dev/null || true
         pbsnodes -l 2>/dev/null || true
     } | awk -F'[. \t]' 'bad { gone[$1]; next } !($1 in gone) && !seen[$1]++' bad=1 - bad=0 <(job_nodes) >"$hosts.all"
-    cp -- "$hosts.all" "$hosts.left"
-    ((restarts == 0)) || attend answer
+    : >"$hosts.left"
+    : >"$hosts.wrong"
+    attend ask_all
+    while read -r line; do say "job $job_id: $line"; done < <(head -n 8 -- "$hosts.wrong")
     missing=$(printf '%s\n' "${nodes[@]}" | grep -vxFf "$hosts.left" | paste -sd, || true)
     why+=${missing:+, without $missing}
     mapfile -t nodes < <(grep -xFf "$hosts.left" -- "$hosts.all" | head -n 16)
@@ -196,12 +215,16 @@ while :; do
         [[ $stop != USR2 ]] || interrupted=yes # it came too early, or too late
         break
     fi
+    why="exit status $status"
+    if [[ -s $SUMMIT_TRAIN_FAILURE ]]; then # the words of a rank: the launcher may have been killed here
+        why=$(awk 'NR == 1 { sub(/^summit-train[:,] /, ""); words = $0 } END { print "\"" words (NR > 1 ? " " $0 : "") "\"" }' "$SUMMIT_TRAIN_FAILURE")
+        status=1
+    fi
     step=$(newest_step)
     gained="$step $(scored_bytes) $(wc -l 2>/dev/null <"$run/job/bad_nodes" || true)"
     ((restarts < 5)) && [[ $gained != "$failed_at" ]] || break
     failed_at=$gained
     restarts=$((restarts + 1))
-    why="exit status $status"
     say "job $job_id: the ranks ended with $why at step $step; restart $restarts of 5"
 done
 

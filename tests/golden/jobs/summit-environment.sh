@@ -118,7 +118,7 @@ unpack='{ '$own' && exec 9<"$1" && flock -w 600 9 && [[ ! -e $1/copy ]]'
 unpack+=' && rm -rf -- "$1/part" && mkdir -- "$1/part"'
 unpack+=' && tar -xf "$2" -C "$1/part" && cd -- "$1/part" && sha256sum --check --quiet SHA256SUMS'
 unpack+=' && { [[ ! -e pyvenv.cfg ]] || sed -i "s|@HERE@|$1/copy|" pyvenv.cfg; } && mv -T -- "$1/part" "$1/copy"'
-unpack+='; } 2>&1 | sed -n "1s|^|$HOSTNAME: |p" >&2; rm -rf -- "$1/file" "$1/part"; [[ -O $1/copy ]]'
+unpack+='; } 2>&1 | sed -n "1s|^|${SLURMD_NODENAME:-$(uname -n)}: |p" >&2; rm -rf -- "$1/file" "$1/part"; [[ -O $1/copy ]]'
 
 copy_environment() {
     local start=$SECONDS from=$shared # one process of each node reads it
@@ -169,12 +169,12 @@ while :; do
         [[ $stop != USR2 ]] || interrupted=yes # it came too early, or too late
         break
     fi
+    why="exit status $status"
     step=$(newest_step)
     gained="$step $(scored_bytes) $(wc -l 2>/dev/null <"$run/job/bad_nodes" || true)"
     ((restarts < 5)) && [[ $gained != "$failed_at" ]] || break
     failed_at=$gained
     restarts=$((restarts + 1))
-    why="exit status $status"
     say "job $job_id: the ranks ended with $why at step $step; restart $restarts of 5"
 done
 

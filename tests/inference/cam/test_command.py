@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image
 
-from summit_train.inference.cam.command import draw_strip, output_names
+from summit_train.inference.cam.command import draw_strip, heated, output_names
 from tests.runs import changed_copy
 from tests.worlds import Say
 
@@ -153,29 +154,59 @@ def test_long_and_odd_names_stay_file_names(tmp_path: Path) -> None:
         (tmp_path / f".{name}.npz.123456.writing").touch()
 
 
-# Strips: the background keeps a quarter of its brightness, and texts fit.
+# Strips: the map is heat over the pictures, the foreground has a line, and texts fit.
 
-BRIGHT, DARK = (200, 100, 40), (50, 25, 10)
+BRIGHT, YELLOW = (200, 100, 40), (252, 255, 164)  # of a picture; of matplotlib's "inferno" at its end
 ODD = "$Pretending$ to put \N{SNOWMAN} " + "something behind something, " * 9
 
 
-def strip(path: Path, num_frames: int, height: int = 128, width: int = 128, title: str = "bend, score 0.97") -> Image:
-    """The strip of bright frames whose left half is foreground."""
-    foreground = np.zeros((num_frames, height, width), bool)
-    foreground[:, :, : width // 2] = True
-    pictures = np.full((num_frames, height, width, 3), BRIGHT, np.uint8)
-    draw_strip(path, ("a.mp4", title), range(num_frames), pictures, foreground)
+def strip(
+    path: Path, num_frames: int, height: int = 128, width: int = 128, title: str = "bend, score 0.97",
+    colour: tuple[int, int, int] = BRIGHT, threshold: float = 3.0,
+) -> Image:  # fmt: skip
+    """The strip of frames of one colour; the map is 4 in their left half and -2 in the other."""
+    maps = np.full((num_frames, height, width), -2.0, np.float32)
+    maps[:, :, : width // 2] = 4
+    pictures = np.full((num_frames, height, width, 3), colour, np.uint8)
+    draw_strip(path, ("a.mp4", title), range(num_frames), pictures, maps, threshold)
     return Image.open(path).convert("RGB")
 
 
+@pytest.mark.parametrize("colour", [BRIGHT, (0, 0, 0)])
 @pytest.mark.parametrize(("frames", "height", "width"), [(1, 32, 64), (8, 128, 128), (4, 512, 256)])
-def test_half_of_each_frame_is_darkened(frames: int, height: int, width: int, tmp_path: Path) -> None:
-    picture = strip(tmp_path / "strip.png", frames, height, width)
+def test_half_of_each_frame_is_hot(
+    frames: int, height: int, width: int, colour: tuple[int, int, int], tmp_path: Path
+) -> None:
+    picture = strip(tmp_path / "strip.png", frames, height, width, colour=colour)
     colours = {colour: count for count, colour in picture.getcolors(1 << 24) or []}
     shown = min(max(height, 128), 256)
     half = frames * shown * (shown * width // height) / 2
-    assert colours[BRIGHT] == pytest.approx(colours[DARK], rel=0.1) and 0.7 * half < colours[BRIGHT] < 1.5 * half
+    hot = tuple(int(0.5 * own + 0.5 * heat) for own, heat in zip(colour, YELLOW, strict=True))
+    near = [count for found, count in colours.items() if max(abs(a - b) for a, b in zip(found, hot, strict=True)) < 3]
+    assert colours[colour] == pytest.approx(sum(near), rel=0.1) and 0.7 * half < colours[colour] < 1.5 * half
     assert picture.getpixel((0, 0)) == picture.getpixel((picture.width - 1, picture.height - 1)) == (255, 255, 255)
+
+
+def test_heat_by_hand() -> None:
+    """None, a quarter and half of it at levels 0, 1/2 and 1 between the lowest value of all frames and the highest."""
+    pictures = np.full((2, 1, 2, 3), 100, np.uint8)
+    maps = np.array([[[-1.0, 0]], [[1, 1]]], np.float32)
+    ((cold, half),), ((full, other),) = heated(pictures, maps).astype(float)
+    assert (cold == 100).all() and (full == other).all()
+    for found, level in ((half, 0.5), (full, 1.0)):
+        expected = (1 - level / 2) * 100 + level / 2 * 255 * np.array(colormaps["inferno"](level)[:3])
+        assert np.abs(found - expected).max() <= 1
+    assert (heated(pictures, np.zeros_like(maps)) == 100).all(), "of equal values none"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("threshold", [-9.0, 1.0, 9.0])
+def test_a_line_surrounds_the_foreground_where_it_has_an_edge(threshold: float, tmp_path: Path) -> None:
+    picture = np.array(strip(tmp_path / "strip.png", 1, colour=(0, 0, 0), threshold=threshold))
+    middle = picture[len(picture) * 3 // 4]  # a row of pixels through the frame
+    places = np.flatnonzero((middle > 0).any(1) & (middle < 255).any(1))
+    lines = (middle[places[0] : places[0] + 128].min(1) > 200).sum() if len(places) else 0
+    assert (lines > 0) == (threshold == 1.0)
 
 
 def test_texts_fit_whatever_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

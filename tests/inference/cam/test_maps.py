@@ -86,7 +86,7 @@ def test_a_slice_of_a_3d_network_has_several_frames(trained: Trained, tmp_path: 
     found = _heatmap(replace(trained, spec=spec, weights=network.state_dict()), _video(tmp_path / "a.mp4", 12))
     assert found.map.shape == (2, 2, 3) and found.pictures.shape == (8, 64, 85, 3)
     assert found.frames.tolist() == list(range(2, 10)) and found.slices.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert found.foreground([0, 7], -1e9).shape == (2, 64, 85) and found.record(0)["peak_frame"] in (4, 8)
+    assert found.pixels([0, 7]).shape == (2, 64, 85) and found.record(0)["peak_frame"] in (4, 8)
 
 
 def test_a_named_class(trained: Trained, motion_set: Path) -> None:
@@ -124,16 +124,13 @@ def _by_hand(num_slices: int = 2) -> Heatmap:
     return Heatmap("a.mp4", 1, "jump", 0.5, 2.0, maps, frames, slices, np.zeros((4, 4, 4, 3), np.uint8))
 
 
-def test_the_foreground_by_hand() -> None:
+def test_the_map_of_each_pixel_by_hand() -> None:
     # Of 4 pixels the outer ones are nearer to one place alone; the inner ones mix 3/4 and 1/4.
     weights = np.array([0, 0.25, 0.75, 1])
     resized = 4 * weights[::-1, None] * weights[None, :]
-    found = _by_hand()
-    for threshold in (0.5, 2.25, 2.5, 3.0, 4.0):
-        above = found.foreground([0, 3, 2], threshold)
-        assert not above[0].any()  # frame 10 belongs to the other slice: time is not resized
-        assert (above[1] == (resized >= threshold)).all() and (above[2] == above[1]).all()
-    assert found.foreground([3], 0.0).all()
+    first, last, third = _by_hand().pixels([0, 3, 2])
+    assert not first.any()  # frame 10 belongs to the other slice: time is not resized
+    assert np.allclose(last, resized, rtol=1e-6) and (third == last).all()
 
 
 def test_the_row_of_the_table_by_hand() -> None:

@@ -84,7 +84,7 @@ def test_the_card_says_what_is_known(run: Path, tmp_path: Path) -> None:
     assert front["tags"][-2:] == ["tsm", "resnet18"]
     (index,) = front["model-index"]
     assert [one["value"] for one in index["results"][0]["metrics"]] == [61.75]  # of these weights
-    assert "| mean and standard deviation of the last 2 checkpoints | 61.25 ± 0.50 % |" in text
+    assert "| mean and standard deviation (n - 1) of the last 2 checkpoints | 61.25 ± 0.71 % |" in text
     assert "| these weights, step 20 | 61.75 % |" in text
     assert "11 videos of val.csv; of each 10 clips × 3 crops" in text
     experiment = open_trained(run).experiment["data.train (fingerprint)"]

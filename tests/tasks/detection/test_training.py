@@ -96,13 +96,14 @@ def test_any_number_of_ranks_trains_the_same_detector(tmp_path: Path) -> None:
 
 
 def test_a_resumed_detector_ends_bit_equal_and_so_does_one_whose_blocks_are_recomputed() -> None:
-    spec = _spec(model={"freeze_bn": "all"})
+    frozen = {"optimizer": {"weight_decay": 5e-4, "clip_norm": 10.0, "freeze": ["*bn*", "*downsample.1*"]}}
+    spec = _spec(**frozen)
     whole, votes = _train(spec, World(), range(4))
     half, _ = _train(spec, World(), range(2))
     resumed, later = _train(spec, World(), range(2, 4), half)
     assert_bit_equal(whole, resumed)
     assert [vote.loss for vote in later] == [vote.loss for vote in votes[2:]]
-    recomputed, _ = _train(_spec(model={"freeze_bn": "all"}, execution={"recompute": True}), World(), range(4))
+    recomputed, _ = _train(_spec(execution={"recompute": True}, **frozen), World(), range(4))
     assert_bit_equal(whole, recomputed)
 
 

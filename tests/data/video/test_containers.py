@@ -1,0 +1,157 @@
+"""Files whose container is wrong: about the order of frames, key frames, the main track, or a packet for each frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+from av.packet import Packet
+
+from summit_train.data.check import FileFacts, examine, sort_clips
+from summit_train.data.manifest import ManifestRow
+from summit_train.data.video.encode import write_video
+from tests.data.clips import all_of, probe, read_clip
+from tests.worlds import Say
+
+NUM_FRAMES, STEP = 48, 5
+
+
+def _write(path: Path, codec: str, b_frames: int = 2) -> None:
+    """48 frames, frame i of the grey 5 i with a moving white square, a key frame every 12."""
+    frames = np.empty((NUM_FRAMES, 48, 64, 3), np.uint8)
+    frames[:] = np.arange(NUM_FRAMES, dtype=np.uint8)[:, None, None, None] * STEP
+    for number, frame in enumerate(frames):
+        frame[8:24, number : number + 16] = 255
+    write_video(path, frames, codec=codec, b_frames=b_frames, key_every=12)
+
+
+def _remux(source: Path, target: Path, change: Callable[[int, Packet], None]) -> None:
+    with av.open(str(source)) as old, av.open(str(target), "w") as new:
+        stream = new.add_stream_from_template(old.streams.video[0])
+        for number, packet in enumerate(packet for packet in old.demux(video=0) if packet.size):
+            change(number, packet)
+            packet.stream = stream
+            new.mux(packet)
+
+
+def _decoding_times(number: int, packet: Packet) -> None:
+    packet.pts = packet.dts = number * 512
+
+
+def _call_it_key(number: int, packet: Packet) -> None:
+    packet.is_keyframe = True
+
+
+def _shift_some(number: int, packet: Packet) -> None:
+    if number % 7 == 3:
+        packet.pts += 1600
+
+
+def _wrong_frames(path: Path, num_frames: int) -> list[int]:
+    """The frames that differ, read alone with `num_frames`, from those of a decode from the start."""
+    right = read_clip(path, lambda n: np.arange(num_frames), all_of)
+    alone = [read_clip(path, lambda n, i=i: np.array([i]), all_of, num_frames)[0] for i in range(num_frames)]
+    return [number for number, frame in enumerate(alone) if not np.array_equal(frame, right[number])]
+
+
+@pytest.mark.parametrize(
+    ("codec", "name"),
+    [("libx264", "a.mp4"), ("libx264", "a.mkv"), ("libx264", "a.ts"), ("mpeg4", "a.mp4"), ("mpeg4", "a.mkv")],
+)
+def test_times_in_decoding_order_are_not_believed(tmp_path: Path, codec: str, name: str) -> None:
+    """As an AVI with B-frames has them that was copied into another container."""
+    _write(tmp_path / "whole.mp4", codec)
+    _remux(tmp_path / "whole.mp4", tmp_path / name, _decoding_times)
+    assert _wrong_frames(tmp_path / name, NUM_FRAMES) == []
+
+
+@pytest.mark.parametrize(("codec", "ending"), [("mpeg4", "mkv"), ("flv", "flv"), ("wmv2", "wmv"), ("mpeg4", "avi")])
+def test_packets_that_are_called_key_frames_and_are_none_are_not_believed(
+    tmp_path: Path, codec: str, ending: str
+) -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (NUM_FRAMES, 9, 11, 3), np.uint8).repeat(16, 1).repeat(16, 2)
+    one, changed = (tmp_path / f"{name}.{ending}" for name in ("one", "changed"))
+    write_video(one, frames, codec=codec, b_frames=0, key_every=24)
+    assert _wrong_frames(one, NUM_FRAMES) == []
+    _remux(one, changed, _call_it_key)
+    assert _wrong_frames(changed, NUM_FRAMES) == []
+
+
+def test_an_index_leaves_out_the_number_of_frames_where_jumps_give_others(tmp_path: Path, say: Say) -> None:
+    _write(tmp_path / "whole.mkv", "libx264")
+    (tmp_path / "videos/a").mkdir(parents=True)
+    _remux(tmp_path / "whole.mkv", tmp_path / "videos/a/odd.mkv", _shift_some)
+    _write(tmp_path / "videos/a/right.mkv", "libx264")
+    facts = {path: examine(str(tmp_path / "videos"), path) for path in ("a/odd.mkv", "a/right.mkv")}
+    assert all(isinstance(one, FileFacts) for one in facts.values())
+    rows, left_out = sort_clips([ManifestRow(path, 0) for path in facts], facts, compare=False)
+    assert [row.num_frames for row in rows] == [None, NUM_FRAMES] and left_out == []
+    status, out, err = say("data", "index", tmp_path / "videos", "--out", tmp_path / "clips.csv", "--workers", 0)
+    assert status == 0 and "2 videos, 96 frames, 1 classes" in out, err
+    assert "a/odd.mkv is read from its start: its container is wrong about times or key frames" in out
+    assert "right" not in out
+
+
+def _write_tracks(path: Path, *tracks: tuple[tuple[int, int], bool]) -> None:
+    """Tracks of these sizes, one after the other; of each whether it is the default one. The first has one frame."""
+    with av.open(str(path), "w") as container:
+        streams = []
+        for (width, height), is_default in tracks:
+            stream = container.add_stream("libx264", rate=25)
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+            stream.disposition = av.stream.Disposition.default if is_default else av.stream.Disposition(0)
+            streams.append(stream)
+        for number, stream in enumerate(streams):
+            for time in range(1 if number == 0 else 10):
+                picture = np.full((stream.height, stream.width, 3), 20 * time, np.uint8)
+                frame = av.VideoFrame.from_ndarray(picture, "rgb24")
+                frame.pts = time
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode(None))
+
+
+@pytest.mark.parametrize(
+    ("name", "tracks", "size"),
+    [
+        ("a.mp4", [((96, 64), False), ((192, 128), True)], (192, 128)),
+        ("a.mkv", [((96, 64), False), ((192, 128), True)], (192, 128)),
+        ("a.mkv", [((96, 64), False), ((192, 128), False)], (192, 128)),
+        ("a.mkv", [((96, 64), False), ((192, 128), False), ((64, 64), True)], (64, 64)),  # by up to 5 million pixels
+        ("a.mkv", [((192, 128), False), ((192, 128), False)], (192, 128)),
+    ],
+)
+def test_the_track_is_that_which_ffmpeg_takes(
+    tmp_path: Path, name: str, tracks: list[tuple[tuple[int, int], bool]], size: tuple[int, int]
+) -> None:
+    _write_tracks(tmp_path / name, *tracks)
+    info = probe(tmp_path / name)
+    assert (info.width, info.height, info.num_frames) == (*size, 1 if size == tracks[0][0] else 10)
+    assert info.notes == (f"has {len(tracks)} video tracks; that of {size[0]} x {size[1]} is read",)
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_a_packet_without_a_frame_is_not_counted(tmp_path: Path, is_reversed: bool) -> None:
+    """As DivX writes for "as before". The frames that are chosen are those that a list with num_frames gives."""
+    not_coded = int(f"01 0 1 {9:05b} 1 0 01111".replace(" ", ""), 2)  # P, no second, marker, time, marker, not coded
+    _write(tmp_path / "whole.avi", "mpeg4", b_frames=0)
+    with av.open(str(tmp_path / "whole.avi")) as old, av.open(str(tmp_path / "more.avi"), "w") as new:
+        stream = new.add_stream_from_template(old.streams.video[0])
+        contents = [bytes(packet) for packet in old.demux(video=0) if packet.size]
+        for number, content in enumerate([*contents[:9], b"\0\0\1\xb6" + not_coded.to_bytes(2, "big"), *contents[9:]]):
+            packet = Packet(content)
+            packet.pts = packet.dts = number
+            packet.stream, packet.time_base, packet.is_keyframe = stream, stream.time_base, number == 0
+            new.mux(packet)
+    assert probe(tmp_path / "more.avi").num_frames == NUM_FRAMES
+    seen = list[int]()
+
+    def last_third(number: int) -> np.ndarray:
+        seen.append(number)
+        frames = np.array([number // 3, 2 * number // 3])
+        return number - 1 - frames if is_reversed else frames
+
+    clips = [read_clip(tmp_path / "more.avi", last_third, all_of, known) for known in (None, NUM_FRAMES)]
+    assert np.array_equal(*clips) and seen[-1] == NUM_FRAMES and seen[0] == NUM_FRAMES + 1
