@@ -454,17 +454,10 @@ def read_classes(path: str | Path) -> tuple[str, ...] | None:
 
 
 def write_classes(folder: Path, classes: Iterable[str]) -> None:
-    """Write the names of the classes, label 0 first, into a folder's classes.txt. Raises UserError as `check_names`."""
+    """Write a folder's classes.txt: the names of the classes, label 0 first. Raises UserError as `check_classes`."""
     classes = list(classes)
-    check_names(folder / CLASSES_FILE, classes)
+    tables.check_classes(folder / CLASSES_FILE, classes)
     write_text(folder / CLASSES_FILE, "".join(f"{name}\n" for name in classes))
-
-
-def check_names(place: str | Path, classes: Iterable[str]) -> None:
-    """Raise UserError for a class that classes.txt cannot hold. place: what names it, for the message."""
-    if broken := next((name for name in classes if "\n" in name or name != name.strip()), None):
-        what = f"a class must have a name of one line without a blank around it, got {broken!r}"
-        raise UserError(f"{place}: {what}; rename it")
 
 
 def check_same_classes(one: object, classes: Iterable[str] | None, other: object, others: Iterable[str] | None) -> None:
@@ -478,7 +471,7 @@ def check_same_classes(one: object, classes: Iterable[str] | None, other: object
 
 def check_beside(manifest: Path, classes: tuple[str, ...] | None, source: Path) -> None:
     """Raise UserError where a new manifest of these classes would be read with other ones."""
-    check_names(source, classes or ())
+    tables.check_classes(source, classes or ())
     names = manifest.parent / CLASSES_FILE
     if read_classes(names) not in (None, classes):
         raise UserError(f"{names}: has other classes than {source}; write to another folder")

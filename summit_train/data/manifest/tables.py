@@ -142,6 +142,13 @@ def _is_series(name: str, column: str) -> bool:
     return re.fullmatch(rf"{re.escape(column)}(s|_?\d+)", name) is not None
 
 
+def check_classes(place: str | Path, classes: Iterable[str]) -> None:
+    """Raise UserError for a class that classes.txt cannot hold. place: what names it, for the message."""
+    if broken := next((name for name in classes if "\n" in name or name != name.strip()), None):
+        what = f"a class must have a name of one line without a blank around it, got {broken!r}"
+        raise UserError(f"{place}: {what}; rename it")
+
+
 def csv_rows(source: Path, texts: Iterable[str], first: int, width: int) -> Iterator[tuple[Any, ...]]:
     """Yield (line, cells) of the rows of texts that follow the first lines. Raises UserError."""
     rows, line = csv.reader(texts), first + 1
