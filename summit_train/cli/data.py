@@ -23,6 +23,7 @@ from summit_train.core.text import counted
 from summit_train.data import check
 from summit_train.data.manifest import ManifestRow, read_classes, read_manifest, write_manifest
 from summit_train.data.manifest.files import located_root
+from summit_train.data.manifest.folders import skipped_text
 from summit_train.data.manifest.importers import HMDB51_PARTS, Request, import_kinds
 from summit_train.data.manifest.quarantine import write_quarantine
 from summit_train.data.manifest.reading import PACK_FILE, check_beside, write_classes
@@ -179,9 +180,7 @@ def _index_text(
     what = "clips" if any(row.span != WHOLE for row in rows) else "videos"
     text: list[str | TextTable] = [TextTable(table, left=2)] if table else []
     text.append(f"{len(rows):,} {what}, {counted(frames, 'frame')}, {len(names)} classes")
-    if listing.skipped:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(listing.skipped.items()))
-        text.append(f"no videos by their names: {kinds}")
+    text += skipped_text(listing.skipped)
     return text + _first_lines("the same bytes as another", [f"{path} = {first}" for path, first in check.copies(rows)])
 
 

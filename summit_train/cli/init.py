@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +19,10 @@ from summit_train.core.result import Result
 from summit_train.core.text import counted
 from summit_train.data.dataset import Dataset, open_datasets
 from summit_train.data.manifest import Manifest, read_manifest
+from summit_train.data.manifest.folders import folder_table, skipped_text
 from summit_train.data.manifest.reading import PACK_FILE, check_same_classes, read_rows
 from summit_train.data.manifest.split import parts_of
-from summit_train.data.manifest.tables import is_video
+from summit_train.data.manifest.tables import check_classes, is_video
 from summit_train.spec import spec_from_tree
 from summit_train.spec.source import SHIPPED, Tree, read_tree, to_yaml
 
@@ -86,7 +88,17 @@ def run(args: argparse.Namespace) -> Result:
     if found.folds:
         commands = [["data", "split", source, folds, "--folds", str(found.folds)], plan, train]
     what = f"{source}: {counted(len(found.manifest), 'clip')} of {len(found.manifest.class_names)} classes"
-    return Result([what, f"wrote {out}; next:", *(f"  summit-train {shlex.join(words)}" for words in commands)])
+    text = [what, *_skipped(found), f"wrote {out}; next:"]
+    return Result([*text, *(f"  summit-train {shlex.join(words)}" for words in commands)])
+
+
+def _skipped(found: _Found) -> list[str]:
+    """Return a line about the files in class folders that are no clips, or nothing."""
+    others = Counter[str]()
+    for source in [found.manifest.source] if found.folds else [found.train, found.val]:
+        if os.path.isdir(source) and not os.path.exists(os.path.join(source, PACK_FILE)):
+            folder_table(Path(source), others)
+    return skipped_text(others)
 
 
 def _no_option(path: str) -> str:
@@ -121,6 +133,7 @@ def _found(folder: str, folds_folder: str) -> _Found:
     if wrong:
         raise UserError(f"{folder}: {wrong}")
     manifest = _read(folder, os.path.join(folder, *lists))
+    check_classes(manifest.source, manifest.classes or ())  # `data split` writes them
     rows, wrong = list(read_rows(manifest)), ""
     for folds in (5, 4, 3, 2):
         try:

@@ -22,8 +22,9 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import naming, read_file
 from summit_train.core.text import counted, from_json
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest
+from summit_train.data.manifest.folders import folder_table
 from summit_train.data.manifest.reading import read_rows
-from summit_train.data.manifest.tables import folders_below, is_video
+from summit_train.data.manifest.tables import is_video
 from summit_train.data.video.clips import holds_pictures, probe_folder
 from summit_train.data.video.films import Films, is_film
 from summit_train.data.video.source import NO_HURRY, DecodeError, VideoInfo, load_video, worker_pool
@@ -193,8 +194,8 @@ def list_videos(source: Path, root: Path | None = None) -> Listing:
     if not is_folder:
         return Listing(root or source.parent, rows, manifest.classes, Counter())
     rows = [replace(row, path=manifest.stored_path(clip)) for clip, row in enumerate(rows)]
-    others = (file for _, files in folders_below(source) for file in files if not is_video(file))
-    skipped = Counter(os.path.splitext(file)[1].lower() or "none" for file in others)
+    skipped = Counter[str]()
+    folder_table(source, skipped)
     return Listing(source, rows, manifest.classes, skipped)
 
 

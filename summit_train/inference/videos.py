@@ -17,10 +17,10 @@ from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.files import plain_manifest
+from summit_train.data.manifest.folders import clips_below, skipped_text
 from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.data.manifest.reading import PACK_FILE, PACKING_FOLDER
-from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, folders_below, is_video
-from summit_train.data.video.clips import is_picture
+from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, is_video
 from summit_train.data.video.source import MISSING
 from summit_train.inference.trained import Trained
 
@@ -120,19 +120,10 @@ def _files(word: str, tell: Tell) -> list[str]:
     """Return the videos that a file or folder names, sorted in each folder. Raises UserError for one without any."""
     if not os.path.isdir(word):
         return [word]
-    paths, others = list[str](), Counter[str]()
-    for folder, files in folders_below(word):
-        if any(part.startswith(".") for part in Path(folder).relative_to(word).parts):
-            continue
-        seen = [name for name in files if not name.startswith(".")]
-        videos = [name for name in seen if is_video(name)]
-        pictures = [] if videos else [name for name in seen if is_picture(name)]
-        paths += [os.path.join(folder, name) for name in videos] or [folder] * bool(pictures)
-        left_out = (os.path.splitext(name)[1].lower() for name in seen if name not in videos + pictures)
-        others.update(ending or "without an extension" for ending in left_out)
+    others = Counter[str]()
+    paths = clips_below(word, others)
     if not paths:
         raise UserError(f"{word}: no video in this folder: no {', '.join(VIDEO_EXTENSIONS)}, and no numbered pictures")
-    if others:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(others.items()))
-        tell(f"{word}: no videos by their names: {kinds}")
+    for line in skipped_text(others):
+        tell(f"{word}: {line}")
     return paths

@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from summit_train.data.manifest import read_manifest
 from summit_train.spec import load_spec
 from tests.runs import full_disk
 from tests.worlds import Say, refused
@@ -92,6 +94,43 @@ def test_folders_of_both_sets_are_planned_trained_and_predicted(say: Say, motion
     assert load_spec("two_sets.yaml").scale.clips_per_gpu == 4
     said = _run_in_bash([plan, f"{train} {SHORT}", predict])
     assert len(re.findall(r"^two sets/val/moves \w+/\w+\.mp4 ", said, re.M)) == 8
+
+
+@pytest.mark.slow
+def test_class_folders_of_frames_are_split_trained_and_indexed(say: Say, here: Path) -> None:
+    """CLASS/CLIP/img_00001.jpg, with flow beside the frames of a clip, and files that are no clips."""
+    for clip in range(8):
+        folder = here / f"frames/{('left', 'right')[clip % 2]}/clip {clip}"
+        folder.mkdir(parents=True)
+        for name in ("img_00001", "img_00002", "img_00003", "flow_x_00001", "flow_y_00001"):
+            Image.new("RGB", (40, 32), (20 * clip, 90, 40)).save(folder / f"{name}.jpg")
+    for name in ("frames/left/cover1.jpg", "frames/right/a.gif", "frames/right/notes"):
+        (here / name).touch()
+    status, out, err = say("init", "frames")
+    assert (status, err) == (0, "")
+    what, skipped, *_ = out.splitlines()
+    assert what == "frames: 8 clips of 2 classes"
+    assert skipped == "no videos by their names: 1 .gif, 1 .jpg, 1 without an extension"
+    split, plan, train = _commands(out)
+    assert "frames: done" in _run_in_bash([split, plan, f"{train} {SMALL}"])
+    status, out, _ = say("data", "index", "frames", "--out", "index/clips.csv", "--workers", 0)
+    assert status == 0 and skipped in out.splitlines()
+    indexed, listed = read_manifest("index/clips.csv"), read_manifest("frames")
+    paths = [f"{name}/clip {clip}" for name, first in (("left", 0), ("right", 1)) for clip in range(first, 8, 2)]
+    for manifest in (indexed, listed):
+        assert [manifest.stored_path(clip) for clip in range(8)] == paths
+    assert indexed.frame_counts.tolist() == [3] * 8 and indexed.labels.tolist() == listed.labels.tolist()
+
+
+@pytest.mark.parametrize("name", ["a ", "a\nb", " b"])
+def test_classes_that_no_list_can_name_are_refused_before_the_work(say: Say, here: Path, name: str) -> None:
+    for path in ("a/1.mp4", "a/2.mp4", f"{name}/1.mp4", f"{name}/2.mp4"):
+        (here / "set" / path).parent.mkdir(parents=True, exist_ok=True)
+        (here / "set" / path).touch()
+    wrong = f"a class must have a name of one line without a blank around it, got {name!r}; rename it"
+    for words in ("init set", "data index set --out out/list.csv", "data split set folds --folds 2"):
+        assert refused(say(*words.split())) == f"set: {wrong}"
+    assert sorted(path.name for path in here.iterdir() if path.name != "out") == ["set"]
 
 
 def test_lists_are_named_and_a_list_alone_is_split(say: Say, motion_set: Path, here: Path) -> None:

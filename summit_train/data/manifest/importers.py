@@ -18,15 +18,9 @@ from typing import Any, NamedTuple
 from summit_train.core.errors import UserError
 from summit_train.core.text import from_json
 from summit_train.data.manifest import tables
+from summit_train.data.manifest.folders import class_folders, clips_below
 from summit_train.data.manifest.reading import ManifestRow
-from summit_train.data.manifest.tables import (
-    VIDEO_EXTENSIONS,
-    class_folders,
-    folders_below,
-    is_video,
-    label_text,
-    opened,
-)
+from summit_train.data.manifest.tables import is_video, label_text, opened
 from summit_train.data.video.clips import list_clip
 from summit_train.data.video.source import MISSING, DecodeError
 from summit_train.tasks.task import every_part
@@ -81,11 +75,9 @@ class Annotations:
         labels = {name: number for number, name in enumerate(self.classes)}
         by_stem = defaultdict[str, list[str]](list)
         if self.by_stem:
-            for folder, files in folders_below(root):
-                for file in files:
-                    stem, ending = os.path.splitext(file)
-                    if ending.lower() in VIDEO_EXTENSIONS:
-                        by_stem[stem].append(os.path.relpath(os.path.join(folder, file), root))
+            for path in clips_below(root, Counter()):
+                if is_video(name := os.path.basename(path)):
+                    by_stem[os.path.splitext(name)[0]].append(os.path.relpath(path, root))
         for clip in self.clips:
             if self.by_stem:
                 found = next((by_stem[name] for name in clip.names if name in by_stem), [])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -26,6 +27,7 @@ from summit_train.core.text import binary_size, csv_text, from_json
 from summit_train.data.manifest import tables
 from summit_train.data.manifest.annotation import Annotation
 from summit_train.data.manifest.clip import Clip
+from summit_train.data.manifest.folders import class_folders, folder_table, skipped_text
 from summit_train.data.manifest.tables import CLASSES_FILE, DTYPES, OPTIONAL, label_text, opened
 from summit_train.data.video.region import WHOLE_FRAME, Region
 from summit_train.data.video.span import TO_THE_END, WHOLE, Span
@@ -314,20 +316,21 @@ def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
     if (source / PACKING_FOLDER).is_dir():
         raise UserError(f"{source}: its packing was not finished; run `data pack` again to continue it")
     is_folder = source.is_dir()
-    classes = tables.class_folders(source) if is_folder else read_classes(source.parent / CLASSES_FILE)
+    classes = class_folders(source) if is_folder else read_classes(source.parent / CLASSES_FILE)
     if source.is_file() and 3 * (size := source.stat().st_size) > (free := free_memory()):  # measured: 2.9 to 6.2
         need = f"a list of {binary_size(size)} needs 3 to 6 times as much memory, and {binary_size(free)} are free"
         raise UserError(f"{source}: {need}; try a machine with more, or split the list")
     found: Iterable[tables.Table]
     annotation: Annotation | None = None
+    others = Counter[str]()
     if is_folder:
-        found = [tables.folder_table(source)]
+        found = [folder_table(source, others)]
     else:
         own = (kind.read(source, classes) for kind in every_part("annotation"))
         found, annotation = next(filter(None, own), (tables.read_tables(source), None))
     columns = tables.parse_tables(source, found, classes, region)
     if not len(columns["labels"]):
-        raise UserError(f"{source}: no clip found in it")
+        raise UserError("; ".join([f"{source}: no clip found in it", *skipped_text(others)]))
     if annotation is not None:
         annotation.check_list(columns["frame_counts"])
         columns |= {"annotation": annotation} | annotation.clip_columns()
@@ -451,10 +454,9 @@ def read_classes(path: str | Path) -> tuple[str, ...] | None:
 
 
 def write_classes(folder: Path, classes: Iterable[str]) -> None:
-    """Write the names of the classes, label 0 first, into a folder's classes.txt. Raises UserError for a line break."""
+    """Write a folder's classes.txt: the names of the classes, label 0 first. Raises UserError as `check_classes`."""
     classes = list(classes)
-    if broken := next((name for name in classes if "\n" in name), None):
-        raise UserError(f"{folder / CLASSES_FILE}: a class must have a name of one line, got {broken!r}; rename it")
+    tables.check_classes(folder / CLASSES_FILE, classes)
     write_text(folder / CLASSES_FILE, "".join(f"{name}\n" for name in classes))
 
 
@@ -469,6 +471,7 @@ def check_same_classes(one: object, classes: Iterable[str] | None, other: object
 
 def check_beside(manifest: Path, classes: tuple[str, ...] | None, source: Path) -> None:
     """Raise UserError where a new manifest of these classes would be read with other ones."""
+    tables.check_classes(source, classes or ())
     names = manifest.parent / CLASSES_FILE
     if read_classes(names) not in (None, classes):
         raise UserError(f"{names}: has other classes than {source}; write to another folder")

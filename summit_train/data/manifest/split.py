@@ -13,6 +13,7 @@ from summit_train.core import rng
 from summit_train.core.errors import UserError
 from summit_train.core.text import counted
 from summit_train.data.manifest.reading import ManifestRow, read_manifest, read_rows, write_classes, write_manifest
+from summit_train.data.manifest.tables import check_classes
 
 # Shuffles that are tried where groups of several classes leave a part without a class.
 _ATTEMPTS = 32
@@ -71,6 +72,7 @@ def split_manifest(
     if group is not None:
         rows = [replace(row, group=_group_of(row.path, group)) for row in rows]
     grouping = _grouping(rows, group)
+    check_classes(source.source, names)
     parts = parts_of(rows, names, folds, seed)
     if both_directions:
         names = ("forwards", "backwards")

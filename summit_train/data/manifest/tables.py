@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import difflib
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -125,57 +124,6 @@ def _plain_cells(block: str, width: int) -> list[str] | None:
     return text.replace("\n", ",").split(",") if is_plain and '"' not in text and "\r" not in text else None
 
 
-def class_folders(source: Path) -> tuple[str, ...]:
-    """Return the names of a folder's class folders, sorted: their places are the labels. Raises UserError."""
-    with os.scandir(source) as entries:
-        shown = [entry for entry in entries if not entry.name.startswith(".")]
-    for entry in shown:
-        _check_link(entry)
-    names = sorted(entry.name for entry in shown if entry.is_dir())
-    if not names:
-        raise UserError(f"{source}: must be a manifest, or have a sub-folder of videos for each class; has none")
-    return tuple(names)
-
-
-def folders_below(top: str | Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield each folder from `top` down, through links too, with the names of its files, sorted.
-
-    Raises UserError for a folder that cannot be read, a link to nothing, and a folder that links lead to twice, as in a
-    loop: its clips would count twice.
-    """
-    seen, left = dict[str, str](), [os.fspath(top)]
-    while left:
-        folder = left.pop()
-        if (first := seen.setdefault(os.path.realpath(folder), folder)) != folder:
-            raise UserError(f"{folder}: leads to {first} once more, through a link; remove one of the two")
-        try:
-            with os.scandir(folder) as entries:
-                entries_here = sorted(entries, key=lambda entry: entry.name)
-        except OSError as error:
-            raise UserError(f"{folder}: {error.strerror}") from error
-        for entry in entries_here:
-            _check_link(entry)
-        yield folder, [entry.name for entry in entries_here if not entry.is_dir()]
-        left += [entry.path for entry in reversed(entries_here) if entry.is_dir()]
-
-
-def _check_link(entry: os.DirEntry[str]) -> None:
-    """Raise UserError for a link to nothing: a disk that is not mounted would take clips away in silence."""
-    if entry.is_symlink() and not os.path.exists(entry.path):
-        target = os.readlink(entry.path)
-        raise UserError(f"{entry.path}: is a link to {target}, which is not there; mount it, or remove the link")
-
-
-def folder_table(source: Path) -> Table:
-    """List the videos below each class folder, at any depth, sorted; their paths are relative to `source`."""
-    paths, labels = list[str](), list[str]()
-    for label, name in enumerate(class_folders(source)):
-        files = (os.path.join(folder, file) for folder, files in folders_below(source / name) for file in files)
-        paths += sorted(os.path.relpath(file, source) for file in files if is_video(os.path.basename(file)))
-        labels += [str(label)] * (len(paths) - len(labels))
-    return [0] * len(paths), {"path": paths, "label": labels}
-
-
 def is_video(name: str) -> bool:
     """Return whether a file's name is a video's, and not hidden."""
     return name.lower().endswith(VIDEO_EXTENSIONS) and not name.startswith(".")
@@ -192,6 +140,13 @@ def check_names(place: str, names: Sequence[str], known: Sequence[str]) -> None:
 def _is_series(name: str, column: str) -> bool:
     """Return whether a name is the plural of a column's, or that with a number: labels, label_2."""
     return re.fullmatch(rf"{re.escape(column)}(s|_?\d+)", name) is not None
+
+
+def check_classes(place: str | Path, classes: Iterable[str]) -> None:
+    """Raise UserError for a class that classes.txt cannot hold. place: what names it, for the message."""
+    if broken := next((name for name in classes if "\n" in name or name != name.strip()), None):
+        what = f"a class must have a name of one line without a blank around it, got {broken!r}"
+        raise UserError(f"{place}: {what}; rename it")
 
 
 def csv_rows(source: Path, texts: Iterable[str], first: int, width: int) -> Iterator[tuple[Any, ...]]:

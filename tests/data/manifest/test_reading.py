@@ -92,7 +92,7 @@ def test_a_name_with_a_line_break_of_unicode_is_one_class(tmp_path: Path) -> Non
     write_classes(tmp_path, names := ("a\u2028b", "c\x85d", "e\x1cf", "走"))
     assert read_classes(tmp_path / "classes.txt") == names
     assert _read(tmp_path, "=a.mp4 0\n", "a\r\nb\r\n").classes == ("a", "b")
-    with pytest.raises(UserError, match=r"a class must have a name of one line, got 'a\\nb'"):
+    with pytest.raises(UserError, match=r"a class must have a name of one line without a blank around it, got 'a\\nb'"):
         write_classes(tmp_path, ["a\nb"])
 
 
@@ -104,6 +104,25 @@ def test_class_folders(tmp_path: Path) -> None:
     assert manifest.classes == ("jump", "run", "walk")
     listed = [("run/deep/c.webm", 1), ("walk/a.AVI", 2), ("walk/b.mp4", 2)]
     assert _clips(manifest) == [(str(tmp_path / path), label) for path, label in listed]
+
+
+def test_folders_of_pictures_in_class_folders_are_clips(tmp_path: Path) -> None:
+    """One with a clip below it is none, such as a folder of videos with its cover; nor is a class folder."""
+    for name in ("walk/b/img_00001.jpg", "walk/b/.thumbs/1.jpg", "walk/deep/c/1.PNG", "walk/d/cover1.jpg",
+                 "walk/d/e/f.mp4", "walk/1.jpg", "walk/notes/a.txt", "walk/g/h.mp4", "walk/g/2.jpg",
+                 "walk/x/flow_x_1.jpg", "walk/x/flow_y_1.jpg", "walk/.hidden/1.jpg", "run/1.jpg"):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    manifest = read_manifest(tmp_path)
+    assert manifest.classes == ("run", "walk")
+    paths = ["walk/b", "walk/d/e/f.mp4", "walk/deep/c", "walk/g/h.mp4", "walk/x"]
+    assert _clips(manifest) == [(str(tmp_path / path), 1) for path in paths]
+    with pytest.raises(UserError, match=r"walk/b: no clip found|walk/b: must be a manifest"):
+        read_manifest(tmp_path / "walk/b")
+    (tmp_path / "set/run").mkdir(parents=True)
+    (tmp_path / "set/run/1.jpg").touch()
+    with pytest.raises(UserError, match=r"set: no clip found in it; no videos by their names: 1 \.jpg$"):
+        read_manifest(tmp_path / "set")
 
 
 # Writing.
