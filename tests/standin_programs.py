@@ -64,11 +64,11 @@ QSUB = {
 FLUX_BATCH = {
     "--job-name": r"[\w.-]+", "--nodes": COUNT, "--exclusive": "", "--time-limit": rf"{COUNT}[smhd]?",
     "--signal": r"SIGUSR2@\d+s", "--bank": r"[\w.-]+", "--queue": r"[\w.-]+", "--setattr": r"[\w.]+(=.+)?",
-    "--dependency": r"afterany:f\w+",
+    "--dependency": r"afterany:f\w+", "--requires": r"-host:[\w.,-]+",
 }  # fmt: skip
 # IBM's reference of bsub's options.
 BSUB = {
-    "-J": r"[\w.-]+(\[1-\d+\](%\d+)?)?", "-o": ".+", "-nnodes": COUNT, "-n": COUNT, "-R": rf"span\[ptile={COUNT}\]",
+    "-J": r"[\w.-]+(\[1-\d+\](%\d+)?)?", "-o": ".+", "-nnodes": COUNT, "-n": COUNT, "-R": rf"span\[ptile={COUNT}\]|select\[hname!='[\w.-]+'( && hname!='[\w.-]+')*\]",
     "-gpu": rf"num={COUNT}(:mode=(shared|exclusive_process))?(:j_exclusive=(yes|no))?", "-W": HOURS, "-wa": "USR2",
     "-wt": HOURS, "-Q": r"\d+", "-r": "", "-x": "", "-P": r"[\w.-]+", "-q": r"[\w.-]+",
     "-alloc_flags": r"(NVME|smt\d)( (NVME|smt\d))*", "-w": r"ended\(\d+\)",

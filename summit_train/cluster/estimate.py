@@ -41,6 +41,7 @@ class Estimate:
     hours: float | None
     evaluation_hours: float | None
     walltime_minutes: int
+    warning_seconds: int
     jobs: int
     price: float | None
     max_requeues: int
@@ -84,7 +85,10 @@ class Estimate:
             known = f"at least {jobs}; node-hours unknown without a speed,"
         known += f" at most {self.most_node_hours:,.1f} with {counted(self.max_requeues, 'requeue')}"
         has_queue = SCHEDULERS[self.scheduler].command is not None  # this machine has no walltime
-        rows += [("walltime", known)] if has_queue else []
+        if has_queue:
+            rows.append(("walltime", known))
+            if (useful := 60 * self.walltime_minutes - self.warning_seconds) < 30 * self.walltime_minutes:
+                rows.append(("", f"each job is warned after {useful} s, before half of its walltime; give it more"))
         if self.price is not None:
             counts = "training" if self.evaluation_hours is None else "training and evaluation"
             cost = "unknown without a speed" if self.cost is None else f"{self.cost:,.2f} for {counts}"
@@ -176,7 +180,7 @@ def estimate(
         by_time = Job.max_requeues if hours is None else max(3, 2 * jobs)
         max_requeues = by_time if site.max_requeues is None else site.max_requeues
     asked = (price, max_requeues, site.scheduler, site.spare_nodes)
-    return Estimate(nodes, plan.ranks, rate, source, hours, evaluation, minutes, jobs, *asked)
+    return Estimate(nodes, plan.ranks, rate, source, hours, evaluation, minutes, site.warning_seconds, jobs, *asked)
 
 
 def _measured(site: Site, spec: Spec, nodes: int) -> Speed | None:
@@ -199,6 +203,10 @@ def _chain(site: Site, nodes: int, walltime: int | None, hours: float | None) ->
     if walltime is None:
         walltime = site.default_walltime if work is None else work + _MINUTES_A_JOB
     minutes = int(min(walltime, cap))
+    if SCHEDULERS[site.scheduler].command is not None and 60 * minutes <= site.warning_seconds:
+        least = walltime_text(2 * math.ceil(site.warning_seconds / 60))
+        wrong = f"a job's walltime must be above warning_seconds of {site.name}, {site.warning_seconds} s"
+        raise UserError(f"{wrong}, got {walltime_text(minutes)}; try --walltime {least} or more")
     jobs = math.ceil(walltime / minutes)
     if work is not None:
         jobs = max(jobs, math.ceil(work / max(minutes - _MINUTES_A_JOB, minutes / 2)))

@@ -13,8 +13,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from summit_train.cluster.site import Site, walltime_text
 from summit_train.core.errors import UserError
-from summit_train.core.text import counted
 from summit_train.spec.source import shipped
+
+# The scheduler causes these, not the job; a bound all the same.
+_MAX_PREEMPTIONS = 100
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,11 @@ def _quote(value: Any) -> str:
     return "$'" + "".join(plain.get(byte, f"\\x{byte:02x}") for byte in text.encode("utf-8", "surrogateescape")) + "'"
 
 
+def _quote_words(option: str) -> _Verbatim:
+    """Return the words of an option, such as `--mca pml ^ucx`, each quoted where a shell would read more into it."""
+    return _Verbatim(" ".join(map(shlex.quote, option.split())))
+
+
 def _with_variables(path: str) -> _Verbatim:
     """Quote a path, except for $NAMES, which the shell expands."""
     parts = re.split(r"(\$\w+|\$\{\w+\})", path)
@@ -99,13 +106,10 @@ def render(site: Site, job: Job) -> str:
     loader = FileSystemLoader(shipped("jobs"))
     templates = Environment(loader=loader, undefined=StrictUndefined, finalize=_quote, keep_trailing_newline=True)
     templates.trim_blocks = templates.lstrip_blocks = True
-    templates.filters |= {"expand": _with_variables, "verbatim": _Verbatim}
+    templates.filters |= {"expand": _with_variables, "verbatim": _Verbatim, "words": _quote_words}
     templates.filters["comment"] = lambda text: _Verbatim(" ".join(str(text).split()))
-    moves, min_nodes = site.launcher in site.batch.can_spare, site.min_nodes or job.nodes
-    if min_nodes > job.nodes:
-        raise UserError(
-            f"{site.name}: min_nodes must be at most the job's {counted(job.nodes, 'node')}, got {min_nodes}"
-        )
+    moves = site.launcher in site.batch.can_spare
+    min_nodes = min(site.min_nodes or job.nodes, job.nodes)  # a smaller job keeps all of its nodes
     numbers = {
         "moves": moves,
         "min_nodes": min_nodes,
@@ -115,6 +119,7 @@ def render(site: Site, job: Job) -> str:
         "ranks": job.nodes * site.ranks,
         "restarts": 0 if job.command else site.restarts,
         "walltime": walltime_text(job.walltime_minutes),
+        "max_preemptions": _MAX_PREEMPTIONS,
     }
     template = templates.get_template(f"{site.scheduler}_{site.launcher}.sh.j2")
     return template.render(site=site, job=job, name=job_name(job.name), **numbers)

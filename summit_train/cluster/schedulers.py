@@ -12,13 +12,23 @@ import shlex
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
+from summit_train.core.bad_nodes import bad_nodes
 from summit_train.core.errors import RunFailed, UserError
 
 _ANSWER_S = 60.0
+# What a job's shell tells its own steps: sbatch and its like would take it for wishes of the new job, over the script's
+# directives, and hand it on to the job's launcher. Those that say where the scheduler is, and a user's own choice of
+# account, queue, reservation and QOS, stay.
+_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "PBS_", "LSB_", "LS_JOBPID", "FLUX_JOB_", "FLUX_TASK_", "PALS_")
+_OF_THE_SITE = (
+    "SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT", "SBATCH_ACCOUNT", "SBATCH_PARTITION",
+    "SBATCH_RESERVATION", "SBATCH_QOS", "SBATCH_CLUSTERS", "PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT",
+    "LSB_BSUB_PARSE_SCRIPT", "LSB_DEFAULTQUEUE", "LSB_DEFAULTPROJECT", "LSB_DEFAULT_USERGROUP",
+)  # fmt: skip
 
 
 class Scheduler(ABC):
@@ -59,11 +69,19 @@ class Scheduler(ABC):
     def submit(self, script: Path, launcher: str, after: str | None) -> str:
         """Hand the script over in its own folder, for the output; return the job's id. Raises RunFailed if refused."""
         words = self.words(script, launcher, after)
+        bad = script.parent / "bad_nodes"
+        if hosts := bad_nodes(bad.read_text("utf-8-sig", errors="replace")) if bad.is_file() else []:
+            place = words.index("batch") + 1 if "batch" in words else 1
+            words[place:place] = self.without(hosts)
         answer = ask(words, script.parent, None if script.name in words else script)
         found = re.search(self.answer, answer, re.M)
         if found is None:
             raise RunFailed(f"{words[0]} answered {answer.strip()!r}, which names no job")
         return found.group(1)
+
+    def without(self, hosts: Sequence[str]) -> list[str]:
+        """Return the options by which the scheduler leaves hosts out; none where it has no such option."""
+        return []
 
     @abstractmethod
     def states(self) -> dict[str, str]:
@@ -82,11 +100,20 @@ class Scheduler(ABC):
         return f"{array}[{number}]"
 
 
+def environment_outside(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what tells of a job that the shell is in."""
+    return {name: value for name, value in environ.items() if name in _OF_THE_SITE or not name.startswith(_OF_A_JOB)}
+
+
 def ask(words: Sequence[str], folder: Path | None = None, stdin: Path | None = None) -> str:
-    """Return what a command prints. Raises RunFailed where it cannot be started, fails, or does not answer in time."""
+    """Return what a command prints, as if asked outside of any job.
+
+    Raises RunFailed where it cannot be started, fails, or does not answer in time.
+    """
+    how: dict[str, Any] = {"cwd": folder, "env": environment_outside(os.environ), "timeout": _ANSWER_S}
     with open(stdin or os.devnull, "rb") as source:
         try:
-            done = subprocess.run(words, cwd=folder, capture_output=True, text=True, stdin=source, timeout=_ANSWER_S)
+            done = subprocess.run(words, capture_output=True, text=True, stdin=source, **how)
         except OSError as error:
             raise RunFailed(f"{words[0]} cannot be started: {error.strerror}") from error
         except subprocess.TimeoutExpired as error:
@@ -94,7 +121,8 @@ def ask(words: Sequence[str], folder: Path | None = None, stdin: Path | None = N
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split()) or "nothing"
         raise RunFailed(f"{words[0]} refused (exit status {done.returncode}): {said}")
-    return done.stdout
+    answer: str = done.stdout
+    return answer
 
 
 def user_name() -> str:
@@ -136,6 +164,9 @@ class Slurm(Scheduler):
             way = "start the sweep with fewer runs, then add the others to its file and start it again"
             raise RunFailed(f"{error}; {most}: {way}") from error
 
+    def without(self, hosts: Sequence[str]) -> list[str]:
+        return [f"--exclude={','.join(hosts)}"]
+
     def member(self, array: str, number: int) -> str:
         return f"{array}_{number}"
 
@@ -168,6 +199,10 @@ class Lsf(Scheduler):
         # bsub reads a script given as an argument only with LSB_BSUB_PARSE_SCRIPT, which sites with jsrun set.
         named = [script.name] if launcher == "jsrun" else []
         return ["bsub", *(["-w", f"ended({after})"] if after else []), *named]
+
+    def without(self, hosts: Sequence[str]) -> list[str]:
+        others = " && ".join(f"hname!='{host}'" for host in hosts)
+        return ["-R", f"select[{others}]"]
 
     def states(self) -> dict[str, str]:
         try:
@@ -217,6 +252,9 @@ class Flux(Scheduler):
 
     def words(self, script: Path, launcher: str, after: str | None = None) -> list[str]:
         return ["flux", "batch", *([f"--dependency=afterany:{after}"] if after else []), script.name]
+
+    def without(self, hosts: Sequence[str]) -> list[str]:
+        return [f"--requires=-host:{','.join(hosts)}"]
 
     def submit(self, script: Path, launcher: str, after: str | None) -> str:
         return "f" + super().submit(script, launcher, after)

@@ -54,11 +54,11 @@ Minutes = Annotated[
     int, BeforeValidator(parse_walltime), Field(ge=1), PlainSerializer(walltime_text, return_type=str, when_used="json")
 ]
 Line = Annotated[str, _check(lambda text: text.isprintable() and text.strip(), "one line of text")]
-# The scheduler, not a shell, reads directives. These patterns allow no character that is special to either.
+# The scheduler, not a shell, reads directives; a launcher's options are quoted for the shell where they need it.
 Word = Annotated[str, _matching(r"[\w.@:+,=][\w.@:+,=/-]*", "one word of letters, digits and .@:+,=/_-")]
 Program = Annotated[str, _matching(r"/?[\w.@:+,=][\w.@:+,=/-]*", "a name or an absolute path without spaces")]
-Directive = Annotated[str, _matching(r"-[\w-][^\n#'\\$`;&|<>]*", "an option of the scheduler, such as --mem=0")]
-Flag = Annotated[str, _matching(r"-[\w-][\w .:,=+/@%-]*", "an option without quotes, such as --mpi=pmix")]
+Directive = Annotated[str, _matching(r"-[\w-][^\n#\\$`;]*", "an option of the scheduler, such as --mem=0")]
+Flag = Annotated[str, _matching(r"-[\w-][\w .:,=+/@%^&|!~()\[\]<>*-]*", "an option without quotes, such as --mpi=pmix")]
 NodePath = Annotated[str, _matching(r"[/$][\w./${}:@+-]*", "an absolute path without spaces; $NAMES are the node's")]
 GpusFlag = Annotated[str, _matching(r"-[\w:,=-]+\{gpus\}[\w:,=-]*", "an option such as --gres=gpu:{gpus}")]
 VariableName = Annotated[str, _matching(r"[A-Za-z_]\w*", "a variable's name")]

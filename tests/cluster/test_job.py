@@ -17,7 +17,7 @@ import pytest
 
 from summit_train.cluster import job as job_module
 from summit_train.cluster.job import Job, job_name, render
-from summit_train.cluster.site import load_site
+from summit_train.cluster.site import DirectiveLine, LauncherOption, load_site
 from summit_train.core.errors import UserError
 from tests.cluster.test_site import SITES
 
@@ -132,8 +132,20 @@ def test_jobs_that_cannot_be() -> None:
 
 
 def test_a_job_may_go_on_with_at_most_the_nodes_that_it_has() -> None:
-    with pytest.raises(UserError, match="slurm_generic: min_nodes must be at most the job's 16 nodes, got 17"):
-        render(load_site("slurm_generic", ["min_nodes=17"]), MANY)
+    """Where a profile asks for more, a smaller job keeps all of its own."""
+    assert render(load_site("slurm_generic", ["min_nodes=17"]), MANY) == render(
+        load_site("slurm_generic", ["min_nodes=16"]), MANY
+    )
+
+
+def test_options_reach_the_scheduler_and_the_launcher_as_they_are_written() -> None:
+    directives = ["--constraint=a100&ib", "--constraint=[intel|amd]", '-R "select[mem>1000 && ncpus>2]"']
+    site = load_site("slurm_v100")
+    lines = tuple(DirectiveLine(option=option, why="w") for option in directives)
+    options = (LauncherOption(option="--mca pml ^ucx", why="w"), LauncherOption(option="--x=a&b", why="w"))
+    script = render(site.model_copy(update={"directives": lines, "launcher_options": options}), MANY)
+    assert all(f"\n#SBATCH {option}\n" in script for option in directives)
+    assert "--mca pml '^ucx' # w\n" in script and "'--x=a&b' # w\n" in script
 
 
 @pytest.mark.parametrize(

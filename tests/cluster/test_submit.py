@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from summit_train.cluster.job import Job
+from summit_train.cluster.schedulers import environment_outside
 from summit_train.cluster.site import Site, load_site
 from summit_train.cluster.submit import chain, job_states, prepare_job, record, submissions, write_job
 from summit_train.core.errors import RunFailed, UserError
@@ -174,3 +175,30 @@ def test_another_schedulers_number_says_nothing_here(standins: Standins, spec: S
         prepare_job(SLURM, job, spec)
     (standins.folder / "bjobs").write_text("8 0 RUN\n")
     assert prepare_job(LSF, job, spec) == script
+
+
+def test_what_tells_of_a_job_does_not_reach_the_next_one() -> None:
+    inside = {
+        "SLURM_MEM_PER_CPU": "100", "SLURM_JOB_ID": "7", "SBATCH_TIMELIMIT": "1", "SRUN_CPUS_PER_TASK": "2",
+        "PBS_JOBID": "7", "LSB_JOBID": "7", "FLUX_JOB_ID": "f7",
+    }  # fmt: skip
+    stays = {"SLURM_CONF": "/etc/a", "SBATCH_ACCOUNT": "b", "LSB_BSUB_PARSE_SCRIPT": "y", "FLUX_URI": "c", "HOME": "/d"}
+    assert environment_outside(inside | stays) == stays
+
+
+@pytest.mark.parametrize(
+    ("site", "program", "option"),
+    [
+        (SLURM, "sbatch", "--exclude=n4,10.0.0.7"),
+        (LSF, "bsub", "select[hname!='n4' && hname!='10.0.0.7']"),
+        (FLUX, "flux", "--requires=-host:n4,10.0.0.7"),
+    ],
+)
+def test_nodes_that_are_known_as_bad_are_not_asked_for(
+    standins: Standins, spec: Spec, site: Site, program: str, option: str
+) -> None:
+    _, script = _written(spec, site)
+    (script.parent / "bad_nodes").write_text("n4: ECC\n# n5\n10.0.0.7 slow\n")
+    (standins.folder / "sbatch").write_text("88\n")
+    site.batch.submit(script, site.launcher, None)
+    assert option in standins.calls(program)[-1]["words"]

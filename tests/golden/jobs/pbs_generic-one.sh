@@ -199,8 +199,11 @@ while :; do
         break
     fi
     if ((${#nodes[@]} < 1)); then
-        say "job $job_id: nodes left: ${#nodes[@]} (${nodes[*]}), needed: 1; set spare_nodes or min_nodes in the site profile"
+        excluded=$(bad_nodes | paste -sd,)
+        say "job $job_id: nodes left: ${#nodes[@]} (${nodes[*]}), needed: 1${excluded:+; $run/job/bad_nodes leaves out $excluded}; set spare_nodes or min_nodes in the site profile"
         ((restarts > 0)) || exit 1
+        # This script's own node is not lost: a launcher that refuses all of them would refuse the next job, too.
+        [[ -s $hosts.left ]] || grep -qv ": srun: error" "$hosts.wrong" || exit 1
         lost=yes
         break
     fi
@@ -239,6 +242,7 @@ done
 # answers with the signal by which it ended those that were slower, is known of srun and mpirun and not of jsrun.
 if [[ ! -e $run/stopped && -z $interrupted$lost ]]; then
     if ((status == 0)); then
+        trap '' USR2 TERM INT
         : >"$run/job/done"
         say "job $job_id: done, $run"
         exit 0
@@ -248,7 +252,7 @@ if [[ ! -e $run/stopped && -z $interrupted$lost ]]; then
 fi
 last=$(newest_step)
 if [[ $stop == TERM || $stop == INT ]]; then
-    say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue"
+    say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue, unless the scheduler starts it again itself, as after a preemption"
     exit 143
 fi
 if [[ -z $lost ]] && ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
@@ -261,8 +265,16 @@ if [[ -n $final && $final != "$job_id" ]]; then
     exit 0
 fi
 touch "$run/job/requeues"
-requeues=$(wc -l <"$run/job/requeues")
-if ((requeues >= 20)); then
+# The warning of the walltime's end is not due before this: an earlier one makes room for other jobs.
+cause=stopped
+most=20
+if [[ -z $lost ]] && ((SECONDS < 6780)); then
+    cause=preempted
+    most=100
+fi
+requeues=$(grep -c " $cause\$" "$run/job/requeues" || true)
+[[ $cause == preempted ]] || requeues=$(grep -vc " preempted\$" "$run/job/requeues" || true)
+if ((requeues >= most)); then
     say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to continue"
     exit 1
 fi
@@ -273,10 +285,10 @@ if ! next=$(resubmit); then
     say "job $job_id: stopped at step $last; the scheduler refused a new job; submit it again to continue"
     exit 1
 fi
-echo "$job_id step $last" >>"$run/job/requeues"
+echo "$job_id step $last $cause" >>"$run/job/requeues"
 # Its id is a new one: the sweep's status and the next submission look for it there.
 line=$(grep -F "\"id\": \"$job_id\"" "$run/job/submitted.jsonl" 2>/dev/null | tail -n 1 || true)
 [[ -z $line ]] || printf '%s\n' "${line/"$job_id"/$next}" >>"$run/job/submitted.jsonl"
 [[ -z $final ]] || echo "$next" >"$run/job/last_job"
-say "job $job_id: stopped at step $last; job $next continues, $((requeues + 1)) of 20"
+say "job $job_id: $cause at step $last; job $next continues, $((requeues + 1)) of $most"
 exit 85
