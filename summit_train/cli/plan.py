@@ -44,7 +44,7 @@ def add_site_arguments(parser: argparse.ArgumentParser, *, required: bool) -> No
 
 def _walltime(text: str) -> int:
     try:
-        return int(parse_walltime(text))
+        return parse_walltime(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 from summit_train.cluster.schedulers import SCHEDULERS, Scheduler
 from summit_train.core.bad_nodes import CHECK_NODES, EXCLUDE_SLOW
@@ -23,13 +23,13 @@ from summit_train.spec.typed import Count, NonNegative, Positive, Section, valid
 COMM = "SUMMIT_TRAIN_COMM"  # names the back end to ranks
 
 
-def parse_walltime(value: Any) -> Any:
-    """Return H:MM as minutes. A number is minutes already: in YAML 1.1 `2:00` is the number 120."""
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d{1,4}):([0-5]\d)", value)):
-        return 60 * int(match.group(1)) + int(match.group(2))
-    if isinstance(value, str):
-        raise ValueError("must be hours and minutes, such as 2:00")
-    return value
+def parse_walltime(text: Any) -> int:
+    """Return H:MM, H:MM:SS or D-HH:MM:SS as minutes, rounded down, so that no job asks for more. Raises ValueError."""
+    found = isinstance(text, str) and re.fullmatch(r"(?:(\d{1,3})-)?(\d{1,4}):([0-5]\d)(?::[0-5]\d)?", text)
+    if not found:
+        raise ValueError("must be hours and minutes, such as 2:00, or H:MM:SS or D-HH:MM:SS")
+    days, hours, minutes = (int(part or 0) for part in found.groups())
+    return 60 * (24 * days + hours) + minutes
 
 
 def walltime_text(minutes: int) -> str:
@@ -50,7 +50,9 @@ def _matching(pattern: str, form: str) -> AfterValidator:
     return _check(re.compile(pattern).fullmatch, form)
 
 
-Minutes = Annotated[int, BeforeValidator(parse_walltime), Field(ge=1)]
+Minutes = Annotated[
+    int, BeforeValidator(parse_walltime), Field(ge=1), PlainSerializer(walltime_text, return_type=str, when_used="json")
+]
 Line = Annotated[str, _check(lambda text: text.isprintable() and text.strip(), "one line of text")]
 # The scheduler, not a shell, reads directives. These patterns allow no character that is special to either.
 Word = Annotated[str, _matching(r"[\w.@:+,=][\w.@:+,=/-]*", "one word of letters, digits and .@:+,=/_-")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,17 @@ def script_began() -> str | None:
     return None if file is None else Path(file).name.partition(".")[2].rpartition(".")[0] or None
 
 
+def bad_nodes(text: str) -> list[str]:
+    """Return the hosts that a file RUN/job/bad_nodes names, as the job script reads it.
+
+    A line names those in its first word, with commas between them and before a colon, such as `node4: ECC`; # begins a
+    comment.
+    """
+    words = [line.split()[0] for line in text.splitlines() if line.strip()]
+    names = [name for word in words if not word.startswith("#") for name in re.split("[,;]", word)]
+    return [name.partition(":")[0] if name.count(":") == 1 else name for name in names if name]
+
+
 def name_bad_nodes(run_path: Path, reasons: Mapping[str, str]) -> list[str]:
     """Add to RUN/job/bad_nodes the hosts that it does not name yet, each with a reason of one line; return them.
 
@@ -46,9 +58,11 @@ def name_bad_nodes(run_path: Path, reasons: Mapping[str, str]) -> list[str]:
     if not path.parent.is_dir():
         return []
     with naming(path):
-        lines = path.read_text("utf-8").splitlines() if path.exists() else []
-        known = {words[0] for line in lines if (words := line.split())}
+        # A person may have written it, on Windows too.
+        text = path.read_text("utf-8-sig", errors="replace") if path.exists() else ""
+        known = bad_nodes(text)
         new = [host for host in reasons if host not in known]
         with path.open("a", encoding="utf-8") as file:
+            file.write("" if text.endswith("\n") or not (text and new) else "\n")
             file.writelines(f"{host} {reasons[host]}\n" for host in new)
     return new

@@ -1,7 +1,9 @@
 """Read YAML files into a tree of plain values that remembers the file and line of every key.
 
-`read_tree` follows `extends`, applies dotted overrides and refuses what YAML accepts silently: a key given twice, a
-document that is not a mapping, a circle of `extends`. `+key` adds to the list `key` of the files that a file extends.
+Values are those of YAML 1.2, where `1:30:00` and `2026-01-31` are text; words that YAML 1.1 reads otherwise, such as
+`010` and `no`, are refused. `read_tree` follows `extends`, applies dotted overrides and refuses what YAML accepts
+silently: a key given twice, a document that is not a mapping, a circle of `extends`. `+key` adds to the list `key` of
+the files that a file extends.
 Only this module imports yaml.
 """
 
@@ -73,6 +75,24 @@ class Tree:
 
 
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_AMBIGUOUS = "tag:yaml.org,2002:ambiguous"
+# By tag: the pattern of its words, and the characters that they begin with. The first pattern that fits decides.
+# YAML 1.1, which PyYAML follows, reads 1:30:00 as 5,400, 010 as 8 and `no` as false.
+_PLAIN_WORDS = {
+    _AMBIGUOUS: (
+        r"yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF|[-+]?0[0-9_]+|[-+]?0[bo][0-7_]+|[-+]?0x(?=\w*_)[0-9a-fA-F_]+|"
+        r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)_[0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?",
+        "yYnNoO-+.0123456789",
+    ),
+    "tag:yaml.org,2002:int": (r"[-+]?([0-9]+|0x[0-9a-fA-F]+)", "-+0123456789"),
+    "tag:yaml.org,2002:float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+.0123456789",
+    ),
+    "tag:yaml.org,2002:bool": ("true|True|TRUE|false|False|FALSE", "tTfF"),
+    "tag:yaml.org,2002:null": ("~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "tag:yaml.org,2002:merge": ("<<", "<"),
+}
 
 
 class _SpecLoader(yaml.SafeLoader):
@@ -120,6 +140,10 @@ class _SpecLoader(yaml.SafeLoader):
         try:
             if node.tag in _NUMBERS and len(node.value) > _LONGEST_NUMBER:
                 raise ValueError
+            if node.tag == _AMBIGUOUS:
+                right = "true or false" if node.value.isalpha() else "a decimal number without _ and leading zeros"
+                problem = f"{node.value!r:.60} must be {right}, or text in quotes"
+                raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
             return super().construct_object(node, deep)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             # What int(), a date or a table of words raise, for an impossible date or under an explicit tag.
@@ -135,11 +159,12 @@ class _Dumper(yaml.SafeDumper):
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
 
-# YAML 1.1 needs a dot and a sign in a number with an exponent; here `1e-4` is a number too. PyYAML keeps resolvers and
-# representers per class, so this changes the subclasses only.
-_NUMBER = re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
-_SpecLoader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
+# PyYAML keeps resolvers and representers per class, so this changes the subclasses only. The dumper keeps its own, so
+# that what it writes reads back by YAML 1.1, too.
+_SpecLoader.yaml_implicit_resolvers = {}
+for _tag, (_pattern, _first) in _PLAIN_WORDS.items():
+    _SpecLoader.add_implicit_resolver(_tag, re.compile(rf"(?:{_pattern})\Z"), list(_first))
+    _Dumper.add_implicit_resolver(_tag, re.compile(rf"(?:{_pattern})\Z"), list(_first))
 _Dumper.add_representer(str, _Dumper.represent_text)
 
 

@@ -153,6 +153,11 @@ def test_bad_nodes_are_left_out_and_missed_where_none_is_spare(standins: Standin
     for hosts, bad, down, left in (
         ("n1\nn2\nn3\n", "\n# n2\n n1 Xid 74\n", "", "n2 n3"),
         ("n1\nn2\nn3\n", "", "", "n1 n2"),
+        ("n1\nn2\nn3\n", "\ufeffn1\r\n", "", "n2 n3"),
+        ("n1\nn2\nn3\n", "n2: ECC", "", "n1 n3"),
+        ("n1\nn2\nn3\n", "n9,n1\n", "", "n2 n3"),
+        ("n1\nn2\nn3\n", "n[1-2]\n", "", "n1 n2"),
+        ("10.0.0.1\n10.0.0.1\n10.0.0.2\n10.0.0.3\n", "10.0.0.2 slow\n", "", "10.0.0.1 10.0.0.3"),
         ("n1.hsn\nn1.hsn\nn2.hsn\nn3.hsn\n", "n2\n", "", "n1.hsn n3.hsn"),
         ("n1.hsn\nn2.hsn\nn3.hsn\n", "", "n1   offline Xid 74\nn9 down\n", "n2.hsn n3.hsn"),
     ):
@@ -161,7 +166,10 @@ def test_bad_nodes_are_left_out_and_missed_where_none_is_spare(standins: Standin
         (standins.folder / "hosts").write_text(hosts)
         (standins.folder / "pbsnodes").write_text(down)
         (run / "job/bad_nodes").write_text(bad)
-        assert run_to_end(standins, script)[0] == 0
+        status, output = run_to_end(standins, script)
+        assert status == 0
+        wrong = "job/bad_nodes: 'n[1-2]' must be a node's name; write a line for each node\n"
+        assert (wrong in output) == ("[" in bad) == ("must be" in output)
         (run / "job/done").unlink()
         trainer, options = standins.calls("trainer")[-1], standins.calls(LAUNCHERS[site])[-1]["options"]
         if site in NEW_JOBS:

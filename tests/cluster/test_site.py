@@ -132,9 +132,23 @@ def test_what_ranks_of_this_machine_do_not_read_is_said(tmp_path: Path) -> None:
 def test_walltimes_are_hours_and_minutes() -> None:
     for text, minutes in (("0:30", 30), ("2:00", 120), ("24:00", 1440), ("100:59", 6059), ("0000:01", 1)):
         assert parse_walltime(text) == parse_walltime(walltime_text(minutes)) == minutes
-    for text in ("2", "2:0", "2:60", "1:00:00", "-1:00", "2h", "", " 2:00", "2:00\n"):
-        with pytest.raises(ValueError, match="must be hours and minutes, such as 2:00"):
-            parse_walltime(text)
+    for text, minutes in (
+        ("24:00:00", 1440), ("1:30:00", 90), ("11:59:59", 719), ("1-12:00:00", 2160), ("2-00:30", 2910),
+        ("0-1:00:59", 60),
+    ):  # fmt: skip
+        assert parse_walltime(text) == minutes
+    for wrong in ("2", "2:0", "2:60", "1:00:60", "1:0:00", "-1:00", "1-12", "2h", "", " 2:00", "2:00\n", 60, 1.5, None):
+        with pytest.raises(ValueError, match="must be hours and minutes, such as 2:00, or H:MM:SS or D-HH:MM:SS"):
+            parse_walltime(wrong)
+
+
+def test_a_walltime_needs_no_quotes_and_reads_back_as_it_is_written(tmp_path: Path) -> None:
+    caps = "[{nodes: 4, walltime: 24:00:00}, {nodes: 8, walltime: 1-12:00:00}]"
+    site = load_site(_mine(tmp_path, f"default_walltime: 2:00:00\nwalltime_caps: {caps}\n"))
+    assert (site.default_walltime, [cap.walltime for cap in site.walltime_caps]) == (120, [1440, 2160])
+    assert load_site(_mine(tmp_path), ["default_walltime=1:30:00"]).default_walltime == 90
+    (tmp_path / "site.yaml").write_text(to_yaml(site.model_dump(mode="json")))  # as a sweep keeps its site
+    assert load_site(tmp_path / "site.yaml") == site
 
 
 @pytest.mark.parametrize(
@@ -166,7 +180,15 @@ def test_walltimes_are_hours_and_minutes() -> None:
         ("node_local: /tmp/a b\n", "an absolute path without spaces"),
         ("node_local: /tmp/$(id)\n", "an absolute path without spaces"),
         ("default_walltime: 0:00\n", "greater than or equal to 1"),
-        ("default_walltime: two\n", "must be hours and minutes, such as 2:00, got 'two'"),
+        (
+            "default_walltime: two\n",
+            "must be hours and minutes, such as 2:00, or H:MM:SS or D-HH:MM:SS, got 'two'",
+        ),
+        (
+            "default_walltime: 60\n",
+            "mine.yaml:7: default_walltime: must be hours and minutes, such as 2:00, or H:MM:SS",
+        ),
+        ("walltime_caps: [{nodes: 8, walltime: 90}]\n", "walltime_caps.0.walltime: must be hours and minutes, such as"),
         ("comm: gloo\n", "mine.yaml:7: comm: 'gloo' is not a choice; valid: horovod, torch, auto"),
         ("launcher: jsrun\n", "the key 'launcher' is given twice"),
         ("+launcher: [jsrun]\n", "the key 'launcher' is given twice"),

@@ -171,10 +171,34 @@ def test_values_are_what_they_look_like(tmp_path: Path) -> None:
         ("+2e0", 2.0), ("0.01", 0.01), ("7", 7), ("true", True), ("null", None), ("~", None), ("", None),
         ("'1e-4'", "1e-4"), ("1e", "1e"), ("e4", "e4"), ("1e4x", "1e4x"), ("1.2.3e4", "1.2.3e4"), (".e4", ".e4"),
         ("no_number", "no_number"), ("[1e3, a]", [1000.0, "a"]),
+        # YAML 1.1 would make 86400, 90, 45.5, a date, a moment, a type and an error of these.
+        ("24:00:00", "24:00:00"), ("1:30", "1:30"), ("0:45.5", "0:45.5"), ("2026-01-31", "2026-01-31"),
+        ("2026-01-31T10:00:00Z", "2026-01-31T10:00:00Z"), ("=", "="), ("2026-13-01", "2026-13-01"),
+        ("y", "y"), ("N", "N"), ("one_1", "one_1"), ("1_a", "1_a"), ("_1", "_1"), ("'no'", "no"), ("'010'", "010"),
+        ("0", 0), ("-0.5", -0.5), ("00.5", 0.5), ("0x1F", 31), ("+12", 12), ("5.", 5.0), ("-.inf", -math.inf),
+        ("True", True), ("FALSE", False), ("NULL", None),
     ):  # fmt: skip
         for tree in (_read(tmp_path, f"a: {text}\n"), _read(tmp_path, "a: 0\n", f"a={text}")):
             found = tree.values["a"]
             assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("words", "right"),
+    [
+        ("yes No ON off", "true or false"),
+        ("010 -017 00 08 0_1 0b11 0o17 0x1_F", "a decimal number without _ and leading zeros"),
+        ("1_000 -1_0 1_ 1_0.5 1.5_0 .5_0 1_0e3", "a decimal number without _ and leading zeros"),
+    ],
+)
+def test_words_that_versions_of_yaml_read_in_two_ways_are_refused(tmp_path: Path, words: str, right: str) -> None:
+    for word in words.split():
+        problem = f"{word!r} must be {right}, or text in quotes"
+        assert _refused(tmp_path, f"a: 1\nb: [{word}]\n") == f"spec.yaml:2: not valid YAML: {problem}"
+        with pytest.raises(UserError) as caught:
+            _read(tmp_path, "b: 1\n", f"b={word}")
+        assert str(caught.value).endswith(problem)
+        assert _read(tmp_path, to_yaml({"b": word, word: 1})).values == {"b": word, word: 1}
 
 
 @pytest.mark.parametrize(
@@ -190,12 +214,12 @@ def test_values_are_what_they_look_like(tmp_path: Path) -> None:
         ("a: 1\n---\nb: 2\n", "spec.yaml:2: not valid YAML: "),
         ("a: 1\nb: *nothing\n", "spec.yaml:2: not valid YAML: found undefined alias 'nothing'"),
         ("a: 1\nb: x\x01y\n", "spec.yaml:2: not valid YAML: the character U+0001 is not text"),
-        ("a: 1\nb: 2020-13-01\n", "spec.yaml:2: not valid YAML: '2020-13-01' is not a valid timestamp"),
+        ("a: 1\nb: !!timestamp 2020-13-01\n", "spec.yaml:2: not valid YAML: '2020-13-01' is not a valid timestamp"),
         ("a: 1\nb: !!int x\n", "spec.yaml:2: not valid YAML: 'x' is not a valid int"),
         ("a: 1\nb: !!bool perhaps\n", "spec.yaml:2: not valid YAML: 'perhaps' is not a valid bool"),
         ("a: " + "[" * 1200, "spec.yaml:1: not valid YAML: it is nested too deeply"),
         ("a: 1\nb: 0x" + "f" * 5000 + "\n", "spec.yaml:2: not valid YAML: '0xffffff"),
-        ("a: 1\nb: 1" + ":1" * 5000 + "\n", "spec.yaml:2: not valid YAML: '1:1:1:1"),
+        ("a: 1\nb: !!int 1" + ":1" * 5000 + "\n", "spec.yaml:2: not valid YAML: '1:1:1:1"),
     ],
 )
 def test_what_is_no_mapping_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:

@@ -138,13 +138,16 @@ def demuxed(
 
 
 def count_packets(video: Encoded, budget: Budget) -> tuple[int, bool]:
-    """Return the number of frames that the packets promise, at least 1, and whether each packet of the codec has one.
+    """Return the number of frames that the packets promise, and whether each packet is sure to hold one.
 
-    Only decoding can tell that there are none.
+    It is at least 1, as only decoding can tell that there are none. What comes before the first key frame is dropped.
     """
     with open_video(video, budget) as (container, stream):
-        number = sum(not packet.is_discard for packet in demuxed(container, stream, budget))
-        return max(1, number), stream.codec_context.name in _FRAME_PER_PACKET
+        number, begins_at_key = 0, False
+        for place, packet in enumerate(demuxed(container, stream, budget)):
+            begins_at_key |= place == 0 and packet.is_keyframe
+            number += not packet.is_discard
+        return max(1, number), begins_at_key and stream.codec_context.name in _FRAME_PER_PACKET
 
 
 # The wanted frames.
@@ -221,7 +224,8 @@ def read_by_jumps(
                 else:
                     index, fetch = video.index, _Sought(container, stream, budget, video.index, seeks)
                 jumps = plan_jumps(index, num_frames, wanted)
-                if jumps is None:
+                # Without reordering, other times than those of decoding are wrong.
+                if jumps is None or not (codec.has_b_frames or index.is_in_decoding_order):
                     return {}
                 # A remuxed AVI keeps the times of decoding, in whose order its frames are not shown.
                 if codec.has_b_frames and index.is_in_decoding_order:
@@ -309,6 +313,10 @@ def index_of_rows(rows: Sequence[PacketRow]) -> PacketIndex:
     shown = sorted((time, place) for place in places if (time := rows[place][0]) is not None)
     if len({time for time, _ in shown}) < len(places):
         shown = []  # a frame has no time, or another one's
+    key_places = [place for _, place in shown if rows[place][2]]
+    is_shown_first = bool(shown) and shown[0][1] == 0
+    if not rows or not rows[0][2] or not (rows[0][3] or is_shown_first) or key_places != sorted(key_places):
+        shown = []  # it begins at no key frame, or with frames of an earlier one; or its times go back
     times, ordered = np.array(shown, np.int64).reshape(-1, 2).T
     keys = [number for number, (_, place) in enumerate(shown) if rows[place][2]]
     starts, checksums = [row[1] or 0 for row in rows], [row[4] for row in rows]

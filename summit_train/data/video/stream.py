@@ -38,7 +38,7 @@ from summit_train.data.video.decode import (
     video_tracks,
 )
 from summit_train.data.video.render import Renderer, turn_in
-from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, Limits, PacketIndex, VideoInfo
+from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, Limits, VideoInfo
 
 PIPE = "standard input"
 USUAL_FPS = Fraction(25)
@@ -58,7 +58,7 @@ class Reading:
 
     num_frames: decoded, with the damaged ones. num_damaged: of them, left out. damage: the first damage of any kind.
     fps: as the container says, or the usual one; known from the first frame on. packets: all so far, for an index of
-    them, where it is a list.
+    them, where it is a list. has_complained: whether FFmpeg has logged an error.
     """
 
     num_frames: int = 0
@@ -66,6 +66,7 @@ class Reading:
     damage: str | None = None
     fps: Fraction = USUAL_FPS
     packets: list[PacketRow] | None = None
+    has_complained: bool = False
 
     def damaged(self, reason: str) -> None:
         """Remember the first damage."""
@@ -89,8 +90,8 @@ class StreamFrame:
 def probe(video: Encoded, limits: Limits = NO_HURRY) -> VideoInfo:
     """Decode every frame of a video and return its facts.
 
-    Where the container contradicts the decoder, of the order of frames or of what is a key frame, jumps are compared
-    with the full decode at sample points.
+    Where the container contradicts the decoder, of the order of frames or of what is a key frame, jumps are tried at
+    sample points.
     Raises DecodeError for a file that is not a video, and for a video that is damaged or cut short anywhere.
     """
     budget, reading, size = Budget(video.name, limits), Reading(packets=[]), (0, 0)
@@ -111,21 +112,24 @@ def probe(video: Encoded, limits: Limits = NO_HURRY) -> VideoInfo:
         codec, notes = stream.codec_context.name, list[str]()
         if len(tracks := video_tracks(container)) > 1:
             notes.append(f"has {len(tracks)} video tracks; that of {stream.width} x {stream.height} is read")
-    can_jump = _agrees(index_of_rows(reading.packets or []), shown) or _jumps_agree(video, reading.num_frames, limits)
+    index = index_of_rows(reading.packets or [])
+    is_order_sure = index.times.tolist() == [time for time, _ in shown] and not reading.has_complained
+    are_keys_sure = all(shown[key][1] for key in index.keys.tolist()) if is_order_sure else False
+    can_jump = (
+        not len(index.times)
+        or are_keys_sure
+        or _jumps_agree(video, reading.num_frames, limits, only_keys_differ=is_order_sure)
+    )
     if not can_jump:
         notes.append("is read from its start: its container is wrong about times or key frames")
     return VideoInfo(reading.num_frames, fps, *size, duration, codec, can_jump=can_jump, notes=tuple(notes))
 
 
-def _agrees(index: PacketIndex, shown: list[tuple[int | None, bool]]) -> bool:
-    """Return whether an index says of the frames' order and of the key frames what the decoder does, or nothing."""
-    if not len(index.times):
-        return True
-    return index.times.tolist() == [time for time, _ in shown] and all(shown[key][1] for key in index.keys.tolist())
+def _jumps_agree(video: Encoded, num_frames: int, limits: Limits, *, only_keys_differ: bool) -> bool:
+    """Return whether jumps give the frames of a decode from the start, or none are taken: at sample points.
 
-
-def _jumps_agree(video: Encoded, num_frames: int, limits: Limits) -> bool:
-    """Return whether jumps, where they are taken, give the frames of a decode from the start: at sample points."""
+    only_keys_differ: else the order of frames is in doubt, and a jump is enough to say no.
+    """
     numbers = np.linspace(0, num_frames - 1, _SAMPLES).astype(int).tolist()
 
     def whole() -> Renderer:
@@ -135,7 +139,7 @@ def _jumps_agree(video: Encoded, num_frames: int, limits: Limits) -> bool:
     for number in numbers:
         wanted = frozenset([number])
         found = read_by_jumps(video, wanted, whole(), num_frames, Budget(video.name, limits))
-        if found and not np.array_equal(found[number], right[number]):
+        if found and not (only_keys_differ and np.array_equal(found[number], right[number])):
             return False
     return True
 
@@ -267,6 +271,7 @@ def _every_frame(
                 reading.damaged(f"frame {reading.num_frames} is damaged")
             reading.num_frames += 1
             yield frame, is_damaged
+        reading.has_complained |= bool(log)
         for _, speaker, line in log:
             # Decoders' messages are often harmless; those of containers are not, nor of HEVC, which marks no frame.
             if speaker in (container.format.name, "hevc"):

@@ -82,16 +82,33 @@ ask_all() {
     wait
 }
 
-# Set `nodes` to those to use, in the job's order: without those that job/bad_nodes names (a line each),
+# Print the hosts that job/bad_nodes names: in the first word of a line, with commas between them, before a colon.
+bad_nodes() {
+    LC_ALL=C awk 'NR == 1 { sub(/^\357\273\277/, "") } { sub(/\r$/, "") } NF && $1 !~ /^#/ {
+        count = split($1, names, /[,;]/)
+        for (i = 1; i <= count; i++) if (names[i] != "") print split(names[i], parts, ":") == 2 ? parts[1] : names[i]
+    }' "$run/job/bad_nodes" 2>/dev/null || true
+}
+
+# Set `nodes` to those to use, in the job's order: without those that job/bad_nodes names,
 # and without those that cannot start ranks now.
 find_nodes() {
     local missing line
     # A rank that fails leaves its reason there: a name for each start, as ranks of an earlier one may still end.
     rm -f -- "$run"/job/failure.*
     export SUMMIT_TRAIN_FAILURE=$run/job/failure.$began.$restarts
+    while read -r line; do
+        say "job $job_id: job/bad_nodes: '$line' must be a node's name; write a line for each node"
+    done < <(bad_nodes | grep -vxE '[A-Za-z0-9][A-Za-z0-9_.:-]*' | head -n 8)
     {
-        awk 'NF && !/^#/ {print $1}' "$run/job/bad_nodes" 2>/dev/null || true
-    } | awk -F'[. \t]' 'bad { gone[$1]; next } !($1 in gone) && !seen[$1]++' bad=1 - bad=0 <(job_nodes) >"$hosts.all"
+        bad_nodes
+    } | awk '
+        function short(host) { # without its domain; an IPv4 address has none
+            if (host ~ /[^0-9.]/) sub(/\..*/, "", host)
+            return host
+        }
+        bad { gone[short($1)]; next }
+        !(short($1) in gone) && !seen[short($1)]++' bad=1 - bad=0 <(job_nodes) >"$hosts.all"
     : >"$hosts.left"
     : >"$hosts.wrong"
     attend ask_all
