@@ -140,6 +140,7 @@ def test_what_is_wrong_is_one_line_and_2(
         (trained_run, [good, "--classes", tmp_path / "three.txt"], "has 3 names"),
         (trained_run, [good, "--csv", tmp_path], "cannot be written: is not a regular file"),
         (trained_run, [good, "--csv", "/dev/null"], "cannot be written: is not a regular file"),
+        (trained_run, [good, "--csv", good], "--csv must be another file than "),
         (trained_run, [good, "--csv", good / "a.csv"], "cannot be written: Not a directory"),
         (trained_run, [good, "--csv", "/proc/a.csv"], "cannot be written: No such file"),
         (trained_run, [good, "evaluate.clips=0"], "evaluate.clips"),

@@ -17,6 +17,21 @@ def run_dir(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_page_replaces_no_other_file(run_dir: Path, tmp_path: Path, say: Say) -> None:
+    spec, table = run_dir / "spec.yaml", tmp_path / "clips.csv"
+    table.write_text("path,label\n")
+    before = spec.read_bytes()
+    for words, wrong in (
+        ((run_dir, "--out", spec), f"{spec}: already exists and is not a page; give another name with --out"),
+        (("--index", run_dir, "--out", tmp_path / "clips.html"), f"{table}: already exists and is not a table of runs"),
+    ):
+        status, _, err = say("report", *words)
+        assert status == 2 and wrong in err
+    assert spec.read_bytes() == before and table.read_text() == "path,label\n"
+    for _ in range(2):  # a page replaces a page, and a table of runs one
+        assert say("report", "--index", run_dir, "--out", tmp_path / "runs.html")[0] == 0
+
+
 def test_the_page_goes_into_the_first_run_or_where_out_says(run_dir: Path, tmp_path: Path, say: Say) -> None:
     page = tmp_path / "page.html"
     assert say("report", run_dir, "--out", page) == (0, f"{page}\n", "")

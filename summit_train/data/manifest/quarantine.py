@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import write_text
-from summit_train.core.text import counted, csv_text
+from summit_train.core.text import csv_text
 from summit_train.data.manifest.clip import Clip, clip_columns
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.manifest.tables import parse_regions, parse_spans, read_tables
@@ -84,8 +84,9 @@ def quarantine_warnings(data: DataSpec, train: Manifest, val: Manifest) -> list[
     matched = {id(error) for one in (train, val) for named in _matches(errors, one).values() for error in named}
     if not (lone := [error for error in errors if id(error) not in matched]):
         return []
-    what = f"{len(lone):,} of its {counted(len(errors), 'row')} name no clip of {train.source} or {val.source}"
-    line = f"{data.quarantine} (data.quarantine): {what}: the first is {lone[0].path}, a clip is {train.path(0)}"
+    count = "no row names a clip" if len(lone) == len(errors) else f"{len(lone):,} of {len(errors):,} rows name no clip"
+    first = f"the first is {lone[0].path}, where the lists have {train.path(0)}"
+    line = f"{data.quarantine} (data.quarantine): {count} of {train.source} or {val.source}: {first}"
     if len(lone) == len(errors):
         raise UserError(f"{line}; make it again with `summit-train data scan`")
     return [line]
