@@ -86,7 +86,15 @@ def ask(words: Sequence[str], folder: Path | None = None, stdin: Path | None = N
     """Return what a command prints. Raises RunFailed where it cannot be started, fails, or does not answer in time."""
     with open(stdin or os.devnull, "rb") as source:
         try:
-            done = subprocess.run(words, cwd=folder, capture_output=True, text=True, stdin=source, timeout=_ANSWER_S)
+            done = subprocess.run(
+                words,
+                cwd=folder,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                stdin=source,
+                timeout=_ANSWER_S,
+            )
         except OSError as error:
             raise RunFailed(f"{words[0]} cannot be started: {error.strerror}") from error
         except subprocess.TimeoutExpired as error:
