@@ -117,7 +117,8 @@ def result_of(line: str, limit_s: float) -> Values:
     try:
         done = subprocess.run(
             [sys.executable, *program, *words],
-            cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s,
+            cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8",
+            errors="replace", timeout=limit_s,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return result | {"seconds": limit_s, "error": f"stopped after {limit_s:.0f} s, its limit"}

@@ -135,10 +135,12 @@ def here(lists: dict[str, str], job: dict[str, Any]) -> float:
         words = [f"{key}={value}" for key, value in {**keys, "run_dir": folder}.items()]
         words += ["--ranks", str(job["ranks"])] if job["ranks"] > 1 else []
         command = [sys.executable, "-m", "summit_train", "train", "shipped:kinetics/tsm_r50_8f", *words]
-        done = subprocess.run(command, capture_output=True, text=True, env=threads(job), timeout=PATIENCE_S)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", env=threads(job), timeout=PATIENCE_S
+        )
         if done.returncode:
             raise RunFailed(f"training failed here: {done.stderr[-2000:]}")
-        records = map(json.loads, Path(folder, "run", "metrics.jsonl").read_text().splitlines())
+        records = map(json.loads, Path(folder, "run", "metrics.jsonl").read_text(encoding="utf-8").splitlines())
         return statistics.median([record["step_s"] for record in records if record["kind"] == "step"][WARM_UP:])
 
 

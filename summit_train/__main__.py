@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -52,6 +54,11 @@ Run = Callable[[argparse.Namespace], Result]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Return the exit status: 0 done, 1 the run failed, 2 the input is wrong, 85 stopped."""
+    if argv is None and sys.getfilesystemencoding() != "utf-8":
+        _start_in_utf8()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # no work ends with a name that a terminal cannot show
     arguments = list(sys.argv[1:] if argv is None else argv)
     # A request to stop that comes while `train` is imported waits for its handler, which unblocks them.
     waiting = STOP_SIGNALS if arguments[:1] == ["train"] else ()
@@ -80,6 +87,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_status(error)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def _start_in_utf8() -> None:
+    """Start this process again with names of files in UTF-8, as lists hold them; output stays in the locale's encoding.
+
+    Python chooses the encoding of names before it runs anything. The process keeps its id, descriptors and signals.
+    """
+    output = {"PYTHONIOENCODING": sys.stdout.encoding} if sys.stdout else {}
+    environ = {**os.environ, "PYTHONUTF8": "1", **output}  # for the commands that this one starts
+    os.execve(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]], environ)
 
 
 def _parser(arguments: Sequence[str]) -> tuple[argparse.ArgumentParser, Run]:

@@ -8,16 +8,19 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from summit_train.__main__ import _parser
 from summit_train.core.errors import AgreedError, RunFailed
+from summit_train.data.video.encode import write_video
 from summit_train.spec.source import split_overrides
 from tests.conftest import WriteSpec
 from tests.worlds import Say, refused
@@ -349,3 +352,27 @@ def test_a_full_disk_behind_stdout_is_one_line_and_1(word: str) -> None:
     with open("/dev/full", "w") as full:
         done = _started("-m", "summit_train", word, stdout=full.fileno())
     assert (done.returncode, done.stderr) == (1, "summit-train: standard output: No space left on device\n")
+
+
+def test_names_that_the_terminals_encoding_lacks(tmp_path: Path) -> None:
+    for name in ("日本/1.mp4", "b/é.mp4"):
+        (tmp_path / "videos" / name).parent.mkdir(parents=True)
+        write_video(tmp_path / "videos" / name, np.zeros((2, 64, 64, 3), np.uint8), codec="mpeg4", b_frames=0)
+    made = ["localedef", "-i", "de_DE", "-f", "ISO-8859-1", str(tmp_path / "de_DE")]
+    if shutil.which("localedef") is None or subprocess.run(made, capture_output=True).returncode:
+        pytest.skip("localedef makes no locale here")
+    latin = {"LOCPATH": str(tmp_path), "LC_ALL": "de_DE"}
+    ways = {"utf": {"LC_ALL": "C.UTF-8"}, "ascii": {"PYTHONIOENCODING": "ascii"}, "latin": latin}
+    outside = {name: value for name, value in os.environ.items() if name not in ("PYTHONUTF8", "PYTHONIOENCODING")}
+    said = {}
+    for way, environ in ways.items():
+        words = ["data", "index", "videos", "--out", f"{way}/clips.csv"]
+        command = [sys.executable, "-m", "summit_train", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=outside | environ, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        said[way] = done.stdout
+        for name in ("clips.csv", "classes.txt"):
+            assert (tmp_path / way / name).read_bytes() == (tmp_path / "utf" / name).read_bytes()
+    assert "日本/1.mp4 = b/é.mp4".encode() in said["utf"]
+    assert rb"\u65e5\u672c/1.mp4 = b/\xe9.mp4" in said["ascii"]
+    assert rb"\u65e5\u672c/1.mp4 = b/" + "é.mp4".encode("latin-1") in said["latin"]

@@ -81,7 +81,14 @@ def check_program(site: Site, name: str, program: str) -> Check:
     shell = "\n".join(["exec 3>&1 >&2", *lines, *site.setup, path, f"command -v {program} >&3"])
     fix = f"modules and setup must work, and put {program} on PATH"
     try:
-        done = subprocess.run(["bash", "-lc", shell], capture_output=True, text=True, timeout=ANSWER_S, stdin=DEVNULL)
+        done = subprocess.run(
+            ["bash", "-lc", shell],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=ANSWER_S,
+            stdin=DEVNULL,
+        )
     except subprocess.TimeoutExpired:
         return Check(name, "fail", f"no answer within {ANSWER_S:g} s", fix)
     found = [f"no {program} on PATH", *done.stderr.splitlines(), *done.stdout.splitlines()][-1]
@@ -148,7 +155,11 @@ def trial(site: Site, run_dir: Path, nodes: int) -> Iterator[Check]:
         time.sleep(_POLL_S)
     deadline = time.monotonic() + _LATE_S
     while True:
-        lines = [line for path in script.parent.glob("*.out") for line in path.read_text(errors="replace").splitlines()]
+        lines = [
+            line
+            for path in script.parent.glob("*.out")
+            for line in path.read_text("utf-8", errors="replace").splitlines()
+        ]
         if found := [line for line in lines if line.startswith("{")]:
             break
         if time.monotonic() > deadline:

@@ -14,7 +14,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import ClassVar, NoReturn
 
 from summit_train.core.bad_nodes import bad_nodes
 from summit_train.core.errors import RunFailed, UserError
@@ -110,10 +110,18 @@ def ask(words: Sequence[str], folder: Path | None = None, stdin: Path | None = N
 
     Raises RunFailed where it cannot be started, fails, or does not answer in time.
     """
-    how: dict[str, Any] = {"cwd": folder, "env": environment_outside(os.environ), "timeout": _ANSWER_S}
     with open(stdin or os.devnull, "rb") as source:
         try:
-            done = subprocess.run(words, capture_output=True, text=True, stdin=source, **how)
+            done = subprocess.run(
+                words,
+                cwd=folder,
+                env=environment_outside(os.environ),
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                stdin=source,
+                timeout=_ANSWER_S,
+            )
         except OSError as error:
             raise RunFailed(f"{words[0]} cannot be started: {error.strerror}") from error
         except subprocess.TimeoutExpired as error:
@@ -121,8 +129,7 @@ def ask(words: Sequence[str], folder: Path | None = None, stdin: Path | None = N
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split()) or "nothing"
         raise RunFailed(f"{words[0]} refused (exit status {done.returncode}): {said}")
-    answer: str = done.stdout
-    return answer
+    return done.stdout
 
 
 def user_name() -> str:

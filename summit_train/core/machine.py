@@ -31,14 +31,14 @@ def free_memory() -> float:
 def _free_in_groups(process: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> list[float]:
     """Return what the limit of each control group leaves (version 1 and 2), cached files counted as free."""
     found = []
-    for line in process.read_text().splitlines() if process.is_file() else []:
+    for line in process.read_text(encoding="utf-8").splitlines() if process.is_file() else []:
         _, kind, path = line.split(":", 2)
         limit, used = ("limit_in_bytes", "usage_in_bytes") if kind else ("max", "current")
         group = mounted / kind / path.lstrip("/")
         for folder in (group, *group.parents):
             with suppress(OSError, ValueError):  # it has no memory.*, or the limit is "max"
-                left, taken = (int((folder / f"memory.{name}").read_text()) for name in (limit, used))
-                sizes = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))
+                left, taken = (int((folder / f"memory.{name}").read_text(encoding="utf-8")) for name in (limit, used))
+                sizes = dict(map(str.split, (folder / "memory.stat").read_text(encoding="utf-8").splitlines()))
                 files = sum(
                     float(sizes.get(f"{'total_' if kind else ''}{name}_file", 0)) for name in ("active", "inactive")
                 )
@@ -71,7 +71,7 @@ def processor_digest(*settings: str) -> str:
 
 def _told(file: str, *keys: str) -> str:
     path = Path("/proc", file)
-    for line in path.read_text().splitlines() if path.is_file() else []:
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         key, _, value = line.partition(":")
         if key.strip() in keys:
             return value.strip()

@@ -26,7 +26,15 @@ ROOT_NEEDS = f"as root, Open MPI's mpirun needs {' '.join(f'{name}={value}' for 
 def answer(command: Sequence[str], timeout: float, environment: Mapping[str, str] | None) -> Facts:
     """Return the JSON object that a command prints last. timeout: seconds. Raises RunFailed with its last words."""
     try:
-        done = subprocess.run(command, stdin=DEVNULL, capture_output=True, text=True, timeout=timeout, env=environment)
+        done = subprocess.run(
+            command,
+            stdin=DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout,
+            env=environment,
+        )
     except subprocess.TimeoutExpired:
         raise RunFailed(f"no answer within {timeout:g} s") from None
     except OSError as error:
@@ -50,7 +58,7 @@ def _last_words(stderr: str) -> str:
 def output(command: Sequence[str]) -> str:
     """Return what a command prints, "" if it cannot be run."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout or done.stderr

@@ -173,7 +173,9 @@ def _is_deaf(process: Process) -> bool:
     """Return whether a process blocks the SIGUSR2 that it got: ranks do while they import and meet."""
     if process.poll() is not None:
         return False
-    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+    status = dict(
+        line.split(":\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8").splitlines()
+    )
     return bool(int(status["ShdPnd"], 16) >> (signal.SIGUSR2 - 1) & 1)
 
 

@@ -65,7 +65,8 @@ RESERVED_NAMES = (
     "fold", "folds", "nodes", "ranks", "node_hours", "virtual_gpus", "accumulation", "global_batch",
     "frames_per_batch", "lr", "peak_lr", "training_top1", "reference_top1",
     "noise_scale", "noise_scale_error", "gradient_square", "gradient_variance", "clips_per_second", "started",
-    "measure", "last", "best", "mean", "evaluation", "x", "top1_by_clips",
+    "measure", "last", "best", "mean", "macro", "low", "high", "evaluation", "x", "top1_by_clips", "top1_macro",
+    "top1_interval",
 )  # fmt: skip
 _STATISTICS = ("_mean", "_std", "_last", "_best")  # endings of a measure's columns
 _TASK_TEXT = f"{'; '.join(f'{task.name}: {task.about}' for task in every_task())}."

@@ -27,12 +27,14 @@ POWER = "processor\t: 0\ncpu\t\t: POWER9, altivec supported\nclock\t\t: 2300MHz\
 )
 def test_name_and_flags(monkeypatch: pytest.MonkeyPatch, text: str, name: str, flags: set[str]) -> None:
     monkeypatch.setattr(Path, "is_file", lambda path: True)
-    monkeypatch.setattr(Path, "read_text", lambda path: text)
+    monkeypatch.setattr(Path, "read_text", lambda path, **_: text)
     assert (processor_name(), instruction_sets()) == (name, flags)
     before = processor_digest("a")
-    monkeypatch.setattr(Path, "read_text", lambda path: text.replace("2300", "2400").replace("MHz\t\t: 1", "MHz: 2"))
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, **_: text.replace("2300", "2400").replace("MHz\t\t: 1", "MHz: 2")
+    )
     assert processor_digest("a") == before != processor_digest("b")
-    monkeypatch.setattr(Path, "read_text", lambda path: text.replace("avx2", "").replace("9", "10"))
+    monkeypatch.setattr(Path, "read_text", lambda path, **_: text.replace("avx2", "").replace("9", "10"))
     assert processor_digest("a") != before
 
 

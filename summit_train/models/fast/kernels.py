@@ -132,7 +132,14 @@ def _compile(command: Sequence[str], path: Path, lock: Path) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder, path.name)
             words = [*command, str(made)]
-            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE_S)
+            done = subprocess.run(
+                words,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=_PATIENCE_S,
+            )
             if done.returncode == 0:
                 made.chmod(0o755)
                 made.replace(path)
