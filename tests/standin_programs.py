@@ -68,7 +68,8 @@ FLUX_BATCH = {
 }  # fmt: skip
 # IBM's reference of bsub's options.
 BSUB = {
-    "-J": r"[\w.-]+(\[1-\d+\](%\d+)?)?", "-o": ".+", "-nnodes": COUNT, "-n": COUNT, "-R": rf"span\[ptile={COUNT}\]|select\[hname!='[\w.-]+'( && hname!='[\w.-]+')*\]",
+    "-J": r"[\w.-]+(\[1-\d+\](%\d+)?)?", "-o": ".+", "-nnodes": COUNT, "-n": COUNT,
+    "-R": rf"span\[ptile={COUNT}\]|select\[hname!='[\w.-]+'( && hname!='[\w.-]+')*\]",
     "-gpu": rf"num={COUNT}(:mode=(shared|exclusive_process))?(:j_exclusive=(yes|no))?", "-W": HOURS, "-wa": "USR2",
     "-wt": HOURS, "-Q": r"\d+", "-r": "", "-x": "", "-P": r"[\w.-]+", "-q": r"[\w.-]+",
     "-alloc_flags": r"(NVME|smt\d)( (NVME|smt\d))*", "-w": r"ended\(\d+\)",

@@ -15,9 +15,6 @@ from summit_train.cluster.site import Site, walltime_text
 from summit_train.core.errors import UserError
 from summit_train.spec.source import shipped
 
-# The scheduler causes these, not the job; a bound all the same.
-_MAX_PREEMPTIONS = 100
-
 
 @dataclass(frozen=True)
 class Job:
@@ -119,7 +116,6 @@ def render(site: Site, job: Job) -> str:
         "ranks": job.nodes * site.ranks,
         "restarts": 0 if job.command else site.restarts,
         "walltime": walltime_text(job.walltime_minutes),
-        "max_preemptions": _MAX_PREEMPTIONS,
     }
     template = templates.get_template(f"{site.scheduler}_{site.launcher}.sh.j2")
     return template.render(site=site, job=job, name=job_name(job.name), **numbers)

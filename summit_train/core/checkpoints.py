@@ -58,5 +58,5 @@ def remove_half_written(run_path: Path) -> None:
     """Remove what killed processes have left of files in a run folder. The caller holds its lock."""
     remove_leftovers(run_path)
     for digest in (run_path / "checkpoints").glob("step_*.pt.sha256"):  # written before its checkpoint has its name
-        if not digest.with_suffix("").exists():
+        if digest.is_file() and not digest.with_suffix("").exists():
             digest.unlink()

@@ -52,8 +52,9 @@ def test_sixteen_bits_halve_what_the_passes_move_and_not_the_update() -> None:
     wide, half = (roofline(spec_with(f"precision={precision}"), FAST)["moved"] for precision in ("fp32", "fp16"))
     weights = 4 * count_network(spec_with()).parameters
     update = 2 * half - wide
-    # SGD reads weights, gradients and momenta, and writes the first and the last; the norm reads the gradients.
-    assert update == pytest.approx(6 * weights, rel=0.01)
+    # SGD reads weights, gradients and momenta, and writes the first and the last; the norm reads the gradients. BN's
+    # statistics are moved a few times.
+    assert update == pytest.approx(6 * weights, rel=0.02)
 
 
 def test_in_fp32_matrix_products_have_a_peak_of_their_own() -> None:

@@ -156,12 +156,12 @@ import signal, time
 from summit_train.training.step import TrainStep
 from summit_train.core.watch import Watchdog
 honest, fault, patience = TrainStep._forward, Watchdog._fault, []
-def forward(self, index, batch, stopwatch):
+def forward(self, batch, stopwatch):
     if batch.step == 3:
         patience.append(6)
         if RANK in FAULTY:
             os.kill(os.getpid(), signal.SIGSTOP) if STOPPED else time.sleep(1000)
-    return honest(self, index, batch, stopwatch)
+    return honest(self, batch, stopwatch)
 TrainStep._forward = forward
 Watchdog._fault = lambda self, seconds, before: fault(self, patience[0] if patience else seconds, before)
 """

@@ -123,7 +123,7 @@ if [[ ! -e $run/stopped && -z $interrupted$lost ]]; then
 fi
 last=$(newest_step)
 if [[ $stop == TERM || $stop == INT ]]; then
-    say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue, unless the scheduler starts it again itself, as after a preemption"
+    say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue, unless it was preempted and the scheduler starts it again"
     exit 143
 fi
 if [[ -z $lost ]] && ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
@@ -136,16 +136,8 @@ if [[ -n $final && $final != "$job_id" ]]; then
     exit 0
 fi
 touch "$run/job/requeues"
-# The warning of the walltime's end is not due before this: an earlier one makes room for other jobs.
-cause=stopped
-most=20
-if [[ -z $lost ]] && ((SECONDS < 6780)); then
-    cause=preempted
-    most=100
-fi
-requeues=$(grep -c " $cause\$" "$run/job/requeues" || true)
-[[ $cause == preempted ]] || requeues=$(grep -vc " preempted\$" "$run/job/requeues" || true)
-if ((requeues >= most)); then
+requeues=$(wc -l <"$run/job/requeues")
+if ((requeues >= 20)); then
     say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to continue"
     exit 1
 fi
