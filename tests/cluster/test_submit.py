@@ -187,18 +187,21 @@ def test_what_tells_of_a_job_does_not_reach_the_next_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("site", "program", "option"),
+    ("site", "option"),
     [
-        (SLURM, "sbatch", "--exclude=n4,10.0.0.7"),
-        (LSF, "bsub", "select[hname!='n4' && hname!='10.0.0.7']"),
-        (FLUX, "flux", "--requires=-host:n4,10.0.0.7"),
+        (LSF, ("-R", "select[hname!='n4' && hname!='10.0.0.7']")),
+        (FLUX, ("--requires", "-host:n4,10.0.0.7")),
+        (SLURM, ("", "--exclude=n4,10.0.0.7")),
     ],
 )
 def test_nodes_that_are_known_as_bad_are_not_asked_for(
-    standins: Standins, spec: Spec, site: Site, program: str, option: str
+    standins: Standins, spec: Spec, site: Site, option: tuple[str, str]
 ) -> None:
     _, script = _written(spec, site)
     (script.parent / "bad_nodes").write_text("n4: ECC\n# n5\n10.0.0.7 slow\n")
     (standins.folder / "sbatch").write_text("88\n")
     site.batch.submit(script, site.launcher, None)
-    assert option in standins.calls(program)[-1]["words"]
+    if site is SLURM:
+        assert standins.calls("sbatch")[-1]["words"] == ["--exclude=n4,10.0.0.7", "--parsable", "job.sh"]
+    else:
+        assert standins.jobs()[-1]["options"][option[0]] == option[1]

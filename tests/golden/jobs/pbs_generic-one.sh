@@ -200,10 +200,10 @@ while :; do
     fi
     if ((${#nodes[@]} < 1)); then
         excluded=$(bad_nodes | paste -sd,)
-        say "job $job_id: nodes left: ${#nodes[@]} (${nodes[*]}), needed: 1${excluded:+; $run/job/bad_nodes leaves out $excluded}; set spare_nodes or min_nodes in the site profile"
+        say "job $job_id: nodes left: ${#nodes[@]} (${nodes[*]}), needed: 1; set spare_nodes or min_nodes in the site profile${excluded:+; $run/job/bad_nodes leaves out $excluded}"
         ((restarts > 0)) || exit 1
         # This script's own node is not lost: a launcher that refuses all of them would refuse the next job, too.
-        [[ -s $hosts.left ]] || grep -qv ": srun: error" "$hosts.wrong" || exit 1
+        [[ -s $hosts.left || ! -s $hosts.wrong ]] || grep -qv ": srun: error" "$hosts.wrong" || exit 1
         lost=yes
         break
     fi
