@@ -115,13 +115,14 @@ def test_features_of_threads_that_run_at_once_are_their_own(
         made.get_submodule("conv1").register_forward_pre_hook(wait)
         return made
 
-    monkeypatch.setattr(Trained, "network", network)
     clips = torch.rand(2, 1, 4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    expected = [loaded.features(one, "avgpool") for one in clips]
+    monkeypatch.setattr(Trained, "network", network)
     for _ in range(2):
         with ThreadPoolExecutor(2) as pool:
             found = list(pool.map(lambda one: other.features(one, "avgpool"), clips))
-        for mine, one in zip(found, clips, strict=True):
-            assert_near(mine, loaded.features(one, "avgpool"), 1e-5)
+        for mine, right in zip(found, expected, strict=True):
+            assert_near(mine, right, 1e-5)
 
 
 def test_threads_that_share_a_network_predict_their_own_videos(loaded: Loaded, motion_set: Path) -> None:

@@ -145,7 +145,7 @@ def test_without_a_home_folder_there_is_a_note(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "~no-such-user/cache")
     assert Films().load(str(tmp_path / "a.mp4"), None, NUM_FRAMES, LIMITS).index is not None
-    assert "cannot be kept: ~no-such-user/cache (the user has no home folder); set XDG_CACHE_HOME" in caplog.text
+    assert "cannot be kept: ~no-such-user/cache (the user has no home folder; set XDG_CACHE_HOME" in caplog.text
 
 
 @pytest.mark.parametrize("store", ["a.mp4"], indirect=True)
