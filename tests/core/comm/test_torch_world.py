@@ -317,7 +317,7 @@ def test_torchrun_starts_ranks_without_mpi(tmp_path: Path) -> None:
     assert "torch (gloo) [(0, 0, 3), (1, 1, 3), (2, 2, 3)]" in output
 
 
-@pytest.mark.parametrize(("agent", "needed"), [("True", 23 + 1536), ("", 23 + 2 * 1536)])
+@pytest.mark.parametrize(("agent", "needed"), [("True", 24 + 1536), ("", 24 + 2 * 1536)])
 def test_rank_0_needs_an_open_file_for_each_rank_and_another_where_it_keeps_the_store(
     monkeypatch: pytest.MonkeyPatch, agent: str, needed: int
 ) -> None:
