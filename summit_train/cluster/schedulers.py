@@ -54,10 +54,11 @@ class Scheduler(ABC):
     answer: ClassVar[str]
 
     @abstractmethod
-    def words(self, script: Path, launcher: str, after: str | None = None) -> list[str]:
+    def words(self, script: Path, launcher: str, after: str | None = None, without: Sequence[str] = ()) -> list[str]:
         """Return the command that submits the script, in its own folder, and on stdin if it does not name it.
 
-        after: id of a job that has to end first, in any state. Raises UserError for a path that the scheduler misreads.
+        after: id of a job that has to end first, in any state. without: hosts to leave out, if the scheduler has an
+        option for that. Raises UserError for a path that the scheduler misreads.
         """
 
     def by_hand(self, script: Path, launcher: str) -> str:
@@ -68,20 +69,14 @@ class Scheduler(ABC):
 
     def submit(self, script: Path, launcher: str, after: str | None) -> str:
         """Hand the script over in its own folder, for the output; return the job's id. Raises RunFailed if refused."""
-        words = self.words(script, launcher, after)
         bad = script.parent / "bad_nodes"
-        if hosts := bad_nodes(bad.read_text("utf-8-sig", errors="replace")) if bad.is_file() else []:
-            place = words.index("batch") + 1 if "batch" in words else 1
-            words[place:place] = self.without(hosts)
+        without = bad_nodes(bad.read_text("utf-8-sig", errors="replace")) if bad.is_file() else []
+        words = self.words(script, launcher, after, without)
         answer = ask(words, script.parent, None if script.name in words else script)
         found = re.search(self.answer, answer, re.M)
         if found is None:
             raise RunFailed(f"{words[0]} answered {answer.strip()!r}, which names no job")
         return found.group(1)
-
-    def without(self, hosts: Sequence[str]) -> list[str]:
-        """Return the options by which the scheduler leaves hosts out; none where it has no such option."""
-        return []
 
     @abstractmethod
     def states(self) -> dict[str, str]:
@@ -155,11 +150,13 @@ class Slurm(Scheduler):
     mail = "--mail-type=END,FAIL"
     answer = r"^(\d+)(?:;.*)?$"
 
-    def words(self, script: Path, launcher: str, after: str | None = None) -> list[str]:
+    def words(self, script: Path, launcher: str, after: str | None = None, without: Sequence[str] = ()) -> list[str]:
         # It expands %j and the like even in the folder's own path.
         if set(str(script.absolute())) & set("%\\"):
             raise UserError(f"{script.parent}: Slurm cannot write output below a name with % or \\; change it")
-        return ["sbatch", "--parsable", *([f"--dependency=afterany:{after}"] if after else []), script.name]
+        excluded = [f"--exclude={','.join(without)}"] if without else []
+        dependency = [f"--dependency=afterany:{after}"] if after else []
+        return ["sbatch", *excluded, "--parsable", *dependency, script.name]
 
     def submit(self, script: Path, launcher: str, after: str | None) -> str:
         try:
@@ -170,9 +167,6 @@ class Slurm(Scheduler):
             most = "an array must have fewer runs than MaxArraySize (`scontrol show config`)"
             way = "start the sweep with fewer runs, then add the others to its file and start it again"
             raise RunFailed(f"{error}; {most}: {way}") from error
-
-    def without(self, hosts: Sequence[str]) -> list[str]:
-        return [f"--exclude={','.join(hosts)}"]
 
     def member(self, array: str, number: int) -> str:
         return f"{array}_{number}"
@@ -202,14 +196,13 @@ class Lsf(Scheduler):
     mail = "-N"
     answer = r"Job <(\d+)>"
 
-    def words(self, script: Path, launcher: str, after: str | None = None) -> list[str]:
+    def words(self, script: Path, launcher: str, after: str | None = None, without: Sequence[str] = ()) -> list[str]:
         # bsub reads a script given as an argument only with LSB_BSUB_PARSE_SCRIPT, which sites with jsrun set.
         named = [script.name] if launcher == "jsrun" else []
-        return ["bsub", *(["-w", f"ended({after})"] if after else []), *named]
-
-    def without(self, hosts: Sequence[str]) -> list[str]:
-        others = " && ".join(f"hname!='{host}'" for host in hosts)
-        return ["-R", f"select[{others}]"]
+        condition = " && ".join(f"hname!='{host}'" for host in without)
+        excluded = ["-R", f"select[{condition}]"] if without else []
+        dependency = ["-w", f"ended({after})"] if after else []
+        return ["bsub", *excluded, *dependency, *named]
 
     def states(self) -> dict[str, str]:
         try:
@@ -238,7 +231,7 @@ class Pbs(Scheduler):
     own_output = "*.o[0-9]*"
     answer = r"^(\d+(?:\.[\w.-]+)?)$"
 
-    def words(self, script: Path, launcher: str, after: str | None = None) -> list[str]:
+    def words(self, script: Path, launcher: str, after: str | None = None, without: Sequence[str] = ()) -> list[str]:
         return ["qsub", *(["-W", f"depend=afterany:{after}"] if after else []), script.name]
 
     def states(self) -> dict[str, str]:
@@ -257,11 +250,10 @@ class Flux(Scheduler):
     own_output = "flux-*.out"
     answer = r"^[fƒ](\w+)$"  # ƒ where the locale has it
 
-    def words(self, script: Path, launcher: str, after: str | None = None) -> list[str]:
-        return ["flux", "batch", *([f"--dependency=afterany:{after}"] if after else []), script.name]
-
-    def without(self, hosts: Sequence[str]) -> list[str]:
-        return [f"--requires=-host:{','.join(hosts)}"]
+    def words(self, script: Path, launcher: str, after: str | None = None, without: Sequence[str] = ()) -> list[str]:
+        excluded = [f"--requires=-host:{','.join(without)}"] if without else []
+        dependency = [f"--dependency=afterany:{after}"] if after else []
+        return ["flux", "batch", *excluded, *dependency, script.name]
 
     def submit(self, script: Path, launcher: str, after: str | None) -> str:
         return "f" + super().submit(script, launcher, after)
@@ -279,7 +271,7 @@ class Local(Scheduler):
     command = None
     has_arrays = False
 
-    def words(self, script: Path, launcher: str, after: str | None = None) -> list[str]:
+    def words(self, script: Path, launcher: str, after: str | None = None, without: Sequence[str] = ()) -> list[str]:
         return ["bash", script.name]
 
     def submit(self, script: Path, launcher: str, after: str | None) -> NoReturn:
