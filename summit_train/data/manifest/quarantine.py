@@ -80,7 +80,9 @@ def quarantine_warnings(data: DataSpec, train: Manifest, val: Manifest) -> list[
 
     A list that was made at another place, of class folders or with another root, would exclude nothing.
     """
-    errors = [] if data.quarantine is None else read_quarantine(data.quarantine)
+    if data.quarantine is None:
+        return []
+    errors = read_quarantine(data.quarantine)
     matched = {id(error) for one in (train, val) for named in _matches(errors, one).values() for error in named}
     if not (lone := [error for error in errors if id(error) not in matched]):
         return []
