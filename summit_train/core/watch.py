@@ -154,12 +154,11 @@ class Neighbour:
 
     def exchange(self, where: str) -> None:
         """Send where this rank is, and take in what the rank before has sent."""
-        try:
-            self._sent += bool(self._next.send(self._key + where.encode()[:400]))
-        except ConnectionRefusedError:  # by a firewall, if from the beginning
-            self._refused = self._refused or (time.monotonic() if self._sent > _SENT_BEFORE_IT_ENDS else math.inf)
-        except OSError:
-            pass  # no address, or no network: the next rank says that it hears nothing
+        with suppress(OSError):  # no address, or no network: the next rank says that it hears nothing
+            try:
+                self._sent += bool(self._next.send(self._key + where.encode()[:400]))
+            except ConnectionRefusedError:  # by a firewall, if from the beginning
+                self._refused = self._refused or (time.monotonic() if self._sent > _SENT_BEFORE_IT_ENDS else math.inf)
         with suppress(BlockingIOError):
             while True:
                 datagram = self._socket.recv(512)
