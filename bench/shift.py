@@ -30,7 +30,7 @@ from summit_train.models.fast import PARTS, accelerate
 from summit_train.models.network import cpu_kernels
 from summit_train.models.resnet import ResidualBlock
 from summit_train.report.tables import machine_text
-from summit_train.training.stopwatch import Mark
+from summit_train.training.timer import Mark
 
 # name -> architecture, parts of the fast path
 NETWORKS: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -221,7 +221,10 @@ def train(run: Training, data: Data, share: Share, world: World, device: torch.d
         losses, skipped = list[float](), 0
         network.begin_epoch(len(share.own))
         for number, batches in zip(share.steps_of(epoch), data.epoch(run.seed, share, epoch), strict=True):
-            vote = step(batches, schedule.learning_rate(number)).read(run.batch, share.virtual_gpus, world.size)
+            step.begin(schedule.learning_rate(number))
+            for batch in batches:
+                step.accumulate(batch)
+            vote = step.update().read(run.batch, share.virtual_gpus, world.size)
             losses.append(vote.loss)
             skipped += vote.skipped
         scores = world.broadcast(data.score(network, device) if world.rank == 0 else {})

@@ -167,18 +167,26 @@ def main_without_reports(words: Sequence[str]) -> int:
     return main(words)
 
 
+def signal_at(update: int, number: int = signal.SIGTERM, kind: type[Any] = TrainStep) -> None:
+    """Have this process get a signal as update number `update`, from 1, has its first micro-batch."""
+    honest = kind.accumulate
+    is_sent = False
+
+    def accumulate(self: Any, batch: Any) -> None:
+        nonlocal is_sent
+        if batch.step + 1 == update and not is_sent:
+            is_sent = True
+            os.kill(os.getpid(), number)
+        honest(self, batch)
+
+    kind.accumulate = accumulate
+
+
 def train_signalled(spec: Path | str, number: int, step: int, *words: str, kind: type = TrainStep) -> tuple[int, str]:
     """Run `summit-train train SPEC ...` alone, which gets a signal as it begins update `step`, counted from 1."""
-    honest = kind.__call__
-
-    def call(self: Any, batches: Sequence[Any], *arguments: Any, **options: Any) -> Any:
-        batches = list(batches)
-        if batches[0].step + 1 == step:
-            os.kill(os.getpid(), number)
-        return honest(self, batches, *arguments, **options)
 
     def work() -> int:
-        kind.__call__ = call  # type: ignore[assignment]
+        signal_at(step, number, kind)
         return main_without_reports(["train", str(spec), *words])
 
     return forked(0, work)

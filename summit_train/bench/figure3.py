@@ -29,7 +29,7 @@ from summit_train.report.tables import machine_text
 from summit_train.scaling.published import SLOWEST, label_of, table_1_row
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import SHIPPED
-from summit_train.training.stopwatch import Mark
+from summit_train.training.timer import Mark
 
 PAPERS = ("i3d_3x3x3_r50_16f", "i3d_3x1x1_r50_32f", "tsm_r50_8f")  # configs/kinetics, in the order of Table 1
 _ABOVE: dict[str, Any] = {

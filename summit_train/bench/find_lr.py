@@ -64,8 +64,10 @@ def run(args: argparse.Namespace) -> Values:
             for number in followed(range(args.steps), args.steps, "steps", in_logs=True):
                 base_lr = lowest * (highest / lowest) ** (number / (args.steps - 1))
                 lr = base_lr * plan.peak_lr / spec.optimizer.base_lr
-                result = step(islice(batches, plan.virtual_gpus), lr)
-                loss = result.read(plan.global_batch, plan.virtual_gpus, 1).loss
+                step.begin(lr)
+                for batch in islice(batches, plan.virtual_gpus):
+                    step.accumulate(batch)
+                loss = step.update().read(plan.global_batch, plan.virtual_gpus, 1).loss
                 rows.append({"step": number + 1, "base_lr": base_lr, "lr": lr, "loss": loss})
                 first, last = (np.mean([row["loss"] for row in part]) for part in (rows[:_WINDOW], rows[-_WINDOW:]))
                 if not (math.isfinite(loss) and last <= _DIVERGED * first):

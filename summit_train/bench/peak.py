@@ -14,7 +14,7 @@ from summit_train.core.text import with_unit
 from summit_train.models.network import count_network
 from summit_train.models.precision import AUTOCAST, parameter_type
 from summit_train.spec import Spec
-from summit_train.training.stopwatch import Mark
+from summit_train.training.timer import Mark
 
 SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
 RUNS = 5

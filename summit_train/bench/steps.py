@@ -34,7 +34,7 @@ from summit_train.report.tables import machine_text
 from summit_train.spec import Spec, load_spec
 from summit_train.training.run import build_step
 from summit_train.training.step import StepResult
-from summit_train.training.stopwatch import Mark, Recorder
+from summit_train.training.timer import StepTimer
 
 Phases = Mapping[str, float]
 _NAMES = {"data_wait": "data wait", "allreduce": "exposed allreduce"}
@@ -77,7 +77,6 @@ class StepBench:
         self._experiment, self._world, self._device, self._watchdog = experiment, world, device, watchdog
         self._spec, self._plan = experiment.spec, experiment.plan
         self._step = build_step(self._spec, self._plan, world, initial_network(self._spec, device), device)
-        self._recorder = Recorder(device)
         self._last: StepResult | None = None
         self._next_step = 0
         self._batches: Batches[MicroBatch] | None = None
@@ -86,15 +85,21 @@ class StepBench:
     def repeat(self, steps: int) -> dict[str, float]:
         """Return the seconds of each phase, the mean over `steps` steps. They begin when all ranks are here."""
         self._world.barrier()
+        timers = list[StepTimer]()
         for _ in range(steps):
             self._watchdog.at(f"loading clips to measure {self._spec.name}")
-            self._recorder.begin_step(self._next_step, Mark(self._device))
-            result = self._step(self._take(), 0.0, stopwatch=self._recorder)
+            timers.append(timer := StepTimer(self._device))
+            self._step.begin(0.0, timer)
+            for batch in self._take():
+                timer.lap("data_wait")
+                self._watchdog.at(f"in a measured step of {self._spec.name}", waits=self._world.size > 1)
+                self._step.accumulate(batch)
+            result = self._step.update()
             if self._last is not None:  # as the loop does, one step late
                 self._last.read(self._plan.global_batch, self._plan.virtual_gpus, self._world.size)
             self._last = result
-            self._recorder.lap("other")
-        return mean_phases(self._recorder.read())
+            timer.lap("other")
+        return mean_phases([timer.seconds() for timer in timers])
 
     def turn(self, turns: measure.Turns, alone: bool) -> dict[str, float]:
         """Warm up, measure, and end the loader before another bench's turn.
@@ -117,7 +122,7 @@ class StepBench:
             self._batches = None
 
     def _take(self) -> Iterator[MicroBatch]:
-        """Yield this rank's micro-batches of a step as it computes."""
+        """Return this rank's micro-batches of a step, each loaded when it is asked for."""
         dataset, world, batches = self._experiment.dataset, self._world, iter(self._random)
         if dataset is not None:
             if self._batches is None:
@@ -125,10 +130,7 @@ class StepBench:
                 steps = range(self._next_step, self._next_step + 10**9)
                 self._batches = dataset.training_batches(self._plan.order(), world.rank, world.size, steps)
             batches, self._next_step = self._batches, self._next_step + 1
-        for batch in islice(batches, len(self._plan.virtual_gpus_of(world.rank))):
-            self._recorder.lap("data_wait")
-            self._watchdog.at(f"in a measured step of {self._spec.name}", waits=world.size > 1)
-            yield batch
+        return islice(batches, len(self._plan.virtual_gpus_of(world.rank)))
 
 
 def random_batches(spec: Spec, plan: Plan, world: World) -> list[MicroBatch]:

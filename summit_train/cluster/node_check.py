@@ -30,7 +30,7 @@ from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.files import located_root
 from summit_train.data.manifest.reading import PACK_FILE
 from summit_train.data.packed.read import staged_folder
-from summit_train.training.stopwatch import idle_mark
+from summit_train.training.timer import idle_mark
 
 LEAST = 0.8  # of the median
 # The best of some turns counts, as other work may disturb one. A turn is longer than the pauses of a processor or a

@@ -21,7 +21,8 @@ The comparison is strict, and the first decision never grows the batch. The lear
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +39,25 @@ from summit_train.plan import Rung
 from summit_train.spec.optimizer import GrowBatchSpec, ParallelSpec
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.exchange import average
-from summit_train.training.step import Averaging, Requests, StepResult, TrainStep, count_updates
-from summit_train.training.stopwatch import UNTIMED, Mark, Stopwatch
+from summit_train.training.step import (
+    NO_REQUESTS,
+    VOTES,
+    Averaging,
+    Requests,
+    StepResult,
+    TrainStep,
+    VoteRow,
+    count_updates,
+)
+from summit_train.training.timer import Mark, StepTimer
 
 Tensors = list[torch.Tensor]
 
 
 class AveragingStep:
-    """A callable step like TrainStep: each of this rank's learners updates its network; a round ends with an average.
+    """A step in the three calls of TrainStep: each of this rank's learners updates its own network.
 
-    A round has `period` steps. The end of an epoch ends it too, so the network of a whole epoch is the average of all.
+    Every `period` steps a round ends with an average. The end of an epoch ends it too, so the network of a whole epoch is the average of all.
     learners: the step of each of this rank's, in a world of its own, by the number of its virtual GPU, of which the run
     has `virtual_gpus`. model: becomes the average.
     A learner whose loss or gradient is not finite skips its own update. Nothing here waits for the device.
@@ -68,37 +78,40 @@ class AveragingStep:
         self._spec, self._model, self._learners, self._virtual_gpus = spec, model, dict(learners), virtual_gpus
         self._world, self._device, self._numbers_per_epoch = world, device, numbers_per_epoch
         self._in_round = 0  # steps since the last average
+        self._votes = itertools.cycle(VOTES)
         self._sent = 0  # bytes given to averages
 
-    def __call__(
-        self,
-        micro_batches: Iterable[MicroBatch],
-        lr: float,
-        requests: Callable[[], Requests] = Requests,
-        stopwatch: Stopwatch = UNTIMED,
-        on_wait: Callable[[], None] = lambda: None,
-    ) -> StepResult:
-        """Run one update of each learner, in which the ranks also vote, and the average if it is due. Collective.
+    def begin(self, lr: float, timer: StepTimer | None = None) -> None:
+        """Begin an update of each learner. The arguments are those of TrainStep.begin."""
+        self._lr = lr
+        self._timer = timer or StepTimer(self._device)
+        self._results = list[StepResult]()
 
-        The arguments are those of TrainStep. The trust ratios are those of the rank's first learner.
+    def accumulate(self, batch: MicroBatch) -> None:
+        """Update the learner whose virtual GPU the micro-batch is of."""
+        learner = self._learners[batch.virtual_gpu]
+        learner.begin(self._lr, self._timer)
+        learner.accumulate(batch)
+        self._results.append(learner.update())
+        learner.optimizer.zero_grad()  # the next learner's gradients take their place
+        self._step = batch.step
+
+    def update(self, requests: Requests = NO_REQUESTS) -> StepResult:
+        """Average the learners' networks where that is due, and begin the vote of all learners. Collective.
+
+        The trust ratios are those of the rank's first learner.
         """
-        results, ends_epoch = list[StepResult](), False
-        for batch in micro_batches:
-            learner = self._learners[batch.virtual_gpu]
-            # Requests are the rank's, so only its last learner votes for them.
-            is_last = len(results) == len(self._learners) - 1
-            results.append(learner([batch], lr, requests if is_last else Requests, stopwatch))
-            learner.optimizer.zero_grad()  # the next learner's gradients take their place
-            ends_epoch = (batch.step + 1) % self._numbers_per_epoch == 0
+        results = self._results
         assert len(results) == len(self._learners)
-        on_wait()
-        sums = self._world.sum(torch.stack([result.votes for result in results]).sum(0), "votes")
-        stopwatch.lap("allreduce")
+        rows = [result.votes for result in results]
+        votes = torch.stack([*rows, VoteRow(0, 0, 0, 0, 0, 0, 0, *requests).tensor(self._device)]).sum(0)
+        loss = torch.stack([result.local_loss for result in results]).sum()
         self._in_round += 1
+        ends_epoch = (self._step + 1) % self._numbers_per_epoch == 0
         averaging = self._end_round() if ends_epoch or self._in_round == self._spec.period else None
-        stopwatch.lap("allreduce")
-        local_loss = torch.stack([result.local_loss for result in results]).sum()
-        return StepResult(sums, local_loss, results[0].ratios, has_squares=False, averaging=averaging)
+        self._timer.lap("allreduce")
+        wait = self._world.start_total(votes, next(self._votes))
+        return StepResult(votes, loss, results[0].ratios, has_squares=False, wait=wait, averaging=averaging)
 
     def unfreeze(self, epoch: int) -> int:
         """Train what optimizer.freeze has frozen for `epoch` epochs, as TrainStep does; return its elements."""

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed
 from summit_train.training.buckets import BUCKET_BYTES, bucket_counts
-from summit_train.training.stopwatch import UNTIMED, Stopwatch
+from summit_train.training.timer import StepTimer
 
 
 @dataclass
@@ -83,7 +83,6 @@ class Exchange:
         self._type = torch.float16 if compression == "fp16" else None
         self.buckets = split_buckets(self._parameters) if world.size > 1 else []
         self._begun = 0  # buckets whose mean has begun
-        self._stopwatch = UNTIMED
         self._is_last_pass, self._is_first_step = False, True
         self._hooks = list[RemovableHandle]()
         for bucket in self.buckets:
@@ -98,8 +97,10 @@ class Exchange:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def begin_step(self, stopwatch: Stopwatch = UNTIMED) -> None:
-        self._begun, self._is_last_pass, self._stopwatch = 0, False, stopwatch
+    def begin_step(self, timer: StepTimer) -> None:
+        self._begun = 0
+        self._is_last_pass = False
+        self._timer = timer
         for bucket in self.buckets:
             bucket.flat.zero_()
             bucket.missing = set(bucket.parameters)
@@ -128,7 +129,7 @@ class Exchange:
             assert bucket.finish is not None
             bucket.finish()
             bucket.finish = None
-            self._stopwatch.arrived(bucket.name)
+            self._timer.arrive(bucket.name)
         self._is_first_step = False
 
     def _fill(self, bucket: Bucket, name: str, parameter: nn.Parameter) -> None:
@@ -155,7 +156,7 @@ class Exchange:
         is_half = self._type is not None
         first = 2 ** math.ceil(math.log2(self._virtual_gpus) / 2) if is_half else 1
         message = (bucket.flat / first).to(self._type) if is_half else bucket.flat
-        self._stopwatch.sent(bucket.name, message.nbytes)
+        self._timer.send(bucket.name, message.nbytes)
         wait = self._world.start_total(message, bucket.name)
 
         def finish() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
-from functools import partial
 
 from summit_train.core.errors import RunFailed, describe, is_bug
 from summit_train.core.text import counted
@@ -17,7 +16,7 @@ from summit_train.training.metrics import RunLog
 from summit_train.training.records import Records, StepClips
 from summit_train.training.run import Run
 from summit_train.training.step import Requests
-from summit_train.training.stopwatch import Mark, Stopwatch
+from summit_train.training.timer import StepTimer
 from summit_train.training.validation import grow, replay_missed_validation, stop_early, validate
 
 
@@ -30,11 +29,16 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
     replay_missed_validation(run, records.log, stop)
     with records, closing(clips_of_steps(run)) as steps:
         for clips in steps:
-            records.begin_step(clips)
-            # --- data, forward, backward, synchronise, vote, update; the step reads its micro-batches as it computes
+            # --- data, forward, backward
             lr = plan.learning_rate(clips.step, clips.rung)
-            micro_batches, ask = read_step(run, clips, records.stopwatch), partial(requests, run, stop, clips)
-            result = run.step(micro_batches, lr, ask, records.stopwatch, partial(note_wait, run, clips))
+            run.step.begin(lr, clips.timer)
+            for micro_batch in read_step(run, clips):
+                run.step.accumulate(micro_batch)
+
+            # --- synchronise, update, begin to vote: from here on the step depends on the other ranks
+            if run.world.size > 1:
+                run.watchdog.at(f"waiting for the other ranks in step {clips.number}", waits=True)
+            result = run.step.update(Requests(bool(stop), run.is_checkpoint_due(), clips.wait_s))
 
             # --- the previous step's vote: the device has finished that step, so reading it waits for nothing
             asked = records.end_step(clips, lr, result)
@@ -51,7 +55,7 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
             is_saved = stopping or asked.checkpoint or (inside == 0 and saves(spec, epoch))
             if is_saved:
                 save(run, records.log, step)
-                records.stopwatch.lap("checkpoint")
+                clips.timer.lap("checkpoint")
             if stopping:
                 raise Stopped
 
@@ -59,7 +63,7 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
             if inside == 0:
                 if validates(spec, epoch):
                     end_epoch(run, records.log, stop, epoch, is_saved=is_saved)
-                    records.stopwatch.lap("validation")
+                    clips.timer.lap("validation")
                 if (number := run.step.unfreeze(epoch)) and records.log is not None:
                     records.log.say(f"epoch {epoch}: optimizer.freeze ends for {counted(number, 'parameter')}")
             records.trace.end_step(step)
@@ -76,18 +80,19 @@ def clips_of_steps(run: Run) -> Generator[StepClips, None, None]:
         while step < plan.total_steps and not run.early_stop.is_reached:
             step = max(step, plan.first_step(step // plan.steps_per_epoch, run.growth.rung))
             run.watchdog.at(f"loading the clips of step {step + 1}")
-            start, began = Mark(run.device), time.perf_counter()
+            timer = StepTimer(run.device, step + 1)
+            began = time.perf_counter()
             if batches is None or rung != run.growth.rung:
                 held.close()
                 rung, steps = run.growth.rung, range(step, plan.total_steps)
                 batches = run.train_set.training_batches(plan.order(rung), world.rank, world.size, steps)
                 held.callback(batches.close)
-            yield StepClips(step, rung, batches, start, time.perf_counter() - began)
+            yield StepClips(step, rung, batches, timer, time.perf_counter() - began)
             step += 1
 
 
-def read_step(run: Run, clips: StepClips, stopwatch: Stopwatch) -> Iterator[MicroBatch]:
-    """Yield this rank's micro-batches of a step, one for each of its virtual GPUs, each when it is asked for.
+def read_step(run: Run, clips: StepClips) -> Iterator[MicroBatch]:
+    """Yield this rank's micro-batches of a step, one for each of its virtual GPUs.
 
     Raises RunFailed with rank and step where a clip cannot be read.
     """
@@ -101,22 +106,11 @@ def read_step(run: Run, clips: StepClips, stopwatch: Stopwatch) -> Iterator[Micr
                 raise
             raise RunFailed(f"{run.world.who}, step {clips.number}: {describe(error)}") from error
         clips.wait_s += time.perf_counter() - began
-        stopwatch.lap("data_wait")
+        clips.timer.lap("data_wait")
         run.watchdog.at(f"computing step {clips.number}")
         assert batch.step == clips.step
         clips.finished.append(batch.without_clips())
         yield batch
-
-
-def requests(run: Run, stop: StopRequest, clips: StepClips) -> Requests:
-    """Return what this rank brings to the vote, which comes when its last micro-batch is there."""
-    return Requests(bool(stop), run.is_checkpoint_due(), clips.wait_s)
-
-
-def note_wait(run: Run, clips: StepClips) -> None:
-    """Tell the watchdog that the step depends on the other ranks from here on."""
-    if run.world.size > 1:
-        run.watchdog.at(f"waiting for the other ranks in step {clips.number}", waits=True)
 
 
 def end_epoch(run: Run, log: RunLog | None, stop: StopRequest, epoch: int, *, is_saved: bool) -> None:

@@ -109,5 +109,8 @@ def count_step(spec: Spec) -> list[tuple[Operation, int]]:
         make_ready(network, spec)
         step = build_step(spec, make_plan(spec, 1, 10**6 * len(clips)), World(), network, META)
         with Operations() as seen:
-            step([MicroBatch(0, 0, clips, labels, labels)], 0.0, on_wait=lambda: passes.update(seen.counted))
+            step.begin(0.0)
+            step.accumulate(MicroBatch(0, 0, clips, labels, labels))
+            passes.update(seen.counted)
+            step.update()
     return [*passes.items(), *((replace(one, of_pass=False), n) for one, n in (seen.counted - passes).items())]

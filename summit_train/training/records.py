@@ -17,13 +17,13 @@ from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
 from summit_train.training.slow_ranks import SlowRanks
 from summit_train.training.step import Requests, StepResult, Vote
-from summit_train.training.stopwatch import UNTIMED, Mark, Stopwatch
+from summit_train.training.timer import Mark, StepTimer
 from summit_train.training.trace import Trace
 
 
 @dataclass
 class StepClips:
-    """This rank's clips of one step, counted from 0, which began at `start`.
+    """This rank's clips of one step, counted from 0.
 
     batches: the loader. wait_s: waited for them so far. finished: the micro-batches that were read, without clips.
     """
@@ -31,7 +31,7 @@ class StepClips:
     step: int
     rung: Rung
     batches: Batches[MicroBatch]
-    start: Mark
+    timer: StepTimer
     wait_s: float
     finished: list[MicroBatch] = field(default_factory=list)
 
@@ -47,19 +47,17 @@ class LaunchedStep(NamedTuple):
     clips: StepClips
     lr: float
     result: StepResult
-    stopwatch: Stopwatch
     end: Mark
 
 
 class Records(AbstractContextManager["Records"]):
     """Records the steps of a run, on rank 0 in `log`, and those that are `traced` on all ranks.
 
-    A step is read when the next one is launched: the device has finished it by then. stopwatch: of the current step.
+    A step is read when the next one is launched: the device has finished it by then.
     """
 
     def __init__(self, run: Run, log: RunLog | None, traced: range) -> None:
         self.log, self._run, self.trace, self._slow_ranks = log, run, Trace(traced, run, log), SlowRanks(run, log)
-        self.stopwatch: Stopwatch = UNTIMED
         self._unread: LaunchedStep | None = None
         self._ratio_every = max(1, run.plan.total_steps // 100)  # steps between two records of the trust ratios
         self._broken: deque[tuple[bool, str]] = deque(maxlen=run.spec.watch.nonfinite_steps)
@@ -70,15 +68,13 @@ class Records(AbstractContextManager["Records"]):
         if kind is Stopped:
             self.trace.write()
 
-    def begin_step(self, clips: StepClips) -> None:
-        self.stopwatch = self.trace.begin_step(clips.number, clips.start) or self._slow_ranks.begin_step(clips.start)
-
     def end_step(self, clips: StepClips, lr: float, result: StepResult) -> Requests:
         """Take in a step that was launched; read the one before, and return what its ranks asked for."""
-        launched = LaunchedStep(clips, lr, result, self.stopwatch, Mark(self._run.device))
+        launched = LaunchedStep(clips, lr, result, Mark(self._run.device))
+        self.trace.add(clips.timer)
         asked = self.read()
         self._unread = launched
-        self.stopwatch.lap("other")
+        clips.timer.lap("other")
         return asked
 
     def read(self) -> Requests:
@@ -89,15 +85,16 @@ class Records(AbstractContextManager["Records"]):
         launched, self._unread = self._unread, None
         if launched is None:
             return Requests()
-        run, (clips, lr, result, stopwatch, end) = self._run, launched
+        run = self._run
+        clips, lr, result, end = launched
         number, epoch = clips.number, clips.step // run.plan.steps_per_epoch
         vote = result.read(clips.rung.global_batch, run.plan.virtual_gpus, run.world.size)
         self._check(launched, vote)
         run.bad_clips.add(vote.bad_clips, clips.finished, number, epoch)
-        self._slow_ranks.end_step(number, stopwatch, len(clips.finished))
+        self._slow_ranks.end_step(clips.timer, len(clips.finished))
         noise = {} if vote.squares is None else run.noise.add(vote.squares)
         if (log := self.log) is not None:
-            step_s = clips.start.seconds_to(end)
+            step_s = clips.timer.start.seconds_to(end)
             log.step(
                 step=number,
                 epoch=epoch,

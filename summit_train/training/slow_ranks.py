@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from summit_train.core.comm.launch import node_name
 from summit_train.core.errors import UserError
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
-from summit_train.training.stopwatch import UNTIMED, Laps, Mark, Stopwatch
+from summit_train.training.timer import StepTimer
 
 WINDOW = 100  # steps
 FACTOR = 1.3
@@ -39,18 +38,15 @@ class Own(NamedTuple):
     data_wait: float
 
 
-def own_seconds(laps: Sequence[tuple[str, Mark]], micro_batches: int) -> Own:
+def own_seconds(timer: StepTimer, micro_batches: int) -> Own:
     """Return the rank's own seconds in a step that the device has finished, however many micro-batches it had.
 
     A step has one update, or one of each learner. Work after it, such as a checkpoint, does not count.
     """
-    seconds = dict.fromkeys(("data_wait", "forward", "backward", "other", "update"), 0.0)
-    for (_, before), (phase, mark) in pairwise(laps):
-        if phase in seconds:
-            seconds[phase] += before.seconds_to(mark)
-    updates = max(1, sum(phase == "update" for phase, _ in laps))
-    update, data_wait = seconds.pop("update") / updates, seconds.pop("data_wait") / micro_batches
-    return Own(sum(seconds.values()) / micro_batches + update, data_wait)
+    seconds = timer.seconds()
+    updates = max(1, sum(phase == "update" for phase, _ in timer.laps))
+    passes = seconds["forward"] + seconds["backward"] + seconds["other"]
+    return Own(passes / micro_batches + seconds["update"] / updates, seconds["data_wait"] / micro_batches)
 
 
 @dataclass(frozen=True)
@@ -92,10 +88,10 @@ class Judge:
 
 
 class SlowRanks:
-    """Times every step, and compares the ranks after each WINDOW of them, by the steps' numbers.
+    """Compares the ranks after each WINDOW of them, by the steps' numbers.
 
     The sum over the ranks begins when the last step of a window is read, and is read with the next step: no step waits
-    for it. All ranks hold the same table then, and find the same. Of fewer than three ranks none is timed.
+    for it. All ranks hold the same table then, and find the same. Fewer than three ranks are not compared.
     """
 
     def __init__(self, run: Run, log: RunLog | None) -> None:
@@ -103,18 +99,16 @@ class SlowRanks:
         self._spares = spares(run.spec.run_path).replaceable if log and EXCLUDE_SLOW in os.environ else 0
         self._pending: tuple[int, torch.Tensor, Callable[[], None]] | None = None
 
-    def begin_step(self, start: Mark) -> Stopwatch:
-        """Return the stopwatch of a step that began at `start`."""
-        return UNTIMED if self._run.world.size < FEWEST_RANKS else Laps(self._run.device, start)
-
-    def end_step(self, step: int, stopwatch: Stopwatch, micro_batches: int) -> None:
+    def end_step(self, timer: StepTimer, micro_batches: int) -> None:
         """Take in a step that the device has finished. Collective at the last step of a window and the one after."""
-        self.finish()
-        if isinstance(stopwatch, Laps):
-            self._steps.append(own_seconds(stopwatch.laps, micro_batches))
-        if step % WINDOW or not self._steps:  # none: all were traced
-            return
         world = self._run.world
+        if world.size < FEWEST_RANKS:
+            return
+        self.finish()
+        self._steps.append(own_seconds(timer, micro_batches))
+        step = timer.number
+        if step % WINDOW:
+            return
         table = torch.zeros(world.size, len(Own._fields), dtype=torch.float64)
         table[world.rank] = torch.tensor(list(map(fmean, zip(*self._steps, strict=True))), dtype=table.dtype)
         self._steps.clear()

@@ -1,9 +1,10 @@
-"""One step of synchronous SGD over virtual GPUs: forward, backward, synchronise, vote, update."""
+"""One step of synchronous SGD over virtual GPUs: forward, backward, synchronise, update, vote."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from summit_train.training.loss import BatchLoss, Loss
 from summit_train.training.mix import UNMIXED, Mix, draw_mix
 from summit_train.training.noise import PassSquares, Squares
 from summit_train.training.running_statistics import RunningStatistics
-from summit_train.training.stopwatch import UNTIMED, Mark, Stopwatch
+from summit_train.training.timer import Mark, StepTimer
 
 
 class LossScale:
@@ -115,16 +116,22 @@ class Requests(NamedTuple):
     data_wait_s: float = 0.0
 
 
+NO_REQUESTS = Requests()
+# A vote is read a step later, so two may be on their way. Horovod knows messages by name.
+VOTES = ("votes.0", "votes.1")
+
+
 class VoteRow(NamedTuple):
     """The row of numbers that each rank brings to the vote of a step, and the sum of all ranks' rows.
 
-    nonfinite: a loss or a gradient is not finite. broken: and no loss scale explains it. pass_squares, mean_square:
-    squared gradient norms, unscaled: the sum of the passes', 0 where unmeasured, and that of their mean.
+    skipped: the gradient is not finite. broken: a loss or the gradient is not, and no loss scale explains it.
+    pass_squares, mean_square: squared gradient norms, unscaled: the sum of the passes', 0 where unmeasured, and that of
+    their mean.
     """
 
     loss: Any
     correct: Any
-    nonfinite: Any
+    skipped: Any
     broken: Any
     pass_squares: Any
     mean_square: Any
@@ -133,14 +140,20 @@ class VoteRow(NamedTuple):
     checkpoint: Any
     data_wait_s: Any
 
+    def tensor(self, device: torch.device) -> torch.Tensor:
+        """Return the row in double precision on `device`."""
+        # full() launches a kernel; tensor() would copy and wait.
+        numbers = [one if isinstance(one, torch.Tensor) else torch.full((), one, device=device) for one in self]
+        return torch.stack([one.double() for one in numbers])
+
 
 @dataclass(frozen=True)
 class Vote:
     """What all ranks decide by after a step, the same numbers on each.
 
-    loss: mean over the global batch. top1: `num_correct` of the training batch, in percent. skipped: something was not
-    finite and no weight changed. broken: and no loss scale explains it. data_wait_s: mean over the ranks, in seconds.
-    squares: of the gradients, where the step measured them and was not skipped.
+    loss: mean over the global batch. top1: `num_correct` of the training batch, in percent. skipped: the gradient
+    was not finite and no weight changed. broken: a loss or the gradient was not, and no loss scale explains it.
+    data_wait_s: mean over the ranks, in seconds. squares: of the gradients, where the step measured them and was not skipped.
     """
 
     loss: float
@@ -165,7 +178,7 @@ class Averaging:
 
 @dataclass
 class StepResult:
-    """The sums of all VoteRows, still on the device, and this rank's own loss.
+    """The sums of all VoteRows, on their way to the device until `wait` returns, and this rank's own loss.
 
     ratios: the layers' trust ratios, if there are any. averaging: of the networks, where the step ended with one.
     """
@@ -174,11 +187,15 @@ class StepResult:
     local_loss: torch.Tensor
     ratios: Ratios | None
     has_squares: bool
+    wait: Callable[[], None]
     averaging: Averaging | None = None
 
     def read(self, global_batch: int, virtual_gpus: int, ranks: int) -> Vote:
-        sums, squares = VoteRow(*self.votes.tolist()), None
-        skipped = sums.nonfinite > 0
+        """Wait for the vote, which has begun at the step's end. Collective."""
+        self.wait()
+        sums = VoteRow(*self.votes.tolist())
+        skipped = sums.skipped > 0
+        squares = None
         if self.has_squares and not skipped and math.isfinite(sums.pass_squares):
             squares = Squares(sums.pass_squares / virtual_gpus, sums.mean_square / ranks)
         return Vote(
@@ -218,7 +235,7 @@ class StepSettings:
 
 
 class TrainStep:
-    """A callable step: micro-batches of one rank in, weights updated on all ranks."""
+    """A step in three calls: begin, accumulate each micro-batch of this rank, update the weights on all ranks."""
 
     on_skip = "the update was skipped on all ranks"
 
@@ -238,6 +255,7 @@ class TrainStep:
         self._accumulation = len(virtual_gpus_of(world.rank, world.size, settings.virtual_gpus))
         self.loss_scale = LossScale(settings.precision == "fp16", device)
         self.average = None if settings.ema_decay is None else WeightAverage(model, settings.ema_decay)
+        self._votes = itertools.cycle(VOTES)
         self._take_trained()
 
     def _take_trained(self) -> None:
@@ -256,62 +274,59 @@ class TrainStep:
             begin_momentum(self.optimizer)
         return number
 
-    def __call__(
-        self,
-        micro_batches: Iterable[MicroBatch],
-        lr: float,
-        requests: Callable[[], Requests] = Requests,
-        stopwatch: Stopwatch = UNTIMED,
-        on_wait: Callable[[], None] = lambda: None,
-    ) -> StepResult:
-        """Run one update, in which the ranks also vote on `requests`. Collective.
-
-        requests: asked for at the vote, when the last micro-batch is there.
-        stopwatch: hears the end of each of stopwatch.PHASES, and the gradients' messages. on_wait: called where the
-        step begins to depend on other ranks. The gradient is the mean over all virtual GPUs of the mean over the clips
-        of each: passes add up, and the exchange divides the sum over the ranks by the virtual GPUs.
-        The last pass is the rank's own last: one with fewer micro-batches sends its gradients, and waits, earlier.
-        """
-        self._exchange.begin_step(stopwatch)
+    def begin(self, lr: float, timer: StepTimer | None = None) -> None:
+        """Begin an update at learning rate `lr`. timer: of its phases, PHASES, and of the gradients' messages."""
+        self._lr = lr
+        self._timer = timer or StepTimer(self._device)
+        self._losses = list[torch.Tensor]()
+        self._corrects = list[torch.Tensor]()
+        self._num_bad = 0
+        self._exchange.begin_step(self._timer)
         self.statistics.begin_step()
-        losses, corrects, num_bad, measured = [], [], 0, False
-        for index, batch in enumerate(micro_batches):
-            loss, correct = self._forward(batch, stopwatch)
-            if index == self._accumulation - 1:
-                self.statistics.start_mean()
-                self._exchange.begin_last_pass()
-            every = self._settings.noise_every
-            measured = every > 0 and (batch.step + 1) % every == 0
-            stopwatch.lap("other")
-            with self._squares.listening(measured), self.statistics.kept():
-                torch.autograd.backward(loss * self.loss_scale.scale)
-            stopwatch.lap("backward")
-            losses.append(loss.detach())
-            corrects.append(correct)
-            num_bad += len(batch.bad)
-        assert len(losses) == self._accumulation
-        on_wait()
+
+    def accumulate(self, batch: MicroBatch) -> None:
+        """Add up the gradient of one micro-batch. A rank has one for each of its virtual GPUs.
+
+        The last pass is the rank's own last: one with fewer micro-batches sends its gradients earlier.
+        """
+        loss, correct = self._forward(batch)
+        if len(self._losses) == self._accumulation - 1:
+            self.statistics.start_mean()
+            self._exchange.begin_last_pass()
+        every = self._settings.noise_every
+        self._is_measured = every > 0 and (batch.step + 1) % every == 0
+        self._timer.lap("other")
+        with self._squares.listening(self._is_measured), self.statistics.kept():
+            torch.autograd.backward(loss * self.loss_scale.scale)
+        self._timer.lap("backward")
+        self._losses.append(loss.detach())
+        self._corrects.append(correct)
+        self._num_bad += len(batch.bad)
+
+    def update(self, requests: Requests = NO_REQUESTS) -> StepResult:
+        """Update the weights by the gradient's mean over all virtual GPUs, and begin the vote. Collective.
+
+        All ranks have the same mean, so all skip the update where its norm is not finite.
+        """
+        assert len(self._losses) == self._accumulation
+        timer = self._timer
         self._exchange.finish()
-        stopwatch.lap("allreduce")
+        timer.lap("allreduce")
 
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         # The L2 norm of the averaged gradient, still scaled. It is finite if every entry is.
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-        local_loss = torch.stack(losses).sum()
-        row = self._row(local_loss, torch.stack(corrects).sum(), norm, num_bad, requests())
-        # full() launches a kernel; tensor() would copy and wait.
-        on_device = [one if isinstance(one, torch.Tensor) else torch.full((), one, device=self._device) for one in row]
-        stopwatch.lap("other")
-        votes = self._world.sum(torch.stack([one.double() for one in on_device]), "votes")
-        stopwatch.lap("allreduce")
-        skipped = (VoteRow(*votes).nonfinite > 0).float()
+        skipped = (~torch.isfinite(norm)).float()
+        loss = torch.stack(self._losses).sum()
+        row = self._row(loss, norm, skipped, requests).tensor(self._device)
         self.statistics.finish(skipped)
-        stopwatch.lap("other")
-        ratios = self._update(lr, gradients, norm, skipped)
+        timer.lap("other")
+        ratios = self._update_weights(gradients, norm, skipped)
         if self.average is not None:
             self.average.update(skipped)
-        stopwatch.lap("update")
-        return StepResult(votes, local_loss, ratios, measured)
+        timer.lap("update")
+        wait = self._world.start_total(row, next(self._votes))
+        return StepResult(row, loss, ratios, self._is_measured, wait)
 
     def checkpoint(self, path: Path, step: int) -> dict[str, Any]:
         count_updates(self.model, step)
@@ -327,7 +342,7 @@ class TrainStep:
             check_fit(path, "ema", saved.get("ema"), self.average.state_dict())
             self.average.load_state_dict(saved["ema"])
 
-    def _forward(self, batch: MicroBatch, stopwatch: Stopwatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _forward(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the micro-batch's mean loss, and how many clips are right; a mixed one by its larger share's class."""
         self.statistics.begin_pass(batch.step)
         normalise = self._normalise
@@ -336,7 +351,7 @@ class TrainStep:
         mix = self._vary(clips, batch)
         seed = rng.seed_of(self._settings.seed, "dropout", batch.step, batch.virtual_gpu)
         self.model.reseed(seed)  # type: ignore[operator]
-        stopwatch.lap("other")
+        self._timer.lap("other")
         with mixed_precision(self._settings.precision, self._device):
             outputs = self.model(clips)
         self.statistics.end_pass()
@@ -344,7 +359,7 @@ class TrainStep:
         size = (clips.shape[-2], clips.shape[-1])
         draws = rng.seed_of(self._settings.seed, "loss", batch.step, batch.virtual_gpu)
         loss, correct = self._settings.loss(outputs, mix.targets(labels, outputs), size, draws)
-        stopwatch.lap("forward")
+        self._timer.lap("forward")
         return loss, correct
 
     def _vary(self, clips: torch.Tensor, batch: MicroBatch) -> Mix:
@@ -359,20 +374,19 @@ class TrainStep:
         mix.apply(clips)
         return mix
 
-    def _row(
-        self, loss: torch.Tensor, correct: torch.Tensor, norm: torch.Tensor, num_bad: int, requests: Requests
-    ) -> VoteRow:
-        """Return what this rank brings to the vote; norm: of its gradient, still scaled."""
-        bad_loss, bad_gradient, scale = ~torch.isfinite(loss), ~torch.isfinite(norm), self.loss_scale.scale
+    def _row(self, loss: torch.Tensor, norm: torch.Tensor, skipped: torch.Tensor, requests: Requests) -> VoteRow:
+        """Return what this rank brings to the vote; norm: of the gradient, still scaled."""
+        scale = self.loss_scale.scale
         # An fp16 gradient that overflows is the loss scale's business until the scale has come down to 1.
-        broken = bad_loss | (bad_gradient & (scale <= 1))
+        broken = ~torch.isfinite(loss) | ((skipped > 0) & (scale <= 1))
         scale = scale.double()
         pass_squares = self._squares.take(self._device) / scale.square()
         mean_square = (norm.double() / scale).square()
-        return VoteRow(loss, correct, bad_loss | bad_gradient, broken, pass_squares, mean_square, num_bad, *requests)
+        correct = torch.stack(self._corrects).sum()
+        return VoteRow(loss, correct, skipped, broken, pass_squares, mean_square, self._num_bad, *requests)
 
-    def _update(
-        self, lr: float, gradients: list[torch.Tensor], norm: torch.Tensor, skipped: torch.Tensor
+    def _update_weights(
+        self, gradients: list[torch.Tensor], norm: torch.Tensor, skipped: torch.Tensor
     ) -> Ratios | None:
         """Unscale, clip and update, or do nothing where `skipped` is 1; return the layers' trust ratios, if any."""
         divisor, clip_norm = self.loss_scale.scale, self._settings.clip_norm
@@ -382,7 +396,7 @@ class TrainStep:
         if not unscaled and divisor.dtype == torch.float64:  # the fused solvers take a divisor in single precision only
             torch._foreach_div_(gradients, divisor)
             unscaled = True
-        set_learning_rate(self.optimizer, lr)
+        set_learning_rate(self.optimizer, self._lr)
         # The solvers read both attributes; torch.amp.GradScaler hands them over to the fused ones in the same way.
         self.optimizer.grad_scale = None if unscaled else divisor  # type: ignore[attr-defined]
         self.optimizer.found_inf = skipped  # type: ignore[attr-defined]

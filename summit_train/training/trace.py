@@ -24,7 +24,7 @@ from summit_train.core.result import TextTable
 from summit_train.core.text import counted
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
-from summit_train.training.stopwatch import PHASES, Mark, Recorder, Stopwatch, TimedStep, idle_mark
+from summit_train.training.timer import PHASES, Mark, StepTimer, idle_mark
 
 WAIT = "allreduce"  # the phase in which a rank waits for slower ones
 _MOST_STEPS = 100
@@ -80,7 +80,7 @@ class RankTrace:
     virtual_gpus: int = 1
 
 
-def slices_of(step: TimedStep, now: Mark, offset: float) -> Iterator[Slice]:
+def slices_of(step: StepTimer, now: Mark, offset: float) -> Iterator[Slice]:
     """Yield a step, its phases and messages, and the wait for each message; longer slices before those within them."""
 
     def clock(mark: Mark) -> float:
@@ -183,16 +183,14 @@ class Trace:
 
     def __init__(self, steps: range, run: Run, log: RunLog | None) -> None:
         self._steps, self._run, self._log = steps, run, log
-        self._recorder = Recorder(run.device)
+        self._timers = list[StepTimer]()
         if log is not None and steps and steps[-1] <= run.start_step:
             log.say(f"trace: steps {steps[0]} to {steps[-1]} were done before this start; nothing is traced")
 
-    def begin_step(self, step: int, start: Mark) -> Stopwatch | None:
-        """Return the stopwatch of step number `step`, which began at `start`; None where it is not traced."""
-        if step not in self._steps:
-            return None
-        self._recorder.begin_step(step, start)
-        return self._recorder
+    def add(self, timer: StepTimer) -> None:
+        """Keep the timer of a step, if it is traced."""
+        if timer.number in self._steps:
+            self._timers.append(timer)
 
     def end_step(self, step: int) -> None:
         """Write the file after the last traced step, which a growing batch may have left out. Collective."""
@@ -201,7 +199,7 @@ class Trace:
 
     def write(self) -> None:
         """Write what is recorded, if anything, and show the slowest ranks. Collective."""
-        world, steps = self._run.world, self._recorder.take()
+        world, steps, self._timers = self._run.world, self._timers, []
         if not steps:
             return
         self._run.watchdog.at("writing the trace", waits=world.rank > 0)

@@ -16,7 +16,7 @@ from summit_train.models import build_model
 from summit_train.models.fast import accelerate
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
-from summit_train.training.stopwatch import PHASES
+from summit_train.training.timer import PHASES
 from tests.bench.conftest import SHORT, TINY, Bench
 from tests.conftest import WriteSpec
 from tests.held import held_bytes

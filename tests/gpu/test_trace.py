@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from summit_train.training.stopwatch import Mark, Recorder, idle_mark
+from summit_train.training.timer import Mark, Recorder, idle_mark
 from summit_train.training.trace import slices_of
 from tests.gpu.devices import on_devices, random_batch
 from tests.gpu.networks import CLASSES

@@ -8,12 +8,10 @@ anew only where a change is meant to move results, and give the reason in the co
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
 import os
-import signal
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,12 +23,10 @@ import torch
 import yaml
 from PIL import Image
 
-from summit_train.training.averaging import AveragingStep
-from summit_train.training.step import TrainStep
 from tests.conftest import made_once
 from tests.flows import write_moving_set
 from tests.runs import load_any, records
-from tests.worlds import forked, main_without_reports, train
+from tests.worlds import forked, main_without_reports, signal_at, train
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "runs.json"
 TRAIN, VAL, FRAMES, SIDE = 24, 9, 8, 32
@@ -242,21 +238,6 @@ def write_specs(folder: Path, runs_folder: str) -> dict[str, Path]:
     return paths
 
 
-def stop_at(update: int) -> None:
-    """Have this process's steps send it SIGTERM as update number `update`, from 1, begins."""
-    for kind in (TrainStep, AveragingStep):
-        honest: Callable[..., Any] = kind.__call__
-
-        @functools.wraps(honest)
-        def call(self: Any, batches: Any, *arguments: Any, honest: Callable[..., Any] = honest, **options: Any) -> Any:
-            batches = list(batches)
-            if batches[0].step + 1 == update:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return honest(self, batches, *arguments, **options)
-
-        kind.__call__ = call  # type: ignore[method-assign]
-
-
 def train_all(folder: Path) -> None:
     """Train every run on one rank, and on three where it is stopped and continued."""
     alone, together = write_specs(folder, "alone"), write_specs(folder, "together")
@@ -269,7 +250,7 @@ def train_all(folder: Path) -> None:
     for name, path in together.items():
 
         def stopped(path: Path = path) -> int:
-            stop_at(STOPPED_AT)
+            signal_at(STOPPED_AT)
             return main_without_reports(["train", str(path)])
 
         status, output = forked(3, stopped)

@@ -21,7 +21,7 @@ from summit_train.models import VideoNetwork
 from summit_train.training import slow_ranks
 from summit_train.training.metrics import RunLog
 from summit_train.training.slow_ranks import Judge, Own, SlowRank, SlowRanks, own_seconds
-from summit_train.training.stopwatch import UNTIMED, Laps, Mark, Stopwatch
+from summit_train.training.timer import UNTIMED, Laps, Mark, Stopwatch
 from tests.conftest import WriteSpec
 from tests.killing import slowed
 from tests.runs import assert_bit_equal, final_state, records

@@ -16,7 +16,7 @@ import pytest
 from summit_train.core.comm import World, open_world
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
-from summit_train.training.stopwatch import Mark, TimedStep
+from summit_train.training.timer import Mark, TimedStep
 from summit_train.training.trace import (
     RankTrace,
     Slice,

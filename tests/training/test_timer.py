@@ -9,7 +9,7 @@ import torch
 
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
-from summit_train.training.stopwatch import PHASES, UNTIMED, Mark, Recorder, Stopwatch
+from summit_train.training.timer import PHASES, UNTIMED, Mark, Recorder, Stopwatch
 from tests.training.test_step import _step
 
 CPU = torch.device("cpu")
