@@ -154,7 +154,9 @@ class Slurm(Scheduler):
         # It expands %j and the like even in the folder's own path.
         if set(str(script.absolute())) & set("%\\"):
             raise UserError(f"{script.parent}: Slurm cannot write output below a name with % or \\; change it")
-        excluded = [f"--exclude={','.join(without)}"] if without else []
+        # It refuses a name that it does not know, and its own names have no domain.
+        names = [host if re.fullmatch(r"[\d.]+", host) else host.partition(".")[0] for host in without]
+        excluded = [f"--exclude={','.join(dict.fromkeys(names))}"] if without else []
         dependency = [f"--dependency=afterany:{after}"] if after else []
         return ["sbatch", *excluded, "--parsable", *dependency, script.name]
 

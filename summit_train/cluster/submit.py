@@ -84,7 +84,7 @@ def write_job(site: Site, job: Job, specs: Sequence[Spec] = (), folder: Path | N
     for run, spec in zip(job.runs, specs, strict=not job.command):
         write_text(run / "job/spec.yaml", dump_spec(spec))
     for run in job.runs:
-        for mark in ("done", "requeues", "last_job"):
+        for mark in ("done", "requeues", "preemptions", "last_job"):
             (run / "job" / mark).unlink(missing_ok=True)
     if job.environment is not None and not job.environment.exists():
         with shown("MB of the environment packed", in_logs=True) as show:
