@@ -309,7 +309,9 @@ def test_preemptions_are_counted_apart_from_requeues(standins: Standins, tmp_pat
     """Within the grace time, as a real Slurm 22.05 was seen to say it."""
     script, run = prepared(standins, "srun", tmp_path / "run", max_requeues=1)
     now = "2026-11-28T07:09:20"
-    (standins.folder / "record").write_text(f"JobId=8 Restarts=0 PreemptTime=None\nJobId=7 Restarts=0 PreemptTime={now}\n")
+    (standins.folder / "record").write_text(
+        f"JobId=8 Restarts=0 PreemptTime=None\nJobId=7 Restarts=0 PreemptTime={now}\n"
+    )
     ends = [_stopped(standins, script, number) for _ in range(11)]
     assert [status for status, _ in ends] == [85] * 10 + [1]
     assert "stopped at step 8; requeued, 1 of 10 preemptions\n" in ends[0][1]
@@ -320,9 +322,7 @@ def test_preemptions_are_counted_apart_from_requeues(standins: Standins, tmp_pat
 @pytest.mark.parametrize(
     ("restarts", "said"), [(1, "Slurm has requeued it, and starts it again"), (0, "submit it again to continue")]
 )
-def test_a_job_that_slurm_starts_again_says_so(
-    standins: Standins, tmp_path: Path, restarts: int, said: str
-) -> None:
+def test_a_job_that_slurm_starts_again_says_so(standins: Standins, tmp_path: Path, restarts: int, said: str) -> None:
     """Without a grace time, Slurm counts the restart before it ends the job."""
     script, _ = prepared(standins, "srun", tmp_path / "run")
     (standins.folder / "record").write_text(f"JobId=7 Restarts={restarts} PreemptTime=None\n")
