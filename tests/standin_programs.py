@@ -96,7 +96,7 @@ def parse(name: str, words: Sequence[str], table: Mapping[str, str]) -> tuple[di
             value = left.pop(0)
         if not re.fullmatch(table[option], value):
             refuse(f"{name}: {option}: {value!r} is not {table[option]!r}")
-        repeated = option in options and option in ("-o", "-l", "-x")
+        repeated = option in options and option in ("-o", "-l", "-x", "-R")
         options[option] = f"{options[option]} {value}" if repeated else value
     return options, left
 
