@@ -1,4 +1,4 @@
-"""The gradient noise scale: by hand, on quadratics with a known covariance, and in runs on any number of ranks."""
+"""The gradient noise scale: by hand, on quadratics with a known covariance, and in runs."""
 
 from __future__ import annotations
 
@@ -168,19 +168,12 @@ def test_fp16_is_unscaled_and_a_skipped_step_has_no_squares() -> None:
     assert _step(poisoned, 2, noise_every=1)(_micro_batches(2), 0.1).read(4, 2, 1).squares is None
 
 
-def test_4_ranks_x_1_are_2_x_2_are_1_x_4(write_spec: WriteSpec, tmp_path: Path) -> None:
-    measured = {}
-    for ranks in (1, 2, 4):
-        spec = write_spec(f"on{ranks}", precision="fp64", schedule={"epochs": 1})
-        output = train(ranks if ranks > 1 else 0, spec, "noise_scale.every_steps=4")
-        measured[ranks] = [step for step in records(tmp_path / f"runs/on{ranks}", "step") if "noise_scale" in step]
-        assert [step["step"] for step in measured[ranks]] == [4, 8]
-        assert "  noise scale " in output
-    for name in ("noise_scale", "gradient_variance", "gradient_square"):
-        for one, other in ((1, 2), (1, 4)):
-            # null where the averages of eight clips scatter too widely: on all ranks, or on none
-            mine, theirs = ([record[name] or math.inf for record in measured[ranks]] for ranks in (one, other))
-            assert mine == pytest.approx(theirs, rel=1e-9), name
+def test_a_run_measures_every_so_often_and_says_so(write_spec: WriteSpec, tmp_path: Path) -> None:
+    """Squares on any ranks: test_uneven_shares.py."""
+    output = train(0, write_spec(schedule={"epochs": 1}), "noise_scale.every_steps=4")
+    measured = [step for step in records(tmp_path / "runs/run", "step") if "noise_scale" in step]
+    assert [step["step"] for step in measured] == [4, 8] and "  noise scale " in output
+    assert all(step["gradient_variance"] > 0 for step in measured)
 
 
 def test_one_virtual_gpu_is_told_that_nothing_is_measured(write_spec: WriteSpec, tmp_path: Path) -> None:
