@@ -179,16 +179,6 @@ def test_more_epochs_up_to_the_length_before_the_stop_are_trained(stopped: Path)
     assert "more epochs:" not in train(0, run) and len(steps_of(run)) == 42  # it has stopped, and stays so
 
 
-def test_a_run_is_not_over_before_its_body_is_trained(write_spec: WriteSpec, tmp_path: Path) -> None:
-    """So few more epochs are enough to continue it."""
-    optimizer = SECTIONS["optimizer"] | {"freeze": [{"names": ["layer1"], "until_epoch": 3}]}
-    schedule = {"epochs": 6, "early_stop": {"measure": "top1", "epochs": 1}}
-    out = train(0, write_spec(**SECTIONS | {"optimizer": optimizer, "schedule": schedule}))
-    assert "epoch 4: stops early, 3 epochs without improvement" in out and "is that of epoch 1" in out
-    assert "more epochs: 5 instead of 4" in train(0, tmp_path / "runs/run", "--more-epochs", "1")
-    assert steps_of(tmp_path / "runs/run") == list(range(1, 31))
-
-
 def test_the_validation_loss_decides_the_less_the_better(write_spec: WriteSpec, tmp_path: Path) -> None:
     keys = {**SECTIONS, "model": {}, "optimizer": {"base_lr": 0.1}}
     train(0, write_spec(**keys | {"schedule": {"epochs": 9, "early_stop": {"measure": "val_loss", "epochs": 1}}}))
