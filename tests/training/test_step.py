@@ -17,6 +17,7 @@ from summit_train.core.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
 from summit_train.models.precision import Normalise
+from summit_train.models.video import freeze_norms
 from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
 from summit_train.spec.augment import MixSpec
@@ -254,6 +255,17 @@ def test_a_step_that_is_not_finite_changes_nothing_not_even_the_first_one() -> N
     vote = step(_micro_batches(2), 0.1).read(4, 2, 1)
     assert not vote.skipped
     assert_all_near(model.parameters(), reference.parameters(), 1e-12)
+
+
+def test_frozen_norms_keep_their_values_to_the_bit() -> None:
+    model = _model()
+    freeze_norms(model, "all_but_first")
+    before = copy.deepcopy(model.state_dict())
+    _step(model, 2)(_micro_batches(2), 0.1)
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert {name for name in moved if "bn" in name or "downsample.1" in name} == {
+        f"bn1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    }
 
 
 def test_bf16_is_close_to_fp32_and_keeps_fp32_weights() -> None:
