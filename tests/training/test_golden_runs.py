@@ -414,7 +414,7 @@ def test_the_trust_ratios_are_recorded(trained: Path) -> None:
         assert all(0.1 <= ratio <= 1000 for ratio in one["ratios"].values())
     first = alone[0]["ratios"]
     assert len(first) == 62 and first["bn1.bias"] == 1.0  # it begins at 0
-    assert sum(0.1 < ratio < 1000 and ratio != 1 for ratio in first.values()) > 20
+    assert sum(0.1 < ratio < 1000 and ratio != 1 for ratio in first.values()) > 10
 
 
 if __name__ == "__main__":

@@ -210,19 +210,23 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @needs_ranks
-@pytest.mark.parametrize("kind", RUNS)
-def test_a_run_of_3_ranks_continues_on_2_and_then_on_4(kind: str, write_spec: WriteSpec, tmp_path: Path) -> None:
-    """Seven virtual GPUs and three epochs; every start but the first finds the checkpoint of one epoch more."""
+@pytest.mark.parametrize(
+    ("kind", "begin", "ranks", "comm"), [("synchronous", 5, 2, "horovod"), ("growing", 10, 4, "torch")]
+)
+def test_a_run_of_3_ranks_continues_on_others(
+    write_spec: WriteSpec, tmp_path: Path, kind: str, begin: int, ranks: int, comm: str
+) -> None:
+    """Seven virtual GPUs and three epochs of five steps; the second start finds the checkpoint of `begin`."""
     common = {"scale": {"gpus": 7, "clips_per_gpu": 2}, "schedule": {"epochs": 3}, "precision": "fp64"}
     whole, moved = (write_spec(name, **common, **RUNS[kind]) for name in ("whole", "moved"))
     train(0, whole)
-    for begin, (ranks, comm) in zip((0, 5, 10), ((3, "torch"), (2, "horovod"), (4, "torch")), strict=True):
-        for later in (tmp_path / "runs/moved/checkpoints").glob("step_*"):
-            if int(later.name[5:13]) > begin:
-                later.unlink()
-        output = train(ranks, moved, comm=comm)
-        assert not begin or f"step_{begin:08d}.pt" in output
-        assert (comm == "torch") != ("continues over horovod; earlier steps ran over torch (gloo)" in output)
+    train(3, moved)
+    for later in (tmp_path / "runs/moved/checkpoints").glob("step_*"):
+        if int(later.name[5:13]) > begin:
+            later.unlink()
+    output = train(ranks, moved, comm=comm)
+    assert f"step_{begin:08d}.pt" in output
+    assert (comm == "torch") != ("continues over horovod; earlier steps ran over torch (gloo)" in output)
     one, other = (tmp_path / f"runs/{name}" for name in ("whole", "moved"))
     assert difference(final_state(one), final_state(other)) <= 1e-12
     results = [json.loads((run / "eval.json").read_text()) for run in (one, other)]
@@ -231,7 +235,7 @@ def test_a_run_of_3_ranks_continues_on_2_and_then_on_4(kind: str, write_spec: Wr
     grown = [[record["clips_per_gpu"] for record in records(run, "batch")][-1:] for run in (one, other)]
     assert grown[0] == grown[1] == ([4] if kind == "growing" else [])
     plan = json.loads((other / "plan.json").read_text())
-    assert (plan["ranks"], plan["accumulation"], plan["load_balance"]) == (4, 2, 7 / 8)
+    assert (plan["ranks"], plan["accumulation"], plan["load_balance"]) == (ranks, -(-7 // ranks), 7 / 8)
 
 
 @needs_ranks
