@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -40,7 +41,6 @@ TOGETHER = {
     "tests/training/test_averaging_runs.py": "averaging",
     "tests/training/test_golden_runs.py": "golden runs",
     "tests/training/test_run.py": "run",
-    "tests/training/test_solvers.py": "solvers",
     "tests/test_wheel.py": "wheel",
 }
 
@@ -168,14 +168,34 @@ def spec_writer(motion_set: Path, folder: Path) -> WriteSpec:
     return write
 
 
+ONLINE = {"shift_direction": "past"}  # the model of `trained_run`, where it differs from `spec_writer`'s
+
+
 @pytest.fixture(scope="session")
 def trained_run(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that trained an online TSM for two epochs. Tests leave it as it is, or copy it."""
 
     def make(folder: Path) -> None:
-        train(0, spec_writer(motion_set, folder)("run", model={"shift_direction": "past"}))
+        train(0, spec_writer(motion_set, folder)("run", model=ONLINE))
 
     return made_once(tmp_path_factory, "trained", make) / "runs/run"
+
+
+@pytest.fixture(scope="session")
+def one_epoch_run(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of one epoch, of `spec_writer`'s own network. Tests leave it as it is, or copy it."""
+
+    def make(folder: Path) -> None:
+        train(0, spec_writer(motion_set, folder)("run", schedule={"epochs": 1}))
+
+    return made_once(tmp_path_factory, "one_epoch", make) / "runs/run"
+
+
+@pytest.fixture
+def done(write_spec: WriteSpec, one_epoch_run: Path, tmp_path: Path) -> str:
+    """The spec of a copy of `one_epoch_run`, at `runs/run` in the test's own folder."""
+    shutil.copytree(one_epoch_run, tmp_path / "runs/run")
+    return str(write_spec(schedule={"epochs": 1}))
 
 
 @pytest.fixture

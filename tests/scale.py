@@ -48,7 +48,7 @@ from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.motion import FPS, MotionSet
 from summit_train.data.video.encode import open_writer
 from summit_train.spec import load_spec
-from summit_train.training.step import TrainStep
+from summit_train.training.step import NO_REQUESTS, Requests, StepResult, TrainStep
 from tests.slow_files import SlowFiles
 from tests.worlds import ROOT, environment, forked, main_without_reports, start, succeed
 
@@ -214,17 +214,17 @@ def rehearse_ranks(ranks: int, folder: Path) -> dict[str, Any]:
     """Train on `ranks` forked ranks; return the medians over the ranks at their first step, and rank 0's own."""
     make_set(folder, ranks * STEPS, 16)
     spec = write_spec(folder, ranks)
-    began, honest = time.monotonic(), TrainStep.__call__
+    began, honest = time.monotonic(), TrainStep.update
 
-    def call(self: TrainStep, *arguments: Any, **options: Any) -> Any:
-        result = honest(self, *arguments, **options)
+    def update(self: TrainStep, requests: Requests = NO_REQUESTS) -> StepResult:
+        result = honest(self, requests)
         path = folder / f"{os.environ['RANK']}.json"
         if not path.exists():
             path.write_text(json.dumps(held() | {"seconds": time.monotonic() - began}))
         return result
 
     def work() -> int:
-        TrainStep.__call__ = call  # type: ignore[method-assign]
+        TrainStep.update = update  # type: ignore[method-assign]
         return main_without_reports(["train", spec])
 
     status, output = forked(ranks, work)

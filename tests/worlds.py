@@ -15,13 +15,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any
+from typing import IO
 
 import pytest
 import torch
@@ -30,7 +30,10 @@ from torch.distributed import TCPStore
 from summit_train.__main__ import main
 from summit_train.core.comm import BACKENDS as BACKENDS
 from summit_train.core.processes import ROOT_ALLOWED, find_mpirun
-from summit_train.training.step import TrainStep
+from summit_train.data.batches.loader import MicroBatch
+from summit_train.training.averaging import AveragingStep
+from summit_train.training.step import NO_REQUESTS, Requests, StepResult, TrainStep
+from summit_train.training.timer import StepTimer
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -167,26 +170,40 @@ def main_without_reports(words: Sequence[str]) -> int:
     return main(words)
 
 
-def signal_at(update: int, number: int = signal.SIGTERM, kind: type[Any] = TrainStep) -> None:
-    """Have this process get a signal as update number `update`, from 1, has its first micro-batch."""
-    honest = kind.accumulate
+def take_step(
+    step: TrainStep | AveragingStep,
+    micro_batches: Iterable[MicroBatch],
+    lr: float,
+    requests: Requests = NO_REQUESTS,
+    timer: StepTimer | None = None,
+) -> StepResult:
+    """Make one update, as the training loop does."""
+    step.begin(lr, timer)
+    for batch in micro_batches:
+        step.accumulate(batch)
+    return step.update(requests)
+
+
+def signal_at(update: int, number: int = signal.SIGTERM) -> None:
+    """Have this process get a signal once, as it begins update number `update` of a run, from 1."""
+    honest = TrainStep.begin
     is_sent = False
 
-    def accumulate(self: Any, batch: Any) -> None:
+    def begin(self: TrainStep, lr: float, timer: StepTimer | None = None) -> None:
         nonlocal is_sent
-        if batch.step + 1 == update and not is_sent:
+        if timer is not None and timer.number == update and not is_sent:
             is_sent = True
             os.kill(os.getpid(), number)
-        honest(self, batch)
+        honest(self, lr, timer)
 
-    kind.accumulate = accumulate
+    TrainStep.begin = begin  # type: ignore[method-assign]
 
 
-def train_signalled(spec: Path | str, number: int, step: int, *words: str, kind: type = TrainStep) -> tuple[int, str]:
+def train_signalled(spec: Path | str, number: int, step: int, *words: str) -> tuple[int, str]:
     """Run `summit-train train SPEC ...` alone, which gets a signal as it begins update `step`, counted from 1."""
 
     def work() -> int:
-        signal_at(step, number, kind)
+        signal_at(step, number)
         return main_without_reports(["train", str(spec), *words])
 
     return forked(0, work)

@@ -57,7 +57,8 @@ Tensors = list[torch.Tensor]
 class AveragingStep:
     """A step in the three calls of TrainStep: each of this rank's learners updates its own network.
 
-    Every `period` steps a round ends with an average. The end of an epoch ends it too, so the network of a whole epoch is the average of all.
+    Every `period` steps a round ends with an average. So does the end of an epoch: the network of a whole epoch is the
+    average of all.
     learners: the step of each of this rank's, in a world of its own, by the number of its virtual GPU, of which the run
     has `virtual_gpus`. model: becomes the average.
     A learner whose loss or gradient is not finite skips its own update. Nothing here waits for the device.

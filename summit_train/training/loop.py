@@ -47,7 +47,7 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
             step = clips.number
             epoch, inside = divmod(step, plan.steps_per_epoch)
             if inside == 0 or asked.stop or asked.checkpoint:
-                latest = records.read()
+                latest = records.read(clips.timer)
                 asked = Requests(asked.stop or latest.stop, asked.checkpoint or latest.checkpoint)
 
             # --- a checkpoint that is due, or that the ranks voted for

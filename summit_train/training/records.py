@@ -72,15 +72,16 @@ class Records(AbstractContextManager["Records"]):
         """Take in a step that was launched; read the one before, and return what its ranks asked for."""
         launched = LaunchedStep(clips, lr, result, Mark(self._run.device))
         self.trace.add(clips.timer)
-        asked = self.read()
+        asked = self.read(clips.timer)
         self._unread = launched
         clips.timer.lap("other")
         return asked
 
-    def read(self) -> Requests:
+    def read(self, timer: StepTimer) -> Requests:
         """Wait for the unread step, if there is one, and record it; return what its ranks asked for.
 
-        Raises AgreedError on all ranks at too many broken steps or bad clips.
+        timer: of the current step, in which this waits for the other ranks. Raises AgreedError on all ranks at too many
+        broken steps or bad clips.
         """
         launched, self._unread = self._unread, None
         if launched is None:
@@ -89,6 +90,7 @@ class Records(AbstractContextManager["Records"]):
         clips, lr, result, end = launched
         number, epoch = clips.number, clips.step // run.plan.steps_per_epoch
         vote = result.read(clips.rung.global_batch, run.plan.virtual_gpus, run.world.size)
+        timer.lap("allreduce")
         self._check(launched, vote)
         run.bad_clips.add(vote.bad_clips, clips.finished, number, epoch)
         self._slow_ranks.end_step(clips.timer, len(clips.finished))

@@ -153,7 +153,8 @@ class Vote:
 
     loss: mean over the global batch. top1: `num_correct` of the training batch, in percent. skipped: the gradient
     was not finite and no weight changed. broken: a loss or the gradient was not, and no loss scale explains it.
-    data_wait_s: mean over the ranks, in seconds. squares: of the gradients, where the step measured them and was not skipped.
+    data_wait_s: mean over the ranks, in seconds. squares: of the gradients, where the step measured them and was not
+    skipped.
     """
 
     loss: float

@@ -22,6 +22,7 @@ from summit_train.models.fast import execution
 from summit_train.models.fast.kernels import loaded
 from summit_train.report import page
 from summit_train.training.step import TrainStep
+from summit_train.training.timer import StepTimer
 from tests.conftest import WriteSpec
 from tests.runs import records, steps_of
 from tests.worlds import PATIENCE_S, Say, forked, lines, main_without_reports, start, succeed, train_signalled
@@ -162,15 +163,14 @@ def test_a_request_to_stop_ends_the_report(
 
 def _at_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], None]) -> None:
     """Do `act` before the update number `step`, counted from 0."""
-    honest = TrainStep.__call__
+    honest = TrainStep.begin
 
-    def call(self: TrainStep, batches: Any, *arguments: Any, **options: Any) -> Any:
-        batches = list(batches)
-        if batches[0].step == step:
+    def begin(self: TrainStep, lr: float, timer: StepTimer) -> None:
+        if timer.number == step + 1:
             act()
-        return honest(self, batches, *arguments, **options)
+        honest(self, lr, timer)
 
-    monkeypatch.setattr(TrainStep, "__call__", call)
+    monkeypatch.setattr(TrainStep, "begin", begin)
 
 
 def test_a_deleted_lock_is_taken_again(

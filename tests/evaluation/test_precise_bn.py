@@ -24,7 +24,7 @@ from summit_train.spec import Spec, load_spec
 from summit_train.training.run import read_inputs
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec
-from tests.worlds import lines, succeed, train
+from tests.worlds import lines, succeed
 
 CPU = torch.device("cpu")
 _LOOP = """
@@ -143,14 +143,13 @@ def test_the_first_steps_are_taken_and_a_request_to_stop_is_heard_between(write_
     assert {m.momentum for m in model.modules() if isinstance(m, _BatchNorm)} == {0.1}
 
 
-def test_the_accuracy_is_the_same_on_any_number_of_ranks(write_spec: WriteSpec, tmp_path: Path) -> None:
-    spec = str(write_spec(precision="fp64", schedule={"epochs": 1}))
-    train(0, spec)
+def test_the_accuracy_is_the_same_on_any_number_of_ranks(done: str, tmp_path: Path) -> None:
     plain = json.loads((tmp_path / "runs/run/eval.json").read_text())
     file = "predictions/step_00000010.npz"
     results, scores = [], [np.load(tmp_path / "runs/run" / file)["scores"]]
     for ranks in (1, 2):
-        output = succeed(ranks, "eval", spec, "--json", "--name", f"on_{ranks}", "evaluate.precise_bn=3")
+        words = ("--name", f"on_{ranks}", "evaluate.precise_bn=3", "precision=fp64")
+        output = succeed(ranks, "eval", done, "--json", *words)
         results.append(json.loads(next(line for line in lines(output) if line.startswith("{"))))
         del results[-1]["written"]
         scores.append(np.load(tmp_path / f"runs/run/evals/on_{ranks}" / file)["scores"])

@@ -18,6 +18,7 @@ from summit_train.spec.source import shipped
 from summit_train.training.run import build_step
 from tests.gpu.devices import batches_of, on_devices
 from tests.held import held_bytes
+from tests.worlds import take_step
 
 TOLERANCE = 0.15
 # name -> spec below configs/kinetics, overrides
@@ -57,12 +58,12 @@ def test_a_steps_memory_is_estimated(name: str, device: torch.device) -> None:
             if number == 2:
                 torch.cuda.synchronize(device)
                 torch.cuda.reset_peak_memory_stats(device)
-            step(batches, 0.0).read(plan.global_batch, 1, 1)
+            take_step(step, batches, 0.0).read(plan.global_batch, 1, 1)
         peak = torch.cuda.max_memory_allocated(device) - before
         assert_estimated("peak of a step", peak, plan.memory_bytes_per_rank)
     if "recomputed" not in name:  # the hooks of recomputed blocks come before those that count
         with held_bytes(model.parameters()) as held:
-            step(batches, 0.0).read(plan.global_batch, 1, 1)
+            take_step(step, batches, 0.0).read(plan.global_batch, 1, 1)
         kept = max(held)
         # Autocast's copies of the weights, which autograd keeps too. At full size they are 2 % of a step's memory.
         kept -= 2 * plan.network.parameters if spec.precision in AUTOCAST else 0

@@ -36,7 +36,7 @@ from tests.gpu.autocast import IDLE, as_on_cuda, dispatched_as
 from tests.gpu.devices import batches_of
 from tests.gpu.test_memory import TOLERANCE
 from tests.gpu.test_syncs import OTHER_SOLVER, SYNCHRONOUS
-from tests.worlds import ROOT, recorded_torch
+from tests.worlds import ROOT, recorded_torch, take_step
 
 # Without erasing, whose generator is the device's own.
 SIZE = "scale.gpus=2 scale.clips_per_gpu=4 model.num_classes=400 precision=fp16 data.erase=0"
@@ -149,9 +149,9 @@ def _laps(name: str, words: str) -> tuple[Plan, Lap, Lap]:
         step = build_step(spec, plan, World(), network, META)
         seen.lap()
         with patch.object(step_module, "mixed_precision", lambda *_: nullcontext()):
-            step(first, 0.001)
+            take_step(step, first, 0.001)
         wide = seen.lap()
-        step(last, 0.001)
+        take_step(step, last, 0.001)
     return plan, wide, seen.lap()
 
 

@@ -23,7 +23,7 @@ from summit_train.spec import load_spec
 from summit_train.spec.source import shipped
 from summit_train.training.run import build_step
 from tests.gpu.devices import batches_of, environment, flat, relative_error
-from tests.worlds import PATIENCE_S, ROOT
+from tests.worlds import PATIENCE_S, ROOT, take_step
 
 RANKS = 2
 # Sums in another order: rounding of 1e-16, which four steps of 18 layers may multiply by a thousand or so.
@@ -75,7 +75,7 @@ def trained(method: str, world: World, device: torch.device) -> State:
     step = build_step(spec, plan, world, model, device)
     own = virtual_gpus_of(world.rank, world.size, VIRTUAL_GPUS)
     for number in range(STEPS):
-        result = step(batches_of(spec, number, own), lr=0.05)
+        result = take_step(step, batches_of(spec, number, own), lr=0.05)
         vote = result.read(plan.global_batch, VIRTUAL_GPUS, world.size)
     # Without num_batches_tracked, which counts a rank's passes until a checkpoint sets it to the updates.
     floats = {name: value.cpu() for name, value in model.state_dict().items() if value.is_floating_point()}

@@ -21,6 +21,7 @@ from summit_train.training.run import build_train_step
 from summit_train.training.step import RunningStatistics, StepSettings, TrainStep, Vote
 from tests.gpu.devices import CPU, flat, on_devices, random_batch, relative_error, tf32
 from tests.gpu.networks import CLASSES, Case, build
+from tests.worlds import take_step
 
 VIRTUAL_GPUS, CLIPS, STEPS = 4, 2, 3
 LR = 0.05
@@ -51,7 +52,7 @@ def train_step(
 def take(step: TrainStep, case: Case, number: int) -> Vote:
     shape = (CLIPS, case.frames, case.crop, case.crop, 3)
     batches = [random_batch(number, virtual_gpu, shape, CLASSES) for virtual_gpu in range(VIRTUAL_GPUS)]
-    return step(batches, LR).read(VIRTUAL_GPUS * CLIPS, VIRTUAL_GPUS, 1)
+    return take_step(step, batches, LR).read(VIRTUAL_GPUS * CLIPS, VIRTUAL_GPUS, 1)
 
 
 def state(step: TrainStep) -> dict[str, torch.Tensor]:

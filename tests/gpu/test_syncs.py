@@ -20,6 +20,7 @@ from summit_train.spec import load_spec
 from summit_train.spec.source import shipped
 from summit_train.training.run import build_step
 from tests.gpu.devices import batches_of, on_devices
+from tests.worlds import take_step
 
 COMMON = "model.num_classes=16 data.short_side=[64,64] data.crop=64 scale.gpus=2 scale.clips_per_gpu=2 model.width=0.5"
 SMALL = "model.width=0.125 data.crop=32 data.short_side=[32,32] precision=fp32"  # fp16 takes a CPU minutes
@@ -80,7 +81,7 @@ def test_no_step_waits_for_the_gpu(name: str, device: torch.device) -> None:
     plan = make_plan(spec, 1, 4 * spec.scale.clips_per_gpu)
     step = build_step(spec, plan, World(), initial_network(spec, device), device)
     batches = batches_of(spec, 0, range(2))
-    results = [step(batches, 0.001) for _ in range(2)]
+    results = [take_step(step, batches, 0.001) for _ in range(2)]
     with waits_forbidden(device):
-        results += [step(batches, 0.001) for _ in range(2)]
+        results += [take_step(step, batches, 0.001) for _ in range(2)]
     assert not any(result.read(plan.global_batch, plan.virtual_gpus, 1).broken for result in results)

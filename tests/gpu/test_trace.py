@@ -7,32 +7,32 @@ import time
 import pytest
 import torch
 
-from summit_train.training.timer import Mark, Recorder, idle_mark
+from summit_train.training.timer import StepTimer, idle_mark
 from summit_train.training.trace import slices_of
 from tests.gpu.devices import on_devices, random_batch
 from tests.gpu.networks import CLASSES
 from tests.gpu.test_steps import LR, SMALL, VIRTUAL_GPUS, train_step
 from tests.gpu.test_syncs import waits_forbidden
+from tests.worlds import take_step
 
 CLIPS = 2
 
 
 @pytest.mark.parametrize(("name", "device"), on_devices(["traced"], rehearsed=["traced"]))
 def test_slices_lie_on_the_hosts_clock_and_recording_waits_for_nothing(name: str, device: torch.device) -> None:
-    step, recorder = train_step(SMALL, device, "fp32", ({}, {})), Recorder(device)
+    step = train_step(SMALL, device, "fp32", ({}, {}))
     shape = (CLIPS, SMALL.frames, SMALL.crop, SMALL.crop, 3)
     batches = [random_batch(0, virtual_gpu, shape, CLASSES) for virtual_gpu in range(VIRTUAL_GPUS)]
     for _ in range(2):  # the first ones allocate and choose algorithms
-        step(batches, LR)
+        take_step(step, batches, LR)
     before = idle_mark(device).host_time(idle_mark(device))
     with waits_forbidden(device):
-        recorder.begin_step(1, Mark(device))
-        recorder.lap("data_wait")
-        step(batches, LR, stopwatch=recorder)
+        timer = StepTimer(device, 1)
+        timer.lap("data_wait")
+        take_step(step, batches, LR, timer=timer)
     now = idle_mark(device)
     after = time.perf_counter()
-    (timed,) = recorder.take()
-    whole, *phases = slices_of(timed, now, 0.0)
+    whole, *phases = slices_of(timer, now, 0.0)
     slack = 1e-3 if device.type == "cuda" else 0.0  # between an event and the host's reading
     assert before - slack <= whole.start < whole.end <= after + slack
     assert [one.start for one in phases[1:]] == [one.end for one in phases[:-1]]

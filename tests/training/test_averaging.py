@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.step import Requests
 from tests.closeness import assert_near
 from tests.training.test_step import _micro_batches, _model, _Poison, _step
+from tests.worlds import take_step
 
 STEPS_OF_AN_EPOCH = 100
 
@@ -73,8 +73,9 @@ def test_sgd_that_averages_every_step_is_synchronous_sgd_of_the_whole_batch() ->
     together, learners = _step(copy.deepcopy(model), 3), _Learners(model, 3, period=1)
     for number, batches in enumerate(_steps(3, 3)):
         lr = 0.1 / (number + 1)
-        requests = partial(Requests, stop=True, data_wait_s=0.25)
-        one, other = together(batches, lr).read(6, 3, 1), learners.step(batches, lr, requests).read(6, 3, 1)
+        requests = Requests(stop=True, data_wait_s=0.25)
+        one = take_step(together, batches, lr).read(6, 3, 1)
+        other = take_step(learners.step, batches, lr, requests).read(6, 3, 1)
         assert (one.loss, one.top1) == (pytest.approx(other.loss, rel=1e-12), other.top1)
         # The rank asks once, whatever the number of its learners.
         assert (other.stop, other.checkpoint, other.data_wait_s, other.squares) == (True, False, 0.25, None)
@@ -91,8 +92,8 @@ def test_sgd_whose_momentum_stays_local_is_synchronous_sgd_all_the_same_in_its_a
     together = _step(copy.deepcopy(model), 2)
     learners = _Learners(model, 2, period=1, optimizer_state="local")
     for batches in _steps(3, 2):
-        together(batches, 0.1)
-        learners.step(batches, 0.1)
+        take_step(together, batches, 0.1)
+        take_step(learners.step, batches, 0.1)
     assert_near(_flat(learners.average), _flat(together.model), 1e-10)
     one, other = learners.states("momentum_buffer")
     assert (one - other).norm() > 0.1 * one.norm()
@@ -106,8 +107,8 @@ def test_a_round_averages_weights_and_every_state_of_the_solver(solver: str) -> 
     learners = _Learners(model, 3, solver, period=2)
     for batches in _steps(2, 3):
         for plain, batch in zip(alone, batches, strict=True):
-            plain([batch], 0.01)
-        averaging = learners.step(batches, 0.01).averaging
+            take_step(plain, [batch], 0.01)
+        averaging = take_step(learners.step, batches, 0.01).averaging
     assert averaging is not None
     weights = torch.stack([_flat(plain.model) for plain in alone]).mean(0)
     assert (weights - _flat(alone[0].model)).norm() > 1e-4
@@ -127,7 +128,7 @@ def test_the_rounds_are_of_period_steps_and_end_with_the_epoch() -> None:
     learners = _Learners(_model(), 2, period=3)
     ends = []
     for batches in _steps(10, 2, first=93):
-        if learners.step(batches, 0.01).averaging is not None:
+        if take_step(learners.step, batches, 0.01).averaging is not None:
             ends.append(batches[0].step + 1)
         distance = (_flat(learners.models[0]) - _flat(learners.models[1])).abs().max()
         assert (distance == 0) == (batches[0].step + 1 in ends)
@@ -136,7 +137,7 @@ def test_the_rounds_are_of_period_steps_and_end_with_the_epoch() -> None:
 
 def test_the_bytes_of_an_average_are_those_of_weights_momentum_and_statistics() -> None:
     learners = _Learners(_model(dtype=torch.float32), 2, "adam", "fp32", period=1)
-    averaging = learners.step(_micro_batches(2), 0.01).averaging
+    averaging = take_step(learners.step, _micro_batches(2), 0.01).averaging
     assert averaging is not None and averaging.start.seconds_to(averaging.end) > 0
     weights, tensors = _flat(learners.average).numel(), len(list(learners.average.parameters()))
     channels = sum(m.num_features for m in learners.average.modules() if isinstance(m, nn.BatchNorm2d))
@@ -172,7 +173,7 @@ def test_merged_statistics_are_those_of_the_pooled_samples(offset: float) -> Non
 
 def test_local_statistics_stay_local_and_the_average_has_the_merged_ones() -> None:
     learners = _Learners(_model(), 2, period=1, bn="local")
-    learners.step(_micro_batches(2), 0.1)
+    take_step(learners.step, _micro_batches(2), 0.1)
     means = [_norm(learners, number).running_mean for number in range(2)]
     merged = learners.average.get_submodule("bn1").running_mean
     assert isinstance(means[0], torch.Tensor) and isinstance(means[1], torch.Tensor)
@@ -186,8 +187,8 @@ def test_one_learner_is_the_plain_run_to_the_bit(solver: str) -> None:
     plain = _step(copy.deepcopy(model), 1, "fp32", solver=solver)
     learners = _Learners(model, 1, solver, "fp32", period=2)
     for batches in _steps(4, 1):
-        plain(batches, 0.01)
-        learners.step(batches, 0.01)
+        take_step(plain, batches, 0.01)
+        take_step(learners.step, batches, 0.01)
     for name, value in plain.model.state_dict().items():
         if not name.endswith("num_batches_tracked"):
             assert torch.equal(value, learners.average.state_dict()[name]), name
@@ -201,12 +202,12 @@ def test_a_learner_that_is_not_finite_skips_its_own_update() -> None:
     assert isinstance(learners.models[1], _Poison)
     learners.models[1].on = True
     first, second = _steps(2, 2)
-    vote = learners.step(first, 0.01).read(4, 2, 1)
+    vote = take_step(learners.step, first, 0.01).read(4, 2, 1)
     assert vote.skipped and vote.broken
     assert torch.equal(_flat(learners.models[1]), before[1])
     assert not torch.equal(_flat(learners.models[0]), before[0])
     learners.models[1].on = False
-    assert not learners.step(second, 0.01).read(4, 2, 1).skipped
+    assert not take_step(learners.step, second, 0.01).read(4, 2, 1).skipped
     counts = learners.states("step")
     assert counts[0].unique().tolist() == [1.5] == counts[1].unique().tolist()
     assert all(torch.isfinite(_flat(model)).all() for model in learners.models)
@@ -219,7 +220,7 @@ def test_frozen_weights_are_not_averaged() -> None:
         parameter.data.fill_(0.1)
         parameter.requires_grad_(False)
     learners = _Learners(model, 3, "sgd", "fp32", period=1)
-    learners.step(_micro_batches(3), 0.1)
+    take_step(learners.step, _micro_batches(3), 0.1)
     assert torch.equal(learners.average.state_dict()["bn1.weight"], torch.full((8,), 0.1))
 
 
@@ -228,7 +229,7 @@ def test_each_learner_has_a_loss_scale_of_its_own_through_a_checkpoint(tmp_path:
     learners = _Learners(_Poison(_model(dtype=torch.float32)), 2, "sgd", "fp16", period=1)
     assert isinstance(learners.models[1], _Poison)
     learners.models[1].on = True
-    learners.step(_micro_batches(2), 0.01)
+    take_step(learners.step, _micro_batches(2), 0.01)
     path = checkpoint_path(tmp_path, 1)
     saved = {"model": learners.average.state_dict(), **learners.step.checkpoint(path, 1)}
     assert saved["learner_digests"] == [] and not path.parent.exists()

@@ -1,4 +1,4 @@
-"""Whole runs of model averaging: the same on any number of ranks, killed and resumed in the middle of a round."""
+"""Whole runs of model averaging: killed and resumed in the middle of a round, and the files of the learners."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from summit_train.core.checkpoints import learner_path
 from summit_train.core.files import file_sha256
 from summit_train.core.saved import load_newest
 from summit_train.core.watch import Watchdog
-from summit_train.training.averaging import AveragingStep
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import LARGE, assert_bit_equal, difference, final_state, load_any, records
-from tests.worlds import command, lines, needs_ranks, train, train_each, train_signalled
+from tests.worlds import command, lines, needs_ranks, train, train_signalled
 
 ADAM = {"name": "adam", "base_lr": 1e-3, "lr_scaling": "none"}
 # 80 clips: 5 steps an epoch for 4 learners of 4 clips, so the rounds of 3 steps end after steps 3, 5, 8 and 10.
@@ -33,37 +32,20 @@ FOUR: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four learners for two epochs on 1 rank, on 2 over Horovod, and on 4."""
+def together(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four learners for two epochs on 2 ranks. What they come to: test_golden_runs.py, test_uneven_shares.py."""
     folder = tmp_path_factory.mktemp("averaging")
-    for ranks in (1, 2, 4):
-        spec = spec_writer(motion_set, folder)(f"on{ranks}", **FOUR)
-        train_each(ranks, [spec], "horovod" if ranks == 2 else "torch")
-    return folder / "runs"
+    train(2, spec_writer(motion_set, folder)("together", **FOUR))
+    return folder / "runs/together"
 
 
 @needs_ranks
-def test_4_learners_on_4_ranks_are_those_on_2_and_on_1(runs: Path) -> None:
-    alone = final_state(runs / "on1")
-    for ranks in (2, 4):
-        other = final_state(runs / f"on{ranks}")
-        assert difference(alone, other) <= 1e-10
-        for state, theirs in zip(*(one["optimizer"]["state"].values() for one in (alone, other)), strict=True):
-            for name in ("exp_avg", "exp_avg_sq"):
-                assert_near(state[name], theirs[name], 1e-7, name)
-            assert state["step"] == theirs["step"] == 10
-        losses = [[record["loss"] for record in records(runs / name, "step")] for name in ("on1", f"on{ranks}")]
-        assert losses[0] == pytest.approx(losses[1], rel=1e-9)
-
-
-@needs_ranks
-def test_the_averages_are_recorded_and_whole_epochs_need_no_learners_files(runs: Path) -> None:
-    for ranks in (1, 2, 4):
-        averages = records(runs / f"on{ranks}", "average")
-        assert [(record["step"], record["epoch"]) for record in averages] == [(3, 0), (5, 0), (8, 1), (10, 1)]
-        assert all(record["seconds"] > 0 and record["bytes"] > 0 for record in averages)
-        assert list((runs / f"on{ranks}/checkpoints").glob("*learner*")) == []
-        assert len(records(runs / f"on{ranks}", "step")) == 10
+def test_the_averages_are_recorded_and_whole_epochs_need_no_learners_files(together: Path) -> None:
+    averages = records(together, "average")
+    assert [(record["step"], record["epoch"]) for record in averages] == [(3, 0), (5, 0), (8, 1), (10, 1)]
+    assert all(record["seconds"] > 0 and record["bytes"] > 0 for record in averages)
+    assert list((together / "checkpoints").glob("*learner*")) == []
+    assert len(records(together, "step")) == 10
 
 
 LONG_ROUNDS = {**FOUR, "parallel": {"method": "averaging", "period": 7}}
@@ -76,7 +58,7 @@ def killed(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
     spec = spec_writer(motion_set, folder)("killed", **LONG_ROUNDS)
     often = "checkpoint.every_minutes=1e-9"
-    assert train_signalled(spec, signal.SIGKILL, 10, often, kind=AveragingStep)[0] == -signal.SIGKILL
+    assert train_signalled(spec, signal.SIGKILL, 10, often)[0] == -signal.SIGKILL
     return folder
 
 
@@ -99,19 +81,17 @@ def test_a_killed_run_left_each_learners_state(killed: Path) -> None:
             assert_near(value, mean, 1e-12, name)
 
 
-def test_a_run_killed_in_mid_round_ends_bit_equal(killed: Path, motion_set: Path) -> None:
+@needs_ranks
+def test_a_run_killed_in_mid_round_ends_bit_equal_and_on_other_ranks_to_rounding(
+    killed: Path, motion_set: Path
+) -> None:
     train(0, spec_writer(motion_set, killed)("whole", **LONG_ROUNDS))
     assert "step_00000009.pt" in _resumed(killed, "again", motion_set, 0)
-    whole, again = final_state(killed / "runs/whole"), final_state(killed / "runs/again")
+    assert "step_00000009.pt" in _resumed(killed, "together", motion_set, 2)
+    whole, again, other = (final_state(killed / f"runs/{name}") for name in ("whole", "again", "together"))
     assert_bit_equal(whole, again)
+    assert difference(whole, other) <= 1e-10
     assert list((killed / "runs/again/checkpoints").glob("*learner*")) == []
-
-
-def test_it_continues_on_other_ranks_to_rounding(killed: Path, motion_set: Path) -> None:
-    again, other = _resumed(killed, "alone", motion_set, 0), _resumed(killed, "together", motion_set, 2)
-    assert "step_00000009.pt" in again and "step_00000009.pt" in other
-    one, two = (final_state(killed / f"runs/{name}") for name in ("alone", "together"))
-    assert difference(one, two) <= 1e-10
 
 
 @pytest.mark.parametrize("harm", ["cut", "gone"])
@@ -125,7 +105,7 @@ def test_a_checkpoint_whose_learner_is_damaged_is_passed_over(killed: Path, tmp_
     assert f"{learner} is {'damaged' if harm == 'cut' else 'missing'}" in complaints[0]
 
 
-@pytest.mark.parametrize(("ranks", "is_torn"), [(1, True), (2, False), (4, True)])
+@pytest.mark.parametrize(("ranks", "is_torn"), [(2, False), (4, True)])
 def test_each_rank_checks_the_files_that_it_loads_once_and_all_pass_over_a_checkpoint_together(
     killed: Path, motion_set: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, is_torn: bool
 ) -> None:
@@ -169,7 +149,7 @@ def test_learners_with_a_state_of_their_own_are_saved_at_every_epoch_and_pruned_
     assert not torch.equal(one["model"]["bn1.running_mean"], other["model"]["bn1.running_mean"])
 
 
-def test_an_averaging_run_is_another_experiment(runs: Path, motion_set: Path) -> None:
-    spec = spec_writer(motion_set, runs.parent)("on1", **{**FOUR, "parallel": {"method": "averaging", "period": 2}})
-    status, output = command(0, "train", str(spec))
+@needs_ranks
+def test_an_averaging_run_is_another_experiment(together: Path) -> None:
+    status, output = command(0, "train", str(together), "parallel.period=2")
     assert status == 2 and "parallel.period: the checkpoint has 3, this run 2" in output

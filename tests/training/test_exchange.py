@@ -18,6 +18,7 @@ from summit_train.training.exchange import (
     average,
     split_buckets,
 )
+from summit_train.training.timer import StepTimer
 from tests.worlds import joined, needs_ranks
 
 KB, MB = 2**10, 2**20
@@ -102,7 +103,7 @@ def test_messages_begin_in_the_order_of_the_buckets_whatever_is_ready_first() ->
     """d gets no gradient, so all wait for `finish`; without d, c's goes first, then b's, but not in the first step."""
     model, world = _TwoWays(), _Recorded()
     exchange = Exchange(model.named_parameters(), world, 2)
-    exchange.begin_step()
+    exchange.begin_step(StepTimer(torch.device("cpu")))
     exchange.begin_last_pass()
     torch.autograd.backward(model(torch.ones(1)))
     assert world.messages == []
@@ -116,7 +117,7 @@ def test_messages_begin_in_the_order_of_the_buckets_whatever_is_ready_first() ->
     exchange = Exchange(model.named_parameters(), early, 2)
     for sent in ([], ["gradients.0", "gradients.1", "gradients.2"]):
         early.messages.clear()
-        exchange.begin_step()
+        exchange.begin_step(StepTimer(torch.device("cpu")))
         exchange.begin_last_pass()
         torch.autograd.backward(model(torch.ones(1)))
         assert [name for name, _ in early.messages] == sent
@@ -149,7 +150,7 @@ def test_a_gradient_that_comes_in_parts_is_sent_whole_or_the_run_ends() -> None:
     def step(times: int) -> None:
         world.messages.clear()
         model.times = times
-        exchange.begin_step()
+        exchange.begin_step(StepTimer(torch.device("cpu")))
         exchange.begin_last_pass()
         torch.autograd.backward(model(torch.ones(1, 1)))
         exchange.finish()
@@ -175,7 +176,7 @@ def test_passes_add_up_and_only_the_last_one_sends() -> None:
     model, world = nn.Linear(2, 1, bias=False), _Recorded()
     exchange = Exchange(model.named_parameters(), world, 2)
     for _ in range(2):  # nothing of the step before is left
-        exchange.begin_step()
+        exchange.begin_step(StepTimer(torch.device("cpu")))
         torch.autograd.backward(model(torch.tensor([1.0, 2.0])).sum())
         assert world.messages == []
         exchange.begin_last_pass()
@@ -189,7 +190,7 @@ def test_passes_add_up_and_only_the_last_one_sends() -> None:
 def test_halves_travel_and_floats_come_out() -> None:
     model, world = nn.Linear(1, 1, bias=False), _Recorded()
     exchange = Exchange(model.named_parameters(), world, 2, "fp16")
-    exchange.begin_step()
+    exchange.begin_step(StepTimer(torch.device("cpu")))
     exchange.begin_last_pass()
     torch.autograd.backward(model(torch.tensor([1 + 2.0**-12])).sum())
     exchange.finish()
@@ -200,7 +201,7 @@ def test_halves_travel_and_floats_come_out() -> None:
 def _average_halves(virtual_gpus: int) -> int:
     world, weight = open_world(), nn.Parameter(torch.ones(2))
     exchange = Exchange([("weight", weight)], world, virtual_gpus, "fp16")
-    exchange.begin_step()
+    exchange.begin_step(StepTimer(torch.device("cpu")))
     exchange.begin_last_pass()
     torch.autograd.backward((weight * torch.tensor([40000.0, 3e-6])).sum())
     exchange.finish()
@@ -223,7 +224,7 @@ def test_halves_are_scaled_by_the_virtual_gpus_and_not_by_the_ranks() -> None:
     """Of 16 virtual GPUs, the sum of a rank is divided by 4 before it is sent, and by 4 after the ranks' sum."""
     model, world = nn.Linear(1, 1, bias=False), _Recorded()
     exchange = Exchange(model.named_parameters(), world, 16, "fp16")
-    exchange.begin_step()
+    exchange.begin_step(StepTimer(torch.device("cpu")))
     exchange.begin_last_pass()
     torch.autograd.backward(model(torch.tensor([64.0])).sum())
     exchange.finish()
@@ -236,7 +237,7 @@ def test_one_rank_has_no_buckets_and_zeros_for_what_a_step_did_not_use() -> None
     frozen = nn.Parameter(torch.ones(1), requires_grad=False)
     exchange = Exchange([*model.named_parameters(), ("unused", unused), ("frozen", frozen)], World(), 1)
     torch.autograd.backward(model(torch.ones(2)).sum())
-    exchange.begin_step()
+    exchange.begin_step(StepTimer(torch.device("cpu")))
     assert exchange.buckets == [] and model.weight.grad is None
     exchange.begin_last_pass()
     torch.autograd.backward(model(torch.ones(2)).sum())

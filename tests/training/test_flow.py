@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from summit_train.inference.trained import open_trained
 from tests.closeness import assert_near
 from tests.conftest import spec_writer
 from tests.flows import numbered_fields, write_moving_set, write_packed
-from tests.runs import difference, final_state, records
+from tests.runs import final_state, records
 from tests.worlds import Say, main_said, train
 
 FLOW = {"modality": "flow", "flow_length": 2, "sampling": "uniform", "num_frames": 2, "flip": False}
@@ -133,17 +132,6 @@ def test_a_network_of_flow_starts_from_one_of_pictures(moving: Path, trained_run
     assert_near(flow["conv1.weight"], kernel, 1e-4)
     for name in ("layer2.0.conv1.weight", "layer4.1.conv1.weight", "fc.weight"):
         assert_near(flow[name], rgb[name], 1e-4, name)
-
-
-def test_two_ranks_are_one_rank(moving: Path, tmp_path: Path) -> None:
-    data = FLOW | {"flip": True, "sampling": "dense", "frame_stride": 1}
-    sections: dict[str, Any] = {"precision": "fp64", "schedule": {"epochs": 1}, "data": data}
-    sections["data"] |= {"train": str(moving / "train.csv"), "val": str(moving / "val.csv")}
-    states = []
-    for ranks in (1, 2):
-        train(ranks, _flow_spec(tmp_path, moving, f"on{ranks}", **sections))
-        states.append(final_state(tmp_path / f"runs/on{ranks}"))
-    assert difference(*states) <= 1e-12
 
 
 def test_an_export_says_what_its_channels_are(flow_run: Path, tmp_path: Path, said: Say) -> None:

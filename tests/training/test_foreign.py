@@ -1,6 +1,6 @@
-"""A run of a network of one's own keeps the promises, its code is part of it, and all commands take it.
+"""A run of a network of one's own: its code is part of it, and all commands take it.
 
-The network has BN, and dropout that draws from torch's own generator.
+On any ranks and resumed: the "foreign" runs of test_golden_runs.py and test_uneven_shares.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -23,100 +23,38 @@ from summit_train.training.agreement import identity
 from tests.conftest import spec_writer
 from tests.models import foreign
 from tests.models.test_foreign import SMALL
-from tests.runs import assert_bit_equal, difference, final_state, rewound
+from tests.runs import difference, final_state
 from tests.worlds import main_said, train
 
 
 class Trained(NamedTuple):
-    """specs: by the number of ranks that their run was trained on. code: the network's file."""
+    """spec: of the run. code: the network's file."""
 
-    specs: dict[int, Path]
-    runs: Path
+    spec: Path
+    run: Path
     code: Path
 
 
 @pytest.fixture(scope="module")
 def trained(motion_set: Path, eight_videos: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """Two steps of 6 virtual GPUs on 1, 2 and 3 ranks."""
+    """Two steps of 6 virtual GPUs."""
     folder = tmp_path_factory.mktemp("foreign")
     code = folder / "nets.py"
     code.write_text(SMALL)
-    model = {"arch": f"{code}:Small", "backbone": None, "width": 1.0, "dropout": 0.0, "options": {"width": 6}}
-    write = spec_writer(motion_set, folder)
-    specs = {
-        ranks: write(
-            f"on_{ranks}",
-            model=model,
-            data=eight_videos | {"num_frames": 2},
-            scale={"gpus": 6, "clips_per_gpu": 1},
-            precision="fp64",
-        )
-        for ranks in (1, 2, 3)
-    }
-    for ranks, spec in specs.items():
-        train(ranks, spec)
-    return Trained(specs, folder / "runs", code)
-
-
-def _state(trained: Trained, ranks: int) -> dict[str, Any]:
-    return final_state(trained.runs / f"on_{ranks}")
-
-
-def test_one_two_and_three_ranks_agree_and_a_resumed_run_is_bit_equal(trained: Trained) -> None:
-    assert difference(_state(trained, 1), _state(trained, 3)) <= 1e-9
-    assert difference(_state(trained, 2), _state(trained, 3)) <= 1e-9
-    rewound(trained.runs / "on_3", "resumed", 2)
-    assert "resumes from" in train(3, trained.specs[3], "name=resumed")
-    assert_bit_equal(final_state(trained.runs / "resumed"), _state(trained, 3))
-    assert set(_state(trained, 3)["model"]) >= {"stem.weight", "norm.running_mean", "head.bias"}
-
-
-# Parts whose results torch leaves to the order in which things run: a norm that is recomputed, runs once per frame and
-# averages over steps, and a block that is used three times, whose gradient comes in as many parts.
-_ODD = """
-import torch
-from torch import nn
-from torch.utils.checkpoint import checkpoint
-
-class Odd(nn.Module):
-    def __init__(self, num_classes, num_frames):
-        super().__init__()
-        self.frame = nn.Sequential(nn.Conv2d(3, 8, 3, 4), nn.BatchNorm2d(8, momentum=None), nn.ReLU())
-        self.tied, self.head = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Linear(8, num_classes)
-
-    def forward(self, x):
-        y = sum(checkpoint(self.frame, frame, use_reentrant=False).mean((2, 3)) for frame in x.unbind(1))
-        for _ in range(3):
-            y = checkpoint(self.tied, y, use_reentrant=True)
-        return self.head(y)
-"""
-
-
-def test_recomputed_tied_and_repeated_modules_agree_on_one_and_two_ranks(
-    motion_set: Path, eight_videos: dict[str, str], tmp_path: Path
-) -> None:
-    (tmp_path / "nets.py").write_text(_ODD)
-    write, states = spec_writer(motion_set, tmp_path), []
-    values = {"data": eight_videos | {"num_frames": 3}, "scale": {"gpus": 2, "clips_per_gpu": 2}, "precision": "fp64"}
-    model = {"arch": f"{tmp_path}/nets.py:Odd", "backbone": None, "width": 1.0, "dropout": 0.0}
-    for ranks in (1, 2):
-        train(ranks, write(f"on_{ranks}", model=model, **values))
-        states.append(final_state(tmp_path / f"runs/on_{ranks}"))
-    assert states[0]["step"] > 2 and difference(*states) <= 1e-12
-    rewound(tmp_path / "runs/on_2", "resumed", states[0]["step"])
-    assert "resumes from" in train(2, write("on_2", model=model, **values), "name=resumed")
-    assert_bit_equal(final_state(tmp_path / "runs/resumed"), states[1])
-
-
-def test_dropout_is_part_of_what_was_compared(trained: Trained) -> None:
-    train(0, trained.specs[1], "name=no_dropout", "model.options.drop=0.0")
-    assert difference(final_state(trained.runs / "no_dropout"), _state(trained, 3)) > 1e-4
+    spec = spec_writer(motion_set, folder)(
+        "run",
+        model={"arch": f"{code}:Small", "backbone": None, "width": 1.0, "dropout": 0.0, "options": {"width": 6}},
+        data=eight_videos | {"num_frames": 2},
+        scale={"gpus": 6, "clips_per_gpu": 1},
+    )
+    train(0, spec)
+    return Trained(spec, folder / "runs/run", code)
 
 
 def test_a_trained_one_is_used_as_any_other(
     trained: Trained, motion_set: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    run, video = trained.runs / "on_2", motion_set / "videos/val_000000.mp4"
+    run, video = trained.run, motion_set / "videos/val_000000.mp4"
     final = json.loads((run / "eval.json").read_text())
     status, out, err = main_said(capsys, "eval", run, "--json")
     assert status == 0 and json.loads(out)["top1_mean"] == final["top1_mean"], err
@@ -130,17 +68,17 @@ def test_a_trained_one_is_used_as_any_other(
 
 
 def test_ranks_compare_the_code(trained: Trained) -> None:
-    spec = load_spec(trained.specs[1])
+    spec = load_spec(trained.spec)
     same = identity(spec, {}, build_network(spec))
-    assert same.code["model.arch (SHA-256)"] == _state(trained, 1)["experiment"]["model.arch (SHA-256)"]
+    assert same.code["model.arch (SHA-256)"] == final_state(trained.run)["experiment"]["model.arch (SHA-256)"]
 
 
 def test_changed_code_is_another_experiment_and_does_not_run(
     trained: Trained, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, marker = trained.runs / "changed", tmp_path / "ran"
+    run, marker = trained.run.with_name("changed"), tmp_path / "ran"
     monkeypatch.syspath_prepend(tmp_path)
-    shutil.copytree(trained.runs / "on_1", run)
+    shutil.copytree(trained.run, run)
     changed = f"open({str(marker)!r}, 'w').close()\n" + SMALL
     trained.code.write_text(changed)
     (tmp_path / "own").mkdir()
@@ -155,7 +93,7 @@ def test_changed_code_is_another_experiment_and_does_not_run(
                 status, _, err = main_said(capsys, command, run, *words.get(command, []), *more)
                 assert status == 2 and "its network's code has changed: model.arch (SHA-256) was" in err, command
         assert not marker.exists()
-        status, _, err = main_said(capsys, "plan", trained.specs[1], "name=changed")
+        status, _, err = main_said(capsys, "plan", trained.spec, "name=changed")
         assert status == 2 and "model.arch (SHA-256): the checkpoint has" in err and "set model.pretrained to" in err
         assert marker.exists()
     finally:
@@ -166,7 +104,7 @@ def test_a_checkpoint_alone_starts_no_code(
     trained: Trained, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The spec.yaml of its run folder or the user must name the callable; and the code must be that of the training."""
-    state, video = _state(trained, 1), motion_set / "videos/val_000000.mp4"
+    state, video = final_state(trained.run), motion_set / "videos/val_000000.mp4"
     arch = state["spec"]["model"]["arch"]
     trap = tmp_path / "trap.py"
     trap.write_text("raise SystemError('this code ran')\n")
@@ -177,7 +115,7 @@ def test_a_checkpoint_alone_starts_no_code(
     status, _, err = main_said(capsys, "predict", tmp_path / "alone.pt", video, f"model.arch={arch}")
     assert status == 0, err
     # In a run folder whose spec.yaml names another callable.
-    shutil.copytree(trained.runs / "on_1", tmp_path / "run")
+    shutil.copytree(trained.run, tmp_path / "run")
     (tmp_path / "alone.pt").rename(tmp_path / "run/checkpoints/step_00000009.pt")
     status, _, err = main_said(capsys, "predict", tmp_path / "run/checkpoints/step_00000009.pt", video)
     assert status == 2 and "a checkpoint alone does not run" in err
@@ -198,7 +136,7 @@ def test_a_checkpoint_alone_starts_no_code(
 def test_maps_that_are_not_those_of_the_logits_are_refused(
     trained: Trained, tmp_path: Path, former: str, latter: str, message: str
 ) -> None:
-    opened = open_trained(trained.runs / "on_1")
+    opened = open_trained(trained.run)
     changed = SMALL.replace(former, latter)
     (tmp_path / "nets.py").write_text(changed.replace("self.head(", "self.last(") if "last" in latter else changed)
     weights = {name.replace("head", "last") if "last" in latter else name: v for name, v in opened.weights.items()}

@@ -1,4 +1,7 @@
-"""Freezing by name in a run: until an epoch, on any ranks, for every solver, over a resume across the epoch."""
+"""Freezing by name in a run, until an epoch; an unfrozen weight's first update, with every solver.
+
+On other ranks and after a resume at that epoch: the runs "freeze ..." of test_golden_runs.py.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ from summit_train.optim.solvers import build_solver, parameter_groups, set_learn
 from summit_train.spec import load_spec
 from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.training.exchange import Exchange
-from tests.conftest import WriteSpec, spec_writer
-from tests.models.test_foreign import SMALL
-from tests.runs import assert_bit_equal, difference, final_state, load_any, rewound
-from tests.worlds import command, needs_ranks, train
+from summit_train.training.timer import StepTimer
+from tests.conftest import spec_writer
+from tests.runs import load_any
+from tests.worlds import command, train
 
 # conv1 and a norm inside for the whole run, layer1 for two epochs of three, fc's weight for one.
 FREEZE = [
@@ -90,68 +93,6 @@ def test_eval_recomputes_the_statistics_that_each_checkpoint_trained(whole: Path
     assert len(before) == 3 and scores() == before
 
 
-@needs_ranks
-@pytest.mark.parametrize(("ranks", "comm"), [(2, "torch"), (3, "horovod")])
-def test_it_is_the_same_run_on_any_ranks(motion_set: Path, tmp_path: Path, whole: Path, ranks: int, comm: str) -> None:
-    train(ranks, spec_writer(motion_set, tmp_path)("whole", **SECTIONS), comm=comm)
-    for epoch, state in _states(tmp_path / "runs/whole").items():
-        assert difference(_states(whole)[epoch], state) <= 1e-12, epoch
-
-
-@needs_ranks
-def test_a_resume_across_the_epoch_is_the_same_to_the_bit_and_on_other_ranks(motion_set: Path, whole: Path) -> None:
-    """From the checkpoint at which layer1 is unfrozen, and from the one before, on 1 rank; on 2 ranks, to rounding."""
-    write = spec_writer(motion_set, whole.parents[1])
-    for name, kept, ranks in (("at", 2, 0), ("before", 1, 0), ("moved", 2, 2)):
-        run = rewound(whole, name, 18)
-        for epoch in range(kept + 1, 4):
-            for file in (run / "checkpoints").glob(f"step_{6 * epoch:08d}*"):
-                file.unlink()
-        out = train(ranks, write(name, **SECTIONS))
-        assert f"resumes from {run}/checkpoints/step_{6 * kept:08d}.pt" in out
-        ends = [(epoch, number) for epoch, number in ((1, "256"), (2, "2,368")) if epoch >= kept]
-        said = [f"epoch {epoch}: optimizer.freeze ends for {number} parameters" for epoch, number in ends]
-        assert [out.count(line) for line in said] == [1] * len(said) and out.count("freeze ends") == len(said)
-        if ranks:
-            assert difference(final_state(whole), final_state(run)) <= 1e-12
-        else:
-            assert_bit_equal(final_state(whole), final_state(run))
-
-
-@needs_ranks
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"optimizer": {"name": "lamb", "base_lr": 0.01}},
-        {"optimizer": {"trust_ratio": {"kind": "lars", "coefficient": 0.1}}, "ema": {"decay": 0.9}},
-        {"parallel": {"method": "averaging", "optimizer_state": "local", "bn": "local"}},
-        {"model": {"backbone": None, "width": 1.0, "dropout": 0.0, "options": {"width": 6}}},
-    ],
-    ids=["lamb", "lars and an average", "learners", "a network of one's own"],
-)
-def test_solvers_averages_learners_and_foreign_networks_keep_to_it(
-    write_spec: WriteSpec, tmp_path: Path, eight_videos: dict[str, str], keys: dict[str, Any]
-) -> None:
-    """A run of two ranks, and one of 1 rank that is resumed where a part is unfrozen."""
-    never, later = "conv1", "layer1"
-    keys = {"precision": "fp64", "data": eight_videos, "scale": {"gpus": 4, "clips_per_gpu": 1}, **keys}
-    if "model" in keys:
-        (tmp_path / "nets.py").write_text(SMALL)
-        keys["model"] = {**keys["model"], "arch": f"{tmp_path}/nets.py:Small"}
-        never, later = "head.bias", "norm"
-    keys["optimizer"] = {"freeze": [never, {"names": [later], "until_epoch": 1}], **keys.get("optimizer", {})}
-    train(2, write_spec("on2", **keys))
-    train(0, write_spec("on1", **keys))
-    one = final_state(tmp_path / "runs/on1")
-    assert difference(one, final_state(tmp_path / "runs/on2")) <= 1e-12
-    before = load_any(tmp_path / "runs/on1/checkpoints/step_00000002.pt")["model"]
-    changed = [name for name in before if not torch.equal(before[name], one["model"][name])]
-    assert not any(name.startswith(never) for name in changed) and any(name.startswith(later) for name in changed)
-    again = rewound(tmp_path / "runs/on1", "again", 4)
-    train(0, write_spec("again", **keys))
-    assert_bit_equal(one, final_state(again))
-
-
 def test_an_unfrozen_parameter_begins_as_in_a_new_run() -> None:
     """LAMB and Adam count the updates of each group: the first one of an unfrozen weight is that of a new solver."""
     for name in ("sgd", "rmsprop", "adagrad", "adam", "adamw", "lamb"):
@@ -192,7 +133,7 @@ def test_an_exchange_that_is_closed_leaves_its_parameters() -> None:
     layer.bias.requires_grad_(False)
     exchange = Exchange(layer.named_parameters(), _Two(), 2)
     assert [bucket.flat.numel() for bucket in exchange.buckets] == [2]  # frozen ones take no memory
-    exchange.begin_step()
+    exchange.begin_step(StepTimer(torch.device("cpu")))
     exchange.close()
     assert layer.weight.grad is None and not layer.weight._post_accumulate_grad_hooks
     layer.bias.requires_grad_(True)

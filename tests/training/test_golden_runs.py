@@ -1,8 +1,9 @@
 """Tiny runs of every solver, method, task and kind of network, on 1 and on 3 ranks: a refactor must not move them.
 
 Everything is in double, on pictures that are cropped and not scaled, so that neither decoders nor the order of sums
-matter. On three ranks, which share four virtual GPUs unevenly, each run is stopped once and continued. Write the file
-anew only where a change is meant to move results, and give the reason in the commit:
+matter. On three ranks, which share four virtual GPUs unevenly, each run is stopped once and continued; on one rank each
+is continued from its first checkpoint too, and ends in the same bits. Write the file anew only where a change is meant
+to move results, and give the reason in the commit:
     python -m tests.training.test_golden_runs
 """
 
@@ -12,10 +13,11 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -23,9 +25,11 @@ import torch
 import yaml
 from PIL import Image
 
+from summit_train.spec import load_spec
+from summit_train.spec.optimizer import OptimizerSpec, TrustRatioSpec
 from tests.conftest import made_once
 from tests.flows import write_moving_set
-from tests.runs import load_any, records
+from tests.runs import assert_bit_equal, load_any, records
 from tests.worlds import forked, main_without_reports, signal_at, train
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "runs.json"
@@ -95,6 +99,11 @@ ALONE = {"backbone": None, "dropout": 0.0}
 SMALL_STEPS = {"base_lr": 1e-6}
 
 
+def later(*names: str) -> dict[str, Any]:
+    """Return the entry of `optimizer.freeze` that trains these names from epoch 1 on."""
+    return {"names": list(names), "until_epoch": 1}
+
+
 def runs(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the sections of each run's spec that differ from a tiny TSM's."""
     parts = folder / "parts.py"
@@ -142,7 +151,7 @@ def runs(folder: Path) -> dict[str, dict[str, Any]]:
         "flow": {"data": flow, "optimizer": {"first_lr_factor": 5.0}},
         "freeze": {
             "optimizer": {
-                "freeze": [{"names": ["layer1", "conv1"], "until_epoch": 1}],
+                "freeze": [later("layer1", "conv1")],
                 "lr_factors": {"layer4": 2.0},
                 "head_lr_factor": 3.0,
             },
@@ -182,6 +191,15 @@ def runs(folder: Path) -> dict[str, dict[str, Any]]:
         "foreign": {"model": {**ALONE, "arch": f"{parts}:Twice", "width": 1.0, "options": {"width": 6}}},
         "own parts": own,
         "more epochs": {"schedule": {"decay": "none"}},  # then trained for another epoch
+        "freeze, learners": {
+            "parallel": {**averaging, "period": 2, "optimizer_state": "local", "bn": "local"},
+            "optimizer": {"name": "lamb", "base_lr": 1e-3, "freeze": ["conv1", later("layer1")]},
+        },
+        "freeze, foreign": {
+            "model": {**ALONE, "arch": f"{parts}:Twice", "width": 1.0, "options": {"width": 6}},
+            "optimizer": {"trust_ratio": {"kind": "lars"}, "base_lr": 1.0, "freeze": ["head.bias", later("block")]},
+            "ema": {"decay": 0.5},
+        },
     }
 
 
@@ -260,6 +278,21 @@ def train_all(folder: Path) -> None:
         train(number, folder / place / f"run{list(alone).index('more epochs')}", "--more-epochs", "1")
 
 
+def train_again(folder: Path) -> None:
+    """Continue a copy of every run on one rank from its first checkpoint."""
+    shutil.copytree(folder / "alone", folder / "again")
+    for run in (folder / "again").iterdir():
+        _, *later = sorted((run / "checkpoints").glob("step_????????.pt"))
+        for path in later:
+            path.unlink()
+
+    def all_again() -> int:
+        return max(main_without_reports(["train", str(run)]) for run in sorted((folder / "again").iterdir()))
+
+    status, output = forked(0, all_again)
+    assert status == 0, output
+
+
 def flat(value: Any, name: str = "") -> dict[str, Any]:
     """Return the leaves of a state, by their names joined by dots."""
     if isinstance(value, dict):
@@ -275,10 +308,13 @@ def projected(numbers: Sequence[float]) -> list[float]:
     return [float(np.linalg.norm(vector)), float(vector @ np.cos(np.arange(len(vector)) * math.sqrt(2)))]
 
 
+def last_state(run: Path) -> dict[str, Any]:
+    return load_any(max((run / "checkpoints").glob("step_????????.pt")))
+
+
 def row_of(run: Path) -> dict[str, Any]:
     """Return what a run has ended in: its losses, validations, final state and scores."""
-    path = max((run / "checkpoints").glob("step_????????.pt"))
-    state = {name.lstrip("."): value for name, value in flat(load_any(path)).items()}
+    state = {name.lstrip("."): value for name, value in flat(last_state(run)).items()}
     vectors: dict[str, list[float]] = {}
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -305,6 +341,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(folder: Path) -> None:
         write_set(folder)
         train_all(folder)
+        train_again(folder)
 
     return made_once(tmp_path_factory, "golden_runs", make)
 
@@ -329,6 +366,36 @@ def test_every_run_ends_as_in_the_golden_file(trained: Path, place: str) -> None
         assert list(found[name]["ends"]) == list(row["ends"]), name
         for group, (norm, product) in row["ends"].items():
             assert found[name]["ends"][group] == pytest.approx([norm, product], abs=tolerance * norm), (name, group)
+
+
+@pytest.mark.slow
+def test_every_run_that_continues_ends_in_the_same_bits(trained: Path) -> None:
+    for place, name in enumerate(runs(trained)):
+        whole, again = (trained / folder / f"run{place}" for folder in ("alone", "again"))
+        assert len(records(again, "start")) == len(records(whole, "start")) + 1, name
+        assert_bit_equal(last_state(whole), last_state(again))
+
+
+@pytest.mark.slow
+def test_every_solver_and_trust_ratio_is_here(trained: Path) -> None:
+    optimizers = [load_spec(path).optimizer for path in trained.glob("alone_*.yaml")]
+    assert {one.name for one in optimizers} == set(get_args(OptimizerSpec.model_fields["name"].annotation))
+    ratios = {one.trust_ratio.kind for one in optimizers if one.trust_ratio is not None}
+    assert ratios == set(get_args(TrustRatioSpec.model_fields["kind"].annotation))
+
+
+@pytest.mark.slow
+def test_the_trust_ratios_are_recorded(trained: Path) -> None:
+    """Of each parameter in each step, and the same on one rank and on three."""
+    place = list(runs(trained)).index("bounded")
+    alone, together = (records(trained / folder / f"run{place}", "trust_ratio") for folder in ("alone", "together"))
+    assert [record["step"] for record in alone] == [record["step"] for record in together] == list(range(1, 7))
+    for one, other in zip(alone, together, strict=True):
+        assert one["ratios"] == pytest.approx(other["ratios"], rel=1e-6)
+        assert all(0.1 <= ratio <= 1000 for ratio in one["ratios"].values())
+    first = alone[0]["ratios"]
+    assert len(first) == 62 and first["bn1.bias"] == 1.0  # it begins at 0
+    assert sum(0.1 < ratio < 1000 and ratio != 1 for ratio in first.values()) > 10
 
 
 if __name__ == "__main__":

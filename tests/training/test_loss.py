@@ -22,7 +22,6 @@ from summit_train.report.records import RunRecord
 from summit_train.spec import load_spec
 from summit_train.training.loss import Loss, build_loss, num_correct, one_hot
 from tests.conftest import WriteSpec
-from tests.runs import assert_bit_equal, difference, final_state, records, rewound
 from tests.worlds import train
 
 LOGITS = torch.tensor([[0.0, log(2), log(3)], [0.0, 0.0, 0.0]], dtype=torch.float64)
@@ -135,18 +134,6 @@ def several(write_spec: WriteSpec, motion_set: Path, tmp_path: Path) -> WriteSpe
     return write
 
 
-def test_several_labels_weights_and_balance_train_the_same_on_any_ranks(several: WriteSpec, tmp_path: Path) -> None:
-    for ranks in (1, 2, 3):
-        options = {"precision": "fp64", "scale": {"gpus": 6, "clips_per_gpu": 2}, "schedule": {"epochs": 1}}
-        train(ranks, several(f"on{ranks}", **options, evaluate={"every_epochs": 1}))
-    alone = final_state(tmp_path / "runs/on1")
-    assert alone["step"] == 6
-    for ranks in (2, 3):
-        assert difference(alone, final_state(tmp_path / f"runs/on{ranks}")) <= 1e-12
-        loss, other = (records(tmp_path / f"runs/on{number}", "eval")[0]["val_loss"] for number in (1, ranks))
-        assert loss == pytest.approx(other, rel=1e-6) and loss > 0
-
-
 def test_the_loss_of_a_validation_is_that_of_training_over_the_videos_that_were_read() -> None:
     """Of three videos the last was not read. Softmax: ln(1 + 1/3) and ln 4, the second class weighs twice."""
     rows = np.array([[log(3), 0.0], [log(3), 0.0], [math.nan, math.nan]], np.float32)
@@ -180,14 +167,3 @@ def test_a_validation_list_without_a_positive_ends_a_run_with_dashes(several: Wr
     found = RunRecord(run)
     assert found.is_done and found.notes == [] and "\N{EM DASH}" in render([found])
     assert overlay([found]) is not None
-
-
-def test_a_run_of_several_labels_resumes_bit_equal(several: WriteSpec, tmp_path: Path) -> None:
-    options = {"evaluate": {"every_epochs": 1}}
-    train(0, several("whole", **options))
-    rewound(tmp_path / "runs/whole", "again", 20)
-    train(0, several("again", **options))
-    assert_bit_equal(final_state(tmp_path / "runs/whole"), final_state(tmp_path / "runs/again"))
-    found = [record["map"] for record in records(tmp_path / "runs/whole", "eval")]
-    assert len(found) == 2 and all(0 < value <= 100 for value in found)
-    assert "top1" not in records(tmp_path / "runs/whole", "eval")[0]

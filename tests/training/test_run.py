@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,32 +22,10 @@ from summit_train.report import page
 from summit_train.spec import load_spec
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.step import TrainStep
-from tests.conftest import WriteSpec, spec_writer
+from summit_train.training.timer import StepTimer
+from tests.conftest import ONLINE, WriteSpec
 from tests.runs import assert_bit_equal, final_state, load_any, records, steps_of
 from tests.worlds import PATIENCE_S, command, forked, main_without_reports, start, succeed, train, train_signalled
-
-
-@pytest.fixture(scope="module")
-def whole(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of two epochs that nothing interrupted."""
-    folder = tmp_path_factory.mktemp("whole")
-    train(0, spec_writer(motion_set, folder)("whole"))
-    return folder / "runs/whole"
-
-
-@pytest.fixture(scope="module")
-def one_epoch(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of one epoch."""
-    folder = tmp_path_factory.mktemp("one_epoch")
-    train(0, spec_writer(motion_set, folder)("run", schedule={"epochs": 1}))
-    return folder / "runs/run"
-
-
-@pytest.fixture
-def done(write_spec: WriteSpec, one_epoch: Path, tmp_path: Path) -> str:
-    """The spec of a copy of `one_epoch`, below the test's own folder."""
-    shutil.copytree(one_epoch, tmp_path / "runs/run")
-    return str(write_spec(schedule={"epochs": 1}))
 
 
 def _wait_for_step(run: Path, step: int, process: object) -> None:
@@ -59,22 +36,24 @@ def _wait_for_step(run: Path, step: int, process: object) -> None:
         time.sleep(0.01)
 
 
-def test_a_killed_run_ends_bit_equal_to_one_that_was_not(write_spec: WriteSpec, tmp_path: Path, whole: Path) -> None:
+def test_a_killed_run_ends_bit_equal_to_one_that_was_not(
+    write_spec: WriteSpec, tmp_path: Path, trained_run: Path
+) -> None:
     """SIGKILL in the middle of the second epoch."""
-    killed = str(write_spec("killed"))
+    killed = str(write_spec("killed", model=ONLINE))
     assert train_signalled(killed, signal.SIGKILL, 14)[0] == -signal.SIGKILL
     assert not (tmp_path / "runs/killed/checkpoints/step_00000020.pt").exists()
     output = train(0, killed)
     assert "step_00000010.pt" in output
-    assert_bit_equal(final_state(whole), final_state(tmp_path / "runs/killed"))
+    assert_bit_equal(final_state(trained_run), final_state(tmp_path / "runs/killed"))
     assert steps_of(tmp_path / "runs/killed")[-10:] == list(range(11, 21))
 
 
 def test_a_kill_while_a_checkpoint_is_written_in_the_background_costs_that_one(
-    write_spec: WriteSpec, tmp_path: Path, whole: Path
+    write_spec: WriteSpec, tmp_path: Path, trained_run: Path
 ) -> None:
     """Every second step is saved. The file of step 14 gets no name until step 16 is recorded, then all is killed."""
-    spec, run = write_spec("beside", checkpoint={"background": True}), tmp_path / "runs/beside"
+    spec, run = write_spec("beside", model=ONLINE, checkpoint={"background": True}), tmp_path / "runs/beside"
 
     def die(event: str, arguments: tuple[object, ...]) -> None:
         if event == "os.rename" and str(arguments[1]).endswith("step_00000014.pt"):
@@ -90,23 +69,22 @@ def test_a_kill_while_a_checkpoint_is_written_in_the_background_costs_that_one(
     names = {path.name.split(".")[-1] for path in (run / "checkpoints").glob("*step_00000014*")}
     assert names == {"writing", "sha256"}
     assert "step_00000012.pt" in train(0, spec)
-    assert_bit_equal(final_state(whole), final_state(run))
+    assert_bit_equal(final_state(trained_run), final_state(run))
     assert list((run / "checkpoints").glob(".*")) == []
     assert steps_of(run) == [*range(1, 17), *range(13, 21)]
 
 
-@pytest.mark.parametrize("background", [False, True])
 def test_a_run_asked_to_stop_exits_85_in_mid_epoch_and_goes_on_bit_equal(
-    write_spec: WriteSpec, tmp_path: Path, whole: Path, background: bool
+    write_spec: WriteSpec, tmp_path: Path, trained_run: Path
 ) -> None:
-    stopped = str(write_spec("stopped", checkpoint={"background": background}))
+    stopped = str(write_spec("stopped", model=ONLINE, checkpoint={"background": True}))
     status, output = train_signalled(stopped, signal.SIGUSR2, 4)
     assert status == 85, output
     saved = sorted(p.name for p in (tmp_path / "runs/stopped/checkpoints").glob("*.pt"))
     assert saved == ["step_00000005.pt"]  # it came in step 4, in which the ranks vote; they read the vote in step 5
     assert "stopped by SIGUSR2" in output and saved[0] in output
     train(0, stopped)
-    assert_bit_equal(final_state(whole), final_state(tmp_path / "runs/stopped"))
+    assert_bit_equal(final_state(trained_run), final_state(tmp_path / "runs/stopped"))
 
 
 @pytest.mark.parametrize(
@@ -192,14 +170,6 @@ def test_a_run_leaves_what_the_contract_names(write_spec: WriteSpec, tmp_path: P
     assert "Traceback" not in output and "0 s left" in output
 
 
-def test_minutes_between_checkpoints_work_in_mid_epoch(write_spec: WriteSpec, tmp_path: Path) -> None:
-    """So few that every step is due. A wish is voted on in its step and carried out after the next, whose own wish the
-    same checkpoint meets: every second step."""
-    train(0, write_spec(schedule={"epochs": 1}, checkpoint={"every_minutes": 1e-9, "keep": 1}))
-    assert [record["step"] for record in records(tmp_path / "runs/run", "checkpoint")] == [2, 4, 6, 8, 10]
-    assert [p.name for p in (tmp_path / "runs/run/checkpoints").glob("*.pt")] == ["step_00000010.pt"]
-
-
 def test_another_experiment_is_refused_with_the_difference(done: str, tmp_path: Path) -> None:
     status, output = command(0, "train", done, "optimizer.momentum=0.5", "model.width=0.25")
     assert status == 2 and "Traceback" not in output
@@ -213,63 +183,67 @@ def test_another_experiment_is_refused_with_the_difference(done: str, tmp_path: 
 
 def _killed_in(step: int, ranks: int, *words: str) -> None:
     """Run `train ...` whose ranks kill themselves as they begin update `step`."""
-    honest = TrainStep.__call__
+    honest = TrainStep.begin
 
-    def call(self: Any, *arguments: Any, **options: Any) -> Any:
+    def begin(self: TrainStep, lr: float, timer: StepTimer | None = None) -> None:
         if len(steps_of(Path(words[0]))) + 1 >= step - 1:  # a step is recorded after the next one was launched
             os.kill(os.getpid(), signal.SIGKILL)
-        return honest(self, *arguments, **options)
+        honest(self, lr, timer)
 
     def work() -> int:
-        TrainStep.__call__ = call  # type: ignore[assignment]
+        TrainStep.begin = begin  # type: ignore[method-assign]
         return main_without_reports(["train", *words])
 
     assert forked(ranks, work, grace_s=0)[0] == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
+def _longer(run: Path, more_epochs: int) -> str:
+    """What `train RUN --more-epochs N` says of the steps that the run would then have; it trains none."""
+    status, output = command(0, "train", str(run), "--more-epochs", str(more_epochs), "--trace", "999:999")
+    assert status == 2
+    return output
+
+
 def test_more_epochs_continue_a_finished_run_once_and_bit_equal_after_kills(
-    one_epoch: Path, tmp_path: Path, ranks: int
+    one_epoch_run: Path, tmp_path: Path
 ) -> None:
-    """Killed before and after the first checkpoint that is longer; started again with --more-epochs, and without."""
+    """Killed before and after the first checkpoint that is longer; started again without --more-epochs, and with."""
     whole, killed = (tmp_path / name / "run" for name in ("whole", "killed"))
     for run in (whole, killed):
-        shutil.copytree(one_epoch, run)
+        shutil.copytree(one_epoch_run, run)
     words = ("--more-epochs", "2", "evaluate.last_checkpoints=3")
-    said = train(ranks, whole, *words)
+    said = train(2, whole, *words)
     assert "more epochs: 3 instead of 1; LR continues at 0.00452254, as in a run of 3 epochs" in said
-    _killed_in(14, ranks, str(killed), *words)
-    _killed_in(25, ranks, str(killed), *words if ranks else words[2:])
-    train(ranks, killed, *words[2:] if ranks else words)
+    _killed_in(14, 2, str(killed), *words)
+    _killed_in(25, 2, str(killed), *words[2:])
+    train(2, killed, *words)
     assert_bit_equal(final_state(whole), final_state(killed))
     for run in (whole, killed):
         assert load_spec(run / "spec.yaml").schedule.epochs == 3
         (record,) = records(run, "more_epochs")
         assert (record["from"], record["to"], record["step"]) == (1, 3, 10)
         former, result = (json.loads((run / place / "eval.json").read_text()) for place in ("evals/epochs-1", "."))
-        assert former == json.loads((one_epoch / "eval.json").read_text()) | {"overrides": {"schedule.epochs": 1}}
+        assert former == json.loads((one_epoch_run / "eval.json").read_text()) | {"overrides": {"schedule.epochs": 1}}
         assert (run / "evals/epochs-1/predictions/step_00000010.npz").exists()
         assert [row["step"] for row in result["checkpoints"]] == [20, 30]  # those of the line alone
     # the run has come to its end: the same command adds its epochs again
-    assert "more epochs: 5 instead of 3" in train(ranks, whole, *words)
+    assert "steps 1 to 50" in _longer(whole, 2)
 
 
 @pytest.mark.parametrize(
     ("place", "number", "status"),
     [
         ("write_json", signal.SIGKILL, -signal.SIGKILL),  # eval.json
-        ("write_json", signal.SIGUSR2, 85),
-        ("write_report", signal.SIGKILL, -signal.SIGKILL),
         ("write_report", signal.SIGTERM, 85),
         ("record_end", signal.SIGKILL, -signal.SIGKILL),
         ("record_end", signal.SIGTERM, 0),  # the run is done
     ],
 )
 def test_more_epochs_are_added_once_however_late_the_command_is_ended(
-    one_epoch: Path, tmp_path: Path, place: str, number: int, status: int
+    one_epoch_run: Path, tmp_path: Path, place: str, number: int, status: int
 ) -> None:
     """A signal just before the report or the record of the end, or just after eval.json."""
-    shutil.copytree(one_epoch, run := tmp_path / "run")
+    shutil.copytree(one_epoch_run, run := tmp_path / "run")
     words = ["train", str(run), "--more-epochs", "1"]
     modules = {"write_json": evaluation, "write_report": page, "record_end": pipeline}
 
@@ -291,7 +265,7 @@ def test_more_epochs_are_added_once_however_late_the_command_is_ended(
         assert "more epochs: finishes the extension from 1 to 2 epochs" in again
         assert steps_of(run) == list(range(1, 21)) and load_spec(run / "spec.yaml").schedule.epochs == 2
         assert json.loads((run / "evals/epochs-1/eval.json").read_text())["checkpoints"][-1]["step"] == 10
-    assert "more epochs: 3 instead of 2" in train(0, run, *words[2:])  # by then it has come to its end
+    assert "steps 1 to 30" in _longer(run, 1)  # by then it has come to its end
 
 
 def test_no_room_for_workers_is_one_line_before_training(done: str, tmp_path: Path) -> None:
@@ -329,9 +303,9 @@ def test_a_start_removes_what_a_killed_one_left_half_written(done: str, tmp_path
     assert not any(path.exists() for path in left) and (run / "checkpoints/step_00000010.pt.sha256").exists()
 
 
-def test_the_result_of_the_longer_run_is_not_kept_as_that_of_the_shorter(one_epoch: Path, tmp_path: Path) -> None:
+def test_the_result_of_the_longer_run_is_not_kept_as_that_of_the_shorter(one_epoch_run: Path, tmp_path: Path) -> None:
     """The shorter run has no result, as after a kill in its evaluation."""
-    shutil.copytree(one_epoch, run := tmp_path / "run")
+    shutil.copytree(one_epoch_run, run := tmp_path / "run")
     (run / "eval.json").unlink()
     train(0, run, "--more-epochs", "1")
     log = run / "metrics.jsonl"

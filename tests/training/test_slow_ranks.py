@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,9 +20,8 @@ from summit_train.models import VideoNetwork
 from summit_train.training import slow_ranks
 from summit_train.training.metrics import RunLog
 from summit_train.training.slow_ranks import Judge, Own, SlowRank, SlowRanks, own_seconds
-from summit_train.training.timer import UNTIMED, Laps, Mark, Stopwatch
+from summit_train.training.timer import Mark, StepTimer
 from tests.conftest import WriteSpec
-from tests.killing import slowed
 from tests.runs import assert_bit_equal, final_state, records
 from tests.worlds import forked, main_without_reports, train
 
@@ -41,26 +39,28 @@ class At:
         return later.seconds - self.seconds
 
 
-def _laps(*phases: tuple[str, float]) -> list[tuple[str, Mark]]:
-    """A step's laps, from the seconds that each takes."""
-    now, laps = 5.0, [("", cast(Mark, At(5.0)))]
+def _timer(number: int, *phases: tuple[str, float]) -> StepTimer:
+    """The timer of a step with phases of so many seconds each."""
+    timer = StepTimer(CPU, number)
+    timer.laps = [("", cast(Mark, At(5.0)))]
+    now = 5.0
     for phase, seconds in phases:
         now += seconds
-        laps.append((phase, cast(Mark, At(now))))
-    return laps
+        timer.laps.append((phase, cast(Mark, At(now))))
+    return timer
 
 
 def test_a_ranks_own_seconds_are_those_in_which_it_waits_for_no_other() -> None:
     """Two micro-batches, then what follows: the wait for the others and the checkpoint do not count."""
     each = [("data_wait", 0.5), ("other", 0.25), ("forward", 1.0), ("other", 0.25), ("backward", 2.0)]
     end = [("allreduce", 64.0), ("other", 0.5), ("allreduce", 32.0), ("update", 0.125), ("other", 0.5)]
-    laps = _laps(*each, *each, *end, ("checkpoint", 16.0))
-    assert own_seconds(laps, 2) == Own(compute=3.5 + 0.5 + 0.125, data_wait=0.5)
+    timer = _timer(1, *each, *each, *end, ("checkpoint", 16.0))
+    assert own_seconds(timer, 2) == Own(compute=3.5 + 0.5 + 0.125, data_wait=0.5)
 
 
 def test_of_learners_each_has_an_update() -> None:
     learner = [("data_wait", 0.5), ("forward", 1.0), ("backward", 2.0), ("update", 0.25)]
-    assert own_seconds(_laps(*learner), 1) == own_seconds(_laps(*learner, *learner), 2) == Own(3.25, 0.5)
+    assert own_seconds(_timer(1, *learner), 1) == own_seconds(_timer(1, *learner, *learner), 2) == Own(3.25, 0.5)
 
 
 def _judged(*windows: Sequence[Own]) -> list[list[SlowRank]]:
@@ -120,27 +120,21 @@ class Four(World):
         return [(f"rank {rank} on h{rank}", f"n{rank}") for rank in range(self.size)]
 
 
-class Timed(Laps):
-    """A stopwatch that heard of these seconds."""
-
-    def __init__(self, own: Own) -> None:
-        self.laps = _laps(("data_wait", own.data_wait), ("forward", own.compute))
-
-
-def _follow(folder: Path, world: World, steps: range, stopwatch: Callable[[int], Stopwatch]) -> None:
-    """Follow `steps` of a run, which then ends."""
+def _follow(folder: Path, world: World, steps: range, own: Callable[[int], Own]) -> None:
+    """Follow `steps` of a run, each with this rank's own seconds, which then ends."""
     run: Any = SimpleNamespace(world=world, device=CPU, spec=SimpleNamespace(run_path=folder))
     with RunLog(folder, "r", 0, 1000) as log:
         ranks = SlowRanks(run, log)
         for step in steps:
-            ranks.end_step(step, stopwatch(step), 1)
+            seconds = own(step)
+            ranks.end_step(_timer(step, ("data_wait", seconds.data_wait), ("forward", seconds.compute)), 1)
         ranks.finish()
 
 
 def test_windows_end_with_every_hundredth_step_and_are_read_with_the_next(tmp_path: Path) -> None:
     """Resumed after step 150: the first window has 50 steps. The last one has just been begun when the run ends."""
     world = Four(iter([_ranks(2.0, 1.0, 1.0)] * 4))
-    _follow(tmp_path, world, range(151, 501), lambda step: Timed(Own(1.0 + (step > 400), 0.25)))
+    _follow(tmp_path, world, range(151, 501), lambda step: Own(1.0 + (step > 400), 0.25))
     assert world.asked == ["slow_ranks", "read"] * 3 + ["gather", "slow_ranks", "read"]
     times = records(tmp_path, "rank_times")
     assert [one["step"] for one in times] == [200, 300, 400, 500]
@@ -156,17 +150,11 @@ def test_windows_end_with_every_hundredth_step_and_are_read_with_the_next(tmp_pa
     assert warning["text"] == f"rank 1 on h1 is slow in steps 101 to 400, mostly in its compute: {own}"
 
 
-def test_a_window_of_traced_steps_alone_is_left_out(tmp_path: Path) -> None:
-    world = Four(iter([_ranks(1.0, 1.0, 1.0)]))
-    _follow(tmp_path, world, range(1, 201), lambda step: UNTIMED if step <= 100 else Timed(Own(1.0, 0.0)))
-    assert [one["step"] for one in records(tmp_path, "rank_times")] == [200]
-
-
-@pytest.mark.parametrize(("size", "is_timed"), [(1, False), (2, False), (3, True)])
-def test_of_fewer_than_three_ranks_none_is_timed(size: int, is_timed: bool) -> None:
-    run: Any = SimpleNamespace(world=SimpleNamespace(size=size), device=CPU)
-    stopwatch = SlowRanks(run, None).begin_step(Mark(CPU))
-    assert isinstance(stopwatch, Laps) == is_timed and (is_timed or stopwatch is UNTIMED)
+def test_fewer_than_three_ranks_are_not_compared(tmp_path: Path) -> None:
+    world = Four(iter([]))
+    world.size = 2
+    _follow(tmp_path, world, range(1, 201), lambda step: Own(1.0, 0.25))
+    assert world.asked == []
 
 
 @pytest.mark.parametrize(
@@ -190,12 +178,12 @@ def test_the_node_is_left_out_at_the_next_start_where_the_job_has_a_spare(
     (tmp_path / "job/bad_nodes").write_text(before)
     first, slow = Own(1.0, 0.0), Own(1.0, 1.0)
     windows = [[slow, first, first]] * 3 + [[first, slow, first]] * 3
-    _follow(tmp_path, Four(iter(windows)), range(1, 601), lambda step: Timed(Own(1.0, 0.0)))
+    _follow(tmp_path, Four(iter(windows)), range(1, 601), lambda step: Own(1.0, 0.0))
     assert [one["part"] for one in records(tmp_path, "slow_rank")] == ["data_wait", "data_wait"]
     assert [line.split()[0] for line in (tmp_path / "job/bad_nodes").read_text().splitlines()] == after
 
 
-def _slow_loader(held: ExitStack) -> None:
+def _slow_loader() -> None:
     honest = Batches.__next__
 
     def following(self: Any) -> Any:
@@ -205,7 +193,7 @@ def _slow_loader(held: ExitStack) -> None:
     Batches.__next__ = following  # type: ignore[method-assign]
 
 
-def _slow_forward(held: ExitStack) -> None:
+def _slow_forward() -> None:
     honest = VideoNetwork.forward
 
     def forward(self: Any, clips: torch.Tensor) -> Any:
@@ -216,29 +204,20 @@ def _slow_forward(held: ExitStack) -> None:
     VideoNetwork.forward = forward  # type: ignore[method-assign]
 
 
-def _slow_process(held: ExitStack) -> None:
-    held.enter_context(slowed())
-
-
 @pytest.mark.parametrize(
-    ("fault", "parts", "method"),
-    [
-        (_slow_loader, ["data_wait"], "synchronous"),
-        (_slow_forward, ["compute"], "averaging"),
-        (_slow_process, ["compute", "data_wait"], "synchronous"),  # the rank's process reads the clips, too
-    ],
+    ("fault", "part", "method"),
+    [(_slow_loader, "data_wait", "synchronous"), (_slow_forward, "compute", "averaging")],
 )
 def test_a_slow_rank_is_named_and_training_is_the_same(
-    write_spec: WriteSpec, tmp_path: Path, fault: Callable[[ExitStack], None], parts: list[str], method: str
+    write_spec: WriteSpec, tmp_path: Path, fault: Callable[[], None], part: str, method: str
 ) -> None:
     """Windows of 3 steps; the fault costs several times what a step of so small a network takes."""
 
     def work() -> int:
         slow_ranks.WINDOW = 3
-        with ExitStack() as held:
-            if this_launch().rank == SLOW:
-                fault(held)
-            return main_without_reports(["train", str(spec)])
+        if this_launch().rank == SLOW:
+            fault()
+        return main_without_reports(["train", str(spec)])
 
     more = {"schedule": {"epochs": 1}, "parallel": {"method": method}}
     spec, run = write_spec("slow", **more), tmp_path / "runs/slow"
@@ -246,7 +225,7 @@ def test_a_slow_rank_is_named_and_training_is_the_same(
     assert status == 0, output
     assert [one["step"] for one in records(run, "rank_times")] == [3, 6, 9]
     slow = {one["rank"]: one for one in records(run, "slow_rank")}
-    assert slow[SLOW]["step"] == 9 and slow[SLOW]["part"] in parts and slow[SLOW]["host"] == os.uname().nodename
+    assert slow[SLOW]["step"] == 9 and slow[SLOW]["part"] == part and slow[SLOW]["host"] == os.uname().nodename
     assert output.count(f"slow: WARNING: rank {SLOW} on {os.uname().nodename} is slow in steps ") == 1
     if method == "synchronous":
         train(RANKS, write_spec("plain", **more))

@@ -17,6 +17,7 @@ from summit_train.core.comm import World
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models import build_model
 from summit_train.models.precision import Normalise
+from summit_train.models.video import freeze_norms
 from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
 from summit_train.spec.augment import MixSpec
@@ -32,6 +33,7 @@ from summit_train.training.step import (
     count_updates,
 )
 from tests.closeness import assert_all_near, assert_near
+from tests.worlds import take_step
 
 CPU = torch.device("cpu")
 
@@ -95,7 +97,7 @@ def test_two_steps_are_sgd_with_momentum_on_the_mean_gradient(clip_norm: float |
     step = _step(model, 3, clip_norm=clip_norm)
     momentum = {name: torch.zeros_like(p) for name, p in reference.named_parameters()}
     for lr in (0.1, 0.05):
-        result = step(batches, lr)
+        result = take_step(step, batches, lr)
         gradients = _reference_gradients(reference, batches)
         norm = torch.stack([g.norm() for g in gradients.values()]).norm()
         factor = 1.0 if clip_norm is None else min(1.0, clip_norm / float(norm))
@@ -123,7 +125,7 @@ def test_the_vote_has_the_mean_loss_the_top1_and_the_requests(smoothing: float) 
             losses.append(float(((1 - smoothing) * chosen + smoothing * logs.mean(1)).mean()))
             right += int((logs.argmin(1) == batch.labels).sum())
     step = _step(model, 2, loss=Loss(label_smoothing=smoothing).of_batch)
-    vote = step(batches, 0.1, lambda: Requests(stop=True, data_wait_s=0.25)).read(4, 2, 1)
+    vote = take_step(step, batches, 0.1, Requests(stop=True, data_wait_s=0.25)).read(4, 2, 1)
     assert vote.loss == pytest.approx(sum(losses) / 2, rel=1e-12)
     assert vote.top1 == pytest.approx(100 * right / 4)
     assert (vote.stop, vote.checkpoint, vote.data_wait_s) == (True, False, 0.25)
@@ -147,7 +149,7 @@ def test_mixed_and_erased_clips_are_keyed_by_step_and_virtual_gpu() -> None:
         losses.append(float(functional.cross_entropy(logits.detach(), shares, label_smoothing=0.1)))
         larger = batch.labels if mix.share >= 0.5 else batch.labels.flip(0)
         right += int((logits.argmax(1) == larger).sum())
-    vote = _step(model, 3, **settings)(batches, 0.1).read(12, 3, 1)
+    vote = take_step(_step(model, 3, **settings), batches, 0.1).read(12, 3, 1)
     assert vote.loss == pytest.approx(sum(losses) / 3, rel=1e-12)
     assert vote.top1 == pytest.approx(100 * right / 12)
 
@@ -161,7 +163,7 @@ def test_masks_and_tuples_are_keyed_by_step_and_virtual_gpu(options: dict[str, A
     models, batches = [_model(**options) for _ in range(3)], _micro_batches(2)
     swapped = [dataclasses.replace(batch, virtual_gpu=1 - batch.virtual_gpu) for batch in batches]
     for model, order in zip(models, (batches, batches[::-1], swapped), strict=True):
-        _step(model, 2)(order, 0.1)
+        take_step(_step(model, 2), order, 0.1)
     first, second, unkeyed = (model.state_dict()[name] for model in models)
     assert_near(first, second, 1e-12)
     assert (first - unkeyed).norm() > 1e-9 * first.norm()
@@ -174,7 +176,7 @@ def test_the_trust_ratio_is_that_of_the_mean_gradient_as_it_is_clipped(clip_norm
     norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
     factor = 1.0 if clip_norm is None else min(1.0, clip_norm / float(norm))
     lengths = {name: float(parameter.detach().norm()) for name, parameter in model.named_parameters()}
-    result = _step(model, 2, trust="bounded", clip_norm=clip_norm)(batches, 0.1)
+    result = take_step(_step(model, 2, trust="bounded", clip_norm=clip_norm), batches, 0.1)
     assert result.ratios is not None
     found = result.ratios.read()
     assert found.keys() == gradients.keys()
@@ -193,12 +195,12 @@ def test_every_solver_skips_an_overflow_of_fp16_and_goes_on(solver: str, kind: s
     step = _step(model, 2, "fp16", solver=solver, trust=kind, clip_norm=1.0)
     step.loss_scale.scale = torch.tensor(2.0**40)
     before = copy.deepcopy(model.state_dict())
-    vote = step(_micro_batches(2), 0.01).read(4, 2, 1)
+    vote = take_step(step, _micro_batches(2), 0.01).read(4, 2, 1)
     assert vote.skipped and not vote.broken
     changed = [n for n, t in model.state_dict().items() if "tracked" not in n and not torch.equal(t, before[n])]
     assert changed == [] and step.loss_scale.scale.item() == 2.0**39
     step.loss_scale.scale = torch.tensor(2.0**8)
-    assert not step(_micro_batches(2), 0.01).read(4, 2, 1).skipped
+    assert not take_step(step, _micro_batches(2), 0.01).read(4, 2, 1).skipped
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
     assert not torch.equal(model.state_dict()["fc.weight"], before["fc.weight"])
 
@@ -219,8 +221,8 @@ def test_every_solver_clips_in_the_precision_of_the_run(solver: str, kind: str |
         loss, correct = Loss().of_batch(*arguments)
         return loss * factor, correct
 
-    _step(models[0], 2, solver=solver, trust=kind, clip_norm=0.05)(batches, 0.1)
-    _step(models[1], 2, solver=solver, trust=kind, loss=smaller)(batches, 0.1)
+    take_step(_step(models[0], 2, solver=solver, trust=kind, clip_norm=0.05), batches, 0.1)
+    take_step(_step(models[1], 2, solver=solver, trust=kind, loss=smaller), batches, 0.1)
     assert_all_near(models[0].parameters(), models[1].parameters(), 1e-12)
 
 
@@ -244,16 +246,27 @@ def test_a_step_that_is_not_finite_changes_nothing_not_even_the_first_one() -> N
     step = _step(model, 2)
     before = copy.deepcopy(model.state_dict())
     model.on = True
-    vote = step(_micro_batches(2), 0.1).read(4, 2, 1)
+    vote = take_step(step, _micro_batches(2), 0.1).read(4, 2, 1)
     assert vote.skipped and vote.broken
     changed = [n for n, t in model.state_dict().items() if "tracked" not in n and not torch.equal(t, before[n])]
     assert changed == []
     model.on = False
     reference = _Poison(_model())
-    _step(reference, 2)(_micro_batches(2), 0.1)
-    vote = step(_micro_batches(2), 0.1).read(4, 2, 1)
+    take_step(_step(reference, 2), _micro_batches(2), 0.1)
+    vote = take_step(step, _micro_batches(2), 0.1).read(4, 2, 1)
     assert not vote.skipped
     assert_all_near(model.parameters(), reference.parameters(), 1e-12)
+
+
+def test_frozen_norms_keep_their_values_to_the_bit() -> None:
+    model = _model()
+    freeze_norms(model, "all_but_first")
+    before = copy.deepcopy(model.state_dict())
+    take_step(_step(model, 2), _micro_batches(2), 0.1)
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert {name for name in moved if "bn" in name or "downsample.1" in name} == {
+        f"bn1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    }
 
 
 def test_bf16_is_close_to_fp32_and_keeps_fp32_weights() -> None:
@@ -261,7 +274,7 @@ def test_bf16_is_close_to_fp32_and_keeps_fp32_weights() -> None:
     losses = {}
     for precision, model in models.items():
         step = _step(model, 2, precision)
-        losses[precision] = [step(_micro_batches(2), 0.05).read(4, 2, 1).loss for _ in range(3)]
+        losses[precision] = [take_step(step, _micro_batches(2), 0.05).read(4, 2, 1).loss for _ in range(3)]
         assert all(p.dtype == torch.float32 for p in model.parameters())
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.1)
     assert losses["bf16"] != losses["fp32"]
@@ -308,7 +321,7 @@ def test_a_compiled_network_is_compiled_once_for_any_number_of_virtual_gpus() ->
     plain = copy.deepcopy(model)
     model.extract = torch.compile(model.extract, backend=backend)  # type: ignore[assignment, arg-type]
     for step in (_step(model, 10), _step(plain, 10)):
-        step(batches, 0.1)
-        step(batches, 0.1)
+        take_step(step, batches, 0.1)
+        take_step(step, batches, 0.1)
     assert len(graphs) == 1
     assert_all_near(model.state_dict().values(), plain.state_dict().values(), 1e-12)

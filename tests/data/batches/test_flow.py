@@ -123,25 +123,6 @@ def test_a_flipped_clip_is_the_flow_of_the_flipped_clip(tmp_path: Path) -> None:
     assert [np.array_equal(a, b) for a, b in zip(views, plain, strict=True)] == [True, False, True, False]
 
 
-@pytest.mark.parametrize("short_side", [(16, 16), (20, 24)])
-def test_x_of_a_region_changes_its_sign_in_the_mirrored_clips_alone(
-    tmp_path: Path, short_side: tuple[int, int]
-) -> None:
-    # x is 200 in the region's left half and 100 in its right one: mirrored, 256 - 100 = 156 and 256 - 200 = 56.
-    fields = np.full((4, 2, 64, 96), 128, np.uint8)
-    fields[:, 0, 16:48, 16:32], fields[:, 0, 16:48, 32:48] = 200, 100
-    write_folder(tmp_path / "a", fields)
-    (tmp_path / "list.csv").write_text("path,label,left,top,width,height\n" + "a,0,16,16,32,32\n" * 24)
-    data = _spec(flow_length=2, num_frames=2, region="columns", short_side=short_side, crop=16)
-    order = Order(24, 3, 1, 24, 1)
-    store = open_store(data, read_manifest(tmp_path / "list.csv", "columns"))
-    assert store.read_views(0, lambda _: np.array([[0]]), lambda w, h: [View(w, h, 0, 0, w, h)]).size == (32, 32)
-    with loader.training_batches(reader(data, store, order), order, 0, 1, range(1)) as batches:
-        (batch,) = batches
-    edges = {(int(clip[0, 0, 0, 0]), int(clip[0, 0, -1, 0])) for clip in batch.clips.numpy()}
-    assert edges == {(200, 100), (156, 56)}
-
-
 @pytest.mark.parametrize(
     ("changes", "boxes"),
     [

@@ -21,7 +21,6 @@ from summit_train.data.packed.pack import begin
 from summit_train.data.packed.read import ShardStore
 from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
-from summit_train.data.video.span import WHOLE, Span
 from tests.data.packed.conftest import bad_clips, complaints, content_of, packed_store, stored
 from tests.data.video.test_flow import textured
 from tests.flows import decode
@@ -95,18 +94,6 @@ def test_frames_are_scaled_before_their_flow(videos: Path, tmp_path: Path) -> No
     views = packed.read_views(0, lambda fields: np.array([[0, 1]]), lambda w, h: [View(w, h, 0, 0, w, h)]).views
     assert views.shape[2:4] == (HEIGHT, WIDTH)  # views are chosen for the video's own size
     assert np.median(decode(views[0, ..., 0]), (1, 2)) == pytest.approx([1.5, -1], abs=0.2)
-
-
-def test_spans_have_the_flow_between_their_own_frames(videos: Path, tmp_path: Path) -> None:
-    spans = [Span(0, 3), Span(1, 4), WHOLE, Span(4)]
-    rows = [ManifestRow(name, 0).with_span(span) for name in ("0.mkv", "frames") for span in spans]
-    packed = packed_store(stored(videos, rows, "spans.csv"), tmp_path / "out", DIS)
-    for first in (0, 4):
-        whole = _pictures(packed, first + 2)
-        assert [len(_pictures(packed, first + n)) for n in range(4)] == [2, 2, 5, 1]
-        for clip, (start, end) in enumerate([(0, 2), (1, 3), (0, 5), (4, 5)]):
-            np.testing.assert_array_equal(_pictures(packed, first + clip), whole[start:end])
-    assert packed.manifest.span(1) == Span(1, 4)  # in frames of the video, as in the set of its frames
 
 
 def test_the_command_packs_the_same(videos: Path, tmp_path: Path, say: Say) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +46,6 @@ def _test_views(store: Store, clip: int) -> Frames:
         return augment.test_frames("uniform", num_frames, 4, 1, 3)
 
     return store.read_views(clip, choose, lambda w, h: augment.test_views(24, 3, w, h)).views
-
-
-READ: list[Callable[[Store, int], Frames]] = [_training_clip, _test_views]
-
-
-@pytest.mark.parametrize("kind", ["bytes", "jpeg", "video"])
-def test_packed_clips_have_the_views_of_the_files(raw: FileStore, pack_set: PackSet, kind: str) -> None:
-    packed = _open(pack_set(kind=kind, **({"quality": 95} if kind == "jpeg" else {})))
-    for clip in range(NUM_VIDEOS):
-        for read in READ:
-            ours, files = read(packed, clip), read(raw, clip)
-            assert ours.shape == files.shape
-            # Of random blocks of colour: another frame or another crop differs by 60 and more.
-            assert np.array_equal(ours, files) if kind == "bytes" else np.abs(ours.astype(int) - files).mean() < 12
 
 
 def test_of_every_nth_frame_the_one_before_is_taken(raw: FileStore, pack_set: PackSet) -> None:

@@ -1,22 +1,19 @@
-"""Training a detector: the same network on any number of ranks and after a resume, and a bright square that is found.
+"""A tiny detector learns to find a bright square.
 
-The micro-batches are made by hand: a square on a background that is the same everywhere, where all anchors tie.
+The micro-batches are made by hand: a square on a background that is the same everywhere, where all anchors tie. On any
+ranks and after a resume: "detector" of tests/training/test_golden_runs.py.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from summit_train.core import rng
-from summit_train.core.comm import World, open_world
+from summit_train.core.comm import World
 from summit_train.data.batches.loader import MicroBatch
-from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.models.network import initial_network
 from summit_train.models.precision import Normalise
 from summit_train.plan import make_plan
@@ -24,10 +21,8 @@ from summit_train.spec import Spec
 from summit_train.tasks.detection.detect import detect
 from summit_train.tasks.detection.geometry import iou
 from summit_train.training.run import build_step
-from summit_train.training.step import TrainStep, Vote
 from tests.detectors import detector_spec
-from tests.runs import assert_bit_equal, difference
-from tests.worlds import forked
+from tests.worlds import take_step
 
 CPU, SIDE = torch.device("cpu"), 64
 
@@ -54,59 +49,6 @@ def _spec(**sections: Any) -> Spec:
     return detector_spec(model=model, **usual | sections)
 
 
-def _train(
-    spec: Spec, world: World, steps: range, saved: dict[str, Any] | None = None
-) -> tuple[dict[str, Any], list[Vote]]:
-    """The state behind `steps` in the form of a checkpoint, and the votes."""
-    plan, model = make_plan(spec, world.size, 60), initial_network(spec, CPU)
-    step = build_step(spec, plan, world, model, CPU)
-    assert isinstance(step, TrainStep)
-    if saved is not None:
-        model.load_state_dict(saved["model"])
-        step.restore(Path("none"), saved)
-    own = virtual_gpus_of(world.rank, world.size, plan.virtual_gpus)
-    votes = []
-    for number in steps:
-        result = step([_batch(number, virtual_gpu) for virtual_gpu in own], 0.01)
-        votes.append(result.read(plan.global_batch, plan.virtual_gpus, world.size))
-    return {**step.checkpoint(Path("none"), steps.stop), "model": model.state_dict()}, votes
-
-
-def _train_and_save(spec: Spec, path: Path) -> int:
-    world = open_world()
-    state, votes = _train(spec, world, range(4))
-    if world.rank == 0:
-        torch.save({**state, "losses": [vote.loss for vote in votes]}, path)
-    world.close()
-    return 0
-
-
-def test_any_number_of_ranks_trains_the_same_detector(tmp_path: Path) -> None:
-    """6 virtual GPUs, 4 steps in fp64: with accumulation, and with trained normalisations."""
-    spec = _spec()
-    alone, votes = _train(spec, World(), range(4))
-    losses = [vote.loss for vote in votes]
-    assert not any(vote.skipped for vote in votes) and all(0 <= vote.top1 <= 100 for vote in votes)
-    for ranks in (2, 3, 4):
-        status, output = forked(ranks, partial(_train_and_save, spec, tmp_path / "state.pt"))
-        assert status == 0, output
-        state = torch.load(tmp_path / "state.pt", weights_only=True)
-        assert difference(alone, state) <= 1e-12
-        assert state["losses"] == pytest.approx(losses, rel=1e-12)
-
-
-def test_a_resumed_detector_ends_bit_equal_and_so_does_one_whose_blocks_are_recomputed() -> None:
-    frozen = {"optimizer": {"weight_decay": 5e-4, "clip_norm": 10.0, "freeze": ["*bn*", "*downsample.1*"]}}
-    spec = _spec(**frozen)
-    whole, votes = _train(spec, World(), range(4))
-    half, _ = _train(spec, World(), range(2))
-    resumed, later = _train(spec, World(), range(2, 4), half)
-    assert_bit_equal(whole, resumed)
-    assert [vote.loss for vote in later] == [vote.loss for vote in votes[2:]]
-    recomputed, _ = _train(_spec(execution={"recompute": True}, **frozen), World(), range(4))
-    assert_bit_equal(whole, recomputed)
-
-
 def test_a_tiny_detector_finds_a_bright_square() -> None:
     """After 150 steps of 8 clips, on 24 clips that it has not seen."""
     detector = detector_spec().model.model_dump(mode="json")["detector"] | {"channels": 512}
@@ -121,7 +63,7 @@ def test_a_tiny_detector_finds_a_bright_square() -> None:
     losses = []
     for number in range(150):
         lr = 0.2 * min(1, (number + 1) / 10) if number < 120 else 0.02
-        losses.append(step([_batch(number, 0, clips=8)], lr).read(8, 1, 1).loss)
+        losses.append(take_step(step, [_batch(number, 0, clips=8)], lr).read(8, 1, 1).loss)
     assert sum(losses[-10:]) < sum(losses[:10]) / 3
 
     test = _batch(0, 1, clips=24)
