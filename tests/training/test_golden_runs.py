@@ -301,8 +301,8 @@ def train_again(folder: Path) -> None:
     """Continue a copy of every run on one rank from its first checkpoint."""
     shutil.copytree(folder / "alone", folder / "again")
     for run in (folder / "again").iterdir():
-        _, *later = sorted((run / "checkpoints").glob("step_????????.pt"))
-        for path in later:
+        _, *others = sorted((run / "checkpoints").glob("step_????????.pt"))
+        for path in others:
             path.unlink()
 
     def all_again() -> int:
