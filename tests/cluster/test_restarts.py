@@ -7,13 +7,23 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from summit_train.report.goodput import restarts as read_restarts
-from tests.cluster.test_scripts import LAUNCHERS, NEW_JOBS, ended_with, prepared, run_to_end, started
+from tests.cluster.test_scripts import (
+    LAUNCHERS,
+    NEW_JOBS,
+    SCHEDULERS,
+    ended_with,
+    prepared,
+    run_to_end,
+    stand_in_for_sleep,
+    started,
+)
 from tests.standins import Standins
 from tests.worlds import PATIENCE_S
 
@@ -104,6 +114,28 @@ def test_a_signal_while_nodes_are_asked_hands_the_job_over(standins: Standins, t
     status, output = ended_with(standins, process)
     assert status == 85 and "stopped at step 1; requeued, 1 of 20" in output
     assert len(standins.calls("trainer")) == 1 and not (run / "job/restarts").exists()
+
+
+def test_a_job_whose_own_node_is_lost_is_requeued_from_another_one(standins: Standins, tmp_path: Path) -> None:
+    """A step on n2 asks Slurm for the job's nodes. test_lost_nodes.py has a real Slurm."""
+    standins.program("scancel", standins.bin / "scancel")
+    script, run = prepared(standins, "srun", tmp_path / "run", keys=("spare_nodes=1",), max_requeues=2)
+    (standins.folder / "hosts").write_text("n1\nn2\nn3\n")
+    assert run_to_end(standins, script)[0] == 0
+    (guard,) = [call for call in standins.calls("srun") if call["command"][0] == "bash"]
+    assert guard["options"]["--nodelist"] == "n2"
+    (run / "job/requeues").touch()
+    for left, requeued in (("n1\nn2\nn3\n", 0), ("n2\nn3\n", 1), ("n2\nn3\n", 2), ("n2\nn3\n", 2)):
+        (standins.folder / "hosts").write_text(left)
+        stand_in_for_sleep(standins, '[[ ! -e $STANDINS/slept ]] && touch "$STANDINS/slept"')
+        subprocess.run(guard["command"], env=standins.environ | SCHEDULERS, check=True)
+        (standins.folder / "slept").unlink()
+        assert [call["words"] for call in standins.calls("scontrol")] == [["requeue", "7"]] * requeued
+        assert (run / "job/requeues").read_text() == "7 without n1\n" * requeued
+    assert [call["words"] for call in standins.calls("scancel")] == [["7"]]
+    line = " job 7: requeued, as n1, where its script ran, is lost\n"
+    assert (run / "job/restarts").read_text().count(line) == (run / "job/7.out").read_text().count(line) == 2
+    assert (standins.folder / "seconds").read_text() == "30\n"
 
 
 def test_a_launcher_that_waits_for_a_silent_node_is_ended(standins: Standins, tmp_path: Path) -> None:
