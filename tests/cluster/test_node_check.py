@@ -21,7 +21,7 @@ from summit_train.spec import load_spec
 from tests.conftest import WriteSpec
 from tests.killing import slowed
 from tests.runs import assert_bit_equal, final_state
-from tests.worlds import forked, joined, lines, main_without_reports, needs_ranks, train
+from tests.worlds import forked, lines, main_without_reports, train
 
 RANKS, SLOW = 3, 1
 
@@ -211,14 +211,13 @@ def test_without_spares_a_slow_node_is_a_warning_and_training_is_the_same(
     assert_bit_equal(final_state(tmp_path / "runs/checked"), final_state(tmp_path / "runs/plain"))
 
 
-@pytest.mark.parametrize("comm", [pytest.param("horovod", marks=needs_ranks), "torch"])
-def test_the_doctor_checks_the_nodes_of_its_ranks(comm: str, tmp_path: Path) -> None:
+def test_the_doctor_checks_the_nodes_of_its_ranks(tmp_path: Path) -> None:
     def work() -> int:
         doctor.examine = lambda *_, **__: iter(())  # type: ignore[assignment]  # the other checks have their own tests
         os.environ["SLURMD_NODENAME"] = f"n{this_launch().rank}"
         return main(["doctor", "--check-nodes", "--run-dir", str(tmp_path)])
 
-    status, output = joined(2, work, comm)
+    status, output = forked(2, work)
     assert status == 0, output
     (line,) = [line for line in lines(output) if line.split()[1] == "speeds"]
     assert "2 nodes, the median of each one's slowest rank: matrix products " in line
