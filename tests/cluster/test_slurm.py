@@ -146,11 +146,18 @@ def test_a_job_that_is_warned_then_killed_then_resubmitted_ends_bit_equal(
 def test_the_line_of_a_job_that_was_written_submits_it(
     slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path
 ) -> None:
-    """A dry run's script lacks what it reads; this one has it, and its output is where it was said to go."""
-    spec, run = write_spec("by 'hand'", schedule={"epochs": 1}), tmp_path / "runs/by 'hand'"
+    """A dry run's script lacks what it reads; this one has it, and its output is where it was said to go.
+
+    A shell's program takes the place of Python.
+    """
+    spec, run, python = write_spec("by 'hand'"), tmp_path / "runs/by 'hand'", tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ $3 = doctor ] || [ -e "$4" ]\n')
+    python.chmod(0o755)
     words = ["submit", str(spec), "--site", str(site), "--nodes", "1", "--walltime", "0:30", "--write"]
     status, said = slurm.program(*words, *set_words(BY_TORCH))
     assert status == 0 and f"\n  output    {run}/job/*.out\n" in said, said
+    script = run / "job/job.sh"
+    script.write_text(script.read_text().replace(f"\npython={sys.executable}\n", f"\npython={python}\n"))
     job = slurm.run("bash", "-c", said.splitlines()[-1]).strip()
     slurm.wait(job, "COMPLETED")
     assert (run / f"job/{job}.out").read_text().endswith(f"job {job}: done, {run}\n")
