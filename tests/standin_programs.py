@@ -97,7 +97,7 @@ def parse(name: str, words: Sequence[str], table: Mapping[str, str]) -> tuple[di
             value = left.pop(0)
         if not re.fullmatch(table[option], value):
             refuse(f"{name}: {option}: {value!r} is not {table[option]!r}")
-        repeated = option in options and option in ("-o", "-l", "-x")
+        repeated = option in options and option in ("-o", "-l", "-x", "-R")
         options[option] = f"{options[option]} {value}" if repeated else value
     return options, left
 
@@ -321,6 +321,9 @@ def answer(name: str, words: Sequence[str]) -> int:
     if list(words[:2]) == ["show", "hostnames"]:
         print((FOLDER / "hosts").read_text(), end="")
         return 0
+    if list(words[:3]) == ["--oneliner", "show", "job"]:
+        print((FOLDER / "record").read_text() if (FOLDER / "record").exists() else "", end="")
+        return 0
     call(name, words=list(words), folder=os.getcwd())
     if os.environ.get("STANDIN_REFUSES"):
         refuse(os.environ["STANDIN_REFUSES"])
@@ -358,6 +361,9 @@ def trainer(words: Sequence[str]) -> int:
             (run / "predictions").mkdir(exist_ok=True)
             with open(run / "predictions/step_00000008.partial", "a") as file:
                 file.write("scores")
+        elif does == "stop after the result":
+            (run / "job/done").touch()
+            return 138
         elif does != "stop without a step":
             (checkpoints / f"step_{len(list(checkpoints.iterdir())) + 8:08d}.pt").touch()
         (run / "stopped").touch()

@@ -31,8 +31,11 @@ def test_outside_a_job_nothing_is_written(tmp_path: Path) -> None:
         ("n[4-6]\n", ["n[4-6]"]),  # the job script refuses it
     ],
 )
-def test_a_line_names_nodes_as_people_write_them(text: str, names: list[str]) -> None:
-    assert bad_nodes(text) == names
+def test_a_line_names_nodes_as_people_write_them(tmp_path: Path, text: str, names: list[str]) -> None:
+    assert bad_nodes(tmp_path) == []
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/bad_nodes").write_text(text, newline="")
+    assert bad_nodes(tmp_path) == names
 
 
 @pytest.mark.parametrize("before", [b"n1: ECC\r\nn2,slow", b"\xef\xbb\xbfn1\n# \xfcberhitzt\nn2"])
