@@ -26,20 +26,6 @@ from tests.conftest import WriteSpec
 from tests.worlds import Say, refused
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = (
-    "init",
-    "configs",
-    "plan",
-    "train",
-    "eval",
-    "predict",
-    "model",
-    "data",
-    "submit",
-    "report",
-    "doctor",
-    "schema",
-)
 SPEC = """name: t
 model: {arch: tsm, num_classes: 400}
 data: {train: FOLDER/train.csv, val: FOLDER/val.csv, root: FOLDER}
@@ -70,32 +56,6 @@ def _plan(say: Say, *arguments: str) -> dict[str, Any]:
     assert (status, err, out.count("\n")) == (0, "", 1)
     values: dict[str, Any] = json.loads(out)
     return values
-
-
-def test_help_names_every_command(say: Say) -> None:
-    status, out, err = say("--help")
-    assert (status, err) == (0, "")
-    assert [word for word in re.findall(r"^    (\w+) ", out, re.M) if word in COMMANDS] == list(COMMANDS)
-
-
-def test_help_has_the_contracts_options(say: Say) -> None:
-    for command, options in {
-        "plan": ("SPEC", "--ranks N", "--clips N", "--json", "key=value"),
-        "train": ("SPEC", "--ranks N", "--hosts A,B", "key=value"),
-        "eval": ("SPEC", "--checkpoints", "--json", "key=value"),
-        "predict": ("RUN|CHECKPOINT", "VIDEO", "--top K", "--json", "--csv FILE", "--classes FILE", "key=value"),
-        "model": ("SPEC", "--json"),
-        "data": ("motion", "index"),
-        "submit": ("SPEC", "--site"),
-        "report": ("RUN_DIR", "--out"),
-        "doctor": ("--json",),
-        "init": ("DIR", "--from NAME", "--out FILE"),
-        "configs": ("WORD", "--json"),
-        "schema": (),
-    }.items():
-        status, out, err = say(command, "--help")
-        assert (status, err) == (0, "") and out.startswith(f"usage: summit-train {command} ")
-        assert [option for option in options if option not in out] == []
 
 
 def _helps(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:

@@ -179,11 +179,6 @@ def test_what_an_evaluation_refuses_leaves_nothing(run: Path, say: Say, words: t
     assert not (run / "evals").exists()
 
 
-def test_a_run_without_checkpoints_is_named(run: Path, say: Say) -> None:
-    shutil.rmtree(run / "checkpoints")
-    assert refused(say("eval", run)) == f"{run}: no checkpoint of a whole epoch to evaluate"
-
-
 def test_a_mean_over_fewer_checkpoints_says_so(run: Path, say: Say) -> None:
     (run / "spec.yaml").write_text(
         (run / "spec.yaml").read_text().replace("last_checkpoints: 1", "last_checkpoints: 5")

@@ -14,7 +14,6 @@ import pytest
 import torch
 import yaml
 
-from summit_train.__main__ import main
 from summit_train.data import reading_speed
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.quarantine import write_quarantine
@@ -22,7 +21,7 @@ from summit_train.data.manifest.reading import write_classes
 from summit_train.data.video.source import DecodeError
 from summit_train.models import build_model
 from tests.conftest import WriteSpec
-from tests.worlds import Say, refused
+from tests.worlds import Say, refused, train
 
 Plan = Callable[..., Any]
 
@@ -75,9 +74,8 @@ def test_what_train_refuses_plan_and_submit_refuse_in_the_same_words(
     write_spec: WriteSpec, say: Say, tmp_path: Path, override: str, message: str
 ) -> None:
     spec = write_spec()
-    torch.save(
-        build_model("tsm", backbone="resnet50", num_frames=4, num_classes=4).state_dict(), tmp_path / "other.pth"
-    )
+    other = build_model("tsm", backbone="resnet34", num_frames=4, num_classes=4, width=0.125)
+    torch.save(other.state_dict(), tmp_path / "other.pth")
     said = []
     for words in COMMANDS:
         status, out, err = say(*words, spec, override.format(folder=tmp_path), "scale.gpus=null")
@@ -129,13 +127,6 @@ def test_plan_says_what_of_the_weights_fits(write_spec: WriteSpec, plan: Plan, t
     assert note.startswith(f"pretrained: {tmp_path}/w.pth: 102 of the model's 102 tensors loaded")
 
 
-def test_a_network_without_bn_has_no_bn_batch(plan: Plan) -> None:
-    tsm, vit = (
-        plan(f"configs/kinetics/{name}.yaml", "--clips", 48_000, "scale.gpus=1") for name in ("tsm_r50_8f", "vit_b_16f")
-    )
-    assert "\n  BN batch       16 clips x 8 frames of one virtual GPU\n" in tsm and "BN batch" not in vit
-
-
 def test_with_clips_plan_says_what_it_has_not_checked(write_spec: WriteSpec, plan: Plan) -> None:
     words = (write_spec(), "--clips", 80, "data.val=no.csv", "model.num_classes=3")
     assert "  not checked    data.train, data.val\n" in plan(*words)
@@ -167,20 +158,16 @@ def _without(source: Manifest, label: int, path: Path) -> dict[str, str]:
 
 
 def test_a_class_that_only_validation_has_is_named(
-    write_spec: WriteSpec, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    write_spec: WriteSpec, motion_set: Path, tmp_path: Path, say: Say
 ) -> None:
     data = _without(read_manifest(motion_set / "train.csv"), 2, tmp_path / "less" / "train.csv")
-    spec = str(write_spec(data=data, schedule={"epochs": 1, "warmup_epochs": 0}))
+    spec = write_spec(data=data, scale={"gpus": 8, "clips_per_gpu": 6}, schedule={"epochs": 1, "warmup_epochs": 0})
     said = "warning: 1 class (left) in data.val and not in data.train\n"
-    assert main(["plan", spec]) == 0
-    assert capsys.readouterr().err == said
-    assert main(["plan", spec, "--json"]) == 0
-    out, err = capsys.readouterr()
+    assert say("plan", spec)[2] == said
+    _, out, err = say("plan", spec, "--json")
     assert err == said and json.loads(out)["warnings"] == ["1 class (left) in data.val and not in data.train"]
-    assert main(["plan", spec, "--clips", "80"]) == 0
-    assert capsys.readouterr().err == ""
-    assert main(["train", spec]) == 0
-    assert capsys.readouterr().err.count(said) == 1
+    assert say("plan", spec, "--clips", "80")[2] == ""
+    assert train(0, spec).count(said) == 1
     counts = json.loads((tmp_path / "runs/run/plan.json").read_text())["clips_per_class"]
     assert counts["train"] == {"right": 20, "up": 20, "left": 0, "down": 20}
     assert counts["val"] == {"right": 3, "up": 3, "left": 3, "down": 2}

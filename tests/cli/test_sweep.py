@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from summit_train.__main__ import main
 from summit_train.cluster.site import load_site
 from summit_train.cluster.submit import submissions
 from summit_train.data.manifest import read_manifest
@@ -320,11 +321,12 @@ _LOCAL = ("--local", "--set", "ranks_per_node=1")
 
 @pytest.mark.usefixtures("in_process")
 def test_here_a_failing_run_stops_no_other_and_is_all_that_starts_again(
-    say: Say, write_sweep: Sweeps, tmp_path: Path
+    say: Say, write_sweep: Sweeps, eight_videos: dict[str, str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "runs/study"
     path = write_sweep(
-        f"runs:\n  - {{name: after, model.pretrained: {folder}/b}}\n  - {{name: b}}\n  - {{name: c, scale.gpus: 8}}\n",
+        f"runs:\n  - {{name: after, model.pretrained: {folder}/b}}\n  - {{name: b}}\n  - {{name: c, scale.gpus: 2}}\n",
+        data=eight_videos,
         schedule={"epochs": 1, "warmup_epochs": 0},
     )
     status, out, _ = say("sweep", str(path), *_LOCAL)
@@ -340,12 +342,18 @@ def test_here_a_failing_run_stops_no_other_and_is_all_that_starts_again(
     assert json.loads((folder / "table.json").read_text())["states"]["done"] == 3
 
 
-def test_here_a_full_disk_behind_the_log_ends_no_run(write_sweep: Sweeps, tmp_path: Path) -> None:
-    path = write_sweep("grid: {seed: [0]}\n", schedule={"epochs": 1, "warmup_epochs": 0})
-    with open("/dev/full", "w") as full:
-        process = start(0, "-m", "summit_train", "sweep", str(path), *_LOCAL, output=full, errors=subprocess.PIPE)
-        _, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0 and "standard output: No space left on device" in err
+@pytest.mark.usefixtures("in_process")
+def test_here_a_full_disk_behind_the_log_ends_no_run(
+    write_sweep: Sweeps, eight_videos: dict[str, str], tmp_path: Path
+) -> None:
+    path = write_sweep("grid: {seed: [0]}\n", data=eight_videos, schedule={"epochs": 1, "warmup_epochs": 0})
+
+    def work() -> int:
+        sys.stdout = open("/dev/full", "w")  # noqa: SIM115
+        return main(["sweep", str(path), *_LOCAL])
+
+    status, err = forked(0, work)
+    assert status == 0 and "standard output: No space left on device" in err
     assert json.loads((tmp_path / "runs/study/table.json").read_text())["states"]["done"] == 1
 
 
