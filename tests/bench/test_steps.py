@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from summit_train.__main__ import main
 from summit_train.bench.measure import training_multiply_adds
-from summit_train.bench.steps import mean_phases, step_ratios, step_seconds, step_values
+from summit_train.bench.steps import as_text, mean_phases, step_ratios, step_seconds, step_values
 from summit_train.models import build_model
 from summit_train.models.fast import accelerate
 from summit_train.plan import make_plan
@@ -97,19 +96,15 @@ def test_step_on_real_clips_leaves_the_run_directory_alone(write_spec: WriteSpec
     assert values["environment"]["torch"] and not (tmp_path / "runs").exists()
 
 
-def test_step_compares_two_specs_in_turn(
-    write_spec: WriteSpec, bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_step_compares_two_specs_in_turn(write_spec: WriteSpec, bench: Bench) -> None:
     tsm, tsn = write_spec("one"), write_spec("other", model={"arch": "tsn"})
-    words = ["step", str(tsm), "--compare", str(tsn), "--synthetic", "--peak", "0", *SHORT]
-    values = bench(*words)
+    values = bench("step", str(tsm), "--compare", str(tsn), "--synthetic", "--peak", "0", *SHORT)
     for spec in values["specs"]:
         _check_step(spec, None)
         assert spec["synthetic"] and spec["phases_s"]["data_wait"]["max"] < spec["step_s"]["min"]
     first, second = ([sum(phases.values()) for phases in spec["repeats_s"][0]] for spec in values["specs"])
     assert values["ratios"]["step"]["max"] == pytest.approx(max(a / b for a, b in zip(first, second, strict=True)))
-    assert main(["bench", *words]) == 0
-    text = capsys.readouterr().out
+    text = as_text(values)
     assert "RANDOM CLIPS" in text and "one over other, median (min .. max) of 2 pairs" in text
 
 
