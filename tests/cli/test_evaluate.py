@@ -248,16 +248,19 @@ def test_a_folder_that_is_no_run_is_named(say: Say, tmp_path: Path) -> None:
     assert f"{tmp_path}: must be a spec or a run folder" in refused(say("eval", tmp_path))
 
 
-@pytest.mark.parametrize("command", ["predict", "cam", "export", "fuse"])
-def test_a_spec_in_place_of_a_run_is_told_which_run(
+@pytest.mark.parametrize("command", ["predict", "cam", "export", "stream", "fuse"])
+def test_a_spec_in_place_of_a_run_and_a_checkpoint_that_is_not_there_are_named(
     run: Path, say: Say, motion_set: Path, tmp_path: Path, command: str
 ) -> None:
-    video = motion_set / "videos/val_000000.mp4"
+    video, spec = motion_set / "videos/val_000000.mp4", tmp_path / "tsm.yaml"
     more = {"cam": (video, "--out", tmp_path / "cam"), "export": ("--out", tmp_path / "a.onnx"), "fuse": (run,)}
-    spec = tmp_path / "tsm.yaml"
+    words = more.get(command, (video,))
     shutil.copy(run / "spec.yaml", spec)
-    line = refused(say(command, spec, *more.get(command, (video,))))
+    line = refused(say(command, spec, *words))
     assert f"{spec}: is a spec; its run folder must be given, " in line and line.endswith("/runs/run")
+    if command != "fuse":
+        line = refused(say(command, run, *words, "--checkpoint", "x.pt"))
+        assert line == f"checkpoint must be last, best or a file in {run}/checkpoints, got x.pt"
 
 
 def test_a_network_is_used_at_the_checkpoint_that_is_named(run: Path, say: Say, motion_set: Path) -> None:
@@ -269,11 +272,3 @@ def test_a_network_is_used_at_the_checkpoint_that_is_named(run: Path, say: Say, 
     )
     assert json.loads(best) == json.loads(first) != json.loads(last)
     assert json.loads(say("eval", run, "--checkpoints", "best", "--json")[1])["checkpoints"][0]["step"] == 10
-
-
-@pytest.mark.parametrize("command", ["predict", "cam", "export", "stream"])
-def test_a_checkpoint_that_is_not_there_is_named(run: Path, say: Say, motion_set: Path, command: str) -> None:
-    words = {"export": ("--out", run / "a.onnx"), "cam": (motion_set / "videos/val_000000.mp4", "--out", run / "cam")}
-    video = (motion_set / "videos/val_000000.mp4",)
-    line = refused(say(command, run, *words.get(command, video), "--checkpoint", "x.pt"))
-    assert line == f"checkpoint must be last, best or a file in {run}/checkpoints, got x.pt"
