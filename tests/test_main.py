@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import summit_train
 from summit_train.__main__ import _parser
 from summit_train.core.errors import AgreedError, RunFailed
 from summit_train.data.video.encode import write_video
 from summit_train.spec.source import split_overrides
 from tests.conftest import WriteSpec
-from tests.worlds import Say, refused
+from tests.worlds import Say, environment, refused
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = """name: t
@@ -336,3 +337,19 @@ def test_names_that_the_terminals_encoding_lacks(tmp_path: Path) -> None:
     assert "日本/1.mp4 = b/é.mp4".encode() in said["utf"]
     assert rb"\u65e5\u672c/1.mp4 = b/\xe9.mp4" in said["ascii"]
     assert rb"\u65e5\u672c/1.mp4 = b/" + "é.mp4".encode("latin-1") in said["latin"]
+
+
+def test_the_import_loads_no_library() -> None:
+    """The first call of `load` does. Python alone may import modules of its own here."""
+    program = (
+        "import sys; before = set(sys.modules); import summit_train\n"
+        "print(sorted({name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)))\n"
+        "try: summit_train.load('nowhere')\n"
+        "except Exception as error: print(type(error).__name__, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
+    assert (done.stdout, done.stderr) == ("['summit_train']\nCheckpointError True\n", "")
+
+
+def test_the_public_names_are_there() -> None:
+    assert summit_train.__all__ == ["load"] and callable(summit_train.load)
