@@ -24,7 +24,7 @@ from summit_train.core.errors import AgreedError, RunFailed
 from summit_train.data.video.encode import write_video
 from summit_train.spec.source import split_overrides
 from tests.conftest import WriteSpec
-from tests.worlds import Say, environment, refused
+from tests.worlds import Say, refused
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = """name: t
@@ -327,7 +327,7 @@ def test_names_that_the_terminals_encoding_lacks(tmp_path: Path) -> None:
     outside = {name: value for name, value in os.environ.items() if name not in ("PYTHONUTF8", "PYTHONIOENCODING")}
     said = {}
     for way, environ in ways.items():
-        words = ["data", "index", "videos", "--out", f"{way}/clips.csv"]
+        words = ["data", "index", "videos", "--workers", "0", "--out", f"{way}/clips.csv"]
         command = [sys.executable, "-m", "summit_train", *words]
         done = subprocess.run(command, cwd=tmp_path, env=outside | environ, capture_output=True)
         assert done.returncode == 0, done.stderr
@@ -340,16 +340,11 @@ def test_names_that_the_terminals_encoding_lacks(tmp_path: Path) -> None:
 
 
 def test_the_import_loads_no_library() -> None:
-    """The first call of `load` does. Python alone may import modules of its own here."""
+    """The first call of `load` does, which is all there is. Python alone may import modules of its own here."""
     program = (
         "import sys; before = set(sys.modules); import summit_train\n"
         "print(sorted({name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)))\n"
-        "try: summit_train.load('nowhere')\n"
-        "except Exception as error: print(type(error).__name__, 'torch' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
-    assert (done.stdout, done.stderr) == ("['summit_train']\nCheckpointError True\n", "")
-
-
-def test_the_public_names_are_there() -> None:
+    done = _started("-c", program)
+    assert (done.stdout, done.stderr) == ("['summit_train']\n", "")
     assert summit_train.__all__ == ["load"] and callable(summit_train.load)
