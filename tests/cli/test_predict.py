@@ -57,12 +57,8 @@ def test_a_bad_file_is_named_and_the_status_is_1(say: Say, videos: Path, tmp_pat
     found = json.loads(out)["videos"]
     assert found[1] == {"path": f"{videos}/1.mp4", "error": reason}
     rows = list(csv.DictReader((tmp_path / "new/out.csv").open()))
-    assert [row["path"] for row in rows] == [video["path"] for video in found]
-    assert [row["error"] for row in rows] == ["", reason, ""]
-    for row, video in ((rows[0], found[0]), (rows[2], found[2])):
-        first, second = video["predictions"]
-        assert (row["label"], row["name"], float(row["score"])) == (str(first["label"]), first["name"], first["score"])
-        assert (row["label_2"], float(row["score_2"])) == (str(second["label"]), second["score"])
+    assert [(row["path"], row["error"]) for row in rows] == [(video["path"], video.get("error", "")) for video in found]
+    assert rows[0]["label_2"] == str(found[0]["predictions"][1]["label"])
 
 
 def test_many_bad_files_are_counted(say: Say, tmp_path: Path) -> None:

@@ -84,13 +84,3 @@ def test_one_virtual_gpu_is_noted_and_a_run_without_measurements_shows_nothing(w
     assert "No gradient noise scale" not in render([RunRecord(path)])  # of before there was one
     (path / "spec.yaml").write_text((path / "spec.yaml").read_text() + "noise_scale: {every_steps: 10}\n")
     assert any("No gradient noise scale: one virtual GPU" in note for note in notes_of(RunRecord(path)))
-
-
-def test_the_average_of_the_weights_stands_below_the_weights(write_run) -> None:
-    path = write_run("averaged", leave_out=("metrics.jsonl",))
-    final = json.loads((path / "eval.json").read_text())
-    final["ema"] = {"top1_mean": 97.5, "top1_std": 0.25, "top5_mean": 100.0, "top5_std": 0.0, "checkpoints": []}
-    (path / "eval.json").write_text(json.dumps(final))
-    page = render([RunRecord(path)])
-    assert "average of the weights" in page and "97.50 ± 0.25 %" in page
-    assert "average of the weights" not in render([RunRecord(write_run("plain", leave_out=("metrics.jsonl",)))])
