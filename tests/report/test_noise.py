@@ -58,6 +58,7 @@ def _noisy(lines: list[dict[str, Any]], every: int = 2) -> list[dict[str, Any]]:
     return lines
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_shows_it_with_the_batches_or_as_unclear(write_run, run_records) -> None:
     lines = _noisy(run_records())
     run = RunRecord(write_run("noisy", lines=lines))
@@ -76,6 +77,7 @@ def test_the_page_shows_it_with_the_batches_or_as_unclear(write_run, run_records
     assert "<b>Noise scale.</b>" not in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_virtual_gpu_is_noted_and_a_run_without_measurements_shows_nothing(write_run) -> None:
     path = write_run("one", leave_out=("metrics.jsonl",))
     assert "oise scale" not in render([RunRecord(path)])

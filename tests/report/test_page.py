@@ -49,6 +49,7 @@ def page_of(*directories) -> Page:
     return Page(render(read_runs(directories)))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_further_evaluations_are_listed_apart_from_the_runs_own(write_run):
     run = write_run("tsm_demo")
     before = page_of(run).text
@@ -67,12 +68,14 @@ def test_further_evaluations_are_listed_apart_from_the_runs_own(write_run):
     assert "96.88 ± 0.71 %" in page.text.split("Other evaluations")[0]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_top5_is_a_column_where_a_run_has_more_than_five_classes(write_run):
     few, many = write_run("few", num_classes=5, leave_out=("metrics.jsonl",)), write_run("many", num_classes=6)
     assert "top-5" not in page_of(few).text and "100.00 %" not in page_of(few).text
     assert page_of(few, many).text.count("top-5") == 3  # summary, final evaluation, validation in training
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_clips_per_class_and_classes_of_one_side_are_shown(write_run):
     counts = {"train": {"<jump>": 7, "run": 31}, "val": {"<jump>": 23}}
     text = page_of(write_run(clips_per_class=counts, leave_out=("metrics.jsonl",))).text
