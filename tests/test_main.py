@@ -110,8 +110,6 @@ def test_wrong_arguments_end_with_2_and_the_usage(say: Say, arguments: list[str]
         (["plan", "NO.yaml"], "NO.yaml: cannot be read: No such file or directory"),
         (["plan", "SPEC"], "train.csv not found; give the number of its clips with --clips N"),
         (["plan", "SPEC", "--clips", "95"], "data.train has 95 clips, less than one global batch of 96"),
-        (["plan", "SPEC", "--clips", "-5"], "data.train has -5 clips"),
-        (["plan", "SPEC", "--clips", "960", "--ranks", "7"], "scale.gpus must be at least the 7 ranks, got 6; start 6"),
         (["plan", "SPEC", "--clips", "960", "--ranks", "0"], "--ranks must be 1 or more, got 0"),
         (["plan", "SPEC", "--clips", "960", "--speed", "8"], "--speed must be used with --site; try --site local"),
         (["plan", "SPEC", "sead=1"], "override 'sead=1': sead: unknown key; did you mean seed?"),
@@ -119,7 +117,6 @@ def test_wrong_arguments_end_with_2_and_the_usage(say: Say, arguments: list[str]
         (["train", "SPEC"], "train.csv not found (relative paths start at "),
         (["train", "SPEC", "model.arch=x"], "override 'model.arch=x': model.arch: 'x' is not a choice"),
         (["eval", "SPEC"], "val.csv not found (relative paths start at "),
-        (["model", "NO.yaml", "--json"], "NO.yaml: cannot be read"),
         (["report", "NO"], "NO"),
     ],
 )

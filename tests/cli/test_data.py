@@ -67,13 +67,6 @@ def test_index_of_nothing_usable_writes_nothing(tmp_path: Path, say: Say) -> Non
     assert not (tmp_path / "list.csv").exists()
 
 
-def test_index_does_not_renumber_the_classes_of_a_neighbour(folder: Path, say: Say) -> None:
-    (folder.parent / "classes.txt").write_text("walk\njump\n")
-    status, _, err = say("data", "index", folder, "--out", folder.parent / "list.csv")
-    assert status == 2 and "has other classes" in err
-    assert (folder.parent / "classes.txt").read_text() == "walk\njump\n"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -338,8 +338,6 @@ def test_the_figure_of_observed_in_several_runs(nine: Path, tmp_path: Path, say:
     ("words", "part"),
     [
         (["--observed", "0"], "--observed 0: '0' is not a fraction of a video"),
-        (["--observed", "1.5"], "--observed 1.5: '1.5' is not a fraction"),
-        (["--observed", "all"], "'all' is not a fraction"),
         (["--observed", "--checkpoints", "last:2"], "--observed takes one checkpoint, not last:2"),
         (["--observed", "--checkpoints", "none.pt"], "checkpoint none.pt not found"),
         (["--observed", "--out", "early.docx"], "--out early.docx: the name of a figure ends in"),
