@@ -1,4 +1,7 @@
-"""`bench step`, `table1`, `fig3 b` and `loader` on tiny networks: what is measured fits together, how long it takes is never asked."""
+"""`bench step`, `table1`, `fig3 b` and `loader` on tiny networks: what is measured fits together.
+
+How long anything takes is never asked.
+"""
 
 from __future__ import annotations
 
