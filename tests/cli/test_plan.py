@@ -264,8 +264,12 @@ def test_clips_and_groups_of_both_sets_are_named(
         rows = [replace(manifest.row(clip), group=f"g{clip % 4}") for clip in range(len(manifest))]
         rows = [replace(row, path=str(motion_set / row.path)) for row in rows]
         write_manifest(tmp_path / f"more/{side}.csv", rows)
-    (line,) = json.loads(say("plan", spec, "--json", f"data.val={tmp_path}/more/val.csv")[1])["warnings"]
-    assert line.startswith("data.val shares 4 groups (column group) with data.train, such as g0, g1, g2: the accuracy")
+    bad.write_text("path,reason\n" + "".join(f"{row.path},x\n" for row in rows if row.group == "g3"))
+    words = (spec, "--json", f"data.val={tmp_path}/more/val.csv")
+    for more, number in (((), 4), ((f"data.quarantine={bad}",), 3)):
+        (line,) = json.loads(say("plan", *words, *more)[1])["warnings"]
+        shared = f"data.val shares {number} groups (column group) with data.train, such as g0, g1, g2: the accuracy"
+        assert line.startswith(shared)
 
 
 def test_an_early_stop_makes_the_steps_the_most_and_frozen_parts_are_named(write_spec: WriteSpec, say: Say) -> None:
