@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
-import shlex
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,11 +57,15 @@ def _commands(out: str) -> list[str]:
 
 @pytest.fixture
 def pasted(say: Say, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], str]:
-    """Runs printed commands one after the other, their words divided as a shell does, without reports; the output."""
+    """Runs printed commands one after the other, in words as bash divides them, without reports; the output."""
     monkeypatch.setattr("summit_train.report.page.write_report", lambda runs, path: path)
 
+    def words(line: str) -> list[str]:
+        divided = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True)
+        return divided.stdout.split("\0")[1:-1]
+
     def run(lines: list[str]) -> str:
-        said = [say(*shlex.split(line)[1:]) for line in lines]
+        said = [say(*words(line)) for line in lines]
         assert [status for status, _, _ in said] == [0] * len(lines), said
         return "".join(out for _, out, _ in said)
 
