@@ -78,18 +78,6 @@ def test_a_dry_run_prints_every_runs_plan_and_touches_nothing(say: Say, write_sw
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_dry_run_in_json_has_whole_plans_and_the_cost(say: Say) -> None:
-    table3 = str(ROOT / "configs/sweeps/table3.yaml")
-    status, out, _ = say("sweep", table3, "--site", "summit", "--clips", "240000", "--dry-run", "--json")
-    values = json.loads(out)
-    assert status == 0 and len(values["runs"]) == 10
-    simulated = values["runs"][-1]
-    assert (simulated["name"], simulated["nodes"], simulated["accumulation"]) == ("nodes-1024", 256, 4)
-    assert values["runs"][0]["site"]["jobs"] > 1  # 50 hours where a job of one node has 2
-    assert values["node_hours"] == pytest.approx(sum(run["site"]["node_hours"] for run in values["runs"]))
-    assert values["most_node_hours"] == pytest.approx(sum(run["site"]["most_node_hours"] for run in values["runs"]))
-
-
 def test_all_runs_of_an_array_may_take_what_the_longest_one_needs(say: Say, tmp_path: Path) -> None:
     """100 epochs take 32 minutes and 3 requeues (tests/cluster/test_estimate.py), 50 epochs less."""
     base = ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml"
@@ -100,12 +88,6 @@ def test_all_runs_of_an_array_may_take_what_the_longest_one_needs(say: Say, tmp_
     values = json.loads(say(*words)[1])
     assert [run["site"]["walltime_minutes"] < 32 for run in values["runs"]] == [True, False]
     assert values["most_node_hours"] == pytest.approx(2 * 256 * 32 / 60 * (1 + 3))
-
-
-def test_without_a_site_a_plan_has_one_rank_a_virtual_gpu(say: Say, write_sweep: Sweeps) -> None:
-    status, out, _ = say("sweep", str(write_sweep("grid: {scale.gpus: [4, 8]}\n")), "--dry-run")
-    assert status == 0
-    assert [line.split()[:4] for line in lines(out)[2:]] == [["gpus-4", "4", "4", "1"], ["gpus-8", "8", "8", "1"]]
 
 
 def test_weights_are_looked_for_by_each_run(say: Say, write_sweep: Sweeps, tmp_path: Path) -> None:
