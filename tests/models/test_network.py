@@ -93,7 +93,7 @@ def test_the_kernels_for_cpus_are_asked_for_on_cpus_alone() -> None:
     assert cpu_kernels(torch.device("cuda")) == "not used"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
 def test_compiled_the_losses_and_the_names_are_the_same(
     write_spec: WriteSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
