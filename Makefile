@@ -17,11 +17,7 @@ setup: ## make .venv: Python packages, MPI, Horovod (HOROVOD=no: without these t
 	@jobs/setup.sh
 
 test: setup ## run the tests, four at a time (PYTEST="-k shift" narrows them, TESTERS=1 takes one at a time)
-	@tests/install_packages.sh slurm
-	@tests/install_packages.sh chromium
-	@tests/install_pbs.sh
-	@tests/install_oracles.sh $(VENV)/bin/python
-	@tests/install_flux.sh $(VENV)/bin/python
+	@tests/install.sh $(VENV)/bin/python slurm pbs timm transformers flux chromium
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(VENV)/bin/python -m pytest -n $(TESTERS) $(PYTEST)
 
 demo: setup ## generate videos, train TSM and its 2D twin on RANKS=2 ranks, evaluate, draw the report

@@ -76,7 +76,7 @@ def missing() -> str | None:
     lacking = [name for name in (*_DAEMONS, *_TOOLS) if _program(name) is None]
     lacking += [name for name, pattern in _LIBRARIES.items() if not list(Path("/usr/lib").glob(pattern))]
     if lacking:
-        return f"Slurm lacks {', '.join(lacking)}; as root on Debian `tests/install_packages.sh slurm` installs it"
+        return f"Slurm lacks {', '.join(lacking)}; as root on Debian `make test` installs it"
     return None if find_mpirun() else "no mpirun; `make setup` installs it"
 
 

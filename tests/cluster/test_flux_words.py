@@ -14,12 +14,12 @@ import pytest
 
 from tests.worlds import ROOT
 
-FOLDER = ROOT / "build/flux"  # where tests/install_flux.sh puts it
+FOLDER = ROOT / "build/flux"  # where tests/install.sh puts it
 GOLDEN = ROOT / "tests/golden/jobs"
 SCRIPTS = sorted(path for path in GOLDEN.glob("*.sh") if "\n# flux:" in path.read_text())
 pytestmark = pytest.mark.skipif(
     not (FOLDER / "flux").is_dir() and importlib.util.find_spec("flux") is None,
-    reason="needs flux-python in build/flux; tests/install_flux.sh installs it",
+    reason="needs flux-python in build/flux; `make test` installs it",
 )
 
 
