@@ -13,9 +13,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from summit_train.__main__ import main
+from summit_train.core.comm.launch import Launch, job_address
 from summit_train.core.processes import find_mpirun
 from tests.worlds import PATIENCE_S, ROOT, environment, forked
 
@@ -100,7 +102,6 @@ class Slurm:
         for name in ("state", *(f"{kind}.{node}" for kind in ("spool", "tmp") for node in NODES)):
             (self.folder / name).mkdir(parents=True)
         host, memory = socket.gethostname().split(".")[0], 1024 * self._cpus
-        # Ranks meet at a port made from the job's number: one that no other Slurm of this machine gives.
         own = {"controller": _free_port(), "first_job": first_job()}
         own["message_timeout"] = max(3, min(30, self._node_lost_after_s))
         text = _CONFIG.format(folder=self.folder, timeout=self._node_lost_after_s, **own)
@@ -282,9 +283,26 @@ def _environments() -> Iterator[tuple[int, dict[str, str]]]:
         yield int(folder.name), dict(word.split("=", 1) for word in words if "=" in word)
 
 
+@cache
 def first_job() -> int:
-    """The first number of this process's jobs, far from other processes': ranks meet at a port made from it."""
-    return 1000 + 100 * (os.getpid() % 100_000)
+    """The first number of this process's jobs: far from other processes', with free ports for their ranks to meet."""
+    own = 1000 + 100 * (os.getpid() % 100_000)
+    return next(first for first in range(own, 60_000_000, 10_000_000) if all(map(_is_free, _meeting_ports(first))))
+
+
+def _meeting_ports(first: int) -> Iterator[int]:
+    """The ports that the first twenty jobs' numbers give, each with its steps in Slurm, in PBS and in Flux."""
+    for job in range(first, first + 20):
+        steps = [{"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": step} for step in ("", "0", "1", "2")]
+        for variables in (*steps, {"PBS_JOBID": f"{job}.pbs"}, {"FLUX_JOB_ID": f"fA{job}"}):
+            yield job_address({"MASTER_ADDR": "any", **variables}, Launch("srun", 0, 1))[1]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as one, suppress(OSError):
+        one.bind(("", port))
+        return True
+    return False
 
 
 def _free_port() -> int:
