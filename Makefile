@@ -4,21 +4,27 @@ VENV ?= $(CURDIR)/.venv
 RANKS ?= 2
 PYTEST ?=
 SOAK ?=
-TESTERS ?= 4
+# A tester per core. nproc would take OMP_NUM_THREADS for the cores.
+TESTERS ?= $(shell env -u OMP_NUM_THREADS nproc)
+RUN_TESTS = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(VENV)/bin/python -m pytest -n $(TESTERS)
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo soak docs check clean
+.PHONY: help setup test test-all demo soak docs check clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 setup: ## make .venv: Python packages, MPI, Horovod (HOROVOD=no: without these two; PYTHON=, TORCH=, CXX= choose others)
 	@jobs/setup.sh
 
-test: setup ## run the tests, four at a time (PYTEST="-k shift" narrows them, TESTERS=1 takes one at a time)
+test: setup ## run the tests but the longest (PYTEST="-k shift" narrows them, TESTERS=1 takes one at a time)
+	@tests/install.sh $(VENV)/bin/python slurm pbs timm transformers flux
+	$(RUN_TESTS) -m "not nightly" $(PYTEST)
+
+test-all: setup ## run all tests, those marked nightly too
 	@tests/install.sh $(VENV)/bin/python slurm pbs timm transformers flux chromium
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(VENV)/bin/python -m pytest -n $(TESTERS) $(PYTEST)
+	$(RUN_TESTS) $(PYTEST)
 
 demo: setup ## generate videos, train TSM and its 2D twin on RANKS=2 ranks, evaluate, draw the report
 	@jobs/demo.sh $(RANKS)

@@ -41,6 +41,8 @@ TOGETHER = {
     "tests/training/test_golden_runs.py": "golden runs",
     "tests/training/test_run.py": "run",
     "tests/training/test_solvers.py": "solvers",
+    "tests/test_configs.py": "configs",
+    "tests/test_house.py": "house",
     "tests/test_wheel.py": "wheel",
 }
 
@@ -49,12 +51,21 @@ class Together(LoadScopeScheduling):
     """Hand out tests one by one, but those of TOGETHER as one. (The marks xdist_group do nothing with pytest 9.2.)"""
 
     def _split_scope(self, nodeid: str) -> str:
-        return TOGETHER.get(nodeid.partition("::")[0], nodeid)
+        return TOGETHER.get(_module(nodeid), nodeid)
+
+
+def _module(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the slow tests: one that began last would run alone, while the other processes have nothing left."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """Begin with what takes long: what began last would run alone, while the other processes have nothing left."""
+
+    def is_short(item: pytest.Item) -> bool:
+        marks = {mark.name for mark in item.iter_markers()}
+        return not marks & {"nightly", "slow"} and _module(item.nodeid) not in TOGETHER
+
+    items.sort(key=is_short)
 
 
 def pytest_collection_finish() -> None:
