@@ -49,23 +49,12 @@ def test_the_best_level_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert targets() == ["ppc64le"]
 
 
-@pytest.fixture
-def small_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Kernels that are compiled at once: the real ones take seconds, and longer on a busy machine."""
-    source = tmp_path / "kernels.cpp"
-    source.write_text('extern "C" int answer() { return 42; }')
+def test_it_is_compiled_once_and_kept(tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, of_another = tmp_path / "kernels.cpp", library_file(targets()[-1])
+    source.write_text('extern "C" int answer() { return 42; }')  # small, as the real one takes seconds
     monkeypatch.setattr(library, "SOURCE", source)
-    return source
-
-
-def test_another_source_is_another_library(small_source: Path) -> None:
-    before = library_file(targets()[0])
-    small_source.write_text('extern "C" int answer() { return 43; }')
-    assert library_file(targets()[0]) != before
-
-
-def test_it_is_compiled_once_and_kept(empty_cache: Path, small_source: Path) -> None:
     target = targets()[-1]
+    assert library_file(target) != of_another
     before = os.umask(0)
     path = compiled(target)
     os.umask(before)
@@ -115,22 +104,19 @@ def quick_compiler(path: Path) -> str:
     return str(path)
 
 
-ASKING = """
-import pathlib, sys
-from summit_train.models.fast import execution, kernels
-kernels.SOURCE = pathlib.Path(sys.argv[1])
-print(execution())
-"""
+ASKING = "from summit_train.models.fast import execution; print(execution())"
 
 
 def rank(number: int, ranks: int, **more: str) -> subprocess.Popen[str]:
     """A rank, as `--ranks` starts it, that needs the kernels."""
     environ = environment(SUMMIT_TRAIN_RANK=str(number), SUMMIT_TRAIN_RANKS=str(ranks), **more)
-    words = [sys.executable, "-c", ASKING, str(library.SOURCE)]
-    return subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", ASKING], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
-def test_one_rank_compiles_and_says_so_and_all_use_it(tmp_path: Path, empty_cache: Path, small_source: Path) -> None:
+@pytest.mark.slow
+def test_one_rank_compiles_and_says_so_and_all_use_it(tmp_path: Path, empty_cache: Path) -> None:
     ranks = [rank(number, 2, XDG_CACHE_HOME=str(tmp_path), CXX="") for number in range(2)]
     said = [process.communicate(timeout=PATIENCE_S) for process in ranks]
     assert [out for out, _ in said] == [f"{targets()[0]}\n"] * 2
