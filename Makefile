@@ -6,7 +6,8 @@ PYTEST ?=
 SOAK ?=
 # A tester per core. nproc would take OMP_NUM_THREADS for the cores.
 TESTERS ?= $(shell env -u OMP_NUM_THREADS nproc)
-RUN_TESTS = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(VENV)/bin/python -m pytest -n $(TESTERS)
+RUN_TESTS = PYTHONUTF8=1 PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} \
+	$(VENV)/bin/python -m pytest -n $(TESTERS)
 export VENV
 
 .DEFAULT_GOAL := help

@@ -6,6 +6,7 @@ import fcntl
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,8 +23,18 @@ from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.models.network import separate_compile_cache
 from tests.slurm import Slurm, missing, running_slurm
 from tests.standins import Standins
-from tests.worlds import Say, main_said, train
+from tests.worlds import Say, environment, main_said, train
 
+
+def _forget_the_users_settings() -> None:
+    """Leave out of the environment what changes the words of programs: a terminal's, a language's and a job's."""
+    settings = {"COLUMNS", "LINES", "LANGUAGE", "PYTHONIOENCODING", "NO_COLOR", "FORCE_COLOR"}
+    for name in settings | os.environ.keys() - environment().keys():
+        os.environ.pop(name, None)
+    os.environ["LC_ALL"] = "C.UTF-8"
+
+
+_forget_the_users_settings()
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 separate_compile_cache()
 settings.register_profile("shared_machine", deadline=None)  # a test's time says nothing of its code here
@@ -56,6 +67,11 @@ class Together(LoadScopeScheduling):
 
 def _module(nodeid: str) -> str:
     return nodeid.partition("::")[0]
+
+
+def pytest_configure() -> None:
+    if sys.getfilesystemencoding() != "utf-8":
+        raise pytest.UsageError("the tests have files with names in UTF-8; set PYTHONUTF8=1, as `make test` does")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
