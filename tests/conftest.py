@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -27,11 +28,16 @@ from tests.worlds import Say, environment, main_said, train
 
 
 def _forget_the_users_settings() -> None:
-    """Leave out of the environment what changes the words of programs: a terminal's, a language's and a job's."""
+    """Leave out of the environment what changes the words of programs: a terminal's, a language's and a job's.
+
+    And a temporary folder in whose path no socket's name fits.
+    """
     settings = {"COLUMNS", "LINES", "LANGUAGE", "PYTHONIOENCODING", "NO_COLOR", "FORCE_COLOR"}
     for name in settings | os.environ.keys() - environment().keys():
         os.environ.pop(name, None)
     os.environ["LC_ALL"] = "C.UTF-8"
+    if len(os.fsencode(tempfile.gettempdir())) > 67:  # sockets of loader workers would be refused there
+        os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 
 
 _forget_the_users_settings()
@@ -203,6 +209,13 @@ def trained_run(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         train(0, spec_writer(motion_set, folder)("run", model={"shift_direction": "past"}))
 
     return made_once(tmp_path_factory, "trained", make) / "runs/run"
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """An empty folder whose path leaves room for a socket's name, however long pytest's own folders are."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp", ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -254,7 +255,11 @@ class Slurm:
 def running_slurm(folder: Path, node_lost_after_s: int = 300) -> Iterator[Slurm]:
     """A cluster in `folder` for the block; see `Slurm`."""
     with ExitStack() as stack:
-        slurm = Slurm(folder, node_lost_after_s=node_lost_after_s)
+        # By a short name, as the path of a socket has at most 107 bytes.
+        short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm", dir="/tmp"))) / "cluster"
+        folder.mkdir(parents=True, exist_ok=True)
+        short.symlink_to(folder)
+        slurm = Slurm(short, node_lost_after_s=node_lost_after_s)
         stack.callback(slurm.stop)
         slurm.start()
         yield slurm
