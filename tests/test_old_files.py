@@ -103,4 +103,4 @@ def test_a_log_is_read_to_its_last_record(old: Path, say: Say, monkeypatch: pyte
     assert run.notes == [] and len(run.starts) == 2 and run.best is not None and run.best.step == run.last_step
     monkeypatch.setattr(Figure, "savefig", save_values)
     assert say("report", "run", "averaging", "--out", "page.html") == (0, "page.html\n", "")
-    assert f"{_read('run/eval.json')['top1_mean']:.2f} %" in Path("page.html").read_text()
+    assert f"{_read('run/eval.json')['top1_mean']:.2f} %" in Path("page.html").read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 The run is trained in double, on pictures that are cropped and not scaled, from weights that numpy drew: its numbers,
 rounded to six digits, are the same on other processors. What differs between machines, places and moments has a name in
-its place (`every_word`), or fixed values in the run's files (`settle`). Write the files anew only where a change is
+its place (`masked`), or fixed values in the run's files (`settle`). Write the files anew only where a change is
 meant to change what users read, and read each line of the difference before you commit it:
     python -m tests.cli.test_golden_words
 """
@@ -79,7 +79,7 @@ TRANSCRIPTS: dict[str, tuple[str, ...]] = {
         "plan spec.yaml --ranks 3 name=new optimizer.name=lamb",
         "plan averaging.yaml",
         f"plan {PAPER} --site summit --nodes 8 --price 2",
-        f"plan {PAPER} --json",
+        f"plan {PAPER} --ranks 768 --json",
         "plan shipped:aavg/hmdb51_flow --clips 3570",
         "plan shipped:imagenet_vid/rfcn_tsm_online_r101 --clips 50000 scale.gpus=6 --ranks 4",
         "plan shipped:kinetics/vit_b_16f --clips 240000",
@@ -94,7 +94,7 @@ TRANSCRIPTS: dict[str, tuple[str, ...]] = {
         f"simulate {PAPER} --machine summit",
         f"simulate {PAPER} --machine summit --nodes 256 --json",
     ),
-    "submit": (f"submit {PAPER} --site summit --nodes 8 --dry-run",),
+    "submit": (f"submit {PAPER} --site summit --nodes 256 --set account=abc123 --dry-run",),
     "sweep": (
         "sweep sweep.yaml --dry-run",
         "sweep sweep.yaml --dry-run --site summit",
@@ -109,16 +109,31 @@ TRANSCRIPTS: dict[str, tuple[str, ...]] = {
 }
 
 
-def said(words: str) -> str:
-    """Run a command in this process: its words, what it printed on stdout and stderr, and an exit status but 0."""
+def printed(words: str) -> tuple[str, str, int | str | None]:
+    """Run a command in this process: what it printed on stdout and on stderr, and its exit status."""
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        status = main(shlex.split(words))
-    printed = out.getvalue()
-    if printed.startswith("{"):
-        printed = "".join(f"{line}\n" for line in value_lines(json.loads(printed)))
-    errors = "".join(f"stderr: {line}\n" for line in err.getvalue().splitlines())
-    return f"$ summit-train {words}\n{printed}{errors}" + (f"exit status {status}\n" if status else "")
+        try:
+            status: int | str | None = main(shlex.split(words))
+        except SystemExit as leaving:  # argparse
+            status = leaving.code
+    return masked(out.getvalue()), masked(err.getvalue()), status
+
+
+def masked(text: str) -> str:
+    """Put names in the place of the present folder, of Python and of the checkout."""
+    for place, name in ((os.getcwd(), "FOLDER"), (sys.executable, "PYTHON"), (str(ROOT), "ROOT")):
+        text = text.replace(place, name)
+    return re.sub(r"'((?:FOLDER|PYTHON)[^']*)'", r"\1", text)  # a script quotes a path with spaces
+
+
+def said(words: str) -> str:
+    """Return a command and what it printed; lines on stderr, and an exit status that is not 0, are marked."""
+    out, err, status = printed(words)
+    if out.startswith("{"):
+        out = "".join(f"{line}\n" for line in value_lines(json.loads(out)))
+    errors = "".join(f"stderr: {line}\n" for line in err.splitlines())
+    return f"$ summit-train {words}\n{out}{errors}" + (f"exit status {status}\n" if status else "")
 
 
 def value_lines(values: dict[str, Any]) -> Iterator[str]:
@@ -142,40 +157,46 @@ def transcript(name: str) -> str:
 
 def but_for_the_script(name: str) -> str:
     """Return a transcript, of whose job scripts only what differs from Summit's is said."""
-    lines = difflib.ndiff(SCRIPT.read_text().splitlines(), transcript(name).splitlines())
-    return "".join(f"{line}\n" for line in lines if line[0] in "+-")
+    script, text = SCRIPT.read_text(encoding="utf-8").splitlines(), transcript(name).splitlines()
+    [_, _, *lines] = difflib.unified_diff(script, text, n=0, lineterm="")
+    return "".join(f"{line}\n" for line in lines if not line.startswith("@@"))
 
 
 def help_words() -> str:
-    """Return the help of all commands, an argument a line, without the lines that each of them has."""
+    """Return what --help prints for each command, an argument a line, without the lines that all have."""
 
-    def helps(parser: argparse.ArgumentParser) -> Iterator[str]:
-        yield from parser.format_help().splitlines()
+    def commands(parser: argparse.ArgumentParser) -> Iterator[str]:
+        yield parser.prog.removeprefix("summit-train")
         for action in parser._actions:
             if isinstance(action, argparse._SubParsersAction):
                 for command in action.choices.values():
-                    yield from helps(command)
+                    yield from commands(command)
 
-    every = ("", "positional arguments:", "options:")
-    parser = _parser(["completion"])[0]  # which has the arguments of all commands
-    return "".join(f"{line}\n" for line in helps(parser) if line not in every and "-h, --help " not in line)
+    lines = []
+    for command in commands(_parser(["completion"])[0]):  # which has the arguments of all
+        out, err, status = printed(f"{command} --help")
+        assert (err, status) == ("", 0), command
+        lines += [
+            line for line in out.splitlines() if not re.fullmatch(r"|positional arguments:|options:| *-h, .*", line)
+        ]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def train_words() -> str:
     """Return what `train` printed, without times and speeds; a step that is not the last is only said of slow ones."""
-    text = re.sub(r".*: step (?!9/9).*\n", "", Path("train.log").read_text())
+    text = re.sub(r".*: step (?!9/9).*\n", "", Path("train.log").read_text(encoding="utf-8"))
     text = re.sub(r"[\d.]+ clips/s  data wait \d+ %", "... clips/s  data wait ... %", text)
     return re.sub(r"(?<=^network: ).*|(?<=done in )[^;]*", "...", text, flags=re.M)
 
 
 def report_words() -> str:
     """Return the page of the run, then what the page of two runs says before it comes to the first one."""
-    spec = " ".join(Path("runs/words/spec.yaml").read_text().split())
+    spec = " ".join(Path("runs/words/spec.yaml").read_text(encoding="utf-8").split())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", save_values)
-        text = said("report runs/words --out one.html") + page_text(Path("one.html").read_text())
+        text = said("report runs/words --out one.html") + page_text(Path("one.html").read_text(encoding="utf-8"))
         text += said("report runs/words runs/other --out two.html")
-    both = page_text(Path("two.html").read_text())
+    both = page_text(Path("two.html").read_text(encoding="utf-8"))
     assert f"\n{spec}\n" in text
     return text.replace(spec, "(the text of spec.yaml)") + both[: both.index("\nwords\n") + 1]
 
@@ -192,18 +213,13 @@ WORDS: dict[str, Callable[[], str]] = {
 def every_word(folder: Path) -> dict[str, str]:
     """Return what each golden file has to hold. `eval` writes results that `report` shows."""
     make(folder)
-    masks = ((str(folder), "FOLDER"), (sys.executable, "PYTHON"), (str(ROOT), "ROOT"))
-    found = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("COLUMNS", "400")  # an argument's help on one line
         patch.setenv("NO_COLOR", "1")
-        for name, words in WORDS.items():
-            text = words()
-            for place, mask in masks:
-                text = text.replace(place, mask)
-            found[name] = re.sub(r"'((?:FOLDER|PYTHON)[^']*)'", r"\1", text)  # a script quotes a path with spaces
-    return found
+        for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # show progress
+            patch.delenv(name, raising=False)
+        return {name: words() for name, words in WORDS.items()}
 
 
 def write_weights(path: Path) -> None:
@@ -250,17 +266,17 @@ def settle(run: Path) -> None:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return every_word(tmp_path_factory.mktemp("words").resolve())
+    return every_word(tmp_path_factory.mktemp("words"))
 
 
 @pytest.mark.parametrize("name", WORDS)
 def test_the_words_are_those_of_the_golden_file(name: str, found: dict[str, str]) -> None:
     golden = (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
-    changed = difflib.unified_diff(golden.splitlines(), found[name].splitlines(), "golden", "found", n=0, lineterm="")
-    assert "\n".join(changed) == ""
+    if changed := list(difflib.unified_diff(golden.splitlines(), found[name].splitlines(), n=0, lineterm="")):
+        pytest.fail("\n".join(changed), pytrace=False)
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
-        for name, text in every_word(Path(scratch).resolve()).items():
+        for name, text in every_word(Path(scratch)).items():
             (GOLDEN / f"{name}.txt").write_text(text, encoding="utf-8")
