@@ -101,12 +101,6 @@ def test_all_runs_of_an_array_may_take_what_the_longest_one_needs(say: Say, tmp_
     assert values["most_node_hours"] == pytest.approx(2 * 256 * 32 / 60 * (1 + 3))
 
 
-def test_without_a_site_a_plan_has_one_rank_a_virtual_gpu(say: Say, write_sweep: Sweeps) -> None:
-    status, out, _ = say("sweep", str(write_sweep("grid: {scale.gpus: [4, 8]}\n")), "--dry-run")
-    assert status == 0
-    assert [line.split()[:4] for line in lines(out)[2:]] == [["gpus-4", "4", "4", "1"], ["gpus-8", "8", "8", "1"]]
-
-
 def test_weights_are_looked_for_by_each_run(say: Say, write_sweep: Sweeps, tmp_path: Path) -> None:
     """The first run has a checkpoint and needs none; the second one does."""
     path = str(write_sweep("grid: {seed: [0, 1]}\n", model={"pretrained": "no.pth"}))
