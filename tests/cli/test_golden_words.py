@@ -68,7 +68,7 @@ AVERAGING: dict[str, Any] = {
     "evaluate": {"every_epochs": 1},
     "parallel": {"method": "averaging", "grow_batch": {"margin": 2.0, "max": 3}},
 }
-SWEEP = "name: study\nbase: spec.yaml\nnodes: 1\ngrid: {scale.gpus: [6, 12], seed: [0, 1]}\nat_once: 2\n"
+SWEEP = "name: study\nbase: spec.yaml\nnodes: 1\ngrid: {scale.gpus: [6, 12]}\nat_once: 2\n"
 # Of a record in metrics.jsonl: what no two runs share.
 FIXED = {"time": 1_700_000_000.0, "startup_s": 2.0, "seconds": 0.25, "step_s": 0.5, "data_wait_s": 0.05}
 FIXED |= {"clips_per_second": 16.0}
