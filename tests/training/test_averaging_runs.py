@@ -20,7 +20,7 @@ from summit_train.training.averaging import AveragingStep
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import LARGE, assert_bit_equal, difference, final_state, load_any, records
-from tests.worlds import command, lines, needs_ranks, train, train_signalled
+from tests.worlds import command, lines, train, train_signalled
 
 ADAM = {"name": "adam", "base_lr": 1e-3, "lr_scaling": "none"}
 # 80 clips: 5 steps an epoch for 4 learners of 4 clips, so the rounds of 3 steps end after steps 3, 5, 8 and 10.
@@ -40,7 +40,6 @@ def together(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder / "runs/together"
 
 
-@needs_ranks
 def test_the_averages_are_recorded_and_whole_epochs_need_no_learners_files(together: Path) -> None:
     averages = records(together, "average")
     assert [(record["step"], record["epoch"]) for record in averages] == [(3, 0), (5, 0), (8, 1), (10, 1)]
@@ -79,7 +78,6 @@ def test_a_killed_run_left_each_learners_state(killed: Path) -> None:
             assert_near(value, mean, 1e-12, name)
 
 
-@needs_ranks
 def test_a_run_killed_in_mid_round_ends_bit_equal_and_on_other_ranks_to_rounding(
     killed: Path, motion_set: Path
 ) -> None:
@@ -147,7 +145,6 @@ def test_learners_with_a_state_of_their_own_are_saved_at_every_epoch_and_pruned_
     assert not torch.equal(one["model"]["bn1.running_mean"], other["model"]["bn1.running_mean"])
 
 
-@needs_ranks
 def test_an_averaging_run_is_another_experiment(together: Path) -> None:
     status, output = command(0, "train", str(together), "parallel.period=2")
     assert status == 2 and "parallel.period: the checkpoint has 3, this run 2" in output
