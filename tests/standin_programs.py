@@ -15,6 +15,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -139,8 +140,8 @@ def answer_for_a_node(options: Mapping[str, str], command: Sequence[str]) -> int
     node = next((options[name] for name in ("--nodelist", "--host", "-hosts", "--requires") if name in options), "")
     node = node.removeprefix("host:") or Path(options["--hostfile"]).read_text().strip()
     call("asked", node=node, command=command)
-    if (FOLDER / "silent").exists() and (FOLDER / "starts").exists():  # after the ranks have failed
-        signal.pause()
+    while (FOLDER / "silent").exists() and (FOLDER / "starts").exists():  # after the ranks have failed
+        time.sleep(0.02)
     if (FOLDER / "broken").exists() and node in (FOLDER / "broken").read_text().split():
         print(f"python: cannot open shared object file\nsrun: error: {node}: task 0: Exited", file=sys.stderr)
         return 127

@@ -405,7 +405,7 @@ def test_a_new_job_that_is_refused_is_said(
     assert not (run / "job/requeues").read_text()
 
 
-def _sleep(standins: Standins, then: str) -> None:
+def stand_in_for_sleep(standins: Standins, then: str) -> None:
     """Put a `sleep` in the place of the machine's, which notes its seconds and process."""
     path = standins.bin / "sleep"
     path.write_text(f'#!/bin/bash\necho "$1" >"$STANDINS/seconds"\necho $$ >"$STANDINS/sleeper"\n{then}\n')
@@ -413,7 +413,7 @@ def _sleep(standins: Standins, then: str) -> None:
 
 
 def test_a_pbs_job_warns_itself_before_its_walltime(standins: Standins, tmp_path: Path) -> None:
-    _sleep(standins, 'until grep -qs \'"trainer"\' "$STANDINS/calls.jsonl"; do /bin/sleep 0.1; done')
+    stand_in_for_sleep(standins, 'until grep -qs \'"trainer"\' "$STANDINS/calls.jsonl"; do /bin/sleep 0.1; done')
     script, _ = prepared(standins, "hydra", tmp_path / "run")
     status, output = run_to_end(standins, script, TRAINER="stop")
     assert status == 85 and "SIGUSR2, the ranks are asked for a checkpoint" in output
@@ -423,7 +423,7 @@ def test_a_pbs_job_warns_itself_before_its_walltime(standins: Standins, tmp_path
 
 def test_the_timer_of_a_pbs_job_ends_with_it(standins: Standins, tmp_path: Path) -> None:
     """A process that stays behind would keep the job alive."""
-    _sleep(standins, "exec /bin/sleep 3300")
+    stand_in_for_sleep(standins, "exec /bin/sleep 3300")
     script, _ = prepared(standins, "hydra", tmp_path / "run")
     assert run_to_end(standins, script)[0] == 0
     sleeper = Path("/proc") / (standins.folder / "sleeper").read_text().strip()

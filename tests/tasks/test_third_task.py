@@ -71,9 +71,9 @@ def said(place: Path, *words: str) -> tuple[int, str, str]:
 
 @needs_ranks
 def test_a_third_task_is_trained_on_ranks_evaluated_and_reported(place: Path) -> None:
-    status, out, err = said(place, "train", "spec.yaml", "--ranks", "2")
+    status, out, err = said(place, "train", "spec.yaml", "--ranks", "2", "name=on_2")
     assert status == 0, out + err
-    run = place / "runs/found"
+    run = place / "runs/on_2"
     result = json.loads((run / "eval.json").read_text())
     # In the middle of the training videos' events, 8, the mean error would be 2.7.
     assert result["within_mean"] > 60 and result["frames_mean"] < 1.8
@@ -88,7 +88,7 @@ def test_a_third_task_is_trained_on_ranks_evaluated_and_reported(place: Path) ->
     worst = re.search(r"<p>(val\d\.mp4): found in frame", page)
     assert worst is not None and worst.group(1) == f"val{errors.argmax()}.mp4"
     assert json.loads((run / "checkpoints/best.json").read_text())["measure"] == "within"
-    status, out, err = said(place, "eval", "runs/found", "--json", "model.moment.tolerance=0")
+    status, out, err = said(place, "eval", "runs/on_2", "--json", "model.moment.tolerance=0")
     assert status == 0, err
     assert json.loads(out)["within_mean"] == pytest.approx(100 * (errors == 0).mean()), "the key decides"
 

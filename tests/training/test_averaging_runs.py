@@ -19,7 +19,7 @@ from summit_train.core.watch import Watchdog
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import LARGE, assert_bit_equal, difference, final_state, load_any, records
-from tests.worlds import command, lines, needs_ranks, train, train_signalled
+from tests.worlds import command, lines, train, train_signalled
 
 ADAM = {"name": "adam", "base_lr": 1e-3, "lr_scaling": "none"}
 # 80 clips: 5 steps an epoch for 4 learners of 4 clips, so the rounds of 3 steps end after steps 3, 5, 8 and 10.
@@ -39,7 +39,6 @@ def together(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder / "runs/together"
 
 
-@needs_ranks
 def test_the_averages_are_recorded_and_whole_epochs_need_no_learners_files(together: Path) -> None:
     averages = records(together, "average")
     assert [(record["step"], record["epoch"]) for record in averages] == [(3, 0), (5, 0), (8, 1), (10, 1)]
@@ -48,32 +47,29 @@ def test_the_averages_are_recorded_and_whole_epochs_need_no_learners_files(toget
     assert len(records(together, "step")) == 10
 
 
-LONG_ROUNDS = {**FOUR, "parallel": {"method": "averaging", "period": 7}}
-
-
 @pytest.fixture(scope="module")
 def killed(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four learners on one rank whose rounds end after steps 5 and 10, killed in step 10. It checkpoints
-    every second step, so its newest is of step 9; it is copied before it continues."""
+    """A run of four learners on one rank, killed in step 8, with which a round of three steps ends. It checkpoints
+    every second step, so its newest is of step 7; it is copied before it continues."""
     folder = tmp_path_factory.mktemp("killed")
-    spec = spec_writer(motion_set, folder)("killed", **LONG_ROUNDS)
+    spec = spec_writer(motion_set, folder)("killed", **FOUR)
     often = "checkpoint.every_minutes=1e-9"
-    assert train_signalled(spec, signal.SIGKILL, 10, often)[0] == -signal.SIGKILL
+    assert train_signalled(spec, signal.SIGKILL, 8, often)[0] == -signal.SIGKILL
     return folder
 
 
 def _resumed(killed: Path, name: str, motion_set: Path, ranks: int) -> str:
     """Continue a copy of the killed run as `name`; its output."""
     shutil.copytree(killed / "runs/killed", killed / "runs" / name)
-    return train(ranks, spec_writer(motion_set, killed)(name, **LONG_ROUNDS))
+    return train(ranks, spec_writer(motion_set, killed)(name, **FOUR))
 
 
 def test_a_killed_run_left_each_learners_state(killed: Path) -> None:
-    files = sorted(path.name for path in (killed / "runs/killed/checkpoints").glob("step_00000009.*pt"))
-    assert files == [*(f"step_00000009.learner_{number:04d}.pt" for number in range(4)), "step_00000009.pt"]
+    files = sorted(path.name for path in (killed / "runs/killed/checkpoints").glob("step_00000007.*pt"))
+    assert files == [*(f"step_00000007.learner_{number:04d}.pt" for number in range(4)), "step_00000007.pt"]
     path, state, complaints = load_newest(killed / "runs/killed", LARGE)
     assert path is not None and path.name == files[-1] and complaints == []
-    assert (state["in_round"], len(state["learner_digests"])) == (4, 4)
+    assert (state["in_round"], len(state["learner_digests"])) == (2, 4)
     learners = [load_any(learner_path(path, number))["model"] for number in range(4)]
     for name, value in state["model"].items():
         if name.endswith(("weight", "bias")):
@@ -81,13 +77,12 @@ def test_a_killed_run_left_each_learners_state(killed: Path) -> None:
             assert_near(value, mean, 1e-12, name)
 
 
-@needs_ranks
 def test_a_run_killed_in_mid_round_ends_bit_equal_and_on_other_ranks_to_rounding(
     killed: Path, motion_set: Path
 ) -> None:
-    train(0, spec_writer(motion_set, killed)("whole", **LONG_ROUNDS))
-    assert "step_00000009.pt" in _resumed(killed, "again", motion_set, 0)
-    assert "step_00000009.pt" in _resumed(killed, "together", motion_set, 2)
+    train(0, spec_writer(motion_set, killed)("whole", **FOUR))
+    assert "step_00000007.pt" in _resumed(killed, "again", motion_set, 0)
+    assert "step_00000007.pt" in _resumed(killed, "together", motion_set, 2)
     whole, again, other = (final_state(killed / f"runs/{name}") for name in ("whole", "again", "together"))
     assert_bit_equal(whole, again)
     assert difference(whole, other) <= 1e-10
@@ -97,7 +92,7 @@ def test_a_run_killed_in_mid_round_ends_bit_equal_and_on_other_ranks_to_rounding
 @pytest.mark.parametrize("harm", ["cut", "gone"])
 def test_a_checkpoint_whose_learner_is_damaged_is_passed_over(killed: Path, tmp_path: Path, harm: str) -> None:
     shutil.copytree(killed / "runs/killed", tmp_path / "run")
-    path = tmp_path / "run/checkpoints/step_00000009.pt"
+    path = tmp_path / "run/checkpoints/step_00000007.pt"
     learner = learner_path(path, 3)
     learner.write_bytes(learner.read_bytes()[:-1]) if harm == "cut" else learner.unlink()
     found, _, complaints = load_newest(tmp_path / "run", LARGE)
@@ -119,11 +114,11 @@ def test_each_rank_checks_the_files_that_it_loads_once_and_all_pass_over_a_check
     monkeypatch.setattr(saved, "file_sha256", digest)
     monkeypatch.setattr(Watchdog, "at", at)
     shutil.copytree(killed / "runs/killed", killed / f"runs/torn{ranks}")
-    newest = killed / f"runs/torn{ranks}/checkpoints/step_00000009.pt"
+    newest = killed / f"runs/torn{ranks}/checkpoints/step_00000007.pt"
     learner = learner_path(newest, 3)
     if is_torn:
         learner.write_bytes(learner.read_bytes()[:-1])
-    output = train(ranks, spec_writer(motion_set, killed)(f"torn{ranks}", **LONG_ROUNDS))
+    output = train(ranks, spec_writer(motion_set, killed)(f"torn{ranks}", **FOUR))
     complaint = f"passed over: {newest}: {learner} is damaged: its SHA-256 is not that in the checkpoint\n"
     assert (complaint in output) == is_torn
     assert f"resumes from {newest.with_stem('step_00000005') if is_torn else newest}\n" in output
@@ -149,7 +144,6 @@ def test_learners_with_a_state_of_their_own_are_saved_at_every_epoch_and_pruned_
     assert not torch.equal(one["model"]["bn1.running_mean"], other["model"]["bn1.running_mean"])
 
 
-@needs_ranks
 def test_an_averaging_run_is_another_experiment(together: Path) -> None:
     status, output = command(0, "train", str(together), "parallel.period=2")
     assert status == 2 and "parallel.period: the checkpoint has 3, this run 2" in output

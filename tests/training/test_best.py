@@ -18,7 +18,7 @@ from summit_train.models.network import initial_network
 from summit_train.spec import CheckpointSpec, Spec, load_spec, smallest_spec
 from summit_train.training.best import Best
 from summit_train.training.run import Run, read_inputs
-from tests.conftest import WriteSpec, spec_writer
+from tests.conftest import WriteSpec, made_once, spec_writer
 from tests.runs import assert_bit_equal, final_state, load_any, records, small_checkpoints
 from tests.worlds import forked, main_without_reports, train
 
@@ -90,9 +90,11 @@ _KEYS = {
 @pytest.fixture(scope="module")
 def whole(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of three epochs that nothing interrupted: validated after each, saved after 2 and 3."""
-    folder = tmp_path_factory.mktemp("whole")
-    train(0, spec_writer(motion_set, folder)("run", **_KEYS))
-    return folder / "runs/run"
+
+    def make(folder: Path) -> None:
+        train(0, spec_writer(motion_set, folder)("run", **_KEYS))
+
+    return made_once(tmp_path_factory, "kept_best", make) / "runs/run"
 
 
 def test_a_run_keeps_the_checkpoint_of_its_best_validation_and_the_last(whole: Path) -> None:

@@ -18,7 +18,7 @@ from summit_train.report.tables import notes_of
 from summit_train.spec import load_spec
 from summit_train.spec.optimizer import EarlyStopSpec, FreezeSpec
 from summit_train.training.best import EarlyStop
-from tests.conftest import WriteSpec, spec_writer
+from tests.conftest import WriteSpec, made_once, spec_writer
 from tests.runs import load_any, records, rewound, steps_of
 from tests.worlds import command, needs_ranks, train
 
@@ -101,11 +101,13 @@ SECTIONS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def stopped(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of at most 6 epochs of 6 steps, which stops after 3."""
-    folder = tmp_path_factory.mktemp("stopped")
-    out = train(0, spec_writer(motion_set, folder)("whole", **SECTIONS))
-    best = "without improvement: the best top1, "
-    assert f"epoch 3: stops early, 2 epochs {best}" in out and "whole: done in" in out
-    return folder / "runs/whole"
+
+    def make(folder: Path) -> None:
+        out = train(0, spec_writer(motion_set, folder)("whole", **SECTIONS))
+        best = "without improvement: the best top1, "
+        assert f"epoch 3: stops early, 2 epochs {best}" in out and "whole: done in" in out
+
+    return made_once(tmp_path_factory, "early_stopped", make) / "runs/whole"
 
 
 def test_a_run_that_stops_early_is_a_finished_run(stopped: Path) -> None:

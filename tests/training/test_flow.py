@@ -12,7 +12,7 @@ from PIL import Image
 
 from summit_train.inference.trained import open_trained
 from tests.closeness import assert_near
-from tests.conftest import spec_writer
+from tests.conftest import made_once, spec_writer
 from tests.flows import numbered_fields, write_moving_set, write_packed
 from tests.runs import final_state, records
 from tests.worlds import Say, main_said, train
@@ -28,17 +28,18 @@ def _flow_spec(folder: Path, root: Path, name: str, **sections: object) -> Path:
 @pytest.fixture(scope="module")
 def moving(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of flow, four classes of motion: train.csv with 24 videos, val.csv with 8."""
-    return write_moving_set(tmp_path_factory.mktemp("moving"), 24, 8)
+    return made_once(tmp_path_factory, "moving_flow", lambda folder: write_moving_set(folder, 24, 8))
 
 
 @pytest.fixture(scope="module")
 def flow_run(moving: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of an online TSM on flow, six epochs. Tests leave it as it is."""
-    folder = tmp_path_factory.mktemp("flow")
-    model, optimizer = {"shift_direction": "past", "dropout": 0.0}, {"base_lr": 0.02}
-    spec = _flow_spec(folder, moving, "flow", model=model, optimizer=optimizer, schedule={"epochs": 6})
-    train(0, spec)
-    return folder / "runs/flow"
+
+    def make(folder: Path) -> None:
+        model, optimizer = {"shift_direction": "past", "dropout": 0.0}, {"base_lr": 0.02}
+        train(0, _flow_spec(folder, moving, "flow", model=model, optimizer=optimizer, schedule={"epochs": 6}))
+
+    return made_once(tmp_path_factory, "flow_training", make) / "runs/flow"
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from summit_train.spec import load_spec
 from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.training.exchange import Exchange
 from summit_train.training.timer import StepTimer
-from tests.conftest import spec_writer
+from tests.conftest import made_once, spec_writer
 from tests.runs import load_any
 from tests.worlds import command, train
 
@@ -51,12 +51,13 @@ def _states(run: Path) -> dict[int, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def whole(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
-    out = train(0, spec_writer(motion_set, folder)("whole", **SECTIONS))
-    assert "epoch 1: optimizer.freeze ends for 256 parameters" in out  # fc's weight, 4 x 64
-    assert "epoch 2: optimizer.freeze ends for 2,368 parameters" in out  # 4 x 576 and 4 x 16
-    assert out.count("optimizer.freeze ends") == 2
-    return folder / "runs/whole"
+    def make(folder: Path) -> None:
+        out = train(0, spec_writer(motion_set, folder)("whole", **SECTIONS))
+        assert "epoch 1: optimizer.freeze ends for 256 parameters" in out  # fc's weight, 4 x 64
+        assert "epoch 2: optimizer.freeze ends for 2,368 parameters" in out  # 4 x 576 and 4 x 16
+        assert out.count("optimizer.freeze ends") == 2
+
+    return made_once(tmp_path_factory, "unfrozen", make) / "runs/whole"
 
 
 def test_each_part_begins_to_move_after_its_epochs(whole: Path) -> None:

@@ -14,7 +14,7 @@ from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.data.packed.stage import stage_sets
 from summit_train.spec import load_spec
-from tests.conftest import ONLINE, WriteSpec
+from tests.conftest import ONLINE, WriteSpec, made_once
 from tests.runs import records, rewound
 from tests.worlds import command, train
 
@@ -22,11 +22,13 @@ from tests.worlds import command, train
 @pytest.fixture(scope="session")
 def packed(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The embedded set's two manifests packed as bytes, train and val; and the first one as JPEG."""
-    out = tmp_path_factory.mktemp("packed")
-    for split, kind, name in (("train", "bytes", "train"), ("val", "bytes", "val"), ("train", "jpeg", "jpeg")):
-        words = [str(motion_set / f"{split}.csv"), str(out / name), "--kind", kind]
-        assert main(["data", "pack", *words, "--shard-size", "60K", "--workers", "0"]) == 0
-    return out
+
+    def make(folder: Path) -> None:
+        for split, kind, name in (("train", "bytes", "train"), ("val", "bytes", "val"), ("train", "jpeg", "jpeg")):
+            words = [str(motion_set / f"{split}.csv"), str(folder / name), "--kind", kind]
+            assert main(["data", "pack", *words, "--shard-size", "60K", "--workers", "0"]) == 0
+
+    return made_once(tmp_path_factory, "packed_motion", make)
 
 
 def _data(packed: Path, **more: Any) -> dict[str, Any]:
