@@ -15,6 +15,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def parse(name: str, words: Sequence[str], table: Mapping[str, str]) -> tuple[di
             value = left.pop(0)
         if not re.fullmatch(table[option], value):
             refuse(f"{name}: {option}: {value!r} is not {table[option]!r}")
-        repeated = option in options and option in ("-o", "-l", "-x")
+        repeated = option in options and option in ("-o", "-l", "-x", "-R")
         options[option] = f"{options[option]} {value}" if repeated else value
     return options, left
 
@@ -139,8 +140,8 @@ def answer_for_a_node(options: Mapping[str, str], command: Sequence[str]) -> int
     node = next((options[name] for name in ("--nodelist", "--host", "-hosts", "--requires") if name in options), "")
     node = node.removeprefix("host:") or Path(options["--hostfile"]).read_text().strip()
     call("asked", node=node, command=command)
-    if (FOLDER / "silent").exists() and (FOLDER / "starts").exists():  # after the ranks have failed
-        signal.pause()
+    while (FOLDER / "silent").exists() and (FOLDER / "starts").exists():  # after the ranks have failed
+        time.sleep(0.02)
     if (FOLDER / "broken").exists() and node in (FOLDER / "broken").read_text().split():
         print(f"python: cannot open shared object file\nsrun: error: {node}: task 0: Exited", file=sys.stderr)
         return 127
@@ -320,6 +321,9 @@ def answer(name: str, words: Sequence[str]) -> int:
     if list(words[:2]) == ["show", "hostnames"]:
         print((FOLDER / "hosts").read_text(), end="")
         return 0
+    if list(words[:3]) == ["--oneliner", "show", "job"]:
+        print((FOLDER / "record").read_text() if (FOLDER / "record").exists() else "", end="")
+        return 0
     call(name, words=list(words), folder=os.getcwd())
     if os.environ.get("STANDIN_REFUSES"):
         refuse(os.environ["STANDIN_REFUSES"])
@@ -357,6 +361,9 @@ def trainer(words: Sequence[str]) -> int:
             (run / "predictions").mkdir(exist_ok=True)
             with open(run / "predictions/step_00000008.partial", "a") as file:
                 file.write("scores")
+        elif does == "stop after the result":
+            (run / "job/done").touch()
+            return 138
         elif does != "stop without a step":
             (checkpoints / f"step_{len(list(checkpoints.iterdir())) + 8:08d}.pt").touch()
         (run / "stopped").touch()

@@ -34,7 +34,7 @@ class Standins:
     def program(self, name: str, path: Path) -> Path:
         """The stand-in of that name as an executable file."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        words = [sys.executable, str(_SOURCE), name]
+        words = [sys.executable, "-IS", str(_SOURCE), name]  # without packages it starts sooner
         path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         path.chmod(0o755)
         return path

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.cluster.test_job import CASES, GOLDEN
+from tests.cluster.test_job import CASES, script
 from tests.worlds import PATIENCE_S, ROOT, Said, Say, environment
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3 * PATIENCE_S)]
@@ -155,10 +155,10 @@ def test_it_has_all_that_ships_and_nothing_else(installed: Installed) -> None:
     assert wheel <= names
 
 
-def test_every_job_script_is_the_golden_file_byte_for_byte(installed: Installed) -> None:
+def test_every_job_script_is_that_of_the_checkout_byte_for_byte(installed: Installed) -> None:
     installed.run("-c", _RENDER, given=pickle.dumps(CASES))
     assert {case: (installed.folder / f"{case}.sh").read_bytes() for case in CASES} == {
-        case: (GOLDEN / f"{case}.sh").read_bytes() for case in CASES
+        case: script(case).encode() for case in CASES
     }
 
 

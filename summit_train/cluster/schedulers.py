@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
-from summit_train.core.bad_nodes import bad_nodes
 from summit_train.core.errors import RunFailed, UserError
 
 _ANSWER_S = 60.0
@@ -67,10 +66,8 @@ class Scheduler(ABC):
         stdin = "" if script.name in words else f" < {script.name}"
         return f"cd {shlex.quote(str(script.parent))} && {shlex.join(words)}{stdin}"
 
-    def submit(self, script: Path, launcher: str, after: str | None) -> str:
+    def submit(self, script: Path, launcher: str, after: str | None, without: Sequence[str] = ()) -> str:
         """Hand the script over in its own folder, for the output; return the job's id. Raises RunFailed if refused."""
-        bad = script.parent / "bad_nodes"
-        without = bad_nodes(bad.read_text("utf-8-sig", errors="replace")) if bad.is_file() else []
         words = self.words(script, launcher, after, without)
         answer = ask(words, script.parent, None if script.name in words else script)
         found = re.search(self.answer, answer, re.M)
@@ -154,13 +151,15 @@ class Slurm(Scheduler):
         # It expands %j and the like even in the folder's own path.
         if set(str(script.absolute())) & set("%\\"):
             raise UserError(f"{script.parent}: Slurm cannot write output below a name with % or \\; change it")
-        excluded = [f"--exclude={','.join(without)}"] if without else []
+        # It refuses a name that it does not know, and its own names have no domain.
+        names = [host if re.fullmatch(r"[\d.]+", host) else host.partition(".")[0] for host in without]
+        excluded = [f"--exclude={','.join(dict.fromkeys(names))}"] if without else []
         dependency = [f"--dependency=afterany:{after}"] if after else []
         return ["sbatch", *excluded, "--parsable", *dependency, script.name]
 
-    def submit(self, script: Path, launcher: str, after: str | None) -> str:
+    def submit(self, script: Path, launcher: str, after: str | None, without: Sequence[str] = ()) -> str:
         try:
-            return super().submit(script, launcher, after)
+            return super().submit(script, launcher, after, without)
         except RunFailed as error:
             if "Invalid job array specification" not in str(error):
                 raise
@@ -199,8 +198,14 @@ class Lsf(Scheduler):
     def words(self, script: Path, launcher: str, after: str | None = None, without: Sequence[str] = ()) -> list[str]:
         # bsub reads a script given as an argument only with LSB_BSUB_PARSE_SCRIPT, which sites with jsrun set.
         named = [script.name] if launcher == "jsrun" else []
-        condition = " && ".join(f"hname!='{host}'" for host in without)
-        excluded = ["-R", f"select[{condition}]"] if without else []
+        excluded: list[str] = []
+        if without:
+            # -R of the command line replaces those of the script, so that they are given again; bsub joins several.
+            condition = " && ".join(f"hname!='{host}'" for host in without)
+            directives = re.findall(r"^#BSUB (.*)$", script.read_text("utf-8"), re.M)
+            excluded = ["-R", f"select[{condition}]"]
+            for option in map(shlex.split, directives):
+                excluded += option if option[0] == "-R" else []
         dependency = ["-w", f"ended({after})"] if after else []
         return ["bsub", *excluded, *dependency, *named]
 
@@ -255,8 +260,8 @@ class Flux(Scheduler):
         dependency = [f"--dependency=afterany:{after}"] if after else []
         return ["flux", "batch", *excluded, *dependency, script.name]
 
-    def submit(self, script: Path, launcher: str, after: str | None) -> str:
-        return "f" + super().submit(script, launcher, after)
+    def submit(self, script: Path, launcher: str, after: str | None, without: Sequence[str] = ()) -> str:
+        return "f" + super().submit(script, launcher, after, without)
 
     def states(self) -> dict[str, str]:
         answer = ask(["flux", "jobs", "--no-header", "--filter=pending,running", "--format={id.f58plain} {status}"])
@@ -274,7 +279,7 @@ class Local(Scheduler):
     def words(self, script: Path, launcher: str, after: str | None = None, without: Sequence[str] = ()) -> list[str]:
         return ["bash", script.name]
 
-    def submit(self, script: Path, launcher: str, after: str | None) -> NoReturn:
+    def submit(self, script: Path, launcher: str, after: str | None, without: Sequence[str] = ()) -> NoReturn:
         """Replace this process with the job, so that signals reach the script."""
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,7 +1,7 @@
 """Hand a job to the scheduler: write its script, submit it, ask for its state; and what a job stages.
 
 Files in RUN/job/: spec.yaml, job.sh, submitted.jsonl (a line for each submission), last_job (id of a chain's last job).
-The script adds `done`, `requeues` (a line for each) and the job's output.
+The script adds `done`, `requeues` and `preemptions` (a line for each) and the job's output.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from summit_train.cluster.environment import environment_files, environment_key, pack
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import Site
+from summit_train.core.bad_nodes import bad_nodes
 from summit_train.core.errors import UserError
 from summit_train.core.files import naming, read_file, write_text
 from summit_train.core.progress import shown
@@ -84,7 +85,7 @@ def write_job(site: Site, job: Job, specs: Sequence[Spec] = (), folder: Path | N
     for run, spec in zip(job.runs, specs, strict=not job.command):
         write_text(run / "job/spec.yaml", dump_spec(spec))
     for run in job.runs:
-        for mark in ("done", "requeues", "last_job"):
+        for mark in ("done", "requeues", "preemptions", "last_job"):
             (run / "job" / mark).unlink(missing_ok=True)
     if job.environment is not None and not job.environment.exists():
         with shown("MB of the environment packed", in_logs=True) as show:
@@ -118,8 +119,9 @@ def chain(site: Site, job: Job, script: Path, jobs: int, after: str | None = Non
     Raises UserError for a folder that the scheduler misreads, RunFailed where it refuses.
     """
     ids: list[str] = []
+    without = list(dict.fromkeys(host for run in job.runs for host in bad_nodes(run)))
     for _ in range(jobs):
-        ids.append(site.batch.submit(script, site.launcher, ids[-1] if ids else after))
+        ids.append(site.batch.submit(script, site.launcher, ids[-1] if ids else after, without))
         record(site, job, script, ids[-1])
         if jobs > 1:
             write_text(job.runs[0] / "job/last_job", f"{ids[-1]}\n")

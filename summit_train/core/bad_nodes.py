@@ -38,13 +38,14 @@ def script_began() -> str | None:
     return None if file is None else Path(file).name.partition(".")[2].rpartition(".")[0] or None
 
 
-def bad_nodes(text: str) -> list[str]:
-    """Return the hosts that a file RUN/job/bad_nodes names, as the job script reads it.
+def bad_nodes(run_path: Path) -> list[str]:
+    """Return the hosts that RUN/job/bad_nodes names, as the job script reads it; none without that file.
 
     A line names those in its first word, with commas between them and before a colon, such as `node4: ECC`; # begins a
     comment.
     """
-    words = [line.split()[0] for line in text.splitlines() if line.strip()]
+    lines = _text(run_path / "job" / "bad_nodes").splitlines()
+    words = [line.split()[0] for line in lines if line.strip()]
     names = [name for word in words if not word.startswith("#") for name in re.split("[,;]", word)]
     return [name.partition(":")[0] if name.count(":") == 1 else name for name in names if name]
 
@@ -57,12 +58,17 @@ def name_bad_nodes(run_path: Path, reasons: Mapping[str, str]) -> list[str]:
     path = run_path / "job" / "bad_nodes"
     if not path.parent.is_dir():
         return []
+    known = bad_nodes(run_path)
+    new = [host for host in reasons if host not in known]
     with naming(path):
-        # A person may have written it, on Windows too.
-        text = path.read_text("utf-8-sig", errors="replace") if path.exists() else ""
-        known = bad_nodes(text)
-        new = [host for host in reasons if host not in known]
+        text = _text(path)
         with path.open("a", encoding="utf-8") as file:
             file.write("" if text.endswith("\n") or not (text and new) else "\n")
             file.writelines(f"{host} {reasons[host]}\n" for host in new)
     return new
+
+
+def _text(path: Path) -> str:
+    # A person may have written it, on Windows too.
+    with naming(path):
+        return path.read_text("utf-8-sig", errors="replace") if path.exists() else ""

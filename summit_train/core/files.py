@@ -29,7 +29,7 @@ def cache_folder() -> Path:
     """Return the user's folder of what can be made again. Raises OSError where the user has no home folder."""
     folder = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     if folder.startswith("~"):
-        raise OSError(None, "the user has no home folder; set XDG_CACHE_HOME to a folder for compiled kernels", folder)
+        raise OSError(None, "the user has no home folder; set XDG_CACHE_HOME to a folder for caches", folder)
     return Path(folder, "summit_train")
 
 

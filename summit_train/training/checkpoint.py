@@ -95,7 +95,7 @@ def prune_checkpoints(spec: Spec, steps_per_epoch: int, newest: Path, best: Path
     """Keep `newest`, `best`, and the newest of whole epochs, which the final accuracy is the mean over.
 
     Checkpoints after `newest` are left alone and do not count: the run passed over them as damaged, and will write
-    them again. The files of learners stay with theirs. What a killed run left half written is deleted too.
+    them again. The files of learners stay with theirs.
     """
     run_path = spec.run_path
     due = [path for path in epoch_checkpoints(spec, steps_per_epoch) if path <= newest]
@@ -107,8 +107,6 @@ def prune_checkpoints(spec: Spec, steps_per_epoch: int, newest: Path, best: Path
     for path in (run_path / "checkpoints").glob("step_*.learner_*"):
         if path.name.partition(".")[0] not in stems:
             path.unlink(missing_ok=True)
-    for leftover in (run_path / "checkpoints").glob(".step_*.writing"):
-        leftover.unlink(missing_ok=True)
 
 
 def steps_per_epoch(run_path: Path) -> int:

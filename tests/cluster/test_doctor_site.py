@@ -33,6 +33,7 @@ def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(doctor_site, "_POLL_S", 0.05)
     modules = 'module() { [ "$2" != absent ] || { echo "Unable to locate a modulefile for $2" >&2; return 1; }; }'
     (tmp_path / ".bash_profile").write_text(f"PATH='{folder}':$PATH\n{modules}\n")
     return folder

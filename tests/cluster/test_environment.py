@@ -341,7 +341,7 @@ def test_submit_names_it(monkeypatch: pytest.MonkeyPatch, write_spec: WriteSpec,
     assert not Path(file).exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_real_slurm_brings_it_to_both_nodes(slurm: Slurm, tiny: Tiny, tmp_path: Path) -> None:
     """By sbcast; the nodes share one disk, so the second finds the first one's copy."""
     disk, run, spy = tmp_path / "disk", tmp_path / "run", tmp_path / "spy"

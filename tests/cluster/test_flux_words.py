@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.test_job import CASES, script
 from tests.worlds import ROOT
 
 FOLDER = ROOT / "build/flux"  # where tests/install.sh puts it
-GOLDEN = ROOT / "tests/golden/jobs"
-SCRIPTS = sorted(path for path in GOLDEN.glob("*.sh") if "\n# flux:" in path.read_text())
+FLUX = [case for case in CASES if case.startswith(("el_capitan", "flux_generic"))]
 pytestmark = pytest.mark.skipif(
     not (FOLDER / "flux").is_dir() and importlib.util.find_spec("flux") is None,
     reason="needs flux-python in build/flux; `make test` installs it",
@@ -32,9 +32,14 @@ def _read(*words: object) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def _launch(script: Path, hosts: str) -> list[str]:
+def _batch(folder: Path, text: str) -> dict[str, Any]:
+    """What the directives of a script ask for."""
+    (folder / "job.sh").write_text(text)
+    return _read("batch", folder / "job.sh")
+
+
+def _launch(text: str, hosts: str) -> list[str]:
     """The words of flux run in a script, as bash makes them."""
-    text = script.read_text()
     function = text[text.index("place_ranks() {") : text.index("\n}\n", text.index("place_ranks() {")) + 3]
     program = f"nodes=({hosts})\n{function}place_ranks\nprintf '%s\\n' \"${{all_ranks[@]}}\""
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
@@ -42,25 +47,21 @@ def _launch(script: Path, hosts: str) -> list[str]:
     return done.stdout.splitlines()[2:]
 
 
-def test_there_are_scripts() -> None:
-    assert {path.stem for path in SCRIPTS} >= {"flux_generic-one", "flux_generic-spare", "el_capitan-many"}
-
-
-def test_the_directives_ask_for_the_job() -> None:
-    system = (spec := _read("batch", GOLDEN / "el_capitan-many.sh"))["attributes"]["system"]
+def test_the_directives_ask_for_the_job(tmp_path: Path) -> None:
+    system = (spec := _batch(tmp_path, script("el_capitan-many")))["attributes"]["system"]
     (node,) = spec["resources"]
     assert (node["type"], node["count"], node["exclusive"]) == ("node", 16, True)
     assert (system["duration"], system["job"]["name"], system["thp"]) == (33 * 60, "O_Neil_sons", "always")
     assert system["shell"]["options"]["signal"] == {"signum": 12, "timeleft": 300}
-    (spare,) = _read("batch", GOLDEN / "flux_generic-spare.sh")["resources"]
+    (spare,) = _batch(tmp_path, script("flux_generic-spare"))["resources"]
     assert spare["count"] == 18
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_flux_run_starts_the_ranks_on_the_hosts(script: Path) -> None:
-    nodes = 1 if script.stem.endswith("one") else 16
+@pytest.mark.parametrize("case", FLUX)
+def test_flux_run_starts_the_ranks_on_the_hosts(case: str) -> None:
+    nodes = 1 if case.endswith("one") else 16
     hosts = [f"n{number}" for number in range(1, nodes + 1)]
-    spec = _read("run", *_launch(script, " ".join(hosts)), "python", "-m", "summit_train")
+    spec = _read("run", *_launch(script(case), " ".join(hosts)), "python", "-m", "summit_train")
     (node,) = spec["resources"]
     (slot,) = node["with"]
     assert (node["count"], node["exclusive"], slot["count"]) == (nodes, True, 4)
@@ -73,8 +74,7 @@ def test_flux_run_starts_the_ranks_on_the_hosts(script: Path) -> None:
 
 def test_what_flux_does_not_know_is_refused(tmp_path: Path) -> None:
     """Else the tests above would prove nothing."""
-    text = (GOLDEN / "flux_generic-one.sh").read_text()
+    text = script("flux_generic-one")
     for old, new in (("--exclusive", "--exclusively"), ("# whole nodes", "true"), ("@300s", "@300x")):
-        (tmp_path / "job.sh").write_text(text.replace(old, new, 1))
         with pytest.raises(AssertionError):
-            _read("batch", tmp_path / "job.sh")
+            _batch(tmp_path, text.replace(old, new, 1))

@@ -1,11 +1,13 @@
 """Job scripts: every shipped site against golden files, compared whole, and through bash and shellcheck.
 
-After a change that is meant, write the golden files again and read the difference:
-    UPDATE_GOLDEN=1 python -m pytest tests/cluster/test_job.py -k golden; git diff tests/golden/jobs
+A golden file is a whole script, or a diff that shows what a case changes of another case's script. After a change that
+is meant, write the files anew and read the difference:
+    python -m tests.cluster.test_job; git diff tests/golden/jobs
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import subprocess
@@ -52,23 +54,53 @@ CASES |= {
 }
 
 
-def _script(case: str) -> str:
+# The case whose script the golden file of another one is a diff against. A case that is not named here is kept whole.
+BASES = {f"{site}-many": "slurm_generic-many" for site in ("alps", "frontier", "perlmutter", "slurm_v100")}
+BASES |= {f"pbs_generic-{launcher}-many": "pbs_generic-many" for launcher in ("mpirun", "pals")}
+BASES |= {f"{site}-many": "pbs_generic-pals-many" for site in ("aurora", "polaris")}
+BASES |= {"el_capitan-many": "flux_generic-many", "slurm_v100-mpirun-many": "slurm_v100-many"}
+BASES |= {"local-mpirun-one": "local-one"}
+for _case in CASES.keys() - BASES.keys() - {"local-one"}:
+    _site, _, _what = _case.rpartition("-")
+    if _what != "many":
+        BASES[_case] = f"{_site}-staged" if _what in ("environment", "spare") else f"{_site}-many"
+
+
+def script(case: str) -> str:
+    """Return a case's job script."""
     site, overrides, job = CASES[case]
     return render(load_site(site, overrides), job)
 
 
+def _golden(case: str) -> tuple[str, str]:
+    """Return the name of a case's golden file, and what must be in it."""
+    base = BASES.get(case)
+    if base is None:
+        return f"{case}.sh", script(case)
+    difference = difflib.unified_diff(script(base).split("\n"), script(case).split("\n"), base, case, n=0, lineterm="")
+    return f"{case}.diff", "\n".join(difference) + "\n"
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_script_is_the_golden_file(case: str) -> None:
-    path = GOLDEN / f"{case}.sh"
-    if os.environ.get("UPDATE_GOLDEN"):
-        path.write_text(_script(case))
-    assert _script(case) == path.read_text()
+    name, text = _golden(case)
+    assert text == (GOLDEN / name).read_text()
 
 
-def test_bash_and_shellcheck_take_every_golden_file() -> None:
-    files = sorted(map(str, GOLDEN.iterdir()))
-    assert files == sorted(str(GOLDEN / f"{case}.sh") for case in CASES)
+def test_there_is_a_golden_file_of_each_case_and_no_other() -> None:
+    assert {path.stem for path in GOLDEN.iterdir()} == set(CASES)
+
+
+# Every launcher, and every kind of job that has commands of its own. The others differ from them in values.
+COMMANDS = [case for case in CASES if case.endswith(("-array", "-environment", "-spare"))]
+COMMANDS += ["local-mpirun-one", "local-one", "pbs_generic-mpirun-many", "pbs_generic-pals-many"]
+
+
+@pytest.mark.parametrize("cases", [COMMANDS, pytest.param(list(CASES), marks=pytest.mark.nightly)])
+def test_bash_and_shellcheck_take_the_scripts(tmp_path: Path, cases: list[str]) -> None:
+    files = [tmp_path / f"{case}.sh" for case in cases]
     for file in files:
+        file.write_text(script(file.stem))
         done = subprocess.run(["bash", "-n", file], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), file
     shellcheck = Path(sys.executable).with_name("shellcheck")
@@ -83,7 +115,7 @@ def test_every_option_of_summits_script_is_explained() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs/clusters/summit.md").read_text()
     rows = re.findall(r"^\| (`-.*?) \|", page, re.M)
     explained = {option for row in rows for option in re.findall(r"`([^`]+)`", row)}
-    lines = _script("summit-staged").splitlines()
+    lines = script("summit-staged").splitlines()
     options = [line.split()[1] for line in lines if line.startswith("#BSUB ")]
     launch = lines[lines.index("all_ranks=(") + 2 : lines.index(")", lines.index("all_ranks=("))]
     options += [line.split()[0] for line in launch]
@@ -219,3 +251,10 @@ def test_a_back_end_that_is_named_reaches_all_ranks(site: str, comm: str) -> Non
     assert "forwarded=(" not in script or " -x SUMMIT_TRAIN_COMM)" in script
     assert ("forwarded=(" in script) == (named.launcher == "mpirun")
     assert "SUMMIT_TRAIN_COMM" not in render(plain, ONE)
+
+
+if __name__ == "__main__":
+    for path in GOLDEN.iterdir():
+        path.unlink()
+    for name, text in map(_golden, CASES):
+        (GOLDEN / name).write_text(text)

@@ -1,5 +1,5 @@
 """Nodes of a real Slurm that are lost, all their processes at once, in the middle of a job: the ranks start again in
-the same job, on a spare node or on what is left."""
+the same job, on a spare node or on what is left. test_restarts.py has the quick tests, on stand-ins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conftest import WriteSpec, spec_writer
 from tests.runs import assert_bit_equal, difference, final_state, records, steps_of
 from tests.slurm import Slurm, running_slurm
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.nightly]
 KEYS = {
     "precision": "fp64",
     "scale": {"gpus": 5, "clips_per_gpu": 2},  # which neither two nor three ranks divide

@@ -7,13 +7,23 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
 from summit_train.report.goodput import restarts as read_restarts
-from tests.cluster.test_scripts import LAUNCHERS, NEW_JOBS, ended_with, prepared, run_to_end, started
+from tests.cluster.test_scripts import (
+    LAUNCHERS,
+    NEW_JOBS,
+    SCHEDULERS,
+    ended_with,
+    prepared,
+    run_to_end,
+    stand_in_for_sleep,
+    started,
+)
 from tests.standins import Standins
 from tests.worlds import PATIENCE_S
 
@@ -93,7 +103,8 @@ def test_a_node_that_answers_again_is_used_again(standins: Standins, tmp_path: P
 
 def test_a_signal_while_nodes_are_asked_hands_the_job_over(standins: Standins, tmp_path: Path) -> None:
     script, run = prepared(standins, "srun", tmp_path / "run")
-    (standins.folder / "silent").touch()  # nodes let the script wait
+    silent = standins.folder / "silent"
+    silent.touch()  # nodes let the script wait
     process = started(standins, script, TRAINER="crash after a step")
     deadline = time.monotonic() + PATIENCE_S
     while len(standins.calls("asked")) <= 2:  # the first start asks both
@@ -101,21 +112,48 @@ def test_a_signal_while_nodes_are_asked_hands_the_job_over(standins: Standins, t
         time.sleep(0.02)
     (standins.folder / "squeue").write_text("RUNNING\n")
     process.send_signal(signal.SIGUSR2)
+    silent.unlink()
     status, output = ended_with(standins, process)
     assert status == 85 and "stopped at step 1; requeued, 1 of 20" in output
     assert len(standins.calls("trainer")) == 1 and not (run / "job/restarts").exists()
 
 
+def test_a_job_whose_own_node_is_lost_is_requeued_from_another_one(standins: Standins, tmp_path: Path) -> None:
+    """A step on n2 asks Slurm for the job's nodes. test_lost_nodes.py has a real Slurm."""
+    standins.program("scancel", standins.bin / "scancel")
+    script, run = prepared(standins, "srun", tmp_path / "run", keys=("spare_nodes=1",), max_requeues=2)
+    (standins.folder / "hosts").write_text("n1\nn2\nn3\n")
+    assert run_to_end(standins, script)[0] == 0
+    (guard,) = [call for call in standins.calls("srun") if call["command"][0] == "bash"]
+    assert guard["options"]["--nodelist"] == "n2"
+    (run / "job/requeues").touch()
+    for left, requeued in (("n1\nn2\nn3\n", 0), ("n2\nn3\n", 1), ("n2\nn3\n", 2), ("n2\nn3\n", 2)):
+        (standins.folder / "hosts").write_text(left)
+        stand_in_for_sleep(standins, '[[ ! -e $STANDINS/slept ]] && touch "$STANDINS/slept"')
+        subprocess.run(guard["command"], env=standins.environ | SCHEDULERS, check=True)
+        (standins.folder / "slept").unlink()
+        assert [call["words"] for call in standins.calls("scontrol")] == [["requeue", "7"]] * requeued
+        assert (run / "job/requeues").read_text() == "7 without n1\n" * requeued
+    assert [call["words"] for call in standins.calls("scancel")] == [["7"]]
+    line = " job 7: requeued, as n1, where its script ran, is lost\n"
+    assert (run / "job/restarts").read_text().count(line) == (run / "job/7.out").read_text().count(line) == 2
+    assert (standins.folder / "seconds").read_text() == "30\n"
+
+
 def test_a_launcher_that_waits_for_a_silent_node_is_ended(standins: Standins, tmp_path: Path) -> None:
     """After a rank left the reason why it failed."""
     script, run = prepared(standins, "srun", tmp_path / "run")
+    for seconds, fewer in (("-rt 5 ", "-rt 0.1 "), ("-rt 20 ", "-rt 0.5 ")):
+        assert script.count(seconds) == 1
+        script = script.replace(seconds, fewer)
     status, output = run_to_end(standins, script, TRAINER="fail beside a silent node")
     assert status == 0 and "the launcher still waits: ending it" in output
     assert ' job 7: "rank 1 on n2: silent"; from step 0' in (run / "job/restarts").read_text()
 
 
-@pytest.mark.parametrize("site", ["srun", "mpirun", "hydra", "pals", "flux"])
-@pytest.mark.parametrize("broken", ["n2", "n1 n2"])
+@pytest.mark.parametrize(
+    ("site", "broken"), [*((site, "n2") for site in ("srun", "mpirun", "hydra", "pals", "flux")), ("srun", "n1 n2")]
+)
 def test_a_node_that_cannot_start_the_program_is_left_out_from_the_start(
     standins: Standins, tmp_path: Path, site: str, broken: str
 ) -> None:
@@ -147,22 +185,37 @@ def test_a_node_that_breaks_between_two_starts_is_left_out(standins: Standins, t
     assert (run / "job/restarts").read_text().endswith("without n2; from step 1 on 1 node, 4 ranks: n1\n")
 
 
-@pytest.mark.parametrize("site", ["hydra", "pals", "flux", "srun", "mpirun"])
-def test_bad_nodes_are_left_out_and_missed_where_none_is_spare(standins: Standins, tmp_path: Path, site: str) -> None:
+THREE = "n1\nn2\nn3\n"
+DOMAINS = "n1.hsn\nn1.hsn\nn2.hsn\nn3.hsn\n"
+# What the scheduler names as the job's hosts, job/bad_nodes, what pbsnodes says of hosts, and the hosts that are used.
+BAD_NODES = [
+    (THREE, "\n# n2\n n1 Xid 74\n", "", "n2 n3"),
+    (THREE, "", "", "n1 n2"),
+    (THREE, "\ufeffn1\r\n", "", "n2 n3"),
+    (THREE, "n2: ECC", "", "n1 n3"),
+    (THREE, "n9,n1\n", "", "n2 n3"),
+    (THREE, "n[1-2]\n", "", "n1 n2"),
+    ("10.0.0.1\n10.0.0.1\n10.0.0.2\n10.0.0.3\n", "10.0.0.2 slow\n", "", "10.0.0.1 10.0.0.3"),
+    (DOMAINS, "n2\n", "", "n1.hsn n3.hsn"),
+    (DOMAINS, "", "n1   offline Xid 74\nn9 down\n", "n2.hsn n3.hsn"),
+]
+
+
+@pytest.mark.parametrize(
+    ("site", "cases"),
+    [
+        ("hydra", BAD_NODES),  # the others have the same words for what is read, and their own for the hosts
+        ("pals", BAD_NODES[7:]),
+        ("flux", BAD_NODES[:1]),
+        ("srun", BAD_NODES[:1]),
+        ("mpirun", BAD_NODES[:1]),
+    ],
+)
+def test_bad_nodes_are_left_out_and_missed_where_none_is_spare(
+    standins: Standins, tmp_path: Path, site: str, cases: list[tuple[str, str, str, str]]
+) -> None:
     script, run = prepared(standins, site, tmp_path / "run")
-    for hosts, bad, down, left in (
-        ("n1\nn2\nn3\n", "\n# n2\n n1 Xid 74\n", "", "n2 n3"),
-        ("n1\nn2\nn3\n", "", "", "n1 n2"),
-        ("n1\nn2\nn3\n", "\ufeffn1\r\n", "", "n2 n3"),
-        ("n1\nn2\nn3\n", "n2: ECC", "", "n1 n3"),
-        ("n1\nn2\nn3\n", "n9,n1\n", "", "n2 n3"),
-        ("n1\nn2\nn3\n", "n[1-2]\n", "", "n1 n2"),
-        ("10.0.0.1\n10.0.0.1\n10.0.0.2\n10.0.0.3\n", "10.0.0.2 slow\n", "", "10.0.0.1 10.0.0.3"),
-        ("n1.hsn\nn1.hsn\nn2.hsn\nn3.hsn\n", "n2\n", "", "n1.hsn n3.hsn"),
-        ("n1.hsn\nn2.hsn\nn3.hsn\n", "", "n1   offline Xid 74\nn9 down\n", "n2.hsn n3.hsn"),
-    ):
-        if site in ("flux", "srun", "mpirun") and ("." in hosts or down):
-            continue  # they name hosts in one way, and Flux those that are down itself
+    for hosts, bad, down, left in cases:
         (standins.folder / "hosts").write_text(hosts)
         (standins.folder / "pbsnodes").write_text(down)
         (run / "job/bad_nodes").write_text(bad)

@@ -77,9 +77,21 @@ def _continued(run: Path, job: str, stopped: int, nodes: str) -> None:
     assert steps_of(run) == list(range(1, 61))  # none twice, none left out
 
 
+@pytest.fixture(scope="module")
+def whole(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing interrupted."""
+
+    def make(folder: Path) -> None:
+        train(2, spec_writer(motion_set, folder)("whole", schedule=EPOCHS))
+
+    return made_once(tmp_path_factory, "resubmitted", make) / "runs/whole"
+
+
 @needs_ranks
-@pytest.mark.parametrize("site", SITES)
-def test_lsf_requeues_a_job_that_the_walltime_ends(write_spec: WriteSpec, tmp_path: Path, site: str) -> None:
+@pytest.mark.parametrize("site", ["summit", pytest.param("lsf_generic", marks=pytest.mark.nightly)])
+def test_lsf_requeues_a_job_that_the_walltime_ends(
+    write_spec: WriteSpec, tmp_path: Path, whole: Path, site: str
+) -> None:
     lsf, nodes = Standins(tmp_path / "lsf", "bsub", "bjobs", "jsrun", "jskill"), str(NODES[site])
     spec, run = write_spec(NAME, schedule=EPOCHS), tmp_path / "runs" / NAME
     status, said = _submitted(lsf, spec, site, SITES[site], "--nodes", nodes, "--walltime", "0:10")
@@ -103,6 +115,7 @@ def test_lsf_requeues_a_job_that_the_walltime_ends(write_spec: WriteSpec, tmp_pa
 
     assert start_lsf_job(lsf, job, **environ).wait(timeout=PATIENCE_S) == 0, output.read_text()
     _continued(run, "101", stopped, nodes)
+    assert_bit_equal(final_state(run), final_state(whole))
     assert json.loads((run / "eval.json").read_text())["videos"] == 11
 
 
@@ -115,17 +128,14 @@ def _standins(folder: Path, scheduler: str, launcher: str) -> Standins:
     return standins
 
 
-@pytest.fixture(scope="module")
-def whole(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nothing interrupted."""
-
-    def make(folder: Path) -> None:
-        train(2, spec_writer(motion_set, folder)("whole", schedule=EPOCHS))
-
-    return made_once(tmp_path_factory, "resubmitted", make) / "runs/whole"
-
-
-@pytest.mark.parametrize(("scheduler", "launcher"), [("pbs", "pals"), ("pbs", "mpiexec"), ("flux", "flux")])
+@pytest.mark.parametrize(
+    ("scheduler", "launcher"),
+    [
+        ("pbs", "mpiexec"),
+        pytest.param("pbs", "pals", marks=pytest.mark.nightly),
+        pytest.param("flux", "flux", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_job_that_the_walltime_ends_goes_on_as_a_new_one(
     write_spec: WriteSpec, tmp_path: Path, whole: Path, scheduler: str, launcher: str
 ) -> None:

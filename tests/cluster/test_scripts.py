@@ -292,6 +292,44 @@ def test_a_job_that_scored_videos_is_requeued_as_one_that_made_steps(standins: S
         assert _stopped(standins, script, does=does)[0] == status
 
 
+def test_a_job_that_lacks_its_report_alone_is_requeued(standins: Standins, tmp_path: Path) -> None:
+    script, run = prepared(standins, "srun", tmp_path / "run")
+    (run / "eval.json").write_text("{}")
+    assert _stopped(standins, script, does="stop without a step")[0] == 85
+
+
+def test_a_signal_after_the_result_is_there_requeues_nothing(standins: Standins, tmp_path: Path) -> None:
+    script, run = prepared(standins, "srun", tmp_path / "run")
+    status, output = _stopped(standins, script, does="stop after the result")
+    assert (status, (run / "job/requeues").exists()) == (0, False) and f"job 7: done, {run}\n" in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
+def test_preemptions_are_counted_apart_from_requeues(standins: Standins, tmp_path: Path, number: int) -> None:
+    """Within the grace time, as a real Slurm 22.05 was seen to say it."""
+    script, run = prepared(standins, "srun", tmp_path / "run", max_requeues=1)
+    now = "2026-11-28T07:09:20"
+    (standins.folder / "record").write_text(
+        f"JobId=8 Restarts=0 PreemptTime=None\nJobId=7 Restarts=0 PreemptTime={now}\n"
+    )
+    ends = [_stopped(standins, script, number) for _ in range(11)]
+    assert [status for status, _ in ends] == [85] * 10 + [1]
+    assert "stopped at step 8; requeued, 1 of 10 preemptions\n" in ends[0][1]
+    assert "after 10 preemptions, no more are allowed" in ends[10][1]
+    assert len((run / "job/preemptions").read_text().splitlines()) == 10 and not (run / "job/requeues").exists()
+
+
+@pytest.mark.parametrize(
+    ("restarts", "said"), [(1, "Slurm has requeued it, and starts it again"), (0, "submit it again to continue")]
+)
+def test_a_job_that_slurm_starts_again_says_so(standins: Standins, tmp_path: Path, restarts: int, said: str) -> None:
+    """Without a grace time, Slurm counts the restart before it ends the job."""
+    script, _ = prepared(standins, "srun", tmp_path / "run")
+    (standins.folder / "record").write_text(f"JobId=7 Restarts={restarts} PreemptTime=None\n")
+    status, output = _stopped(standins, script, signal.SIGTERM)
+    assert status == 143 and output.endswith(f"at step 8; {said}\n")
+
+
 def test_requeues_are_bounded(standins: Standins, tmp_path: Path) -> None:
     script, run = prepared(standins, "lsf", tmp_path / "run", max_requeues=2)
     ends = [_stopped(standins, script) for _ in range(3)]
@@ -367,7 +405,7 @@ def test_a_new_job_that_is_refused_is_said(
     assert not (run / "job/requeues").read_text()
 
 
-def _sleep(standins: Standins, then: str) -> None:
+def stand_in_for_sleep(standins: Standins, then: str) -> None:
     """Put a `sleep` in the place of the machine's, which notes its seconds and process."""
     path = standins.bin / "sleep"
     path.write_text(f'#!/bin/bash\necho "$1" >"$STANDINS/seconds"\necho $$ >"$STANDINS/sleeper"\n{then}\n')
@@ -375,7 +413,7 @@ def _sleep(standins: Standins, then: str) -> None:
 
 
 def test_a_pbs_job_warns_itself_before_its_walltime(standins: Standins, tmp_path: Path) -> None:
-    _sleep(standins, 'until grep -qs \'"trainer"\' "$STANDINS/calls.jsonl"; do /bin/sleep 0.1; done')
+    stand_in_for_sleep(standins, 'until grep -qs \'"trainer"\' "$STANDINS/calls.jsonl"; do /bin/sleep 0.1; done')
     script, _ = prepared(standins, "hydra", tmp_path / "run")
     status, output = run_to_end(standins, script, TRAINER="stop")
     assert status == 85 and "SIGUSR2, the ranks are asked for a checkpoint" in output
@@ -385,7 +423,7 @@ def test_a_pbs_job_warns_itself_before_its_walltime(standins: Standins, tmp_path
 
 def test_the_timer_of_a_pbs_job_ends_with_it(standins: Standins, tmp_path: Path) -> None:
     """A process that stays behind would keep the job alive."""
-    _sleep(standins, "exec /bin/sleep 3300")
+    stand_in_for_sleep(standins, "exec /bin/sleep 3300")
     script, _ = prepared(standins, "hydra", tmp_path / "run")
     assert run_to_end(standins, script)[0] == 0
     sleeper = Path("/proc") / (standins.folder / "sleeper").read_text().strip()

@@ -146,11 +146,18 @@ def test_a_job_that_is_warned_then_killed_then_resubmitted_ends_bit_equal(
 def test_the_line_of_a_job_that_was_written_submits_it(
     slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path
 ) -> None:
-    """A dry run's script lacks what it reads; this one has it, and its output is where it was said to go."""
-    spec, run = write_spec("by 'hand'", schedule={"epochs": 1}), tmp_path / "runs/by 'hand'"
+    """A dry run's script lacks what it reads; this one has it, and its output is where it was said to go.
+
+    A shell's program takes the place of Python.
+    """
+    spec, run, python = write_spec("by 'hand'"), tmp_path / "runs/by 'hand'", tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ $3 = doctor ] || [ -e "$4" ]\n')
+    python.chmod(0o755)
     words = ["submit", str(spec), "--site", str(site), "--nodes", "1", "--walltime", "0:30", "--write"]
     status, said = slurm.program(*words, *set_words(BY_TORCH))
     assert status == 0 and f"\n  output    {run}/job/*.out\n" in said, said
+    script = run / "job/job.sh"
+    script.write_text(script.read_text().replace(f"\npython={sys.executable}\n", f"\npython={python}\n"))
     job = slurm.run("bash", "-c", said.splitlines()[-1]).strip()
     slurm.wait(job, "COMPLETED")
     assert (run / f"job/{job}.out").read_text().endswith(f"job {job}: done, {run}\n")
@@ -166,6 +173,7 @@ def submit_stand_in(slurm: Slurm, site: Path, spec: Path, folder: Path, program:
     return slurm.run("sbatch", "--parsable", f"--chdir={run}/job", str(script)).strip()
 
 
+@pytest.mark.nightly
 def test_slurms_own_warning_requeues_a_job_as_often_as_it_may(
     slurm: Slurm, site: Path, write_spec: WriteSpec, tmp_path: Path
 ) -> None:
@@ -208,6 +216,7 @@ def test_what_slurm_does_not_take_is_refused_in_one_line(
     assert not (tmp_path / "runs" / name / "job/submitted.jsonl").exists()
 
 
+@pytest.mark.nightly
 def test_the_doctor_checks_the_nodes_of_a_site_in_a_job(slurm: Slurm, site: Path, tmp_path: Path) -> None:
     caps, words = "walltime_caps=[{nodes: 3, walltime: 1:00}]", ("--submit", "--nodes", "2", "--run-dir", str(tmp_path))
     keys = (*BY_TORCH, "check_nodes=true")
@@ -241,12 +250,11 @@ world.close()
 @pytest.mark.parametrize(
     ("launcher", "nodes", "each", "name", "backend"),
     [
-        # Not two ranks on each of two nodes: as these are one machine, Open MPI would give two ranks one shared memory.
-        ("srun --mpi=pmix", 2, 1, "srun", "horovod"),
+        # Not on both nodes: as these are one machine, Open MPI would give all ranks one shared memory.
         ("srun --mpi=pmix", 1, 2, "srun", "horovod"),
         # srun's ranks find each other by the job's number. This machine does not know its nodes' names.
         ("export MASTER_ADDR=127.0.0.1\nsrun", 2, 2, "srun", "torch (gloo)"),
-        ("mpirun --bind-to none", 2, 1, "mpirun (Open MPI)", "horovod"),
+        pytest.param("mpirun --bind-to none", 2, 1, "mpirun (Open MPI)", "horovod", marks=pytest.mark.nightly),
     ],
 )
 def test_ranks_know_their_places_on_their_nodes(
@@ -308,6 +316,7 @@ def _states(slurm: Slurm, sweep: str) -> dict[str, str]:
     return {run["name"]: run["state"] for run in values["runs"]}
 
 
+@pytest.mark.nightly
 def test_an_array_with_one_run_killed_and_then_that_one_alone(
     slurm: Slurm, sweep: str, site: Path, tmp_path: Path
 ) -> None:
@@ -390,6 +399,7 @@ def pbs(slurm: Slurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Slurm:
     return slurm
 
 
+@pytest.mark.nightly
 def test_a_pbs_job_hands_over_to_the_next_one(pbs: Slurm, whole: Path, write_spec: WriteSpec, tmp_path: Path) -> None:
     spec, run, site = write_spec(**EPOCHS), tmp_path / "runs/run", tmp_path / "site.yaml"
     site.write_text(PBS_SITE.replace("WRAPPERS", str(tmp_path / "bin")))

@@ -187,21 +187,32 @@ def test_what_tells_of_a_job_does_not_reach_the_next_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("site", "option"),
+    ("site", "option", "value"),
     [
-        (LSF, ("-R", "select[hname!='n4' && hname!='10.0.0.7']")),
-        (FLUX, ("--requires", "-host:n4,10.0.0.7")),
-        (SLURM, ("", "--exclude=n4,10.0.0.7")),
+        # What bsub's command line says of -R replaces what the script says, the ranks of a node here.
+        (LSF, "-R", "select[hname!='n4.cluster' && hname!='10.0.0.7'] span[ptile=4]"),
+        (SUMMIT, "-R", "select[hname!='n4.cluster' && hname!='10.0.0.7']"),
+        (FLUX, "--requires", "-host:n4.cluster,10.0.0.7"),
     ],
 )
 def test_nodes_that_are_known_as_bad_are_not_asked_for(
-    standins: Standins, spec: Spec, site: Site, option: tuple[str, str]
+    standins: Standins, spec: Spec, site: Site, option: str, value: str
 ) -> None:
-    _, script = _written(spec, site)
-    (script.parent / "bad_nodes").write_text("n4: ECC\n# n5\n10.0.0.7 slow\n")
+    job, script = _written(spec, site)
+    (script.parent / "bad_nodes").write_text("n4.cluster: ECC\n# n5\n10.0.0.7 slow\n")
+    chain(site, job, script, 1)
+    assert standins.jobs()[-1]["options"][option] == value
+
+
+def test_slurm_is_told_the_bad_nodes_of_all_runs_by_its_own_names(
+    standins: Standins, spec: Spec, tmp_path: Path
+) -> None:
+    """sbatch refuses the name of a node with its domain."""
+    runs = [tmp_path / "runs" / name for name in ("one", "two")]
+    job = _job(spec, runs)
+    script = write_job(SLURM, job, [spec.model_copy(update={"name": run.name}) for run in runs], tmp_path / "sweep")
+    (runs[0] / "job/bad_nodes").write_text("n4.cluster: ECC\n10.0.0.7 slow\n")
+    (runs[1] / "job/bad_nodes").write_text("n6 slow\nn4 slow\n")
     (standins.folder / "sbatch").write_text("88\n")
-    site.batch.submit(script, site.launcher, None)
-    if site is SLURM:
-        assert standins.calls("sbatch")[-1]["words"] == ["--exclude=n4,10.0.0.7", "--parsable", "job.sh"]
-    else:
-        assert standins.jobs()[-1]["options"][option[0]] == option[1]
+    chain(SLURM, job, script, 1)
+    assert standins.calls("sbatch")[-1]["words"] == ["--exclude=n4,10.0.0.7,n6", "--parsable", "job.sh"]

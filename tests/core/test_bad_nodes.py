@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from summit_train.core.bad_nodes import bad_nodes, name_bad_nodes
+from summit_train.core.bad_nodes import Spares, bad_nodes, name_bad_nodes, spares
 
 
 def test_a_node_is_named_once_after_those_that_a_person_wrote(tmp_path: Path) -> None:
@@ -18,6 +18,7 @@ def test_a_node_is_named_once_after_those_that_a_person_wrote(tmp_path: Path) ->
 def test_outside_a_job_nothing_is_written(tmp_path: Path) -> None:
     assert name_bad_nodes(tmp_path, {"n1": "slow"}) == []
     assert list(tmp_path.iterdir()) == []
+    assert spares(tmp_path) == Spares(0, 0)
 
 
 @pytest.mark.parametrize(
@@ -31,8 +32,11 @@ def test_outside_a_job_nothing_is_written(tmp_path: Path) -> None:
         ("n[4-6]\n", ["n[4-6]"]),  # the job script refuses it
     ],
 )
-def test_a_line_names_nodes_as_people_write_them(text: str, names: list[str]) -> None:
-    assert bad_nodes(text) == names
+def test_a_line_names_nodes_as_people_write_them(tmp_path: Path, text: str, names: list[str]) -> None:
+    assert bad_nodes(tmp_path) == []
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/bad_nodes").write_text(text, newline="")
+    assert bad_nodes(tmp_path) == names
 
 
 @pytest.mark.parametrize("before", [b"n1: ECC\r\nn2,slow", b"\xef\xbb\xbfn1\n# \xfcberhitzt\nn2"])

@@ -17,10 +17,9 @@ import pytest
 
 from summit_train.__main__ import main
 from summit_train.cli.train import add_arguments
-from tests.conftest import WriteSpec
+from tests.conftest import WriteSpec, made_once, spec_writer
 from tests.runs import assert_bit_equal, final_state
 from tests.worlds import (
-    BACKENDS,
     PATIENCE_S,
     ROOT,
     bench_script,
@@ -118,25 +117,38 @@ os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
 
 
-@needs_ranks
+@pytest.fixture(scope="module")
+def whole(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run on two ranks that no starter started."""
+
+    def make(folder: Path) -> None:
+        train(2, _spec(spec_writer(motion_set, folder)))
+
+    return made_once(tmp_path_factory, "started", make) / "runs/run"
+
+
 @pytest.mark.slow
-def test_every_starter_on_one_host_gives_the_bits_of_mpirun(write_spec: WriteSpec, tmp_path: Path) -> None:
-    """torch's ranks with the fewest open files that are taken."""
-    spec, torch_ranks = _spec(write_spec), {"SUMMIT_TRAIN_COMM": "torch"}
-    said = {}
-    train(2, spec, "name=mpirun", comm="horovod")
-    for name, words, env in (
-        ("horovod", (*TRAIN, spec, "--ranks", "2"), {}),
-        ("torch", ("-c", _WITH_FILES, "28", *TRAIN, "--ranks=2", spec), torch_ranks),
-        ("torchrun", (*TORCHRUN, "--nproc-per-node", "2", *TRAIN, spec), {}),
-    ):
-        status, said[name] = run(0, *words, f"name={name}", env=env)
-        assert status == 0, said[name]
-    assert "2 ranks joined by horovod, started by mpirun" in said["horovod"]
-    assert "2 ranks joined by torch\n" in said["torch"]
-    for name, backend in (("horovod", "horovod"), ("torch", "torch (gloo)"), ("torchrun", "torch (gloo)")):
-        assert json.loads((tmp_path / f"runs/{name}/environment.json").read_text())["backend"] == backend
-        assert_bit_equal(final_state(tmp_path / "runs/mpirun"), final_state(tmp_path / f"runs/{name}"))
+@pytest.mark.parametrize(
+    ("words", "environ", "how", "backend"),
+    [
+        pytest.param((*TRAIN, "--ranks", "2"), {}, "2 ranks joined by horovod, started by mpirun", "horovod",
+                     marks=needs_ranks),
+        # With the fewest open files that are taken.
+        (("-c", _WITH_FILES, "28", *TRAIN, "--ranks=2"), {"SUMMIT_TRAIN_COMM": "torch"}, "2 ranks joined by torch\n",
+         "torch (gloo)"),
+        pytest.param((*TORCHRUN, "--nproc-per-node", "2", *TRAIN), {}, "", "torch (gloo)", marks=pytest.mark.nightly),
+    ],
+    ids=["horovod", "torch", "torchrun"],
+)  # fmt: skip
+def test_every_starter_on_one_host_gives_the_same_bits(
+    write_spec: WriteSpec, tmp_path: Path, whole: Path,
+    words: tuple[str, ...], environ: dict[str, str], how: str, backend: str,
+) -> None:  # fmt: skip
+    status, output = run(0, *words, _spec(write_spec), env=environ)
+    assert status == 0 and how in output, output
+    started = tmp_path / "runs/run"
+    assert json.loads((started / "environment.json").read_text())["backend"] == backend
+    assert_bit_equal(final_state(whole), final_state(started))
 
 
 # Runs a command on the host of that name: its network, name and table of hosts. Called as ssh is.
@@ -147,12 +159,11 @@ exec ip netns exec $host unshare --uts --mount sh -c "mount --bind {hosts} /etc/
 
 
 @needs_ranks
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(VETH.why_not() is not None, reason=str(VETH.why_not()))
-def test_ranks_of_two_hosts_give_the_bits_of_one(write_spec: WriteSpec, tmp_path: Path) -> None:
+def test_ranks_of_two_hosts_give_the_bits_of_one(write_spec: WriteSpec, tmp_path: Path, whole: Path) -> None:
     """Two network namespaces. torchrun is started on each; mpirun reaches the second by what stands in for ssh."""
     spec, agent, hosts = _spec(write_spec), tmp_path / "agent", tmp_path / "hosts"
-    train(2, spec, "name=one")
     agent.write_text(_ON_HOST.format(hosts=hosts))
     agent.chmod(0o700)
     with VETH.namespaces() as names:
@@ -174,7 +185,7 @@ def test_ranks_of_two_hosts_give_the_bits_of_one(write_spec: WriteSpec, tmp_path
                 assert process.returncode == 0, output
             told = json.loads((tmp_path / f"runs/{name}/environment.json").read_text())
             assert told["hosts"] == dict.fromkeys(names, 1)
-            assert_bit_equal(final_state(tmp_path / "runs/one"), final_state(tmp_path / f"runs/{name}"))
+            assert_bit_equal(final_state(whole), final_state(tmp_path / f"runs/{name}"))
 
 
 def test_the_ranks_get_every_option_of_train(monkeypatch: pytest.MonkeyPatch, write_spec: WriteSpec) -> None:
@@ -191,14 +202,13 @@ def test_the_ranks_get_every_option_of_train(monkeypatch: pytest.MonkeyPatch, wr
 
 
 @needs_ranks
-@pytest.mark.parametrize("comm", BACKENDS)
-def test_a_mistake_that_the_ranks_find_ends_them_with_2(write_spec: WriteSpec, comm: str) -> None:
+def test_a_mistake_that_the_ranks_find_ends_them_with_2(write_spec: WriteSpec) -> None:
     """Without mpirun's notes. On a busy machine a second rank may have the time to say it, too."""
     words = (str(write_spec()), "data.train=gone.csv", "--ranks", "2")
-    status, output = run(0, *TRAIN, *words, env={"SUMMIT_TRAIN_COMM": comm})
+    status, output = run(0, *TRAIN, *words, env={"SUMMIT_TRAIN_COMM": "horovod"})
     assert status == 2
     how, *said = lines(output)
-    assert how.startswith(f"2 ranks joined by {comm}")
+    assert how.startswith("2 ranks joined by horovod")
     assert said[0].startswith("summit-train: ") and all("data.train: gone.csv not found" in line for line in said)
 
 
@@ -272,15 +282,15 @@ def test_ranks_that_cannot_open_enough_files_are_refused_in_one_line(
     assert (status, output) == (2, f"summit-train: {needed}, got {files}; raise it by `ulimit -n`\n")
 
 
-@pytest.mark.parametrize("comm", [pytest.param("horovod", marks=needs_ranks), "torch"])
-def test_a_rank_that_is_killed_is_named(write_spec: WriteSpec, tmp_path: Path, comm: str) -> None:
+@needs_ranks
+def test_a_rank_of_mpirun_that_is_killed_is_named(write_spec: WriteSpec, tmp_path: Path) -> None:
     """mpirun's own words on it are read, and not shown."""
     spec = str(write_spec(schedule={"epochs": 2000}))
-    process = start(0, *TRAIN, spec, "--ranks", "2", env={"SUMMIT_TRAIN_COMM": comm})
+    process = start(0, *TRAIN, spec, "--ranks", "2", env={"SUMMIT_TRAIN_COMM": "horovod"})
     assert process.stdout is not None
     while not (tmp_path / "runs/run/metrics.jsonl").exists():
         assert process.stdout.readline(), "the ranks ended early"
-    number = re.compile(rb"\0(?:OMPI_COMM_WORLD_RANK|SUMMIT_TRAIN_RANK)=1\0")
+    number = re.compile(rb"\0OMPI_COMM_WORLD_RANK=1\0")
     ranks = [path for path in Path("/proc").glob("[0-9]*/environ") if _is_rank_of(path, spec)]
     (killed,) = (int(path.parent.name) for path in ranks if number.search(b"\0" + path.read_bytes()))
     os.kill(killed, signal.SIGKILL)

@@ -114,6 +114,8 @@ while :; do
         break
     fi
     ((status != 0)) || attend "${all_ranks[@]}" "$python" -m summit_train train "$run/job/spec.yaml"
+    [[ ! -e $run/job/done ]] || status=0 # rank 0 leaves it at its end; a signal that ends ranks later takes nothing
+
     # Once more in this job, unless the user is to blame, or nothing was gained since the ranks failed before.
     ((status != 0 && status != 2)) && [[ ! -e $run/stopped ]] || break
     if [[ -n $stop ]]; then
@@ -142,11 +144,13 @@ if [[ ! -e $run/stopped && -z $interrupted$lost ]]; then
     exit $((status == 85 ? 1 : status)) # 85 would be a wish to be requeued
 fi
 last=$(newest_step)
-if [[ $stop == TERM || $stop == INT ]]; then
+record=requeues # a line for each
+if [[ ($stop == TERM || $stop == INT) && $record == requeues ]]; then
     say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue, unless it was preempted and the scheduler starts it again"
     exit 143
 fi
-if [[ -z $lost ]] && ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
+# With a result there, the report alone is missing.
+if [[ -z $lost && $record == requeues && ! -e $run/eval.json ]] && ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
     say "job $job_id: stopped at step $last without a new step or score since its start; not started again"
     exit 1
 fi
@@ -155,10 +159,12 @@ if [[ -n $final && $final != "$job_id" ]]; then
     say "job $job_id: stopped at step $last; the next job of the chain goes on"
     exit 0
 fi
-touch "$run/job/requeues"
-requeues=$(wc -l <"$run/job/requeues")
-if ((requeues >= 20)); then
-    say "job $job_id: stopped at step $last after $requeues requeues, no more are allowed; submit it again to continue"
+touch "$run/job/$record"
+requeues=$(wc -l <"$run/job/$record")
+most=20
+[[ $record == requeues ]] || most=$((10 * most)) # preemptions are not the job's doing
+if ((requeues >= most)); then
+    say "job $job_id: stopped at step $last after $requeues $record, no more are allowed; submit it again to continue"
     exit 1
 fi
 echo "$job_id step $last" >>"$run/job/requeues"
