@@ -128,7 +128,8 @@ class Records(AbstractContextManager["Records"]):
         clips = ", ".join(map(run.train_set.manifest.path, ids))
         self._broken.append((not math.isfinite(loss), f"step {number}, loss {loss:g}, clips {clips}"))
         if self.log is not None:
-            self.log.say(f"step {number}: a loss or gradient is not finite; {run.step.on_skip}")
+            effect = run.step.on_skip if vote.skipped else "the gradient is finite, so the weights were updated"
+            self.log.say(f"step {number}: a loss or gradient is not finite; {effect}")
         if len(self._broken) == self._broken.maxlen:
             at_fault = any(is_bad for is_bad, _ in self._broken)
             steps = "; ".join(text for _, text in self._broken)
