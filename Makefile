@@ -4,25 +4,28 @@ VENV ?= $(CURDIR)/.venv
 RANKS ?= 2
 PYTEST ?=
 SOAK ?=
-TESTERS ?= 4
+# A tester per core; with more than 16 the longest test would decide. nproc would take OMP_NUM_THREADS for the cores.
+TESTERS ?= $(shell cores=$$(env -u OMP_NUM_THREADS nproc); echo $$((cores < 16 ? cores : 16)))
+RUN_TESTS = PYTHONUTF8=1 PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} \
+	$(VENV)/bin/python -m pytest -n $(TESTERS)
 export VENV
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo soak docs check clean
+.PHONY: help setup test test-all demo soak docs check clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
 setup: ## make .venv: Python packages, MPI, Horovod (HOROVOD=no: without these two; PYTHON=, TORCH=, CXX= choose others)
 	@jobs/setup.sh
 
-test: setup ## run the tests, four at a time (PYTEST="-k shift" narrows them, TESTERS=1 takes one at a time)
-	@tests/install_packages.sh slurm
-	@tests/install_packages.sh chromium
-	@tests/install_pbs.sh
-	@tests/install_oracles.sh $(VENV)/bin/python
-	@tests/install_flux.sh $(VENV)/bin/python
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(VENV)/bin/python -m pytest -n $(TESTERS) $(PYTEST)
+test: setup ## run the tests but the longest (PYTEST="-k shift" narrows them, TESTERS=1 takes one at a time)
+	@tests/install.sh $(VENV)/bin/python slurm pbs timm transformers flux
+	$(RUN_TESTS) -m "not nightly" $(PYTEST)
+
+test-all: setup ## run all tests, those marked nightly too
+	@tests/install.sh $(VENV)/bin/python slurm pbs timm transformers flux chromium
+	$(RUN_TESTS) $(PYTEST)
 
 demo: setup ## generate videos, train TSM and its 2D twin on RANKS=2 ranks, evaluate, draw the report
 	@jobs/demo.sh $(RANKS)

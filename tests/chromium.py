@@ -110,7 +110,7 @@ _EVENTS = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrow
 
 def missing() -> str | None:
     """What this machine lacks for it, or None."""
-    how = "as root on Debian `tests/install_packages.sh chromium` installs it"
+    how = "as root on Debian `make test-all` installs it"
     return None if any(map(shutil.which, _PROGRAMS)) else f"no {', '.join(_PROGRAMS)}; {how}"
 
 

@@ -6,6 +6,8 @@ import fcntl
 import gc
 import os
 import signal
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,8 +24,23 @@ from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.models.network import separate_compile_cache
 from tests.slurm import Slurm, missing, running_slurm
 from tests.standins import Standins
-from tests.worlds import Say, main_said, train
+from tests.worlds import Say, environment, main_said, train
 
+
+def _forget_the_users_settings() -> None:
+    """Leave out of the environment what changes the words of programs: a terminal's, a language's and a job's.
+
+    And a temporary folder in whose path no socket's name fits.
+    """
+    settings = {"COLUMNS", "LINES", "LANGUAGE", "PYTHONIOENCODING", "NO_COLOR", "FORCE_COLOR"}
+    for name in settings | os.environ.keys() - environment().keys():
+        os.environ.pop(name, None)
+    os.environ["LC_ALL"] = "C.UTF-8"
+    if len(os.fsencode(tempfile.gettempdir())) > 67:  # sockets of loader workers would be refused there
+        os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
+
+
+_forget_the_users_settings()
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 separate_compile_cache()
 settings.register_profile("shared_machine", deadline=None)  # a test's time says nothing of its code here
@@ -41,6 +58,8 @@ TOGETHER = {
     "tests/training/test_golden_runs.py": "golden runs",
     "tests/training/test_run.py": "run",
     "tests/training/test_solvers.py": "solvers",
+    "tests/test_configs.py": "configs",
+    "tests/test_house.py": "house",
     "tests/test_wheel.py": "wheel",
 }
 
@@ -49,12 +68,26 @@ class Together(LoadScopeScheduling):
     """Hand out tests one by one, but those of TOGETHER as one. (The marks xdist_group do nothing with pytest 9.2.)"""
 
     def _split_scope(self, nodeid: str) -> str:
-        return TOGETHER.get(nodeid.partition("::")[0], nodeid)
+        return TOGETHER.get(_module(nodeid), nodeid)
+
+
+def _module(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def pytest_configure() -> None:
+    if sys.getfilesystemencoding() != "utf-8":
+        raise pytest.UsageError("the tests have files with names in UTF-8; set PYTHONUTF8=1, as `make test` does")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the slow tests: one that began last would run alone, while the other processes have nothing left."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    """Begin with what takes long: what began last would run alone, while the other processes have nothing left."""
+
+    def is_short(item: pytest.Item) -> bool:
+        marks = {mark.name for mark in item.iter_markers()}
+        return not marks & {"nightly", "slow"} and _module(item.nodeid) not in TOGETHER
+
+    items.sort(key=is_short)
 
 
 def pytest_collection_finish() -> None:
@@ -176,6 +209,13 @@ def trained_run(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         train(0, spec_writer(motion_set, folder)("run", model={"shift_direction": "past"}))
 
     return made_once(tmp_path_factory, "trained", make) / "runs/run"
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """An empty folder whose path leaves room for a socket's name, however long pytest's own folders are."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp", ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
 @pytest.fixture

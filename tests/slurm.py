@@ -10,12 +10,15 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from summit_train.__main__ import main
+from summit_train.core.comm.launch import Launch, job_address
 from summit_train.core.processes import find_mpirun
 from tests.worlds import PATIENCE_S, ROOT, environment, forked
 
@@ -76,7 +79,7 @@ def missing() -> str | None:
     lacking = [name for name in (*_DAEMONS, *_TOOLS) if _program(name) is None]
     lacking += [name for name, pattern in _LIBRARIES.items() if not list(Path("/usr/lib").glob(pattern))]
     if lacking:
-        return f"Slurm lacks {', '.join(lacking)}; as root on Debian `tests/install_packages.sh slurm` installs it"
+        return f"Slurm lacks {', '.join(lacking)}; as root on Debian `make test` installs it"
     return None if find_mpirun() else "no mpirun; `make setup` installs it"
 
 
@@ -100,7 +103,6 @@ class Slurm:
         for name in ("state", *(f"{kind}.{node}" for kind in ("spool", "tmp") for node in NODES)):
             (self.folder / name).mkdir(parents=True)
         host, memory = socket.gethostname().split(".")[0], 1024 * self._cpus
-        # Ranks meet at a port made from the job's number: one that no other Slurm of this machine gives.
         own = {"controller": _free_port(), "first_job": first_job()}
         own["message_timeout"] = max(3, min(30, self._node_lost_after_s))
         text = _CONFIG.format(folder=self.folder, timeout=self._node_lost_after_s, **own)
@@ -253,7 +255,11 @@ class Slurm:
 def running_slurm(folder: Path, node_lost_after_s: int = 300) -> Iterator[Slurm]:
     """A cluster in `folder` for the block; see `Slurm`."""
     with ExitStack() as stack:
-        slurm = Slurm(folder, node_lost_after_s=node_lost_after_s)
+        # By a short name, as the path of a socket has at most 107 bytes.
+        short = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm", dir="/tmp"))) / "cluster"
+        folder.mkdir(parents=True, exist_ok=True)
+        short.symlink_to(folder)
+        slurm = Slurm(short, node_lost_after_s=node_lost_after_s)
         stack.callback(slurm.stop)
         slurm.start()
         yield slurm
@@ -282,9 +288,26 @@ def _environments() -> Iterator[tuple[int, dict[str, str]]]:
         yield int(folder.name), dict(word.split("=", 1) for word in words if "=" in word)
 
 
+@cache
 def first_job() -> int:
-    """The first number of this process's jobs, far from other processes': ranks meet at a port made from it."""
-    return 1000 + 100 * (os.getpid() % 100_000)
+    """The first number of this process's jobs: far from other processes', with free ports for their ranks to meet."""
+    own = 1000 + 100 * (os.getpid() % 100_000)
+    return next(first for first in range(own, 60_000_000, 10_000_000) if all(map(_is_free, _meeting_ports(first))))
+
+
+def _meeting_ports(first: int) -> Iterator[int]:
+    """The ports that the first twenty jobs' numbers give, each with its steps in Slurm, in PBS and in Flux."""
+    for job in range(first, first + 20):
+        steps = [{"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": step} for step in ("", "0", "1", "2")]
+        for variables in (*steps, {"PBS_JOBID": f"{job}.pbs"}, {"FLUX_JOB_ID": f"fA{job}"}):
+            yield job_address({"MASTER_ADDR": "any", **variables}, Launch("srun", 0, 1))[1]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as one, suppress(OSError):
+        one.bind(("", port))
+        return True
+    return False
 
 
 def _free_port() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from summit_train import counts
 from summit_train.counts import count_model, count_network
 from summit_train.models import network
 from summit_train.spec import ModelSpec, Spec, load_spec
+from tests.worlds import Say
 
 SHIPPED = "shipped:motion/tsm"
 
@@ -131,6 +133,18 @@ def test_an_own_network_is_counted_each_time(tmp_path: Path, cache_folder: Path)
     assert not cache_folder.exists()
 
 
+def test_the_command_counts_the_network_of_its_overrides_by_hand(say: Say) -> None:
+    words = ("model.backbone=resnet18", "model.width=0.25", "model.num_classes=4", "data.num_frames=8", "data.crop=64")
+    printed = json.loads(say("model", SHIPPED, "--json", *words)[1])
+    # ResNet-18 with 16, 32, 64 and 128 channels and 4 classes, added up by hand.
+    convolutions = 3 * 16 * 49 + 4 * 16 * 16 * 9
+    for narrow, wide in ((16, 32), (32, 64), (64, 128)):
+        convolutions += narrow * wide * 9 + 3 * wide * wide * 9 + narrow * wide
+    norms = 2 * (5 * 16 + 5 * 32 + 5 * 64 + 5 * 128)
+    assert printed["parameters"] == convolutions + norms + 128 * 4 + 4
+    assert (printed["input_bytes"], printed["frames"], printed["stages"]["res5"]) == (8 * 3 * 64 * 64, 8, 8)
+
+
 @pytest.mark.parametrize("home", ["nowhere", "file"])
 def test_without_a_cache_a_network_is_counted(home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if home == "file":
@@ -140,11 +154,11 @@ def test_without_a_cache_a_network_is_counted(home: str, tmp_path: Path, monkeyp
     assert count_network(spec_with()) == network.count_network(spec_with())
 
 
-def test_the_second_plan_needs_no_torch() -> None:
+def test_the_second_plan_needs_no_torch(say: Say) -> None:
     command = ["plan", SHIPPED, "--clips", "64"]
     program = (
         "import sys; sys.modules['torch'] = None; from summit_train.__main__ import main; sys.exit(main(sys.argv[1:]))"
     )
-    first = subprocess.run([sys.executable, "-m", "summit_train", *command], capture_output=True, text=True, check=True)
+    first = say(*command)
     again = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True)
-    assert (again.stdout, again.stderr, again.returncode) == (first.stdout, first.stderr, 0)
+    assert (again.returncode, again.stdout, again.stderr) == first and first[0] == 0

@@ -57,7 +57,7 @@ def test_the_notebook_holds_no_output() -> None:
 
 
 @needs_jupyter
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_notebook_runs(folder: Path, trained_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
     from nbclient import NotebookClient
@@ -72,7 +72,7 @@ def test_the_notebook_runs(folder: Path, trained_run: Path, monkeypatch: pytest.
     assert len([output for output in outputs if "image/png" in output.get("data", ())]) == 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_reference_page_shows_the_public_docstrings(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     shutil.copy(DOCS / "conf.py", tmp_path / "docs")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -70,33 +71,38 @@ class Module:
     def layer(self) -> str:
         return self.name.split(".")[0]
 
+    @cached_property
+    def nodes(self) -> Sequence[ast.AST]:
+        return list(ast.walk(self.tree))
+
     def at(self, node: ast.AST) -> str:
         return f"{self.path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
 
 
-def _read() -> dict[str, Module]:
-    modules = {}
+@cache
+def modules() -> dict[str, Module]:
+    """Return the source files by their names; they are read once, by the first test."""
+    found = {}
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
         parts = path.relative_to(ROOT / PACKAGE).with_suffix("").parts
         name = ".".join(part for part in parts if part != "__init__")
-        modules[name] = Module(name, path, ast.parse(path.read_text(encoding="utf-8")))
-    return modules
+        found[name] = Module(name, path, ast.parse(path.read_text(encoding="utf-8")))
+    return found
 
 
-MODULES = _read()
-
-
-def _imports(module: Module) -> Iterator[tuple[str, ast.AST]]:
+@cache
+def _imports(module: Module) -> Sequence[tuple[str, ast.AST]]:
     """Full dotted names of what is imported anywhere in the module, with the submodule where one is named."""
-    for node in ast.walk(module.tree):
+    found: list[tuple[str, ast.AST]] = []
+    for node in module.nodes:
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node
+            found += [(alias.name, node) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module, f"{module.at(node)}: a relative import"
             for alias in node.names:
                 below = f"{node.module}.{alias.name}"
-                yield below if below.removeprefix(f"{PACKAGE}.") in MODULES else node.module, node
+                found.append((below if below.removeprefix(f"{PACKAGE}.") in modules() else node.module, node))
+    return found
 
 
 def _ours(module: Module) -> Iterator[tuple[str, ast.AST]]:
@@ -107,11 +113,11 @@ def _ours(module: Module) -> Iterator[tuple[str, ast.AST]]:
 
 def test_the_reader_sees_the_imports() -> None:
     # The test of this test: modules, a name below a package, a lazy import, an import that only types need.
-    assert len(MODULES) > 40
-    assert {"core.comm", "data.batches.loader", "core.rng"} <= {name for name, _ in _ours(MODULES["training.step"])}
-    assert {"data.manifest.quarantine"} <= {name for name, _ in _ours(MODULES["cli.plan"])}
-    assert {"horovod.torch", "mpi4py"} <= {name for name, _ in _imports(MODULES["core.comm.horovod_world"])}
-    assert {module.layer for module in MODULES.values() if module.name} == {floor.split(".")[0] for floor in FLOORS}
+    assert len(modules()) > 40
+    assert {"core.comm", "data.batches.loader", "core.rng"} <= {name for name, _ in _ours(modules()["training.step"])}
+    assert {"data.manifest.quarantine"} <= {name for name, _ in _ours(modules()["cli.plan"])}
+    assert {"horovod.torch", "mpi4py"} <= {name for name, _ in _imports(modules()["core.comm.horovod_world"])}
+    assert {module.layer for module in modules().values() if module.name} == {floor.split(".")[0] for floor in FLOORS}
 
 
 def _upward(floors: Sequence[str], within: str = "") -> list[str]:
@@ -123,7 +129,7 @@ def _upward(floors: Sequence[str], within: str = "") -> list[str]:
 
     return [
         f"{module.at(node)}: {module.name} imports {name}"
-        for module in MODULES.values()
+        for module in modules().values()
         for name, node in _ours(module)
         if name.startswith(within) and of(name, len(floor)) > of(module.name, len(floor))
     ]
@@ -134,7 +140,7 @@ def test_arrows_run_downward_only() -> None:
 
 
 def test_arrows_within_data_run_downward_only() -> None:
-    rooms = {module.name.split(".")[1] for module in MODULES.values() if module.name.startswith("data.")}
+    rooms = {module.name.split(".")[1] for module in modules().values() if module.name.startswith("data.")}
     assert rooms == {*DATA_ROOMS, "motion"}
     assert _upward(DATA_ROOMS, "data.") == []
 
@@ -142,22 +148,22 @@ def test_arrows_within_data_run_downward_only() -> None:
 def test_a_feature_can_be_removed_with_its_folder() -> None:
     for feature in FEATURES:
         own = f"{feature}."
-        users = {m.name for m in MODULES.values() for name, _ in _ours(m) if f"{name}.".startswith(own)}
+        users = {m.name for m in modules().values() for name, _ in _ours(m) if f"{name}.".startswith(own)}
         part = re.compile(rf"tasks\.\w+\.{feature.split('.')[1]}")  # the feature's part in a task
         assert all(f"{user}.".startswith(own) or part.fullmatch(user) for user in users), feature
 
 
 def test_no_two_modules_import_each_other() -> None:
     # static_order raises CycleError, which names the circle.
-    graph = {module.name: {name for name, _ in _ours(module)} for module in MODULES.values()}
-    assert len(list(TopologicalSorter(graph).static_order())) == len(MODULES)
+    graph = {module.name: {name for name, _ in _ours(module)} for module in modules().values()}
+    assert len(list(TopologicalSorter(graph).static_order())) == len(modules())
 
 
 def test_modules_are_imported_by_name_in_main_alone() -> None:
     found = {
         module.name
-        for module in MODULES.values()
-        for node in ast.walk(module.tree)
+        for module in modules().values()
+        for node in module.nodes
         if _called(node) in ("importlib.import_module", "import_module", "__import__")
     }
     # The commands, parts of the user's own, the types of this package that another rank sends, and the tasks.
@@ -167,7 +173,7 @@ def test_modules_are_imported_by_name_in_main_alone() -> None:
 def test_a_library_is_imported_in_one_place() -> None:
     for library, owners in OWNERS.items():
         importers = {
-            m.name for m in MODULES.values() for name, _ in _imports(m) if f"{name}.".startswith(f"{library}.")
+            m.name for m in modules().values() for name, _ in _imports(m) if f"{name}.".startswith(f"{library}.")
         }
         # An owner may be a package.
         owned = {owner: {name for name in importers if f"{name}.".startswith(f"{owner}.")} for owner in owners}
@@ -175,7 +181,7 @@ def test_a_library_is_imported_in_one_place() -> None:
 
 
 def test_what_needs_no_torch_imports_without_it() -> None:
-    names = [f"{PACKAGE}.{name}" for name in MODULES if name and not NEEDS_TORCH.fullmatch(name)]
+    names = [f"{PACKAGE}.{name}" for name in modules() if name and not NEEDS_TORCH.fullmatch(name)]
     torch_free = ("spec", "sweep", "data.video.decode", "report.page", "__main__")
     assert {f"{PACKAGE}.{name}" for name in torch_free} <= set(names)
     # None in sys.modules makes Python refuse the import.
@@ -198,8 +204,8 @@ def _called(node: ast.AST) -> str:
 def _calls(*names: str) -> list[tuple[Module, ast.Call]]:
     return [
         (module, node)
-        for module in MODULES.values()
-        for node in ast.walk(module.tree)
+        for module in modules().values()
+        for node in module.nodes
         if isinstance(node, ast.Call) and _called(node) in names
     ]
 
@@ -217,16 +223,18 @@ def test_untrusted_input_stays_data() -> None:
     for module, call in loads:
         options = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
         assert options.get("weights_only") == "True", module.at(call)
-    assert [module.at(node) for module in MODULES.values() for name, node in _imports(module) if name == "pickle"] == []
+    assert [
+        module.at(node) for module in modules().values() for name, node in _imports(module) if name == "pickle"
+    ] == []
     # Values travel between ranks by core.comm.objects: these methods of torch's and of MPI's read pickles.
     by_pickle = {"broadcast_object_list", "gather_object", "all_gather_object", "bcast", "allgather"}
-    called = [(module, node) for module in MODULES.values() for node in ast.walk(module.tree)]
+    called = [(module, node) for module in modules().values() for node in module.nodes]
     assert [m.at(node) for m, node in called if isinstance(node, ast.Attribute) and node.attr in by_pickle] == []
     runs_code = ("yaml.load", "yaml.unsafe_load", "yaml.full_load", "pickle.load", "pickle.loads", "eval", "exec",
                  "os.system", "os.popen", "marshal.loads")  # fmt: skip
     assert [module.at(call) for module, call in _calls(*runs_code)] == []
-    for module in MODULES.values():
-        for node in ast.walk(module.tree):
+    for module in modules().values():
+        for node in module.nodes:
             if isinstance(node, ast.keyword) and node.arg in ("shell", "allow_pickle"):
                 assert ast.unparse(node.value) == "False", module.at(node.value)
 
@@ -235,8 +243,8 @@ def test_launchers_variables_are_read_in_one_place() -> None:
     variable = re.compile(r"(SLURM|SLURMD|LSB|PBS|FLUX|JSM|PMI|PMIX|MV2|OMPI_COMM)_\w+")
     readers = {
         module.name
-        for module in MODULES.values()
-        for node in ast.walk(module.tree)
+        for module in modules().values()
+        for node in module.nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and variable.fullmatch(node.value)
     }
     # The launchers' ranks, and what a submission leaves out of its environment.
@@ -244,8 +252,8 @@ def test_launchers_variables_are_read_in_one_place() -> None:
 
 
 def test_an_error_of_any_kind_is_never_swallowed() -> None:
-    for module in MODULES.values():
-        for node in ast.walk(module.tree):
+    for module in modules().values():
+        for node in module.nodes:
             if not isinstance(node, ast.ExceptHandler):
                 continue
             caught = ast.unparse(node.type) if node.type else "BaseException"
@@ -325,7 +333,7 @@ def test_no_module_has_state() -> None:
     }
     written = [
         module.at(node)
-        for module in MODULES.values()
+        for module in modules().values()
         for node in _writes(module.tree)
         if (module.name, _called(node)) not in lent
     ]
@@ -333,10 +341,10 @@ def test_no_module_has_state() -> None:
 
 
 def test_files_and_functions_are_short_and_modules_say_what_they_are_for() -> None:
-    for module in MODULES.values():
+    for module in modules().values():
         assert len(module.path.read_text(encoding="utf-8").splitlines()) <= 480, module.path
         assert ast.get_docstring(module.tree), f"{module.path}: what is this module for?"
-        for inner in ast.walk(module.tree):
+        for inner in module.nodes:
             if isinstance(inner, ast.FunctionDef):
                 assert (inner.end_lineno or 0) - inner.lineno < 60, f"{module.at(inner)}: {inner.name} is too long"
 
@@ -352,13 +360,13 @@ def test_a_task_is_named_in_its_folder_alone() -> None:
     words = {"detection", "detections", "detector", "detectors", "boxes", "rfcn"}
     found = {
         (module.name, text)
-        for module in MODULES.values()
+        for module in modules().values()
         if not module.name.startswith("tasks.detection")
         for _, text in _texts(module.tree)
         if words & {word.lower() for word in re.findall(r"[A-Z]?[a-z]+", text)}
     }
     assert found == {("tasks.task", "detection")}, "the line of the table"
-    assert any("DetectorSpec" in text for _, text in _texts(MODULES["tasks.detection.keys"].tree)), "the reader sees"
+    assert any("DetectorSpec" in text for _, text in _texts(modules()["tasks.detection.keys"].tree)), "the reader sees"
 
 
 def test_every_part_of_a_task_is_one_that_is_asked_for_and_is_there() -> None:
@@ -366,8 +374,8 @@ def test_every_part_of_a_task_is_one_that_is_asked_for_and_is_there() -> None:
     asked = {node.args[0].value for _, node in _calls("every_part") if isinstance(node.args[0], ast.Constant)}
     asked |= {
         node.args[0].value
-        for module in MODULES.values()
-        for node in ast.walk(module.tree)
+        for module in modules().values()
+        for node in module.nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "part"
         if isinstance(node.args[0], ast.Constant)
     }
@@ -380,4 +388,4 @@ def test_every_part_of_a_task_is_one_that_is_asked_for_and_is_there() -> None:
 
 
 def _class(module: str, name: str) -> ast.ClassDef:
-    return next(n for n in MODULES[module].tree.body if isinstance(n, ast.ClassDef) and n.name == name)
+    return next(n for n in modules()[module].tree.body if isinstance(n, ast.ClassDef) and n.name == name)

@@ -1,107 +1,124 @@
-"""tests/install_packages.sh and install_oracles.sh with stand-ins: they install where they can and stop no test."""
+"""tests/install.sh with stand-ins: it installs where it can, asks nobody twice, and stops no test."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-PACKAGES, ORACLES = (Path(__file__).with_name(f"install_{name}.sh") for name in ("packages", "oracles"))
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root installs anything")
+SCRIPT = Path(__file__).with_name("install.sh")
+TOOLS = ("bash", "cat", "cksum", "find", "grep", "mkdir", "rm", "sed", "tail")
+PINS = "timm==1.0\ntransformers==2.0\n"
+ABSENT = "echo not-installed; exit 1"
+# Python's -c asks for a version; what else it is told are pip's words.
+LACKS = '[[ $1 == -c ]] && exit 1; echo "$*" >>calls; '
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root installs Debian's packages")
 
 
-def install(what: str, folder: Path, **programs: str) -> tuple[int, str]:
-    """Exit status and output in an empty folder, with nothing on PATH but the shell's tools and these programs."""
-    tools = folder / "bin"
-    tools.mkdir()
-    for name in ("bash", "cat", "grep", "mkdir", "tail"):
-        (tools / name).symlink_to(shutil.which(name) or name)
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty folder but for the pins, with nothing on PATH but the shell's tools."""
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs/constraints.txt").write_text(PINS)
+    (tmp_path / "bin").mkdir()
+    for name in TOOLS:
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name) or name)
+    return tmp_path
+
+
+def install(folder: Path, *what: str, variables: dict[str, str] | None = None, **programs: str) -> str:
+    """The output of the script, which must exit 0, with these programs on PATH too."""
     for name, text in programs.items():
-        program = tools / name.replace("_", "-")
+        program = folder / "bin" / name.replace("_", "-")
         program.write_text(f"#!/bin/bash\n{text}\n")
         program.chmod(0o755)
     done = subprocess.run(
-        ["bash", str(PACKAGES), what], cwd=folder, env={"PATH": str(tools)}, capture_output=True, text=True, check=False
-    )
-    return done.returncode, done.stdout + done.stderr
+        ["bash", str(SCRIPT), str(folder / "bin/python"), *what],
+        cwd=folder, env={"PATH": str(folder / "bin"), **(variables or {})}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
-def test_nothing_is_done_where_the_packages_are_there_or_on_other_systems(tmp_path: Path) -> None:
-    there = "for name in slurm-wlm munge libpmix-dev; do echo installed; done"
-    for name, programs in ("a", {"apt_get": "echo called; exit 9", "dpkg_query": there}), ("b", {}):
-        (tmp_path / name).mkdir()
-        assert install("slurm", tmp_path / name, **programs) == (0, "")
+def calls(folder: Path) -> Sequence[str]:
+    """What the stand-ins were told so far."""
+    file = folder / "calls"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def test_nothing_is_done_where_all_is_there(folder: Path) -> None:
+    for there in ("slurm_torque/usr", "flux/flux_python-0.88.0.dist-info", "flux/ply-3.11.dist-info"):
+        (folder / "build" / there).mkdir(parents=True)
+    found = 'for name in "${@:3}"; do echo installed; done'
+    every = ("slurm", "pbs", "chromium", "timm", "transformers", "flux")
+    assert install(folder, *every, apt_get="exit 9", dpkg_query=found, python="[[ $1 == -c ]]") == ""
+
+
+def test_debians_packages_are_left_out_elsewhere(folder: Path) -> None:
+    assert install(folder, "slurm", "pbs", "chromium") == ""
+
+
+def test_the_version_wanted_is_the_pinned_one(folder: Path) -> None:
+    asked = 'echo "${@: -2}" >>calls; [[ $4 == 1.0 ]]'
+    install(folder, "timm", "transformers", python=asked)
+    assert calls(folder)[:2] == ["timm 1.0", "transformers 2.0"]
+    assert calls(folder)[2:] == ["jobs/constraints.txt transformers"], "pip, of what is another version"
 
 
 @needs_root
-def test_the_packages_are_installed_after_an_update_where_the_lists_are_old(tmp_path: Path) -> None:
+def test_packages_are_installed_after_an_update_where_the_lists_are_old(folder: Path) -> None:
     apt = 'echo "$*" >>calls; case "$*" in *update*) : >updated ;; *) [[ -e updated ]] ;; esac'
-    status, output = install("slurm", tmp_path, apt_get=apt, dpkg_query="echo not-installed; exit 1")
-    assert status == 0 and "installing slurm-wlm munge libpmix-dev" in output and "could not" not in output
-    first, second, third = (tmp_path / "calls").read_text().splitlines()
+    said = install(folder, "slurm", apt_get=apt, dpkg_query=ABSENT)
+    assert said == "tests: installing slurm (the output goes to build/slurm.log)\n"
+    first, second, third = calls(folder)
     assert first == third and first.endswith("install --no-install-recommends slurm-wlm munge libpmix-dev")
     assert second == "-q update"
-    for file in (tmp_path / "calls", tmp_path / "updated", *(tmp_path / "bin").iterdir()):
-        file.unlink()
-    (tmp_path / "bin").rmdir()
-    install("chromium", tmp_path, apt_get=apt, dpkg_query="exit 1")
-    assert (tmp_path / "calls").read_text().splitlines()[0].endswith("--no-install-recommends chromium")
+    install(folder, "chromium")
+    assert calls(folder)[-1].endswith("--no-install-recommends chromium")
 
 
 @needs_root
-def test_a_machine_that_cannot_install_slurm_says_why(tmp_path: Path) -> None:
+def test_slurms_qsub_is_unpacked_and_not_installed(folder: Path) -> None:
+    apt = 'case "$*" in *download*) : >slurm-wlm-torque_1.deb ;; *) echo "$*" >>calls ;; esac'
+    install(folder, "pbs", apt_get=apt, dpkg_query=ABSENT, dpkg='mkdir usr; echo "$*" >>../../calls')
+    assert (folder / "build/slurm_torque/usr").is_dir() and calls(folder)[1] == "-x slurm-wlm-torque_1.deb ."
+    assert calls(folder)[0].endswith("install --no-install-recommends libslurm-perl libswitch-perl")
+
+
+@needs_root
+def test_a_machine_that_cannot_install_slurm_says_why(folder: Path) -> None:
     apt = "echo Reading package lists...; echo 'E: Unable to locate package munge' >&2; exit 100"
-    status, output = install("slurm", tmp_path, apt_get=apt, dpkg_query="exit 1")
-    assert status == 0
-    assert output.splitlines()[-1] == "tests: slurm could not be installed: E: Unable to locate package munge"
+    said = install(folder, "slurm", apt_get=apt, dpkg_query=ABSENT)
+    assert said.splitlines()[-1] == "tests: slurm could not be installed: E: Unable to locate package munge"
 
 
-def install_oracles(folder: Path, found: int, pip: str) -> tuple[int, str]:
-    """Exit status and output with a Python that says `found` (0: there) and then runs `pip` in the shell."""
-    python = folder / "python"
-    python.write_text(f'#!/bin/bash\n[[ $1 == -c ]] && exit {found}\necho "$*" >>calls\n{pip}\n')
-    python.chmod(0o755)
-    done = subprocess.run(["bash", str(ORACLES), str(python)], cwd=folder, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
-
-
-def test_nothing_is_done_where_the_oracles_are_there(tmp_path: Path) -> None:
-    assert install_oracles(tmp_path, found=0, pip="exit 9") == (0, "")
-    assert not (tmp_path / "calls").exists()
-
-
-def test_timm_is_installed_without_what_it_depends_on(tmp_path: Path) -> None:
-    """transformers with it, which depends on no torch."""
-    status, output = install_oracles(tmp_path, found=1, pip="exit 0")
-    assert status == 0 and "installing timm" in output and "could not" not in output
-    timm, transformers = (tmp_path / "calls").read_text().splitlines()
+def test_python_packages_bring_no_torch(folder: Path) -> None:
+    """transformers depends on none."""
+    said = install(folder, "timm", "transformers", "flux", python=f"{LACKS} exit 0")
+    assert said.count("installing") == 3 and "could not" not in said
+    timm, transformers, flux = calls(folder)
     assert timm.endswith("install --no-deps -c jobs/constraints.txt timm")
     assert transformers.endswith("install -c jobs/constraints.txt transformers")
+    assert flux.endswith("install --no-deps --target build/flux --upgrade flux-python==0.88.0 ply==3.11")
 
 
-def test_a_machine_that_cannot_install_an_oracle_says_why(tmp_path: Path) -> None:
-    status, output = install_oracles(tmp_path, found=1, pip="echo ERROR: No matching distribution >&2; exit 1")
-    assert status == 0
-    reasons = [line for line in output.splitlines() if "could not" in line]
-    assert reasons == [
-        f"tests: {name} could not be installed: ERROR: No matching distribution" for name in ("timm", "transformers")
-    ]
-
-
-def test_what_flux_and_pbs_need_never_stops_the_tests(tmp_path: Path) -> None:
-    """Nothing is done where it is there; what fails is said."""
-    python = tmp_path / "python"
-    python.write_text('#!/bin/bash\necho "$*" >>calls\necho no network\nexit 1\n')
-    python.chmod(0o755)
-    flux, pbs = (Path(__file__).with_name(f"install_{name}.sh") for name in ("flux", "pbs"))
-    done = subprocess.run(["bash", flux, python], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "tests: flux-python could not be installed: no network\n")
-    assert "--no-deps --target build/flux flux-python==" in (tmp_path / "calls").read_text()
-    (tmp_path / "build/flux/flux").mkdir(parents=True)
-    (tmp_path / "build/slurm_torque/usr").mkdir(parents=True)
-    for script in (flux, pbs):
-        done = subprocess.run(["bash", script, "false"], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout + done.stderr) == (0, "")
+def test_what_cannot_be_had_is_asked_for_once_a_day_and_always_named(folder: Path) -> None:
+    why = "tests: timm could not be installed: ERROR: No matching distribution"
+    python = f"{LACKS} echo ERROR: No matching distribution >&2; exit 1"
+    for _ in range(2):
+        assert install(folder, "timm", python=python).splitlines()[-1] == why
+        assert len(calls(folder)) == 1
+    install(folder, "timm", variables={"CI": "true"})
+    assert len(calls(folder)) == 2
+    (folder / "jobs/constraints.txt").write_text(f"{PINS}torch==2.0\n")
+    install(folder, "timm")
+    assert len(calls(folder)) == 3
+    failed = folder / "build/timm.failed"
+    a_day_ago = failed.stat().st_mtime - 24 * 3600 - 60
+    os.utime(failed, (a_day_ago, a_day_ago))
+    assert "could not" not in install(folder, "timm", python=f"{LACKS} exit 0")
+    assert len(calls(folder)) == 4 and not failed.exists()

@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 from tests.cluster.test_job import CASES, script
 from tests.worlds import PATIENCE_S, ROOT, Said, Say, environment
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * PATIENCE_S)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3 * PATIENCE_S)]
 
 _PACKAGES = sysconfig.get_path("purelib")
 # Where the checkout is an empty folder to the command, and the packages are in $1. Only root needs no user namespace.

@@ -9,13 +9,15 @@ import os
 import shlex
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from summit_train.__main__ import _COMMANDS
+from summit_train.__main__ import _COMMANDS, main
 from tests.worlds import ROOT, bench_script
 
 gpu = bench_script("gpu")
@@ -57,8 +59,16 @@ def test_every_command_is_one_that_the_product_takes(small: bool, tmp_path: Path
         assert all("=" in word and not word.startswith("-") for word in left), f"{name}: {line}"
 
 
-def test_a_rehearsal_measures_and_says_that_it_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the training of TSM next to the 2D network, whose goal is worked out."""
+def test_a_rehearsal_measures_and_says_that_it_is_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the training of TSM next to the 2D network, in this process, whose goal is worked out."""
+
+    def run(command: list[str], **how: Any) -> Any:
+        with redirect_stdout(StringIO()) as out:
+            return subprocess.CompletedProcess(command, main(command[3:]), out.getvalue(), "")
+
+    monkeypatch.setattr(gpu.subprocess, "run", run)
     assert gpu.main([str(tmp_path), "--small", "--seconds", "500", "--only", "training, bf16"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith("REHEARSAL on a CPU with tiny networks")

@@ -1,9 +1,11 @@
-"""bench/operators.py: names to groups, a real profile on this CPU, its shares by hand, the figure."""
+"""bench/operators.py, decoders.py and shift.py: what is measured on this CPU, worked out by hand, and the figure."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.autograd import DeviceType
@@ -12,6 +14,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from summit_train.bench.measure import Place
 from summit_train.bench.steps import experiment_of
 from summit_train.core.comm import World
+from summit_train.data.video.encode import write_video
 from summit_train.spec import load_spec
 from summit_train.spec.source import shipped
 from tests.worlds import bench_script
@@ -78,3 +81,37 @@ def test_shares_and_the_limit_by_convolutions_are_worked_out_and_drawn(tmp_path:
     assert "busy" not in operators.as_text(values | {"busy_s": None})
     operators.draw(tmp_path / "x.png", values)
     assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+def test_the_decoders_give_the_same_frames_and_stand_in_one_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "grey.mp4")
+    frames = np.broadcast_to(np.arange(60, dtype=np.uint8)[:, None, None, None] * 3 + 30, (60, 48, 64, 3))
+    write_video(path, np.ascontiguousarray(frames))
+    bench = bench_script("decoders")
+    wanted = range(2, 59, 8)
+    for read in (bench.with_summit_train, bench.with_pyav):
+        found = read((path, 60, (341, 256)), wanted)
+        assert found.shape == (8, 224, 224, 3)
+        assert np.abs(found.mean((1, 2, 3)) - frames[list(wanted), 0, 0, 0]).max() < 1.5
+    monkeypatch.setattr("sys.argv", ["decoders.py", "--repeats", "1", path])
+    bench.main()
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[1].split()[0] == "summit_train" and rows[1].split()[-1] == "1.00" and rows[-1].startswith("PyAV")
+
+
+def test_the_shift_bench_measures_networks_that_agree(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "shift.py --backbone resnet18 --width 0.25 --batch 1 --frames 4 --size 32 --repeats 1 --json"
+    monkeypatch.setattr("sys.argv", words.split())
+    assert bench_script("shift").main() == 0
+    for result in json.loads(capsys.readouterr().out)["results"].values():
+        assert result["logits_differ"] < 1e-5
+        for part in ("forward", "step"):
+            seconds = {name: times["median"] for name, times in result[part]["seconds"].items()}
+            assert set(seconds) == {"2d", "2d plain", "tsm", "tsm +norms", "tsm +shift", "tsm plain", "official"}
+            for pair, ratio in result[part]["ratios"].items():
+                above, below = pair.split(" / ")
+                assert ratio["median"] == pytest.approx(seconds[above] / seconds[below])

@@ -1,8 +1,13 @@
-"""`bench step` on tiny networks: what is measured fits together. How long anything takes is never asked."""
+"""`bench step`, `table1`, `fig3 b` and `loader` on tiny networks: what is measured fits together.
+
+How long anything takes is never asked.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +15,14 @@ import pytest
 import torch
 
 from summit_train.__main__ import main
+from summit_train.bench.figure3 import PAPERS, add_networks, table_1_text
+from summit_train.bench.loader import PARTS, verdict
 from summit_train.bench.measure import training_multiply_adds
-from summit_train.bench.steps import mean_phases, step_ratios, step_seconds, step_values
+from summit_train.bench.steps import as_text, mean_phases, step_ratios, step_seconds, step_values
 from summit_train.models import build_model
 from summit_train.models.fast import accelerate
 from summit_train.plan import make_plan
+from summit_train.scaling.published import label_of, table_1_row
 from summit_train.spec import load_spec
 from summit_train.training.stopwatch import PHASES
 from tests.bench.conftest import SHORT, TINY, Bench
@@ -97,19 +105,15 @@ def test_step_on_real_clips_leaves_the_run_directory_alone(write_spec: WriteSpec
     assert values["environment"]["torch"] and not (tmp_path / "runs").exists()
 
 
-def test_step_compares_two_specs_in_turn(
-    write_spec: WriteSpec, bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_step_compares_two_specs_in_turn(write_spec: WriteSpec, bench: Bench) -> None:
     tsm, tsn = write_spec("one"), write_spec("other", model={"arch": "tsn"})
-    words = ["step", str(tsm), "--compare", str(tsn), "--synthetic", "--peak", "0", *SHORT]
-    values = bench(*words)
+    values = bench("step", str(tsm), "--compare", str(tsn), "--synthetic", "--peak", "0", *SHORT)
     for spec in values["specs"]:
         _check_step(spec, None)
         assert spec["synthetic"] and spec["phases_s"]["data_wait"]["max"] < spec["step_s"]["min"]
     first, second = ([sum(phases.values()) for phases in spec["repeats_s"][0]] for spec in values["specs"])
     assert values["ratios"]["step"]["max"] == pytest.approx(max(a / b for a, b in zip(first, second, strict=True)))
-    assert main(["bench", *words]) == 0
-    text = capsys.readouterr().out
+    text = as_text(values)
     assert "RANDOM CLIPS" in text and "one over other, median (min .. max) of 2 pairs" in text
 
 
@@ -120,3 +124,108 @@ def test_step_on_three_ranks_one_of_which_has_two_virtual_gpus(write_spec: Write
     _check_step(spec, 3e9)  # of all ranks
     assert (spec["ranks"], spec["accumulation"], len(spec["repeats_s"])) == (3, 2, 3)
     assert spec["phases_s"]["allreduce"]["min"] > 0
+
+
+@pytest.fixture
+def specs(write_spec: WriteSpec) -> list[str]:
+    return [str(write_spec("one")), str(write_spec("other", model={"arch": "tsn"}))]
+
+
+def test_table_1_of_other_networks(specs: list[str], bench: Bench, tmp_path: Path) -> None:
+    out = tmp_path / "table1.png"
+    values = bench("table1", "--specs", *specs, "--batch", "3", "--peak", "1e9", "--out", str(out), *SHORT)
+    for row in values["rows"]:
+        assert (row["parameters"], row["multiply_adds"]) == (TINY.parameters, TINY.multiply_adds)
+        assert row["published"] is None and row["input_bytes"] == 4 * 3 * 32**2
+        assert row["clips_per_second"]["max"] == pytest.approx(3 / row["pass_s"]["min"])
+        assert row["utilisation"]["max"] == pytest.approx(3 * TINY.multiply_adds / row["pass_s"]["min"] / 1e9)
+    assert values["rows"][1]["relative_throughput"] == {"min": 1, "median": 1, "max": 1}
+    assert out.read_bytes().startswith(b"\x89PNG") and json.loads((tmp_path / "table1.json").read_text()) == values
+    values["rows"][0]["published"] = table_1_row(load_spec("configs/kinetics/tsm_r50_8f.yaml"))
+    below = table_1_text(values).splitlines()[6].split()
+    assert below == ["the", "paper", "24.3", "M", "33", "G", "27.4", "k", "84.8", "2.0", "x", "2.02", "x"]
+
+
+def test_the_papers_values_are_those_of_the_papers_networks_alone() -> None:
+    add_networks(parser := argparse.ArgumentParser())
+    paths = parser.get_default("specs")
+    assert paths == [f"shipped:kinetics/{name}" for name in PAPERS]
+    published = [table_1_row(load_spec(path)) for path in paths]
+    assert [row and row["clips_per_second"] for row in published] == [63.1, 41.9, 84.8]
+    for other in ("data.crop=112", "model.non_local=tsm"):
+        assert table_1_row(load_spec(paths[2], [other])) is None
+    assert label_of(load_spec(paths[2])) == "TSM, 8 frames"
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_figure_3b_takes_the_wait_from_the_step_or_from_a_rate(
+    measured: bool, specs: list[str], bench: Bench, tmp_path: Path
+) -> None:
+    words = ["fig3", "b", "--specs", *specs, "--batch", "2", "--out", str(tmp_path / "b.svg"), *SHORT]
+    values = bench(*words, *([] if measured else ["--frames-per-second", "1"]))
+    for row, spec in zip(values["rows"], values["steps"], strict=True):
+        assert row["step_s"] == pytest.approx(row["busy_s"] + row["data_wait_s"])
+        assert (row["clips_per_step"], row["frames_per_step"]) == (2, 8)
+        if measured:
+            assert row["data_wait_s"] == spec["phases_s"]["data_wait"]["median"] > 0
+        else:
+            assert row["step_s"] == pytest.approx(8)  # 8 frames at one a second
+    assert values["bench"] == "fig3b"
+    assert values["projection"] is not measured and ("PROJECTION" in values["source"]) is not measured
+    assert b"wait for data" in (tmp_path / "b.svg").read_bytes()
+
+
+FEW = ("--clips", "3", "--repeats", "2", "--workers", "1")
+
+
+@pytest.mark.parametrize(
+    ("core", "gpu", "there", "needed", "keeps_up"),
+    [(20.0, 99.0, 7, 5, True), (20.0, 100.0, 6, 5, True), (20.0, 100.1, 6, 6, False), (20.0, 0.1, None, 1, None)],
+)
+def test_cores_of_a_rank(core: float, gpu: float, there: int | None, needed: int, keeps_up: bool | None) -> None:
+    assert verdict(core, gpu, there) == {
+        "gpu_clips_per_second": gpu,
+        "cores_per_gpu": needed,
+        "cores_per_rank": needed + 1,
+        "cores_there": None if there is None else there - 1,
+        "keeps_up": keeps_up,
+    }
+
+
+def test_a_sample_is_measured_raw_and_packed_beside_the_networks_own_rate(write_spec: WriteSpec, bench: Bench) -> None:
+    values = bench("loader", str(write_spec()), *FEW, "--measure")
+    assert values["network"] == "tsm resnet18" and values["gpu"]["source"].startswith("measured here, c")
+    assert [kind["kind"] for kind in values["kinds"]] == ["raw", "packed bytes", "packed jpeg", "packed video"]
+    for kind in values["kinds"]:
+        speeds = [kind[f"clips_per_second_{of}"] for of in ("core", "all")]
+        assert all(0 < speed["min"] <= speed["median"] <= speed["max"] for speed in speeds)
+        # A core of several gives no more than one alone.
+        rate = kind["clips_per_second_per_core"]
+        assert kind["clips"] == 3 and rate == min(speed["median"] for speed in speeds)
+        assert kind["verdict"] == verdict(rate, values["gpu"]["clips_per_second"], None)
+        whole = kind["parts_ms"].pop("sum")
+        assert list(kind["parts_ms"]) == [*PARTS, "other"] and sum(kind["parts_ms"].values()) == pytest.approx(whole)
+        assert kind["parts_ms"]["decode"] > 0 and min(kind["parts_ms"].values()) >= 0
+        assert kind["kind"] != "packed jpeg" or kind["parts_ms"]["open"] == 0  # a picture has no container
+    assert sys.getprofile() is None
+
+
+def test_a_packed_set_is_measured_as_it_is(
+    write_spec: WriteSpec, motion_set: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    packed = str(tmp_path / "packed")
+    assert main(["data", "pack", str(motion_set / "train.csv"), packed, "--kind", "jpeg", "--workers", "0"]) == 0
+    assert main(["bench", "loader", str(write_spec()), f"data.train={packed}", *FEW]) == 0
+    text = capsys.readouterr().out
+    assert "packed jpeg: a core for each " in text and "add --measure, --rate or --site" in text and "raw" not in text
+
+
+def test_a_site_says_whether_its_cores_suffice(write_spec: WriteSpec, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "loader", str(write_spec()), *FEW, "--rate", "0.01", "--site", "summit"]) == 0
+    text, said = capsys.readouterr()
+    for by in ("one core", "1 worker"):
+        assert [said.count(f"{kind}, {by}: ") for kind in ("raw", "packed bytes", "packed jpeg", "packed video")] == [
+            2
+        ] * 4
+    assert "a rank trains tsm resnet18 at 0.01 clips/s (--rate)" in text
+    assert "raw: 2 cores a rank, 1 for the loader (data.workers=1); summit has 6 for it: keeps up" in text

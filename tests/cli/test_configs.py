@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from summit_train.spec.source import locate, shipped_names
 from tests.worlds import Say, refused
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = {name: ShippedFile.read(name) for name in shipped_names()}
 MINE = """\
 # A network, on two sets (2 h): the first sentence. Another one.
 # Expect:   top-1 74.12 % (+- 0.11, the mean); 74.1 % elsewhere.
@@ -23,6 +23,11 @@ MINE = """\
 # Commands: none: nothing
 name: mine
 """
+
+
+@cache
+def files() -> dict[str, ShippedFile]:
+    return {name: ShippedFile.read(name) for name in shipped_names()}
 
 
 def test_the_fields_of_a_header_begin_with_their_short_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,15 +42,16 @@ def test_the_fields_of_a_header_begin_with_their_short_form(tmp_path: Path, monk
     assert [ShippedFile.read(name).kind for name in ("own", "sites/own", "sweeps/own")] == ["preset", "site", "sweep"]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_shipped_file_says_what_it_is_in_a_sentence(name: str) -> None:
-    file = FILES[name]
-    assert 10 < len(file.what) < 240 and "Source" not in file.what
-    if file.kind in ("spec", "sweep"):
-        assert file.accuracy.startswith(("top-1 ", "mAP ", "not measured", "not published", "not known"))
-        assert re.search(r"\d.* (node-)?(hours|minutes?)\b|not known", file.cost)
-        assert "make " not in locate(f"shipped:{name}").read_text().partition("\nname:")[0], "a wheel has no Makefile"
-        assert len(file.accuracy) <= 14 and len(file.cost) <= 30 and 10 < len(file.source) <= 30
+def test_each_shipped_file_says_what_it_is_in_a_sentence() -> None:
+    for name, file in files().items():
+        assert 10 < len(file.what) < 240 and "Source" not in file.what, name
+        if file.kind in ("spec", "sweep"):
+            known = ("top-1 ", "mAP ", "not measured", "not published", "not known")
+            assert file.accuracy.startswith(known) and len(file.accuracy) <= 14, name
+            assert re.search(r"\d.* (node-)?(hours|minutes?)\b|not known", file.cost) and len(file.cost) <= 30, name
+            assert 10 < len(file.source) <= 30, name
+            opening = locate(f"shipped:{name}").read_text(encoding="utf-8").partition("\nname:")[0]
+            assert "make " not in opening, f"{name}: a wheel has no Makefile"
 
 
 def test_all_are_listed_by_kind_in_lines_that_fit(say: Say) -> None:
@@ -55,7 +61,7 @@ def test_all_are_listed_by_kind_in_lines_that_fit(say: Say) -> None:
     assert [line.split()[0] for line in lines if line.startswith("shipped:")] == [
         f"shipped:{name}"
         for kind in ("spec", "preset", "sweep", "site", "machine", "base")
-        for name, file in FILES.items()
+        for name, file in files().items()
         if file.kind == kind
     ]
     row = next(line for line in lines if line.startswith("shipped:kinetics/tsm_r50_8f "))
@@ -65,7 +71,9 @@ def test_all_are_listed_by_kind_in_lines_that_fit(say: Say) -> None:
 
 def test_a_word_filters_names_and_descriptions(say: Say) -> None:
     values = json.loads(say("configs", "JESTER", "--json")[1])["configs"]
-    assert {one["name"] for one in values} == {f"shipped:{n}" for n in FILES if "jester" in n} | {"shipped:tsm_recipe"}
+    assert {one["name"] for one in values} == {f"shipped:{n}" for n in files() if "jester" in n} | {
+        "shipped:tsm_recipe"
+    }
     assert values[0].keys() == {"name", "kind", "what", "accuracy", "cost", "source"}
     wrong = "shipped:kinetics/tsm_r50_8 not found; did you mean shipped:kinetics/tsm_r50_8f"
     assert refused(say("configs", "shipped:kinetics/tsm_r50_8")).startswith(wrong)
@@ -76,4 +84,4 @@ def test_a_name_prints_the_file(say: Say) -> None:
     text = (ROOT / "configs/kinetics/base.yaml").read_text()
     assert say("configs", "shipped:kinetics/base") == (0, text, "")
     (row,) = json.loads(say("configs", "shipped:kinetics/base", "--json")[1])["configs"]
-    assert row == {**FILES["kinetics/base"]._asdict(), "name": "shipped:kinetics/base", "text": text}
+    assert row == {**files()["kinetics/base"]._asdict(), "name": "shipped:kinetics/base", "text": text}

@@ -1,20 +1,26 @@
+"""`summit-train data`: index, scan, motion and split, and pack."""
+
 from __future__ import annotations
 
 import csv
 import hashlib
+import subprocess
+import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from summit_train.__main__ import main
-from summit_train.data.manifest import read_manifest
+from summit_train.cli.data_pack import parse_size
+from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.quarantine import read_quarantine
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.region import Region
 from summit_train.data.video.span import Span
-from tests.worlds import PATIENCE_S, Say, start, succeed
+from tests.worlds import PATIENCE_S, ROOT, Say, command, lines, start, succeed
 
 
 @pytest.fixture
@@ -59,13 +65,6 @@ def test_index_of_nothing_usable_writes_nothing(tmp_path: Path, say: Say) -> Non
     status, out, err = say("data", "index", tmp_path / "set", "--out", tmp_path / "list.csv", "--workers", 0)
     assert status == 2 and "a.mp4: is not a video" in out and "contains no video that can be used" in err
     assert not (tmp_path / "list.csv").exists()
-
-
-def test_index_does_not_renumber_the_classes_of_a_neighbour(folder: Path, say: Say) -> None:
-    (folder.parent / "classes.txt").write_text("walk\njump\n")
-    status, _, err = say("data", "index", folder, "--out", folder.parent / "list.csv")
-    assert status == 2 and "has other classes" in err
-    assert (folder.parent / "classes.txt").read_text() == "walk\njump\n"
 
 
 @pytest.mark.parametrize(
@@ -252,3 +251,114 @@ def test_an_index_killed_or_shared_by_ranks_ends_as_one_alone(many: Path, tmp_pa
     output = succeed(2, "data", "index", str(many), "--workers", "0", "--out", str(shared / "list.csv"))
     assert output.count("24 videos") == 0 and output.count("23 videos, ") == 1
     assert _results(shared) == _results(alone)
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """Three videos below videos/, and their manifest beside that folder."""
+    (tmp_path / "videos").mkdir()
+    for number in range(3):
+        write_video(tmp_path / "videos" / f"{number}.mp4", np.full((5, 16, 16, 3), 40 * number, np.uint8))
+    write_manifest(tmp_path / "list.csv", [ManifestRow(f"{number}.mp4", number) for number in range(3)])
+    return tmp_path / "list.csv"
+
+
+@pytest.fixture
+def pack(manifest: Path, say: Say) -> Say:
+    """Runs `data pack` into out/."""
+    folder = manifest.parent
+    return partial(say, "data", "pack", manifest, folder / "out", "--root", folder / "videos")
+
+
+def test_packing_says_how_to_use_it_and_leaves_a_finished_set_alone(manifest: Path, pack: Say) -> None:
+    folder = manifest.parent
+    words = ("--kind", "jpeg", "--short-side", 8, "--every", 2, "--workers", 1)
+    status, printed, _ = pack(*words)
+    out = folder / "out"
+    assert status == 0 and printed.startswith(f"{out}: 3 clips in 1 shard, ")
+    assert f"data.train or data.val: {out}" in printed
+    packed = read_manifest(out)
+    assert packed.pixels == "jpeg short side 8, every 2, quality 90, full colour"
+    assert packed.frame_counts.tolist() == [5, 5, 5]
+    (folder / ".out.lock").unlink()  # a finished set needs no lock, and may be where nothing can be written
+    before = [(path, path.stat().st_mtime_ns) for path in (folder, *sorted(folder.rglob("*")))]
+    assert pack(*words) == (0, f"{out}: is packed already; `data verify` checks it\n", "")
+    assert before == [(path, path.stat().st_mtime_ns) for path, _ in before]
+
+
+_PACKING = """
+import pathlib, sys
+from summit_train.data.packed.pack import alone_in
+with alone_in(pathlib.Path(sys.argv[1])):
+    pathlib.Path(sys.argv[1]).mkdir()
+    (pathlib.Path(sys.argv[1]) / ".000000.tar.1.writing").touch()
+    print("packing", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_packing_into_the_same_folder_is_refused(manifest: Path, pack: Say) -> None:
+    out = manifest.parent / "out"
+    words = [sys.executable, "-c", _PACKING, str(out)]
+    with subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"packing\n"
+        before = sorted(out.rglob("*"))
+        status, _, err = pack("--kind", "bytes", "--workers", 0)
+        assert status == 2 and f"{out}: another process is packing into it; wait for it" in err
+        assert sorted(out.rglob("*")) == before
+        other.communicate(b"")
+    (out / ".000000.tar.1.writing").unlink()
+    assert pack("--kind", "bytes", "--workers", 0)[0] == 0
+    assert not (out / ".packing").exists()
+
+
+def test_ranks_leave_in_order_where_the_first_refuses(manifest: Path) -> None:
+    videos = str(manifest.parent / "videos")
+    status, output = command(2, "data", "pack", str(manifest), videos, "--root", videos, "--kind", "bytes")
+    assert status == 2 and "MPI_ABORT" not in output, output
+    (said,) = (line for line in lines(output) if line.startswith("summit-train"))
+    assert "must be an empty or a new folder" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--kind bytes --quality 80 --gop 8", "--gop must be used with --kind video, got --kind bytes"),
+        ("--kind bytes --every 2", "--every must be used with --kind jpeg or --kind video, got --kind bytes"),
+        ("--kind video --quality 80", "--quality must be used with --kind jpeg, got --kind video"),
+        ("--kind jpeg --qscale 3", "--qscale must be used with --kind video, got --kind jpeg"),
+        ("--kind jpeg --quality 100", "quality must be 1 to 95, got 100"),
+        ("--kind video --qscale 32", "qscale must be 1 to 31, got 32"),
+        ("--kind video --gop 0", "gop must be 1 to 600, got 0"),
+        ("--kind video --bound 20", "--bound must be used with --kind bytes, got --kind video"),
+        ("--kind bytes --shard-size large", "must be a size such as 1G or 256M, got 'large'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(manifest: Path, pack: Say, words: str, message: str) -> None:
+    status, _, err = pack(*words.split())
+    assert status == 2 and message in err
+    assert not (manifest.parent / "out").exists()
+
+
+def test_clips_that_cannot_be_packed_are_all_named(manifest: Path, pack: Say) -> None:
+    for number in (0, 2):
+        (manifest.parent / "videos" / f"{number}.mp4").write_text("x")
+    status, _, said = pack("--kind", "jpeg", "--workers", 0)
+    assert status == 2 and "2 clips cannot be packed; leave them out of the manifest" in said
+    assert "\n  0.mp4: is not a video" in said and "\n  2.mp4: is not a video" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1G", 1 << 30), ("256m", 256 << 20), ("1.5K", 1536), ("700", 700), ("2 GiB", 2 << 30), ("1TB", 1 << 40)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_regions_are_cut_where_they_are_asked_for(manifest: Path, pack: Say) -> None:
+    manifest.write_text("path,label,left,top,width,height\n0.mp4,0,1,2,9,8\n2.mp4,1,0,0,16,16\n")
+    assert pack("--kind", "bytes", "--workers", 0, "--region", "columns")[0] == 2
+    assert pack("--kind", "jpeg", "--workers", 0, "--region", "columns")[0] == 0
+    rows = np.load(manifest.parent / "out/index/clips.npy")
+    assert rows[["width", "height"]].tolist() == [(9, 8), (16, 16)]

@@ -1,4 +1,4 @@
-"""`summit-train eval`: which checkpoints of which run, and what it refuses."""
+"""`summit-train eval`: which checkpoints of which run, what it refuses, and --observed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from summit_train.cli.evaluate import _changed_keys, _result_folder
 from summit_train.core.checkpoints import checkpoint_path
@@ -18,7 +19,7 @@ from summit_train.spec import dump_spec, load_spec
 from summit_train.training.checkpoint import save_checkpoint
 from tests.detectors import detector_spec
 from tests.runs import load_any
-from tests.worlds import Say, command, refused
+from tests.worlds import Say, command, lines, refused, succeed
 
 
 @pytest.fixture
@@ -179,11 +180,6 @@ def test_what_an_evaluation_refuses_leaves_nothing(run: Path, say: Say, words: t
     assert not (run / "evals").exists()
 
 
-def test_a_run_without_checkpoints_is_named(run: Path, say: Say) -> None:
-    shutil.rmtree(run / "checkpoints")
-    assert refused(say("eval", run)) == f"{run}: no checkpoint of a whole epoch to evaluate"
-
-
 def test_a_mean_over_fewer_checkpoints_says_so(run: Path, say: Say) -> None:
     (run / "spec.yaml").write_text(
         (run / "spec.yaml").read_text().replace("last_checkpoints: 1", "last_checkpoints: 5")
@@ -253,16 +249,19 @@ def test_a_folder_that_is_no_run_is_named(say: Say, tmp_path: Path) -> None:
     assert f"{tmp_path}: must be a spec or a run folder" in refused(say("eval", tmp_path))
 
 
-@pytest.mark.parametrize("command", ["predict", "cam", "export", "fuse"])
-def test_a_spec_in_place_of_a_run_is_told_which_run(
+@pytest.mark.parametrize("command", ["predict", "cam", "export", "stream", "fuse"])
+def test_a_spec_in_place_of_a_run_and_a_checkpoint_that_is_not_there_are_named(
     run: Path, say: Say, motion_set: Path, tmp_path: Path, command: str
 ) -> None:
-    video = motion_set / "videos/val_000000.mp4"
+    video, spec = motion_set / "videos/val_000000.mp4", tmp_path / "tsm.yaml"
     more = {"cam": (video, "--out", tmp_path / "cam"), "export": ("--out", tmp_path / "a.onnx"), "fuse": (run,)}
-    spec = tmp_path / "tsm.yaml"
+    words = more.get(command, (video,))
     shutil.copy(run / "spec.yaml", spec)
-    line = refused(say(command, spec, *more.get(command, (video,))))
+    line = refused(say(command, spec, *words))
     assert f"{spec}: is a spec; its run folder must be given, " in line and line.endswith("/runs/run")
+    if command != "fuse":
+        line = refused(say(command, run, *words, "--checkpoint", "x.pt"))
+        assert line == f"checkpoint must be last, best or a file in {run}/checkpoints, got x.pt"
 
 
 def test_a_network_is_used_at_the_checkpoint_that_is_named(run: Path, say: Say, motion_set: Path) -> None:
@@ -276,9 +275,85 @@ def test_a_network_is_used_at_the_checkpoint_that_is_named(run: Path, say: Say, 
     assert json.loads(say("eval", run, "--checkpoints", "best", "--json")[1])["checkpoints"][0]["step"] == 10
 
 
-@pytest.mark.parametrize("command", ["predict", "cam", "export", "stream"])
-def test_a_checkpoint_that_is_not_there_is_named(run: Path, say: Say, motion_set: Path, command: str) -> None:
-    words = {"export": ("--out", run / "a.onnx"), "cam": (motion_set / "videos/val_000000.mp4", "--out", run / "cam")}
-    video = (motion_set / "videos/val_000000.mp4",)
-    line = refused(say(command, run, *words.get(command, video), "--checkpoint", "x.pt"))
-    assert line == f"checkpoint must be last, best or a file in {run}/checkpoints, got x.pt"
+@pytest.fixture
+def nine(trained_run: Path, motion_set: Path, tmp_path: Path) -> Path:
+    """A copy of the run, whose spec has the copy's place and nine of its validation videos."""
+    shutil.copytree(trained_run, tmp_path / "run")
+    header, *rows = (motion_set / "val.csv").read_text().splitlines()[:10]
+    (tmp_path / "val.csv").write_text("\n".join([header, *rows]))
+    shutil.copy(motion_set / "classes.txt", tmp_path)
+    spec = tmp_path / "run/spec.yaml"
+    values = yaml.safe_load(spec.read_text())
+    values["data"] |= {"val": str(tmp_path / "val.csv"), "root": str(motion_set)}
+    spec.write_text(yaml.safe_dump(values | {"run_dir": str(tmp_path)}))
+    return tmp_path / "run"
+
+
+def _saved(folder: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((folder / "observed.json").read_text())
+    return values
+
+
+def test_observed_gives_a_table_and_a_file(nine: Path, say: Say) -> None:
+    # Before an override --observed has no value of its own.
+    status, out, _ = say("eval", nine / "spec.yaml", "--observed", "evaluate.crops=3")
+    assert status == 0
+    printed, saved = out.splitlines(), _saved(nine / "evals/crops-3")
+    assert printed.pop() == f"written to {nine}/evals/crops-3/observed.json" and not (nine / "observed.json").exists()
+    assert saved["overrides"] == {"evaluate.crops": 3}
+    assert printed[0].split() == ["observed", "clip", "top-1", "stream", "top-1"]
+    assert [line.split()[0] for line in printed[1:-1]] == [str(10 * tenth) for tenth in range(1, 11)]
+    assert printed[-1] == "9 videos, step 20"
+    assert printed[10].split()[2] == f"{saved['observed'][-1]['top1']:.2f}"
+    assert (saved["name"], saved["arch"], saved["frames"], saved["crops"], saved["videos"]) == ("run", "tsm", 4, 3, 9)
+    assert saved["checkpoint"].endswith("step_00000020.pt")
+
+
+def test_observed_is_the_same_on_any_number_of_ranks(nine: Path) -> None:
+    """Nine videos, which 2 does not divide."""
+    found = []
+    for ranks in (1, 2):
+        output = succeed(ranks, "eval", str(nine / "spec.yaml"), "--observed", "0.25,...,1", "--json")
+        found.append(json.loads(next(line for line in lines(output) if line.startswith("{"))))
+        assert found[-1].pop("written") == str(nine / "observed.json") and found[-1] == _saved(nine)
+    assert found[0] == found[1]
+    assert [row["fraction"] for row in found[0]["observed"]] == [0.25, 0.5, 0.75, 1.0]
+    assert [set(row) for row in found[0]["observed"]] == [{"fraction", "top1", "top5"}] * 4
+    assert [row["undecided"] for row in found[0]["anytime"]] == [0] * 4
+
+
+def test_the_figure_of_observed_in_several_runs(nine: Path, tmp_path: Path, say: Say) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    points = [{"fraction": 0.5, "top1": 40.0}, {"fraction": 1.0, "top1": 50.0}]
+    (other / "observed.json").write_text(json.dumps({"name": "other", "frames": 4, "observed": points}))
+    words = ["--observed", "1", "--out", tmp_path / "early.svg", "--beside", other, "seed=1", "--json"]
+    status, out, _ = say("eval", nine / "spec.yaml", *words)
+    assert status == 0 and json.loads(out) == _saved(nine) | {"written": str(nine / "observed.json")}
+    drawn = (tmp_path / "early.svg").read_text()
+    assert "<!-- run -->" in drawn and "<!-- other -->" in drawn
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--observed", "0"], "--observed 0: '0' is not a fraction of a video"),
+        (["--observed", "--checkpoints", "last:2"], "--observed takes one checkpoint, not last:2"),
+        (["--observed", "--checkpoints", "none.pt"], "checkpoint none.pt not found"),
+        (["--observed", "--out", "early.docx"], "--out early.docx: the name of a figure ends in"),
+        (["--observed", "--out", "a.png", "--beside", "nowhere"], "nowhere/observed.json: No such file"),
+        (["--observed", "--out", "/dev/null/a.png"], "--out /dev/null/a.png: cannot be written"),
+        (["--observed", "--beside", "nowhere"], "--beside must be used with --out"),
+        (["--out", "a.png"], "must be used with --observed"),
+        (["--observed", "name=nobody"], "nobody: no checkpoint of a whole epoch to evaluate"),
+    ],
+)
+def test_what_observed_refuses_leaves_nothing(nine: Path, say: Say, words: list[str], part: str) -> None:
+    assert part in refused(say("eval", nine / "spec.yaml", *words))
+    assert not (nine / "observed.json").exists()
+
+
+def test_what_is_no_record_of_a_run(nine: Path, tmp_path: Path, say: Say) -> None:
+    (tmp_path / "observed.json").write_text('{"name": "x"}')
+    line = refused(say("eval", nine / "spec.yaml", "--observed", "--out", "a.png", "--beside", tmp_path))
+    assert f"{tmp_path}/observed.json: is not what `summit-train eval SPEC --observed` writes" in line

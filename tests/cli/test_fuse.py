@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from summit_train.__main__ import main
 from tests.scored_runs import CLIPS, FLOW, LABELS, RGB, write_scored_run
 from tests.worlds import Say, refused
 
@@ -125,33 +124,14 @@ def test_two_regions_of_a_video_are_two_clips_in_files_and_packed(
     assert status == 2 and f"of 3 and 2 videos 2 match; left lacks {video} (24 x 20 pixels at 8, 12), and has" in err
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["rgb"], "1 run: fuse needs two or more"),
-        (["rgb", "nowhere"], "nowhere: no such file or directory"),
-        (["rgb", "empty"], "empty: has no predictions; run `summit-train eval empty/spec.yaml`"),
-        (["rgb", "torn.npz"], "torn.npz: damaged, or not predictions"),
-        (["rgb", "flow", "--weights", "1"], "--weights must be one for each of the 2 runs in their order, got 1"),
-        (["rgb", "flow", "--weights=-1,1"], "--weights must be finite, 0 or more, and one above 0, got -1,1"),
-        (["rgb", "flow", "--out", "file"], "--out file: cannot be written"),
-        (["rgb", "./rgb"], "is given twice"),
-        (["rgb", "others"], "2 match; others lacks c.mp4, and has a.mp4"),
-        (["rgb", "labels"], "c.mp4: is class 2 in rgb/predictions/step_00000020.npz and 0 in"),
-    ],
-)
-def test_mistakes(say: Say, words: list[str], part: str) -> None:
-    Path("empty").mkdir()
-    Path("empty/spec.yaml").touch()
+def test_mistakes(say: Say) -> None:
+    """tests/evaluation/test_fuse.py has those of the runs."""
     Path("file").touch()
-    content = Path("flow/predictions/step_00000020.npz").read_bytes()
-    Path("torn.npz").write_bytes(content[: len(content) // 2])
-    write_scored_run(Path("others"), FLOW, LABELS, [*CLIPS[:2], type(CLIPS[0])("d.mp4")])
-    write_scored_run(Path("labels"), FLOW, (0, 1, 0))
-    assert part in refused(say("fuse", *words))
-
-
-def test_softmax_and_logits_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["fuse", "rgb", "flow", "--softmax", "--logits"])
-    assert "not allowed with" in capsys.readouterr().err
+    for words, part in (
+        (["rgb", "nowhere"], "nowhere: no such file or directory"),
+        (["rgb", "./rgb"], "is given twice"),
+        (["rgb", "flow", "--weights", "1"], "--weights must be one for each of the 2 runs in their order, got 1"),
+        (["rgb", "flow", "--out", "file"], "--out file: cannot be written"),
+    ):
+        assert part in refused(say("fuse", *words))
+    assert "not allowed with" in say("fuse", "rgb", "flow", "--softmax", "--logits")[2]

@@ -14,7 +14,6 @@ import pytest
 import torch
 import yaml
 
-from summit_train.__main__ import main
 from summit_train.data import reading_speed
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.quarantine import write_quarantine
@@ -22,7 +21,7 @@ from summit_train.data.manifest.reading import write_classes
 from summit_train.data.video.source import DecodeError
 from summit_train.models import build_model
 from tests.conftest import WriteSpec
-from tests.worlds import Say, refused
+from tests.worlds import Say, refused, train
 
 Plan = Callable[..., Any]
 
@@ -75,9 +74,8 @@ def test_what_train_refuses_plan_and_submit_refuse_in_the_same_words(
     write_spec: WriteSpec, say: Say, tmp_path: Path, override: str, message: str
 ) -> None:
     spec = write_spec()
-    torch.save(
-        build_model("tsm", backbone="resnet50", num_frames=4, num_classes=4).state_dict(), tmp_path / "other.pth"
-    )
+    other = build_model("tsm", backbone="resnet34", num_frames=4, num_classes=4, width=0.125)
+    torch.save(other.state_dict(), tmp_path / "other.pth")
     said = []
     for words in COMMANDS:
         status, out, err = say(*words, spec, override.format(folder=tmp_path), "scale.gpus=null")
@@ -129,13 +127,6 @@ def test_plan_says_what_of_the_weights_fits(write_spec: WriteSpec, plan: Plan, t
     assert note.startswith(f"pretrained: {tmp_path}/w.pth: 102 of the model's 102 tensors loaded")
 
 
-def test_a_network_without_bn_has_no_bn_batch(plan: Plan) -> None:
-    tsm, vit = (
-        plan(f"configs/kinetics/{name}.yaml", "--clips", 48_000, "scale.gpus=1") for name in ("tsm_r50_8f", "vit_b_16f")
-    )
-    assert "\n  BN batch       16 clips x 8 frames of one virtual GPU\n" in tsm and "BN batch" not in vit
-
-
 def test_with_clips_plan_says_what_it_has_not_checked(write_spec: WriteSpec, plan: Plan) -> None:
     words = (write_spec(), "--clips", 80, "data.val=no.csv", "model.num_classes=3")
     assert "  not checked    data.train, data.val\n" in plan(*words)
@@ -167,20 +158,16 @@ def _without(source: Manifest, label: int, path: Path) -> dict[str, str]:
 
 
 def test_a_class_that_only_validation_has_is_named(
-    write_spec: WriteSpec, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    write_spec: WriteSpec, motion_set: Path, tmp_path: Path, say: Say
 ) -> None:
     data = _without(read_manifest(motion_set / "train.csv"), 2, tmp_path / "less" / "train.csv")
-    spec = str(write_spec(data=data, schedule={"epochs": 1, "warmup_epochs": 0}))
+    spec = write_spec(data=data, scale={"gpus": 8, "clips_per_gpu": 6}, schedule={"epochs": 1, "warmup_epochs": 0})
     said = "warning: 1 class (left) in data.val and not in data.train\n"
-    assert main(["plan", spec]) == 0
-    assert capsys.readouterr().err == said
-    assert main(["plan", spec, "--json"]) == 0
-    out, err = capsys.readouterr()
+    assert say("plan", spec)[2] == said
+    _, out, err = say("plan", spec, "--json")
     assert err == said and json.loads(out)["warnings"] == ["1 class (left) in data.val and not in data.train"]
-    assert main(["plan", spec, "--clips", "80"]) == 0
-    assert capsys.readouterr().err == ""
-    assert main(["train", spec]) == 0
-    assert capsys.readouterr().err.count(said) == 1
+    assert say("plan", spec, "--clips", "80")[2] == ""
+    assert train(0, spec).count(said) == 1
     counts = json.loads((tmp_path / "runs/run/plan.json").read_text())["clips_per_class"]
     assert counts["train"] == {"right": 20, "up": 20, "left": 0, "down": 20}
     assert counts["val"] == {"right": 3, "up": 3, "left": 3, "down": 2}
@@ -255,7 +242,9 @@ def test_a_checkpoint_in_the_background_is_a_copy_in_memory(write_spec: WriteSpe
     assert copied in plan(write_spec(checkpoint={"background": True})) and copied not in plan(write_spec())
 
 
-def test_clips_of_both_sets_are_named(write_spec: WriteSpec, motion_set: Path, tmp_path: Path, say: Say) -> None:
+def test_clips_and_groups_of_both_sets_are_named(
+    write_spec: WriteSpec, motion_set: Path, tmp_path: Path, say: Say
+) -> None:
     val = read_manifest(motion_set / "val.csv")
     leaked = [replace(val.row(clip), path=str(motion_set / val.path(clip))) for clip in (3, 5)]
     train = read_manifest(motion_set / "train.csv")
@@ -270,25 +259,17 @@ def test_clips_of_both_sets_are_named(write_spec: WriteSpec, motion_set: Path, t
     bad = tmp_path / "bad.csv"  # a clip that is left out is not trained on
     bad.write_text(f"path,reason\n{leaked[0].path},x\n{leaked[1].path},x\n")
     assert json.loads(say("plan", spec, "--json", f"data.quarantine={bad}")[1])["warnings"] == []
-
-
-def test_groups_of_both_sets_are_named(write_spec: WriteSpec, motion_set: Path, tmp_path: Path, say: Say) -> None:
-    """Persons g0 to g3 in training and g2 to g5 in validation; without the clips of g3 one is on both sides."""
-    for side, first in (("train", 0), ("val", 2)):
+    for side in ("train", "val"):  # the same persons, and other files
         manifest = read_manifest(motion_set / f"{side}.csv")
-        rows = [replace(manifest.row(clip), group=f"g{first + clip % 4}") for clip in range(len(manifest))]
+        rows = [replace(manifest.row(clip), group=f"g{clip % 4}") for clip in range(len(manifest))]
         rows = [replace(row, path=str(motion_set / row.path)) for row in rows]
-        write_manifest(tmp_path / f"{side}.csv", rows)
-    bad = [row.path for row in rows if row.group == "g3"]
-    write_classes(tmp_path, manifest.classes or ())
-    spec = write_spec(data={side: str(tmp_path / f"{side}.csv") for side in ("train", "val")})
-    status, out, err = say("plan", spec, "--json")
-    (line,) = json.loads(out)["warnings"]
-    assert status == 0 and err == f"warning: {line}\n"
-    assert line.startswith("data.val shares 2 groups (column group) with data.train, such as g2, g3: the accuracy")
-    (tmp_path / "bad.csv").write_text("".join(f"{line}\n" for line in ("path,reason", *(f"{path},x" for path in bad))))
-    (line,) = json.loads(say("plan", spec, "--json", f"data.quarantine={tmp_path}/bad.csv")[1])["warnings"]
-    assert line.startswith("data.val shares 1 group (column group) with data.train, such as g2: ")
+        write_manifest(tmp_path / f"more/{side}.csv", rows)
+    bad.write_text("path,reason\n" + "".join(f"{row.path},x\n" for row in rows if row.group == "g3"))
+    words = (spec, "--json", f"data.val={tmp_path}/more/val.csv")
+    for more, number in (((), 4), ((f"data.quarantine={bad}",), 3)):
+        (line,) = json.loads(say("plan", *words, *more)[1])["warnings"]
+        shared = f"data.val shares {number} groups (column group) with data.train, such as g0, g1, g2: the accuracy"
+        assert line.startswith(shared)
 
 
 def test_an_early_stop_makes_the_steps_the_most_and_frozen_parts_are_named(write_spec: WriteSpec, say: Say) -> None:

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from summit_train.__main__ import main
-from tests.runs import changed_copy
 from tests.worlds import Say, command, lines, refused
 
 
@@ -29,31 +27,6 @@ def videos(motion_set: Path, tmp_path: Path) -> Path:
         content = (motion_set / f"videos/val_00000{number}.mp4").read_bytes()
         (tmp_path / f"videos/{number}.mp4").write_bytes(content[: 300 if number == 1 else None])
     return tmp_path / "videos"
-
-
-def test_the_accuracy_is_that_of_eval(
-    say: Say, trained_run: Path, motion_set: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    val = motion_set / "val.csv"
-    status, out, err = say(val, "--json", "evaluate.clips=2")
-    assert (status, err) == (0, "") and out.count("\n") == 1
-    found = json.loads(out)
-    (checkpoint,) = (trained_run / "checkpoints").glob("step_00000020.pt")
-    words = [str(trained_run / "spec.yaml"), "--checkpoints", str(checkpoint), "--json", "evaluate.clips=2"]
-    assert main(["eval", *words, f"run_dir={tmp_path}"]) == 0
-    wanted = json.loads(capsys.readouterr().out)
-    row = wanted["checkpoints"][0]
-    assert (found["top1"], found["top5"], found["videos_labelled"]) == (row["top1"], row["top5"], wanted["videos"])
-    assert list(found) == ["videos", "top1", "top5", "videos_labelled"] and len(found["videos"]) == 11
-    assert all(list(video) == ["path", "predictions"] for video in found["videos"])
-    # The table, of the first four.
-    rows = val.read_text().splitlines()[1:5]
-    (tmp_path / "few.csv").write_text("path,label,num_frames\n" + "".join(f"{motion_set}/{row}\n" for row in rows))
-    answers = [video["predictions"][0]["label"] for video in found["videos"][:4]]
-    right = sum(answer == int(row.split(",")[1]) for answer, row in zip(answers, rows, strict=True))
-    _, out, _ = say(tmp_path / "few.csv", "evaluate.clips=2", "--top", "1")
-    assert lines(out)[0].split() == ["video", "class", "score"] and len(lines(out)) == 6
-    assert lines(out)[-1] == f"top-1 {25 * right:.2f} %  (4 labelled videos)"
 
 
 def test_two_ranks_say_what_one_says(
@@ -84,12 +57,8 @@ def test_a_bad_file_is_named_and_the_status_is_1(say: Say, videos: Path, tmp_pat
     found = json.loads(out)["videos"]
     assert found[1] == {"path": f"{videos}/1.mp4", "error": reason}
     rows = list(csv.DictReader((tmp_path / "new/out.csv").open()))
-    assert [row["path"] for row in rows] == [video["path"] for video in found]
-    assert [row["error"] for row in rows] == ["", reason, ""]
-    for row, video in ((rows[0], found[0]), (rows[2], found[2])):
-        first, second = video["predictions"]
-        assert (row["label"], row["name"], float(row["score"])) == (str(first["label"]), first["name"], first["score"])
-        assert (row["label_2"], float(row["score_2"])) == (str(second["label"]), second["score"])
+    assert [(row["path"], row["error"]) for row in rows] == [(video["path"], video.get("error", "")) for video in found]
+    assert rows[0]["label_2"] == str(found[0]["predictions"][1]["label"])
 
 
 def test_many_bad_files_are_counted(say: Say, tmp_path: Path) -> None:
@@ -102,20 +71,6 @@ def test_many_bad_files_are_counted(say: Say, tmp_path: Path) -> None:
         "... and 2 more; --json and --csv name all",
         "summit-train: 22 of 22 videos could not be read",
     ]
-
-
-def test_without_names_the_numbers_are_shown_and_it_is_said_once(
-    say: Say, trained_run: Path, motion_set: Path, tmp_path: Path
-) -> None:
-    video = motion_set / "videos/val_000000.mp4"
-    alone = changed_copy(trained_run, tmp_path / "alone.pt", classes=None)
-    status, out, err = say(video, video, "--json", run=alone)
-    assert status == 0
-    assert all(one["name"] == str(one["label"]) for one in json.loads(out)["videos"][0]["predictions"])
-    assert err == f"{alone}: lacks the names of its classes: numbers are shown; --classes FILE gives them names\n"
-    status, out, err = say(video, "--json", "--classes", motion_set / "classes.txt", run=alone)
-    assert (status, err) == (0, "")
-    assert json.loads(out) == json.loads(say(video, "--json")[1])
 
 
 def test_what_is_wrong_is_one_line_and_2(

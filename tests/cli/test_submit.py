@@ -40,10 +40,7 @@ def test_a_dry_run_prints_script_and_cost_and_touches_nothing(
     monkeypatch.setenv("PATH", "/nowhere")  # no scheduler is needed
     status, out, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "256", "--set", "account=abc123", "--dry-run")
     assert status == 0
-    assert out.startswith("#!/bin/bash\n#BSUB -J tsm_r50_8f_1536gpu\n") and out.endswith("\nexit 85\n")
     assert "\n#BSUB -nnodes 256\n" in out and "\n#BSUB -W 0:32\n" in out and "\n#BSUB -P abc123\n" in out
-    assert f"run={tmp_path}/runs/tsm_r50_8f_1536gpu\ncd -- {tmp_path} #" in out
-    assert f"python={sys.executable}\n" in out
     assert err == (
         "tsm_r50_8f_1536gpu: 256 nodes of summit, 1,536 ranks\n"
         "  training     0:14, 59.1 node-hours at 18.3 clips/s a rank "
@@ -228,26 +225,33 @@ def test_a_chain_is_said_and_submitted(say: Say, standins: Standins, tmp_path: P
     assert len(submissions(tmp_path / "runs/tsm_r50_8f_1536gpu")) == 5
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--site", "sumit", "--nodes", "1"], "site 'sumit' not found; did you mean summit? shipped: "),
-        (
-            ["--site", "summit", "--nodes", "257"],
-            "scale.gpus must be at least the 1,542 ranks on 257 nodes of summit, got 1536; try --nodes 256 or fewer",
-        ),
-        (["--site", "summit", "--nodes", "0"], "--nodes must be 1 or more, got 0"),
-        (["--site", "local", "--nodes", "2"], "local: a job must have at most 1 node, got 2"),
-        (["--site", "summit", "--nodes", "1", "--set", "acount=x"], "override 'acount=x': acount: unknown key"),
-        (["--site", "summit", "--nodes", "1", "--speed", "0"], "--speed must be above 0 and finite, got 0"),
-        (["--site", "summit", "--nodes", "1", "--max-requeues", "-1"], "--max-requeues must be 0 or more, got -1"),
-        (["--site", "summit", "--nodes", "1", "--walltime", "0:00"], "--walltime must be at least a minute, got 0:00"),
-        (["--site", "summit", "--nodes", "1", "scale.gpu=1"], "scale.gpu: unknown key; did you mean gpus?"),
-        (["--site", "slurm_v100", "--nodes", "96"], "slurm_v100: a job must have at most 64 nodes, got 96"),
-    ],
-)
-def test_mistakes_are_one_line_and_2(say: Say, words: list[str], message: str) -> None:
-    assert message in refused(say("submit", PAPER, "--clips", "240000", *words, "--dry-run"))
+ONE = "submit --site summit --nodes 1"
+REFUSALS = {
+    "submit --site sumit --nodes 1": "site 'sumit' not found; did you mean summit? shipped: ",
+    "submit --site summit --nodes 257": "scale.gpus must be at least the 1,542 ranks on 257 nodes of summit, got 1536; "
+    "try --nodes 256 or fewer",
+    "submit --site summit --nodes 0": "--nodes must be 1 or more, got 0",
+    "submit --site local --nodes 2": "local: a job must have at most 1 node, got 2",
+    "submit --site slurm_v100 --nodes 96": "slurm_v100: a job must have at most 64 nodes, got 96",
+    f"{ONE} --set acount=x": "override 'acount=x': acount: unknown key",
+    f"{ONE} --speed 0": "--speed must be above 0 and finite, got 0",
+    f"{ONE} --max-requeues -1": "--max-requeues must be 0 or more, got -1",
+    f"{ONE} --walltime 0:00": "--walltime must be at least a minute, got 0:00",
+    f"{ONE} scale.gpu=1": "scale.gpu: unknown key; did you mean gpus?",
+    "plan --nodes 2": "--nodes must be used with --site",
+    "plan --walltime 2:00": "--walltime must be used with --site",
+    "plan --price 2": "--price must be used with --site",
+    "plan --site summit --nodes 2 --ranks 6": "--ranks must be 12 on 2 nodes of summit, got 6; try --nodes",
+    "plan --site summit --ranks 8": "--ranks must be 6 on 1 node of summit, got 8; try --nodes alone",
+    "plan --site summit --nodes 300": "scale.gpus must be at least the 1,800 ranks on 300 nodes of summit, got 1536",
+}
+
+
+@pytest.mark.parametrize("words", REFUSALS)
+def test_mistakes_are_one_line_and_2(say: Say, words: str) -> None:
+    command, *more = words.split()
+    dry = ["--dry-run"] if command == "submit" else []
+    assert REFUSALS[words] in refused(say(command, PAPER, "--clips", "240000", *more, *dry))
 
 
 def test_a_walltime_of_the_wrong_form_is_the_parsers(say: Say) -> None:
@@ -279,8 +283,10 @@ def test_a_refusal_is_1(say: Say, standins: Standins, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
-def test_this_machine_trains_in_the_foreground(write_spec: WriteSpec, tmp_path: Path) -> None:
-    spec, run = write_spec("a 'b", schedule={"epochs": 1}), tmp_path / "runs/a 'b"
+def test_this_machine_trains_in_the_foreground(
+    write_spec: WriteSpec, eight_videos: dict[str, str], tmp_path: Path
+) -> None:
+    spec, run = write_spec("a 'b", data=eight_videos, schedule={"epochs": 1}), tmp_path / "runs/a 'b"
     words = [sys.executable, "-m", "summit_train", "submit", str(spec), "--site", "local", "--nodes", "1"]
     environ = environment(SUMMIT_TRAIN_COMM="torch")
     done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True)
@@ -307,27 +313,3 @@ def test_plan_says_the_cost_on_a_site(say: Say) -> None:
     assert _site_of_plan(say, "--site", "slurm_v100", "--nodes", "2")["hours"] is None
     assert site["comm"] == "auto"
     assert _site_of_plan(say, "--site", "summit", "--set", "comm=torch")["comm"] == "torch"
-
-
-def test_plan_on_a_site_for_people(say: Say) -> None:
-    status, out, _ = say("plan", PAPER, "--clips", "240000", "--site", "summit", "--nodes", "8")
-    assert status == 0
-    for part in ("1,536 = 48 ranks x 32", "nodes          8", "6:56, 55.4 node-hours at 19.5 clips/s a rank",
-                 "a chain of 5 jobs of 2:00: 80.0 node-hours; at most 240.0 with 10 requeues",
-                 "comm           auto: Horovod where it is installed"):  # fmt: skip
-        assert part in out
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--nodes 2", "--nodes must be used with --site"),
-        ("--walltime 2:00", "--walltime must be used with --site"),
-        ("--price 2", "--price must be used with --site"),
-        ("--site summit --nodes 2 --ranks 6", "--ranks must be 12 on 2 nodes of summit, got 6; try --nodes"),
-        ("--site summit --ranks 8", "--ranks must be 6 on 1 node of summit, got 8; try --nodes alone"),
-        ("--site summit --nodes 300", "scale.gpus must be at least the 1,800 ranks on 300 nodes of summit, got 1536"),
-    ],
-)
-def test_mistakes_in_a_plan_on_a_site(say: Say, words: str, message: str) -> None:
-    assert message in refused(say("plan", PAPER, "--clips", "240000", *words.split()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from summit_train.__main__ import main
 from summit_train.cluster.site import load_site
 from summit_train.cluster.submit import submissions
 from summit_train.data.manifest import read_manifest
@@ -77,18 +78,6 @@ def test_a_dry_run_prints_every_runs_plan_and_touches_nothing(say: Say, write_sw
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_dry_run_in_json_has_whole_plans_and_the_cost(say: Say) -> None:
-    table3 = str(ROOT / "configs/sweeps/table3.yaml")
-    status, out, _ = say("sweep", table3, "--site", "summit", "--clips", "240000", "--dry-run", "--json")
-    values = json.loads(out)
-    assert status == 0 and len(values["runs"]) == 10
-    simulated = values["runs"][-1]
-    assert (simulated["name"], simulated["nodes"], simulated["accumulation"]) == ("nodes-1024", 256, 4)
-    assert values["runs"][0]["site"]["jobs"] > 1  # 50 hours where a job of one node has 2
-    assert values["node_hours"] == pytest.approx(sum(run["site"]["node_hours"] for run in values["runs"]))
-    assert values["most_node_hours"] == pytest.approx(sum(run["site"]["most_node_hours"] for run in values["runs"]))
-
-
 def test_all_runs_of_an_array_may_take_what_the_longest_one_needs(say: Say, tmp_path: Path) -> None:
     """100 epochs take 32 minutes and 3 requeues (tests/cluster/test_estimate.py), 50 epochs less."""
     base = ROOT / "configs/kinetics/tsm_r50_8f_1536gpu.yaml"
@@ -99,12 +88,6 @@ def test_all_runs_of_an_array_may_take_what_the_longest_one_needs(say: Say, tmp_
     values = json.loads(say(*words)[1])
     assert [run["site"]["walltime_minutes"] < 32 for run in values["runs"]] == [True, False]
     assert values["most_node_hours"] == pytest.approx(2 * 256 * 32 / 60 * (1 + 3))
-
-
-def test_without_a_site_a_plan_has_one_rank_a_virtual_gpu(say: Say, write_sweep: Sweeps) -> None:
-    status, out, _ = say("sweep", str(write_sweep("grid: {scale.gpus: [4, 8]}\n")), "--dry-run")
-    assert status == 0
-    assert [line.split()[:4] for line in lines(out)[2:]] == [["gpus-4", "4", "4", "1"], ["gpus-8", "8", "8", "1"]]
 
 
 def test_weights_are_looked_for_by_each_run(say: Say, write_sweep: Sweeps, tmp_path: Path) -> None:
@@ -320,11 +303,12 @@ _LOCAL = ("--local", "--set", "ranks_per_node=1")
 
 @pytest.mark.usefixtures("in_process")
 def test_here_a_failing_run_stops_no_other_and_is_all_that_starts_again(
-    say: Say, write_sweep: Sweeps, tmp_path: Path
+    say: Say, write_sweep: Sweeps, eight_videos: dict[str, str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "runs/study"
     path = write_sweep(
-        f"runs:\n  - {{name: after, model.pretrained: {folder}/b}}\n  - {{name: b}}\n  - {{name: c, scale.gpus: 8}}\n",
+        f"runs:\n  - {{name: after, model.pretrained: {folder}/b}}\n  - {{name: b}}\n  - {{name: c, scale.gpus: 2}}\n",
+        data=eight_videos,
         schedule={"epochs": 1, "warmup_epochs": 0},
     )
     status, out, _ = say("sweep", str(path), *_LOCAL)
@@ -340,12 +324,18 @@ def test_here_a_failing_run_stops_no_other_and_is_all_that_starts_again(
     assert json.loads((folder / "table.json").read_text())["states"]["done"] == 3
 
 
-def test_here_a_full_disk_behind_the_log_ends_no_run(write_sweep: Sweeps, tmp_path: Path) -> None:
-    path = write_sweep("grid: {seed: [0]}\n", schedule={"epochs": 1, "warmup_epochs": 0})
-    with open("/dev/full", "w") as full:
-        process = start(0, "-m", "summit_train", "sweep", str(path), *_LOCAL, output=full, errors=subprocess.PIPE)
-        _, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0 and "standard output: No space left on device" in err
+@pytest.mark.usefixtures("in_process")
+def test_here_a_full_disk_behind_the_log_ends_no_run(
+    write_sweep: Sweeps, eight_videos: dict[str, str], tmp_path: Path
+) -> None:
+    path = write_sweep("grid: {seed: [0]}\n", data=eight_videos, schedule={"epochs": 1, "warmup_epochs": 0})
+
+    def work() -> int:
+        sys.stdout = open("/dev/full", "w")  # noqa: SIM115
+        return main(["sweep", str(path), *_LOCAL])
+
+    status, err = forked(0, work)
+    assert status == 0 and "standard output: No space left on device" in err
     assert json.loads((tmp_path / "runs/study/table.json").read_text())["states"]["done"] == 1
 
 

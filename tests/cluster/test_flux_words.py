@@ -15,11 +15,11 @@ import pytest
 from tests.cluster.test_job import CASES, script
 from tests.worlds import ROOT
 
-FOLDER = ROOT / "build/flux"  # where tests/install_flux.sh puts it
+FOLDER = ROOT / "build/flux"  # where tests/install.sh puts it
 FLUX = [case for case in CASES if case.startswith(("el_capitan", "flux_generic"))]
 pytestmark = pytest.mark.skipif(
     not (FOLDER / "flux").is_dir() and importlib.util.find_spec("flux") is None,
-    reason="needs flux-python in build/flux; tests/install_flux.sh installs it",
+    reason="needs flux-python in build/flux; `make test` installs it",
 )
 
 

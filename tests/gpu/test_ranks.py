@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -82,6 +83,7 @@ def trained(method: str, world: World, device: torch.device) -> State:
     return floats | {"loss": torch.tensor(vote.loss)}
 
 
+@pytest.mark.nightly
 def test_two_ranks_end_as_one_does(device: torch.device, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "tests.gpu.test_ranks", str(device), str(tmp_path)]
     processes = [

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from tests.conftest import WriteSpec
@@ -29,6 +30,7 @@ sys.exit(main_without_reports(sys.argv[1:]))
 KILLED_AFTER, STEPS = 13, 20
 
 
+@pytest.mark.nightly
 def test_a_killed_run_resumes_to_the_bit(device: torch.device, write_spec: WriteSpec, tmp_path: Path) -> None:
     sections: dict[str, Any] = {"checkpoint": {"every_minutes": 0.0001}, "ema": {"decay": 0.9}}
     specs = {name: write_spec(name, **sections) for name in ("whole", "killed")}
@@ -73,6 +75,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.nightly
 def test_a_nan_ends_the_run_and_is_named(device: torch.device, write_spec: WriteSpec, tmp_path: Path) -> None:
     """The third step is skipped, the fourth ends the run."""
     process = start(BREAKS, write_spec("nan", watch={"nonfinite_steps": 2}), device, tmp_path / "log")

@@ -4,10 +4,13 @@ Four virtual GPUs as one rank of four micro-batches, three steps of a small TSM 
 and running statistics are relative to how far the three steps moved them, so a step that does nothing has the error 1.
 Bounds: a gradient in fp32 has an error up to some 1e-3 where roundings change the sign of an activation, and three
 steps add theirs; statistics and losses see no more than the roundings and the weights' error times the LR.
+
+What a step records on a device: nothing waits for it, and its slices lie on the host's clock, in their order.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -19,8 +22,11 @@ from summit_train.models.fast import accelerate
 from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.training.run import build_train_step
 from summit_train.training.step import RunningStatistics, StepSettings, TrainStep, Vote
+from summit_train.training.stopwatch import Mark, Recorder, idle_mark
+from summit_train.training.trace import slices_of
 from tests.gpu.devices import CPU, flat, on_devices, random_batch, relative_error, tf32
 from tests.gpu.networks import CLASSES, Case, build
+from tests.gpu.test_syncs import waits_forbidden
 
 VIRTUAL_GPUS, CLIPS, STEPS = 4, 2, 3
 LR = 0.05
@@ -116,3 +122,27 @@ def test_an_overflow_in_fp16_skips_the_step_and_halves_the_scale(device: torch.d
     after = state(step)
     assert not torch.equal(before["weights"], after["weights"])
     assert all(bool(torch.isfinite(values).all()) for values in after.values())
+
+
+@pytest.mark.parametrize(("name", "device"), on_devices(["traced"], rehearsed=["traced"]))
+def test_slices_lie_on_the_hosts_clock_and_recording_waits_for_nothing(name: str, device: torch.device) -> None:
+    step, recorder = train_step(SMALL, device, "fp32", ({}, {})), Recorder(device)
+    shape = (CLIPS, SMALL.frames, SMALL.crop, SMALL.crop, 3)
+    batches = [random_batch(0, virtual_gpu, shape, CLASSES) for virtual_gpu in range(VIRTUAL_GPUS)]
+    for _ in range(2):  # the first ones allocate and choose algorithms
+        step(batches, LR)
+    before = idle_mark(device).host_time(idle_mark(device))
+    with waits_forbidden(device):
+        recorder.begin_step(1, Mark(device))
+        recorder.lap("data_wait")
+        step(batches, LR, stopwatch=recorder)
+    now = idle_mark(device)
+    after = time.perf_counter()
+    (timed,) = recorder.take()
+    whole, *phases = slices_of(timed, now, 0.0)
+    slack = 1e-3 if device.type == "cuda" else 0.0  # between an event and the host's reading
+    assert before - slack <= whole.start < whole.end <= after + slack
+    assert [one.start for one in phases[1:]] == [one.end for one in phases[:-1]]
+    assert (phases[0].start, phases[-1].end) == (whole.start, whole.end)
+    passes = [one for one in phases if one.name in ("forward", "backward")]
+    assert len(passes) == 2 * VIRTUAL_GPUS and all(one.end > one.start for one in passes)

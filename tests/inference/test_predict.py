@@ -16,7 +16,6 @@ from av.video.frame import VideoFrame
 
 from summit_train.__main__ import main
 from summit_train.core.comm import World
-from summit_train.core.errors import UserError
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.clip import Clip
@@ -137,15 +136,6 @@ def test_the_rows_of_its_table_are_a_manifest(trained: Trained, motion_set: Path
     again = read_manifest(tmp_path / "found.csv")
     assert [again.path(clip) for clip in range(len(again))] == [video.clip.path for video in found.videos]
     assert again.labels.tolist() == [video.predictions[0]["label"] for video in found.videos]
-
-
-def test_a_folder_of_videos_may_hold_links_to_others(trained: Trained, motion_set: Path, tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder/more").symlink_to(motion_set / "videos")
-    assert len(predicted(trained, tmp_path / "folder").videos) == len(list((motion_set / "videos").glob("*.mp4")))
-    (tmp_path / "folder/gone").symlink_to("nowhere")
-    with pytest.raises(UserError, match="folder/gone: is a link to nowhere, which is not there"):
-        predicted(trained, tmp_path / "folder")
 
 
 def test_a_video_of_two_frames_repeats_them(trained: Trained, tmp_path: Path) -> None:

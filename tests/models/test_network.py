@@ -6,7 +6,10 @@ import copy
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -93,17 +96,35 @@ def test_the_kernels_for_cpus_are_asked_for_on_cpus_alone() -> None:
     assert cpu_kernels(torch.device("cuda")) == "not used"
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
-def test_compiled_the_losses_and_the_names_are_the_same(
-    write_spec: WriteSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _compare_compiled(write_spec: WriteSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare losses and names of one network, compiled and not."""
     monkeypatch.setitem(VARIANTS, "resnet18", (BasicBlock, (1, 0, 0, 0)))  # compiling eight blocks takes a minute
-    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
     path = write_spec(model={"dropout": 0.0, "width": 0.125, "backbone": "resnet18"}, data={"num_frames": 2})
     plain, compiled = (load_spec(path, [f"execution.compile={value}"]) for value in ("false", "true"))
     assert list(initial_network(compiled, CPU).state_dict()) == list(initial_network(plain, CPU).state_dict())
     assert losses(compiled) == pytest.approx(losses(plain), rel=1e-4)
+
+
+def test_traced_the_losses_and_the_names_are_the_same(write_spec: WriteSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch.compile traces the network, without its code for CPUs."""
+    graphs = list[torch.fx.GraphModule]()
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    _compare_compiled(write_spec, monkeypatch)
+    assert graphs
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+def test_compiled_the_losses_and_the_names_are_the_same(
+    write_spec: WriteSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+    _compare_compiled(write_spec, monkeypatch)
     # All compiled code is in the folder for this kind of processor.
     (folder,) = (tmp_path / "cache").iterdir()
     assert str(folder) == os.environ[CACHE] and any(folder.rglob("*.main.so"))

@@ -59,17 +59,6 @@ def test_the_same_elements_fall_in_bf16_in_copies_and_in_pickles() -> None:
     assert torch.equal(_mask(pickle.loads(pickle.dumps(dropout))), mask)
 
 
-def test_a_network_is_reseeded_as_a_whole() -> None:
-    model = build_model("tsm", "resnet18", 2, 5, width=0.125, dropout=0.5)
-    clip = torch.randn(2, 2, 3, 32, 32)
-    logits = []
-    for seed in (1, 2, 1):
-        model.reseed(seed)
-        logits.append(model(clip))
-    assert torch.equal(logits[0], logits[2]) and not torch.equal(logits[0], logits[1])
-    assert not any("dropout" in name for name in model.state_dict())
-
-
 @pytest.mark.parametrize("fast", [True, False], ids=["fast", "plain"])
 @pytest.mark.parametrize(("which", "num_frozen"), [("none", 0), ("all", 20), ("all_but_first", 19)])
 def test_what_is_frozen_stays(which: str, num_frozen: int, fast: bool) -> None:

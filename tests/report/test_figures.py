@@ -42,6 +42,7 @@ def test_every_figure_is_valid_svg_whatever_the_users_style(write_run):
         assert matplotlib.rcParams["lines.linewidth"] == 9
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_only_what_there_is_data_for_is_drawn(write_run, run_records):
     nothing = write_run("nothing", leave_out=("metrics.jsonl", "eval.json"))
     only_final = write_run("final", leave_out=("metrics.jsonl",))
@@ -51,6 +52,7 @@ def test_only_what_there_is_data_for_is_drawn(write_run, run_records):
     assert [picture.title for picture in pictures([RunRecord(no_loss)])] == TITLES[1:]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_loss_of_the_validations_is_drawn_beside_that_of_training(write_run, run_records):
     lines = [line | {"val_loss": 1.25} if line["kind"] == "eval" else line for line in run_records()]
     loss = pictures([RunRecord(write_run(lines=lines))])[0]
@@ -58,6 +60,7 @@ def test_the_loss_of_the_validations_is_drawn_beside_that_of_training(write_run,
     assert "validation" not in pictures([RunRecord(write_run("older"))])[0].caption
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_restarts_and_skipped_steps_are_explained(write_run, run_records):
     lines = run_records()
     plain = RunRecord(write_run("plain", lines=lines))
@@ -213,6 +216,7 @@ def test_the_classes_of_each_validation_are_drawn_the_lowest_at_the_end_first(wr
     assert "Classes" not in [one.title for one in pictures([run, RunRecord(write_run("other"))])]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_first_cell_of_classes_begins_at_the_validation_before_it(write_run, run_records, monkeypatch):
     """An older version wrote the first two validations, without classes."""
     drawn = list[list[float]]()

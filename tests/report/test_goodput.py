@@ -58,6 +58,7 @@ def test_each_second_of_two_jobs_is_counted_once(write_run):
     assert sum(share for _, _, share in goodput_rows(spent)) == pytest.approx(100)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_report_and_eval_json_say_the_same(write_run):
     path = write_run(lines=LINES)
     values = goodput_values(path)
@@ -68,6 +69,7 @@ def test_the_report_and_eval_json_say_the_same(write_run):
     assert '<tr><td>between the jobs</td><td class="n">1 min 05 s</td><td class="n">33.85 %</td></tr>' in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_restart_in_the_same_job_is_not_the_queue(write_run):
     path = write_run(lines=[line | ({"job": str(int(T0) - 20)} if line["kind"] == "start" else {}) for line in LINES])
     (path / "job").mkdir()

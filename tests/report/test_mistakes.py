@@ -69,6 +69,7 @@ def greys(film: Film) -> list[int]:
     return [round(float(pixels[20:76, i * 192 + 20 : i * 192 + 172].mean())) for i in range(16)]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_frames_are_spread_over_the_clip_in_its_direction(run: Path) -> None:
     found = read_mistakes(RunRecord(run))
     assert found is not None and found.reason == "" and len(found.rows) == 3
@@ -85,6 +86,7 @@ def test_frames_are_spread_over_the_clip_in_its_direction(run: Path) -> None:
     assert "no.mp4" in Page(page).text and "<quiet>" not in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_the_videos_the_mistakes_are_listed_with_the_reason(run: Path, tmp_path: Path) -> None:
     (tmp_path / "grey.mp4").unlink()
     found = read_mistakes(RunRecord(run))
@@ -113,6 +115,7 @@ def test_classes_without_a_name_have_their_number(run: Path) -> None:
     ]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_several_runs_and_runs_without_scores_have_no_mistakes(run: Path, write_run) -> None:
     other = write_run("other", leave_out=("metrics.jsonl",))
     assert read_mistakes(RunRecord(other)) is None

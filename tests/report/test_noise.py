@@ -58,6 +58,7 @@ def _noisy(lines: list[dict[str, Any]], every: int = 2) -> list[dict[str, Any]]:
     return lines
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_shows_it_with_the_batches_or_as_unclear(write_run, run_records) -> None:
     lines = _noisy(run_records())
     run = RunRecord(write_run("noisy", lines=lines))
@@ -76,6 +77,7 @@ def test_the_page_shows_it_with_the_batches_or_as_unclear(write_run, run_records
     assert "<b>Noise scale.</b>" not in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_virtual_gpu_is_noted_and_a_run_without_measurements_shows_nothing(write_run) -> None:
     path = write_run("one", leave_out=("metrics.jsonl",))
     assert "oise scale" not in render([RunRecord(path)])
@@ -84,13 +86,3 @@ def test_one_virtual_gpu_is_noted_and_a_run_without_measurements_shows_nothing(w
     assert "No gradient noise scale" not in render([RunRecord(path)])  # of before there was one
     (path / "spec.yaml").write_text((path / "spec.yaml").read_text() + "noise_scale: {every_steps: 10}\n")
     assert any("No gradient noise scale: one virtual GPU" in note for note in notes_of(RunRecord(path)))
-
-
-def test_the_average_of_the_weights_stands_below_the_weights(write_run) -> None:
-    path = write_run("averaged", leave_out=("metrics.jsonl",))
-    final = json.loads((path / "eval.json").read_text())
-    final["ema"] = {"top1_mean": 97.5, "top1_std": 0.25, "top5_mean": 100.0, "top5_std": 0.0, "checkpoints": []}
-    (path / "eval.json").write_text(json.dumps(final))
-    page = render([RunRecord(path)])
-    assert "average of the weights" in page and "97.50 ± 0.25 %" in page
-    assert "average of the weights" not in render([RunRecord(write_run("plain", leave_out=("metrics.jsonl",)))])

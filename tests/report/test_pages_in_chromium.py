@@ -16,6 +16,7 @@ import pytest
 from summit_train.__main__ import main
 from tests.chromium import Chromium, missing, running_chromium
 
+pytestmark = pytest.mark.nightly
 NARROW, WIDE = 390, 1400
 WHITE, BLACK = "rgb(255, 255, 255)", "rgb(20, 20, 20)"
 

@@ -17,7 +17,7 @@ from summit_train.scaling import roofline as roofline_module
 from summit_train.scaling.roofline import DEVICES, LAUNCH_S, Device, published_steps, roofline
 from summit_train.spec import Spec, load_spec
 from tests.detectors import detector_spec
-from tests.worlds import main_said, refused
+from tests.worlds import Say, main_said, refused
 
 PRECISIONS = ("fp32", "fp16", "bf16")
 FAST = Device("made up", dict.fromkeys(PRECISIONS, math.inf), math.inf, math.inf)
@@ -127,16 +127,13 @@ def test_steps_that_are_not_counted_are_refused(tmp_path: Path) -> None:
         assert str(error.value) == f"{message}; try --machine"
 
 
-def test_the_second_call_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_call_needs_no_torch(tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     words = ["simulate", "shipped:kinetics/tsm_r50_8f", "--device", "h100", "precision=bf16", "model.width=0.25"]
     program = "import sys; sys.modules['torch'] = None; from summit_train.__main__ import main; sys.exit(main())"
-
-    def run(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, *more], capture_output=True, text=True)
-
-    first, again = run("-m", "summit_train", *words), run("-c", program, *words)
-    assert (again.stdout, again.stderr, again.returncode) == (first.stdout, "", 0)
+    first = say(*words)
+    again = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+    assert (again.returncode, again.stdout, again.stderr) == first and first[::2] == (0, "")
 
 
 def test_the_table_of_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:

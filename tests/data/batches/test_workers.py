@@ -167,20 +167,20 @@ if __name__ == "__main__":
 
 def _named_after(pids: list[int], temporary: Path) -> list[str]:
     """The semaphores and temporary folders that bear the number of one of some processes. Nobody else may use them."""
-    found = [path for folder in (Path("/dev/shm"), temporary) for path in folder.glob("*summit-*")]
-    found = [path for path in found if int(path.name.split("-")[2]) in pids]
+    found = [path for folder in (Path("/dev/shm"), temporary) for path in folder.iterdir()]
+    number = re.compile(r"(?:sem\.)?summit-[0-9a-f]{6}-(\d+)\b.*")  # others may have files of other names
+    found = [path for path in found if (match := number.fullmatch(path.name)) and int(match[1]) in pids]
     assert not any(path.stat().st_mode & 0o077 for path in found)
     return [path.name for path in found]
 
 
 @needs_ranks
 def test_what_ranks_leave_that_were_killed_is_deleted_at_a_later_start(
-    write_spec: WriteSpec, motion_set: Path, tmp_path_factory: pytest.TempPathFactory
+    write_spec: WriteSpec, motion_set: Path, short_folder: Path
 ) -> None:
-    temporary = tmp_path_factory.mktemp("t")  # a socket's path must be short
     spec = write_spec("killed", data={"workers": 1}, schedule={"epochs": 1000})
     program = "import os, sys; from summit_train.__main__ import main; os.umask(0); sys.exit(main(sys.argv[1:]))"
-    job = start(2, "-c", program, "train", str(spec), env={"TMPDIR": str(temporary)})
+    job = start(2, "-c", program, "train", str(spec), env={"TMPDIR": str(short_folder)})
     begun = until(lambda: len(steps_of(load_spec(spec).run_path)) > 2)
     pids = _descendants(job.pid)
     maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
@@ -189,11 +189,11 @@ def test_what_ranks_leave_that_were_killed_is_deleted_at_a_later_start(
     said, _ = job.communicate()
     assert begun, said
     assert set(re.findall(r"/dev/shm/sem\.(\w+)-", maps)) == {"summit"}
-    assert len(_named_after(pids, temporary)) > 10 and not list(temporary.rglob("pymp-*"))
-    scan = ("data", "scan", str(motion_set / "val.csv"), "--out", str(temporary / "bad.csv"), "--workers", "1")
-    status, said = run(0, "-m", "summit_train", *scan, env={"TMPDIR": str(temporary)})
+    assert len(_named_after(pids, short_folder)) > 10 and not list(short_folder.rglob("pymp-*"))
+    scan = ("data", "scan", str(motion_set / "val.csv"), "--out", str(short_folder / "bad.csv"), "--workers", "1")
+    status, said = run(0, "-m", "summit_train", *scan, env={"TMPDIR": str(short_folder)})
     assert status == 0, said
-    assert _named_after(pids, temporary) == [] and not list(temporary.glob("summit-*"))
+    assert _named_after(pids, short_folder) == [] and not list(short_folder.glob("summit-*"))
 
 
 def test_a_worker_that_is_killed_ends_the_run_with_an_error(manifest: Manifest) -> None:

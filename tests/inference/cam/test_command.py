@@ -71,18 +71,6 @@ def test_strips_maps_and_a_table(cam: Cam, trained_run: Path, motion_set: Path, 
     assert "sees 4 frames (dense, every 1), the centre square at 32" in text and str(out / "val_000001.png") in text
 
 
-def test_a_named_class_and_names_for_a_lone_checkpoint(
-    cam: Cam, trained_run: Path, motion_set: Path, tmp_path: Path
-) -> None:
-    alone = changed_copy(trained_run, tmp_path / "alone.pt", classes=None)
-    words = [alone, motion_set / VIDEO, "--threshold", "-100", "--json", "--class"]
-    out, err = cam(*words, "2")
-    assert err == f"{alone}: lacks the names of its classes: numbers are shown; --classes FILE gives them names\n"
-    assert json.loads(out)["videos"][0]["foreground"] == 1.0 and json.loads(out)["network"]["threshold"] == -100
-    out, err = cam(*words, "left", "--classes", motion_set / "classes.txt")
-    assert err == "" and json.loads(out)["videos"][0]["class"] == "left"
-
-
 def test_files_of_one_stem_get_names_of_their_own(
     cam: Cam, trained_run: Path, motion_set: Path, tmp_path: Path
 ) -> None:

@@ -1,8 +1,9 @@
-"""A trained run becomes an ONNX file with its description, or nothing where the file would be wrong."""
+"""A trained run becomes an ONNX file with its description, or nothing where the file would be wrong; `export`."""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import summit_train
+from summit_train.__main__ import main
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import file_sha256
 from summit_train.data.video import augment
@@ -23,6 +25,8 @@ from summit_train.inference.export.export import RULES, SCALING, Export, centre_
 from summit_train.inference.trained import open_trained
 from summit_train.spec import ModelSpec
 from tests.inference.export.conftest import run_export
+from tests.runs import changed_copy
+from tests.worlds import Say, refused
 
 
 def test_the_description_of_a_stream(stream_file: Path, trained_run: Path, motion_set: Path) -> None:
@@ -208,3 +212,47 @@ def test_the_centre_of_a_frame_is_by_default_the_square_of_eval() -> None:
     # 320 pixels across of a frame that is higher than wide: scaled until they are there.
     assert centre_view(256, (256, 320), 240, 320) == [View(320, 426, 0, 85, 320, 256)]
     assert centre_view(256, (256, 320), 320, 240) == [View(341, 256, 10, 0, 320, 256)]
+
+
+@pytest.mark.usefixtures("without_exporter")
+def test_the_summary(trained_run: Path, tmp_path: Path, say: Say) -> None:
+    out, alone = tmp_path / "a.onnx", changed_copy(trained_run, tmp_path / "alone.pt", classes=None)
+    status, text, err = say("export", alone, "--out", out, "--stream")
+    assert status == 0 and "lacks the names of its classes" in err.splitlines()[0]
+    lines = dict(line.split(maxsplit=1) for line in text.splitlines() if not line.startswith(" "))
+    assert lines["network"] == "tsm resnet18, 4 classes"
+    assert lines["graph"] == "stream, frame 1 x 3 x 32 x 32, 8 caches of 296 elements, 1,184 bytes"
+    assert lines["frames"] == "32 x 32, shorter side 32"
+    assert lines["check"].startswith("1 clip of 32 frames: logits up to") and "random pixels" in lines["check"]
+    assert "videos/val_000000.mp4" in text
+    assert lines["written"].startswith(f"{out} (") and out.with_suffix(".json").is_file()
+
+
+def test_nothing_but_json_on_stdout(trained_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "stream.onnx"
+    words = ["--stream", "--size", "32x48", "--batch", "any", "--json", "data.val=/nowhere.csv"]
+    assert main(["export", str(trained_run), "--out", str(out), *words]) == 0
+    printed = capfd.readouterr()
+    found = json.loads(printed.out)
+    assert found == json.loads(out.with_suffix(".json").read_text())
+    assert found["inputs"][0] == {"name": "frame", "shape": ["batch", 3, 32, 48], "dtype": "float32"}
+    assert {tensor["shape"][0] for tensor in (*found["inputs"], *found["outputs"])} == {"batch"}
+    assert printed.err.splitlines() == ["exporting the graph", "checking it against the network"]
+
+
+def test_without_a_package(tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("export", "onnx_file"):
+        monkeypatch.delitem(sys.modules, f"summit_train.inference.export.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    fix = "pip install onnx onnxruntime onnxscript"
+    message = f"summit-train: export needs the package onnxscript, which is not installed: {fix}\n"
+    assert say("export", "run", "--out", tmp_path / "a.onnx") == (2, "", message)
+
+
+def test_mistakes_are_one_line_and_2(trained_run: Path, tmp_path: Path, say: Say) -> None:
+    words = ("export", trained_run, "--out", tmp_path / "a.onnx")
+    for option, value in (("size", "axb"), ("size", "64x"), ("size", "31x64"), ("batch", "two"), ("batch", "0")):
+        status, _, err = say(*words, f"--{option}={value}")
+        assert status == 2 and f"argument --{option}: must be " in err and err.endswith(f", got '{value}'\n")
+    assert "its shift needs the next frame" in refused(say(*words, "--stream", "model.shift_direction=both"))
+    assert list(tmp_path.iterdir()) == []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from summit_train.__main__ import main
 from summit_train.core.errors import UserError
 from summit_train.data.video.encode import with_caption, write_video
 from summit_train.data.video.render import Renderer
@@ -22,7 +23,7 @@ from summit_train.data.video.stream import Reading, StreamFrame, file_frames
 from summit_train.inference.stream.command import drawn_in
 from tests.data.video.test_stream import noise, whole
 from tests.runs import changed_copy
-from tests.worlds import ROOT, Said, Say, environment, main_said, refused
+from tests.worlds import PATIENCE_S, ROOT, Said, Say, main_said, refused
 
 KEYS = ["frame", "seconds", "label", "name", "score", "latency_ms"]
 NO_VIDEO = "video in a supported format, or its header is damaged\n"
@@ -130,31 +131,36 @@ def test_a_stream_that_ends_in_the_middle_of_a_frame(say: Say, tmp_path: Path, r
 
 @pytest.mark.parametrize("live", [(), ("--live",)])
 def test_a_signal_ends_the_stream_in_order(trained_run: Path, tmp_path: Path, live: tuple[str, ...]) -> None:
-    words = ("-m", "summit_train", "stream", trained_run, "-", "--raw", "32x32", "--json", *live)
-    out = tmp_path / "show.mp4"
-    process = subprocess.Popen(
-        # A background job's children ignore the interrupt, and with it this test's.
-        ["env", "--default-signal=INT", sys.executable, *map(str, words), "--draw", str(out)],
-        env=environment(),
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdin and process.stdout and process.stderr
-    found = []
-    for picture in noise(4, 32, 32):
-        process.stdin.write(picture.tobytes())
-        process.stdin.flush()
-        found.append(json.loads(process.stdout.readline()))
-    assert [line["frame"] for line in found] == [0, 1, 2, 3] and not out.exists()
-    process.send_signal(signal.SIGTERM if live else signal.SIGINT)
-    assert process.wait(60) == 130
-    said = process.stderr.read().decode()
-    assert "4 frames (4 seen" in said and "Traceback" not in said
+    """In a forked process, which need not import torch again, between two pipes."""
+    words = ("stream", str(trained_run), "-", "--raw", "32x32", "--json", *live)
+    out, errors = tmp_path / "show.mp4", tmp_path / "errors"
+    (theirs, to_it), (from_it, printed) = os.pipe(), os.pipe()
+
+    def work() -> None:
+        os.close(to_it)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+        for number, stream in enumerate((theirs, printed, os.open(errors, os.O_CREAT | os.O_WRONLY))):
+            os.dup2(stream, number)
+        sys.stdout, sys.stderr = open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
+        os._exit(main([*words, "--draw", str(out)]))
+
+    process = get_context("fork").Process(target=work)
+    process.start()
+    os.close(theirs)
+    os.close(printed)
+    with open(to_it, "wb") as pictures, open(from_it) as told:
+        found = []
+        for picture in noise(4, 32, 32):
+            pictures.write(picture.tobytes())
+            pictures.flush()
+            found.append(json.loads(told.readline()))
+        assert [line["frame"] for line in found] == [0, 1, 2, 3] and not out.exists()
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGTERM if live else signal.SIGINT)
+        process.join(PATIENCE_S)
+    said = errors.read_text()
+    assert process.exitcode == 130 and "4 frames (4 seen" in said and "Traceback" not in said, said
     assert len(list(file_frames(str(out), Reading()))) == 4
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        pipe.close()
 
 
 def test_the_shown_video_has_every_frame(say: Say, video: Path, tmp_path: Path) -> None:

@@ -5,27 +5,37 @@ from __future__ import annotations
 import errno
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from summit_train.core.errors import RunFailed
-from summit_train.models.fast import execution
+from summit_train.models import build_model
+from summit_train.models.fast import accelerate, execution
 from summit_train.models.fast import kernels as library
 from summit_train.models.fast.kernels import Kernels, compiled, library_file, targets
-from tests.worlds import PATIENCE_S, environment
+from tests.worlds import PATIENCE_S, forked
 
 
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "summit_train" / "kernels"
+
+
+@pytest.fixture
+def small_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A source that compiles at once, where the real one takes seconds."""
+    source = tmp_path / "kernels.cpp"
+    source.write_text('extern "C" int answer() { return 42; }')
+    monkeypatch.setattr(library, "SOURCE", source)
+    return source
 
 
 def asked_again() -> Kernels | RunFailed:
@@ -49,15 +59,14 @@ def test_the_best_level_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert targets() == ["ppc64le"]
 
 
-def test_it_is_compiled_once_and_kept(tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, of_another = tmp_path / "kernels.cpp", library_file(targets()[-1])
-    source.write_text('extern "C" int answer() { return 42; }')  # small, as the real one takes seconds
-    monkeypatch.setattr(library, "SOURCE", source)
-    target = targets()[-1]
-    assert library_file(target) != of_another
-    before = os.umask(0)
+def test_it_is_compiled_once_and_kept(empty_cache: Path, small_source: Path) -> None:
+    target, source = targets()[-1], small_source.read_text()
+    before = library_file(target)
+    small_source.write_text(f"{source}\n")
+    assert library_file(target) != before
+    umask = os.umask(0)
     path = compiled(target)
-    os.umask(before)
+    os.umask(umask)
     kept = (path, path.parent, path.parent.parent)  # whatever the umask
     assert {file.stat().st_mode & 0o777 for file in kept} == {0o755}
     assert path.with_suffix(".lock").stat().st_mode & 0o777 == 0o644
@@ -84,16 +93,12 @@ def test_without_a_compiler_there_is_a_reason(empty_cache: Path, monkeypatch: py
     assert not empty_cache.exists()
 
 
-def test_what_the_compiler_says_is_passed_on(
-    tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = tmp_path / "kernels.cpp"
-    source.write_text("int main( {\n")
-    monkeypatch.setattr(library, "SOURCE", source)
+def test_what_the_compiler_says_is_passed_on(empty_cache: Path, small_source: Path) -> None:
+    small_source.write_text("int main( {\n")
     with pytest.raises(RunFailed, match=r"cannot compile kernels\.cpp: .*error"):
         compiled(targets()[-1])
     assert [file.suffix for file in empty_cache.iterdir()] == [".lock"]
-    source.write_text("int main() {}\n")  # the next process tries again
+    small_source.write_text("int main() {}\n")  # the next process tries again
     assert compiled(targets()[-1]).is_file()
 
 
@@ -104,27 +109,24 @@ def quick_compiler(path: Path) -> str:
     return str(path)
 
 
-ASKING = "from summit_train.models.fast import execution; print(execution())"
+def ask() -> int:
+    """Print how networks are computed, in a process that has not asked yet."""
+    library.loaded.cache_clear()
+    print(execution())
+    return 0
 
 
-def rank(number: int, ranks: int, **more: str) -> subprocess.Popen[str]:
-    """A rank, as `--ranks` starts it, that needs the kernels."""
-    environ = environment(SUMMIT_TRAIN_RANK=str(number), SUMMIT_TRAIN_RANKS=str(ranks), **more)
-    return subprocess.Popen(
-        [sys.executable, "-c", ASKING], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-@pytest.mark.slow
-def test_one_rank_compiles_and_says_so_and_all_use_it(tmp_path: Path, empty_cache: Path) -> None:
-    ranks = [rank(number, 2, XDG_CACHE_HOME=str(tmp_path), CXX="") for number in range(2)]
-    said = [process.communicate(timeout=PATIENCE_S) for process in ranks]
-    assert [out for out, _ in said] == [f"{targets()[0]}\n"] * 2
-    (line,) = "".join(err for _, err in said).splitlines()
-    file = empty_cache / library_file(targets()[0]).name
-    assert re.fullmatch(rf"C\+\+ kernels: compiled to {file} in \d+ s", line) and file.is_file()
-    out, err = rank(0, 1, XDG_CACHE_HOME=str(tmp_path)).communicate(timeout=PATIENCE_S)
-    assert (out, err) == (f"{targets()[0]}\n", "")
+@pytest.mark.usefixtures("small_source")
+def test_one_rank_compiles_and_says_so_and_all_use_it(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", "")
+    status, output = forked(2, ask)
+    file = library_file(targets()[0])
+    assert status == 0 and file.parent == empty_cache and file.is_file()
+    said = sorted(output.splitlines())
+    assert re.fullmatch(rf"C\+\+ kernels: compiled to {file} in \d+ s", said[0]) and said[1:] == [targets()[0]] * 2
+    assert isinstance(asked_again(), Kernels) and capsys.readouterr().err == ""
 
 
 class Elsewhere:
@@ -135,11 +137,18 @@ class Elsewhere:
         wait = f"echo >> {self.begun}; until [ -e {self.go} ]; do sleep 0.05; done"
         self.compiler.write_text(f"#!/bin/sh\n{wait}\necho 'error: no good' >&2; exit 1\n")
         self.compiler.chmod(0o755)
-        self.process = rank(1, 2, XDG_CACHE_HOME=str(folder), CXX=str(self.compiler))
+        self.output = folder / "output"
+        self.process = get_context("fork").Process(target=self._ask)
+        self.process.start()
         until = time.monotonic() + PATIENCE_S
         while not self.begun.exists():
             assert time.monotonic() < until
             time.sleep(0.05)
+
+    def _ask(self) -> None:
+        os.environ |= {"SUMMIT_TRAIN_RANK": "1", "SUMMIT_TRAIN_RANKS": "2", "CXX": str(self.compiler)}
+        with self.output.open("w") as output, redirect_stdout(output), redirect_stderr(output):
+            ask()
 
 
 def test_ranks_that_waited_for_a_compiler_that_failed_do_not_try_again(
@@ -150,12 +159,12 @@ def test_ranks_that_waited_for_a_compiler_that_failed_do_not_try_again(
 
     def wait(seconds: float) -> None:
         other.go.touch()
-        other.process.wait(PATIENCE_S)
+        other.process.join(PATIENCE_S)
 
     monkeypatch.setattr(library, "time", SimpleNamespace(monotonic=time.monotonic, sleep=wait))
     found, why = asked_again(), f"{other.compiler} cannot compile kernels.cpp: error: no good"
     assert isinstance(found, RunFailed) and str(found) == why and other.begun.read_text() == "\n"
-    assert other.process.communicate() == (f"none: {why}\n", "")  # the first rank says it
+    assert other.output.read_text() == f"none: {why}\n"  # the first rank says it
     assert capsys.readouterr().err.splitlines() == [
         f"C++ kernels: none: {why}; PyTorch's operators are used, and steps on CPUs take longer"
     ]
@@ -166,7 +175,7 @@ def test_a_process_that_was_killed_keeps_no_other_from_compiling(
 ) -> None:
     other = Elsewhere(tmp_path)
     other.process.kill()
-    other.process.wait()
+    other.process.join()
     monkeypatch.setenv("CXX", quick_compiler(tmp_path / "quick"))
     assert compiled(targets()[0]).is_file() and other.begun.read_text() == "\n"
     other.go.touch()  # its compiler has outlived it
@@ -198,15 +207,14 @@ def test_nobody_waits_for_ever(empty_cache: Path, monkeypatch: pytest.MonkeyPatc
         compiled(targets()[0])
 
 
-def test_a_file_system_without_locks_does(tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("empty_cache", "small_source")
+def test_a_file_system_without_locks_does(monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def unable(path: Path, *, wait: bool) -> Iterator[None]:
         path.touch()
         raise OSError(errno.ENOLCK, "No locks available")
         yield
 
-    (tmp_path / "kernels.cpp").write_text('extern "C" int answer() { return 42; }')
-    monkeypatch.setattr(library, "SOURCE", tmp_path / "kernels.cpp")
     monkeypatch.setattr(library, "locked", unable)
     assert compiled(targets()[0]).is_file()
 
@@ -237,30 +245,31 @@ def test_a_compiled_file_that_cannot_be_loaded_is_a_reason(
     assert execution() == f"none: {first}"
 
 
-def test_networks_run_without_them(tmp_path: Path) -> None:
+def computed() -> list[str]:
+    """What a network is made of, how it is computed, and what comes out, with the norm of a gradient."""
+    generator = torch.Generator().manual_seed(0)
+    model = build_model("tsm", "resnet18", 4, 3, width=0.25, generator=generator).train()
+    said = accelerate(model)
+    clip = torch.randn(2, 4, 32, 32, 3, generator=torch.Generator().manual_seed(1)).permute(0, 1, 4, 2, 3)
+    logits = model.double()(clip.double())
+    logits.square().sum().backward()
+    return [said, execution(), *(f"{x:.12g}" for x in (*logits.flatten().tolist(), model.conv1.weight.grad.norm()))]
+
+
+def test_networks_run_without_them(empty_cache: Path) -> None:
     """A process without kernels computes the same network by PyTorch's operators, to rounding, and says so."""
-    program = (
-        "import torch\n"
-        "from summit_train.models import build_model\n"
-        "from summit_train.models.fast import accelerate, execution\n"
-        "model = build_model('tsm', 'resnet18', 4, 3, width=0.25, generator=torch.Generator().manual_seed(0)).train()\n"
-        "print(accelerate(model), execution(), sep='\\n')\n"
-        "clip = torch.randn(2, 4, 32, 32, 3, generator=torch.Generator().manual_seed(1)).permute(0, 1, 4, 2, 3)\n"
-        "logits = model.double()(clip.double())\n"
-        "logits.square().sum().backward()\n"
-        "print(*(f'{x:.12g}' for x in (*logits.flatten().tolist(), model.conv1.weight.grad.norm().item())))\n"
-    )
 
-    def told(cxx: str, cache: Path | None) -> list[str]:
-        environment = {**library.os.environ, "CXX": cxx}
-        if cache is not None:
-            environment["XDG_CACHE_HOME"] = str(cache)
-        command = [sys.executable, "-c", program]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    def work() -> int:
+        os.environ |= {"CXX": "no-such-compiler", "SUMMIT_TRAIN_RANK": "1", "SUMMIT_TRAIN_RANKS": "2"}
+        library.loaded.cache_clear()
+        print(*computed(), sep="\n")
+        return 0
 
-    without, with_kernels = told("no-such-compiler", tmp_path), told("", None)
+    status, output = forked(0, work)
+    assert status == 0, output
+    without, with_kernels = output.splitlines(), computed()
     assert without[0] == "no C++ kernels; replaced: 8 ShiftedConv2d"
     assert without[1] == "none: no compiler on PATH among no-such-compiler"
     assert with_kernels[0] == f"C++ kernels: {with_kernels[1]}; replaced: 20 FusedNorm, 8 FusedBlock, 8 ShiftedConv2d"
-    numbers = [[float(word) for word in lines[2].split()] for lines in (without, with_kernels)]
+    numbers = [[float(word) for word in lines[2:]] for lines in (without, with_kernels)]
     assert numbers[0] == pytest.approx(numbers[1], rel=1e-8)
