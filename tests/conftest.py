@@ -50,6 +50,7 @@ WriteSpec = Callable[..., Path]
 
 # Modules whose tests share what takes long to make: one process runs all tests of a name, and makes it once.
 TOGETHER = {
+    "tests/cli/test_golden_words.py": "golden words",
     "tests/cluster/test_environment.py": "environment",
     "tests/cluster/test_lost_nodes.py": "lost nodes",
     "tests/cluster/test_slurm.py": "slurm",

@@ -88,7 +88,9 @@ class Estimate:
         if has_queue:
             rows.append(("walltime", known))
             if (useful := 60 * self.walltime_minutes - self.warning_seconds) < 30 * self.walltime_minutes:
-                rows.append(("warning", f"each job is warned after {useful} s, before half of its walltime; give it more"))
+                rows.append(
+                    ("warning", f"each job is warned after {useful} s, before half of its walltime; give it more")
+                )
         if self.price is not None:
             counts = "training" if self.evaluation_hours is None else "training and evaluation"
             cost = "unknown without a speed" if self.cost is None else f"{self.cost:,.2f} for {counts}"

@@ -16,15 +16,6 @@ from summit_train.report.tables import (
 )
 
 
-def test_the_summary_of_a_whole_run(write_run):
-    row = summary_row(RunRecord(write_run("tsm")))
-    assert row["model"] == "tsm resnet18, 8 frames"
-    assert row["scale"] == "2 × 2 = 4" and row["global_batch"] == "16" and row["epochs"] == "4 of 4"
-    assert row["top1"] == "96.88 ± 0.71 %" and row["top5"] == "100.00 ± 0.00 %"
-    assert row["data_wait"] == "10.0 %" and row["seconds"].endswith(" s")
-    assert notes_of(RunRecord(write_run("again"))) == []
-
-
 def test_the_summary_without_a_final_evaluation_and_before_the_start(write_run):
     run = RunRecord(write_run(leave_out=("eval.json",)))
     assert summary_row(run)["top1"] == "97.00 % (epoch 4)"

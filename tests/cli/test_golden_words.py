@@ -1,0 +1,282 @@
+"""What the commands print, compared whole with files, so that code which moves shows what moved for a user.
+
+The run is trained in double, on pictures that are cropped and not scaled, from weights that numpy drew: its numbers,
+rounded to six digits, are the same on other processors. What differs between machines, places and moments has a name in
+its place (`masked`), or fixed values in the run's files (`settle`). Write the files anew only where a change is
+meant to change what users read, and read each line of the difference before you commit it:
+    python -m tests.cli.test_golden_words
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from matplotlib.figure import Figure
+
+from summit_train.__main__ import _parser, main
+from summit_train.models import build_model
+from tests.page_values import page_text, save_values
+from tests.run_directories import ENVIRONMENT
+from tests.training.test_golden_runs import SIDE, write_set
+from tests.worlds import ROOT, forked, main_without_reports
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "words"
+SCRIPT = GOLDEN.parent / "jobs" / "summit-many.sh"  # held by tests/cluster/test_job.py
+PAPER = "shipped:kinetics/tsm_r50_8f_1536gpu --clips 240000"
+MODEL = {"arch": "tsm", "backbone": "resnet18", "width": 0.125, "num_classes": 4, "shift_direction": "past"}
+SPEC: dict[str, Any] = {
+    "name": "words",
+    "model": MODEL | {"dropout": 0.2, "pretrained": "weights.pth"},
+    "data": {
+        "train": "train.csv", "val": "val.csv", "num_frames": 4, "frame_stride": 1, "short_side": [SIDE, SIDE],
+        "crop": SIDE, "workers": 0,
+    },
+    "scale": {"gpus": 4, "clips_per_gpu": 2},
+    "optimizer": {"base_lr": 0.005, "weight_decay": 1e-3},
+    "schedule": {"epochs": 3, "warmup_epochs": 1},
+    "loss": {"label_smoothing": 0.1},
+    "noise_scale": {"every_steps": 1},
+    "ema": {"decay": 0.5},
+    "evaluate": {"every_epochs": 1, "clips": 2, "short_side": SIDE, "last_checkpoints": 2, "precise_bn": 2},
+    "checkpoint": {"keep_best": "top1"},
+    "precision": "fp64",
+    "run_dir": "runs",
+}  # fmt: skip
+AVERAGING: dict[str, Any] = {
+    **{key: SPEC[key] for key in ("data", "scale", "optimizer", "run_dir")},
+    "name": "averaging",
+    "model": MODEL,
+    "schedule": {"epochs": 3, "warmup_epochs": 0.5, "early_stop": {"measure": "top1", "epochs": 2}},
+    "evaluate": {"every_epochs": 1},
+    "parallel": {"method": "averaging", "grow_batch": {"margin": 2.0, "max": 3}},
+}
+SWEEP = "name: study\nbase: spec.yaml\nnodes: 1\ngrid: {scale.gpus: [6, 12]}\nat_once: 2\n"
+# Of a record in metrics.jsonl: what no two runs share.
+FIXED = {"time": 1_700_000_000.0, "startup_s": 2.0, "seconds": 0.25, "step_s": 0.5, "data_wait_s": 0.05}
+FIXED |= {"clips_per_second": 16.0}
+
+# File -> the commands whose output it holds.
+TRANSCRIPTS: dict[str, tuple[str, ...]] = {
+    "plan": (
+        "plan spec.yaml --ranks 3 name=new optimizer.name=lamb",
+        "plan averaging.yaml",
+        f"plan {PAPER} --site summit --nodes 8 --price 2",
+        f"plan {PAPER} --ranks 768 --json",
+        "plan shipped:aavg/hmdb51_flow --clips 3570",
+        "plan shipped:imagenet_vid/rfcn_tsm_online_r101 --clips 50000 scale.gpus=6 --ranks 4",
+        "plan shipped:kinetics/vit_b_16f --clips 240000",
+    ),
+    "model": (
+        "model shipped:kinetics/tsm_r50_8f",
+        "model shipped:kinetics/tsm_r50_8f --json",
+        "model shipped:kinetics/slowfast_r50_4x16",
+        "model shipped:imagenet_vid/rfcn_tsm_online_r101",
+    ),
+    "simulate": (
+        f"simulate {PAPER} --machine summit",
+        f"simulate {PAPER} --machine summit --nodes 256 --json",
+    ),
+    "submit": (f"submit {PAPER} --site summit --nodes 256 --set account=abc123 --dry-run",),
+    "sweep": (
+        "sweep sweep.yaml --dry-run",
+        "sweep sweep.yaml --dry-run --site summit",
+        "sweep sweep.yaml --dry-run --site summit --json",
+    ),
+    "eval": (
+        "eval runs/words --json",
+        "eval runs/words --checkpoints last:1 evaluate.clips=1",
+        "eval runs/words --observed 0.5,1",
+    ),
+    "predict": ("predict runs/words val.csv --json", "predict runs/words val.csv --top 2"),
+}
+
+
+def printed(words: str) -> tuple[str, str, int | str | None]:
+    """Run a command in this process: what it printed on stdout and on stderr, and its exit status."""
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            status: int | str | None = main(shlex.split(words))
+        except SystemExit as leaving:  # argparse
+            status = leaving.code
+    return masked(out.getvalue()), masked(err.getvalue()), status
+
+
+def masked(text: str) -> str:
+    """Put names in the place of the present folder, of Python and of the checkout."""
+    for place, name in ((os.getcwd(), "FOLDER"), (sys.executable, "PYTHON"), (str(ROOT), "ROOT")):
+        text = text.replace(place, name)
+    return re.sub(r"'((?:FOLDER|PYTHON)[^']*)'", r"\1", text)  # a script quotes a path with spaces
+
+
+def said(words: str) -> str:
+    """Return a command and what it printed; lines on stderr, and an exit status that is not 0, are marked."""
+    out, err, status = printed(words)
+    if out.startswith("{"):
+        out = "".join(f"{line}\n" for line in value_lines(json.loads(out)))
+    errors = "".join(f"stderr: {line}\n" for line in err.splitlines())
+    return f"$ summit-train {words}\n{out}{errors}" + (f"exit status {status}\n" if status else "")
+
+
+def value_lines(values: dict[str, Any]) -> Iterator[str]:
+    """Yield a line for each key of a JSON object, and for each object in a list, with numbers of six digits."""
+    for key, value in rounded(values).items():
+        is_table = isinstance(value, list) and value and isinstance(value[0], dict)
+        yield from (f"{key}: {json.dumps(part)}" for part in (value if is_table else [value]))
+
+
+def rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: rounded(part) for key, part in value.items()}
+    return [rounded(part) for part in value] if isinstance(value, list) else value
+
+
+def transcript(name: str) -> str:
+    return "".join(map(said, TRANSCRIPTS[name]))
+
+
+def but_for_the_script(name: str) -> str:
+    """Return a transcript, of whose job scripts only what differs from Summit's is said."""
+    script, text = SCRIPT.read_text(encoding="utf-8").splitlines(), transcript(name).splitlines()
+    [_, _, *lines] = difflib.unified_diff(script, text, n=0, lineterm="")
+    return "".join(f"{line}\n" for line in lines if not line.startswith("@@"))
+
+
+def help_words() -> str:
+    """Return what --help prints for each command, an argument a line, without the lines that all have."""
+
+    def commands(parser: argparse.ArgumentParser) -> Iterator[str]:
+        yield parser.prog.removeprefix("summit-train")
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for command in action.choices.values():
+                    yield from commands(command)
+
+    lines = []
+    for command in commands(_parser(["completion"])[0]):  # which has the arguments of all
+        out, err, status = printed(f"{command} --help")
+        assert (err, status) == ("", 0), command
+        lines += [
+            line for line in out.splitlines() if not re.fullmatch(r"|positional arguments:|options:| *-h, .*", line)
+        ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def train_words() -> str:
+    """Return what `train` printed, without times and speeds; a step that is not the last is only said of slow ones."""
+    text = re.sub(r".*: step (?!9/9).*\n", "", Path("train.log").read_text(encoding="utf-8"))
+    text = re.sub(r"[\d.]+ clips/s  data wait \d+ %", "... clips/s  data wait ... %", text)
+    return re.sub(r"(?<=^network: ).*|(?<=done in )[^;]*", "...", text, flags=re.M)
+
+
+def report_words() -> str:
+    """Return the page of the run, then what the page of two runs says before it comes to the first one."""
+    spec = " ".join(Path("runs/words/spec.yaml").read_text(encoding="utf-8").split())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", save_values)
+        text = said("report runs/words --out one.html") + page_text(Path("one.html").read_text(encoding="utf-8"))
+        text += said("report runs/words runs/other --out two.html")
+    both = page_text(Path("two.html").read_text(encoding="utf-8"))
+    assert f"\n{spec}\n" in text
+    return text.replace(spec, "(the text of spec.yaml)") + both[: both.index("\nwords\n") + 1]
+
+
+WORDS: dict[str, Callable[[], str]] = {
+    "help": help_words,
+    "train": train_words,
+    **{name: partial(transcript, name) for name in TRANSCRIPTS},
+    **{name: partial(but_for_the_script, name) for name in ("submit", "sweep")},
+    "report": report_words,
+}
+
+
+def every_word(folder: Path) -> dict[str, str]:
+    """Return what each golden file has to hold. `eval` writes results that `report` shows."""
+    make(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("COLUMNS", "400")  # an argument's help on one line
+        patch.setenv("NO_COLOR", "1")
+        for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # show progress
+            patch.delenv(name, raising=False)
+        return {name: words() for name, words in WORDS.items()}
+
+
+def write_weights(path: Path) -> None:
+    """Write initial weights that numpy drew, as torch's random numbers differ between processors in the last bit."""
+    generator, state = np.random.default_rng(0), build_model(num_frames=4, **MODEL).state_dict()
+    for name, values in state.items():
+        if values.ndim > 1:
+            bound = (6 / values[0].numel()) ** 0.5
+            state[name] = torch.from_numpy(generator.uniform(-bound, bound, values.shape).astype(np.float32))
+    torch.save(state, path)
+
+
+def make(folder: Path) -> None:
+    """Train the run, and write what the commands need beside it."""
+    write_set(folder)
+    (folder / "classes.txt").write_text("right\ndown\nleft\nup\n")
+    (folder / "spec.yaml").write_text(yaml.safe_dump(SPEC))
+    (folder / "averaging.yaml").write_text(yaml.safe_dump(AVERAGING))
+    (folder / "sweep.yaml").write_text(SWEEP)
+    write_weights(folder / "weights.pth")
+
+    def work() -> int:
+        os.chdir(folder)
+        return main_without_reports(["train", "spec.yaml"])
+
+    status, output = forked(0, work)
+    assert status == 0, output
+    (folder / "train.log").write_text(output)
+    settle(folder / "runs/words")
+    shutil.copytree(folder / "runs/words", folder / "runs/other")
+    changed = (folder / "runs/other/spec.yaml").read_text().replace("name: words", "name: other")
+    (folder / "runs/other/spec.yaml").write_text(changed)
+
+
+def settle(run: Path) -> None:
+    """Put fixed values in the place of what no two runs share: times, speeds and the machine."""
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for place, record in enumerate(records):
+        record |= {key: value for key, value in FIXED.items() if key in record}
+        record["time"] += place
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    (run / "environment.json").write_text(json.dumps(ENVIRONMENT))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return every_word(tmp_path_factory.mktemp("words"))
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_the_words_are_those_of_the_golden_file(name: str, found: dict[str, str]) -> None:
+    golden = (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+    if changed := list(difflib.unified_diff(golden.splitlines(), found[name].splitlines(), n=0, lineterm="")):
+        pytest.fail("\n".join(changed), pytrace=False)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, text in every_word(Path(scratch)).items():
+            (GOLDEN / f"{name}.txt").write_text(text, encoding="utf-8")
