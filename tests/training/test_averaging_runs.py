@@ -20,7 +20,7 @@ from summit_train.training.averaging import AveragingStep
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import LARGE, assert_bit_equal, difference, final_state, load_any, records
-from tests.worlds import command, lines, needs_ranks, train, train_each, train_signalled
+from tests.worlds import command, lines, train, train_signalled
 
 ADAM = {"name": "adam", "base_lr": 1e-3, "lr_scaling": "none"}
 # 80 clips: 5 steps an epoch for 4 learners of 4 clips, so the rounds of 3 steps end after steps 3, 5, 8 and 10.
@@ -34,15 +34,13 @@ FOUR: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def runs(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four learners for two epochs on 1 rank, on 2 over Horovod, and on 4."""
+    """Four learners for two epochs on 1 rank, on 2 and on 4."""
     folder = tmp_path_factory.mktemp("averaging")
     for ranks in (1, 2, 4):
-        spec = spec_writer(motion_set, folder)(f"on{ranks}", **FOUR)
-        train_each(ranks, [spec], "horovod" if ranks == 2 else "torch")
+        train(ranks, spec_writer(motion_set, folder)(f"on{ranks}", **FOUR))
     return folder / "runs"
 
 
-@needs_ranks
 def test_4_learners_on_4_ranks_are_those_on_2_and_on_1(runs: Path) -> None:
     alone = final_state(runs / "on1")
     for ranks in (2, 4):
@@ -56,7 +54,6 @@ def test_4_learners_on_4_ranks_are_those_on_2_and_on_1(runs: Path) -> None:
         assert losses[0] == pytest.approx(losses[1], rel=1e-9)
 
 
-@needs_ranks
 def test_the_averages_are_recorded_and_whole_epochs_need_no_learners_files(runs: Path) -> None:
     for ranks in (1, 2, 4):
         averages = records(runs / f"on{ranks}", "average")

@@ -54,10 +54,8 @@ LEARNERS = {"optimizer": {"name": "sgd"}, "parallel": LOCAL}
 @pytest.mark.parametrize(
     ("backend", "more", "bound"),
     [
-        pytest.param("horovod", AVERAGE, 1.5, marks=needs_ranks),
         pytest.param("horovod", LEARNERS, 3.2, marks=needs_ranks),
         ("torch", AVERAGE, 1.5),
-        ("torch", LEARNERS, 3.2),
         ("torch", {"optimizer": {"name": "adamw"}}, 1.5),
         ("torch", {"optimizer": {"name": "lamb"}}, 1.5),
     ],
