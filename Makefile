@@ -20,11 +20,11 @@ setup: ## make .venv: Python packages, MPI, Horovod (HOROVOD=no: without these t
 	@jobs/setup.sh
 
 test: setup ## run the tests but the longest (PYTEST="-k shift" narrows them, TESTERS=1 takes one at a time)
-	@tests/install.sh $(VENV)/bin/python slurm pbs timm transformers flux
+	@tests/install.sh $(VENV)/bin/python slurm timm transformers flux
 	$(RUN_TESTS) -m "not nightly" $(PYTEST)
 
 test-all: setup ## run all tests, those marked nightly too
-	@tests/install.sh $(VENV)/bin/python slurm pbs timm transformers flux chromium
+	@tests/install.sh $(VENV)/bin/python slurm timm transformers flux pbs chromium
 	$(RUN_TESTS) $(PYTEST)
 
 demo: setup ## generate videos, train TSM and its 2D twin on RANKS=2 ranks, evaluate, draw the report

@@ -95,7 +95,7 @@ def test_a_chain_that_is_written_is_one_job_with_more_requeues(
     words, run = ("submit", PAPER, *ON_SUMMIT, "--nodes", "8", "--write"), tmp_path / "runs/tsm_r50_8f_1536gpu"
     status, _, err = say(*words)
     assert status == 0 and err.endswith("job.sh, which requeues itself in place of a chain of 5 jobs\n")
-    assert "requeues >= 14" in (run / "job/job.sh").read_text()
+    assert "\nmost=14\n" in (run / "job/job.sh").read_text()
     (run / "job/submitted.jsonl").write_text('{"id": "7", "scheduler": "lsf"}\n')
     assert say(*words)[0] == 2
 
@@ -162,7 +162,7 @@ def test_overrides_reach_script_and_cost(say: Say) -> None:
     words = ("schedule.epochs=200", "name=longer", "--max-requeues", "3", "--walltime", "1:30", "--dry-run")
     status, out, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "128", *words)
     assert status == 0
-    assert "\n#BSUB -W 1:30\n" in out and "/runs/longer\n" in out and "requeues >= 3" in out
+    assert "\n#BSUB -W 1:30\n" in out and "/runs/longer\n" in out and "\nmost=3\n" in out
     assert "  training     0:56, 117.5 node-hours" in err
 
 

@@ -54,16 +54,20 @@ CASES |= {
 }
 
 
-# The case whose script the golden file of another one is a diff against. A case that is not named here is kept whole.
-BASES = {f"{site}-many": "slurm_generic-many" for site in ("alps", "frontier", "perlmutter", "slurm_v100")}
-BASES |= {f"pbs_generic-{launcher}-many": "pbs_generic-many" for launcher in ("mpirun", "pals")}
-BASES |= {f"{site}-many": "pbs_generic-pals-many" for site in ("aurora", "polaris")}
-BASES |= {"el_capitan-many": "flux_generic-many", "slurm_v100-mpirun-many": "slurm_v100-many"}
-BASES |= {"local-mpirun-one": "local-one"}
-for _case in CASES.keys() - BASES.keys() - {"local-one"}:
-    _site, _, _what = _case.rpartition("-")
-    if _what != "many":
-        BASES[_case] = f"{_site}-staged" if _what in ("environment", "spare") else f"{_site}-many"
+# Kept whole: a script of each kind of site. The others are kept as diffs.
+WHOLE = ("local-one", *(f"{site}-many" for site in (*ALONE, "lsf_generic", "slurm_generic", "summit")))
+# Another launcher, and a centre's site: what they are most like.
+LIKE = {f"{site}-many": "slurm_generic-many" for site in ("alps", "frontier", "perlmutter", "slurm_v100")}
+LIKE |= {f"pbs_generic-{launcher}-many": "pbs_generic-many" for launcher in ("mpirun", "pals")}
+LIKE |= {f"{site}-many": "pbs_generic-pals-many" for site in ("aurora", "polaris")}
+LIKE |= {"el_capitan-many": "flux_generic-many", "slurm_v100-mpirun-many": "slurm_v100-many"}
+LIKE |= {"local-mpirun-one": "local-one"}
+
+
+def _base(case: str) -> str:
+    """Return the case whose script the golden file of another one is a diff against."""
+    site, _, what = case.rpartition("-")
+    return LIKE.get(case) or f"{site}-{'staged' if what in ('environment', 'spare') else 'many'}"
 
 
 def script(case: str) -> str:
@@ -74,9 +78,9 @@ def script(case: str) -> str:
 
 def _golden(case: str) -> tuple[str, str]:
     """Return the name of a case's golden file, and what must be in it."""
-    base = BASES.get(case)
-    if base is None:
+    if case in WHOLE:
         return f"{case}.sh", script(case)
+    base = _base(case)
     difference = difflib.unified_diff(script(base).split("\n"), script(case).split("\n"), base, case, n=0, lineterm="")
     return f"{case}.diff", "\n".join(difference) + "\n"
 
@@ -96,7 +100,9 @@ COMMANDS = [case for case in CASES if case.endswith(("-array", "-environment", "
 COMMANDS += ["local-mpirun-one", "local-one", "pbs_generic-mpirun-many", "pbs_generic-pals-many"]
 
 
-@pytest.mark.parametrize("cases", [COMMANDS, pytest.param(list(CASES), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "cases", [COMMANDS, pytest.param(list(CASES), marks=pytest.mark.nightly)], ids=["commands", "all"]
+)
 def test_bash_and_shellcheck_take_the_scripts(tmp_path: Path, cases: list[str]) -> None:
     files = [tmp_path / f"{case}.sh" for case in cases]
     for file in files:

@@ -204,7 +204,7 @@ BAD_NODES = [
 @pytest.mark.parametrize(
     ("site", "cases"),
     [
-        ("hydra", BAD_NODES),  # the others have the same words for what is read, and their own for the hosts
+        ("hydra", BAD_NODES),  # all scripts read the file in the same way; they differ in how they name hosts
         ("pals", BAD_NODES[7:]),
         ("flux", BAD_NODES[:1]),
         ("srun", BAD_NODES[:1]),

@@ -312,11 +312,16 @@ def test_preemptions_are_counted_apart_from_requeues(standins: Standins, tmp_pat
     (standins.folder / "record").write_text(
         f"JobId=8 Restarts=0 PreemptTime=None\nJobId=7 Restarts=0 PreemptTime={now}\n"
     )
-    ends = [_stopped(standins, script, number) for _ in range(11)]
-    assert [status for status, _ in ends] == [85] * 10 + [1]
-    assert "stopped at step 8; requeued, 1 of 10 preemptions\n" in ends[0][1]
-    assert "after 10 preemptions, no more are allowed" in ends[10][1]
-    assert len((run / "job/preemptions").read_text().splitlines()) == 10 and not (run / "job/requeues").exists()
+    for former, ended, said in (
+        (0, 85, "stopped at step 8; requeued, 1 of 10 preemptions\n"),
+        (9, 85, "; requeued, 10 of 10 preemptions\n"),
+        (10, 1, "after 10 preemptions, no more are allowed"),
+    ):
+        (run / "job/preemptions").write_text("7 step 1\n" * former)
+        status, output = _stopped(standins, script, number)
+        assert status == ended and said in output
+        assert len((run / "job/preemptions").read_text().splitlines()) == former + (ended == 85)
+    assert not (run / "job/requeues").exists()
 
 
 @pytest.mark.parametrize(

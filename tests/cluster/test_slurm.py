@@ -389,7 +389,7 @@ environment:
 def pbs(slurm: Slurm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Slurm:
     """Slurm with its wrappers beside the programs that they look for beside them."""
     if not WRAPPERS.is_dir():
-        pytest.skip("needs slurm-wlm-torque in build/slurm_torque; as root on Debian `make test` unpacks it")
+        pytest.skip("needs slurm-wlm-torque in build/slurm_torque; as root on Debian `make test-all` unpacks it")
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in ("qsub", "generate_pbs_nodefile"):
