@@ -73,6 +73,7 @@ def test_a_rehearsal_measures_and_says_that_it_is_one(
             status = main(command[3:])
         return subprocess.CompletedProcess(command, status, out.getvalue(), "")
 
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(gpu.subprocess, "run", run)
     assert gpu.main([str(tmp_path), "--small", "--seconds", "500", "--only", "training, bf16"]) == 0
     printed = capsys.readouterr().out
