@@ -64,10 +64,16 @@ def test_a_rehearsal_measures_and_says_that_it_is_one(
 ) -> None:
     """With the training of TSM next to the 2D network, in this process, whose goal is worked out."""
 
-    def run(command: list[str], **how: Any) -> Any:
-        with redirect_stdout(StringIO()) as out:
-            return subprocess.CompletedProcess(command, main(command[3:]), out.getvalue(), "")
+    honest = subprocess.run
 
+    def run(command: list[str], **how: Any) -> Any:
+        if command[:3] != [sys.executable, "-m", "summit_train"]:
+            return honest(command, **how)
+        with redirect_stdout(StringIO()) as out:
+            status = main(command[3:])
+        return subprocess.CompletedProcess(command, status, out.getvalue(), "")
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(gpu.subprocess, "run", run)
     assert gpu.main([str(tmp_path), "--small", "--seconds", "500", "--only", "training, bf16"]) == 0
     printed = capsys.readouterr().out

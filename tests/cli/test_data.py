@@ -90,7 +90,7 @@ def test_scan_lists_what_should_not_be_trained_on(folder: Path, say: Say) -> Non
     video = folder / "walk" / "b.mp4"
     video.write_bytes(video.read_bytes()[:-1] + b"?")  # in the title, which no decoder looks at
     bad = folder.parent / "bad.csv"
-    status, printed, _ = say("data", "scan", listed, "--root", folder, "--out", bad, "--workers", 1)
+    status, printed, _ = say("data", "scan", listed, "--root", folder, "--out", bad, "--workers", 0)
     assert status == 0
     reason = "has changed since it was indexed: its SHA-256 is not the manifest's"
     assert list(map(str, read_quarantine(bad))) == [f"walk/b.mp4: {reason}"]
@@ -175,7 +175,7 @@ def test_scan_refuses_what_is_all_missing_and_packed_sets(spans: Path, say: Say)
     status, _, err = say("data", "scan", spans, "--root", spans.parent / "empty", *words)
     assert status == 2 and f"{spans.parent}/empty: has none of the 2 videos of {spans}; try another --root" in err
     spans.write_text("path,label\na.mp4,0\n")
-    assert say("data", "pack", spans, spans.parent / "packed", "--kind", "bytes")[0] == 0
+    assert say("data", "pack", spans, spans.parent / "packed", "--kind", "bytes", "--workers", 0)[0] == 0
     for what in ("scan", "index"):
         status, _, err = say("data", what, spans.parent / "packed", *words)
         assert status == 2 and f"{spans.parent}/packed: is a packed set" in err
@@ -272,7 +272,7 @@ def pack(manifest: Path, say: Say) -> Say:
 
 def test_packing_says_how_to_use_it_and_leaves_a_finished_set_alone(manifest: Path, pack: Say) -> None:
     folder = manifest.parent
-    words = ("--kind", "jpeg", "--short-side", 8, "--every", 2, "--workers", 1)
+    words = ("--kind", "jpeg", "--short-side", 8, "--every", 2, "--workers", 0)
     status, printed, _ = pack(*words)
     out = folder / "out"
     assert status == 0 and printed.startswith(f"{out}: 3 clips in 1 shard, ")

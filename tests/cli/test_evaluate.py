@@ -105,7 +105,11 @@ def test_a_run_is_evaluated_by_its_directory_without_its_training_data(
     known = next(line for line in spec.read_text().splitlines() if line.strip().startswith("train:"))
     spec.write_text(spec.read_text().replace(known, "  train: gone.csv"))
     monkeypatch.chdir(run.parent)
-    for words in (("run",), ("run/spec.yaml", f"run_dir={run.parent}", "data.train=x.csv"), (run, "data.workers=1")):
+    for words in (
+        ("run",),
+        ("run/spec.yaml", f"run_dir={run.parent}", "data.train=x.csv"),
+        (run, "watch.stall_seconds=99"),
+    ):
         (run / "eval.json").unlink(missing_ok=True)
         status, out, err = say("eval", *words, "--json")
         assert (status, err) == (0, "")
@@ -116,7 +120,7 @@ def test_a_run_is_evaluated_by_its_directory_without_its_training_data(
             key: trained[key] for key in ("top1_mean", "videos")
         }
         assert [Path(row["path"]).parent.parent for row in found["checkpoints"]] == [run]
-    assert found["overrides"] == {"data.workers": 1}
+    assert found["overrides"] == {"watch.stall_seconds": 99}
 
 
 def test_a_nested_key_is_named_alone(tmp_path: Path) -> None:
@@ -158,7 +162,7 @@ def test_a_name_belongs_to_one_set_of_keys(run: Path, say: Say) -> None:
     """The same keys again replace their result, also with others that change no score."""
     older = checkpoint_path(run, 10)
     assert say("eval", run, "--checkpoints", older, "--name", "a")[0] == 0
-    assert say("eval", run, "--checkpoints", older, "--name", "a", "data.workers=1")[0] == 0
+    assert say("eval", run, "--checkpoints", older, "--name", "a", "watch.stall_seconds=99")[0] == 0
     reason = f"evals/a/eval.json: is a result with other keys (checkpoints=['{older}']); try another --name"
     for words in (("--checkpoints", "last:1", "evaluate.clips=2"), (), ("--checkpoints", checkpoint_path(run, 20))):
         assert reason in refused(say("eval", run, "--name", "a", *words))

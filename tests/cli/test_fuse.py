@@ -81,7 +81,7 @@ def test_8_and_4_frames_from_files_and_from_a_packed_set(
 ) -> None:
     """TSM's ensemble; the packed set, made from the same manifest, stands for a set of flow below another root."""
     pack = ("data", "pack", motion_set / "val.csv", here / "packed", "--root", motion_set, "--kind", "bytes")
-    assert say(*pack)[0] == 0
+    assert say(*pack, "--workers", 0)[0] == 0
     checkpoint = trained_run / "checkpoints/step_00000020.pt"
     for frames, val in ((4, motion_set / "val.csv"), (8, here / "packed")):
         words = [f"name=frames{frames}", f"data.num_frames={frames}", f"data.val={val}", f"run_dir={here}"]
@@ -107,8 +107,8 @@ def test_two_regions_of_a_video_are_two_clips_in_files_and_packed(
     rows = f"{video},0,0,0,20,20\n{video},1,8,12,24,20\n{video},2,,,,\n"
     Path("list.csv").write_text(f"path,label,left,top,width,height\n{rows}")
     Path("bad.csv").write_text(f"path,reason,left,top,width,height\n{video},blurred,8,12,24,20\n")
-    root, kind = ("--root", motion_set), ("--kind", "jpeg", "--region", "columns")
-    assert say("data", "pack", "list.csv", "packed", *root, *kind)[0] == 0
+    how = ("--root", motion_set, "--kind", "jpeg", "--region", "columns", "--workers", 0)
+    assert say("data", "pack", "list.csv", "packed", *how)[0] == 0
     runs = {"files": "list.csv", "packed": "packed", "left": "list.csv"}
     for name, val in runs.items():
         words = [f"name={name}", "data.region=columns", f"data.val={val}", f"data.root={motion_set}", "run_dir=."]

@@ -35,7 +35,7 @@ def test_two_ranks_say_what_one_says(
     words = [motion_set / "val.csv", videos, "--json", "--csv"]
     status, one, _ = say(*words, tmp_path / "one.csv")
     assert status == 1
-    status, output = command(2, "predict", str(trained_run), *map(str, words), f"{tmp_path}/two.csv", "data.workers=1")
+    status, output = command(2, "predict", str(trained_run), *map(str, words), f"{tmp_path}/two.csv")
     assert status == 1 and output.count("1 of 14 videos could not be read") == 1, output
     (two,) = (line for line in lines(output) if line.startswith("{"))
     assert json.loads(two) == json.loads(one) and len(json.loads(two)["videos"]) == 14
