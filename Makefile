@@ -4,8 +4,9 @@ VENV ?= $(CURDIR)/.venv
 RANKS ?= 2
 PYTEST ?=
 SOAK ?=
-# A tester per core; with more than 16 the longest test would decide. nproc would take OMP_NUM_THREADS for the cores.
-TESTERS ?= $(shell cores=$$(env -u OMP_NUM_THREADS nproc); echo $$((cores < 16 ? cores : 16)))
+# Two testers per core, as many tests wait; with more than 16 the longest test would decide. nproc would take
+# OMP_NUM_THREADS for the cores.
+TESTERS ?= $(shell cores=$$(env -u OMP_NUM_THREADS nproc); echo $$((cores < 8 ? 2 * cores : 16)))
 RUN_TESTS = PYTHONUTF8=1 PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} \
 	$(VENV)/bin/python -m pytest -n $(TESTERS)
 export VENV

@@ -68,6 +68,10 @@ TOGETHER = {
 }
 
 
+# Most tests that start ranks, and wait for them.
+RANKS = ("tests/training/", "tests/core/", "tests/cluster/")
+
+
 class Together(LoadScopeScheduling):
     """Hand out tests one by one, but those of TOGETHER as one. (The marks xdist_group do nothing with pytest 9.2.)"""
 
@@ -87,11 +91,13 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes long: what began last would run alone, while the other processes have nothing left."""
 
-    def is_short(item: pytest.Item) -> bool:
+    def place(item: pytest.Item) -> int:
         marks = {mark.name for mark in item.iter_markers()}
-        return not marks & {"nightly", "slow"} and _module(item.nodeid) not in TOGETHER
+        if marks & {"nightly", "slow"} or _module(item.nodeid) in TOGETHER:
+            return 0
+        return 1 if item.nodeid.startswith(RANKS) else 2
 
-    items.sort(key=is_short)
+    items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:

@@ -131,7 +131,7 @@ def _standins(folder: Path, scheduler: str, launcher: str) -> Standins:
 @pytest.mark.parametrize(
     ("scheduler", "launcher"),
     [
-        ("pbs", "mpiexec"),
+        pytest.param("pbs", "mpiexec", marks=pytest.mark.nightly),
         pytest.param("pbs", "pals", marks=pytest.mark.nightly),
         pytest.param("flux", "flux", marks=pytest.mark.nightly),
     ],

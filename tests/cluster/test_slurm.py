@@ -104,6 +104,7 @@ def test_a_run_is_trained_over_both_nodes(slurm: Slurm, whole: Path) -> None:
     assert f"job {submission['id']}: done, {whole}" in slurm.output(submission["id"])
 
 
+@pytest.mark.nightly
 def test_a_job_that_is_warned_then_killed_then_resubmitted_ends_bit_equal(
     slurm: Slurm, site: Path, whole: Path, write_spec: WriteSpec, tmp_path: Path
 ) -> None:

@@ -221,7 +221,7 @@ def test_a_request_to_stop_before_the_ranks_listen_ends_them_with_85(write_spec:
     assert process.returncode == 85, output
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_ranks_that_never_listen_are_ended_with_85(number: signal.Signals) -> None:
     """As those that wait for another one at the rendezvous."""
     with _waiting(f'exec {sys.executable} -c "{_DEAF}"', f"trap '' TERM USR2; {_WAIT}") as process:

@@ -69,6 +69,7 @@ def said(place: Path, *words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.nightly
 @needs_ranks
 def test_a_third_task_is_trained_on_ranks_evaluated_and_reported(place: Path) -> None:
     status, out, err = said(place, "train", "spec.yaml", "--ranks", "2", "name=on_2")

@@ -155,7 +155,10 @@ def test_a_mistake_that_one_rank_sees_is_not_silent(write_spec: WriteSpec, tmp_p
     assert "rank 1 on" in output and "data.train: gone.csv not found" in output
 
 
-@pytest.mark.parametrize(("ranks", "faulty", "comm"), [(0, 0, "torch"), (2, 1, "horovod"), (3, 2, "torch")])
+@pytest.mark.parametrize(
+    ("ranks", "faulty", "comm"),
+    [(0, 0, "torch"), (2, 1, "horovod"), pytest.param(3, 2, "torch", marks=pytest.mark.nightly)],
+)
 def test_a_bug_in_the_step_shows_its_traceback_once(write_spec: WriteSpec, ranks: int, faulty: int, comm: str) -> None:
     """A ValueError too, which Python's int() and torch raise, is no mistake of the user."""
     status, output = _train_with(ranks, _BUG, comm, str(write_spec()), FAULTY=[faulty])
@@ -166,7 +169,9 @@ def test_a_bug_in_the_step_shows_its_traceback_once(write_spec: WriteSpec, ranks
         assert f"summit-train, rank {faulty} on {HOST}:\nTraceback" in output
 
 
-@pytest.mark.parametrize(("ranks", "culprit", "comm"), [(3, 1, "horovod"), (3, 2, "torch")])
+@pytest.mark.parametrize(
+    ("ranks", "culprit", "comm"), [(3, 1, "horovod"), pytest.param(3, 2, "torch", marks=pytest.mark.nightly)]
+)
 def test_a_rank_that_is_stopped_is_named_by_the_others(
     write_spec: WriteSpec, ranks: int, culprit: int, comm: str
 ) -> None:

@@ -56,7 +56,7 @@ LEARNERS = {"optimizer": {"name": "sgd"}, "parallel": LOCAL}
     [
         pytest.param("horovod", LEARNERS, 3.2, marks=needs_ranks),
         ("torch", AVERAGE, 1.5),
-        ("torch", {"optimizer": {"name": "lamb"}}, 1.5),
+        pytest.param("torch", {"optimizer": {"name": "lamb"}}, 1.5, marks=pytest.mark.nightly),
     ],
 )
 def test_no_rank_needs_more_than_its_state(
