@@ -176,6 +176,7 @@ def test_every_row_of_the_tsm_papers_tables_that_can_be_trained_has_a_spec() -> 
             assert f"{top1:.1f} %" in _opening(of_network[(folders[data_set], *network)]), row.label
 
 
+@pytest.mark.nightly
 def test_numbers_that_specs_quote_are_their_networks() -> None:
     """Those of one network are counted once; published figures are rounded, and not looked at here."""
     quoted: dict[tuple[object, ...], tuple[Path, set[tuple[str, str]]]] = {}

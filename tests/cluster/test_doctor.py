@@ -136,6 +136,7 @@ def test_two_ranks_of_mpirun_allreduce() -> None:
     assert doctor.check_allreduce().status == "ok"
 
 
+@pytest.mark.nightly
 def test_two_ranks_of_torchrun_allreduce(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUMMIT_TRAIN_COMM", "horovod")  # of no concern to this check
     check = doctor.check_torch_allreduce()

@@ -247,7 +247,7 @@ def _addresses(processes: Iterable[int]) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("comm", [pytest.param("horovod", marks=needs_ranks), "torch"])
+@pytest.mark.parametrize("comm", [pytest.param("horovod", marks=[needs_ranks, pytest.mark.nightly]), "torch"])
 def test_ranks_of_one_machine_listen_on_the_loopback_alone(write_spec: WriteSpec, tmp_path: Path, comm: str) -> None:
     spec = str(write_spec(schedule={"epochs": 200}))
     process = start(0, *TRAIN, spec, "--ranks", "2", env={"SUMMIT_TRAIN_COMM": comm})

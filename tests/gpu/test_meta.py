@@ -43,7 +43,7 @@ SIZE = "scale.gpus=2 scale.clips_per_gpu=4 model.num_classes=400 precision=fp16 
 # Of the shipped specs, those whose network, training or solver is like no other's: the table of docs/gpu.md.
 TABLE = re.findall(r"^\|(\w+)\|([\d,.|]+)\|$", (ROOT / "docs/gpu.md").read_text(encoding="utf-8"), re.M)
 # One of each kind: the others take minutes, and have theirs at night.
-BY_DAY = ("tsm_mobilenet_v2_8f", "tsm_nl_r50_8f", "i3d_3x3x3_r50_16f", "slowfast_r50_4x16", "vit_b_16f")
+BY_DAY = ("tsm_mobilenet_v2_8f", "tsm_nl_r50_8f", "i3d_3x3x3_r50_16f", "vit_b_16f")
 RECOMPUTED = ("vit_b_16f", "tsm_nl_r50_8f")
 NIGHTLY = pytest.mark.nightly
 SOLVERS = {

@@ -226,7 +226,11 @@ WORDS = ("--precision", "fp64", "--epochs", "2")
     [
         ("lenet", "--methods date lars --batches 32 --samples 16"),
         ("lstm", "--methods adam --lrs 0.01 --batches 32 --samples 16"),
-        ("ptb", "--methods date baseline --batches 20 --samples 10 --bounds 0.01 0.1 --lrs 0.1"),
+        pytest.param(
+            "ptb",
+            "--methods date baseline --batches 20 --samples 10 --bounds 0.01 0.1 --lrs 0.1",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_two_ranks_are_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, options: str) -> None:

@@ -54,7 +54,7 @@ LEARNERS = {"optimizer": {"name": "sgd"}, "parallel": LOCAL}
 @pytest.mark.parametrize(
     ("backend", "more", "bound"),
     [
-        pytest.param("horovod", LEARNERS, 3.2, marks=needs_ranks),
+        pytest.param("horovod", LEARNERS, 3.2, marks=[needs_ranks, pytest.mark.nightly]),
         ("torch", AVERAGE, 1.5),
         pytest.param("torch", {"optimizer": {"name": "lamb"}}, 1.5, marks=pytest.mark.nightly),
     ],

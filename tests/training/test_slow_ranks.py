@@ -206,7 +206,10 @@ def _slow_forward() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "part", "method"),
-    [(_slow_loader, "data_wait", "synchronous"), (_slow_forward, "compute", "averaging")],
+    [
+        pytest.param(_slow_loader, "data_wait", "synchronous", marks=pytest.mark.nightly),
+        (_slow_forward, "compute", "averaging"),
+    ],
 )
 def test_a_slow_rank_is_named_and_training_is_the_same(
     write_spec: WriteSpec, tmp_path: Path, fault: Callable[[], None], part: str, method: str

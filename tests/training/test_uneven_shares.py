@@ -211,7 +211,8 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @needs_ranks
 @pytest.mark.parametrize(
-    ("kind", "begin", "ranks", "comm"), [("synchronous", 5, 2, "horovod"), ("growing", 10, 4, "torch")]
+    ("kind", "begin", "ranks", "comm"),
+    [("synchronous", 5, 2, "horovod"), pytest.param("growing", 10, 4, "torch", marks=pytest.mark.nightly)],
 )
 def test_a_run_of_3_ranks_continues_on_others(
     write_spec: WriteSpec, tmp_path: Path, kind: str, begin: int, ranks: int, comm: str

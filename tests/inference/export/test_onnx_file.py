@@ -70,7 +70,10 @@ def test_a_stream_gives_each_frame_the_clip_networks_logits(clips: torch.Tensor)
     assert b"/summit_train/" not in content and b".py" not in content, "paths of this machine"
 
 
-@pytest.mark.parametrize(("arch", "backbone", "adapter"), [("tsm", "resnet18", "none"), ("vit", "vit_s", "shift")])
+@pytest.mark.parametrize(
+    ("arch", "backbone", "adapter"),
+    [("tsm", "resnet18", "none"), pytest.param("vit", "vit_s", "shift", marks=pytest.mark.nightly)],
+)
 def test_a_clip_network_of_both_directions(
     clips: torch.Tensor, monkeypatch: pytest.MonkeyPatch, arch: str, backbone: str, adapter: Adapter
 ) -> None:

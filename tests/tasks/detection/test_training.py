@@ -49,6 +49,7 @@ def _spec(**sections: Any) -> Spec:
     return detector_spec(model=model, **usual | sections)
 
 
+@pytest.mark.nightly
 def test_a_tiny_detector_finds_a_bright_square() -> None:
     """After 150 steps of 8 clips, on 24 clips that it has not seen."""
     detector = detector_spec().model.model_dump(mode="json")["detector"] | {"channels": 512}
