@@ -4,8 +4,8 @@ VENV ?= $(CURDIR)/.venv
 RANKS ?= 2
 PYTEST ?=
 SOAK ?=
-# Two testers per core, as many tests wait; with more than 16 the longest test would decide. nproc would take
-# OMP_NUM_THREADS for the cores.
+# Two test processes per core, because many tests mostly wait; beyond 16 the longest test sets the time. Without env -u,
+# nproc would return OMP_NUM_THREADS.
 TESTERS ?= $(shell cores=$$(env -u OMP_NUM_THREADS nproc); echo $$((cores < 8 ? 2 * cores : 16)))
 RUN_TESTS = PYTHONUTF8=1 PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} \
 	$(VENV)/bin/python -m pytest -n $(TESTERS)
@@ -20,7 +20,7 @@ help: ## this list
 setup: ## make .venv: Python packages, MPI, Horovod (HOROVOD=no: without these two; PYTHON=, TORCH=, CXX= choose others)
 	@jobs/setup.sh
 
-test: setup ## run the tests but the longest (PYTEST="-k shift" narrows them, TESTERS=1 takes one at a time)
+test: setup ## run all but the longest tests (PYTEST="-k shift" narrows them, TESTERS=1 takes one at a time)
 	@tests/install.sh $(VENV)/bin/python slurm timm transformers flux
 	$(RUN_TESTS) -m "not nightly" $(PYTEST)
 

@@ -77,7 +77,7 @@ for what; do
     fi
     ! is_there "$what" || continue
     if ((${#packages[@]} && EUID != 0)); then
-        echo "tests: without root no $what is installed (${packages[*]}); its tests are skipped where it is missing"
+        echo "tests: $what needs root to install (${packages[*]}); tests that need it are skipped where it is missing"
         continue
     fi
     mkdir -p build

@@ -122,7 +122,7 @@ class StepBench:
             self._batches = None
 
     def _take(self) -> Iterator[MicroBatch]:
-        """Return this rank's micro-batches of a step, each loaded when it is asked for."""
+        """Return this rank's micro-batches of a step, loaded lazily."""
         dataset, world, batches = self._experiment.dataset, self._world, iter(self._random)
         if dataset is not None:
             if self._batches is None:

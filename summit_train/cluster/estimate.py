@@ -89,7 +89,7 @@ class Estimate:
             rows.append(("walltime", known))
             if (useful := 60 * self.walltime_minutes - self.warning_seconds) < 30 * self.walltime_minutes:
                 rows.append(
-                    ("warning", f"each job is warned after {useful} s, before half of its walltime; give it more")
+                    ("warning", f"it comes after {useful} s, less than half of the walltime; try a longer --walltime")
                 )
         if self.price is not None:
             counts = "training" if self.evaluation_hours is None else "training and evaluation"

@@ -67,7 +67,10 @@ class Scheduler(ABC):
         return f"cd {shlex.quote(str(script.parent))} && {shlex.join(words)}{stdin}"
 
     def submit(self, script: Path, launcher: str, after: str | None, without: Sequence[str] = ()) -> str:
-        """Hand the script over in its own folder, for the output; return the job's id. Raises RunFailed if refused."""
+        """Hand the script over in its own folder, for the output; return the job's id. without: hosts to leave out.
+
+        Raises RunFailed if refused.
+        """
         words = self.words(script, launcher, after, without)
         answer = ask(words, script.parent, None if script.name in words else script)
         found = re.search(self.answer, answer, re.M)
@@ -151,7 +154,7 @@ class Slurm(Scheduler):
         # It expands %j and the like even in the folder's own path.
         if set(str(script.absolute())) & set("%\\"):
             raise UserError(f"{script.parent}: Slurm cannot write output below a name with % or \\; change it")
-        # It refuses a name that it does not know, and its own names have no domain.
+        # sbatch refuses unknown nodes, and Slurm's names of nodes have no domain.
         names = [host if re.fullmatch(r"[\d.]+", host) else host.partition(".")[0] for host in without]
         excluded = [f"--exclude={','.join(dict.fromkeys(names))}"] if without else []
         dependency = [f"--dependency=afterany:{after}"] if after else []
@@ -200,7 +203,7 @@ class Lsf(Scheduler):
         named = [script.name] if launcher == "jsrun" else []
         excluded: list[str] = []
         if without:
-            # -R of the command line replaces those of the script, so that they are given again; bsub joins several.
+            # -R on the command line replaces the script's own, so repeat them; bsub combines several.
             condition = " && ".join(f"hname!='{host}'" for host in without)
             directives = re.findall(r"^#BSUB (.*)$", script.read_text("utf-8"), re.M)
             excluded = ["-R", f"select[{condition}]"]

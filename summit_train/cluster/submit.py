@@ -1,7 +1,7 @@
 """Hand a job to the scheduler: write its script, submit it, ask for its state; and what a job stages.
 
 Files in RUN/job/: spec.yaml, job.sh, submitted.jsonl (a line for each submission), last_job (id of a chain's last job).
-The script adds `done`, `requeues` and `preemptions` (a line for each) and the job's output.
+The job adds `done`, which rank 0 writes too, `requeues` and `preemptions` (a line for each) and its output.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def script_began() -> str | None:
 
 
 def bad_nodes(run_path: Path) -> list[str]:
-    """Return the hosts that RUN/job/bad_nodes names, as the job script reads it; none without that file.
+    """Return the hosts that RUN/job/bad_nodes names, as the job script reads it; none if there is no such file.
 
     A line names those in its first word, with commas between them and before a colon, such as `node4: ECC`; # begins a
     comment.
@@ -69,6 +69,6 @@ def name_bad_nodes(run_path: Path, reasons: Mapping[str, str]) -> list[str]:
 
 
 def _text(path: Path) -> str:
-    # A person may have written it, on Windows too.
+    # It may be written by hand, on Windows with a byte-order mark.
     with naming(path):
         return path.read_text("utf-8-sig", errors="replace") if path.exists() else ""

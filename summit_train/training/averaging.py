@@ -55,13 +55,13 @@ Tensors = list[torch.Tensor]
 
 
 class AveragingStep:
-    """A step in the three calls of TrainStep: each of this rank's learners updates its own network.
+    """Make a step by TrainStep's three calls: each of this rank's learners updates its own network.
 
     Every `period` steps a round ends with an average. So does the end of an epoch: the network of a whole epoch is the
     average of all.
     learners: the step of each of this rank's, in a world of its own, by the number of its virtual GPU, of which the run
     has `virtual_gpus`. model: becomes the average.
-    A learner whose loss or gradient is not finite skips its own update. Nothing here waits for the device.
+    A learner whose gradient is not finite skips its update. Nothing here waits for the device.
     """
 
     on_skip = "the learner concerned skipped its update"
@@ -89,7 +89,7 @@ class AveragingStep:
         self._results = list[StepResult]()
 
     def accumulate(self, batch: MicroBatch) -> None:
-        """Update the learner whose virtual GPU the micro-batch is of."""
+        """Update the learner of the micro-batch's virtual GPU."""
         learner = self._learners[batch.virtual_gpu]
         learner.begin(self._lr, self._timer)
         learner.accumulate(batch)
@@ -98,7 +98,7 @@ class AveragingStep:
         self._step = batch.step
 
     def update(self, requests: Requests = NO_REQUESTS) -> StepResult:
-        """Average the learners' networks where that is due, and begin the vote of all learners. Collective.
+        """Average the learners' networks if an average is due, and begin the vote of all learners. Collective.
 
         The trust ratios are those of the rank's first learner.
         """

@@ -80,8 +80,8 @@ class Records(AbstractContextManager["Records"]):
     def read(self, timer: StepTimer) -> Requests:
         """Wait for the unread step, if there is one, and record it; return what its ranks asked for.
 
-        timer: of the current step, in which this waits for the other ranks. Raises AgreedError on all ranks at too many
-        broken steps or bad clips.
+        timer: of the current step; the wait for the other ranks counts as its allreduce. Raises AgreedError on all
+        ranks at too many broken steps or bad clips.
         """
         launched, self._unread = self._unread, None
         if launched is None:
@@ -128,8 +128,9 @@ class Records(AbstractContextManager["Records"]):
         clips = ", ".join(map(run.train_set.manifest.path, ids))
         self._broken.append((not math.isfinite(loss), f"step {number}, loss {loss:g}, clips {clips}"))
         if self.log is not None:
-            effect = run.step.on_skip if vote.skipped else "the gradient is finite, so the weights were updated"
-            self.log.say(f"step {number}: a loss or gradient is not finite; {effect}")
+            finite = "the loss is not finite but the gradient is; the weights were updated"
+            wrong = f"the gradient is not finite; {run.step.on_skip}" if vote.skipped else finite
+            self.log.say(f"step {number}: {wrong}")
         if len(self._broken) == self._broken.maxlen:
             at_fault = any(is_bad for is_bad, _ in self._broken)
             steps = "; ".join(text for _, text in self._broken)

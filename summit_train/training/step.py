@@ -117,7 +117,7 @@ class Requests(NamedTuple):
 
 
 NO_REQUESTS = Requests()
-# A vote is read a step later, so two may be on their way. Horovod knows messages by name.
+# A vote is read a step later, so two can be in flight, and Horovod matches messages by name.
 VOTES = ("votes.0", "votes.1")
 
 
@@ -179,7 +179,7 @@ class Averaging:
 
 @dataclass
 class StepResult:
-    """The sums of all VoteRows, on their way to the device until `wait` returns, and this rank's own loss.
+    """The sums of all VoteRows, on the device and valid once `wait` returns, and this rank's own loss.
 
     ratios: the layers' trust ratios, if there are any. averaging: of the networks, where the step ended with one.
     """
@@ -192,7 +192,7 @@ class StepResult:
     averaging: Averaging | None = None
 
     def read(self, global_batch: int, virtual_gpus: int, ranks: int) -> Vote:
-        """Wait for the vote, which has begun at the step's end. Collective."""
+        """Wait for the vote that the step began, and return it. Collective."""
         self.wait()
         sums = VoteRow(*self.votes.tolist())
         skipped = sums.skipped > 0
@@ -276,7 +276,7 @@ class TrainStep:
         return number
 
     def begin(self, lr: float, timer: StepTimer | None = None) -> None:
-        """Begin an update at learning rate `lr`. timer: of its phases, PHASES, and of the gradients' messages."""
+        """Begin an update at learning rate `lr`. timer: records its phases, PHASES, and the gradients' messages."""
         self._lr = lr
         self._timer = timer or StepTimer(self._device)
         self._losses = list[torch.Tensor]()
@@ -286,9 +286,10 @@ class TrainStep:
         self.statistics.begin_step()
 
     def accumulate(self, batch: MicroBatch) -> None:
-        """Add up the gradient of one micro-batch. A rank has one for each of its virtual GPUs.
+        """Compute the gradient of one micro-batch and add it to the step's.
 
-        The last pass is the rank's own last: one with fewer micro-batches sends its gradients earlier.
+        Call this once for each of the rank's virtual GPUs. Gradients are sent during the rank's last pass, so a rank with
+        fewer micro-batches sends them earlier.
         """
         loss, correct = self._forward(batch)
         if len(self._losses) == self._accumulation - 1:
@@ -305,7 +306,7 @@ class TrainStep:
         self._num_bad += len(batch.bad)
 
     def update(self, requests: Requests = NO_REQUESTS) -> StepResult:
-        """Update the weights by the gradient's mean over all virtual GPUs, and begin the vote. Collective.
+        """Update the weights by the gradient averaged over all virtual GPUs, and begin the vote. Collective.
 
         All ranks have the same mean, so all skip the update where its norm is not finite.
         """

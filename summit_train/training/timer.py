@@ -42,13 +42,14 @@ def idle_mark(device: torch.device) -> Mark:
 
 
 class StepTimer:
-    """When the phases and messages of one step begin and end. It waits for nothing.
+    """Record when the phases and messages of one step begin and end, without waiting for the device.
 
     On a GPU a mark is an event in the stream, so the times are the device's: a wait of the host while the device still
     has work costs nothing and counts as nothing.
 
-    number: the step's in records. laps: each phase with its end; the first one is the start of the step. sent: when
-    this rank began to exchange a message, by its name, and the message's bytes. arrived: when the ranks' sum was here.
+    number: the step's number in the records. laps: each phase with its end; the first one is the start of the step.
+    sent: when this rank began to exchange a message, by its name, and the message's bytes. arrived: when the ranks' sum
+    arrived.
     """
 
     def __init__(self, device: torch.device, number: int = 0) -> None:
@@ -62,7 +63,7 @@ class StepTimer:
         return self.laps[0][1]
 
     def lap(self, phase: str) -> None:
-        """Note that what happened since the lap before was `phase`."""
+        """Record the time since the previous lap as `phase`."""
         self.laps.append((phase, Mark(self._device)))
 
     def send(self, message: str, num_bytes: int) -> None:
@@ -70,7 +71,7 @@ class StepTimer:
         self.sent[message] = Mark(self._device), num_bytes
 
     def arrive(self, message: str) -> None:
-        """Note that the ranks' sum of `message` is here."""
+        """Note that the ranks' sum of `message` has arrived."""
         self.arrived[message] = Mark(self._device)
 
     def seconds(self) -> dict[str, float]:

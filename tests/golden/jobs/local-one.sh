@@ -88,7 +88,7 @@ while :; do
         break
     fi
     ((status != 0)) || attend "${all_ranks[@]}" "$python" -m summit_train train "$run/job/spec.yaml"
-    [[ ! -e $run/job/done ]] || status=0 # rank 0 leaves it at its end; a signal that ends ranks later takes nothing
+    [[ ! -e $run/job/done ]] || status=0 # rank 0 writes it when the result is complete; a later signal does not make the job fail
 
     # Once more in this job, unless the user is to blame, or nothing was gained since the ranks failed before.
     ((status != 0 && status != 2)) && [[ ! -e $run/stopped ]] || break
@@ -118,12 +118,12 @@ if [[ ! -e $run/stopped && -z $interrupted$lost ]]; then
     exit $((status == 85 ? 1 : status)) # 85 would be a wish to be requeued
 fi
 last=$(newest_step)
-record=requeues # a line for each
+record=requeues # the file in RUN/job with a line for each
 if [[ ($stop == TERM || $stop == INT) && $record == requeues ]]; then
     say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue, unless it was preempted and the scheduler starts it again"
     exit 143
 fi
-# With a result there, the report alone is missing.
+# If eval.json exists, only the report is missing.
 if [[ -z $lost && $record == requeues && ! -e $run/eval.json ]] && ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
     say "job $job_id: stopped at step $last without a new step or score since its start; not started again"
     exit 1
@@ -136,7 +136,7 @@ fi
 touch "$run/job/$record"
 requeues=$(wc -l <"$run/job/$record")
 most=20
-[[ $record == requeues ]] || most=$((10 * most)) # preemptions are not the job's doing
+[[ $record == requeues ]] || most=$((10 * most)) # preemptions are not the job's fault
 if ((requeues >= most)); then
     say "job $job_id: stopped at step $last after $requeues $record, no more are allowed; submit it again to continue"
     exit 1

@@ -215,7 +215,7 @@ while :; do
         break
     fi
     ((status != 0)) || attend "${all_ranks[@]}" "$python" -m summit_train train "$run/job/spec.yaml"
-    [[ ! -e $run/job/done ]] || status=0 # rank 0 leaves it at its end; a signal that ends ranks later takes nothing
+    [[ ! -e $run/job/done ]] || status=0 # rank 0 writes it when the result is complete; a later signal does not make the job fail
 
     # Once more in this job, unless the user is to blame, or nothing was gained since the ranks failed before.
     ((status != 0 && status != 2)) && [[ ! -e $run/stopped ]] || break
@@ -249,11 +249,11 @@ if [[ ! -e $run/stopped && -z $interrupted$lost ]]; then
     exit $((status == 85 ? 1 : status)) # 85 would be a wish to be requeued
 fi
 last=$(newest_step)
-record=requeues # a line for each
-knows=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null | grep "^JobId=$SLURM_JOB_ID " || true)
-if [[ $knows =~ " PreemptTime="[0-9] ]]; then
-    record=preemptions # within the grace time: it is put back into the queue here
-elif [[ $knows =~ " Restarts="([0-9]+) ]] && ((BASH_REMATCH[1] > ${SLURM_RESTART_COUNT:-0})); then
+record=requeues # the file in RUN/job with a line for each
+job_record=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null | grep "^JobId=$SLURM_JOB_ID " || true)
+if [[ $job_record =~ " PreemptTime="[0-9] ]]; then
+    record=preemptions # within the grace time: this script requeues the job
+elif [[ $job_record =~ " Restarts="([0-9]+) ]] && ((BASH_REMATCH[1] > ${SLURM_RESTART_COUNT:-0})); then
     say "job $job_id: stopped at step $last; Slurm has requeued it, and starts it again"
     exit 143
 fi
@@ -261,7 +261,7 @@ if [[ ($stop == TERM || $stop == INT) && $record == requeues ]]; then
     say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue"
     exit 143
 fi
-# With a result there, the report alone is missing.
+# If eval.json exists, only the report is missing.
 if [[ -z $lost && $record == requeues && ! -e $run/eval.json ]] && ((last <= first)) && [[ $(scored_bytes) == "$scored" ]]; then
     say "job $job_id: stopped at step $last without a new step or score since its start; not started again"
     exit 1
@@ -274,7 +274,7 @@ fi
 touch "$run/job/$record"
 requeues=$(wc -l <"$run/job/$record")
 most=20
-[[ $record == requeues ]] || most=$((10 * most)) # preemptions are not the job's doing
+[[ $record == requeues ]] || most=$((10 * most)) # preemptions are not the job's fault
 if ((requeues >= most)); then
     say "job $job_id: stopped at step $last after $requeues $record, no more are allowed; submit it again to continue"
     exit 1
