@@ -68,7 +68,7 @@ TOGETHER = {
 }
 
 
-# Most tests that start ranks, and wait for them.
+# Folders with most of the tests that wait for ranks.
 RANKS = ("tests/training/", "tests/core/", "tests/cluster/")
 
 

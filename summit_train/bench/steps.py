@@ -97,6 +97,7 @@ class StepBench:
             result = self._step.update()
             if self._last is not None:  # as the loop does, one step late
                 self._last.read(self._plan.global_batch, self._plan.virtual_gpus, self._world.size)
+                timer.lap("allreduce")
             self._last = result
             timer.lap("other")
         return mean_phases([timer.seconds() for timer in timers])

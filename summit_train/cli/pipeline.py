@@ -137,7 +137,8 @@ def _run(run: Run, stop: StopRequest, traced: range, change: Change | None) -> R
     for partial in (spec.run_path / PREDICTIONS).glob("*.partial"):
         partial.unlink(missing_ok=True)
     if (mark := spec.run_path / "job/done").parent.is_dir():
-        mark.touch()  # for the job script: a signal from here on does not make the job fail
+        with suppress(OSError):  # a full disk: the script writes it, too
+            mark.touch()  # for the job script: a signal from here on does not make the job fail
     say(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")
     record_end(spec.run_path)
     return Result()

@@ -207,8 +207,10 @@ class Lsf(Scheduler):
             condition = " && ".join(f"hname!='{host}'" for host in without)
             directives = re.findall(r"^#BSUB (.*)$", script.read_text("utf-8"), re.M)
             excluded = ["-R", f"select[{condition}]"]
-            for option in map(shlex.split, directives):
-                excluded += option if option[0] == "-R" else []
+            for words in map(shlex.split, directives):
+                for word, following in zip(words, [*words[1:], ""], strict=True):
+                    if word.startswith("-R"):
+                        excluded += ["-R", word[2:] or following]
         dependency = ["-w", f"ended({after})"] if after else []
         return ["bsub", *excluded, *dependency, *named]
 

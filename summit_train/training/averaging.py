@@ -102,8 +102,8 @@ class AveragingStep:
 
         The trust ratios are those of the rank's first learner.
         """
-        results = self._results
-        assert len(results) == len(self._learners)
+        results, self._results = self._results, []
+        assert len(results) == len(self._learners), "begin comes first"
         rows = [result.votes for result in results]
         votes = torch.stack([*rows, VoteRow(0, 0, 0, 0, 0, 0, 0, *requests).tensor(self._device)]).sum(0)
         loss = torch.stack([result.local_loss for result in results]).sum()

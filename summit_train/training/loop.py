@@ -40,7 +40,7 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
                 run.watchdog.at(f"waiting for the other ranks in step {clips.number}", waits=True)
             result = run.step.update(Requests(bool(stop), run.is_checkpoint_due(), clips.wait_s))
 
-            # --- the previous step's vote: the device has finished that step, so reading it waits for nothing
+            # --- the previous step's vote: all ranks have begun it long since
             asked = records.end_step(clips, lr, result)
 
             # --- this step's own vote, where the step is waited for anyway

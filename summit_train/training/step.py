@@ -288,8 +288,8 @@ class TrainStep:
     def accumulate(self, batch: MicroBatch) -> None:
         """Compute the gradient of one micro-batch and add it to the step's.
 
-        Call this once for each of the rank's virtual GPUs. Gradients are sent during the rank's last pass, so a rank with
-        fewer micro-batches sends them earlier.
+        Call this once for each of the rank's virtual GPUs. Gradients are sent during the rank's last pass, so a rank
+        with fewer micro-batches sends them earlier.
         """
         loss, correct = self._forward(batch)
         if len(self._losses) == self._accumulation - 1:
@@ -310,7 +310,8 @@ class TrainStep:
 
         All ranks have the same mean, so all skip the update where its norm is not finite.
         """
-        assert len(self._losses) == self._accumulation
+        losses, self._losses = self._losses, []
+        assert len(losses) == self._accumulation, "begin comes first"
         timer = self._timer
         self._exchange.finish()
         timer.lap("allreduce")
@@ -319,7 +320,7 @@ class TrainStep:
         # The L2 norm of the averaged gradient, still scaled. It is finite if every entry is.
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         skipped = (~torch.isfinite(norm)).float()
-        loss = torch.stack(self._losses).sum()
+        loss = torch.stack(losses).sum()
         row = self._row(loss, norm, skipped, requests).tensor(self._device)
         self.statistics.finish(skipped)
         timer.lap("other")

@@ -92,7 +92,7 @@ def test_the_script_is_the_golden_file(case: str) -> None:
 
 
 def test_there_is_a_golden_file_of_each_case_and_no_other() -> None:
-    assert {path.stem for path in GOLDEN.iterdir()} == set(CASES)
+    assert {path.name for path in GOLDEN.iterdir()} == {_golden(case)[0] for case in CASES}
 
 
 # Every launcher, and every kind of job that has commands of its own. The others differ from them in values.

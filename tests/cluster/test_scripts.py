@@ -324,13 +324,19 @@ def test_preemptions_are_counted_apart_from_requeues(standins: Standins, tmp_pat
     assert not (run / "job/requeues").exists()
 
 
+AGAIN = "Slurm has requeued it, and starts it again"
+
+
 @pytest.mark.parametrize(
-    ("restarts", "said"), [(1, "Slurm has requeued it, and starts it again"), (0, "submit it again to continue")]
+    ("restarts", "preempted", "said"),
+    [(1, "None", AGAIN), (1, "2026-11-28T07:09:20", AGAIN), (0, "None", "submit it again to continue")],
 )
-def test_a_job_that_slurm_starts_again_says_so(standins: Standins, tmp_path: Path, restarts: int, said: str) -> None:
-    """Without a grace time, Slurm counts the restart before it ends the job."""
+def test_a_job_that_slurm_starts_again_says_so(
+    standins: Standins, tmp_path: Path, restarts: int, preempted: str, said: str
+) -> None:
+    """Without a grace time, Slurm counts the restart before it ends the job; later versions set both."""
     script, _ = prepared(standins, "srun", tmp_path / "run")
-    (standins.folder / "record").write_text(f"JobId=7 Restarts={restarts} PreemptTime=None\n")
+    (standins.folder / "record").write_text(f"JobId=7 Restarts={restarts} PreemptTime={preempted}\n")
     status, output = _stopped(standins, script, signal.SIGTERM)
     assert status == 143 and output.endswith(f"at step 8; {said}\n")
 

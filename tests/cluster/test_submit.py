@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,18 @@ def test_nodes_that_are_known_as_bad_are_not_asked_for(
     (script.parent / "bad_nodes").write_text("n4.cluster: ECC\n# n5\n10.0.0.7 slow\n")
     chain(site, job, script, 1)
     assert standins.jobs()[-1]["options"][option] == value
+
+
+def test_every_resource_requirement_of_an_lsf_script_is_repeated(tmp_path: Path) -> None:
+    """As profiles may write it."""
+    script = tmp_path / "job.sh"
+    script.write_text(
+        '#BSUB -R "span[ptile=4]"\n#BSUB -q x -R\'select[mem>1000 && ib]\' -x\n#BSUB -R"rusage[mem=4G]"\n'
+    )
+    words = LSF.batch.words(script, "mpirun", None, ["n4"])
+    found = [word for option, word in pairwise(words) if option == "-R"]
+    assert found == ["select[hname!='n4']", "span[ptile=4]", "select[mem>1000 && ib]", "rusage[mem=4G]"]
+    assert LSF.batch.words(script, "mpirun") == ["bsub"]
 
 
 def test_slurm_is_told_the_bad_nodes_of_all_runs_by_its_own_names(

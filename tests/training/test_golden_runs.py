@@ -283,6 +283,7 @@ def train_again(folder: Path) -> None:
     shutil.copytree(folder / "alone", folder / "again")
     for run in (folder / "again").iterdir():
         _, *others = sorted((run / "checkpoints").glob("step_????????.pt"))
+        assert others, run
         for path in others:
             path.unlink()
 

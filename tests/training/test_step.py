@@ -205,6 +205,20 @@ def test_every_solver_skips_an_overflow_of_fp16_and_goes_on(solver: str, kind: s
     assert not torch.equal(model.state_dict()["fc.weight"], before["fc.weight"])
 
 
+def test_a_loss_that_alone_is_not_finite_is_reported_and_the_gradient_decides() -> None:
+    """A rank knows its own losses alone, and the mean gradient is that of all ranks: all must decide alike."""
+
+    def infinite(outputs: Any, targets: Any, size: tuple[int, int], draws: int) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, correct = Loss().of_batch(outputs, targets, size, draws)
+        return loss + torch.inf, correct
+
+    models = [_model() for _ in range(2)]
+    vote = take_step(_step(models[0], 2, loss=infinite), _micro_batches(2), 0.1).read(4, 2, 1)
+    assert vote.broken and not vote.skipped and vote.loss == torch.inf
+    take_step(_step(models[1], 2), _micro_batches(2), 0.1)
+    assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
+
+
 @pytest.mark.parametrize(
     ("solver", "kind"),
     [(name, None) for name in ("sgd", "adam", "adamw", "lamb", "rmsprop", "adagrad")]

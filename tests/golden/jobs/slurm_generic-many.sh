@@ -251,11 +251,11 @@ fi
 last=$(newest_step)
 record=requeues # the file in RUN/job with a line for each
 job_record=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null | grep "^JobId=$SLURM_JOB_ID " || true)
-if [[ $job_record =~ " PreemptTime="[0-9] ]]; then
-    record=preemptions # within the grace time: this script requeues the job
-elif [[ $job_record =~ " Restarts="([0-9]+) ]] && ((BASH_REMATCH[1] > ${SLURM_RESTART_COUNT:-0})); then
+if [[ $job_record =~ " Restarts="([0-9]+) ]] && ((BASH_REMATCH[1] > ${SLURM_RESTART_COUNT:-0})); then
     say "job $job_id: stopped at step $last; Slurm has requeued it, and starts it again"
     exit 143
+elif [[ $job_record =~ " PreemptTime="[0-9] ]]; then
+    record=preemptions # within the grace time: this script requeues the job
 fi
 if [[ ($stop == TERM || $stop == INT) && $record == requeues ]]; then
     say "job $job_id: stopped by SIG$stop at step $last; submit it again to continue"
