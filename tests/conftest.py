@@ -133,6 +133,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
         fcntl.lockf(lock, fcntl.LOCK_EX)
         made = folder.with_suffix(".made")
         if not made.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # what a failed try has left
             folder.mkdir()
             make(folder)
             made.touch()

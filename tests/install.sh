@@ -61,7 +61,7 @@ get() { # WHAT
     case $1 in
         slurm | chromium) apt "${packages[@]}" ;;
         pbs)
-            apt "${packages[@]}" && mkdir -p build/slurm_torque &&
+            apt "${packages[@]}" && rm -rf build/slurm_torque && mkdir -p build/slurm_torque &&
                 (cd build/slurm_torque && apt-get -q download slurm-wlm-torque && dpkg -x slurm-wlm-torque_*.deb .)
             ;;
         flux) pip --no-deps --target build/flux --upgrade "flux-python==$flux" "ply==$ply" ;;
@@ -83,7 +83,7 @@ for what; do
     mkdir -p build
     log=build/$what.log failed=build/$what.failed
     wanted=$(cat "${BASH_SOURCE[0]}" "$pins" | cksum)
-    lately=$(find build -name "$what.failed" -mmin -1440 -exec cat {} +)
+    lately=$(find build -maxdepth 1 -name "$what.failed" -mmin -1440 -exec cat {} +)
     if [[ -n ${CI:-} || $lately != "$wanted" ]]; then
         rm -f "$failed"
         echo "tests: installing $what (the output goes to $log)"
