@@ -33,8 +33,8 @@ def _forget_the_users_settings() -> None:
 
     And a temporary folder in whose path no socket's name fits.
     """
-    settings = {"COLUMNS", "LINES", "LANGUAGE", "PYTHONIOENCODING", "NO_COLOR", "FORCE_COLOR"}
-    for name in settings | os.environ.keys() - environment().keys():
+    unwanted = {"COLUMNS", "LINES", "LANGUAGE", "PYTHONIOENCODING", "NO_COLOR", "FORCE_COLOR"}
+    for name in unwanted | os.environ.keys() - environment().keys():
         os.environ.pop(name, None)
     os.environ["LC_ALL"] = "C.UTF-8"
     if len(os.fsencode(tempfile.gettempdir())) > 67:  # sockets of loader workers would be refused there

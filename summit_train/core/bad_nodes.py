@@ -44,10 +44,7 @@ def bad_nodes(run_path: Path) -> list[str]:
     A line names those in its first word, with commas between them and before a colon, such as `node4: ECC`; # begins a
     comment.
     """
-    lines = _text(run_path / "job" / "bad_nodes").splitlines()
-    words = [line.split()[0] for line in lines if line.strip()]
-    names = [name for word in words if not word.startswith("#") for name in re.split("[,;]", word)]
-    return [name.partition(":")[0] if name.count(":") == 1 else name for name in names if name]
+    return _hosts(_text(run_path / "job" / "bad_nodes"))
 
 
 def name_bad_nodes(run_path: Path, reasons: Mapping[str, str]) -> list[str]:
@@ -58,17 +55,21 @@ def name_bad_nodes(run_path: Path, reasons: Mapping[str, str]) -> list[str]:
     path = run_path / "job" / "bad_nodes"
     if not path.parent.is_dir():
         return []
-    known = bad_nodes(run_path)
+    text = _text(path)
+    known = _hosts(text)
     new = [host for host in reasons if host not in known]
-    with naming(path):
-        text = _text(path)
-        with path.open("a", encoding="utf-8") as file:
-            file.write("" if text.endswith("\n") or not (text and new) else "\n")
-            file.writelines(f"{host} {reasons[host]}\n" for host in new)
+    with naming(path), path.open("a", encoding="utf-8") as file:
+        file.write("" if text.endswith("\n") or not (text and new) else "\n")
+        file.writelines(f"{host} {reasons[host]}\n" for host in new)
     return new
 
 
 def _text(path: Path) -> str:
     # It may be written by hand, on Windows with a byte-order mark.
-    with naming(path):
-        return path.read_text("utf-8-sig", errors="replace") if path.exists() else ""
+    return path.read_text("utf-8-sig", errors="replace") if path.exists() else ""
+
+
+def _hosts(text: str) -> list[str]:
+    words = [line.split()[0] for line in text.splitlines() if line.strip()]
+    names = [name for word in words if not word.startswith("#") for name in re.split("[,;]", word)]
+    return [name.partition(":")[0] if name.count(":") == 1 else name for name in names if name]

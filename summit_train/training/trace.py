@@ -199,7 +199,8 @@ class Trace:
 
     def write(self) -> None:
         """Write what is recorded, if anything, and show the slowest ranks. Collective."""
-        world, steps, self._timers = self._run.world, self._timers, []
+        world = self._run.world
+        steps, self._timers = self._timers, []
         if not steps:
             return
         self._run.watchdog.at("writing the trace", waits=world.rank > 0)
