@@ -34,6 +34,7 @@ print(json.dumps({{"seconds": [9.0] * 3 + [4.0 if job["channels_last"] else 6.0]
 """
 
 
+@pytest.mark.nightly
 def test_both_sides_have_equal_clips_and_the_ratio_is_theirs_over_ours(
     motion_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -340,6 +340,7 @@ def test_here_a_full_disk_behind_the_log_ends_no_run(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_here_a_stop_is_passed_on_and_the_sweep_continues_where_it_stopped(
     say: Say, write_sweep: Sweeps, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

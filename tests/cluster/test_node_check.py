@@ -195,6 +195,7 @@ def test_a_slow_node_is_left_out_where_the_job_has_spares(write_spec: WriteSpec,
     assert not (run / "metrics.jsonl").exists()
 
 
+@pytest.mark.nightly
 def test_without_spares_a_slow_node_is_a_warning_and_training_is_the_same(
     write_spec: WriteSpec, tmp_path: Path
 ) -> None:

@@ -88,7 +88,8 @@ def whole(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_ranks
-@pytest.mark.parametrize("site", ["summit", pytest.param("lsf_generic", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("site", ["summit", "lsf_generic"])
+@pytest.mark.nightly
 def test_lsf_requeues_a_job_that_the_walltime_ends(
     write_spec: WriteSpec, tmp_path: Path, whole: Path, site: str
 ) -> None:

@@ -254,7 +254,7 @@ world.close()
         # Not on both nodes: as these are one machine, Open MPI would give all ranks one shared memory.
         ("srun --mpi=pmix", 1, 2, "srun", "horovod"),
         # srun's ranks find each other by the job's number. This machine does not know its nodes' names.
-        ("export MASTER_ADDR=127.0.0.1\nsrun", 2, 2, "srun", "torch (gloo)"),
+        pytest.param("export MASTER_ADDR=127.0.0.1\nsrun", 2, 2, "srun", "torch (gloo)", marks=pytest.mark.nightly),
         pytest.param("mpirun --bind-to none", 2, 1, "mpirun (Open MPI)", "horovod", marks=pytest.mark.nightly),
     ],
 )

@@ -132,7 +132,7 @@ def whole(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("words", "environ", "how", "backend"),
     [
         pytest.param((*TRAIN, "--ranks", "2"), {}, "2 ranks joined by horovod, started by mpirun", "horovod",
-                     marks=needs_ranks),
+                     marks=[needs_ranks, pytest.mark.nightly]),
         # With the fewest open files that are taken.
         (("-c", _WITH_FILES, "28", *TRAIN, "--ranks=2"), {"SUMMIT_TRAIN_COMM": "torch"}, "2 ranks joined by torch\n",
          "torch (gloo)"),

@@ -43,6 +43,9 @@ def _die_of_b(root: str, path: str) -> Found:
     return FACTS
 
 
+NEVER_BACK = "its reader never came back"
+
+
 def _hang_at_b(root: str, path: str) -> Found:
     if path == "b":
         time.sleep(1000)
@@ -53,7 +56,7 @@ def _hang_at_b(root: str, path: str) -> Found:
     ("examine_b", "seconds", "message"),
     [
         (_die_of_b, PATIENCE_S, "decoding it kills the process"),
-        (_hang_at_b, 1.5, "takes longer than 1.5 s to read: its reader never came back"),
+        pytest.param(_hang_at_b, 1.5, f"takes longer than 1.5 s to read: {NEVER_BACK}", marks=pytest.mark.nightly),
     ],
 )
 def test_a_file_that_kills_or_holds_its_process_is_named_and_the_rest_follows(

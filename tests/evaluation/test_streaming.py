@@ -124,6 +124,7 @@ def test_a_request_to_stop_is_answered_between_the_blocks_of_a_long_video(
     assert told == [(0, 2), (0, 2)]  # after two of the three blocks of the first video
 
 
+@pytest.mark.nightly
 def test_few_blocks_wait_however_many_long_videos_there_are(
     write_spec: WriteSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def test_its_keys_and_its_list_are_checked_with_the_others(place: Path) -> None:
     assert status == 2 and "wrong.csv:2: moment must be a whole number from 0 on, got 'soon'" in err
 
 
+@pytest.mark.nightly
 def test_its_list_is_scanned_split_and_packed_with_the_events(place: Path) -> None:
     (place / "late.csv").write_text("path,label,moment\ntrain0.mp4,0,16\ntrain1.mp4,0,3\n")
     status, out, err = said(place, "data", "index", "late.csv", "--root", str(place), "--out", "good.csv")

@@ -77,6 +77,7 @@ def test_a_killed_run_left_each_learners_state(killed: Path) -> None:
             assert_near(value, mean, 1e-12, name)
 
 
+@pytest.mark.nightly
 def test_a_run_killed_in_mid_round_ends_bit_equal_and_on_other_ranks_to_rounding(
     killed: Path, motion_set: Path
 ) -> None:

@@ -146,6 +146,7 @@ def test_maps_that_are_not_those_of_the_logits_are_refused(
         Mapper(other, torch.device("cpu"))
 
 
+@pytest.mark.nightly
 def test_a_network_from_pypi_keeps_the_promises(motion_set: Path, eight_videos: dict[str, str], tmp_path: Path) -> None:
     """transformers' VideoMAE, which knows nothing of keys; `python -m tests.models.foreign` tries others."""
     pytest.importorskip("transformers", reason="needs transformers; `make test` installs it")

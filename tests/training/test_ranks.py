@@ -220,7 +220,9 @@ def _other_work() -> Iterator[None]:
         loop.wait(PATIENCE_S)
 
 
-@pytest.mark.parametrize(("ranks", "epochs", "backend"), [(3, 2, "horovod"), (6, 1, "torch")])
+@pytest.mark.parametrize(
+    ("ranks", "epochs", "backend"), [pytest.param(3, 2, "horovod", marks=pytest.mark.nightly), (6, 1, "torch")]
+)
 def test_equal_runs_end_in_equal_bits(
     write_spec: WriteSpec,
     eight_videos: dict[str, str],

@@ -160,7 +160,8 @@ def differences(cases: Mapping[str, Sequence[str]], ranks: int, folder: Path) ->
 
 
 @needs_ranks
-@pytest.mark.parametrize(("virtual_gpus", "ranks"), [pytest.param(6, 4, marks=pytest.mark.nightly), (7, 3)])
+@pytest.mark.parametrize(("virtual_gpus", "ranks"), [(6, 4), (7, 3)])
+@pytest.mark.nightly
 def test_uneven_shares_train_the_network_of_one_rank(virtual_gpus: int, ranks: int, tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(NETS)
     cases = {

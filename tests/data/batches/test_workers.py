@@ -128,7 +128,9 @@ def test_a_signal_to_the_main_process_is_not_lost(manifest: Manifest) -> None:
     assert held == [signal.SIGUSR1]
 
 
-@pytest.mark.parametrize("ending", ["raise SystemExit(7)", "os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize(
+    "ending", [pytest.param("raise SystemExit(7)", marks=pytest.mark.nightly), "os.kill(os.getpid(), 9)"]
+)
 def test_a_process_that_ends_without_close_does_not_hang(videos: Path, tmp_path: Path, ending: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT.format(manifest=str(videos / "list.csv"), ending=ending))

@@ -101,7 +101,10 @@ def test_what_cannot_be_begun_is_refused_and_left_alone(raw: FileStore, pack_set
     assert content_of(tmp_path) == before
 
 
-@pytest.mark.parametrize(("kind", "number", "stride"), [("bytes", 1, 1), ("jpeg", 2, 6), ("video", 3, 6)])
+@pytest.mark.parametrize(
+    ("kind", "number", "stride"),
+    [pytest.param("bytes", 1, 1, marks=pytest.mark.nightly), ("jpeg", 2, 6), ("video", 3, 6)],
+)
 def test_killed_at_any_moment_the_next_call_makes_the_same(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, number: int, stride: int
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_damaged_set_is_not_spread(packed: Path, dest: Path) -> None:
     assert content_of(staged_folder(dest, packed)) == content_of(packed)
 
 
+@pytest.mark.nightly
 def test_killed_at_any_moment_the_next_call_makes_the_same(
     packed: Path, dest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
