@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +39,18 @@ from summit_train.tasks.task import task_named
 from summit_train.training.agreement import check_agreement, identity
 from summit_train.training.checkpoint import current_line, epoch_checkpoints
 from summit_train.training.loop import train
-from summit_train.training.metrics import RunLog, last_extension, record_end, stopped_early
+from summit_train.training.metrics import RunLog, record_end
 from summit_train.training.records import Records
+from summit_train.training.resume import Extension
 from summit_train.training.run import Run, check_room, read_inputs
 from summit_train.training.trace import traced_steps
-
-Change = tuple[int, int]  # the epochs of a run before and after --more-epochs
 
 
 def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
     """Train, evaluate and report a spec, with the arguments of `train`. The status is 85 if it was asked to stop."""
     launch = this_launch()
-    change = None if args.more_epochs is None else _change_of_epochs(args.spec, args.more_epochs)
-    longer = [] if change is None else [f"schedule.epochs={change[1]}"]
+    extension = None if args.more_epochs is None else Extension.asked(args.spec, args.more_epochs)
+    longer = [] if extension is None else [f"schedule.epochs={extension.after}"]
     inputs = read_inputs(run_spec(args.spec, [*args.overrides, *longer]), launch.size)
     traced = traced_steps(args.trace, inputs.plan.total_steps)
     with (
@@ -71,12 +71,14 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
         world.wait(lambda: watchdog.at("waiting for rank 0's lock of the run folder", waits=True))
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
         world.together(lambda: None if world.rank else remove_half_written(inputs.spec.run_path))
+        if extension is not None:
+            world.together(lambda: _check_still_asked(extension, args))
         check_nodes(world, device, inputs.train, inputs.spec.run_path, watchdog)
-        run = Run(inputs, network, world, device, lock, watchdog, more_epochs=change)
+        run = Run(inputs, network, world, device, lock, watchdog, extension=extension)
         manifests = [inputs.val.manifest, inputs.train.manifest]
         run.notes += stage_sets(inputs.spec.data.stage, manifests, world, watchdog)
         try:
-            return _run(run, stop, traced, change)
+            return _run(run, stop, traced, extension)
         except Stopped:
             return _stopped(run, stop)
         except AgreedError as error:
@@ -90,21 +92,11 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
             raise RunFailed(*error.args) from error
 
 
-def _change_of_epochs(path: str, more_epochs: int) -> Change:
-    """Return the epochs of a run folder before and after --more-epochs; before: of one that stopped early, the trained.
-
-    A command that is started again finds its own record, and adds nothing until the run has come to its end.
-    """
-    if more_epochs < 1:
-        raise UserError(f"--more-epochs must be 1 or more, got {more_epochs}")
-    if not Path(path).is_dir():
-        raise UserError(f"--more-epochs must be used with a run folder, got {path}; try runs/NAME")
-    spec = run_spec(path)
-    recorded = last_extension(spec.run_path, unfinished=True)
-    if recorded is not None and recorded[1] - recorded[0] == more_epochs:
-        return recorded
-    epochs = stopped_early(spec.run_path) or spec.schedule.epochs
-    return epochs, epochs + more_epochs
+def _check_still_asked(extension: Extension, args: argparse.Namespace) -> None:
+    """Raise UserError unless `--more-epochs` asks for the same under the run's lock as it did before."""
+    if (now := Extension.asked(args.spec, args.more_epochs)) != extension:
+        length = f"the run has got {now.before} epochs, from {extension.before}, while this command began"
+        raise UserError(f"--more-epochs {args.more_epochs}: {length}; start it again")
 
 
 def _keep_result(run_path: Path, epochs: int, last_step: int) -> None:
@@ -122,10 +114,10 @@ def _keep_result(run_path: Path, epochs: int, last_step: int) -> None:
     file.unlink()
 
 
-def _run(run: Run, stop: StopRequest, traced: range, change: Change | None) -> Result:
+def _run(run: Run, stop: StopRequest, traced: range, extension: Extension | None) -> Result:
     began = time.monotonic()
     spec, world = run.spec, run.world
-    _train(run, stop, traced, change)
+    _train(run, stop, traced, extension)
     _evaluate(run, stop)
     leave_if_asked(world, stop)
     report = world.from_first(lambda: _report(spec, stop))
@@ -141,6 +133,8 @@ def _run(run: Run, stop: StopRequest, traced: range, change: Change | None) -> R
             mark.touch()  # for the job script: a signal from here on does not make the job fail
     say(f"{spec.name}: done in {duration(time.monotonic() - began)}; report: {report}")
     record_end(spec.run_path)
+    if (last := Extension.read(spec.run_path)) is not None:
+        replace(last, is_done=True).write(spec.run_path)  # from here on the command adds epochs again
     return Result()
 
 
@@ -206,14 +200,18 @@ def _still_there(spec: Spec, paths: list[Path]) -> list[Path]:
     return paths
 
 
-def _train(run: Run, stop: StopRequest, traced: range, change: Change | None) -> None:
-    """Train; rank 0 writes the run's records, that of a `change` before anything that it changes."""
+def _train(run: Run, stop: StopRequest, traced: range, extension: Extension | None) -> None:
+    """Train; rank 0 writes the run's records, its `extension` before anything that it changes."""
     spec, plan, world = run.spec, run.plan, run.world
     places = world.gather((world.host, cpu_kernels(run.device)))
     if world.rank != 0 or places is None:
         train(run, Records(run, None, traced), stop)
         return
     (spec.run_path / "stopped").unlink(missing_ok=True)
+    is_new = extension is not None and extension != Extension.read(spec.run_path)
+    if extension is not None and is_new:
+        extension.write(spec.run_path)
+    write_text(spec.run_path / "spec.yaml", dump_spec(spec))
     leaked = leaks(run.train_set, run.val_set)
     lists = run.train_set.manifest, run.val_set.manifest
     for line in [
@@ -234,14 +232,13 @@ def _train(run: Run, stop: StopRequest, traced: range, change: Change | None) ->
         warn(f"C++ kernels: rank 0 has {kernels}, but {host} has {other}; all ranks wait for the slowest")
     write_json(spec.run_path / "environment.json", machine)
     with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps) as log:
-        if change is not None:
-            if change != last_extension(spec.run_path):
-                log.write("more_epochs", **{"from": change[0], "to": change[1]}, step=run.start_step)
+        if extension is not None:
+            if is_new:
+                log.write("more_epochs", **{"from": extension.before, "to": extension.after}, step=run.start_step)
             else:
-                extension = f"{change[0]} to {change[1]} epochs"
-                run.notes.append(f"more epochs: finishes the extension from {extension}, which an earlier start began")
-            _keep_result(spec.run_path, change[0], change[0] * plan.steps_per_epoch)
-        write_text(spec.run_path / "spec.yaml", dump_spec(spec))
+                change = f"{extension.before} to {extension.after} epochs"
+                run.notes.append(f"more epochs: finishes the extension from {change}, which an earlier start began")
+            _keep_result(spec.run_path, extension.before, extension.before * plan.steps_per_epoch)
         log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive(), job=script_began())
         for note in run.notes:
             log.say(note)

@@ -23,6 +23,11 @@ def digest_path(path: Path) -> Path:
     return path.with_name(path.name + ".sha256")
 
 
+def measures_path(path: Path) -> Path:
+    """Return the path of the file with the measures of the validation that followed a checkpoint."""
+    return path.with_suffix(".measures.json")
+
+
 def checkpoint_path(run_path: Path, step: int) -> Path:
     return run_path / "checkpoints" / f"step_{step:08d}.pt"
 
@@ -57,6 +62,9 @@ def best_checkpoint(run_path: Path) -> Path:
 def remove_half_written(run_path: Path) -> None:
     """Remove what killed processes have left of files in a run folder. The caller holds its lock."""
     remove_leftovers(run_path)
-    for digest in (run_path / "checkpoints").glob("step_*.pt.sha256"):  # written before its checkpoint has its name
-        if digest.is_file() and not digest.with_suffix("").exists():
-            digest.unlink()
+    checkpoints = find_checkpoints(run_path)
+    for owned, pattern in ((digest_path, "step_*.pt.sha256"), (measures_path, "step_*.measures.json")):
+        known = {owned(path) for path in checkpoints}
+        for path in (run_path / "checkpoints").glob(pattern):
+            if path.is_file() and path not in known:
+                path.unlink()

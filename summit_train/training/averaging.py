@@ -9,13 +9,6 @@ learner j of P:
     s  <- 1/P sum_j s_j + 1/P sum_j (mu_j - mu)^2            the law of total variance
 
 Algorithm 2 writes the last line as 1/P sum_j (s_j + mu_j^2) - mu^2: the same value, which rounding can make negative.
-
-The batch grows where accuracy stops to (Algorithm 1, lines 13 to 21). With a the accuracy of the averaged network, a*
-the best so far, 0 at first, and B a learner's batch:
-
-    if a < a* margin: B <- min(B factor, largest)        if a > a*: a* <- a
-
-The comparison is strict, and the first decision never grows the batch. The learning rate stays.
 """
 
 from __future__ import annotations
@@ -35,8 +28,7 @@ from summit_train.core.saved import bound_of, check_fit, give_weights, in_memory
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models.by_name import freeze_by_name
 from summit_train.models.video import trained_norms
-from summit_train.plan import Rung
-from summit_train.spec.optimizer import GrowBatchSpec, ParallelSpec
+from summit_train.spec.optimizer import ParallelSpec
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.exchange import average
 from summit_train.training.step import (
@@ -247,43 +239,3 @@ def _state(optimizer: torch.optim.Optimizer) -> Tensors:
 def _copy(targets: Tensors, values: Sequence[torch.Tensor]) -> None:
     for target, value in zip(targets, values, strict=True):
         target.copy_(value)
-
-
-class GrowingBatch:
-    """The current batch, and what decides the next one. It is the same on all ranks, and part of a checkpoint.
-
-    spec: None where the batch never grows. ladder: the batches, the first one first.
-    """
-
-    def __init__(self, spec: GrowBatchSpec | None, ladder: Sequence[Rung]) -> None:
-        self._spec, self._ladder = spec, ladder
-        self._place, self._best, self._validations = 0, 0.0, 0
-
-    @property
-    def rung(self) -> Rung:
-        return self._ladder[self._place]
-
-    def lacks(self, validations: int) -> bool:
-        """Return whether the batch depends on this many validations, and one is still to come."""
-        return self._spec is not None and self._validations < validations
-
-    def decide(self, accuracy: float | None) -> tuple[float, Rung] | None:
-        """Take in a validation's accuracy, in percent; return the best one before it and the batch from here on.
-
-        Returns None where the next decision is not due, or the accuracy is unknown.
-        """
-        self._validations += 1
-        if self._spec is None or accuracy is None or self._validations % self._spec.every:
-            return None
-        best = self._best
-        if accuracy < best * self._spec.margin:
-            self._place = min(self._place + 1, len(self._ladder) - 1)
-        self._best = max(best, accuracy)
-        return best, self.rung
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"clips_per_gpu": self.rung.clips_per_gpu, "best": self._best, "validations": self._validations}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        reached = sum(rung.clips_per_gpu <= state["clips_per_gpu"] for rung in self._ladder)
-        self._place, self._best, self._validations = max(0, reached - 1), state["best"], state["validations"]

@@ -10,14 +10,15 @@ import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from summit_train.core.checkpoints import CheckpointError, digest_path, find_checkpoints, step_of
+from summit_train.core.checkpoints import CheckpointError, digest_path, find_checkpoints, measures_path, step_of
 from summit_train.core.errors import RunFailed
-from summit_train.core.files import read_file, replacing, write_text
+from summit_train.core.files import read_file, replacing, write_json, write_text
 from summit_train.core.saved import check_fit, peek
 from summit_train.core.text import from_json
 from summit_train.optim.solvers import kept_state
@@ -103,10 +104,39 @@ def prune_checkpoints(spec: Spec, steps_per_epoch: int, newest: Path, best: Path
         if path < newest and path != best and path not in due[-spec.checkpoint.keep :]:
             path.unlink(missing_ok=True)
             digest_path(path).unlink(missing_ok=True)  # after its file
+            measures_path(path).unlink(missing_ok=True)
     stems = {path.stem for path in find_checkpoints(run_path)}
     for path in (run_path / "checkpoints").glob("step_*.learner_*"):
         if path.name.partition(".")[0] not in stems:
             path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What the validation of a checkpoint has found, in a file beside it: state of the run, as the checkpoint is.
+
+    measures: by name. own_measures: as in Decisions. stops_early: training ended with it.
+    """
+
+    epoch: int
+    measures: dict[str, Any]
+    own_measures: dict[str, str]
+    stops_early: bool
+
+    def write(self, path: Path) -> None:
+        """Write the file beside the checkpoint `path`."""
+        write_json(measures_path(path), asdict(self))
+
+    @classmethod
+    def read(cls, path: Path) -> Validation | None:
+        """Return that of the checkpoint `path`, None without any. Raises CheckpointError if it cannot be read."""
+        file = measures_path(path)
+        try:
+            return cls(**from_json(read_file(file)))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{file}: must hold what a validation has found ({error}); delete it") from error
 
 
 def steps_per_epoch(run_path: Path) -> int:

@@ -17,7 +17,7 @@ from summit_train.training.records import Records, StepClips
 from summit_train.training.run import Run
 from summit_train.training.step import Requests
 from summit_train.training.timer import StepTimer
-from summit_train.training.validation import grow, replay_missed_validation, stop_early, validate
+from summit_train.training.validation import end_epoch, take_in_last_validation
 
 
 def train(run: Run, records: Records, stop: StopRequest) -> None:
@@ -26,7 +26,7 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
     Raises Stopped on request, with a checkpoint, and RunFailed, with rank, host and step, if data or numbers fail.
     """
     plan, spec = run.plan, run.spec
-    replay_missed_validation(run, records.log, stop)
+    take_in_last_validation(run, records.log, stop)
     with records, closing(clips_of_steps(run)) as steps:
         for clips in steps:
             # --- data, forward, backward
@@ -62,7 +62,12 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
             # --- the end of an epoch
             if inside == 0:
                 if validates(spec, epoch):
-                    end_epoch(run, records.log, stop, epoch, is_saved=is_saved)
+                    try:
+                        end_epoch(run, records.log, stop, epoch)
+                    except Stopped:
+                        if not is_saved:
+                            save(run, records.log, step)
+                        raise
                     clips.timer.lap("validation")
                 if (number := run.step.unfreeze(epoch)) and records.log is not None:
                     records.log.say(f"epoch {epoch}: optimizer.freeze ends for {counted(number, 'parameter')}")
@@ -75,16 +80,16 @@ def clips_of_steps(run: Run) -> Generator[StepClips, None, None]:
     A batch that has grown gets new worker processes, and an epoch of it fewer steps.
     """
     plan, world, step = run.plan, run.world, run.start_step
-    rung, batches = run.growth.rung, None
+    rung, batches = run.decisions.rung, None
     with ExitStack() as held:
-        while step < plan.total_steps and not run.early_stop.is_reached:
-            step = max(step, plan.first_step(step // plan.steps_per_epoch, run.growth.rung))
+        while step < plan.total_steps and not run.decisions.is_stop_reached:
+            step = max(step, plan.first_step(step // plan.steps_per_epoch, run.decisions.rung))
             run.watchdog.at(f"loading the clips of step {step + 1}")
             timer = StepTimer(run.device, step + 1)
             began = time.perf_counter()
-            if batches is None or rung != run.growth.rung:
+            if batches is None or rung != run.decisions.rung:
                 held.close()
-                rung, steps = run.growth.rung, range(step, plan.total_steps)
+                rung, steps = run.decisions.rung, range(step, plan.total_steps)
                 batches = run.train_set.training_batches(plan.order(rung), world.rank, world.size, steps)
                 held.callback(batches.close)
             yield StepClips(step, rung, batches, timer, time.perf_counter() - began)
@@ -111,20 +116,6 @@ def read_step(run: Run, clips: StepClips) -> Iterator[MicroBatch]:
         assert batch.step == clips.step
         clips.finished.append(batch.without_clips())
         yield batch
-
-
-def end_epoch(run: Run, log: RunLog | None, stop: StopRequest, epoch: int, *, is_saved: bool) -> None:
-    """Validate; the best checkpoint and the next batch follow from it. A stop leaves a checkpoint in any case."""
-    step = epoch * run.plan.steps_per_epoch
-    try:
-        measures = validate(run, log, stop, epoch)
-    except Stopped:
-        if not is_saved:
-            save(run, log, step)
-        raise
-    run.compare_with_best(step, measures)
-    stop_early(run, log, epoch, measures)
-    grow(run, log, epoch, measures)
 
 
 def saves(spec: Spec, epoch: int) -> bool:

@@ -6,14 +6,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from summit_train.core.files import naming, regular
+from summit_train.core.files import naming
 from summit_train.core.result import say
-from summit_train.core.text import duration, from_json, noise_text
+from summit_train.core.text import duration, noise_text
 
 METRICS_FILE = "metrics.jsonl"
 _SECONDS_BETWEEN_LINES = 10.0
@@ -96,53 +95,8 @@ class RunLog(AbstractContextManager["RunLog"]):
             self.write("log_lost", reason=lost.strerror)
 
 
-def validated(run_path: Path, step: int) -> dict[str, Any] | None:
-    """Return the record of the validation after `step` updates, None if the run has not made it.
-
-    A record from before the run reached that step again, such as from another checkpoint, belongs to other weights.
-    """
-    found: dict[str, Any] | None = None
-    for record in _records(run_path):
-        if record["kind"] == "step" and record["step"] <= step:
-            found = None
-        elif record["kind"] == "eval" and record["step"] == step:
-            found = record
-    return found
-
-
-def last_extension(run_path: Path, *, unfinished: bool = False) -> tuple[int, int] | None:
-    """Return the epochs before and after the last `--more-epochs` that the run has recorded, None without any.
-
-    unfinished: None, too, if the run has come to its end since.
-    """
-    found = None
-    for record in _records(run_path, "more_epochs", *(["done"] if unfinished else [])):
-        found = (record["from"], record["to"]) if record["kind"] == "more_epochs" else None
-    return found
-
-
-def stopped_early(run_path: Path) -> int | None:
-    """Return the epoch after which the run has stopped early, None if it has not, or was told to continue since."""
-    found = None
-    for record in _records(run_path, "early_stop", "more_epochs"):
-        found = record["epoch"] if record["kind"] == "early_stop" else None
-    return found
-
-
 def record_end(run_path: Path) -> None:
-    """Record that the run is trained, evaluated and reported: `--more-epochs` then adds epochs again."""
+    """Record that the run is trained, evaluated and reported."""
     path = run_path / METRICS_FILE
     with naming(path), open(path, "ab", buffering=0) as file:
         file.write(json.dumps({"kind": "done", "time": time.time()}).encode() + b"\n")
-
-
-def _records(run_path: Path, *kinds: str) -> Iterator[dict[str, Any]]:
-    """Yield the records of these kinds, or all; half lines have none."""
-    words = [f'"{kind}"'.encode() for kind in kinds]
-    with suppress(FileNotFoundError), open(run_path / METRICS_FILE, "rb", opener=regular) as file:
-        for line in file:
-            if not kinds or any(word in line for word in words):
-                with suppress(ValueError):
-                    record = from_json(line)
-                    if not kinds or record["kind"] in kinds:
-                        yield record

@@ -3,24 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from summit_train.core.checkpoints import CheckpointError
+from summit_train.core.checkpoints import CheckpointError, find_checkpoints
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
+from summit_train.core.files import read_file, write_json
 from summit_train.core.saved import CheckLearners, bound_of, check_learners, load_newest
+from summit_train.core.text import from_json
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.models import VideoNetwork
 from summit_train.models.foreign import check_norms
 from summit_train.models.weights import load_pretrained
 from summit_train.plan import Plan
-from summit_train.spec import Spec
+from summit_train.spec import Spec, run_spec
 from summit_train.training.agreement import experiment_differences, experiment_of
-from summit_train.training.metrics import last_extension
+from summit_train.training.checkpoint import Validation
 
+EXTENSION_FILE = "extension.json"
 State = dict[str, Any]  # the content of a checkpoint
+
+
+@dataclass(frozen=True)
+class Extension:
+    """The last `--more-epochs` of a run folder, in a file there: the epochs of the run before it and after.
+
+    before: of one that stopped early, the trained ones. is_done: the run has come to its end since.
+    """
+
+    before: int
+    after: int
+    is_done: bool = False
+
+    @classmethod
+    def read(cls, run_path: Path) -> Extension | None:
+        """Return that of a run folder, None without any. Raises CheckpointError if it cannot be read."""
+        file = run_path / EXTENSION_FILE
+        try:
+            return cls(**from_json(read_file(file)))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{file}: must hold the epochs before and after --more-epochs ({error})") from error
+
+    @classmethod
+    def asked(cls, path: str, more_epochs: int) -> Extension:
+        """Return what `--more-epochs` asks for: until the run has come to its end, the same each time."""
+        if more_epochs < 1:
+            raise UserError(f"--more-epochs must be 1 or more, got {more_epochs}")
+        if not Path(path).is_dir():
+            raise UserError(f"--more-epochs must be used with a run folder, got {path}; try runs/NAME")
+        spec = run_spec(path)
+        last = cls.read(spec.run_path)
+        if last is not None and not last.is_done and last.after - last.before == more_epochs:
+            return last
+        checkpoints = find_checkpoints(spec.run_path)
+        found = Validation.read(checkpoints[-1]) if checkpoints else None
+        epochs = found.epoch if found is not None and found.stops_early else spec.schedule.epochs
+        return cls(epochs, epochs + more_epochs)
+
+    def write(self, run_path: Path) -> None:
+        write_json(run_path / EXTENSION_FILE, asdict(self))
 
 
 def first_state(
@@ -30,15 +76,15 @@ def first_state(
     model: VideoNetwork,
     check: CheckLearners = check_learners,
     *,
-    more_epochs: tuple[int, int] | None = None,
+    extension: Extension | None = None,
 ) -> tuple[State, list[str]]:
     """Return the newest whole checkpoint of the run, or {} after loading pretrained weights into `model`; and notes.
 
-    train: as in experiment_of. check: as in load_newest. more_epochs: the epochs before and after; asked for, or
-    recorded, the run may be of another length than that of the checkpoint, or continue one that has stopped early. Its
-    step then is the lineage of later ones ("line"). Raises CheckpointError if the checkpoint is of another experiment
-    otherwise or none is whole, and UserError for weights that are missing or of another network, and for a foreign
-    network whose norms depend on the ranks.
+    train: as in experiment_of. check: as in load_newest. extension: asked for, or the last one of the run. With it the
+    run may be of another length than that of the checkpoint, or continue one that has stopped early; a new line of
+    checkpoints then begins, with a best and an early stop of its own. Raises CheckpointError if the checkpoint is of
+    another experiment otherwise or none is whole, and UserError for weights that are missing or of another network, and
+    for a foreign network whose norms depend on the ranks.
     """
     if plan.virtual_gpus > 1:
         check_norms(model)
@@ -58,15 +104,16 @@ def first_state(
     differing = experiment_differences(saved, wanted.values())
     epochs = spec.schedule.epochs
     is_length, before = differing.keys() == {"schedule.epochs"}, saved.get("schedule.epochs", epochs)
-    trained, longer = more_epochs or last_extension(spec.run_path) or (0, 0)
-    # With as many epochs as the run had before its early stop, the length does not differ.
-    is_stopped = not differing and state["step"] <= trained * plan.steps_per_epoch
-    if longer == epochs and (is_length or is_stopped):
-        lr = f"LR continues at {plan.learning_rate(state['step']):.6g}, as in a run of {epochs} epochs"
-        notes.append(f"more epochs: {epochs} instead of {trained}; {lr}")
-        begun = {key: value for key, value in state.items() if not key.startswith(("best_", "early_stop"))}
-        state = begun | {"line": state["step"]}
-    elif differing:
+    extension = extension or Extension.read(spec.run_path)
+    if extension is not None and extension.after == epochs:
+        # With as many epochs as the run had before its early stop, the length does not differ.
+        has_stopped = not differing and state["step"] <= extension.before * plan.steps_per_epoch
+        if is_length or has_stopped:
+            lr = f"LR continues at {plan.learning_rate(state['step']):.6g}, as in a run of {epochs} epochs"
+            notes.append(f"more epochs: {epochs} instead of {extension.before}; {lr}")
+            begun = {key: value for key, value in state.items() if not key.startswith(("best_", "early_stop"))}
+            return begun | {"line": state["step"]}, [*notes, f"resumes from {path}"]
+    if differing:
         right = f"Give this run another name; to begin it with these weights, set model.pretrained to {spec.run_path}"
         if is_length and before < epochs:
             right = f"To train it longer: train {spec.run_path} --more-epochs {epochs - before}"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from summit_train.core.checkpoints import checkpoint_path
+from summit_train.core.checkpoints import checkpoint_path, measures_path
 from summit_train.core.comm import World
 from summit_train.core.machine import raise_open_files, rank_cpus
 from summit_train.core.run_lock import RunLock
@@ -38,12 +38,12 @@ from summit_train.spec import Spec, own_parts
 from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.tasks.task import task_named
 from summit_train.training.agreement import experiment_of
-from summit_train.training.averaging import AveragingStep, GrowingBatch
-from summit_train.training.best import Best, EarlyStop
-from summit_train.training.checkpoint import Writer, prune_checkpoints, serialised, write_checkpoint
+from summit_train.training.averaging import AveragingStep
+from summit_train.training.checkpoint import Validation, Writer, prune_checkpoints, serialised, write_checkpoint
+from summit_train.training.decisions import Decisions, Measures
 from summit_train.training.health import Health
 from summit_train.training.noise import NoiseScale
-from summit_train.training.resume import first_state, state_of_first
+from summit_train.training.resume import Extension, first_state, state_of_first
 from summit_train.training.step import StepSettings, TrainStep
 
 _OPEN_FILES = 100  # of a rank besides its batches: libraries, logs, pipes of workers
@@ -90,8 +90,8 @@ def try_own_parts(spec: Spec) -> None:
 class Run:
     """One run on one rank.
 
-    start_step: the updates in the checkpoint that it resumes from. lineage: the step at which its line of checkpoints
-    began. notes: lines for people. val_loss, measures: of validation videos. writer: writes rank 0's checkpoints.
+    start_step: the updates in the checkpoint that it resumes from. notes: lines for people. val_loss, measures: of
+    validation videos. writer: writes rank 0's checkpoints.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class Run:
         lock: RunLock | None = None,
         watchdog: Watchdog | None = None,
         *,
-        more_epochs: tuple[int, int] | None = None,
+        extension: Extension | None = None,
     ) -> None:
         """Build the run as its spec says, or as the newest whole checkpoint left it. Collective.
 
-        network: the spec's initial one, on `device`. lock: rank 0's, checked at each checkpoint. more_epochs: as in
+        network: the spec's initial one, on `device`. lock: rank 0's, checked at each checkpoint. extension: as in
         first_state, which raises CheckpointError. Raises UserError where this machine's gradients would be wrong.
         """
         spec, plan = inputs.spec, inputs.plan
@@ -120,7 +120,7 @@ class Run:
         # --- network: its weights are those of the checkpoint, pretrained ones, or those that it has
         world.together(lambda: check_arithmetic(spec, device))
         self.model = network
-        first = partial(first_state, spec, plan, self.train_set, self.model, more_epochs=more_epochs)
+        first = partial(first_state, spec, plan, self.train_set, self.model, extension=extension)
         state, resumed = world.together(lambda: state_of_first(first, world, self.watchdog))
         path = checkpoint_path(spec.run_path, step := world.broadcast(state.get("step", 0)))
         own: Any = self.model.state_dict()  # the numbers, still in the file, enter what the step uses: no second copy
@@ -137,20 +137,23 @@ class Run:
         # --- records; a file of the user's own may change while the run has what was in it
         self.measures, self._experiment = open_measures(spec), experiment_of(spec, plan, self.train_set, self.model)
         self.val_loss = task_named(spec.task).part("loss")(spec, counts, torch.device("cpu"))
-        self.health, self.early_stop = Health(spec, plan), EarlyStop(spec.schedule.early_stop, spec.optimizer.freeze)
-        self.best, self.noise = Best(spec), NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
-        self.growth = GrowingBatch(spec.parallel.grow_batch, plan.ladder)
+        self.health, self.noise = Health(spec, plan), NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
+        self.decisions = Decisions(spec, plan.ladder)
         clips_per_epoch = plan.clips - plan.dropped_clips_per_epoch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
-        self._parts: dict[str, Any] = {"bad_clips": self.bad_clips, "noise_scale": self.noise, "growth": self.growth}
-        kept = {} if spec.checkpoint.keep_best is None else {self.best.part: self.best}
-        self._parts |= {"early_stop": self.early_stop} | kept
-        for name, part in self._parts.items():
+        for name, part in self._parts().items():
             if name in saved:
-                check_fit(path, name, saved[name], part.state_dict())
-                part.load_state_dict(saved[name])
+                check_fit(path, name, saved[name], part)
+        for name, owner in (("bad_clips", self.bad_clips), ("noise_scale", self.noise)):
+            if name in saved:
+                owner.load_state_dict(saved[name])
+        self.decisions.load_state_dict(saved)
+        best = self.decisions.best_checkpoint
+        if not world.broadcast(best is None or best.exists()):  # deleted for a better one, which then is damaged
+            self.decisions.forget_best()
         check_fit(path, "line", saved.get("line", 0), 0)
-        self.start_step, self.lineage = step, int(saved.get("line", 0))
+        self.decisions.line = int(saved.get("line", 0))
+        self.start_step = self._saved_step = step
         self.bad_clips.forget_after(step)
         self.writer, self._saved_at = Writer(background=spec.checkpoint.background), time.monotonic()
         self.notes = [*_notes(self, may_open, unfrozen), *resumed]
@@ -173,6 +176,7 @@ class Run:
         self.world.together(self._make_ready_to_save)
         path = checkpoint_path(self.spec.run_path, step)
         parts = self.step.checkpoint(path, step)
+        self._saved_step = step
         if self.world.rank != 0:
             return
         state = parts | {
@@ -180,15 +184,16 @@ class Run:
             "step": step,
             "epoch": step // self.plan.steps_per_epoch,
             "model": self.model.state_dict(),
-            "line": self.lineage,
-            **{name: part.state_dict() for name, part in self._parts.items()},
+            "line": self.decisions.line,
+            **self._parts(),
             "backend": self.world.backend,
             "experiment": self._experiment.values(),
             "spec": self.spec.model_dump(mode="json"),
             # So that the file alone is enough to use the network.
             "classes": (classes := self.train_set.manifest.classes) and list(classes),
         }
-        content, best = serialised(state), self.best.checkpoint
+        content, best = serialised(state), self.decisions.best_checkpoint
+        measures_path(path).unlink(missing_ok=True)  # of an earlier start, which came here with other weights
 
         def write() -> None:
             write_checkpoint(path, content)
@@ -197,22 +202,38 @@ class Run:
         self.writer.start(write)
         self._saved_at = time.monotonic()
 
-    def compare_with_best(self, step: int, measures: Mapping[str, Any] | None) -> None:
-        """Keep the checkpoint of `step`, in place of the former best, if rank 0's `measures` are the best. Collective.
+    def keep_best(self, step: int) -> None:
+        """Keep the checkpoint of `step` in place of the former best. Collective."""
 
-        The checkpoint at which a line begins is of the line before.
+        def keep() -> None:
+            self.writer.wait()  # best.json names no file that is half written
+            self.decisions.write_best()
+            newest = checkpoint_path(self.spec.run_path, step)
+            prune_checkpoints(self.spec, self.plan.steps_per_epoch, newest, self.decisions.best_checkpoint)
+
+        self.world.from_first(keep)
+
+    def save_validation(self, epoch: int, measures: Measures, *, stops_early: bool) -> None:
+        """Write what the validation after `epoch` has found beside that epoch's checkpoint, if it has one. Collective.
+
+        A run that resumes from it does not validate again.
         """
+        if self._saved_step == epoch * self.plan.steps_per_epoch:
+            found = Validation(epoch, dict(measures), self.decisions.own_measures, stops_early)
+            self.world.from_first(lambda: found.write(checkpoint_path(self.spec.run_path, self._saved_step)))
 
-        def compare() -> None:
-            known = measures if self.world.rank == 0 and step > self.lineage else None
-            if known is not None and self.best.update(step, known):
-                self.writer.wait()  # best.json names no file that is half written
-                self.best.write()
-                newest = checkpoint_path(self.spec.run_path, step)
-                prune_checkpoints(self.spec, self.plan.steps_per_epoch, newest, self.best.checkpoint)
+    def saved_measures(self) -> Measures | None:
+        """Return the measures beside the checkpoint that the run resumes from; None if they are of other code."""
+        found = Validation.read(checkpoint_path(self.spec.run_path, self.start_step))
+        return found.measures if found is not None and found.own_measures == self.decisions.own_measures else None
 
-        if self.spec.checkpoint.keep_best is not None:
-            self.world.together(compare)
+    def _parts(self) -> dict[str, Any]:
+        """Return the run's own parts of a checkpoint, by their names there."""
+        return {
+            "bad_clips": self.bad_clips.state_dict(),
+            "noise_scale": self.noise.state_dict(),
+            **self.decisions.state_dict(),
+        }
 
     def _make_ready_to_save(self) -> None:
         # Before learners write their files, too: deleting old checkpoints would take files of one without a name yet.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from summit_train.core.text import counted
@@ -11,63 +10,64 @@ from summit_train.core.watch import StopRequest
 from summit_train.evaluation.measures import left_out, say_left_out
 from summit_train.plan import validates
 from summit_train.tasks.task import task_named
-from summit_train.training.metrics import RunLog, validated
+from summit_train.training.decisions import Decided, Measures
+from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
 
 
-def grow(run: Run, log: RunLog | None, epoch: int, measures: Mapping[str, Any] | None) -> None:
-    """Let the batch grow by rank 0's validation after `epoch`. Collective where it may grow."""
-    if run.spec.parallel.grow_batch is None or epoch == run.spec.schedule.epochs:
-        return
-    accuracy = run.world.broadcast(None if measures is None else measures[run.measures.main.key])
-    before, decision = run.growth.rung.clips_per_gpu, run.growth.decide(accuracy)
-    if log is not None and decision is not None:
-        best, rung = decision
-        size, batch = rung.clips_per_gpu, rung.global_batch
-        log.write("batch", epoch=epoch, clips_per_gpu=size, global_batch=batch, accuracy=accuracy, best=best)
-        grows = f"grows from {counted(before, 'clip')} to {size:,}, {counted(rung.steps_per_epoch, 'step')} an epoch"
-        change = grows if size > before else f"stays at {counted(size, 'clip')}"
-        log.say(f"epoch {epoch}: batch of a learner {change} ({accuracy:.2f} %, best before {best:.2f} %)")
+def end_epoch(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> None:
+    """Validate after `epoch`, and decide by it. Collective. Raises Stopped on request."""
+    decide(run, log, epoch, validate(run, log, stop, epoch))
 
 
-def stop_early(run: Run, log: RunLog | None, epoch: int, measures: Mapping[str, Any] | None) -> None:
-    """Decide by rank 0's validation after `epoch` whether it was the last epoch. Collective where it may be."""
-    spec, stop = run.spec.schedule.early_stop, run.early_stop
-    if spec is None or epoch == run.spec.schedule.epochs:
-        return
-    stop.update(epoch, run.world.broadcast(None if measures is None else measures[spec.measure]))
-    if stop.is_reached and log is not None:
-        about = {"measure": spec.measure, "best": stop.best, "best_epoch": stop.best_epoch}
-        log.write("early_stop", epoch=epoch, step=epoch * run.plan.steps_per_epoch, **about)
-        best = f"the best {spec.measure}, {stop.best:.4g}, is that of epoch {stop.best_epoch}"
-        log.say(f"epoch {epoch}: stops early, {counted(epoch - stop.best_epoch, 'epoch')} without improvement: {best}")
+def take_in_last_validation(run: Run, log: RunLog | None, stop: StopRequest) -> None:
+    """Decide by the validation of the epoch that a run resumes from, whose checkpoint is from before it. Collective.
 
-
-def replay_missed_validation(run: Run, log: RunLog | None, stop: StopRequest) -> None:
-    """Validate if the run ended between the checkpoint of an epoch and its validation.
-
-    Grow the batch by the result, name the best checkpoint, and stop early, if the checkpoint does not include that yet.
-    The curve, the batch, the best and the end then equal those of a run that was not stopped.
+    Its measures are beside the checkpoint, unless the run ended before it was done. The curve, the batch, the best and
+    the end then equal those of a run that was not stopped.
     """
     epoch, inside = divmod(run.start_step, run.plan.steps_per_epoch)
     if epoch and not inside and validates(run.spec, epoch):
-        first = run.world.rank == 0 and not run.best.is_new  # recorded values may be of another measure of that name
-        measures = run.world.broadcast(validated(run.spec.run_path, run.start_step) if first else None)
-        if measures is None:
-            measures = validate(run, log, stop, epoch)
-        run.compare_with_best(run.start_step, measures)
-        stop_early(run, log, epoch, measures)
-        if run.growth.lacks(epoch // run.spec.evaluate.every_epochs):
-            grow(run, log, epoch, measures)
+        measures = run.world.from_first(run.saved_measures)
+        decide(run, log, epoch, validate(run, log, stop, epoch) if measures is None else measures)
+    run.world.from_first(run.decisions.write_best)
+
+
+def decide(run: Run, log: RunLog | None, epoch: int, measures: Measures) -> None:
+    """Take in a validation: keep the best checkpoint, end training or let the batch grow. Collective."""
+    step = epoch * run.plan.steps_per_epoch
+    decided = run.decisions.update(epoch, step, measures)
+    if decided.is_best:
+        run.keep_best(step)
     if log is not None:
-        run.best.write()
+        _record(run, log, epoch, decided)
+    run.save_validation(epoch, measures, stops_early=decided.stops)
 
 
-def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> dict[str, Any] | None:
-    """Score one clip and one crop of every video, as for the curve in the paper's Figure 5; return rank 0's measures.
+def _record(run: Run, log: RunLog, epoch: int, decided: Decided) -> None:
+    spec, decisions = run.spec.schedule.early_stop, run.decisions
+    if decided.stops and spec is not None:
+        about = {"measure": spec.measure, "best": decisions.stop_value, "best_epoch": decisions.stop_epoch}
+        log.write("early_stop", epoch=epoch, step=epoch * run.plan.steps_per_epoch, **about)
+        waited = counted(epoch - decisions.stop_epoch, "epoch")
+        best = f"the best {spec.measure}, {decisions.stop_value:.4g}, is that of epoch {decisions.stop_epoch}"
+        log.say(f"epoch {epoch}: stops early, {waited} without improvement: {best}")
+    if (growth := decided.growth) is not None:
+        size, batch = growth.after.clips_per_gpu, growth.after.global_batch
+        numbers = {"accuracy": growth.accuracy, "best": growth.best}
+        log.write("batch", epoch=epoch, clips_per_gpu=size, global_batch=batch, **numbers)
+        before, steps = counted(growth.before.clips_per_gpu, "clip"), counted(growth.after.steps_per_epoch, "step")
+        grown = f"grows from {before} to {size:,}, {steps} an epoch"
+        change = grown if growth.after != growth.before else f"stays at {before}"
+        accuracies = f"{growth.accuracy:.2f} %, best before {growth.best:.2f} %"
+        log.say(f"epoch {epoch}: batch of a learner {change} ({accuracies})")
+
+
+def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> Measures:
+    """Score one clip and one crop of every video, as for the curve in the paper's Figure 5; return the measures.
 
     With evaluate.mode "stream", stream all frames in one crop. The loss is that of training on those logits, without
-    mixing. Raises Stopped on request.
+    mixing. Collective. Raises Stopped on request.
     """
     run.watchdog.at(f"validating after epoch {epoch}")
     began = time.perf_counter()
@@ -81,17 +81,14 @@ def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> dic
     scorer = task.part("scorer")(spec, run.val_set, run.world, run.device, stop)
     scores = scorer.score(run.model, progress, source=f"validation after epoch {epoch}")
 
-    def figures() -> dict[str, Any] | None:  # by code of the user's own, too
-        if scores is None:
-            return None
+    def figures() -> dict[str, Any]:  # by code of the user's own, too
+        assert scores is not None  # on rank 0
         classes = {"classes": run.measures.by_class(scores)}
         return run.measures.values(scores) | {"val_loss": run.val_loss.of_scores(scores)} | classes
 
-    measures = run.world.together(figures)
-    if scores is None or measures is None:
-        return None
+    measures = run.world.from_first(figures)
     known, seconds = run.measures, time.perf_counter() - began
-    if log is not None:
+    if log is not None and scores is not None:
         step, videos = epoch * run.plan.steps_per_epoch, len(scores.videos)
         bad = f"{scores.num_bad} unreadable, counted as wrong" if scores.num_bad else ""
         missing = say_left_out(left_out(scores, run.val_set.manifest.class_names))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import sys
@@ -15,40 +14,14 @@ import torch
 from summit_train.core.checkpoints import best_checkpoint, best_path, checkpoint_path, find_checkpoints, step_of
 from summit_train.core.comm import World
 from summit_train.models.network import initial_network
-from summit_train.spec import CheckpointSpec, Spec, load_spec, smallest_spec
-from summit_train.training.best import Best
+from summit_train.spec import load_spec
 from summit_train.training.run import Run, read_inputs
+from summit_train.training.validation import decide
 from tests.conftest import WriteSpec, made_once, spec_writer
-from tests.runs import assert_bit_equal, final_state, load_any, records, small_checkpoints
+from tests.runs import assert_bit_equal, final_state, load_any, records
 from tests.worlds import forked, main_without_reports, train
 
 CPU = torch.device("cpu")
-
-
-def _spec(folder: Path) -> Spec:
-    own = {"name": folder.name, "run_dir": str(folder.parent), "checkpoint": CheckpointSpec(keep_best="top1")}
-    return smallest_spec().model_copy(update=own)
-
-
-def test_the_first_of_the_highest_is_the_best(tmp_path: Path) -> None:
-    best = Best(_spec(tmp_path))
-    assert best.checkpoint is None
-    validations = [(10, 0.0), (20, 50.0), (30, 50.0), (40, 49.9), (50, 50.1)]
-    assert [best.update(step, {"top1": value}) for step, value in validations] == [True, True, False, False, True]
-    assert not best.update(60, {"top5": 99.0}) and not best.update(60, {"top1": math.nan})
-    assert best.checkpoint == tmp_path / "checkpoints/step_00000050.pt"
-
-
-def test_what_is_the_best_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
-    one, other = Best(_spec(tmp_path)), Best(_spec(tmp_path))
-    one.update(20, {"top1": 50.0})
-    small_checkpoints(tmp_path, 20)
-    other.load_state_dict(one.state_dict())
-    other.write()
-    assert json.loads(best_path(tmp_path).read_text()) == {"step": 20, "measure": "top1", "value": 50.0}
-    assert best_checkpoint(tmp_path) == other.checkpoint and not other.update(30, {"top1": 50.0})
-    Best(_spec(tmp_path)).write()
-    assert not best_path(tmp_path).exists()
 
 
 def test_a_damaged_newest_checkpoint_leaves_a_best_that_is_there(write_spec: WriteSpec) -> None:
@@ -63,19 +36,19 @@ def test_a_damaged_newest_checkpoint_leaves_a_best_that_is_there(write_spec: Wri
     run = Run(inputs, initial_network(inputs.spec, CPU), World(), CPU)
     for step, top1 in ((10, 50.0), (20, 40.0), (30, 60.0)):
         run.save(step)
-        run.compare_with_best(step, {"top1": top1})
+        decide(run, None, step // 10, {"top1": top1})
     assert steps() == [20, 30] and best_checkpoint(folder) == checkpoint_path(folder, 30)
     checkpoint_path(folder, 30).write_bytes(b"damaged")
 
     run = Run(inputs, initial_network(inputs.spec, CPU), World(), CPU)
-    assert (run.start_step, run.best.checkpoint) == (20, None)
-    run.compare_with_best(20, {"top1": 40.0})  # as a run does that starts at a validation
+    assert (run.start_step, run.decisions.best_checkpoint) == (20, None)
+    decide(run, None, 2, {"top1": 40.0})  # as a run does that starts at a validation
     assert best_checkpoint(folder) == checkpoint_path(folder, 20)
     for step in (25, 28):
         run.save(step)
     assert steps() == [20, 28, 30]
     run.save(30)
-    run.compare_with_best(30, {"top1": 30.0})
+    decide(run, None, 3, {"top1": 30.0})
     run.save(40)
     assert steps() == [20, 30, 40] and best_checkpoint(folder) == checkpoint_path(folder, 20)
 

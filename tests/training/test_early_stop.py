@@ -1,9 +1,8 @@
-"""Early stop: the rule by hand; a run that ends so, on any ranks, after kills, and how it continues."""
+"""Early stop: a run that ends so, on any ranks, after kills, and how it continues."""
 
 from __future__ import annotations
 
 import json
-import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,56 +15,9 @@ from summit_train.plan import is_due
 from summit_train.report.records import RunRecord
 from summit_train.report.tables import notes_of
 from summit_train.spec import load_spec
-from summit_train.spec.optimizer import EarlyStopSpec, FreezeSpec
-from summit_train.training.best import EarlyStop
 from tests.conftest import WriteSpec, made_once, spec_writer
 from tests.runs import load_any, records, rewound, steps_of
 from tests.worlds import command, needs_ranks, train
-
-
-@pytest.mark.parametrize(
-    ("measure", "epochs", "validations", "expected"),
-    [
-        # (epoch, value): the last one is where it stops
-        ("top1", 2, [(1, 50.0), (2, 50.0), (3, 49.0)], (1, 50.0)),  # equal is no better
-        ("top1", 2, [(1, 50.0), (2, 40.0), (3, 50.1), (4, 50.0), (5, 50.1)], (3, 50.1)),
-        ("val_loss", 2, [(1, 1.5), (2, 1.6), (3, 1.4), (4, 1.4), (5, 9.0)], (3, 1.4)),
-        ("val_loss", 1, [(1, 0.5), (2, math.nan)], (1, 0.5)),
-        ("map", 3, [(1, None), (2, 10.0), (3, None), (4, None), (5, None)], (2, 10.0)),  # unknown is no better
-        ("top1", 5, [(5, 10.0), (10, 20.0), (15, 20.0)], (10, 20.0)),  # a validation every 5 epochs
-        ("top1", 6, [(5, 10.0), (10, 9.0), (15, 8.0)], (5, 10.0)),
-        ("top1", 2, [(1, None), (2, None), (3, 0.0), (4, None), (5, None)], (3, 0.0)),  # counts from the first known
-        ("val_loss", 2, [(1, math.nan), (2, None), (3, 7.0), (4, 7.5), (5, 8.0)], (3, 7.0)),
-        ("map", 2, [(6, None), (7, None), (8, 9.0), (9, 8.0), (10, 7.0)], (8, 9.0)),  # after --more-epochs
-    ],
-)
-def test_a_run_stops_n_epochs_after_its_best_validation(
-    measure: str, epochs: int, validations: list[tuple[int, float | None]], expected: tuple[int, float]
-) -> None:
-    stop = EarlyStop(EarlyStopSpec(measure=measure, epochs=epochs))
-    for epoch, value in validations:
-        assert not stop.is_reached
-        again = EarlyStop(EarlyStopSpec(measure=measure, epochs=epochs))
-        again.load_state_dict(json.loads(json.dumps(stop.state_dict())))
-        stop.update(epoch, value)
-        again.update(epoch, value)
-        again.update(epoch, value)  # as a resumed run may
-        assert again.state_dict() == stop.state_dict() and again.is_reached == stop.is_reached
-    assert stop.is_reached and (stop.best_epoch, stop.best) == expected
-    never = EarlyStop(None)
-    for epoch, value in validations:
-        never.update(epoch, value)
-    assert not never.is_reached
-
-
-def test_it_begins_to_count_where_the_last_frozen_part_is_trained() -> None:
-    """The best validation is that of epoch 2; the body is trained from epoch 4 on, a part never."""
-    freeze = [FreezeSpec(names=("a",), until_epoch=epoch) for epoch in (1, 4, None)]
-    stop, ended = EarlyStop(EarlyStopSpec(measure="top1", epochs=2), freeze), []
-    for epoch, value in ((1, 50.0), (2, 60.0), (3, 40.0), (4, 40.0), (5, 40.0), (6, 40.0)):
-        stop.update(epoch, value)
-        ended.append(stop.is_reached)
-    assert ended == [False] * 5 + [True] and (stop.best_epoch, stop.best) == (2, 60.0)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +90,7 @@ def _without_last_validation(run: Path) -> None:
     last = max(number for number, line in enumerate(lines) if '"eval"' in line)
     (run / "metrics.jsonl").write_text("".join(lines[:last]))
     (run / "eval.json").unlink()
+    (run / "checkpoints/step_00000018.measures.json").unlink()
 
 
 @needs_ranks

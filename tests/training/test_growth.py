@@ -1,9 +1,8 @@
-"""The batch that grows: Algorithm 1's decisions by hand, the ladder of the paper, and runs whose batch grows."""
+"""The batch that grows: the ladder of the paper, the numbers of its steps, and runs whose batch grows."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ import pytest
 
 from summit_train.core.errors import UserError
 from summit_train.data.batches.order import Order
-from summit_train.plan import Rung, make_plan
+from summit_train.plan import make_plan
 from summit_train.spec import Spec, spec_from_values
-from summit_train.spec.optimizer import GrowBatchSpec
-from summit_train.training.averaging import GrowingBatch
 from tests.conftest import WriteSpec
 from tests.runs import assert_bit_equal, final_state, records
 from tests.worlds import train
@@ -51,44 +48,6 @@ def test_a_batch_beyond_the_share_is_refused() -> None:
     make_plan(_spec(max=596), 16, UCF101)
     with pytest.raises(UserError, match=r"max: 597 clips do not fit a learner's epoch: 16 learners have 596"):
         make_plan(_spec(max=597), 16, UCF101)
-
-
-LADDER = [Rung(size, 2 * size, 24 // size) for size in (4, 8, 12)]
-
-
-def _grown(accuracies: Sequence[float | None], **keys: Any) -> list[int | None]:
-    batch = GrowingBatch(GrowBatchSpec.model_validate(keys), LADDER)
-    decisions = [batch.decide(accuracy) for accuracy in accuracies]
-    return [decision and decision[1].clips_per_gpu for decision in decisions]
-
-
-def test_decisions_by_hand() -> None:
-    """Below the best: grow. Equal: stay. The largest stays. The first never grows, even at 0."""
-    assert _grown([0.0, 10.0, 10.0, 9.0, 12.0, 11.9, 1.0]) == [4, 4, 4, 8, 8, 12, 12]
-
-
-def test_an_unknown_accuracy_decides_nothing() -> None:
-    assert _grown([10.0, None, 9.0, 9.5]) == [4, None, 8, 12]
-
-
-def test_a_margin_demands_an_improvement_by_that_factor() -> None:
-    """1.1: after 10 comes 10.9 < 11, then 12 >= 11.99 (the best is 10.9), then 13.1 < 13.2."""
-    assert _grown([10.0, 10.9, 12.0, 13.1], margin=1.1) == [4, 8, 8, 12]
-    assert _grown([10.0, 9.5, 8.9], margin=0.9) == [4, 4, 8]
-
-
-def test_every_second_validation_decides_and_the_others_are_not_looked_at() -> None:
-    assert _grown([50.0, 10.0, 60.0, 9.0, 0.0, 11.0], every=2) == [None, 4, None, 8, None, 8]
-
-
-def test_the_batch_goes_on_from_a_checkpoint() -> None:
-    one, other = (GrowingBatch(GrowBatchSpec(), LADDER) for _ in range(2))
-    for accuracy in (10.0, 9.0):
-        one.decide(accuracy)
-    other.load_state_dict(one.state_dict())
-    assert other.rung == LADDER[1] and other.lacks(3) and not other.lacks(2)
-    assert other.decide(9.5) == (10.0, LADDER[2])
-    assert not GrowingBatch(None, LADDER[:1]).lacks(3)
 
 
 def test_the_steps_of_a_grown_batch_have_the_last_numbers_of_the_epoch() -> None:

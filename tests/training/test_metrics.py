@@ -11,7 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from summit_train.core.errors import describe
-from summit_train.training.metrics import RunLog, validated
+from summit_train.training.metrics import RunLog
 from tests.runs import full_disk
 
 _STEP = {"epoch": 0, "loss": 1.25, "lr": 0.1, "clips_per_second": 8.0, "step_s": 1.0, "data_wait_s": 0.25, "top1": 50.0}
@@ -77,23 +77,6 @@ def test_plain_lines_where_the_output_is_no_terminal(tmp_path: Path, capsys: pyt
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "a b: step 4/4  epoch 0  loss 1.2500  lr 0.1  8.0 clips/s  data wait 25 %  0 s left"
     assert said[1] == "[bold]as it is[/bold]"
-
-
-def _recorded(run: Path, *records: dict[str, object]) -> None:
-    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-def test_a_validation_is_known_by_its_step_until_the_run_comes_there_again(tmp_path: Path) -> None:
-    assert validated(tmp_path, 10) is None
-    steps = [{"kind": "step", "step": step} for step in (9, 10, 11)]
-    made = {"kind": "eval", "step": 10, "top1": 12.5}
-    _recorded(tmp_path, *steps[:2], made, steps[2], {"kind": "start", "step": 10})
-    assert validated(tmp_path, 10) == made and validated(tmp_path, 20) is None
-    _recorded(tmp_path, *steps[:2], made, {"kind": "start", "step": 8}, *steps[:2])
-    assert validated(tmp_path, 10) is None
-    with open(tmp_path / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(made) + "\n" + '{"kind": "st')
-    assert validated(tmp_path, 10) == made
 
 
 def test_a_full_disk_is_named_with_the_file_of_the_records(tmp_path: Path) -> None:

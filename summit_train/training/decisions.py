@@ -1,0 +1,195 @@
+"""What validations decide: which checkpoint is the best, when training ends, and how large a learner's batch is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from summit_train.core.checkpoints import best_path, checkpoint_path
+from summit_train.core.files import write_json
+from summit_train.plan import Rung
+from summit_train.spec import MAIN_MEASURES, Spec, own_parts
+
+Measures = Mapping[str, Any]  # of a validation, by name; None where one is unknown
+
+
+@dataclass(frozen=True)
+class GrowthDecision:
+    """A decision on a learner's batch: what it was, and what it is from here on.
+
+    accuracy: of this validation. best: the highest one before it. In percent.
+    """
+
+    before: Rung
+    after: Rung
+    accuracy: float
+    best: float
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What one validation has decided. growth: None where no decision was due, or the accuracy is unknown."""
+
+    is_best: bool
+    stops: bool = False
+    growth: GrowthDecision | None = None
+
+
+class Decisions:
+    """The decisions of a run so far. They are equal on all ranks, and a part of each checkpoint.
+
+    The checkpoint of a validated epoch is from before that validation: a run that resumes from it takes it in again.
+
+    **The best checkpoint** (checkpoint.keep_best) is that of the highest value; of equal ones the first. It is saved
+    under the name of its measure, so another measure begins with none; so does one of the user's own with other options
+    or another file.
+
+    **The end** (schedule.early_stop) comes when the last validation is too many epochs after the best one, counted from
+    when the last part of optimizer.freeze that is to be trained is. Nothing is worse than an unknown value.
+
+    **The batch** (parallel.grow_batch) grows where accuracy stops to (AAVG, Algorithm 1, lines 13 to 21). With a the
+    accuracy, a* the highest so far, 0 at first, and B a learner's batch:
+
+        if a < a* margin: B <- min(B factor, largest)        if a > a*: a* <- a
+
+    The comparison is strict, and the first decision never grows the batch. The learning rate stays.
+
+    best_step: 0 while there is no best checkpoint. stop_epoch: that of the best validation, 0 while no value is known.
+    line: the step at which the run's line of checkpoints begins; that one belongs to the line before, so it is not the
+    best of this one. own_measures: what tells each measure of the user's own from others of its name.
+    """
+
+    def __init__(self, spec: Spec, ladder: Sequence[Rung]) -> None:
+        """ladder: the batches, the first one first."""
+        self._spec = spec
+        self._ladder = ladder
+        self.line = 0
+        self.own_measures = _own_measures(spec)
+        self._best_measure = str(spec.checkpoint.keep_best)
+        self._best_name = "_".join(
+            filter(None, ["best", self._best_measure, self.own_measures.get(self._best_measure)])
+        )
+        self.best_step = 0
+        self.best_value = -math.inf
+        self._stop = spec.schedule.early_stop
+        self._stop_sign = -1 if self._stop is not None and self._stop.measure == "val_loss" else 1
+        self._stop_from = max((part.until_epoch or 0 for part in spec.optimizer.freeze), default=0)
+        self._stop_score = -math.inf  # the higher the better
+        self.stop_epoch = 0
+        self._epoch = 0  # after which the last validation was
+        self._rung = 0
+        self._highest_accuracy = 0.0
+        self._validations = 0  # that the batch has taken in
+
+    @property
+    def is_stop_reached(self) -> bool:
+        """Whether training ends here by schedule.early_stop."""
+        if self._stop is None or self.stop_epoch == 0:
+            return False
+        return self._epoch - max(self.stop_epoch, self._stop_from) >= self._stop.epochs
+
+    @property
+    def stop_value(self) -> float:
+        """The measure of early_stop in its best validation."""
+        return self._stop_sign * self._stop_score
+
+    @property
+    def rung(self) -> Rung:
+        """The present batch."""
+        return self._ladder[self._rung]
+
+    @property
+    def best_checkpoint(self) -> Path | None:
+        return checkpoint_path(self._spec.run_path, self.best_step) if self.best_step else None
+
+    def update(self, epoch: int, step: int, measures: Measures) -> Decided:
+        """Take in the validation after `epoch` finished epochs, `step` updates; a second time it changes nothing.
+
+        After the last epoch only the best checkpoint is left to decide.
+        """
+        is_best = self._compare_with_best(step, measures.get(self._best_measure))
+        if epoch == self._spec.schedule.epochs:
+            return Decided(is_best)
+        if self._stop is not None:
+            self._count_towards_stop(epoch, measures[self._stop.measure])
+        growth = self._grow(epoch, measures.get(MAIN_MEASURES[self._spec.loss.base]))
+        return Decided(is_best, self.is_stop_reached, growth)
+
+    def _compare_with_best(self, step: int, value: float | None) -> bool:
+        if value is None or not value > self.best_value or step <= self.line:  # nor NaN
+            return False
+        self.best_step = step
+        self.best_value = value
+        return True
+
+    def _count_towards_stop(self, epoch: int, value: float | None) -> None:
+        self._epoch = epoch
+        if value is not None and self._stop_sign * value > self._stop_score:
+            self.stop_epoch = epoch
+            self._stop_score = self._stop_sign * value
+
+    def _grow(self, epoch: int, accuracy: float | None) -> GrowthDecision | None:
+        grow = self._spec.parallel.grow_batch
+        if grow is None or self._validations >= epoch // self._spec.evaluate.every_epochs:
+            return None
+        self._validations += 1
+        if accuracy is None or self._validations % grow.every:
+            return None
+        before, best = self.rung, self._highest_accuracy
+        if accuracy < best * grow.margin:
+            self._rung = min(self._rung + 1, len(self._ladder) - 1)
+        self._highest_accuracy = max(best, accuracy)
+        return GrowthDecision(before, self.rung, accuracy, best)
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """Return the parts of a checkpoint, by their names there."""
+        batch = {"clips_per_gpu": self.rung.clips_per_gpu, "best": self._highest_accuracy}
+        parts: dict[str, dict[str, Any]] = {
+            "growth": batch | {"validations": self._validations},
+            "early_stop": {"epoch": self._epoch, "best_epoch": self.stop_epoch, "score": self._stop_score},
+        }
+        if self._spec.checkpoint.keep_best is not None:
+            parts[self._best_name] = {"step": self.best_step, "value": self.best_value}
+        return parts
+
+    def load_state_dict(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over the parts of a checkpoint that it has."""
+        if growth := saved.get("growth"):
+            reached = sum(rung.clips_per_gpu <= growth["clips_per_gpu"] for rung in self._ladder)
+            self._rung = max(0, reached - 1)
+            self._highest_accuracy = growth["best"]
+            self._validations = growth["validations"]
+        if stop := saved.get("early_stop"):
+            self._epoch = stop["epoch"]
+            self.stop_epoch = stop["best_epoch"]
+            self._stop_score = stop["score"]
+        if best := saved.get(self._best_name):
+            self.best_step = int(best["step"])
+            self.best_value = float(best["value"])
+
+    def forget_best(self) -> None:
+        """Begin with no best checkpoint."""
+        self.best_step = 0
+        self.best_value = -math.inf
+
+    def write_best(self) -> None:
+        """Write best.json, for other commands, or delete that of an earlier line or start of the run."""
+        path = best_path(self._spec.run_path)
+        if self.best_step:
+            write_json(path, {"step": self.best_step, "measure": self._best_measure, "value": self.best_value})
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _own_measures(spec: Spec) -> dict[str, str]:
+    """Return a digest of the options and the file of each measure of the user's own, by its name."""
+    found = {}
+    for name, part in zip(spec.evaluate.own_names, own_parts(spec, "evaluate"), strict=True):
+        what = json.dumps([Path(part.name).name, part.options, part.digest], sort_keys=True)
+        found[name] = hashlib.sha256(what.encode()).hexdigest()[:16]
+    return found
