@@ -17,7 +17,7 @@ from summit_train.core.result import Result, TextTable, show, warn
 from summit_train.core.text import binary_size, counted, share
 from summit_train.plan import Plan, averages_per_epoch, make_plan, sample_learning_rates
 from summit_train.spec import Spec, own_parts
-from summit_train.spec.optimizer import describe_decay, describe_solver
+from summit_train.spec.keys import describe_decay, describe_solver
 
 if TYPE_CHECKING:
     from summit_train.data.dataset import Dataset

@@ -15,7 +15,7 @@ from summit_train.plan import Plan, evaluations
 from summit_train.scaling.failures import daly_interval
 from summit_train.scaling.machines import Failures
 from summit_train.spec import Spec
-from summit_train.spec.model import TASK_SECTIONS
+from summit_train.spec.model_data import TASK_SECTIONS
 
 # The walltime adds to the time of training and evaluation: checkpoints and slow nodes (margin), and in each job the
 # start of Python on all nodes and the last checkpoint (minutes).

@@ -29,7 +29,8 @@ from summit_train.models.precision import parameter_type
 from summit_train.models.video import freeze_norms, freeze_trunk, trained_norms
 from summit_train.spec import ModelSpec, Spec
 from summit_train.spec.catalog import is_foreign
-from summit_train.spec.model import TASK_SECTIONS, stream_problem
+from summit_train.spec.checks import stream_problem
+from summit_train.spec.model_data import TASK_SECTIONS
 from summit_train.tasks.task import task_named
 
 _COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"

@@ -1,17 +1,49 @@
-"""The keys of `optimizer`, `schedule` and `parallel`, and the combinations that are refused."""
+"""The keys of a spec: each with its type, default and text, and with marks: what it decides, and what reads it.
+
+Those of `model` and `data` are in model_data.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from summit_train.core.files import read_file
 from summit_train.core.own_parts import OwnPart
 from summit_train.core.text import counted
 from summit_train.spec.catalog import is_foreign
-from summit_train.spec.typed import MOST, Count, Named, Positive, Section
+from summit_train.spec.model_data import DataSpec, ModelSpec
+from summit_train.spec.typed import (
+    BUILT_IN,
+    LAX,
+    MOST,
+    OWN,
+    Count,
+    Extent,
+    FolderName,
+    Named,
+    NonNegative,
+    Own,
+    PathText,
+    Positive,
+    ReadWith,
+    Scope,
+    Seconds,
+    Section,
+    expand,
+)
+from summit_train.tasks.task import TASKS, every_task
+
+# The measure that decides, by loss.kind; evaluation.measures has how it is computed.
+MAIN_MEASURES: dict[str, str] = {kind: measure for task in every_task() for kind, measure in task.kinds.items()}
+_TASK_TEXT = f"{'; '.join(f'{task.name}: {task.about}' for task in every_task())}."
+
+if TYPE_CHECKING:
+    TaskName = str
+else:
+    TaskName = Literal[TASKS]
 
 # What null means: the values of torch and, for LAMB, of its paper.
 _MOMENTUM = {"sgd": 0.9, "rmsprop": 0.0}
@@ -48,7 +80,7 @@ class TrustRatioSpec(Section):
 class FreezeSpec(Section):
     """Parameters that are not trained, by name."""
 
-    names: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    names: Annotated[tuple[str, ...], LAX, Field(min_length=1)]
     """Of parameters, or of modules with all their parameters; globs."""
     until_epoch: Count | None = None
     """They are trained after this many epochs; null: never."""
@@ -73,8 +105,7 @@ class OptimizerSpec(Section):
     """sgd, rmsprop: momentum. null: 0.9 for sgd, 0 for rmsprop."""
     alpha: Decay = 0.99
     """rmsprop: factor of the running average of squared gradients."""
-    # Not strict: below a validator of the whole section a YAML list is a list, not a tuple.
-    betas: Annotated[tuple[Decay, Decay], Field(strict=False)] = (0.9, 0.999)
+    betas: Annotated[tuple[Decay, Decay], LAX] = (0.9, 0.999)
     """adam, adamw, lamb: factors of the running averages of gradients and of their squares."""
     eps: Positive | None = None
     """rmsprop, adagrad, adam, adamw, lamb: added to the denominator. null: 1e-8 for rmsprop, adam and adamw, 1e-10 for
@@ -93,11 +124,13 @@ class OptimizerSpec(Section):
     """Factor on the classifier's LR, for fine-tuning."""
     first_lr_factor: Rate = 1.0
     """Factor on the LR of the first convolution, for flow from weights of rgb."""
-    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    layer_decay: Annotated[
+        float, Field(gt=0, le=1), ReadWith("model.arch", BUILT_IN, "the blocks of others are not known")
+    ] = 1.0
     """Factor on the LR from each block to the one before it, from the classifier down. 1: the same LR everywhere."""
     lr_factors: dict[str, Rate] = Field(default={})
     """Factors on the LR, by name as in freeze. Factors of the same parameter are multiplied."""
-    freeze: Annotated[tuple[FreezeSpec, ...], Field(strict=False), BeforeValidator(_parts), _FREEZE] = ()
+    freeze: Annotated[tuple[FreezeSpec, ...], LAX, BeforeValidator(_parts), _FREEZE] = ()
     """Names of parameters or modules to freeze; * matches any characters. {names: [layer1], until_epoch: 5} freezes
     them for 5 epochs. A frozen normalisation keeps its statistics."""
     clip_norm: Positive | None = None
@@ -149,7 +182,9 @@ class ScheduleSpec(Section):
     decay: Annotated[str, Named(("cosine", "linear", "polynomial", "steps", "none"))] = "cosine"
     """After the warm-up: cosine to 0, linear to 1e-6 (DATE), polynomial to 0 (LARS), steps, or constant. Or your
     own, named like a network (model.arch); its code runs."""
-    options: dict[str, Any] = Field(default={})
+    options: Annotated[dict[str, Any], ReadWith("decay", OWN, "options of a built-in one are keys of schedule")] = (
+        Field(default={})
+    )
     """Keyword arguments of your own decay."""
     power: Positive = 2.0
     """polynomial: the LR is the peak times the part of the decay that is left, to this power."""
@@ -183,51 +218,196 @@ class GrowBatchSpec(Section):
     """Validations from one decision to the next."""
 
 
+_IF_AVERAGING = ReadWith("method", "averaging")
+
+
 class ParallelSpec(Section):
     """How virtual GPUs train together: one gradient for all in each step, or learners whose networks are averaged."""
 
     method: Literal["synchronous", "averaging"] = "synchronous"
     """synchronous: every step averages the gradients. averaging: each virtual GPU is a learner with a network and a
     solver of its own; every `period` their networks are averaged (AAVG). The keys below are read by averaging alone."""
-    period: Annotated[Literal["epoch"] | Count, BeforeValidator(_period)] = "epoch"
+    period: Annotated[Literal["epoch"] | Count, BeforeValidator(_period), _IF_AVERAGING] = "epoch"
     """Steps from one average to the next, at the latest the end of the epoch; epoch: once, at the end."""
-    optimizer_state: Literal["average", "local"] = "average"
+    optimizer_state: Annotated[Literal["average", "local"], _IF_AVERAGING] = "average"
     """The solvers' state: averaged as the weights are, or each learner keeps its own."""
-    bn: Literal["merge", "local"] = "merge"
+    bn: Annotated[Literal["merge", "local"], _IF_AVERAGING] = "merge"
     """BN's running statistics: each learner takes those of all learners' clips together, or keeps its own. Evaluation
     always uses the merged ones."""
-    grow_batch: GrowBatchSpec | None = None
+    grow_batch: Annotated[GrowBatchSpec | None, _IF_AVERAGING] = None
     """Grow the batch at the end of an epoch; null: it stays."""
 
 
-def solver_problems(
-    optimizer: OptimizerSpec, schedule: ScheduleSpec, parallel: ParallelSpec
-) -> Iterator[tuple[str, str]]:
-    """Yield impossible keys: (key, what is wrong and what would be right). The plan checks a scaled warm-up."""
-    trust = optimizer.trust_ratio
-    if trust is not None and trust.kind == "bounded" and trust.lower > trust.upper:
-        bounds = f"lower is {trust.lower:g} and upper {trust.upper:g}"
-        yield "optimizer.trust_ratio.lower", f"must be at most upper: {bounds}"
-    if trust is not None and trust.kind == "lars" and optimizer.name == "lamb":
-        yield "optimizer.trust_ratio", "lamb includes a trust ratio; take lars over another solver, or null"
-    for part in optimizer.freeze:
-        if part.until_epoch is not None and part.until_epoch >= schedule.epochs:
-            right = f"must be below the run's {counted(schedule.epochs, 'epoch')}, got {part.until_epoch}"
-            yield "optimizer.freeze", f"until_epoch {right}; null freezes for the whole run"
-    if schedule.warmup_scaling == "none" and schedule.warmup_epochs > schedule.epochs:
-        right = f"must be at most the run's {counted(schedule.epochs, 'epoch')}, got {schedule.warmup_epochs:g}"
-        yield "schedule.warmup_epochs", right
-    epochs = [0.0, *schedule.milestones, float(schedule.epochs)]
-    is_rising = all(before < after for before, after in pairwise(epochs))
-    if schedule.decay == "steps" and not (schedule.milestones and is_rising):
-        given = ", ".join(f"{epoch:g}" for epoch in schedule.milestones)
-        rising = f"steps needs rising epochs between 0 and {schedule.epochs}, such as [30, 60, 80]"
-        yield "schedule.milestones", f"{rising}; got [{given}]"
-    if parallel.method == "averaging" and optimizer.compression != "none":
-        yield "optimizer.compression", "averaging sends weights, which it does not round; must be none"
-    for name, field in ParallelSpec.model_fields.items():
-        if parallel.method == "synchronous" and name != "method" and getattr(parallel, name) != field.default:
-            yield f"parallel.{name}", "method synchronous does not read it; set parallel.method to averaging"
+class ScaleSpec(Section):
+    """The global batch: virtual GPUs times clips per GPU. The number of ranks does not change the experiment."""
+
+    gpus: Count | None = None
+    """Virtual GPUs; any number of ranks up to it trains them. null: as many as ranks, which makes the number of ranks
+    part of the experiment."""
+    clips_per_gpu: Count = 8
+    """Clips of one virtual GPU in a step; the batch of batch normalisation."""
+
+
+def _read_weights(value: object) -> object:
+    """Read a file of class weights, so that a run and its checkpoints hold the numbers themselves."""
+    if value is None or value == "balanced":
+        return value
+    try:
+        if isinstance(value, str):
+            value = [float(line) for line in read_file(expand(value)).decode().split()]
+        if not isinstance(value, list) or not all(type(one) in (int, float) and 0 < one <= MOST for one in value):
+            raise ValueError(f"each weight must be a number above 0 and at most {MOST:,}")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"must be balanced, a list, or a file with one number per line: {why}") from error
+    return tuple(map(float, value))
+
+
+_IF_BUILT_IN = ReadWith("kind", BUILT_IN, "use loss.options instead")
+ClassWeights = Annotated[Literal["balanced"] | tuple[float, ...] | None, BeforeValidator(_read_weights)]
+
+
+class LossSpec(Section):
+    """The training loss."""
+
+    kind: Annotated[str, Named(tuple(MAIN_MEASURES)), Scope.EXPERIMENT] = "softmax"
+    """softmax: cross-entropy, for clips of one class. binary: binary cross-entropy, the mean over all classes, for
+    clips of several classes or none; validation measures mean average precision. Other tasks imply their own.
+    Or a loss of your own, named like a network (model.arch); its code runs."""
+    options: Annotated[dict[str, Any], ReadWith("kind", OWN, "options of a built-in one are keys of loss")] = Field(
+        default={}
+    )
+    """Keyword arguments of a loss of your own."""
+    like: Annotated[Literal["softmax", "binary"], Scope.EXPERIMENT, ReadWith("kind", OWN)] = "softmax"
+    """The built-in kind whose labels, measures and probabilities a loss of your own uses."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1), _IF_BUILT_IN] = 0.0
+    """Share of each label that is spread evenly over all classes, with binary over yes and no; evaluation has none."""
+    class_weights: Annotated[ClassWeights, _IF_BUILT_IN] = None
+    """Factor on the loss of each class's clips: a list of numbers in the order of the classes, or a file with one
+    number per line, read together with the spec. balanced: N / (M n), for N labels of all training clips, n labels of
+    the class and M classes with any label."""
+
+    @property
+    def base(self) -> str:
+        """The built-in kind that decides labels, measures and probabilities."""
+        return self.like if is_foreign(self.kind) else self.kind
+
+
+class EvaluateSpec(Section):
+    """Validation: one clip and one crop per video during training, `clips` x `crops` views in the final evaluation.
+
+    In mode stream, both see all frames of a video, and validation during training uses one crop.
+    """
+
+    # Where validations decide what a run does, experiment_keys has it.
+    every_epochs: Annotated[NonNegative, Scope.RUN] = 5
+    """Epochs between validations; 0: only the final one."""
+    mode: Literal["clips", "stream"] = "clips"
+    """clips: the average over `clips` clips of num_frames; stream: a past-only network sees frame by frame, averaged
+    over all: each frame_stride-th one of the video, with uniform sampling one clip's."""
+    clips: Count = 10
+    """Clips per video in the final evaluation; not read in mode stream."""
+    crops: Literal[1, 3, "full"] = 1
+    """Squares of side short_side per clip, or full: the whole frame."""
+    short_side: Extent = 256
+    """Short side of the scaled frame, pixels."""
+    measures: tuple[Own, ...] = ()
+    """Measures of your own, named like a network or {kind, options}; their code runs."""
+    last_checkpoints: Count = 5
+    """The final accuracy is mean and standard deviation (n - 1) over this many checkpoints; at most checkpoint.keep."""
+    precise_bn: NonNegative = 0
+    """Before the final evaluation BN's statistics are recomputed, with fixed weights, over the batches of this many
+    training steps; 0: the running statistics."""
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        return tuple(one.kind.rpartition(":")[2] for one in self.measures)
+
+
+class CheckpointSpec(Section):
+    """When the run is saved, and how many checkpoints are kept."""
+
+    every_epochs: Count = 1
+    """Epochs between checkpoints; the last epoch is always saved."""
+    every_minutes: Seconds | None = None
+    """Also save within an epoch, this often; null: never."""
+    keep: Count = 5
+    """Checkpoints of whole epochs to keep; the newest checkpoint always stays."""
+    keep_best: str | None = None
+    """Also keep the checkpoint with the best validation by this measure: top1, map, or one of evaluate.measures. Each
+    validation then gets a checkpoint; only those of every_epochs count in the final accuracy."""
+    background: bool = False
+    """Write from a copy in rank 0's memory, alongside the steps that follow. The files of single learners are written
+    within the step."""
+
+
+class ExecutionSpec(Section):
+    """How a step is computed. Results agree to rounding."""
+
+    recompute: Annotated[bool, ReadWith("model.arch", BUILT_IN, "use torch.utils.checkpoint in the network")] = False
+    """Keep only the input of each block and recompute the rest in the backward pass."""
+    compile: bool = False
+    """Use torch.compile; needs a C++ compiler on the nodes."""
+
+
+class WatchSpec(Section):
+    """When a run that goes wrong is ended."""
+
+    nonfinite_steps: Count = 2
+    """This many consecutive steps with a NaN or infinity end the run."""
+    stall_seconds: Seconds | None = 900
+    """A rank without progress for this long ends the run; null: never."""
+
+
+class EmaSpec(Section):
+    """A moving average of the weights and of BN's running statistics, evaluated alongside the weights at the end."""
+
+    decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Weight of the average in each step; its memory is about 1 / (1 - decay) steps. null: no average."""
+
+
+class NoiseScaleSpec(Section):
+    """The gradient noise scale (McCandlish et al.): how large a batch the data can use. It changes no result."""
+
+    every_steps: NonNegative = 10
+    """Steps between two measurements; 0: never. Needs two virtual GPUs or more."""
+
+
+class Spec(Section):
+    """One experiment."""
+
+    name: Annotated[FolderName, Scope.RUN]
+    """Name of the run; its folder is run_dir/name."""
+    # RUN: the keys that it implies are compared.
+    task: Annotated[TaskName, Scope.RUN] = Field(default=TASKS[0], description=_TASK_TEXT)
+    seed: Annotated[int, Field(ge=0, lt=2**63), Scope.TRAINING | Scope.PRECISE_BN] = 0
+    """Decides everything random."""
+    model: ModelSpec
+    data: DataSpec
+    scale: Annotated[ScaleSpec, Scope.TRAINING | Scope.PRECISE_BN] = ScaleSpec()
+    parallel: Annotated[ParallelSpec, Scope.TRAINING] = ParallelSpec()
+    optimizer: Annotated[OptimizerSpec, Scope.TRAINING] = OptimizerSpec()
+    schedule: Annotated[ScheduleSpec, Scope.TRAINING] = ScheduleSpec()
+    loss: Annotated[LossSpec, Scope.TRAINING] = LossSpec()
+    ema: Annotated[EmaSpec, Scope.TRAINING] = EmaSpec()
+    precision: Literal["fp32", "fp16", "bf16", "fp64"] = "fp32"
+    """fp16 uses loss scaling; fp64 computes everything in double."""
+    evaluate: Annotated[EvaluateSpec, Scope.SCORES] = EvaluateSpec()
+    checkpoint: Annotated[CheckpointSpec, Scope.RUN] = CheckpointSpec()
+    watch: Annotated[WatchSpec, Scope.RUN] = WatchSpec()
+    noise_scale: Annotated[NoiseScaleSpec, Scope.RUN] = NoiseScaleSpec()
+    execution: Annotated[ExecutionSpec, Scope.RUN] = ExecutionSpec()
+    run_dir: Annotated[PathText, Scope.RUN] = "runs"
+    """Folder of the runs."""
+
+    @property
+    def run_path(self) -> Path:
+        return Path(self.run_dir) / self.name
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a weight and of its gradient: fp16 and bf16 are types of the activations only."""
+        return 8 if self.precision == "fp64" else 4
 
 
 def describe_solver(optimizer: OptimizerSpec) -> str:
