@@ -5,8 +5,7 @@ The marks beside the keys decide it (`Scope`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -14,23 +13,6 @@ from pydantic.fields import FieldInfo
 from summit_train.spec.keys import Spec
 from summit_train.spec.model_data import DataSpec, ModelSpec
 from summit_train.spec.typed import Scope, Section, section_in
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What must be equal, by kind: keys of the spec, digests of lists of clips, versions and digests of code.
-
-    The names are for people and files; no meaning is read from their text. The digest None is that of no list.
-    """
-
-    keys: Mapping[str, Any]
-    lists: Mapping[str, Any]
-    code: Mapping[str, Any]
-
-    def values(self) -> dict[str, Any]:
-        """Return all entries, as checkpoints hold them."""
-        lists = {name: digest for name, digest in self.lists.items() if digest is not None}
-        return {**self.keys, **lists, **self.code}
 
 
 def flat_keys(spec: Spec) -> dict[str, Any]:
