@@ -86,13 +86,17 @@ class FreezeSpec(Section):
     """They are trained after this many epochs; null: never."""
 
 
-def _parts(value: Any) -> Any:
+def _gather_names(value: Any) -> Any:
     """Gather a name, or those in a list, which are frozen for the whole run, in one section in front of the others."""
     value = [value] if isinstance(value, str) else value
     if not isinstance(value, list):
         return value
-    names = [one for one in value if isinstance(one, str)]
-    return [*([{"names": names}] if names else []), *(one for one in value if not isinstance(one, str))]
+    names = [item for item in value if isinstance(item, str)]
+    sections = [item for item in value if not isinstance(item, str)]
+    return [{"names": names}, *sections] if names else sections
+
+
+_IF_BLOCKS_ARE_KNOWN = ReadWith("model.arch", BUILT_IN, "the blocks of others are not known")
 
 
 class OptimizerSpec(Section):
@@ -124,13 +128,11 @@ class OptimizerSpec(Section):
     """Factor on the classifier's LR, for fine-tuning."""
     first_lr_factor: Rate = 1.0
     """Factor on the LR of the first convolution, for flow from weights of rgb."""
-    layer_decay: Annotated[
-        float, Field(gt=0, le=1), ReadWith("model.arch", BUILT_IN, "the blocks of others are not known")
-    ] = 1.0
+    layer_decay: Annotated[float, Field(gt=0, le=1), _IF_BLOCKS_ARE_KNOWN] = 1.0
     """Factor on the LR from each block to the one before it, from the classifier down. 1: the same LR everywhere."""
     lr_factors: dict[str, Rate] = Field(default={})
     """Factors on the LR, by name as in freeze. Factors of the same parameter are multiplied."""
-    freeze: Annotated[tuple[FreezeSpec, ...], LAX, BeforeValidator(_parts), _FREEZE] = ()
+    freeze: Annotated[tuple[FreezeSpec, ...], LAX, BeforeValidator(_gather_names), _FREEZE] = ()
     """Names of parameters or modules to freeze; * matches any characters. {names: [layer1], until_epoch: 5} freezes
     them for 5 epochs. A frozen normalisation keeps its statistics."""
     clip_norm: Positive | None = None
@@ -165,6 +167,9 @@ class EarlyStopSpec(Section):
     of optimizer.freeze. Validated epochs get checkpoints, which count in the final accuracy."""
 
 
+_IF_OWN_DECAY = ReadWith("decay", OWN, "options of a built-in one are keys of schedule")
+
+
 class ScheduleSpec(Section):
     """The length of the run and the course of the LR."""
 
@@ -182,9 +187,7 @@ class ScheduleSpec(Section):
     decay: Annotated[str, Named(("cosine", "linear", "polynomial", "steps", "none"))] = "cosine"
     """After the warm-up: cosine to 0, linear to 1e-6 (DATE), polynomial to 0 (LARS), steps, or constant. Or your
     own, named like a network (model.arch); its code runs."""
-    options: Annotated[dict[str, Any], ReadWith("decay", OWN, "options of a built-in one are keys of schedule")] = (
-        Field(default={})
-    )
+    options: Annotated[dict[str, Any], _IF_OWN_DECAY] = Field(default={})
     """Keyword arguments of your own decay."""
     power: Positive = 2.0
     """polynomial: the LR is the peak times the part of the decay that is left, to this power."""
@@ -255,7 +258,7 @@ def _read_weights(value: object) -> object:
     try:
         if isinstance(value, str):
             value = [float(line) for line in read_file(expand(value)).decode().split()]
-        if not isinstance(value, list) or not all(type(one) in (int, float) and 0 < one <= MOST for one in value):
+        if not isinstance(value, list) or not all(type(item) in (int, float) and 0 < item <= MOST for item in value):
             raise ValueError(f"each weight must be a number above 0 and at most {MOST:,}")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
@@ -263,7 +266,8 @@ def _read_weights(value: object) -> object:
     return tuple(map(float, value))
 
 
-_IF_BUILT_IN = ReadWith("kind", BUILT_IN, "use loss.options instead")
+_IF_BUILT_IN_LOSS = ReadWith("kind", BUILT_IN, "use loss.options instead")
+_IF_OWN_LOSS = ReadWith("kind", OWN, "options of a built-in one are keys of loss")
 ClassWeights = Annotated[Literal["balanced"] | tuple[float, ...] | None, BeforeValidator(_read_weights)]
 
 
@@ -274,15 +278,13 @@ class LossSpec(Section):
     """softmax: cross-entropy, for clips of one class. binary: binary cross-entropy, the mean over all classes, for
     clips of several classes or none; validation measures mean average precision. Other tasks imply their own.
     Or a loss of your own, named like a network (model.arch); its code runs."""
-    options: Annotated[dict[str, Any], ReadWith("kind", OWN, "options of a built-in one are keys of loss")] = Field(
-        default={}
-    )
+    options: Annotated[dict[str, Any], _IF_OWN_LOSS] = Field(default={})
     """Keyword arguments of a loss of your own."""
     like: Annotated[Literal["softmax", "binary"], Scope.EXPERIMENT, ReadWith("kind", OWN)] = "softmax"
     """The built-in kind whose labels, measures and probabilities a loss of your own uses."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=1), _IF_BUILT_IN] = 0.0
+    label_smoothing: Annotated[float, Field(ge=0, lt=1), _IF_BUILT_IN_LOSS] = 0.0
     """Share of each label that is spread evenly over all classes, with binary over yes and no; evaluation has none."""
-    class_weights: Annotated[ClassWeights, _IF_BUILT_IN] = None
+    class_weights: Annotated[ClassWeights, _IF_BUILT_IN_LOSS] = None
     """Factor on the loss of each class's clips: a list of numbers in the order of the classes, or a file with one
     number per line, read together with the spec. balanced: N / (M n), for N labels of all training clips, n labels of
     the class and M classes with any label."""
@@ -321,7 +323,7 @@ class EvaluateSpec(Section):
 
     @property
     def own_names(self) -> tuple[str, ...]:
-        return tuple(one.kind.rpartition(":")[2] for one in self.measures)
+        return tuple(measure.kind.rpartition(":")[2] for measure in self.measures)
 
 
 class CheckpointSpec(Section):
@@ -419,13 +421,13 @@ def describe_solver(optimizer: OptimizerSpec) -> str:
         "betas": optimizer.name in _WITH_BETAS and betas,
         "eps": optimizer.name in _EPS and f"{optimizer.eps:g}",
     }
-    parts = [optimizer.name, *(f"{name} {value}" for name, value in constants.items() if value)]
-    words = [", ".join(parts), f"weight decay {optimizer.weight_decay:g}"]
+    solver = [optimizer.name, *(f"{name} {value}" for name, value in constants.items() if value)]
+    words = [", ".join(solver), f"weight decay {optimizer.weight_decay:g}"]
     if optimizer.layer_decay != 1:
         words.append(f"layer decay {optimizer.layer_decay:g}")
-    for part in optimizer.freeze:
-        until = "" if part.until_epoch is None else f" for {counted(part.until_epoch, 'epoch')}"
-        words.append(f"frozen{until}: {', '.join(part.names)}")
+    for frozen in optimizer.freeze:
+        until = "" if frozen.until_epoch is None else f" for {counted(frozen.until_epoch, 'epoch')}"
+        words.append(f"frozen{until}: {', '.join(frozen.names)}")
     trust = optimizer.trust_ratio
     if trust is not None:
         values = f"{trust.coefficient:g}" if trust.kind == "lars" else f"[{trust.lower:g}, {trust.upper:g}]"

@@ -38,7 +38,9 @@ Alpha = Annotated[float, Field(ge=0, le=100)]
 Area = Annotated[float, Field(gt=0, le=1)]
 
 _IF_BUILT_IN = ReadWith("arch", BUILT_IN, "use model.options instead")
+_IF_OWN = ReadWith("arch", OWN, "options of a built-in one are keys of model")
 _IF_VIT = ReadWith("arch", "vit")
+_IF_NO_ADAPTER = ReadWith("adapter", "none", "the others learn their positions")
 
 
 class NetworkSpec(Section):
@@ -48,9 +50,7 @@ class NetworkSpec(Section):
     """tsn is the 2D network, tsm adds the temporal shift, the I3Ds inflate 2D kernels in time, trn relates the frames
     of a 2D ResNet, vit is a transformer; the others are the networks of their papers. Wrong backbones and too few
     frames are refused. package.module:callable or FILE.py:callable is a network of your own; its code runs."""
-    options: Annotated[dict[str, Any], ReadWith("arch", OWN, "options of a built-in one are keys of model")] = Field(
-        default={}
-    )
+    options: Annotated[dict[str, Any], _IF_OWN] = Field(default={})
     """A network of your own: keyword arguments of its callable, in addition to num_classes and num_frames."""
     backbone: catalog.Backbone | None = None
     """The 2D network that the architecture is built on. null: its usual one, or none where it is a network of its
@@ -77,9 +77,7 @@ class NetworkSpec(Section):
     adapter: Annotated[catalog.Adapter, _IF_VIT] = "none"
     """vit: with none, attention joins all tubelets of a clip. The others treat each frame as an image: shift moves
     channels of tokens between frames, st puts an ST-Adapter before each attention."""
-    positions: Annotated[
-        catalog.Positions, _IF_VIT, ReadWith("adapter", "none", "the others learn their positions")
-    ] = "index"
+    positions: Annotated[catalog.Positions, _IF_VIT, _IF_NO_ADAPTER] = "index"
     """vit without adapter: positions from the index of the patch (VideoMAE), or from time, row and column, with a third
     of the channels each (grid_uniform: V-JEPA's published files) or half of them for the time (grid)."""
     drop_path: Annotated[float, Field(ge=0, lt=1), _IF_VIT] = 0.0
@@ -246,12 +244,12 @@ class DataSpec(Section):
     @property
     def built_in_augment(self) -> str:
         """The built-in augmentation, which the list begins with: what of a frame a clip shows."""
-        return self.augment if isinstance(self.augment, str) else next((one.kind for one in self.augment), "")
+        return self.augment if isinstance(self.augment, str) else next((augment.kind for augment in self.augment), "")
 
     def open_augment(self) -> list[OwnPart]:
         """Open the augmentations of the user's own, in their order. Raises UserError for one without a file."""
         own = () if isinstance(self.augment, str) else self.augment[1:]
-        return [OwnPart.open("data.augment", one.kind, one.options) for one in own]
+        return [OwnPart.open("data.augment", augment.kind, augment.options) for augment in own]
 
     @property
     def rand_augment_settings(self) -> RandAugmentSpec:
