@@ -206,12 +206,11 @@ def begin_solver_state(path: Path, optimizer: torch.optim.Optimizer, saved: Any)
     kept = kept_state(optimizer)
     begun = {}
     for number, tensors in state.items():
-        # In the layout of the weight: the fused solvers ignore strides.
         weight = parameters[number].detach()
-        begun[number] = {
-            name: torch.empty_like(weight) if has_shape else torch.zeros(()) for name, has_shape in kept.items()
-        }
-        check_fit(path, f"optimizer.state.{number}", tensors, begun[number])
+        wanted = {name: weight if has_shape else torch.zeros(()) for name, has_shape in kept.items()}
+        check_fit(path, f"optimizer.state.{number}", tensors, wanted)
+        # In the layout of the weight: the fused solvers ignore strides.
+        begun[number] = {name: torch.empty_like(wanted[name]) for name in tensors}
     optimizer.load_state_dict({**own, "state": begun})
     return {
         f"optimizer.state.{number}.{name}": optimizer.state[parameters[number]][name]
