@@ -210,7 +210,8 @@ def begin_solver_state(path: Path, optimizer: torch.optim.Optimizer, saved: Any)
         wanted = {name: weight if has_shape else torch.zeros(()) for name, has_shape in kept.items()}
         check_fit(path, f"optimizer.state.{number}", tensors, wanted)
         # In the layout of the weight: the fused solvers ignore strides.
-        begun[number] = {name: torch.empty_like(wanted[name]) for name in tensors}
+        present = own["state"].get(number) or {name: torch.empty_like(wanted[name]) for name in tensors}
+        begun[number] = {name: present[name] for name in tensors}
     optimizer.load_state_dict({**own, "state": begun})
     return {
         f"optimizer.state.{number}.{name}": optimizer.state[parameters[number]][name]
