@@ -13,7 +13,7 @@ import torch
 
 from summit_train.core.checkpoints import digest_path
 from summit_train.core.files import read_file, write_json
-from summit_train.core.saved import bound_of, give_weights, in_memory, load_checkpoint
+from summit_train.core.saved import bound_of, give_weights, load_checkpoint
 from summit_train.core.watch import Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.reading import check_same_classes
@@ -125,7 +125,10 @@ def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tenso
         if isinstance(names := state.get("classes"), list):
             check_same_classes(path, map(str, names), manifest.source, manifest.classes)
         # Not mapped: the scores come long after the check, and the file may be gone by then.
-        return in_memory(state["model"], None), in_memory(state.get("ema", {}).get("model"), None), state["step"]
+        weights = {name: value.clone() for name, value in state["model"].items()}
+        if "ema" not in state:
+            return weights, None, state["step"]
+        return weights, {name: value.clone() for name, value in state["ema"]["model"].items()}, state["step"]
 
     return scorer.world.from_first(read)
 

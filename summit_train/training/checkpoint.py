@@ -182,28 +182,39 @@ def current_line(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     return kept[::-1], left_out[::-1]
 
 
-def restore_solver(path: Path, optimizer: torch.optim.Optimizer, saved: Any) -> None:
-    """Give a solver a checkpoint's state; its options stay. Raises CheckpointError for another solver's state."""
+def begin_solver_state(path: Path, optimizer: torch.optim.Optimizer, saved: Any) -> dict[str, torch.Tensor]:
+    """Give a solver the state that a checkpoint has of it, without its numbers; its options stay.
+
+    Returns the tensors that the numbers go into, by their names in the checkpoint. Raises CheckpointError for another
+    solver's state.
+    """
     own = optimizer.state_dict()
     groups = [group["params"] for group in own["param_groups"]]
     try:
-        state, saved_groups = saved["state"], [group["params"] for group in saved["param_groups"]]
+        state = saved["state"]
+        saved_groups = [group["params"] for group in saved["param_groups"]]
     except (LookupError, TypeError) as error:
         raise CheckpointError(f"{path}: optimizer must hold a solver's state and its groups") from error
     known = set().union(*groups)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if isinstance(state, Mapping) and state.keys() <= known:  # earlier versions kept a state of frozen ones, too
-        state = {number: found for number, found in state.items() if parameters[number].requires_grad}
+        state = {number: tensors for number, tensors in state.items() if parameters[number].requires_grad}
     # A solver that has already begun, such as SGD with momentum, knows which parameters have a state.
     fits = isinstance(state, Mapping) and state.keys() <= known and (own["state"] or state).keys() == state.keys()
     if not fits or saved_groups != groups:
         raise CheckpointError(f"{path}: does not fit: optimizer has other groups of parameters than this run")
-    kept, loaded = kept_state(optimizer), dict[int, dict[str, torch.Tensor]]()
-    for number, found in state.items():
-        parameter = parameters[number]
-        wanted = {name: parameter if has_shape else torch.zeros(()) for name, has_shape in kept.items()}
-        check_fit(path, f"optimizer.state.{number}", found, wanted)
-        # The fused solvers ignore strides: give the state the layout of its weight.
-        moved = {key for key in found if kept[key] and found[key].stride() != parameter.stride()}
-        loaded[number] = found | {key: torch.empty_like(parameter).copy_(found[key]) for key in moved}
-    optimizer.load_state_dict({**own, "state": loaded})
+    kept = kept_state(optimizer)
+    begun = {}
+    for number, tensors in state.items():
+        weight = parameters[number].detach()
+        wanted = {name: weight if has_shape else torch.zeros(()) for name, has_shape in kept.items()}
+        check_fit(path, f"optimizer.state.{number}", tensors, wanted)
+        # In the layout of the weight: the fused solvers ignore strides.
+        present = own["state"].get(number) or {name: torch.empty_like(wanted[name]) for name in tensors}
+        begun[number] = {name: present[name] for name in tensors}
+    optimizer.load_state_dict({**own, "state": begun})
+    return {
+        f"optimizer.state.{number}.{name}": optimizer.state[parameters[number]][name]
+        for number, tensors in begun.items()
+        for name in tensors
+    }

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from summit_train.core.checkpoints import CheckpointError, find_checkpoints
+from summit_train.core.checkpoints import CheckpointError, checkpoint_path, find_checkpoints
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file, write_json
-from summit_train.core.saved import CheckLearners, bound_of, check_learners, load_newest
+from summit_train.core.saved import bound_of, check_learners, load_newest, without_numbers
 from summit_train.core.text import from_json
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
@@ -74,21 +74,21 @@ def first_state(
     plan: Plan,
     train: Dataset | None,
     model: VideoNetwork,
-    check: CheckLearners = check_learners,
+    damaged: Mapping[Path, str] | None = None,
     *,
     extension: Extension | None = None,
 ) -> tuple[State, list[str]]:
     """Return the newest whole checkpoint of the run, or {} after loading pretrained weights into `model`; and notes.
 
-    train: as in experiment_of. check: as in load_newest. extension: asked for, or the last one of the run. With it the
-    run may be of another length than that of the checkpoint, or continue one that has stopped early; a new line of
-    checkpoints then begins, with a best and an early stop of its own. Raises CheckpointError if the checkpoint is of
+    train: as in experiment_of. damaged: as in load_newest. extension: asked for, or the last one. With it the run may
+    be of another length than that of the checkpoint, or continue one that has stopped early; a new line of checkpoints
+    then begins, with a best and an early stop of its own. Raises CheckpointError if the checkpoint is of
     another experiment otherwise or none is whole, and UserError for weights that are missing or of another network, and
     for a foreign network whose norms depend on the ranks.
     """
     if plan.virtual_gpus > 1:
         check_norms(model)
-    path, state, complaints = load_newest(spec.run_path, bound_of(model), check)
+    path, state, complaints = load_newest(spec.run_path, bound_of(model), damaged)
     notes = [f"passed over: {complaint}" for complaint in complaints]
     if path is None:
         if (weights := spec.model.pretrained) is not None:
@@ -122,30 +122,32 @@ def first_state(
 
 
 def state_of_first(
-    first: Callable[[CheckLearners], tuple[State, list[str]]], world: World, watchdog: Watchdog
+    first: Callable[[Mapping[Path, str]], tuple[State, list[str]]], run_path: Path, world: World, watchdog: Watchdog
 ) -> tuple[State, list[str]]:
-    """Return what `first` returns on rank 0, ({}, []) elsewhere. All ranks check the learners' files that it offers."""
+    """Return what `first` returns on rank 0: its state without the numbers of large tensors, and its notes. Collective.
 
-    def check(path: Path, digests: list[str]) -> None:
+    first: gets complaints about learners' files, by their checkpoint, and looks for one without. Each rank checks the
+    files of its own learners.
+    """
+    damaged = dict[Path, str]()
+    while True:
+        state, notes = world.together(lambda: first(damaged) if world.rank == 0 else ({}, []))
+        large = {part: without_numbers(state[part]) for part in ("model", "optimizer", "ema") if part in state}
+        state = world.broadcast(state | large)
+        digests = state.get("learner_digests", [])
+        if not digests:
+            break
+        path = checkpoint_path(run_path, state["step"])
         wrong = None
         try:
             check_learners(path, digests, world.rank, world.size, watchdog.at)
         except CheckpointError as error:
             wrong = str(error)
         watchdog.at("waiting for the other ranks' learners", waits=True)
-        if found := list(filter(None, world.gather(wrong) or [])):
-            raise CheckpointError(found[0])
-
-    if world.rank > 0:
-        while offered := world.broadcast(list[Any]()):
-            check(*offered)
-        return {}, []
-    try:
-        state, notes = first(lambda *it: check(*world.broadcast(it)))
-    finally:
-        world.broadcast([])
-    if state.get("learner_digests"):
-        del state["optimizer"]  # each learner has its own in its file
-    if (before := state.get("backend", world.backend)) != world.backend:
+        complaints = world.broadcast(list(filter(None, world.gather(wrong) or [])))
+        if not complaints:
+            break
+        damaged[path] = complaints[0]
+    if state and (before := state.get("backend", world.backend)) != world.backend:
         notes.append(f"continues over {world.backend}; earlier steps ran over {before}, which rounds sums otherwise")
     return state, notes

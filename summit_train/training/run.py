@@ -16,7 +16,7 @@ from summit_train.core.checkpoints import checkpoint_path, measures_path
 from summit_train.core.comm import World
 from summit_train.core.machine import raise_open_files, rank_cpus
 from summit_train.core.run_lock import RunLock
-from summit_train.core.saved import check_fit, give_weights, in_memory
+from summit_train.core.saved import Checkpoint, check_fit
 from summit_train.core.text import counted
 from summit_train.core.watch import Watchdog
 from summit_train.data.bad_clips import BadClips
@@ -121,18 +121,18 @@ class Run:
         world.together(lambda: check_arithmetic(spec, device))
         self.model = network
         first = partial(first_state, spec, plan, self.train_set, self.model, extension=extension)
-        state, resumed = world.together(lambda: state_of_first(first, world, self.watchdog))
-        path = checkpoint_path(spec.run_path, step := world.broadcast(state.get("step", 0)))
-        own: Any = self.model.state_dict()  # the numbers, still in the file, enter what the step uses: no second copy
-        weights = in_memory(state.pop("model"), own) if state else own
-        world.together(partial(give_weights, self.model, path, world.broadcast(weights, own)))
+        saved, resumed = state_of_first(first, spec.run_path, world, self.watchdog)
+        step = saved.get("step", 0)
+        checkpoint = Checkpoint(checkpoint_path(spec.run_path, step), saved, world)
+        if saved:
+            checkpoint.restore(self.model)
+        else:
+            world.broadcast_tensors(self.model.state_dict())
         # --- step
         self.step = build_step(spec, plan, world, self.model, device, counts)
         self.step.unfreeze(max(0, step - 1) // plan.steps_per_epoch)  # as in the update before the checkpoint
-        own = self.step.checkpoint(path, step) if isinstance(self.step, TrainStep) else {}
-        saved = world.broadcast(in_memory(state, own), own)
         if saved:
-            world.together(lambda: self.step.restore(path, saved | {"model": self.model.state_dict()}))
+            self.step.restore(checkpoint)
         unfrozen = self.step.unfreeze(step // plan.steps_per_epoch)
         # --- records; a file of the user's own may change while the run has what was in it
         self.measures, self._experiment = open_measures(spec), experiment_of(spec, plan, self.train_set, self.model)
@@ -141,22 +141,27 @@ class Run:
         self.decisions = Decisions(spec, plan.ladder)
         clips_per_epoch = plan.clips - plan.dropped_clips_per_epoch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
-        for name, part in self._parts().items():
-            if name in saved:
-                check_fit(path, name, saved[name], part)
-        for name, owner in (("bad_clips", self.bad_clips), ("noise_scale", self.noise)):
-            if name in saved:
-                owner.load_state_dict(saved[name])
-        self.decisions.load_state_dict(saved)
-        best = self.decisions.best_checkpoint
-        if not world.broadcast(best is None or best.exists()):  # deleted for a better one, which then is damaged
-            self.decisions.forget_best()
-        check_fit(path, "line", saved.get("line", 0), 0)
-        self.decisions.line = int(saved.get("line", 0))
         self.start_step = self._saved_step = step
-        self.bad_clips.forget_after(step)
+        self._restore_records(checkpoint)
         self.writer, self._saved_at = Writer(background=spec.checkpoint.background), time.monotonic()
         self.notes = [*_notes(self, may_open, unfrozen), *resumed]
+
+    def _restore_records(self, checkpoint: Checkpoint) -> None:
+        path, saved = checkpoint.path, checkpoint.state
+        for name, state in self._parts().items():
+            if name in saved:
+                check_fit(path, name, saved[name], state)
+        check_fit(path, "line", saved.get("line", 0), 0)
+        if "bad_clips" in saved:
+            self.bad_clips.load_state_dict(saved["bad_clips"])
+        if "noise_scale" in saved:
+            self.noise.load_state_dict(saved["noise_scale"])
+        self.decisions.load_state_dict(saved)
+        self.decisions.line = int(saved.get("line", 0))
+        best = self.decisions.best_checkpoint
+        if not self.world.broadcast(best is None or best.exists()):  # deleted for a better one, which then is damaged
+            self.decisions.forget_best()
+        self.bad_clips.forget_after(self.start_step)
 
     def is_checkpoint_due(self) -> bool:
         """Return whether rank 0 asks for a checkpoint: by time, or because the last one could not be written.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -87,8 +87,12 @@ class HorovodWorld(World):
         """Add up a tensor on the CPU in place by MPI alone: what Horovod is measured against."""
         self._mpi.Allreduce(self._in_place, values.numpy())
 
-    def broadcast(self, value: T, own: object = None) -> T:
-        return objects.broadcast(value, self.rank, self._mpi.Bcast, own)
+    def broadcast(self, value: T) -> T:
+        return objects.broadcast(value, self.rank, self._mpi.Bcast)
+
+    def broadcast_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for tensor in tensors.values():
+            objects.broadcast_tensor(tensor, self.rank, self._mpi.Bcast)
 
     def gather(self, value: T) -> list[T] | None:
         return objects.gather(value, self.rank, self.size, partial(self._mpi.Send, dest=0), objects.by_mpi(self._mpi))

@@ -16,7 +16,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -202,9 +202,14 @@ class TorchWorld(World):
 
         return poll
 
-    def broadcast(self, value: T, own: object = None) -> T:
+    def broadcast(self, value: T) -> T:
         with self._joined():
-            return objects.broadcast(value, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True), own)
+            return objects.broadcast(value, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True))
+
+    def broadcast_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        with self._joined():
+            for tensor in tensors.values():
+                objects.broadcast_tensor(tensor, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True))
 
     def gather(self, value: T) -> list[T] | None:
         import torch
