@@ -12,7 +12,6 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from summit_train.core.files import read_file
 from summit_train.core.own_parts import OwnPart
-from summit_train.core.text import counted
 from summit_train.spec.catalog import is_foreign
 from summit_train.spec.model_data import DataSpec, ModelSpec
 from summit_train.spec.typed import (
@@ -48,9 +47,19 @@ else:
 # What null means: the values of torch and, for LAMB, of its paper.
 _MOMENTUM = {"sgd": 0.9, "rmsprop": 0.0}
 _EPS = {"rmsprop": 1e-8, "adagrad": 1e-10, "adam": 1e-8, "adamw": 1e-8, "lamb": 1e-6}
-_WITH_BETAS = ("adam", "adamw", "lamb")
+# The keys that only some solvers read.
+SOLVER_KEYS: dict[str, tuple[str, ...]] = {
+    "sgd": ("momentum",),
+    "rmsprop": ("momentum", "alpha", "eps"),
+    "adagrad": ("eps",),
+    **dict.fromkeys(("adam", "adamw", "lamb"), ("betas", "eps")),
+}
 # What solvers keep for each weight, as torch names it: tensors of its shape, besides that of momentum, and counters.
-_MOMENTS = {"rmsprop": ("square_avg",), "adagrad": ("sum",), **dict.fromkeys(_WITH_BETAS, ("exp_avg", "exp_avg_sq"))}
+_MOMENTS: dict[str, tuple[str, ...]] = {
+    "rmsprop": ("square_avg",),
+    "adagrad": ("sum",),
+    **dict.fromkeys(("adam", "adamw", "lamb"), ("exp_avg", "exp_avg_sq")),
+}
 COUNTERS = {"adam": ("step",), "adamw": ("step",), "lamb": ("updates",)}
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Rate = Annotated[float, Field(gt=0, le=MOST)]
@@ -410,35 +419,3 @@ class Spec(Section):
     def weight_bytes(self) -> int:
         """Bytes of a weight and of its gradient: fp16 and bf16 are types of the activations only."""
         return 8 if self.precision == "fp64" else 4
-
-
-def describe_solver(optimizer: OptimizerSpec) -> str:
-    """Return the solver with its constants and its trust ratio: "sgd, momentum 0.9; weight decay 0.0001"."""
-    betas = ", ".join(f"{beta:g}" for beta in optimizer.betas)
-    constants = {
-        "momentum": optimizer.name in _MOMENTUM and optimizer.momentum and f"{optimizer.momentum:g}",
-        "alpha": optimizer.name == "rmsprop" and f"{optimizer.alpha:g}",
-        "betas": optimizer.name in _WITH_BETAS and betas,
-        "eps": optimizer.name in _EPS and f"{optimizer.eps:g}",
-    }
-    solver = [optimizer.name, *(f"{name} {value}" for name, value in constants.items() if value)]
-    words = [", ".join(solver), f"weight decay {optimizer.weight_decay:g}"]
-    if optimizer.layer_decay != 1:
-        words.append(f"layer decay {optimizer.layer_decay:g}")
-    for frozen in optimizer.freeze:
-        until = "" if frozen.until_epoch is None else f" for {counted(frozen.until_epoch, 'epoch')}"
-        words.append(f"frozen{until}: {', '.join(frozen.names)}")
-    trust = optimizer.trust_ratio
-    if trust is not None:
-        values = f"{trust.coefficient:g}" if trust.kind == "lars" else f"[{trust.lower:g}, {trust.upper:g}]"
-        words.append(f"trust ratio {trust.kind} {values}")
-    return "; ".join(words)
-
-
-def describe_decay(schedule: ScheduleSpec) -> str:
-    """Return the decay in words: "polynomial, power 2"."""
-    if schedule.decay == "polynomial":
-        return f"polynomial, power {schedule.power:g}"
-    if schedule.decay == "steps":
-        return f"steps, x {schedule.factor:g} after epochs {', '.join(f'{e:g}' for e in schedule.milestones)}"
-    return ", ".join([schedule.decay, *(f"{name} {value}" for name, value in schedule.options.items())])
