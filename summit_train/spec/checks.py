@@ -115,9 +115,9 @@ def problems(spec: Spec) -> Iterator[Problem]:
     if isinstance(weights, tuple) and len(weights) != spec.model.num_classes:
         wrong = f"must be one number for each of the {spec.model.num_classes} classes, got {len(weights)}"
         yield "loss.class_weights", wrong
-    yield from data_problems(spec.data, spec.scale.clips_per_gpu)
+    yield from _data_problems(spec.data, spec.scale.clips_per_gpu)
     yield from _task_problems(spec)
-    yield from solver_problems(spec.optimizer, spec.schedule, spec.parallel)
+    yield from _solver_problems(spec.optimizer, spec.schedule, spec.parallel)
     yield from _validation_problems(spec)
     yield from network_problems(spec.model, spec.data.num_frames, spec.data.crop)
     tested = None if spec.evaluate.crops == "full" else spec.evaluate.short_side
@@ -162,7 +162,7 @@ def _task_problems(spec: Spec) -> Iterator[Problem]:
         yield from problems_of_task(spec)
 
 
-def data_problems(data: DataSpec, clips_per_gpu: int) -> Iterator[Problem]:
+def _data_problems(data: DataSpec, clips_per_gpu: int) -> Iterator[Problem]:
     if not isinstance(data.augment, str):
         kinds = [augment.kind for augment in data.augment]
         is_first = [kind in AUGMENTS for kind in kinds] == [True, *[False] * (len(kinds) - 1)]
@@ -191,7 +191,7 @@ def data_problems(data: DataSpec, clips_per_gpu: int) -> Iterator[Problem]:
         yield "data.mix", f"must be null: clips are mixed within a virtual GPU, and {clips} has only one"
 
 
-def solver_problems(optimizer: OptimizerSpec, schedule: ScheduleSpec, parallel: ParallelSpec) -> Iterator[Problem]:
+def _solver_problems(optimizer: OptimizerSpec, schedule: ScheduleSpec, parallel: ParallelSpec) -> Iterator[Problem]:
     trust = optimizer.trust_ratio
     if trust is not None and trust.kind == "bounded" and trust.lower > trust.upper:
         bounds = f"lower is {trust.lower:g} and upper {trust.upper:g}"

@@ -313,20 +313,20 @@ class EvaluateSpec(Section):
     # Where validations decide what a run does, experiment_keys has it.
     every_epochs: Annotated[NonNegative, Scope.RUN] = 5
     """Epochs between validations; 0: only the final one."""
-    mode: Literal["clips", "stream"] = "clips"
+    mode: Annotated[Literal["clips", "stream"], Scope.SCORES] = "clips"
     """clips: the average over `clips` clips of num_frames; stream: a past-only network sees frame by frame, averaged
     over all: each frame_stride-th one of the video, with uniform sampling one clip's."""
-    clips: Count = 10
+    clips: Annotated[Count, Scope.SCORES] = 10
     """Clips per video in the final evaluation; not read in mode stream."""
-    crops: Literal[1, 3, "full"] = 1
+    crops: Annotated[Literal[1, 3, "full"], Scope.SCORES] = 1
     """Squares of side short_side per clip, or full: the whole frame."""
-    short_side: Extent = 256
+    short_side: Annotated[Extent, Scope.SCORES] = 256
     """Short side of the scaled frame, pixels."""
-    measures: tuple[Own, ...] = ()
+    measures: Annotated[tuple[Own, ...], Scope.SCORES] = ()
     """Measures of your own, named like a network or {kind, options}; their code runs."""
-    last_checkpoints: Count = 5
+    last_checkpoints: Annotated[Count, Scope.SCORES] = 5
     """The final accuracy is mean and standard deviation (n - 1) over this many checkpoints; at most checkpoint.keep."""
-    precise_bn: NonNegative = 0
+    precise_bn: Annotated[NonNegative, Scope.SCORES] = 0
     """Before the final evaluation BN's statistics are recomputed, with fixed weights, over the batches of this many
     training steps; 0: the running statistics."""
 
@@ -338,35 +338,38 @@ class EvaluateSpec(Section):
 class CheckpointSpec(Section):
     """When the run is saved, and how many checkpoints are kept."""
 
-    every_epochs: Count = 1
+    every_epochs: Annotated[Count, Scope.RUN] = 1
     """Epochs between checkpoints; the last epoch is always saved."""
-    every_minutes: Seconds | None = None
+    every_minutes: Annotated[Seconds | None, Scope.RUN] = None
     """Also save within an epoch, this often; null: never."""
-    keep: Count = 5
+    keep: Annotated[Count, Scope.RUN] = 5
     """Checkpoints of whole epochs to keep; the newest checkpoint always stays."""
-    keep_best: str | None = None
+    keep_best: Annotated[str | None, Scope.RUN] = None
     """Also keep the checkpoint with the best validation by this measure: top1, map, or one of evaluate.measures. Each
     validation then gets a checkpoint; only those of every_epochs count in the final accuracy."""
-    background: bool = False
+    background: Annotated[bool, Scope.RUN] = False
     """Write from a copy in rank 0's memory, alongside the steps that follow. The files of single learners are written
     within the step."""
+
+
+_IF_RECOMPUTABLE = ReadWith("model.arch", BUILT_IN, "use torch.utils.checkpoint in the network")
 
 
 class ExecutionSpec(Section):
     """How a step is computed. Results agree to rounding."""
 
-    recompute: Annotated[bool, ReadWith("model.arch", BUILT_IN, "use torch.utils.checkpoint in the network")] = False
+    recompute: Annotated[bool, Scope.RUN, _IF_RECOMPUTABLE] = False
     """Keep only the input of each block and recompute the rest in the backward pass."""
-    compile: bool = False
+    compile: Annotated[bool, Scope.RUN] = False
     """Use torch.compile; needs a C++ compiler on the nodes."""
 
 
 class WatchSpec(Section):
     """When a run that goes wrong is ended."""
 
-    nonfinite_steps: Count = 2
+    nonfinite_steps: Annotated[Count, Scope.RUN] = 2
     """This many consecutive steps with a NaN or infinity end the run."""
-    stall_seconds: Seconds | None = 900
+    stall_seconds: Annotated[Seconds | None, Scope.RUN] = 900
     """A rank without progress for this long ends the run; null: never."""
 
 
@@ -380,7 +383,7 @@ class EmaSpec(Section):
 class NoiseScaleSpec(Section):
     """The gradient noise scale (McCandlish et al.): how large a batch the data can use. It changes no result."""
 
-    every_steps: NonNegative = 10
+    every_steps: Annotated[NonNegative, Scope.RUN] = 10
     """Steps between two measurements; 0: never. Needs two virtual GPUs or more."""
 
 
@@ -403,11 +406,11 @@ class Spec(Section):
     ema: Annotated[EmaSpec, Scope.TRAINING] = EmaSpec()
     precision: Literal["fp32", "fp16", "bf16", "fp64"] = "fp32"
     """fp16 uses loss scaling; fp64 computes everything in double."""
-    evaluate: Annotated[EvaluateSpec, Scope.SCORES] = EvaluateSpec()
-    checkpoint: Annotated[CheckpointSpec, Scope.RUN] = CheckpointSpec()
-    watch: Annotated[WatchSpec, Scope.RUN] = WatchSpec()
-    noise_scale: Annotated[NoiseScaleSpec, Scope.RUN] = NoiseScaleSpec()
-    execution: Annotated[ExecutionSpec, Scope.RUN] = ExecutionSpec()
+    evaluate: EvaluateSpec = EvaluateSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    watch: WatchSpec = WatchSpec()
+    noise_scale: NoiseScaleSpec = NoiseScaleSpec()
+    execution: ExecutionSpec = ExecutionSpec()
     run_dir: Annotated[PathText, Scope.RUN] = "runs"
     """Folder of the runs."""
 

@@ -29,9 +29,10 @@ Extent = Annotated[int, Field(ge=1, le=4096)]  # of a clip; non-local blocks rel
 
 
 class Scope(Flag):
-    """What another value of a key changes: a mark in its type. A key without a mark is of its section's scope.
+    """What another value of a key changes: a mark in its type.
 
-    Where that has none either it is EXPERIMENT, so a key whose mark was forgotten counts and is compared.
+    A key without a mark has that of its section, where it has one, which always contains TRAINING; else it has
+    EXPERIMENT. So a key whose mark was forgotten counts and is compared.
     """
 
     RUN = 0

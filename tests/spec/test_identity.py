@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pytest
+from pydantic import create_model
 from pydantic.fields import FieldInfo
 
 from summit_train.spec import (
@@ -18,8 +20,6 @@ from summit_train.spec import (
     smallest_spec,
     spec_from_values,
 )
-from summit_train.spec.keys import OptimizerSpec
-from summit_train.spec.model_data import DataSpec
 from summit_train.spec.typed import BUILT_IN, OWN, ReadWith, Scope, Section, section_in
 
 # Keys of training that change no score of a checkpoint, and those that change them where precise BN reads the batches.
@@ -87,39 +87,31 @@ def test_every_key_counts_where_it_must() -> None:
     assert found == {*_written(BOTH, SCORES, BATCHES), *of_scores, *of_batches}
 
 
-class _Tracked(Section):
-    unmarked: int = 0
-    marked: Annotated[int, Scope.RUN] = 0
+def _wider(name: str) -> Spec:
+    """A spec with two more keys in a section, one of them marked, and with one beside the sections."""
+    field = Spec.model_fields[name]
+    assert isinstance(field.annotation, type)
+    marked = (Annotated[int | None, Scope.RUN], None)
+    section: Any = create_model("Wider", __base__=field.annotation, forgotten=(int, 0), marked=marked)
+    for mark in field.metadata:
+        section = Annotated[section, mark]
+    wider = create_model("WiderSpec", __base__=Spec, **{name: (section, {}), "forgotten": (int, 0)})  # type: ignore[call-overload]
+    values = {"model": {"arch": "tsm", "num_classes": 4}, "data": {"train": "a", "val": "b"}}
+    spec = wider.model_validate({"name": "t", name: {}} | values)
+    assert isinstance(spec, Spec)
+    return spec
 
 
-class _Data(DataSpec):
-    unmarked: int = 0
-    marked: Annotated[int | None, Scope.RUN] = None
-    tracked: _Tracked | None = None
-
-
-class _Optimizer(OptimizerSpec):
-    unmarked: int = 0
-
-
-class _WithForgottenMarks(Spec):
-    unmarked: int = 0
-    data: _Data
-    optimizer: Annotated[_Optimizer, Scope.TRAINING] = _Optimizer()
-
-
-def test_a_key_without_a_mark_counts() -> None:
-    """It is compared with checkpoints and by ranks, and changes scores unless its section says otherwise."""
-    data = {"train": "a", "val": "b", "tracked": {}}
-    spec = _WithForgottenMarks.model_validate({"name": "t", "model": {"arch": "tsm", "num_classes": 4}, "data": data})
-    experiment = experiment_keys(spec)
-    assert (experiment["unmarked"], experiment["data.unmarked"], experiment["optimizer.unmarked"]) == (0, "0", 0)
-    assert "data.tracked" in experiment and "data.marked" not in experiment
-    added = {"unmarked", "data.unmarked", "optimizer.unmarked", "data.tracked.unmarked"}
-    no_scores = {"data.marked", "data.tracked.marked"}
-    assert set(rank_keys(spec)) >= added | no_scores
-    assert {key for key in added if changes_scores(spec, key)} == added - {"optimizer.unmarked"}
-    assert not any(changes_scores(spec, key) for key in no_scores)
+@pytest.mark.parametrize("name", [name for name, field in Spec.model_fields.items() if section_in(field.annotation)])
+def test_a_key_without_a_mark_counts_in_every_section(name: str) -> None:
+    """It is compared with checkpoints and by ranks, and changes scores unless its section is of training alone."""
+    spec = _wider(name)
+    added = {"forgotten", f"{name}.forgotten"}
+    assert added <= set(experiment_keys(spec)) and f"{name}.marked" not in experiment_keys(spec)
+    assert {*added, f"{name}.marked"} <= set(rank_keys(spec))
+    is_of_training = name in ("scale", "parallel", "optimizer", "schedule", "loss", "ema")
+    assert changes_scores(spec, "forgotten") and changes_scores(spec, f"{name}.forgotten") != is_of_training
+    assert not changes_scores(spec, f"{name}.marked")
 
 
 def _fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -193,7 +185,12 @@ def test_the_measure_that_ends_a_run_counts() -> None:
     assert experiment_keys(spec)["evaluate.measures"] == "{'kind': 'm.py:second', 'options': {'k': 3}}"
 
 
-def test_every_key_that_may_be_left_out_has_the_default_of_a_checkpoint_that_lacks_it() -> None:
-    defaults = experiment_defaults()
-    assert set(experiment_keys(smallest_spec())) - set(defaults) == {"model.arch", "model.num_classes"}
-    assert defaults["data.mix"] == "None" and defaults["ema.decay"] is None
+def test_a_checkpoint_older_than_a_key_is_of_the_same_experiment() -> None:
+    """Every key of the recipe has a default, which is what runs did before the key."""
+    now = experiment_keys(_spec())
+    same = {key: value for key, value in experiment_defaults().items() if key in now}
+    assert set(now) - set(same) == {"model.arch", "model.num_classes"}
+    differing = {key for key, value in same.items() if now[key] != value}
+    assert differing <= {"model.backbone"}  # every checkpoint has it
+    assert json.loads(json.dumps(now)) == now
+    assert same["data.mix"] == "None" and same["ema.decay"] is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from summit_train.core.errors import UserError
-from summit_train.spec import Spec, dump_spec, experiment_defaults, experiment_keys, load_spec, spec_from_values
+from summit_train.spec import Spec, dump_spec, load_spec, spec_from_values
 from summit_train.spec.catalog import ARCHITECTURES, BACKBONES, VIT_BACKBONES
 
 # Four lines: name 1, model 2, data 3, scale 4.
@@ -301,16 +300,6 @@ def test_every_section_is_frozen_and_strict(section: BaseModel) -> None:
 def test_values_of_a_checkpoint_are_checked_too() -> None:
     with pytest.raises(UserError, match=r"^step_00000001\.pt: model\.arch: 'resnext' is not a choice"):
         spec_from_values(_values(model={"arch": "resnext"}), "step_00000001.pt")
-
-
-def test_a_checkpoint_older_than_a_key_is_of_the_same_experiment() -> None:
-    """Every key of the recipe has a default, which is what runs did before the key."""
-    now = experiment_keys(spec_from_values(_values(), "here"))
-    same = {key: value for key, value in experiment_defaults().items() if key in now}
-    assert set(now) - set(same) == {"model.arch", "model.num_classes"}
-    differing = {key for key, value in same.items() if now[key] != value}
-    assert differing <= {"model.backbone"}  # every checkpoint has it
-    assert json.loads(json.dumps(now)) == now
 
 
 # Text of a path: without NUL, variables and a home.
