@@ -41,8 +41,8 @@ from summit_train.training.checkpoint import current_line, epoch_checkpoints
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog, record_end
 from summit_train.training.records import Records
-from summit_train.training.resume import Extension
 from summit_train.training.run import Run, check_room, read_inputs
+from summit_train.training.state import Extension
 from summit_train.training.trace import traced_steps
 
 

@@ -73,7 +73,8 @@ def load_newest(
     without any checkpoint. Raises CheckpointError if there are some and none is whole: starting over would silently
     discard the run.
     """
-    complaints, gone = dict(damaged or {}), ""
+    complaints = dict(damaged or {})
+    gone = ""
     while paths := [path for path in find_checkpoints(run_path) if path not in complaints]:
         path = paths[-1]
         try:
@@ -121,7 +122,8 @@ def load_saved(path: Path, bound: Bound) -> Any:
     """Load what torch saved, plain values only, or a .safetensors file, onto the CPU. Raises CheckpointError."""
     if path.suffix == SAFETENSORS:
         return _load_safetensors(path, bound)
-    size, most = _unpacked_size(path), bound(path, peek(path))
+    size = _unpacked_size(path)
+    most = bound(path, peek(path))
     if size > most:
         raise CheckpointError(f"{path}: unpacks to {size:,} bytes; its network needs {most:,} at most")
     return _load(path, "cpu")
@@ -138,7 +140,8 @@ def _load_safetensors(path: Path, bound: Bound) -> dict[str, Any]:
             about = from_json((file.metadata() or {}).get(SAFETENSORS_KEY, "{}"))
             if not isinstance(about, dict):
                 raise ValueError(f"its {SAFETENSORS_KEY} must hold values by name, got {_kind(about)}")
-            size, most = path.stat().st_size, bound(path, about | {"model": {}})
+            size = path.stat().st_size
+            most = bound(path, about | {"model": {}})
             if size > most:
                 raise CheckpointError(f"{path}: has {size:,} bytes; its network needs {most:,} at most")
             return about | {"model": {name: file.get_tensor(name) for name in file.keys()}}  # noqa: SIM118
@@ -203,7 +206,9 @@ def _checked(path: Path, state: Any) -> dict[str, Any]:
     """Return the content of a checkpoint. Raises CheckpointError unless it has the parts that every command reads."""
     if not isinstance(state, dict) or not {"model", "optimizer", "step"} <= state.keys():
         raise CheckpointError(f"{path}: not a checkpoint of a run, which has model, optimizer and step")
-    step, average, digests = state["step"], state.get("ema", {"model": {}}), state.get("learner_digests", [])
+    step = state["step"]
+    average = state.get("ema", {"model": {}})
+    digests = state.get("learner_digests", [])
     if type(step) is not int or step < 0:
         raise CheckpointError(f"{path}: step must be a number of updates, got {step!r}")
     for name, value in (("ema", average), ("experiment", state.get("experiment", {}))):
@@ -291,7 +296,8 @@ def copy_tensors(path: Path, targets: Mapping[str, torch.Tensor]) -> None:
     left = list(targets)
     most = sum(target.nbytes for target in targets.values()) // _MAPS
     while left:
-        found, copied = tensors_of(_load(path, "cpu")), 0
+        found = tensors_of(_load(path, "cpu"))
+        copied = 0
         while left and copied <= most:
             target = targets[left[0]]
             target.copy_(found[left.pop(0)])

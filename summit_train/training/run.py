@@ -39,11 +39,18 @@ from summit_train.spec.keys import OptimizerSpec
 from summit_train.tasks.task import task_named
 from summit_train.training.agreement import experiment_of
 from summit_train.training.averaging import AveragingStep
-from summit_train.training.checkpoint import Validation, Writer, prune_checkpoints, serialised, write_checkpoint
+from summit_train.training.checkpoint import (
+    Writer,
+    first_state,
+    newest_state,
+    prune_checkpoints,
+    serialised,
+    write_checkpoint,
+)
 from summit_train.training.decisions import Decisions, Measures
 from summit_train.training.health import Health
 from summit_train.training.noise import NoiseScale
-from summit_train.training.resume import Extension, first_state, state_of_first
+from summit_train.training.state import Extension, Validation
 from summit_train.training.step import StepSettings, TrainStep
 
 _OPEN_FILES = 100  # of a rank besides its batches: libraries, logs, pipes of workers
@@ -121,7 +128,7 @@ class Run:
         world.together(lambda: check_arithmetic(spec, device))
         self.model = network
         first = partial(first_state, spec, plan, self.train_set, self.model, extension=extension)
-        saved, resumed = state_of_first(first, spec.run_path, world, self.watchdog)
+        saved, resumed = newest_state(first, spec.run_path, world, self.watchdog)
         step = saved.get("step", 0)
         checkpoint = Checkpoint(checkpoint_path(spec.run_path, step), saved, world)
         if saved:

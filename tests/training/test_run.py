@@ -22,7 +22,7 @@ from summit_train.evaluation import evaluation
 from summit_train.report import page
 from summit_train.spec import load_spec
 from summit_train.training.checkpoint import save_checkpoint
-from summit_train.training.resume import Extension
+from summit_train.training.state import Extension
 from summit_train.training.step import TrainStep
 from summit_train.training.timer import StepTimer
 from tests.conftest import ONLINE, WriteSpec

@@ -45,11 +45,15 @@ class HorovodWorld(World):
         import horovod.torch as hvd
         from mpi4py import MPI
 
-        self._hvd, self._mpi, self._in_place = hvd, MPI.COMM_WORLD, MPI.IN_PLACE
+        self._hvd = hvd
+        self._mpi = MPI.COMM_WORLD
+        self._in_place = MPI.IN_PLACE
         refuse_mixed(self._mpi, self.backend, socket.gethostname())
         hvd.init()
-        self.rank, self.size = int(hvd.rank()), int(hvd.size())
-        self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
+        self.rank = int(hvd.rank())
+        self.size = int(hvd.size())
+        self.local_rank = int(hvd.local_rank())
+        self.local_size = int(hvd.local_size())
         super().__init__()
         if (self.rank, self.size) != (self._mpi.Get_rank(), self._mpi.Get_size()):
             counts = f"Horovod counts {self.size} ranks and mpi4py {self._mpi.Get_size()}"

@@ -103,7 +103,8 @@ def receive(take: Pass) -> Any:
 
 def _value_of(lengths: NDArray[np.int64], body: Bytes, take: Pass) -> Any:
     """Return the value whose text and small arrays are in `body`; `take` receives its large arrays."""
-    text, small = body[: lengths[0]].tobytes(), io.BytesIO(body[lengths[0] :].tobytes())
+    text = body[: lengths[0]].tobytes()
+    small = io.BytesIO(body[lengths[0] :].tobytes())
 
     def fill(flat: Bytes) -> None:
         small.readinto(flat.data) if len(flat) < _SMALL else _pass(flat, take)
@@ -131,7 +132,8 @@ def _flat(array: Any) -> Bytes:
 
 def _described(value: Any, known: Known) -> Any:
     """Return what JSON has of a value: itself, or a list that begins with its kind. Its arrays are added to `known`."""
-    kind, torch = type(value), sys.modules.get("torch")  # before torch is imported no value is a tensor
+    kind = type(value)
+    torch = sys.modules.get("torch")  # before torch is imported no value is a tensor
     is_plain = kind in (bool, float) or (kind is str and value.isascii()) or (kind is int and abs(value) < 1 << 63)
     if value is None or is_plain:
         return value

@@ -32,7 +32,10 @@ class World:
     """
 
     backend = "serial"
-    rank, size, local_rank, local_size = 0, 1, 0, 1
+    rank = 0
+    size = 1
+    local_rank = 0
+    local_size = 1
     connections = 0
 
     def __init__(self) -> None:
