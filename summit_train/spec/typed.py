@@ -189,10 +189,10 @@ def _line(model: type[Section], tree: Tree, details: Any) -> str:
 
 
 def section_in(annotation: Any) -> type[Section] | None:
-    """Return the section that a type is, or the last one that it may hold, such as the items of a list."""
+    """Return the section that a type is, or the first one that it may hold, such as the items of a list."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
-    return next(filter(None, map(section_in, reversed(get_args(annotation)))), None)
+    return next(filter(None, map(section_in, get_args(annotation))), None)
 
 
 def _known_keys(model: type[Section], path: KeyPath) -> str:

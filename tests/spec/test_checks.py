@@ -64,6 +64,15 @@ def test_a_key_that_is_not_read_is_refused(word: str, reader: str, other: str) -
     assert f"here: {word.partition('=')[0]}: must be " in str(caught.value)
 
 
+def test_a_key_with_two_readers_is_refused_once() -> None:
+    with pytest.raises(UserError) as caught:
+        _spec("model.adapter=st model.positions=grid")
+    assert str(caught.value).split("\n") == [
+        "here: model.adapter: must be none with model.arch tsm: only arch vit reads it",
+        "here: model.positions: must be index with model.arch tsm: only arch vit reads it",
+    ]
+
+
 def test_every_key_with_a_reader_is_in_the_list() -> None:
     def marked(section: type[Section], prefix: str) -> set[str]:
         found = set()
