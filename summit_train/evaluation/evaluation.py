@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from summit_train.core.checkpoints import digest_path
+from summit_train.core.comm import World
 from summit_train.core.files import read_file, write_json
 from summit_train.core.saved import bound_of, give_weights, load_checkpoint
-from summit_train.core.watch import Watchdog, leave_if_asked
+from summit_train.core.watch import StopRequest, Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.reading import check_same_classes
 from summit_train.evaluation.measures import Measures, interval, left_out, measures_of
@@ -110,6 +111,17 @@ class Evaluation:
     def _values(self, scores: Found) -> dict[str, Any]:
         macro = self.measures.macro(scores)
         return self.measures.values(scores) | ({} if macro is None else {"top1_macro": macro})
+
+
+def build_scorer(
+    spec: Spec, dataset: Dataset, world: World, device: torch.device, stop: StopRequest | None = None
+) -> Scorer:
+    """Return what scores the videos of a data set for the spec's task."""
+    if spec.task == "detection":
+        from summit_train.tasks.detection.scoring import DetectionScorer
+
+        return DetectionScorer(spec, dataset, world, device, stop or StopRequest())
+    return Scorer(spec, dataset, world, device, stop or StopRequest())
 
 
 def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tensors, Tensors | None, int]:

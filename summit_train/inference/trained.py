@@ -19,7 +19,6 @@ from summit_train.models.precision import parameter_type
 from summit_train.spec import Spec, load_spec, spec_from_tree
 from summit_train.spec.catalog import is_foreign
 from summit_train.spec.source import Tree, apply_override
-from summit_train.tasks.task import task_named
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,9 @@ class Trained:
 
     def check_labels(self, command: str) -> None:
         """Raise UserError for a network of a task that gives no class to a video."""
-        task = task_named(self.spec.task)
-        if not task.gives_labels:
-            why = f"{command} is for classifiers, and this network is a {task.title}"
-            others = "`summit-train stream`, or `eval`" if "watcher" in task.parts else "`summit-train eval`"
-            raise UserError(f"{self.path}: {why}; try {others}")
+        if self.spec.task == "detection":
+            why = f"{command} is for classifiers, and this network is a detector"
+            raise UserError(f"{self.path}: {why}; try `summit-train stream`, or `eval`")
 
 
 def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: str = "last") -> Trained:

@@ -30,8 +30,6 @@ from summit_train.models.video import freeze_norms, freeze_trunk, trained_norms
 from summit_train.spec import ModelSpec, Spec
 from summit_train.spec.catalog import is_foreign
 from summit_train.spec.checks import stream_problem
-from summit_train.spec.model_data import TASK_SECTIONS
-from summit_train.tasks.task import task_named
 
 _COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -191,9 +189,10 @@ def stream_elements(spec: Spec) -> int | None:
 
 def _plain(model: ModelSpec, num_frames: int, channels: int, generator: torch.Generator | None = None) -> VideoNetwork:
     network = network_of(model, num_frames, channels, generator)
-    for task, section in TASK_SECTIONS.items():
-        if getattr(model, section) is not None and (build := task_named(task).part("network")) is not None:
-            network = build(network, model, generator)
+    if model.detector is not None:
+        from summit_train.tasks.detection.rfcn import build_rfcn
+
+        network = build_rfcn(network, model, model.detector, generator)
     freeze_norms(network, model.freeze_bn)
     if model.freeze_trunk:
         freeze_trunk(network)

@@ -19,10 +19,9 @@ from summit_train.core.own_parts import OwnPart
 from summit_train.core.text import counted
 from summit_train.spec.catalog import ARCHITECTURES, BOTTLENECK_BACKBONES, architecture, is_foreign
 from summit_train.spec.keys import MAIN_MEASURES, OptimizerSpec, ParallelSpec, ScheduleSpec, Spec
-from summit_train.spec.model_data import AUGMENTS, TASK_SECTIONS, DataSpec, NetworkSpec
+from summit_train.spec.model_data import AUGMENTS, DataSpec, NetworkSpec
 from summit_train.spec.source import Tree, read_tree, to_yaml
 from summit_train.spec.typed import ReadWith, Section, validated
-from summit_train.tasks.task import TASKS, task_named
 
 Problem = tuple[str, str]  # a key of the spec; what is wrong, and what would be right
 
@@ -75,22 +74,21 @@ def dump_spec(spec: Spec) -> str:
 
 def spec_from_tree(tree: Tree) -> Spec:
     """Return the spec of values that know their places. Raises UserError as load_spec does."""
-    spec = validated(Spec, replace(tree, values=_with_task(tree.values)))
+    spec = validated(Spec, replace(tree, values=_with_detector(tree.values)))
     lines = [f"{tree.place(tuple(key.split('.')))}: {key}: {wrong}" for key, wrong in problems(spec)]
     if lines:
         raise UserError(*lines)
     return spec
 
 
-def _with_task(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with the keys that the task implies, where they are not given."""
-    task, model, loss = values.get("task", TASKS[0]), values.get("model"), values.get("loss", {})
-    if task not in TASKS or not isinstance(model, dict) or not isinstance(loss, dict):
+def _with_detector(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with the keys that task detection implies, where they are not given."""
+    model, loss = values.get("model"), values.get("loss", {})
+    if values.get("task") != "detection" or not isinstance(model, dict) or not isinstance(loss, dict):
         return values
-    if (section := TASK_SECTIONS.get(task)) is not None and model.get(section) is None:
-        model = {**model, section: {}}
-    loss = loss if task == TASKS[0] else {"kind": next(iter(task_named(task).kinds)), **loss}
-    return {**values, "model": model, "loss": loss}
+    if model.get("detector") is None:
+        model = {**model, "detector": {}}
+    return {**values, "model": model, "loss": {"kind": "detection", **loss}}
 
 
 def own_parts(spec: Spec, *sections: str) -> list[OwnPart]:
@@ -149,17 +147,43 @@ def unread(section: Section, prefix: str, spec: Section) -> Iterator[Problem]:
 
 
 def _task_problems(spec: Spec) -> Iterator[Problem]:
-    """Yield the keys that do not fit the task: those that say it as well, and those that it cannot take."""
-    task = task_named(spec.task)
-    if spec.loss.base not in task.kinds:
-        yield "loss.kind", f"must be {' or '.join(task.kinds)} with task {task.name}, got {spec.loss.kind}"
-    for other, section in TASK_SECTIONS.items():
-        if other != task.name and getattr(spec.model, section) is not None:
-            yield f"model.{section}", f"must be null with task {task.name}"
-    if spec.data.built_in_augment == "whole" and not task.whole_frames:
-        yield "data.augment", f"must not be whole with task {task.name}, whose networks see crops"
-    if (problems_of_task := task.part("problems")) is not None:
-        yield from problems_of_task(spec)
+    """Yield the keys that do not fit the task."""
+    if spec.task == "detection":
+        yield from _detection_problems(spec)
+        return
+    if spec.loss.base == "detection":
+        yield "loss.kind", "must be softmax or binary with task classification, got detection"
+    if spec.model.detector is not None:
+        yield "model.detector", "must be null with task classification"
+    if spec.data.built_in_augment == "whole":
+        yield "data.augment", "must not be whole with task classification, whose networks see crops"
+
+
+def _detection_problems(spec: Spec) -> Iterator[Problem]:
+    model, data = spec.model, spec.data
+    if spec.loss.base != "detection":
+        yield "loss.kind", f"must be detection with task detection, got {spec.loss.kind}"
+    if model.detector is not None and model.detector.freeze_stem and model.pretrained is None:
+        yield "model.detector.freeze_stem", "needs trained weights; set model.pretrained, or false"
+    if model.arch not in ("tsn", "tsm"):
+        yield "model.arch", f"must be tsn or tsm with task detection, got {model.arch}"
+    if model.arch == "tsm" and model.shift_direction != "past":
+        yield "model.shift_direction", "must be past with task detection: each frame is seen without later ones"
+    needed: tuple[tuple[str, object, object], ...] = (
+        ("data.modality", data.modality, "rgb"), ("data.region", data.region, None), ("data.mix", data.mix, None),
+        ("data.erase", data.erase, 0.0), ("data.repeats", data.repeats, 1), ("data.sampling", data.sampling, "dense"),
+        ("evaluate.mode", spec.evaluate.mode, "stream"), ("evaluate.crops", spec.evaluate.crops, "full"),
+        ("evaluate.precise_bn", spec.evaluate.precise_bn, 0), ("loss.class_weights", spec.loss.class_weights, None),
+        ("loss.label_smoothing", spec.loss.label_smoothing, 0.0), ("model.dropout", model.dropout, 0.0),
+        ("model.non_local", model.non_local, False),
+    )  # fmt: skip
+    if data.built_in_augment == "rand_augment":
+        yield "data.augment", "rand_augment rotates and shears frames, and boxes stay upright; use whole"
+    if not isinstance(data.augment, str):
+        yield "data.augment", "must have no augmentation of your own with task detection: boxes would not follow it"
+    for key, value, right in needed:
+        if value != right:
+            yield key, f"must be {'null' if right is None else right} with task detection, got {value}"
 
 
 def _data_problems(data: DataSpec, clips_per_gpu: int) -> Iterator[Problem]:
@@ -217,7 +241,6 @@ def _solver_problems(optimizer: OptimizerSpec, schedule: ScheduleSpec, parallel:
 
 def _validation_problems(spec: Spec) -> Iterator[Problem]:
     """Yield the keys of measures, of decisions by them, and of checkpoints that do not fit."""
-    task = task_named(spec.task)
     grow = spec.parallel.grow_batch
     stop = spec.schedule.early_stop
     best = spec.checkpoint.keep_best
@@ -234,9 +257,9 @@ def _validation_problems(spec: Spec) -> Iterator[Problem]:
         if own.count(name) > 1 or name in RESERVED_NAMES or name.endswith(_STATISTICS):
             yield "evaluate.measures", f"must have names that nothing else has, got {name}; try another name"
             break
-    if own and not task.gives_labels:
+    if own and spec.task == "detection":
         yield "evaluate.measures", f"must be [] with task {spec.task}: they take a score for each class"
-    if task.gives_labels:
+    if spec.task == "classification":
         measures.append("val_loss")
     if stop is not None and stop.measure not in measures:
         right = f"must be {' or '.join(measures)} with loss.kind {spec.loss.base}, got {stop.measure}"

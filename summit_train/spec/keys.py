@@ -6,7 +6,7 @@ Those of `model` and `data` are in model_data.py.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
@@ -33,16 +33,9 @@ from summit_train.spec.typed import (
     Section,
     expand,
 )
-from summit_train.tasks.task import TASKS, every_task
 
 # The measure that decides, by loss.kind; evaluation.measures has how it is computed.
-MAIN_MEASURES: dict[str, str] = {kind: measure for task in every_task() for kind, measure in task.kinds.items()}
-_TASK_TEXT = f"{'; '.join(f'{task.name}: {task.about}' for task in every_task())}."
-
-if TYPE_CHECKING:
-    TaskName = str
-else:
-    TaskName = Literal[TASKS]
+MAIN_MEASURES = {"softmax": "top1", "binary": "map", "detection": "map"}
 
 # What null means: the values of torch and, for LAMB, of its paper.
 _MOMENTUM = {"sgd": 0.9, "rmsprop": 0.0}
@@ -393,7 +386,8 @@ class Spec(Section):
     name: Annotated[FolderName, Scope.RUN]
     """Name of the run; its folder is run_dir/name."""
     # RUN: the keys that it implies are compared.
-    task: Annotated[TaskName, Scope.RUN] = Field(default=TASKS[0], description=_TASK_TEXT)
+    task: Annotated[Literal["classification", "detection"], Scope.RUN] = "classification"
+    """classification: the class of a clip; detection: the boxes and classes of the objects in each frame."""
     seed: Annotated[int, Field(ge=0, lt=2**63), Scope.TRAINING | Scope.PRECISE_BN] = 0
     """Decides everything random."""
     model: ModelSpec

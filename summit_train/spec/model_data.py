@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, create_model, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from summit_train.core.machine import rank_cpus
 from summit_train.core.own_parts import OwnPart
@@ -27,15 +27,14 @@ from summit_train.spec.typed import (
     Section,
     by_name,
 )
-from summit_train.tasks.task import every_task, task_named
 
 ArchName = Annotated[str, Named(tuple(ARCHITECTURES))]
-# The section of `model` with a task's own keys, by task: null with other tasks.
-TASK_SECTIONS: dict[str, str] = {task.name: task.section for task in every_task() if task.section}
 BuiltInAugment = Literal["scale_jitter", "multi_scale_crop", "rand_augment", "whole"]
 AUGMENTS: tuple[str, ...] = get_args(BuiltInAugment)
 Alpha = Annotated[float, Field(ge=0, le=100)]
 Area = Annotated[float, Field(gt=0, le=1)]
+Side = Annotated[float, Field(gt=0, le=4096)]
+Ratio = Annotated[float, Field(gt=0, le=100)]
 
 _IF_BUILT_IN = ReadWith("arch", BUILT_IN, "use model.options instead")
 _IF_OWN = ReadWith("arch", OWN, "options of a built-in one are keys of model")
@@ -98,29 +97,42 @@ class NetworkSpec(Section):
         return " ".join(name for name in (self.arch, self.backbone) if name)
 
 
-class _TrainedSpec(NetworkSpec):
+class DetectorSpec(Section):
+    """R-FCN on the trunk of `model` (Dai et al. 2016), with the settings of FGFA's code; see docs/detection.md."""
+
+    channels: Count = 1024
+    """Channels of the 3x3 convolution after the trunk, multiplied by model.width. Half are for the proposals, half for
+    the detections."""
+    freeze_stem: bool = False
+    """Freeze conv1 and res2, of mobilenet_v2 what comes before a stride of 8. Needs model.pretrained."""
+    anchor_sides: Annotated[tuple[Side, ...], LAX, Field(min_length=1, max_length=20)] = (128.0, 256.0, 512.0)
+    """Sides of the square anchors, in pixels of the scaled frame."""
+    anchor_ratios: Annotated[tuple[Ratio, ...], LAX, Field(min_length=1, max_length=20)] = (0.5, 1.0, 2.0)
+    """Height divided by width of the anchors. Each anchor has the area of its square."""
+    grid: Annotated[int, Field(ge=1, le=14)] = 7
+    """Position-sensitive pooling uses grid x grid cells."""
+    proposals: Count = 300
+    """Proposals per frame, after non-maximum suppression."""
+    hard_examples: Count = 128
+    """Proposals per frame that are trained on: those with the highest loss."""
+    nms: Fraction = 0.3
+    """Non-maximum suppression: of two detections of one class that overlap by more than this IoU, only the one with the
+    higher score is kept."""
+    max_boxes: Count = 300
+    """Most detections per frame; those with the highest scores are kept."""
+    min_score: Fraction = 0.001
+    """Detections with a lower score are dropped."""
+
+
+class ModelSpec(NetworkSpec):
+    """The network."""
+
     freeze_trunk: Annotated[bool, _IF_BUILT_IN] = False
     """Train only the classifier, adapters and non-local blocks. Needs model.pretrained."""
     freeze_bn: catalog.FreezeBN = "none"
     """Batch normalisations that keep their running statistics, weight and bias, for fine-tuning."""
-
-
-if TYPE_CHECKING:
-    _TaskSpec = _TrainedSpec
-else:
-    _TaskSpec = create_model(
-        "_TaskSpec",
-        __base__=_TrainedSpec,
-        **{
-            section: (task_named(name).part("keys") | None, Field(None, description=f"Keys of task {name}, else null."))
-            for name, section in TASK_SECTIONS.items()
-        },
-    )
-
-
-class ModelSpec(_TaskSpec):
-    """The network."""
-
+    detector: DetectorSpec | None = None
+    """Keys of task detection, else null."""
     # RUN: a checkpoint has the weights that these have become.
     pretrained: Annotated[PathText | None, Scope.RUN] = None
     """Initial weights: a run folder, a checkpoint, or a file with the names of torchvision, the TSM authors or

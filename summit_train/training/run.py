@@ -36,7 +36,6 @@ from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec, own_parts
 from summit_train.spec.keys import OptimizerSpec
-from summit_train.tasks.task import task_named
 from summit_train.training.agreement import experiment_of
 from summit_train.training.averaging import AveragingStep
 from summit_train.training.checkpoint import (
@@ -49,6 +48,7 @@ from summit_train.training.checkpoint import (
 )
 from summit_train.training.decisions import Decisions, Measures
 from summit_train.training.health import Health
+from summit_train.training.loss import build_loss
 from summit_train.training.noise import NoiseScale
 from summit_train.training.state import Extension, Validation
 from summit_train.training.step import StepSettings, TrainStep
@@ -91,7 +91,7 @@ def try_own_parts(spec: Spec) -> None:
     for part in own_parts(spec, "data"):
         try_augment(part, spec.data.clip_shape)
     open_measures(spec)
-    task_named(spec.task).part("loss")(spec, (), torch.device("cpu"))
+    build_loss(spec, (), torch.device("cpu"))
 
 
 class Run:
@@ -143,7 +143,7 @@ class Run:
         unfrozen = self.step.unfreeze(step // plan.steps_per_epoch)
         # --- records; a file of the user's own may change while the run has what was in it
         self.measures, self._experiment = open_measures(spec), experiment_of(spec, plan, self.train_set, self.model)
-        self.val_loss = task_named(spec.task).part("loss")(spec, counts, torch.device("cpu"))
+        self.val_loss = build_loss(spec, counts, torch.device("cpu"))
         self.health, self.noise = Health(spec, plan), NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.decisions = Decisions(spec, plan.ladder)
         clips_per_epoch = plan.clips - plan.dropped_clips_per_epoch
@@ -288,7 +288,7 @@ def build_step(
         plan.virtual_gpus if is_synchronous else 1,
         spec.precision,
         solver.clip_norm,
-        task_named(spec.task).part("loss")(spec, clips_of_class, device).of_batch,
+        build_loss(spec, clips_of_class, device).of_batch,
         spec.noise_scale.every_steps if is_synchronous and plan.virtual_gpus > 1 else 0,
         spec.ema.decay,
         spec.data.input,
