@@ -127,7 +127,7 @@ def problems(spec: Spec) -> Iterator[Problem]:
 def unread(section: Section, prefix: str = "", spec: Spec | None = None) -> Iterator[Problem]:
     """Yield each key of a section, and of those below it, that is not read with the other keys, and not its default.
 
-    prefix: "SECTION.", in front of its keys. spec: the whole one; without it marks that name keys of others are skipped.
+    prefix: "SECTION.", in front of its keys. spec: the whole one; without it marks with keys of others are skipped.
     """
     for key, field in type(section).model_fields.items():
         value = getattr(section, key)
