@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from pydantic import ValidationError
-from torch import nn
 
-from summit_train.models.csn import IrCSN
 from summit_train.models.eco import ECOLite
 from summit_train.models.foreign import build_foreign
-from summit_train.models.i3d import I3D
-from summit_train.models.mobilenet import InvertedResidual, MobileNetV2
+from summit_train.models.i3d import I3D, IrCSN
+from summit_train.models.mobilenet import MobileNetV2
 from summit_train.models.non_local import add_non_local
-from summit_train.models.resnet import ResidualBlock, ResNet
+from summit_train.models.resnet import ResNet
 from summit_train.models.shift import add_shifts
 from summit_train.models.slowfast import SlowFast
 from summit_train.models.trn import TRN
 from summit_train.models.video import VideoNetwork, initialise
 from summit_train.models.vit import FrameViT, VideoViT
-from summit_train.models.x3d import X3D, X3DBlock
+from summit_train.models.x3d import X3D
+from summit_train.spec import NetworkSpec
 from summit_train.spec.catalog import is_foreign
-from summit_train.spec.model import NetworkSpec, network_problems
+from summit_train.spec.model import network_problems
+
+Network = Callable[[NetworkSpec, int, int], VideoNetwork]  # of the spec, the frames of a clip, and its channels
+# Architectures of one class; the others have a class for each backbone or adapter.
+NETWORKS: dict[str, Network] = {
+    "i3d_3x3x3": I3D,
+    "i3d_3x1x1": I3D,
+    "i3d_replace": I3D,
+    "trn": TRN,
+    "eco_lite": ECOLite,
+    "slowfast": SlowFast,
+    "x3d_m": X3D,
+    "ir_csn": IrCSN,
+}
 
 
 def build_model(
@@ -63,7 +76,14 @@ def network_of(
     """
     if is_foreign(spec.arch):
         return build_foreign(spec.arch, num_frames, spec.num_classes, in_channels, spec.options, generator)
-    model = _trunk(spec, (num_frames, spec.num_classes, spec.width, spec.dropout, in_channels))
+    network: Network
+    if spec.arch in ("tsn", "tsm"):
+        network = MobileNetV2 if spec.backbone == "mobilenet_v2" else ResNet
+    elif spec.arch == "vit":
+        network = VideoViT if spec.adapter == "none" else FrameViT
+    else:
+        network = NETWORKS[spec.arch]
+    model = network(spec, num_frames, in_channels)
     if spec.arch == "tsm":
         add_shifts(model, spec.shift_fraction, spec.shift_place, spec.shift_direction)
     if spec.non_local:
@@ -71,28 +91,6 @@ def network_of(
     initialise(model, generator)
     if spec.zero_init_residual:
         for module in model.modules():
-            if isinstance(module, ResidualBlock | InvertedResidual | X3DBlock):
-                nn.init.zeros_(module.get_parameter(f"{module.last_norm}.weight"))
+            if (zero_init_last := getattr(module, "zero_init_last", None)) is not None:
+                zero_init_last()
     return model
-
-
-def _trunk(spec: NetworkSpec, sizes: tuple[int, int, float, float, int]) -> VideoNetwork:
-    """Return the network before its shifts and non-local blocks. sizes: frames, classes, width, dropout, channels."""
-    arch, backbone = spec.arch, spec.backbone or ""
-    if arch == "vit" and spec.adapter == "none":
-        return VideoViT(backbone, sizes, spec.drop_path, spec.positions)
-    if arch == "vit":
-        return FrameViT(backbone, sizes, spec.drop_path, spec.adapter, (spec.shift_fraction, spec.shift_direction))
-    if arch in ("i3d_3x3x3", "i3d_3x1x1", "i3d_replace"):
-        return I3D(arch, backbone, sizes, spec.pool1)
-    if arch == "trn":
-        return TRN(backbone, *sizes)
-    if arch == "eco_lite":
-        return ECOLite(*sizes)
-    if arch == "slowfast":
-        return SlowFast(*sizes)
-    if arch == "x3d_m":
-        return X3D(*sizes)
-    if arch == "ir_csn":
-        return IrCSN(backbone, *sizes)
-    return MobileNetV2(*sizes) if backbone == "mobilenet_v2" else ResNet(backbone, *sizes)
