@@ -75,7 +75,7 @@ def network_of(
     always begin as the identity.
     """
     if is_foreign(spec.arch):
-        return build_foreign(spec.arch, num_frames, spec.num_classes, in_channels, spec.options, generator)
+        return build_foreign(spec, num_frames, in_channels, generator)
     network: Network
     if spec.arch in ("tsn", "tsm"):
         network = MobileNetV2 if spec.backbone == "mobilenet_v2" else ResNet

@@ -11,7 +11,7 @@ import pytest
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256
-from summit_train.core.own_parts import OwnPart, digest_of, load
+from summit_train.core.own_parts import OwnPart, digest_of
 
 PARTS = """
 class Adds:
@@ -79,7 +79,7 @@ def test_another_process_does_not_run_a_file_that_has_changed(parts: Path) -> No
     parts.write_text(PARTS.replace("by=2", "by=7"))
     with pytest.raises(UserError, match=r"multiply has changed since the run began; restore the file"):
         part.make("number")
-    assert load("some.key", f"{parts}:multiply")(3) == 21
+    assert OwnPart.open("some.key", f"{parts}:multiply", {}).load()(3) == 21
     parts.write_text(PARTS)
     assert part.make("number")(3) == 6
 
