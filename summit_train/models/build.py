@@ -1,4 +1,4 @@
-"""Names to networks."""
+"""Names to networks, and specs to networks with frozen parts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from summit_train.core.errors import UserError
+from summit_train.models.by_name import freeze_by_name, frozen_until, lr_factors
 from summit_train.models.eco import ECOLite
 from summit_train.models.foreign import build_foreign
 from summit_train.models.i3d import I3D, IrCSN
@@ -17,12 +19,13 @@ from summit_train.models.resnet import ResNet
 from summit_train.models.shift import add_shifts
 from summit_train.models.slowfast import SlowFast
 from summit_train.models.trn import TRN
-from summit_train.models.video import VideoNetwork, initialise
+from summit_train.models.video import VideoNetwork, freeze_norms, freeze_trunk, initialise
 from summit_train.models.vit import FrameViT, VideoViT
 from summit_train.models.x3d import X3D
-from summit_train.spec import NetworkSpec
+from summit_train.spec import ModelSpec, NetworkSpec, Spec
 from summit_train.spec.catalog import is_foreign
-from summit_train.spec.model import network_problems
+from summit_train.spec.model import TASK_SECTIONS, network_problems
+from summit_train.tasks.task import task_named
 
 Network = Callable[[NetworkSpec, int, int], VideoNetwork]  # of the spec, the frames of a clip, and its channels
 # Architectures of one class; the others have a class for each backbone or adapter.
@@ -94,3 +97,30 @@ def network_of(
             if (zero_init_last := getattr(module, "zero_init_last", None)) is not None:
                 zero_init_last()
     return model
+
+
+def plain_network(
+    model: ModelSpec, num_frames: int, in_channels: int, generator: torch.Generator | None = None
+) -> VideoNetwork:
+    """Build the network of `model` with the head of its task; freeze its trunk or normalisations."""
+    network = network_of(model, num_frames, in_channels, generator)
+    for task, section in TASK_SECTIONS.items():
+        if getattr(model, section) is not None and (build := task_named(task).part("network")) is not None:
+            network = build(network, model, generator)
+    freeze_norms(network, model.freeze_bn)
+    if model.freeze_trunk:
+        freeze_trunk(network)
+    return network
+
+
+def build_network(spec: Spec, generator: torch.Generator | None = None) -> VideoNetwork:
+    """Build the spec's plain network, with its frozen parts, its weights drawn from `generator`."""
+    network = plain_network(spec.model, spec.data.num_frames, spec.data.input.channels, generator)
+    for key, names in (("head_lr_factor", [network.head]), ("first_lr_factor", network.stem)):
+        if getattr(spec.optimizer, key) != 1 and not any(names):
+            attribute = "head" if names else "stem"
+            raise UserError(f"optimizer.{key}: must be 1, because {spec.model.arch} has no attribute {attribute}")
+    lr_factors(network, spec.optimizer)  # refuses names that the network does not have
+    network.frozen_until = frozen_until(network, spec.optimizer)
+    freeze_by_name(network, 0)
+    return network

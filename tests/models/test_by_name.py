@@ -11,10 +11,10 @@ import torch
 
 from summit_train.core.errors import UserError
 from summit_train.core.own_parts import OwnPart
-from summit_train.models.build import build_model
+from summit_train.models.build import build_model, build_network
 from summit_train.models.by_name import freeze_by_name, frozen_until, lr_factors, named
+from summit_train.models.count import count_network
 from summit_train.models.foreign import ForeignNetwork
-from summit_train.models.network import build_network, count_network
 from summit_train.models.video import VideoNetwork, freeze_norms, trained_norms
 from summit_train.spec import Spec
 from summit_train.spec.optimizer import OptimizerSpec

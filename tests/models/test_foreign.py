@@ -14,10 +14,11 @@ from torch import nn
 
 from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork, build_model
+from summit_train.models.build import build_network
 from summit_train.models.by_name import freeze_by_name, lr_factors
+from summit_train.models.count import count_model, count_network
 from summit_train.models.fast import accelerate
 from summit_train.models.foreign import check_norms
-from summit_train.models.network import build_network, count_model, count_network
 from summit_train.models.weights import load_pretrained
 from summit_train.optim.solvers import parameter_groups
 from summit_train.spec import ModelSpec, Spec, spec_from_values

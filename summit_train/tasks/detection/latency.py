@@ -9,7 +9,7 @@ import torch
 from summit_train.bench.figure3 import ForwardBench
 from summit_train.bench.latency import Entry, Passes, measure_rounds, timed_values
 from summit_train.bench.measure import Place, Values, spread
-from summit_train.models.network import build_network
+from summit_train.models.build import build_network
 from summit_train.models.online import StreamNetwork
 from summit_train.models.precision import parameter_type
 from summit_train.spec import Spec

@@ -22,7 +22,7 @@ from summit_train.inference.export import card
 from summit_train.inference.export.card import write_card
 from summit_train.inference.trained import open_trained
 from summit_train.models import build_model
-from summit_train.models.network import build_network
+from summit_train.models.build import build_network
 from summit_train.models.weights import load_pretrained
 from summit_train.spec import dump_spec, experiment_keys, spec_from_values
 from summit_train.training.checkpoint import save_checkpoint

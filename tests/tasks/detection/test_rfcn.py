@@ -10,8 +10,10 @@ import torch
 
 from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork, build_model
+from summit_train.models.build import build_network
+from summit_train.models.count import count_model, count_network
 from summit_train.models.fast import accelerate
-from summit_train.models.network import build_network, count_model, count_network, recompute_blocks
+from summit_train.models.network import recompute_blocks
 from summit_train.models.online import StreamNetwork, cache_shapes
 from summit_train.models.weights import load_pretrained
 from summit_train.spec import ModelSpec, Spec
