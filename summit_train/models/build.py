@@ -27,9 +27,10 @@ from summit_train.spec.catalog import is_foreign
 from summit_train.spec.model import TASK_SECTIONS, network_problems
 from summit_train.tasks.task import task_named
 
-Network = Callable[[NetworkSpec, int, int], VideoNetwork]  # of the spec, the frames of a clip, and its channels
-# Architectures of one class; the others have a class for each backbone or adapter.
-NETWORKS: dict[str, Network] = {
+# Made of the spec, the frames of a clip, and its channels.
+NETWORKS: dict[str, Callable[[NetworkSpec, int, int], VideoNetwork]] = {
+    "tsm": ResNet,
+    "tsn": ResNet,
     "i3d_3x3x3": I3D,
     "i3d_3x1x1": I3D,
     "i3d_replace": I3D,
@@ -38,6 +39,7 @@ NETWORKS: dict[str, Network] = {
     "slowfast": SlowFast,
     "x3d_m": X3D,
     "ir_csn": IrCSN,
+    "vit": FrameViT,
 }
 
 
@@ -79,13 +81,11 @@ def network_of(
     """
     if is_foreign(spec.arch):
         return build_foreign(spec, num_frames, in_channels, generator)
-    network: Network
-    if spec.arch in ("tsn", "tsm"):
-        network = MobileNetV2 if spec.backbone == "mobilenet_v2" else ResNet
-    elif spec.arch == "vit":
-        network = VideoViT if spec.adapter == "none" else FrameViT
-    else:
-        network = NETWORKS[spec.arch]
+    network = NETWORKS[spec.arch]
+    if spec.backbone == "mobilenet_v2":
+        network = MobileNetV2
+    elif spec.arch == "vit" and spec.adapter == "none":
+        network = VideoViT
     model = network(spec, num_frames, in_channels)
     if spec.arch == "tsm":
         add_shifts(model, spec.shift_fraction, spec.shift_place, spec.shift_direction)

@@ -67,7 +67,8 @@ def freeze_by_name(network: nn.Module, epoch: int) -> int:
     Those of a normalisation without parameters are its running statistics.
     """
     until: Mapping[str, float] = getattr(network, "frozen_until", {})
-    parameters, number = dict(network.named_parameters()), 0
+    parameters = dict(network.named_parameters())
+    number = 0
     for name, epochs in until.items():
         if name in parameters:
             if parameters[name].requires_grad != (epoch >= epochs):

@@ -16,7 +16,8 @@ class ResidualBlock(nn.Module):
     """relu(branch(x) + shortcut), with places for what other networks add.
 
     `shift`: TSM's temporal shift in front of the branch (Figure 3, residual). `in_place_shift`: the shift in front of
-    branch and shortcut (Figure 3, in-place). `nl`: a non-local block, which follows the residual one.
+    branch and shortcut (Figure 3, in-place). `nl`: a non-local block, which follows the residual one. As in timm,
+    `zero_init_last()` sets the weight of the branch's last normalisation to 0: the block begins as its shortcut.
     """
 
     expansion: int  # output channels for each of `channels`
@@ -27,10 +28,6 @@ class ResidualBlock(nn.Module):
         self.shift: nn.Module = nn.Identity()
         self.relu = nn.ReLU(inplace=True)
         self.nl: nn.Module = nn.Identity()
-
-    def zero_init_last(self) -> None:
-        """Set the weight of the branch's last normalisation to 0, so that the block begins as its shortcut."""
-        raise NotImplementedError
 
 
 class BasicBlock(ResidualBlock):

@@ -42,7 +42,9 @@ class TemporalShift(nn.Module):
 
     def __init__(self, num_frames: int, fraction: float = 0.125, direction: ShiftDirection = "both") -> None:
         super().__init__()
-        self.num_frames, self.fraction, self.direction = num_frames, fraction, direction
+        self.num_frames = num_frames
+        self.fraction = fraction
+        self.direction = direction
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return temporal_shift(x, self.num_frames, self.fraction, self.direction)
