@@ -29,7 +29,7 @@ _WRAPPERS = ("model", "state_dict", "module", "target_encoder")
 _COUNTER = "num_batches_tracked"
 
 
-class Row(NamedTuple):
+class TensorRow(NamedTuple):
     """A tensor of the model, or an unexpected one of the file, and its fate.
 
     "fresh": of a classifier for other classes, as many as the model's; it stays as initialised. "counter": of a batch
@@ -52,7 +52,7 @@ class LoadReport:
     """
 
     path: str
-    rows: tuple[Row, ...]
+    rows: tuple[TensorRow, ...]
     classes: str = ""
     passed_over: tuple[str, ...] = ()
     pool1: str | None = None
@@ -61,16 +61,11 @@ class LoadReport:
         """Return the names of the tensors with a fate: the model's, but of unexpected ones the file's."""
         return tuple(row.name for row in self.rows if row.fate == fate)
 
-    @property
-    def made(self) -> dict[str, str]:
-        """Map the name of each loaded tensor that is not the file's own to how it was made."""
-        return {row.name: row.note for row in self.rows if row.fate == "loaded" and row.note}
-
     def __str__(self) -> str:
         total = sum(row.fate not in ("counter", "unexpected") for row in self.rows)
         parts = [f"{self.path}: {len(self.names('loaded'))} of the model's {total} tensors loaded"]
-        for how in dict.fromkeys(self.made.values()):
-            parts.append(f"{how}: {', '.join(name for name, made in self.made.items() if made == how)}")
+        for note in dict.fromkeys(row.note for row in self.rows if row.fate == "loaded" and row.note):
+            parts.append(f"{note}: {', '.join(row.name for row in self.rows if row.note == note)}")
         if fresh := self.names("fresh"):
             parts.append(f"classifier left as initialised, {self.classes}: {', '.join(fresh)}")
         elif self.classes:
@@ -129,7 +124,7 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
     # The tensors of a fitting classifier that have a row for each class.
     per_class = [name for name in head if {name, last} <= loaded and len(targets[name]) == len(targets[last])]
     if classes is not None and content.classes is not None and tuple(classes) != content.classes:
-        rows = [Row(row.name, "fresh") if row.name in per_class else row for row in rows]
+        rows = [TensorRow(row.name, "fresh") if row.name in per_class else row for row in rows]
     report = LoadReport(
         str(file),
         tuple(rows),
@@ -165,7 +160,7 @@ def _read(path: Path, model: VideoNetwork) -> tuple[Path, Content, tuple[str, ..
 
 
 def _content(file: Path, content: Any) -> Content:
-    """Remove the wrappers. Raises UserError without tensors by name."""
+    """Return the tensors inside the wrappers. Raises UserError without tensors by name."""
     spec: Any = {}
     classes: Any = None
     while isinstance(content, Mapping):
@@ -195,7 +190,7 @@ def _compared(theirs: Sequence[str] | None, ours: Sequence[str] | None) -> str:
 
 def _rows(
     model: VideoNetwork, targets: Tensors, found: Tensors, names: Mapping[str, str], shifts: Mapping[str, Shift]
-) -> Iterator[Row]:
+) -> Iterator[TensorRow]:
     """Yield the fate of each tensor. names: ours, by the file's. shifts: as _shifts returns them."""
     stem = {f"{layer}.weight" for layer in model.stem}
     no_shift: Shift = (0.0, "both")  # in a TSM, a convolution without a shift sees its own frame alone
@@ -207,18 +202,18 @@ def _rows(
             value, note = _fitted(found[name], target.shape, shift, sees_clip=name in stem)
             if value.shape == target.shape:
                 fitting.add(name)
-                yield Row(name, "counter" if is_counter else "loaded", value, note)
+                yield TensorRow(name, "counter" if is_counter else "loaded", value, note)
             else:
                 note = f"(the model has {tuple(target.shape)}, the file {tuple(found[name].shape)})"
-                yield Row(name, "mismatched", note=note)
+                yield TensorRow(name, "mismatched", note=note)
         elif name.endswith(".bias") and f"{name.removesuffix('bias')}weight" in fitting:
             # As W of mmaction2's non-local blocks.
-            yield Row(name, "loaded", torch.zeros_like(target), "0, since the file's layer has no bias")
+            yield TensorRow(name, "loaded", torch.zeros_like(target), "0, since the file's layer has no bias")
         elif not is_counter:
-            yield Row(name, "missing")
+            yield TensorRow(name, "missing")
     for name, ours in names.items():
         if ours in found and ours not in targets and not name.endswith(_COUNTER):
-            yield Row(name, "unexpected")
+            yield TensorRow(name, "unexpected")
 
 
 def _shifts(content: Content, names: Mapping[str, str], model: VideoNetwork) -> dict[str, Shift]:
@@ -277,7 +272,7 @@ def shift_taps(kernel: Tensor, fraction: float, direction: ShiftDirection = "bot
 
 
 def _differences(
-    model: VideoNetwork, content: Content, targets: Tensors, found: Tensors, rows: Sequence[Row]
+    model: VideoNetwork, content: Content, targets: Tensors, found: Tensors, rows: Sequence[TensorRow]
 ) -> Iterator[str]:
     """Yield each sign that the file is of another network: in its tensors, then in settings that no tensor shows.
 
