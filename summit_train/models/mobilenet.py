@@ -29,11 +29,11 @@ class InvertedResidual(nn.Module):
     def __init__(self, in_channels: int, channels: int, stride: int, expansion: int) -> None:
         super().__init__()
         inner = in_channels * expansion
-        self.expands = expansion > 1
         self.has_shortcut = stride == 1 and in_channels == channels
+        self.takes_shift = self.has_shortcut and expansion > 1
         self.in_place_shift: nn.Module = nn.Identity()
         self.shift: nn.Module = nn.Identity()
-        expand = [_convolution(in_channels, inner, 1)] if self.expands else []
+        expand = [_convolution(in_channels, inner, 1)] if expansion > 1 else []
         self.conv = nn.Sequential(
             *expand,
             _convolution(inner, inner, 3, stride, groups=inner),

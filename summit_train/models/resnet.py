@@ -21,6 +21,7 @@ class ResidualBlock(nn.Module):
     """
 
     expansion: int  # output channels for each of `channels`
+    takes_shift = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -165,9 +165,8 @@ def test_channels_are_averaged_before_time_is_inflated(tmp_path: Path) -> None:
     model = network("i3d_3x1x1", "resnet50")
     model.in_channels, model.conv1 = 2, nn.Conv3d(2, 8, (5, 7, 7), bias=False)
     report = loaded(model, flat.state_dict(), tmp_path)
-    assert {row.name: row.note for row in report.rows}[
-        "conv1.weight"
-    ] == "averaged over 3 input channels, inflated over 5 frames"
+    notes = {row.name: row.note for row in report.rows}
+    assert notes["conv1.weight"] == "averaged over 3 input channels, inflated over 5 frames"
     expected = flat.conv1.weight.mean(1, keepdim=True).unsqueeze(2).expand(8, 2, 5, 7, 7) / 5
     assert_near(model.conv1.weight, expected, 1e-6)
 
