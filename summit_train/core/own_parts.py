@@ -36,7 +36,7 @@ class OwnPart:
 
     @classmethod
     def open(cls, key: str, name: str, options: Mapping[str, Any]) -> OwnPart:
-        """Raises UserError where there is no such file or module; nothing in a file runs."""
+        """Hash the files of `name`. Raises UserError where there is none; nothing in a file runs."""
         return cls(key, name, options, digest_of(key, name))
 
     def load(self) -> Callable[..., Any]:
@@ -63,7 +63,7 @@ class OwnPart:
             return called(**arguments, **self.options)
 
     def make(self, *arguments: str) -> Callable[..., Any]:
-        """Return what is called with `arguments`: a function and its options, or the object that a class makes of them.
+        """Return a callable of `arguments`: a function with its options, or the object that a class makes of them.
 
         Raises UserError where it is not there, has changed, or does not take them; its own errors keep their traceback.
         """

@@ -27,7 +27,7 @@ from summit_train.spec.catalog import is_foreign
 from summit_train.spec.model import TASK_SECTIONS, network_problems
 from summit_train.tasks.task import task_named
 
-# Made of the spec, the frames of a clip, and its channels.
+# Each is called with the spec, and the frames and channels of a clip.
 NETWORKS: dict[str, Callable[[NetworkSpec, int, int], VideoNetwork]] = {
     "tsm": ResNet,
     "tsn": ResNet,
@@ -62,7 +62,7 @@ def build_model(
     try:
         network = NetworkSpec.model_validate(values)
     except ValidationError as error:
-        wrong = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}, got {one['input']!r}" for one in error.errors())
+        wrong = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}, got {each['input']!r}" for each in error.errors())
         raise ValueError("; ".join(wrong)) from None
     if in_channels < 1:
         raise ValueError(f"in_channels must be 1 or more, got {in_channels}")

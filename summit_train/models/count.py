@@ -121,7 +121,7 @@ def stream_elements(spec: Spec) -> int | None:
 
 
 class _Watch:
-    """What hooks see while `network` runs once.
+    """The observations of hooks while `network` runs once.
 
     floats: the storages that autograd keeps -> their elements and the first block that keeps them, or "" for one
     outside the blocks. indices, block_inputs: storages -> elements. before: blocks -> the elements outside of them when
@@ -157,12 +157,12 @@ class _Watch:
         return self.block_inputs | {storage: number for storage, (number, block) in self.floats.items() if not block}
 
     def leave(self, name: str, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        own = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        elements = sum(parameter.numel() for parameter in module.parameters(recurse=False))
         if isinstance(module, nn.Conv2d | nn.Conv3d | nn.Linear):
             product = (output.numel() // len(module.weight), module.weight[0].numel(), len(module.weight))
-            self.layers.append(Layer(name, own, product))
-        elif own and self.layers:
-            self.layers[-1] = replace(self.layers[-1], parameters=self.layers[-1].parameters + own)
+            self.layers.append(Layer(name, elements, product))
+        elif elements and self.layers:
+            self.layers[-1] = replace(self.layers[-1], parameters=self.layers[-1].parameters + elements)
         if name in self.titles:
             # One clip: frames are the batch of a 2D network, and the third dimension of (N, C, T, H, W).
             self.stages[self.titles[name]] = output.shape[0] if output.dim() == 4 else output.shape[2]
@@ -186,5 +186,5 @@ class _Watch:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Return what tells one storage from another; meta tensors have no address."""
+    """Return the identity of a tensor's storage; meta tensors have no address."""
     return int(tensor.untyped_storage()._cdata)

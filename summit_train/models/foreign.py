@@ -65,11 +65,11 @@ class ForeignNetwork(VideoNetwork):
 
     def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
         """Return the network's own feature maps. Raises UserError where it has none."""
-        own = getattr(self.network, "feature_maps", None)
-        if own is None or not self.head:
+        feature_maps = getattr(self.network, "feature_maps", None)
+        if feature_maps is None or not self.head:
             needs = "they need a method feature_maps, and its last linear layer as `head`; see docs/own_network.md"
             raise UserError(f"{self.part.name} has no class activation maps: {needs}")
-        maps: torch.Tensor = own(x)
+        maps: torch.Tensor = feature_maps(x)
         return maps
 
     def reseed(self, seed: int) -> None:
@@ -142,7 +142,7 @@ def check_norms(network: nn.Module) -> None:
 
 
 def _built(build: Callable[[], Any]) -> tuple[Any, str]:
-    """Return what `build` returns, and a note where it cannot run on the meta device that is set."""
+    """Return the result of `build`, and a note where it cannot run on the meta device that is set."""
     try:
         return build(), ""
     except (RuntimeError, TypeError, ValueError) as error:

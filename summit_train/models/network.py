@@ -31,7 +31,7 @@ _WRONG = 0.1  # relative error of a gradient; a right one in bf16 is off by 0.00
 
 
 def cpu_kernels(device: torch.device) -> str:
-    """Return what the C++ kernels for CPUs are compiled for on this machine, or why a run has none."""
+    """Return the target of this machine's C++ kernels for CPUs, or why a run has none."""
     return execution() if device.type == "cpu" else "not used"
 
 

@@ -262,7 +262,7 @@ def freeze_trunk(network: VideoNetwork) -> None:
 
 
 def is_frozen(module: nn.Module) -> bool:
-    """Return whether `module` is a normalisation whose weight gets no gradient, or one without that is `frozen`."""
+    """Return True for a normalisation whose weight gets no gradient, or one without weight that is `frozen`."""
     if not isinstance(module, _BatchNorm):
         return False
     return not module.weight.requires_grad if module.weight is not None else getattr(module, "frozen", False)
@@ -283,8 +283,8 @@ def norm_momentum(norms: Sequence[_BatchNorm], momentum: float) -> Iterator[None
     try:
         yield
     finally:
-        for norm, own in zip(norms, before, strict=True):
-            norm.momentum = own
+        for norm, earlier in zip(norms, before, strict=True):
+            norm.momentum = earlier
 
 
 def _modules_of_non_local(network: nn.Module) -> set[nn.Module]:

@@ -103,7 +103,7 @@ class Block(nn.Module):
 
 
 class ViT(VideoNetwork):
-    """What both forms share: patches, blocks, the classifier, initial weights, and how published files fit."""
+    """The common parts of both forms: patches, blocks, the classifier, initial weights, and how published files fit."""
 
     sequences = ("blocks",)
     stem = ("patch_embed.proj",)
@@ -237,7 +237,7 @@ def _joined(parts: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
 
 
 def fixed_positions(kind: Positions, grid: Sequence[int], channels: int, device: torch.device) -> torch.Tensor:
-    """Return what tells the patches of a grid (T, H, W) apart: sines and cosines (T*H*W, channels) in double precision.
+    """Return the positions of a grid (T, H, W) of patches: sines and cosines (T*H*W, channels) in double precision.
 
     "index" (VideoMAE): of the patch's number, a sine and a cosine in turn. "grid" (V-JEPA): of the time in half of the
     channels, then of the row and of the column in a quarter each, sines before cosines. "grid_uniform" (V-JEPA with
