@@ -28,7 +28,7 @@ from summit_train.data.dataset import Dataset
 from summit_train.data.video.augment import stream_frames
 from summit_train.data.video.source import DecodeError
 from summit_train.evaluation.scores import Found, Scores
-from summit_train.models.network import build_network
+from summit_train.models.build import build_network
 from summit_train.models.online import StreamNetwork
 from summit_train.models.precision import Normalise, mixed_precision, parameter_type
 from summit_train.plan import views_at_once

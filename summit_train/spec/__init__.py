@@ -21,3 +21,4 @@ from summit_train.spec.identity import rank_keys as rank_keys
 from summit_train.spec.identity import smallest_spec as smallest_spec
 from summit_train.spec.model import ArchName as ArchName
 from summit_train.spec.model import ModelSpec as ModelSpec
+from summit_train.spec.model import NetworkSpec as NetworkSpec
