@@ -52,7 +52,7 @@ from summit_train.optim.schedule import Schedule
 from summit_train.plan import plan_schedule
 from summit_train.report.figures import GREY, drawn, series, wrapped
 from summit_train.report.tables import machine_text
-from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec, TrustRatioSpec
+from summit_train.spec.keys import OptimizerSpec, ScheduleSpec, TrustRatioSpec
 from summit_train.training.run import build_train_step
 from summit_train.training.step import StepSettings
 

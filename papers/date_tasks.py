@@ -24,8 +24,8 @@ from summit_train.core.errors import UserError
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import Order, virtual_gpus_of
 from summit_train.models.precision import Normalise
-from summit_train.spec.modality import Modality
-from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec
+from summit_train.spec.catalog import Modality
+from summit_train.spec.keys import OptimizerSpec, ScheduleSpec
 
 # Mean and standard deviation over MNIST's training images.
 GREY = Modality("grey", channels=1, mean=(0.1307 * 255,), std=(0.3081 * 255,))

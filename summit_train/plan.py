@@ -14,7 +14,7 @@ from summit_train.counts import count_network
 from summit_train.data.batches.order import PREFETCHED_PER_WORKER, Order, virtual_gpus_of
 from summit_train.optim.schedule import Schedule, peak_learning_rate
 from summit_train.spec import Spec
-from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec
+from summit_train.spec.keys import OptimizerSpec, ScheduleSpec
 
 _MOST_VIEWS = 16  # of a test at once; more make it no faster
 _LARGEST_LR = 1e30  # fits float32 even times a factor of the head's LR

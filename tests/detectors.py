@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from summit_train.spec import Spec
-from summit_train.spec.experiment import spec_from_values
+from summit_train.spec import Spec, spec_from_values
 
 
 def detector_spec(**sections: Any) -> Spec:

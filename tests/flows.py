@@ -32,7 +32,7 @@ from summit_train.data.packed.format import (
     shard_name,
 )
 from summit_train.data.video.flow import BOUND
-from summit_train.spec.modality import FLOW_ZERO
+from summit_train.spec.catalog import FLOW_ZERO
 
 Fields = NDArray[np.uint8]  # of one video, as pictures hold them: (F, 2, H, W)
 

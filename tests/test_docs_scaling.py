@@ -15,7 +15,7 @@ from summit_train.scaling import published
 from summit_train.scaling.machines import load_machine
 from summit_train.scaling.roofline import DEVICES, published_steps
 from summit_train.spec import load_spec
-from summit_train.spec.optimizer import OptimizerSpec, TrustRatioSpec
+from summit_train.spec.keys import OptimizerSpec, TrustRatioSpec
 from tests.worlds import bench_script, recorded_torch
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -39,7 +39,7 @@ from summit_train.models.foreign import check_sources, sources_of
 from summit_train.models.network import initial_network
 from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, flat_keys, folder_name, load_spec, run_spec
-from summit_train.spec.model import stream_problem
+from summit_train.spec.checks import stream_problem
 from summit_train.spec.source import split_overrides
 from summit_train.sweep.grid import joined_name
 from summit_train.training.agreement import check_agreement

@@ -17,7 +17,7 @@ from summit_train.core.result import Result, TextTable, show, warn
 from summit_train.core.text import binary_size, counted, share
 from summit_train.plan import Plan, averages_per_epoch, make_plan, sample_learning_rates
 from summit_train.spec import Spec, own_parts
-from summit_train.spec.optimizer import describe_decay, describe_solver
+from summit_train.spec.keys import SOLVER_KEYS, OptimizerSpec, ScheduleSpec
 
 if TYPE_CHECKING:
     from summit_train.data.dataset import Dataset
@@ -226,10 +226,10 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         *([("BN batch", bn_batch)] if plan.network.has_bn else []),
         ("steps", f"{most}{plan.total_steps:,} = {counted(plan.epochs, 'epoch')} x {plan.steps_per_epoch:,}{early}"),
         ("dropped clips", f"{plan.dropped_clips_per_epoch:,} of {plan.clips:,} per epoch, different ones each time"),
-        ("solver", describe_solver(spec.optimizer)),
+        ("solver", _solver_text(spec.optimizer)),
         ("warm-up", f"{counted(plan.warmup_steps, 'step')} = {warmup_epochs}"),
         ("peak LR", f"{plan.peak_lr:.6g} ({spec.optimizer.lr_scaling} scaling of {spec.optimizer.base_lr:g})"),
-        ("decay", describe_decay(spec.schedule)),
+        ("decay", _decay_text(spec.schedule)),
         ("parameters", f"{network.parameters:,}{part}"),
         *_communication_rows(spec, plan),
         ("multiply-adds", f"{network.multiply_adds / 1e9:,.2f} G a clip, forward"),
@@ -239,6 +239,38 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
         *([("network built", network.note)] if network.note else []),
         ("checkpoint", f"{plan.checkpoint_bytes / 1e6:,.0f} MB, {kept}{beside}"),
     ]
+
+
+def _solver_text(optimizer: OptimizerSpec) -> str:
+    """Return the solver with its constants and its trust ratio: "sgd, momentum 0.9; weight decay 0.0001"."""
+    solver: list[str] = [optimizer.name]
+    for key in SOLVER_KEYS[optimizer.name]:
+        value = getattr(optimizer, key)
+        if key == "betas":
+            solver.append(f"betas {value[0]:g}, {value[1]:g}")
+        elif value or key != "momentum":
+            solver.append(f"{key} {value:g}")
+    words = [", ".join(solver), f"weight decay {optimizer.weight_decay:g}"]
+    if optimizer.layer_decay != 1:
+        words.append(f"layer decay {optimizer.layer_decay:g}")
+    for frozen in optimizer.freeze:
+        until = "" if frozen.until_epoch is None else f" for {counted(frozen.until_epoch, 'epoch')}"
+        words.append(f"frozen{until}: {', '.join(frozen.names)}")
+    trust = optimizer.trust_ratio
+    if trust is not None:
+        values = f"{trust.coefficient:g}" if trust.kind == "lars" else f"[{trust.lower:g}, {trust.upper:g}]"
+        words.append(f"trust ratio {trust.kind} {values}")
+    return "; ".join(words)
+
+
+def _decay_text(schedule: ScheduleSpec) -> str:
+    """Return the decay with its constants: "polynomial, power 2"."""
+    if schedule.decay == "polynomial":
+        return f"polynomial, power {schedule.power:g}"
+    if schedule.decay == "steps":
+        epochs = ", ".join(f"{epoch:g}" for epoch in schedule.milestones)
+        return f"steps, x {schedule.factor:g} after epochs {epochs}"
+    return ", ".join([schedule.decay, *(f"{name} {value}" for name, value in schedule.options.items())])
 
 
 def balance_rows(plan: Plan) -> list[tuple[str, str]]:

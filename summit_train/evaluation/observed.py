@@ -26,7 +26,7 @@ from summit_train.evaluation.scores import Scores
 from summit_train.models import VideoNetwork
 from summit_train.models.precision import Normalise, parameter_type
 from summit_train.spec import DataSpec
-from summit_train.spec.model import stream_problem
+from summit_train.spec.checks import stream_problem
 
 TENTHS = tuple(Fraction(tenth, 10) for tenth in range(1, 11))
 _MOST = 1000

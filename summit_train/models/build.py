@@ -24,7 +24,7 @@ from summit_train.models.vit import FrameViT, VideoViT
 from summit_train.models.x3d import X3D
 from summit_train.spec import ModelSpec, NetworkSpec, Spec
 from summit_train.spec.catalog import is_foreign
-from summit_train.spec.model import network_problems
+from summit_train.spec.checks import network_problems, unread
 
 # Each is called with the spec, and the frames and channels of a clip.
 NETWORKS: dict[str, Callable[[NetworkSpec, int, int], VideoNetwork]] = {
@@ -65,8 +65,8 @@ def build_model(
         raise ValueError("; ".join(wrong)) from None
     if in_channels < 1:
         raise ValueError(f"in_channels must be 1 or more, got {in_channels}")
-    for _, problem in network_problems(network, num_frames):
-        raise ValueError(problem)
+    for key, problem in (*unread(network, "model.", network), *network_problems(network, num_frames)):
+        raise ValueError(f"{key}: {problem}")
     return network_of(network, num_frames, in_channels, generator)
 
 

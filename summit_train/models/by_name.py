@@ -13,7 +13,7 @@ from torch import nn
 from summit_train.core.errors import UserError
 from summit_train.core.text import listed
 from summit_train.models.video import VideoNetwork, is_frozen
-from summit_train.spec.optimizer import OptimizerSpec
+from summit_train.spec.keys import OptimizerSpec
 
 
 def named(network: VideoNetwork, patterns: Sequence[str], key: str, norms: Iterable[str] = ()) -> list[str]:

@@ -23,7 +23,7 @@ from summit_train.models.online import cache_shapes
 from summit_train.models.video import VideoNetwork
 from summit_train.spec import ModelSpec, Spec
 from summit_train.spec.catalog import is_foreign
-from summit_train.spec.model import stream_problem
+from summit_train.spec.checks import stream_problem
 
 # What autocast keeps in fp32, as additional 16-bit elements per element: of a softmax its result, beside a 16-bit copy,
 # and of a layer norm its input, which is as large as its result.

@@ -45,7 +45,7 @@ class StreamNetwork(nn.Module):
     The logits of frame t are those that the network itself gives frame t of a clip, to rounding: they depend on frames
     up to t alone. The state is explicit: tensors (N, fold, H', W') go in and come out, one for each shift, in the order
     in which the shifts run; each is the input of that shift, unshifted. Raises ValueError for a bidirectional shift and
-    for an accelerated network; `catalog.stream_problem` lists all that cannot stream.
+    for an accelerated network; `spec.checks.stream_problem` lists all that cannot stream.
     """
 
     def __init__(self, network: VideoNetwork) -> None:

@@ -6,7 +6,7 @@ import contextlib
 
 import torch
 
-from summit_train.spec.modality import RGB, Modality
+from summit_train.spec.catalog import RGB, Modality
 
 AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from summit_train.spec.optimizer import COUNTERS, OptimizerSpec, kept_tensors
+from summit_train.spec.keys import COUNTERS, OptimizerSpec, kept_tensors
 
 Tensors = list[torch.Tensor]
 Solver = TypeVar("Solver", bound=torch.optim.Optimizer)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from summit_train.optim.solvers import layer_norms
-from summit_train.spec.optimizer import TrustRatioSpec
+from summit_train.spec.keys import TrustRatioSpec
 
 
 @dataclass(frozen=True)

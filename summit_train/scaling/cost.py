@@ -28,7 +28,7 @@ from summit_train.plan import averaged_elements, averages_per_epoch, evaluations
 from summit_train.scaling.collectives import BACKWARD_SHARE, allreduce_seconds, layer_gradients, overlap
 from summit_train.scaling.machines import RATE_KEYS, Machine, find_rate
 from summit_train.spec import ModelSpec, Spec
-from summit_train.spec.modality import RGB
+from summit_train.spec.catalog import RGB
 
 # The area of a full frame over a square of the same short side: Kinetics' videos are 4:3 (340 x 256).
 _FULL_FRAME = 4 / 3

@@ -1,44 +1,18 @@
-"""Which keys must be equal: for a checkpoint, for the ranks of one run, and for the scores of a checkpoint."""
+"""Which keys must be equal: for a checkpoint, for the ranks of one run, and for the scores of a checkpoint.
+
+The marks beside the keys decide it (`Scope`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
-from summit_train.spec.data import DataSpec
-from summit_train.spec.experiment import Spec
-from summit_train.spec.model import ModelSpec
+from pydantic.fields import FieldInfo
 
-# Keys of `data` that change what is trained on; the others only say where the clips are and how fast they are read.
-_TRAINED_DATA = (
-    "modality", "flow_length", "num_frames", "frame_stride", "sampling", "augment", "short_side", "crop_scales", "crop",
-    "flip", "balance", "region", "rand_augment", "repeats", "erase", "mix", "long_side", "span_frames",
-)  # fmt: skip
-_RECIPE = ("optimizer", "schedule", "loss", "ema", "scale", "parallel")
-# Each node may read its own copy of the data; the contents of the lists are compared by their fingerprints.
-_PLACES = {"data.train", "data.val", "data.root", "data.quarantine", "data.stage"}
-# Keys of `data`, `evaluate` and `model` that change no score: where the data are, how fast they come, and when.
-_NOT_IN_SCORES = {
-    "data.root", "data.stage", "data.workers", "data.clip_seconds", "evaluate.every_epochs", "model.pretrained",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What must be equal, by kind: keys of the spec, digests of lists of clips, versions and digests of code.
-
-    The names are for people and files; no meaning is read from their text. The digest None is that of no list.
-    """
-
-    keys: Mapping[str, Any]
-    lists: Mapping[str, Any]
-    code: Mapping[str, Any]
-
-    def values(self) -> dict[str, Any]:
-        """Return all entries, as checkpoints hold them."""
-        lists = {name: digest for name, digest in self.lists.items() if digest is not None}
-        return {**self.keys, **lists, **self.code}
+from summit_train.spec.keys import Spec
+from summit_train.spec.model_data import DataSpec, ModelSpec
+from summit_train.spec.typed import Scope, Section, section_in
 
 
 def flat_keys(spec: Spec) -> dict[str, Any]:
@@ -51,32 +25,48 @@ def flat_keys(spec: Spec) -> dict[str, Any]:
     return dict(flat(spec.model_dump(mode="json"), ""))
 
 
+def _fields(spec: Spec, key: str) -> Iterator[FieldInfo]:
+    """Yield the fields on the way to `section.key`, to the last one that the spec knows."""
+    section: type[Section] | None = type(spec)
+    for name in key.split("."):
+        if section is None or name not in section.model_fields:
+            return
+        field = section.model_fields[name]
+        section = section_in(field.annotation)
+        yield field
+
+
+def _scope(spec: Spec, key: str) -> Scope:
+    marks = [mark for field in _fields(spec, key) for mark in field.metadata if isinstance(mark, Scope)]
+    return marks[-1] if marks else Scope.EXPERIMENT
+
+
 def rank_keys(spec: Spec) -> dict[str, Any]:
-    return {key: value for key, value in flat_keys(spec).items() if key not in _PLACES}
+    return {key: value for key, value in flat_keys(spec).items() if Scope.PLACE not in _scope(spec, key)}
 
 
 def changes_scores(spec: Spec, key: str) -> bool:
     """Return whether another value of a key, `section.key`, can change the scores of a checkpoint."""
-    if key in _NOT_IN_SCORES:
-        return False
-    if key.startswith(("data.train", "seed", "scale.")):  # what precise BN trains on
-        return spec.evaluate.precise_bn > 0
-    return key.startswith(("data.", "evaluate.", "model.", "precision", "loss.kind", "loss.like"))
+    scope = _scope(spec, key)
+    return Scope.SCORES in scope or (Scope.PRECISE_BN in scope and spec.evaluate.precise_bn > 0)
 
 
 def experiment_keys(spec: Spec) -> dict[str, Any]:
-    """Return what makes a spec another experiment, as flat `section.key: value`: no places of data, no speed."""
+    """Return what makes a spec another experiment, as flat `section.key: value`, in the form that checkpoints have."""
     values = spec.model_dump(mode="json")
-    same = {f"model.{key}": value for key, value in values["model"].items() if key != "pretrained"}
-    same |= {f"data.{key}": str(values["data"][key]) for key in _TRAINED_DATA}
     if spec.data.built_in_augment == "rand_augment":  # null is its defaults
-        same["data.rand_augment"] = str(spec.data.rand_augment_settings.model_dump(mode="json"))
-    same |= {f"{section}.{key}": value for section in _RECIPE for key, value in values[section].items()}
-    if spec.parallel.grow_batch is not None or spec.schedule.early_stop is not None:  # validations decide
-        same["evaluate.every_epochs"] = spec.evaluate.every_epochs
-    if (stop := spec.schedule.early_stop) is not None and stop.measure in (own := spec.evaluate.own_names):
-        same["evaluate.measures"] = str(values["evaluate"]["measures"][own.index(stop.measure)])
-    return same | {"seed": spec.seed, "precision": spec.precision}
+        values["data"]["rand_augment"] = spec.data.rand_augment_settings.model_dump(mode="json")
+    flat = dict[str, Any]()
+    for name, value in values.items():
+        flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
+    counting = {key: value for key, value in flat.items() if Scope.TRAINING in _scope(spec, key)}
+    stop = spec.schedule.early_stop
+    if spec.parallel.grow_batch is not None or stop is not None:  # validations decide
+        counting["evaluate.every_epochs"] = spec.evaluate.every_epochs
+    own = spec.evaluate.own_names
+    if stop is not None and stop.measure in own:
+        counting["evaluate.measures"] = str(flat["evaluate.measures"][own.index(stop.measure)])
+    return {key: str(value) if key.startswith("data.") else value for key, value in counting.items()}
 
 
 def smallest_spec() -> Spec:
@@ -87,5 +77,5 @@ def smallest_spec() -> Spec:
 def experiment_defaults() -> dict[str, Any]:
     """Return the values of `experiment_keys` that have defaults: those of a checkpoint that is older than the key."""
     spec = smallest_spec()
-    always = ("model.arch", "model.num_classes", "scale.gpus", "scale.clips_per_gpu", "seed", "precision")
-    return {key: value for key, value in experiment_keys(spec).items() if key not in always}
+    keys = experiment_keys(spec)
+    return {key: value for key, value in keys.items() if not list(_fields(spec, key))[-1].is_required()}

@@ -1,4 +1,4 @@
-"""Turn a tree of plain values into a frozen, typed section, or name every mistake: where, and what would be right."""
+"""The types of keys, the marks beside them, and the validation of a section, which names every mistake at its line."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from enum import Flag, auto
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, Strict
 from pydantic_core import PydanticKnownError, ValidationError, core_schema
 
 from summit_train.core.errors import UserError
+from summit_train.spec.catalog import is_foreign
 from summit_train.spec.source import KeyPath, Tree
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -24,6 +26,54 @@ Seconds = Annotated[float, Field(gt=0, le=1e8)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
 NonNegative = Annotated[int, Field(ge=0, le=MOST)]
 Extent = Annotated[int, Field(ge=1, le=4096)]  # of a clip; non-local blocks relate every two of its pixels
+
+
+class Scope(Flag):
+    """What another value of a key changes: a mark in its type.
+
+    A key without a mark has that of its section, where it has one, which always contains TRAINING; else it has
+    EXPERIMENT. So a key whose mark was forgotten counts and is compared.
+    """
+
+    RUN = 0
+    """How the run proceeds: its speed, its files, when it is ended."""
+    TRAINING = auto()
+    """The trained weights. A checkpoint of another value is refused."""
+    SCORES = auto()
+    """The scores of given weights."""
+    PRECISE_BN = auto()
+    """These, too, but only where evaluate.precise_bn reads batches of training."""
+    PLACE = auto()
+    """Where data are. Nodes may have their own copies, so ranks need not agree."""
+    EXPERIMENT = TRAINING | SCORES
+
+
+OWN = "one of your own"
+BUILT_IN = "a built-in one"
+
+
+@dataclass(frozen=True)
+class ReadWith:
+    """A mark in the type of a key that is read only with one value of another key; else it must have its default.
+
+    key: of the same section, or with a dot of any. A list is known by what it begins with. value: a word, OWN or
+    BUILT_IN. hint: the end of the message.
+    """
+
+    key: str
+    value: str
+    hint: str = ""
+
+    def reads(self, word: str) -> bool:
+        if self.value in (OWN, BUILT_IN):
+            return is_foreign(word) == (self.value == OWN)
+        return word == self.value
+
+    @property
+    def reader(self) -> str:
+        """What reads the key, as the end of a message."""
+        who = self.value if self.value in (OWN, BUILT_IN) else f"{self.key} {self.value}"
+        return f"only {who} reads it" + (f"; {self.hint}" if self.hint else "")
 
 
 def expand(path: str) -> str:
@@ -37,7 +87,18 @@ def expand(path: str) -> str:
     return expanded
 
 
+def folder_name(name: str) -> str:
+    """Return a name that becomes a folder: one path component, whatever other characters it has."""
+    if name in ("", ".", "..") or "/" in name or not name.isprintable() or len(name.encode()) > 200:
+        right = "1 to 200 bytes without '/' and control characters, and not '.' or '..'"
+        raise ValueError(f"the name becomes a folder: must be {right}")
+    return name
+
+
 PathText = Annotated[str, AfterValidator(expand)]
+FolderName = Annotated[str, AfterValidator(folder_name)]
+# For tuples below a validator: once that has seen a value, strict mode refuses a YAML list as a tuple.
+LAX = Strict(strict=False)
 
 
 class Section(BaseModel):
@@ -111,13 +172,14 @@ def validated(model: type[SectionType], tree: Tree) -> SectionType:
 
 def _line(model: type[Section], tree: Tree, details: Any) -> str:
     path: KeyPath = tuple(str(part) for part in details["loc"] if not str(part).startswith(("function-", "tuple[")))
-    kind, given, context = details["type"], details["input"], details.get("ctx", {})
+    kind = details["type"]
+    given = details["input"]
     if kind == "extra_forbidden":
         message = f"unknown key; {_cut_off(tree, path) or _known_keys(model, path)}"
     elif kind == "missing":
         message = "is missing and has no default"
     elif kind == "literal_error":
-        choices = re.findall(r"'([^']*)'|(\d+|False)", context["expected"])
+        choices = re.findall(r"'([^']*)'|(\d+|False)", details["ctx"]["expected"])
         message = f"{given!r} is not a choice; {_choices(str(given), [a or b.lower() for a, b in choices])}"
     elif kind == "model_type":
         message = f"must be a section of keys, got {given!r}"
@@ -126,11 +188,18 @@ def _line(model: type[Section], tree: Tree, details: Any) -> str:
     return f"{tree.place(path)}: {'.'.join(path)}: {message}"
 
 
+def section_in(annotation: Any) -> type[Section] | None:
+    """Return the section that a type is, or the first one that it may hold, such as the items of a list."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next(filter(None, map(section_in, get_args(annotation))), None)
+
+
 def _known_keys(model: type[Section], path: KeyPath) -> str:
-    section: Any = model
-    for part in path[:-1]:
-        section = section.model_fields[part].annotation if hasattr(section, "model_fields") else _item(section)
-    section = section if hasattr(section, "model_fields") else _item(section)
+    section = model
+    for key in path[:-1]:
+        if key in section.model_fields:  # else it is an item's number, or its name
+            section = section_in(section.model_fields[key].annotation) or section
     return _choices(path[-1], list(section.model_fields))
 
 
@@ -144,16 +213,6 @@ def _cut_off(tree: Tree, path: KeyPath) -> str:
     if section[path[-1]] is not None or start is None or tree.place((*path[:-1], start)) != tree.place(path):
         return ""
     return f'within {{ }} a comma ends a value, so quote one that has a comma: {start}: "{section[start]},{path[-1]}"'
-
-
-def _item(container: Any) -> Any:
-    """Return the type of a list's or mapping's values, or of what may be null: the last of its arguments."""
-    parts = [part for part in get_args(_plain(container)) if part is not ... and part is not type(None)]
-    return _plain(parts[-1])
-
-
-def _plain(kind: Any) -> Any:
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def _choices(given: str, choices: Sequence[str]) -> str:

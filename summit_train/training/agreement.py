@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,26 @@ from summit_train.core.errors import UserError
 from summit_train.data.dataset import Dataset
 from summit_train.models import VideoNetwork
 from summit_train.plan import Plan
-from summit_train.spec import Identity, Spec, experiment_defaults, experiment_keys, own_parts, rank_keys
+from summit_train.spec import Spec, experiment_defaults, experiment_keys, own_parts, rank_keys
 
 _CODE = "summit_train (digest of the code)"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What must be equal, by kind: keys of the spec, digests of lists of clips, versions and digests of code.
+
+    The names are for people and files; no meaning is read from their text. The digest None is that of no list.
+    """
+
+    keys: Mapping[str, Any]
+    lists: Mapping[str, Any]
+    code: Mapping[str, Any]
+
+    def values(self) -> dict[str, Any]:
+        """Return all entries, as checkpoints hold them."""
+        lists = {name: digest for name, digest in self.lists.items() if digest is not None}
+        return {**self.keys, **lists, **self.code}
 
 
 def check_agreement(

@@ -28,7 +28,7 @@ from summit_train.core.saved import Checkpoint, bound_of, check_fit, load_checkp
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models.by_name import freeze_by_name
 from summit_train.models.video import trained_norms
-from summit_train.spec.optimizer import ParallelSpec
+from summit_train.spec.keys import ParallelSpec
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.exchange import average
 from summit_train.training.step import (

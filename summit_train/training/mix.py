@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from summit_train.spec.augment import MixSpec
+from summit_train.spec.model_data import MixSpec
 from summit_train.training.loss import one_hot
 
 

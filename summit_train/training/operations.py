@@ -27,7 +27,7 @@ from summit_train.models.network import make_ready
 from summit_train.models.video import KeyedModule
 from summit_train.plan import make_plan
 from summit_train.spec import Spec
-from summit_train.spec.experiment import LossSpec
+from summit_train.spec.keys import LossSpec
 from summit_train.training.run import build_step
 
 META = torch.device("meta")

@@ -34,7 +34,7 @@ from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec, own_parts
-from summit_train.spec.optimizer import OptimizerSpec
+from summit_train.spec.keys import OptimizerSpec
 from summit_train.training.agreement import experiment_of
 from summit_train.training.averaging import AveragingStep
 from summit_train.training.checkpoint import (

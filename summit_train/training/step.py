@@ -22,8 +22,8 @@ from summit_train.models.precision import Normalise, mixed_precision, parameter_
 from summit_train.models.video import trained_norms
 from summit_train.optim.solvers import begin_momentum, set_learning_rate
 from summit_train.optim.trust import Ratios, TrustRatio
-from summit_train.spec.augment import MixSpec
-from summit_train.spec.modality import RGB, Modality
+from summit_train.spec.catalog import RGB, Modality
+from summit_train.spec.model_data import MixSpec
 from summit_train.training.checkpoint import begin_solver_state
 from summit_train.training.erase import erase
 from summit_train.training.exchange import Exchange

@@ -227,7 +227,7 @@ def test_memory_has_every_learner_of_a_rank(write_spec: WriteSpec, plan: Plan) -
             "parallel.period=epochs",
             "parallel.period: must be epoch or a number of steps from 1 to 1,000,000, got 'epochs'",
         ),
-        ("parallel.method=synchronous", "parallel.grow_batch: method synchronous does not read it"),
+        ("parallel.method=synchronous", "parallel.grow_batch: must be null with parallel.method synchronous: only"),
         ("ema.decay=0.9", "ema.decay: it averages the weights of one network"),
         ("optimizer.compression=fp16", "optimizer.compression: averaging sends weights"),
     ],

@@ -17,7 +17,7 @@ from summit_train.models.count import count_network
 from summit_train.models.foreign import ForeignNetwork
 from summit_train.models.video import VideoNetwork, freeze_norms, trained_norms
 from summit_train.spec import Spec
-from summit_train.spec.optimizer import OptimizerSpec
+from summit_train.spec.keys import OptimizerSpec
 
 
 def _network() -> VideoNetwork:

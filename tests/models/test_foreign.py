@@ -22,7 +22,7 @@ from summit_train.models.foreign import check_norms
 from summit_train.models.weights import load_pretrained
 from summit_train.optim.solvers import parameter_groups
 from summit_train.spec import ModelSpec, Spec, spec_from_values
-from summit_train.spec.optimizer import OptimizerSpec
+from summit_train.spec.keys import OptimizerSpec
 
 # 3 x 8 x 27 weights and 8 norms' pairs; 4 classes of 8 features and their biases.
 SMALL = """
@@ -290,7 +290,7 @@ def test_statistics_that_depend_on_the_ranks_are_refused(
 def test_a_layer_decay_is_refused_by_the_spec(write: Callable[[str], Path]) -> None:
     values = {"name": "any", "model": {"arch": f"{write(SMALL)}:Small", "num_classes": 4}}
     values |= {"data": {"train": "t.csv", "val": "v.csv"}, "optimizer": {"layer_decay": 0.75}}
-    with pytest.raises(UserError, match=r"optimizer\.layer_decay: the blocks of .*:Small are not known"):
+    with pytest.raises(UserError, match=r"optimizer\.layer_decay: must be 1\.0 with model\.arch .*:Small: only a"):
         spec_from_values(values, "spec")
 
 

@@ -10,7 +10,8 @@ import torch
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.fast import accelerate
 from summit_train.models.online import StreamNetwork, cache_shapes
-from summit_train.spec.model import NetworkSpec, stream_problem
+from summit_train.spec.checks import stream_problem
+from summit_train.spec.model_data import NetworkSpec
 from tests.closeness import assert_near
 
 FRAMES = 5

@@ -437,9 +437,15 @@ def test_a_frozen_trunk_with_batch_normalisations_keeps_their_statistics() -> No
         ({"num_frames": 7}, "vit needs a multiple of 2 frames, a tubelet has two; got 7"),
         ({"backbone": "resnet50"}, "vit cannot be built on resnet50; valid: vit_s, vit_b, vit_l"),
         ({"arch": "tsm", "backbone": "vit_s"}, "tsm cannot be built on vit_s"),
-        ({"arch": "tsm", "drop_path": 0.1}, "only vit has this key; leave it out with tsm"),
+        (
+            {"arch": "tsm", "drop_path": 0.1},
+            r"model\.drop_path: must be 0\.0 with model\.arch tsm: only arch vit reads",
+        ),
         ({"adapter": "lora"}, "adapter.*: Input should be 'none', 'shift' or 'st'"),
-        ({"adapter": "st", "positions": "grid"}, "must be index with adapter st, which learns its positions"),
+        (
+            {"adapter": "st", "positions": "grid"},
+            r"must be index with model\.adapter st: only adapter none reads it; the others",
+        ),
         ({"adapter": "shift", "shift_place": "in_place"}, "must be residual for vit, got in_place"),
         ({"drop_path": 1.0}, "drop_path.*: Input should be less than 1"),
         ({"zero_init_residual": True}, "no residual branch of vit ends in a normalisation"),

@@ -12,7 +12,7 @@ from torch import nn
 from summit_train.models import build_model
 from summit_train.models.by_name import lr_factors
 from summit_train.optim.solvers import build_sgd, build_solver, kept_state, parameter_groups, set_learning_rate
-from summit_train.spec.optimizer import OptimizerSpec
+from summit_train.spec.keys import OptimizerSpec
 from tests.closeness import assert_all_near
 from tests.optim.shared import give_gradients, network
 from tests.timms import needs_timm, timm_module
@@ -41,7 +41,7 @@ def test_no_solver_imports_torchs_compiler() -> None:
     work = f"""
 import sys
 from summit_train.optim.solvers import build_solver, parameter_groups
-from summit_train.spec.optimizer import OptimizerSpec
+from summit_train.spec.keys import OptimizerSpec
 from tests.optim.shared import give_gradients, network
 for keys in {[{"name": solver} | keys for solver, keys in SOLVERS.items()]}:
     model, spec = network(), OptimizerSpec.model_validate(keys)

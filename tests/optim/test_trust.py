@@ -10,7 +10,7 @@ from torch import nn
 
 from summit_train.optim.solvers import build_solver, parameter_groups, set_learning_rate
 from summit_train.optim.trust import Ratios, TrustRatio
-from summit_train.spec.optimizer import OptimizerSpec, TrustRatioSpec
+from summit_train.spec.keys import OptimizerSpec, TrustRatioSpec
 from tests.closeness import assert_all_near, assert_near
 from tests.optim.shared import give_gradients, network
 from tests.timms import needs_timm, timm_module

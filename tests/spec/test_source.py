@@ -280,23 +280,11 @@ def test_a_section_that_is_an_alias_is_changed_alone(tmp_path: Path) -> None:
     assert _read(tmp_path, "extends: base.yaml\na: {x: {y: 1}}\n").values == {"a": {"x": {"y": 1}, "z": {"y": 0}}}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("list: [" + "1," * 499_000 + "]\n", "not valid YAML: more than 50,000 lines, commas and brackets"),
-        ("list:\n" + "- 1\n" * 200_000, "not valid YAML: more than 50,000 lines, commas and brackets"),
-        ("list: [" + "1," * 1_000_000 + "]\n", "larger than 1,000,000 bytes"),
-    ],
-)
-def test_a_file_far_too_large_is_refused_before_it_is_parsed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
-) -> None:
-    value = _refused(tmp_path, "a: 1\n", "b=[" + "1," * 50_000 + "]")
-    assert value.endswith("quote it: more than 50,000 lines, commas and brackets")
-    path = _write(tmp_path / "large.yaml", text)
+def test_a_file_far_too_large_is_refused_before_it_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _write(tmp_path / "large.yaml", "list: [" + "1," * 500_000 + "]\n")
     monkeypatch.setattr("summit_train.spec.source._SpecLoader", None)
     for read in READERS:
-        with pytest.raises(UserError, match=f"large.yaml.*: {message}"):
+        with pytest.raises(UserError, match=r"large\.yaml.*: larger than 1,000,000 bytes"):
             read(path)
     with pytest.raises(UserError, match="/dev/zero: cannot be read: is not a regular file"):
         read_tree("/dev/zero")
@@ -323,13 +311,8 @@ def test_a_base_that_many_files_extend_is_read_once(tmp_path: Path, monkeypatch:
     assert len(read) == 19
 
 
-def test_extends_without_end_is_refused(tmp_path: Path) -> None:
-    most = "extends: a file may extend at most 20 files, directly or not"
-    assert _refused(tmp_path, _diamonds(tmp_path, 22)).endswith(most)
-    for number in range(22):
-        below = f"extends: {number - 1}.yaml\n" if number else ""
-        _write(tmp_path / f"{number}.yaml", f"{below}a: {number}\n")
-    assert _refused(tmp_path, "extends: 21.yaml\n").endswith(most)
+def test_a_file_extends_another_one_once(tmp_path: Path) -> None:
+    _write(tmp_path / "0.yaml", "a: 0\n")
     twice = _refused(tmp_path, "extends: [0.yaml, 0.yaml]\n")
     assert twice == "spec.yaml:1: extends: each file may be named once, got ['0.yaml', '0.yaml']"
 

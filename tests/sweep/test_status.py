@@ -25,7 +25,7 @@ from summit_train.report.index import read_index
 from summit_train.report.log_records import EvalRecord
 from summit_train.report.noise import Measured
 from summit_train.spec import dump_spec, spec_from_values
-from summit_train.spec.experiment import RESERVED_NAMES
+from summit_train.spec.checks import RESERVED_NAMES
 from summit_train.sweep.figure import write_sweep
 from summit_train.sweep.folds import clip_table
 from summit_train.sweep.grid import Reference, ReferencePoint, Sweep

@@ -14,7 +14,7 @@ from summit_train.core.checkpoints import CheckpointError, checkpoint_path, lear
 from summit_train.core.comm import World
 from summit_train.core.saved import Checkpoint, bound_of, load_checkpoint
 from summit_train.data.batches.loader import MicroBatch
-from summit_train.spec.optimizer import ParallelSpec
+from summit_train.spec.keys import ParallelSpec
 from summit_train.training.averaging import AveragingStep
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.step import Requests

@@ -17,7 +17,7 @@ from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.saved import load_newest, tensors_of, without_numbers
 from summit_train.optim.solvers import build_solver, set_learning_rate
 from summit_train.spec import CheckpointSpec, Spec, smallest_spec
-from summit_train.spec.optimizer import OptimizerSpec, ScheduleSpec
+from summit_train.spec.keys import OptimizerSpec, ScheduleSpec
 from summit_train.training.agreement import experiment_differences
 from summit_train.training.checkpoint import (
     Writer,

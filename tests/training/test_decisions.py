@@ -13,7 +13,7 @@ import pytest
 from summit_train.core.checkpoints import best_checkpoint, best_path
 from summit_train.plan import Rung
 from summit_train.spec import Spec, smallest_spec
-from summit_train.spec.optimizer import EarlyStopSpec, FreezeSpec, GrowBatchSpec
+from summit_train.spec.keys import EarlyStopSpec, FreezeSpec, GrowBatchSpec
 from summit_train.training.decisions import Decisions
 from tests.runs import small_checkpoints
 

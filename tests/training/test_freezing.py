@@ -20,7 +20,7 @@ from summit_train.models.by_name import freeze_by_name, frozen_until
 from summit_train.models.network import initial_network
 from summit_train.optim.solvers import build_solver, parameter_groups, set_learning_rate
 from summit_train.spec import load_spec
-from summit_train.spec.optimizer import OptimizerSpec
+from summit_train.spec.keys import OptimizerSpec
 from summit_train.training.exchange import Exchange
 from summit_train.training.timer import StepTimer
 from tests.conftest import made_once, spec_writer

@@ -26,7 +26,7 @@ import yaml
 from PIL import Image
 
 from summit_train.spec import load_spec
-from summit_train.spec.optimizer import OptimizerSpec, TrustRatioSpec
+from summit_train.spec.keys import OptimizerSpec, TrustRatioSpec
 from tests.conftest import made_once
 from tests.flows import write_moving_set
 from tests.runs import assert_bit_equal, load_any, records

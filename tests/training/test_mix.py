@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from summit_train.core import rng
-from summit_train.spec.augment import MixSpec
+from summit_train.spec.model_data import MixSpec
 from summit_train.training.mix import Mix, draw_mix
 from tests.closeness import assert_near
 from tests.timms import draw_from, needs_timm, timm_module

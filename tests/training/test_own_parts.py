@@ -30,7 +30,7 @@ from summit_train.plan import make_plan
 from summit_train.report.records import RunRecord
 from summit_train.report.tables import remarks_of, summary_row
 from summit_train.spec import Spec, load_spec, own_parts
-from summit_train.spec.augment import RandAugmentSpec
+from summit_train.spec.model_data import RandAugmentSpec
 from summit_train.sweep.grid import load_sweep
 from summit_train.sweep.status import read_rows, tables
 from summit_train.training.agreement import own_sources
@@ -417,11 +417,14 @@ def test_a_loss_that_fails_in_a_validation_ends_all_ranks(write_spec: WriteSpec,
     [
         (
             "loss.kind=a.py:b loss.label_smoothing=0.1",
-            "loss.label_smoothing: must be 0.0: only built-in losses read it",
+            "loss.label_smoothing: must be 0.0 with loss.kind a.py:b: only a built-in one reads it; use loss.options",
         ),
-        ("loss.kind=a.py:b loss.class_weights=balanced", "loss.class_weights: must be null: only built-in losses read"),
-        ("loss.options.gamma=2", "loss.options: must be empty: softmax is built in, and its options are keys"),
-        ("loss.like=binary", "loss.like: must be softmax: softmax is built in"),
+        (
+            "loss.kind=a.py:b loss.class_weights=balanced",
+            "loss.class_weights: must be null with loss.kind a.py:b: only",
+        ),
+        ("loss.options.gamma=2", "loss.options: must be {} with loss.kind softmax: only one of your own reads it"),
+        ("loss.like=binary", "loss.like: must be softmax with loss.kind softmax: only one of your own reads it"),
         ("loss.kind=softmx", "'softmx' is not a choice; did you mean softmax? valid: softmax, binary, detection, pack"),
         ("data.augment=a.py:b", "'a.py:b' is not a choice; valid: scale_jitter, multi_scale_crop, rand_augment, whole"),
         ("data.augment=[a.py:b,whole]", "data.augment: must be one of scale_jitter, multi_scale_crop, rand_augment,"),

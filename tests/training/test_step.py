@@ -20,8 +20,8 @@ from summit_train.models.precision import Normalise
 from summit_train.models.video import freeze_norms
 from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
-from summit_train.spec.augment import MixSpec
-from summit_train.spec.optimizer import OptimizerSpec, TrustRatioSpec
+from summit_train.spec.keys import OptimizerSpec, TrustRatioSpec
+from summit_train.spec.model_data import MixSpec
 from summit_train.training.erase import erase
 from summit_train.training.loss import Loss
 from summit_train.training.mix import draw_mix

@@ -24,7 +24,7 @@ from summit_train.models.network import initial_network
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.catalog import ARCHITECTURES
-from summit_train.spec.optimizer import OptimizerSpec
+from summit_train.spec.keys import OptimizerSpec
 from summit_train.spec.source import shipped
 from summit_train.training.averaging import AveragingStep
 from summit_train.training.checkpoint import save_checkpoint

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.spec import DataSpec
-from summit_train.spec.modality import FLOW_ZERO, RGB
+from summit_train.spec.catalog import FLOW_ZERO, RGB
 
 SNAP_PIXELS = 3
 ASPECTS = (3 / 4, 4 / 3)

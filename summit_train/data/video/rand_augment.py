@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 
-from summit_train.spec.augment import RandAugmentSpec
+from summit_train.spec.model_data import RandAugmentSpec
 
 Frames = NDArray[np.uint8]
 _STRONGEST = 10.0

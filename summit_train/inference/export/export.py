@@ -25,8 +25,8 @@ from summit_train.inference.export.onnx_file import Runtime, exported, facts, st
 from summit_train.inference.trained import Trained
 from summit_train.models import VideoNetwork
 from summit_train.models.precision import Normalise
-from summit_train.spec.modality import RGB
-from summit_train.spec.model import size_problems, stream_problem
+from summit_train.spec.catalog import RGB
+from summit_train.spec.checks import size_problems, stream_problem
 
 # Of the largest logit. Deep networks in fp32 differ by 1e-6 to 1e-5 between two runtimes, a wrong graph by far more.
 TOLERANCE = 1e-4

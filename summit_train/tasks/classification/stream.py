@@ -17,7 +17,7 @@ from summit_train.data.video.stream import StreamFrame
 from summit_train.inference.predict import most_probable
 from summit_train.inference.stream.stream import Stream, Values
 from summit_train.inference.trained import Trained
-from summit_train.spec.model import stream_problem
+from summit_train.spec.checks import stream_problem
 
 
 class Labeller(Stream):

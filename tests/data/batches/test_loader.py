@@ -19,7 +19,7 @@ from summit_train.data.packed.pack import pack_set
 from summit_train.data.video import augment
 from summit_train.data.video.rand_augment import apply_operations, draw_operations
 from summit_train.spec import EvaluateSpec
-from summit_train.spec.augment import RandAugmentSpec
+from summit_train.spec.model_data import RandAugmentSpec
 from tests.data.batches.conftest import NUM_FRAMES, NUM_VIDEOS, data_spec, grey, open_batches, plain, reader
 from tests.data.clips import read_clip
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from summit_train.core import rng
 from summit_train.data.video.rand_augment import KINDS, Frames, apply_operations, draw_operations
-from summit_train.spec.augment import RandAugmentSpec
+from summit_train.spec.model_data import RandAugmentSpec
 from tests.timms import draw_from, needs_timm, timm_module
 
 VIDEOMAES = RandAugmentSpec()

@@ -10,7 +10,7 @@ import torch
 from summit_train.data.video.augment import mirrored_x
 from summit_train.models.precision import Normalise
 from summit_train.spec import DataSpec
-from summit_train.spec.modality import FLOW_ZERO, RGB, flow
+from summit_train.spec.catalog import FLOW_ZERO, RGB, flow
 
 
 def test_rgb_is_normalised_as_torchvisions_weights_want_it() -> None:
