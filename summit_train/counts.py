@@ -26,10 +26,10 @@ Counted = TypeVar("Counted")
 
 
 def count_network(spec: Spec) -> Count:
-    """Count the spec's network as models.network.count_network does, from the cache if it is there."""
+    """Count the spec's network as models.count.count_network does, from the cache if it is there."""
 
     def count() -> Count:
-        from summit_train.models.network import count_network
+        from summit_train.models.count import count_network
 
         return count_network(spec)
 
@@ -42,7 +42,7 @@ def count_model(model: ModelSpec, clip_shape: tuple[int, int, int, int]) -> Coun
     """Count a network on one clip of (T, H, W, C), from the cache if it is there."""
 
     def count() -> Count:
-        from summit_train.models.network import count_model
+        from summit_train.models.count import count_model
 
         return count_model(model, clip_shape)
 

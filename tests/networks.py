@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from summit_train.core.count import Count
-from summit_train.models.network import count_model
+from summit_train.models.count import count_model
 from summit_train.spec import ModelSpec
 
 

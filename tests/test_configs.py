@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from summit_train.data.video.augment import crop_sizes
-from summit_train.models.network import count_network, stream_elements
+from summit_train.models.count import count_network, stream_elements
 from summit_train.plan import make_plan
 from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES
 from summit_train.spec import Spec, load_spec

@@ -13,7 +13,7 @@ import pytest
 
 from summit_train import counts
 from summit_train.counts import count_model, count_network
-from summit_train.models import network
+from summit_train.models import count
 from summit_train.spec import ModelSpec, Spec, load_spec
 from tests.worlds import Say
 
@@ -36,9 +36,9 @@ def refuse(*_: object) -> None:
 
 def test_a_kept_count_is_the_fresh_one_to_the_last_layer(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = spec_with()
-    fresh = network.count_network(spec)
+    fresh = count.count_network(spec)
     assert count_network(spec) == fresh and len(fresh.layers) > 10
-    monkeypatch.setattr(network, "count_network", refuse)
+    monkeypatch.setattr(count, "count_network", refuse)
     assert count_network(spec) == fresh  # Count is compared field by field
     assert count_network(spec_with("seed=7", "scale.clips_per_gpu=3", "optimizer.base_lr=0.5")) == fresh
     assert len(list(cache_folder.iterdir())) == 1
@@ -58,7 +58,7 @@ def test_a_kept_count_is_the_fresh_one_to_the_last_layer(cache_folder: Path, mon
 def test_a_key_that_a_count_depends_on_has_a_count_of_its_own(override: str) -> None:
     spec = spec_with(override)
     count_network(spec_with())
-    assert count_network(spec) == network.count_network(spec)
+    assert count_network(spec) == count.count_network(spec)
 
 
 def test_changed_code_and_a_damaged_file_are_counted_again(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,13 +71,13 @@ def test_changed_code_and_a_damaged_file_are_counted_again(cache_folder: Path, m
         assert count_network(spec) == fresh
         assert file.read_bytes() == whole
     monkeypatch.setattr(counts, "_code", lambda: "other")
-    monkeypatch.setattr(network, "count_network", refuse)
+    monkeypatch.setattr(count, "count_network", refuse)
     with pytest.raises(AssertionError, match="counted again"):
         count_network(spec)
 
 
 def test_an_error_of_a_count_is_not_blamed_on_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "count_network", refuse)
+    monkeypatch.setattr(count, "count_network", refuse)
     with pytest.raises(AssertionError) as error:
         count_network(spec_with())
     assert error.value.__context__ is None
@@ -107,7 +107,7 @@ def test_a_torch_without_metadata_is_counted_with(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(counts, "version", none)
     monkeypatch.setattr(counts, "_code", counts._code.__wrapped__)
-    assert count_network(spec_with()) == network.count_network(spec_with())
+    assert count_network(spec_with()) == count.count_network(spec_with())
     assert not cache_folder.exists()
 
 
@@ -115,7 +115,7 @@ def test_a_model_at_another_size_is_kept_as_a_network_is(monkeypatch: pytest.Mon
     model = ModelSpec(arch="tsm", backbone="resnet18", num_classes=4, width=0.25)
     fresh = count_model(model, (8, 32, 40, 3))
     assert fresh.clip == (8, 32, 40)
-    monkeypatch.setattr(network, "count_model", refuse)
+    monkeypatch.setattr(count, "count_model", refuse)
     assert count_model(model, (8, 32, 40, 3)) == fresh
     with pytest.raises(AssertionError, match="counted again"):
         count_model(model, (8, 40, 32, 3))
@@ -151,7 +151,7 @@ def test_without_a_cache_a_network_is_counted(home: str, tmp_path: Path, monkeyp
         (tmp_path / "summit_train").write_text("in the way")
     else:
         monkeypatch.setenv("XDG_CACHE_HOME", "~nobody_by_this_name/cache")
-    assert count_network(spec_with()) == network.count_network(spec_with())
+    assert count_network(spec_with()) == count.count_network(spec_with())
 
 
 def test_the_second_plan_needs_no_torch(say: Say) -> None:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from summit_train.core.errors import UserError
-from summit_train.models.network import count_network
+from summit_train.models.count import count_network
 from summit_train.plan import Plan, make_plan, sample_learning_rates
 from summit_train.spec import Spec, spec_from_values
 from tests.detectors import detector_spec

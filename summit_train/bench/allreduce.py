@@ -25,7 +25,7 @@ from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
 from summit_train.core.files import check_output, write_text
 from summit_train.core.result import TextTable
-from summit_train.models.network import count_network
+from summit_train.models.count import count_network
 from summit_train.scaling.collectives import AlphaBeta, NoFit, bus_bandwidth, fit_alpha_beta, link_of
 from summit_train.scaling.cost import gradient_element_bytes
 from summit_train.scaling.machines import Machine, Network

@@ -22,7 +22,8 @@ from summit_train.core.device import environment
 from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import counted, share
-from summit_train.models.network import count_network, cpu_kernels, initial_network
+from summit_train.models.count import count_network
+from summit_train.models.network import cpu_kernels, initial_network
 from summit_train.models.precision import mixed_precision, parameter_type
 from summit_train.report.figures import GREY, PALETTE, drawable, drawn, wrapped
 from summit_train.report.tables import machine_text

@@ -24,7 +24,8 @@ from summit_train.core.errors import UserError
 from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import NONE, counted
-from summit_train.models.network import count_network, cpu_kernels
+from summit_train.models.count import count_network
+from summit_train.models.network import cpu_kernels
 from summit_train.report.figures import GREY, PALETTE, drawable, drawn, log_ticks, wrapped
 from summit_train.report.tables import machine_text
 from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES, Row, Table

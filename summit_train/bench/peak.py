@@ -11,7 +11,7 @@ import torch
 from summit_train.bench.measure import Place, Values
 from summit_train.core.count import Count
 from summit_train.core.text import with_unit
-from summit_train.models.network import count_network
+from summit_train.models.count import count_network
 from summit_train.models.precision import AUTOCAST, parameter_type
 from summit_train.spec import Spec
 from summit_train.training.timer import Mark

@@ -28,7 +28,8 @@ from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import PREFETCHED_PER_WORKER
 from summit_train.data.batches.workers import Batches
 from summit_train.data.dataset import Dataset
-from summit_train.models.network import count_network, cpu_kernels, initial_network
+from summit_train.models.count import count_network
+from summit_train.models.network import cpu_kernels, initial_network
 from summit_train.plan import Plan, make_plan
 from summit_train.report.tables import machine_text
 from summit_train.spec import Spec, load_spec

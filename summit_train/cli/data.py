@@ -62,13 +62,16 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _motion_arguments(parser: argparse.ArgumentParser) -> None:
+    from summit_train.tasks.detection.moving_objects import MovingObjects
+
     add, usual = parser.add_argument, MotionSet()
     add("out", metavar="OUT", type=Path, help="folder that gets videos/, train.csv and val.csv")
     add("--train", type=int, metavar="N", required=True, help="training videos")
     add("--val", type=int, metavar="N", required=True, help="validation videos")
-    add("--boxes", action="store_true", help="for detection: moving shapes with their boxes and tracks")
-    add("--size", type=int, help=f"pixels of a side [{usual.size}, with --boxes 96]")
-    add("--frames", type=int, help=f"frames a video [{usual.num_frames}, with --boxes 24]")
+    about = "for detection: moving shapes with their boxes and tracks"
+    add("--boxes", dest="videos", action="store_const", const=MovingObjects, default=MotionSet, help=about)
+    add("--size", type=int, help=f"pixels of a side [{usual.size}, with --boxes {MovingObjects.size}]")
+    add("--frames", type=int, help=f"frames a video [{usual.num_frames}, with --boxes {MovingObjects.num_frames}]")
     add("--classes", type=int, default=usual.num_classes, help="how many [%(default)s]")
     add("--seed", type=int, default=usual.seed, help="[%(default)s]")
     add("--kind", choices=MOTION_KINDS, help=f"what tells the classes [{usual.kind}]")
@@ -76,12 +79,12 @@ def _motion_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _motion(args: argparse.Namespace) -> Result:
-    if args.boxes and args.kind is not None:
+    if args.videos is not MotionSet and args.kind is not None:
         raise UserError(f"--kind must be left out with the set of a task, which has its own classes; got {args.kind}")
     asked = {"size": args.size, "num_frames": args.frames, "num_classes": args.classes, "kind": args.kind}
     how = {name: value for name, value in asked.items() if value is not None}
     how |= {"seed": args.seed, "difficulty": args.difficulty}
-    videos = _motion_set(args.boxes)(**how)
+    videos = args.videos(**how)
     if there := [path for name in SPLITS if (path := args.out / f"{name}.csv").exists()]:
         raise UserError(f"{there[0]}: already exists; make the set in another folder")
     total = args.train + args.val
@@ -89,14 +92,6 @@ def _motion(args: argparse.Namespace) -> Result:
         pass
     what = f"{counted(total, 'video')} of {videos.num_classes} classes: {', '.join(videos.classes)}"
     return Result([what, f"data.train={args.out / 'train.csv'} data.val={args.out / 'val.csv'} data.root={args.out}"])
-
-
-def _motion_set(has_boxes: bool) -> type[MotionSet]:
-    if not has_boxes:
-        return MotionSet
-    from summit_train.tasks.detection.moving_objects import MovingObjects
-
-    return MovingObjects
 
 
 def _import_arguments(parser: argparse.ArgumentParser) -> None:

@@ -28,7 +28,7 @@ from summit_train.core.saved import peek
 from summit_train.core.session import session
 from summit_train.core.tested import warn_untested
 from summit_train.core.text import counted, from_json, percent
-from summit_train.core.watch import Watchdog
+from summit_train.core.watch import StopRequest, Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation, build_scorer
 from summit_train.evaluation.measures import Measures, measures_of, open_measures, say_certainty, say_left_out
@@ -120,7 +120,7 @@ def _scoring(
         device = choose_device(world)
         network = world.together(lambda: initial_network(spec, device))
         check_agreement(world, spec, datasets, network, **arguments)
-        yield build_scorer(spec, datasets["val"], world, device), network, watchdog
+        yield build_scorer(spec, datasets["val"], world, device, StopRequest()), network, watchdog
 
 
 def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Result:

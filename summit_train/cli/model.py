@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from summit_train.core.result import Result, TextTable
-from summit_train.models.network import count_network, stream_elements
+from summit_train.models.count import count_network, stream_elements
 from summit_train.spec import load_spec
 
 

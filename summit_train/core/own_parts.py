@@ -36,44 +36,68 @@ class OwnPart:
 
     @classmethod
     def open(cls, key: str, name: str, options: Mapping[str, Any]) -> OwnPart:
-        """Raises UserError where there is no such file or module; nothing in a file runs."""
+        """Hash the files of `name`. Raises UserError where there is none; nothing in a file runs."""
         return cls(key, name, options, digest_of(key, name))
 
+    def load(self) -> Callable[..., Any]:
+        """Import the callable. Raises UserError where it cannot be imported, is not there, or has changed."""
+        if digest_of(self.key, self.name) != self.digest:
+            raise UserError(f"{self.key}: {self.name} has changed since the run began; restore the file")
+        module_name, _, attribute = self.name.rpartition(":")
+        with _importing(self.key, self.name):
+            if module_name.endswith(".py"):
+                module = _executed(Path(module_name).absolute(), self.digest)
+            else:
+                module = import_module(module_name)
+        found = getattr(module, attribute, None)
+        if not callable(found):
+            raise UserError(f"{self.key}: {module_name} must have a class or function {attribute}, found none")
+        return found  # type: ignore[no-any-return]
+
+    def call(self, **arguments: Any) -> Any:
+        """Call it once with `arguments` and its options. Raises UserError as `make` does."""
+        called = self.load()
+        key = f"{self.key.partition('.')[0]}.options"
+        self._check(key, called, [*arguments, key], lambda signature: signature.bind(**arguments, **self.options))
+        with _importing(self.key, self.name):
+            return called(**arguments, **self.options)
+
     def make(self, *arguments: str) -> Callable[..., Any]:
-        """Return what is called with `arguments`: a function and its options, or the object that a class makes of them.
+        """Return a callable of `arguments`: a function with its options, or the object that a class makes of them.
 
         Raises UserError where it is not there, has changed, or does not take them; its own errors keep their traceback.
         """
-        if digest_of(self.key, self.name) != self.digest:
-            raise UserError(f"{self.key}: {self.name} has changed since the run began; restore the file")
-        found, gets = load(self.key, self.name), [*arguments, *self.options]
+        found = self.load()
         if not isinstance(found, type):
-            check_call(self.key, self.name, found, gets, lambda own: own.bind(*arguments, **self.options))
+            names = [*arguments, *self.options]
+            self._check(self.key, found, names, lambda signature: signature.bind(*arguments, **self.options))
             return partial(found, **self.options)
-        check_call(self.key, self.name, found, self.options, lambda own: own.bind(**self.options))
-        with importing(self.key, self.name):
+        self._check(self.key, found, self.options, lambda signature: signature.bind(**self.options))
+        with _importing(self.key, self.name):
             made = found(**self.options)
         if not callable(made):
             raise UserError(f"{self.key}: {self.name} must have a method __call__({', '.join(arguments)})")
-        check_call(self.key, self.name, made, arguments, lambda own: own.bind(*arguments))
+        self._check(self.key, made, arguments, lambda signature: signature.bind(*arguments))
         return made  # type: ignore[no-any-return]
+
+    def _check(
+        self, key: str, called: Callable[..., Any], names: Iterable[str], bind: Callable[[inspect.Signature], object]
+    ) -> None:
+        """Raise UserError, about `key`, where `called` does not take the arguments of `bind`; names: theirs."""
+        try:
+            signature = inspect.signature(called)
+        except ValueError as error:
+            right = "try a function that calls it"
+            raise UserError(f"{key}: {self.name} is built in and has no signature; {right}") from error
+        try:
+            bind(signature)
+        except TypeError as error:
+            right = ", ".join(names) or "no arguments"
+            raise UserError(f"{key}: {self.name}{signature} must take {right}: {error}") from error
 
     def wrong(self, returned: str, got: object) -> UserError:
         """Return the error of what it returned. returned: what that must be."""
         return UserError(f"{self.key}: {self.name} must return {returned}, got {got}")
-
-
-def load(key: str, name: str) -> Callable[..., Any]:
-    """Import the callable `name` and return it. Raises UserError where it cannot be imported or is not there."""
-    place, _, attribute = name.rpartition(":")
-    digest = digest_of(key, name)
-    with importing(key, name):
-        is_file = place.endswith(".py")
-        module = _executed(Path(place).absolute(), digest) if is_file else import_module(place)
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        raise UserError(f"{key}: {place} must have a class or function {attribute}, found none")
-    return found  # type: ignore[no-any-return]
 
 
 def digest_of(key: str, name: str) -> str:
@@ -81,7 +105,7 @@ def digest_of(key: str, name: str) -> str:
 
     Nothing in the files runs. Of a dotted name, the packages that contain the module are imported.
     """
-    with importing(key, name):
+    with _importing(key, name):
         files = _sources(key, name.rpartition(":")[0])
     if len(files) == 1:
         return file_sha256(files[0])
@@ -96,12 +120,15 @@ def _sources(key: str, place: str) -> list[Path]:
 
     Of a FILE.py, and of a package that is installed with a version, the file alone; empty files are left out.
     """
-    first, top = _source_of(key, place), place.partition(".")[0]
+    first = _source_of(key, place)
+    top = place.partition(".")[0]
     package = None if place.endswith(".py") else importlib.util.find_spec(top)
     folders = package.submodule_search_locations if package is not None else None
     if not folders or top == "summit_train" or {"site-packages", "dist-packages"} & {*first.parts}:
         return [first]
-    above, found, left = Path(next(iter(folders))).parent, set[Path](), [place]
+    above = Path(next(iter(folders))).parent
+    found = set[Path]()
+    left = [place]
     while left:
         words = left.pop().split(".")
         for end in range(1, len(words) + 1):  # the packages that contain a module run, too
@@ -128,22 +155,8 @@ def _imports(file: Path, package: tuple[str, ...], changed: int) -> list[str]:
     return [name for name in names if name.partition(".")[0] == (package or (file.stem,))[0]]
 
 
-def check_call(
-    key: str, name: str, called: Callable[..., Any], gets: Iterable[str], bind: Callable[[inspect.Signature], object]
-) -> None:
-    """Raise UserError where a callable does not take the arguments that `bind` gives it; gets: their names."""
-    try:
-        signature = inspect.signature(called)
-    except ValueError as error:
-        raise UserError(f"{key}: {name} is built in and has no signature; try a function that calls it") from error
-    try:
-        bind(signature)
-    except TypeError as error:
-        raise UserError(f"{key}: {name}{signature} must take {', '.join(gets) or 'no arguments'}: {error}") from error
-
-
 @contextmanager
-def importing(key: str, name: str) -> Iterator[None]:
+def _importing(key: str, name: str) -> Iterator[None]:
     """Raise UserError where an import in the block fails."""
     try:
         yield

@@ -32,7 +32,7 @@ class Dataset:
     """The clips of a manifest without those in data.quarantine (`kept`), and the store that reads them.
 
     A clip is named by its place in the manifest, so a quarantine changes no clip's number. augment: the augmentations
-    of the user's own, of the training set.
+    of the user's own, of the training set. num_classes: of clips that may have several, see Manifest.class_labels.
     """
 
     data: DataSpec
@@ -40,6 +40,7 @@ class Dataset:
     kept: Kept
     store: Store
     augment: tuple[OwnPart, ...] = ()
+    num_classes: int | None = None
 
     @classmethod
     def open(cls, spec: Spec, which: str) -> Dataset:
@@ -57,7 +58,8 @@ class Dataset:
         if which == "train" and manifest.boxes is not None and spec.data.span_frames is not None:
             store = SpanStore(store, spec.data.span_frames)
         augment = spec.data.open_augment() if which == "train" else ()
-        return cls(spec.data, store.manifest, kept_clips(spec.data, store.manifest), store, tuple(augment))
+        kept = kept_clips(spec.data, store.manifest)
+        return cls(spec.data, store.manifest, kept, store, tuple(augment), spec.multi_label_classes)
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -90,7 +92,7 @@ class Dataset:
     def _reader(self, seed: int) -> TrainingClips:
         from summit_train.data.batches.loader import TrainingClips
 
-        return TrainingClips(self.data, self.store, seed, self.kept, self.augment)
+        return TrainingClips(self.data, self.store, seed, self.kept, self.augment, self.num_classes)
 
     def _balanced(self, order: Order) -> Order:
         return replace(order, classes=self._classes()) if self.data.balance == "classes" else order

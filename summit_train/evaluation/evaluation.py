@@ -113,15 +113,13 @@ class Evaluation:
         return self.measures.values(scores) | ({} if macro is None else {"top1_macro": macro})
 
 
-def build_scorer(
-    spec: Spec, dataset: Dataset, world: World, device: torch.device, stop: StopRequest | None = None
-) -> Scorer:
+def build_scorer(spec: Spec, dataset: Dataset, world: World, device: torch.device, stop: StopRequest) -> Scorer:
     """Return what scores the videos of a data set for the spec's task."""
     if spec.task == "detection":
         from summit_train.tasks.detection.scoring import DetectionScorer
 
-        return DetectionScorer(spec, dataset, world, device, stop or StopRequest())
-    return Scorer(spec, dataset, world, device, stop or StopRequest())
+        return DetectionScorer(spec, dataset, world, device, stop)
+    return Scorer(spec, dataset, world, device, stop)
 
 
 def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tensors, Tensors | None, int]:

@@ -28,7 +28,7 @@ from summit_train.data.dataset import Dataset
 from summit_train.data.video.augment import stream_frames
 from summit_train.data.video.source import DecodeError
 from summit_train.evaluation.scores import Found, Scores
-from summit_train.models.network import build_network
+from summit_train.models.build import build_network
 from summit_train.models.online import StreamNetwork
 from summit_train.models.precision import Normalise, mixed_precision, parameter_type
 from summit_train.plan import views_at_once
@@ -163,8 +163,7 @@ class Scorer:
 
     def gathered(self, clips: NDArray[np.int64], results: Sequence[NDArray[Any]], is_read: NDArray[np.bool_]) -> Found:
         """Return the results of all `clips`, in their order, as one object."""
-        manifest, is_binary = self.dataset.manifest, self.spec.loss.base == "binary"
-        labels = manifest.multi_hot(clips, self.spec.model.num_classes) if is_binary else manifest.label_rows(clips)
+        labels = self.dataset.manifest.class_labels(clips, self.spec.multi_label_classes)
         return Scores(clips, labels, np.stack(results).astype(np.float32), is_read)
 
     def results(self, model: nn.Module, videos: Sequence[int]) -> Results:

@@ -153,12 +153,13 @@ class Loaded:
         return dataset
 
     def _read(self, dataset: Dataset) -> Iterator[Sample]:
-        spec, manifest, clips, is_binary = self.spec, dataset.manifest, dataset.clips, self.spec.loss.base == "binary"
-        labels = manifest.multi_hot(clips, len(self.classes)) if is_binary else manifest.labels[clips].tolist()
+        spec, manifest, clips = self.spec, dataset.manifest, dataset.clips
+        labels = manifest.class_labels(clips, spec.multi_label_classes)
         is_known = not isinstance(dataset, VideoList) or dataset.has_labels
         with test_batches(spec.data, spec.evaluate, dataset.store, clips.tolist()) as batches:
             for batch, label in zip(batches, labels, strict=True):
                 if batch.bad is not None:
                     warnings.warn(f"left out: {batch.bad.path}: {batch.bad.reason}", stacklevel=2)
                     continue
-                yield Sample(self._normalise(batch.views), label if is_known else None, manifest.path(batch.video))
+                known = label if label.ndim else int(label)
+                yield Sample(self._normalise(batch.views), known if is_known else None, manifest.path(batch.video))

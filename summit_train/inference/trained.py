@@ -13,8 +13,9 @@ from summit_train.core import saved
 from summit_train.core.checkpoints import CheckpointError, best_checkpoint
 from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork
+from summit_train.models.build import build_network
 from summit_train.models.foreign import check_sources, sources_of
-from summit_train.models.network import build_network, make_ready
+from summit_train.models.network import make_ready
 from summit_train.models.precision import parameter_type
 from summit_train.spec import Spec, load_spec, spec_from_tree
 from summit_train.spec.catalog import is_foreign

@@ -1,29 +1,45 @@
-"""Names to networks."""
+"""Names to networks, and specs to networks with frozen parts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from pydantic import ValidationError
-from torch import nn
 
-from summit_train.models.csn import IrCSN
+from summit_train.core.errors import UserError
+from summit_train.models.by_name import freeze_by_name, frozen_until, lr_factors
 from summit_train.models.eco import ECOLite
 from summit_train.models.foreign import build_foreign
-from summit_train.models.i3d import I3D
-from summit_train.models.mobilenet import InvertedResidual, MobileNetV2
+from summit_train.models.i3d import I3D, IrCSN
+from summit_train.models.mobilenet import MobileNetV2
 from summit_train.models.non_local import add_non_local
-from summit_train.models.resnet import ResidualBlock, ResNet
+from summit_train.models.resnet import ResNet
 from summit_train.models.shift import add_shifts
 from summit_train.models.slowfast import SlowFast
 from summit_train.models.trn import TRN
-from summit_train.models.video import VideoNetwork, initialise
+from summit_train.models.video import VideoNetwork, freeze_norms, freeze_trunk, initialise
 from summit_train.models.vit import FrameViT, VideoViT
-from summit_train.models.x3d import X3D, X3DBlock
+from summit_train.models.x3d import X3D
+from summit_train.spec import ModelSpec, NetworkSpec, Spec
 from summit_train.spec.catalog import is_foreign
 from summit_train.spec.checks import network_problems, unread
-from summit_train.spec.model_data import NetworkSpec
+
+# Each is called with the spec, and the frames and channels of a clip.
+NETWORKS: dict[str, Callable[[NetworkSpec, int, int], VideoNetwork]] = {
+    "tsm": ResNet,
+    "tsn": ResNet,
+    "i3d_3x3x3": I3D,
+    "i3d_3x1x1": I3D,
+    "i3d_replace": I3D,
+    "trn": TRN,
+    "eco_lite": ECOLite,
+    "slowfast": SlowFast,
+    "x3d_m": X3D,
+    "ir_csn": IrCSN,
+    "vit": FrameViT,
+}
 
 
 def build_model(
@@ -45,7 +61,7 @@ def build_model(
     try:
         network = NetworkSpec.model_validate(values)
     except ValidationError as error:
-        wrong = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}, got {one['input']!r}" for one in error.errors())
+        wrong = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}, got {each['input']!r}" for each in error.errors())
         raise ValueError("; ".join(wrong)) from None
     if in_channels < 1:
         raise ValueError(f"in_channels must be 1 or more, got {in_channels}")
@@ -63,8 +79,13 @@ def network_of(
     always begin as the identity.
     """
     if is_foreign(spec.arch):
-        return build_foreign(spec.arch, num_frames, spec.num_classes, in_channels, spec.options, generator)
-    model = _trunk(spec, (num_frames, spec.num_classes, spec.width, spec.dropout, in_channels))
+        return build_foreign(spec, num_frames, in_channels, generator)
+    network = NETWORKS[spec.arch]
+    if spec.backbone == "mobilenet_v2":
+        network = MobileNetV2
+    elif spec.arch == "vit" and spec.adapter == "none":
+        network = VideoViT
+    model = network(spec, num_frames, in_channels)
     if spec.arch == "tsm":
         add_shifts(model, spec.shift_fraction, spec.shift_place, spec.shift_direction)
     if spec.non_local:
@@ -72,28 +93,34 @@ def network_of(
     initialise(model, generator)
     if spec.zero_init_residual:
         for module in model.modules():
-            if isinstance(module, ResidualBlock | InvertedResidual | X3DBlock):
-                nn.init.zeros_(module.get_parameter(f"{module.last_norm}.weight"))
+            if (zero_init_last := getattr(module, "zero_init_last", None)) is not None:
+                zero_init_last()
     return model
 
 
-def _trunk(spec: NetworkSpec, sizes: tuple[int, int, float, float, int]) -> VideoNetwork:
-    """Return the network before its shifts and non-local blocks. sizes: frames, classes, width, dropout, channels."""
-    arch, backbone = spec.arch, spec.backbone or ""
-    if arch == "vit" and spec.adapter == "none":
-        return VideoViT(backbone, sizes, spec.drop_path, spec.positions)
-    if arch == "vit":
-        return FrameViT(backbone, sizes, spec.drop_path, spec.adapter, (spec.shift_fraction, spec.shift_direction))
-    if arch in ("i3d_3x3x3", "i3d_3x1x1", "i3d_replace"):
-        return I3D(arch, backbone, sizes, spec.pool1)
-    if arch == "trn":
-        return TRN(backbone, *sizes)
-    if arch == "eco_lite":
-        return ECOLite(*sizes)
-    if arch == "slowfast":
-        return SlowFast(*sizes)
-    if arch == "x3d_m":
-        return X3D(*sizes)
-    if arch == "ir_csn":
-        return IrCSN(backbone, *sizes)
-    return MobileNetV2(*sizes) if backbone == "mobilenet_v2" else ResNet(backbone, *sizes)
+def plain_network(
+    model: ModelSpec, num_frames: int, in_channels: int, generator: torch.Generator | None = None
+) -> VideoNetwork:
+    """Build the network of `model` with the head of its task; freeze its trunk or normalisations."""
+    network = network_of(model, num_frames, in_channels, generator)
+    if model.detector is not None:
+        from summit_train.tasks.detection.rfcn import build_rfcn
+
+        network = build_rfcn(network, model, model.detector, generator)
+    freeze_norms(network, model.freeze_bn)
+    if model.freeze_trunk:
+        freeze_trunk(network)
+    return network
+
+
+def build_network(spec: Spec, generator: torch.Generator | None = None) -> VideoNetwork:
+    """Build the spec's plain network, with its frozen parts, its weights drawn from `generator`."""
+    network = plain_network(spec.model, spec.data.num_frames, spec.data.input.channels, generator)
+    for key, names in (("head_lr_factor", [network.head]), ("first_lr_factor", network.stem)):
+        if getattr(spec.optimizer, key) != 1 and not any(names):
+            attribute = "head" if names else "stem"
+            raise UserError(f"optimizer.{key}: must be 1, because {spec.model.arch} has no attribute {attribute}")
+    lr_factors(network, spec.optimizer)  # refuses names that the network does not have
+    network.frozen_until = frozen_until(network, spec.optimizer)
+    freeze_by_name(network, 0)
+    return network

@@ -25,14 +25,14 @@ def named(network: VideoNetwork, patterns: Sequence[str], key: str, norms: Itera
     first = _first_names(network) | {name: name for name in norms}
     # layer1.0.conv1.weight is part of layer1, layer1.0 and layer1.0.conv1.
     names = {name: list(accumulate(name.split("."), "{}.{}".format)) for name in first}
-    known = list(dict.fromkeys(name for own in names.values() for name in own))
+    known = list(dict.fromkeys(part for parts in names.values() for part in parts))
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
             near = difflib.get_close_matches(pattern, known, 3)
             right = f"did you mean {' or '.join(near)}?" if near else f"valid: {listed(known)}"
             raise UserError(f"{key}: {pattern!r} names no parameter of the network; {right}")
-    found = (name for name, own in names.items() if any(fnmatchcase(one, p) for one in own for p in patterns))
-    return list(dict.fromkeys(first[name] for name in found))
+    matching = (name for name, parts in names.items() if any(fnmatchcase(part, p) for part in parts for p in patterns))
+    return list(dict.fromkeys(first[name] for name in matching))
 
 
 def _first_names(network: VideoNetwork) -> dict[str, str]:
@@ -67,7 +67,8 @@ def freeze_by_name(network: nn.Module, epoch: int) -> int:
     Those of a normalisation without parameters are its running statistics.
     """
     until: Mapping[str, float] = getattr(network, "frozen_until", {})
-    parameters, number = dict(network.named_parameters()), 0
+    parameters = dict(network.named_parameters())
+    number = 0
     for name, epochs in until.items():
         if name in parameters:
             if parameters[name].requires_grad != (epoch >= epochs):
@@ -84,7 +85,7 @@ def freeze_by_name(network: nn.Module, epoch: int) -> int:
 
 
 def lr_factors(model: VideoNetwork, solver: OptimizerSpec) -> dict[str, float]:
-    """Return what the LR of each parameter is multiplied by, by name: its module's factors and its layer's.
+    """Return the factors on the LR by parameter name: those of its module, its layer and its own name, multiplied.
 
     With L the classifier's layer, layer l has layer_decay^(L - l): BEiT's rule (Bao et al. 2022), as in timm.
     """

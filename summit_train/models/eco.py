@@ -9,6 +9,7 @@ from torch import nn
 
 from summit_train.models.resnet import scaled_channels
 from summit_train.models.video import Dropout, VideoNetwork
+from summit_train.spec import NetworkSpec
 
 
 class ECOLite(VideoNetwork):
@@ -23,12 +24,12 @@ class ECOLite(VideoNetwork):
     sequences = ("inception", "resnet")
     stem = ("conv1_7x7_s2.conv",)
 
-    def __init__(self, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int) -> None:
+    def __init__(self, spec: NetworkSpec, num_frames: int, in_channels: int) -> None:
         stages = {"conv1_7x7_s2": "conv1", "pool1": "pool1", "conv2_3x3": "conv2", "pool2": "pool2"}
         stages |= {"inception": "inception3"} | {f"resnet.{name}": name for name in ("res3", "res4", "res5")}
         super().__init__(num_frames, stages, in_channels)
         sizes = (32, 64, 96, 128, 192, 256, 512)
-        c32, c64, c96, c128, c192, c256, c512 = (scaled_channels(channels, width) for channels in sizes)
+        c32, c64, c96, c128, c192, c256, c512 = (scaled_channels(channels, spec.width) for channels in sizes)
         self.conv1_7x7_s2 = _convolution(in_channels, c64, 7, 2)
         self.pool1 = nn.MaxPool2d(3, 2, ceil_mode=True)
         self.conv2_3x3_reduce = _convolution(c64, c64, 1)
@@ -43,8 +44,8 @@ class ECOLite(VideoNetwork):
         self.inception = _named(**{"3a": first, "3b": second, "3c": third})
         self.resnet = _named(res3=Residuals(c96, c128, 1), res4=Residuals(c128, c256, 2), res5=Residuals(c256, c512, 2))
         self.avgpool = nn.AdaptiveAvgPool3d(1)
-        self.dropout = Dropout(dropout)
-        self.fc = nn.Linear(c512, num_classes)
+        self.dropout = Dropout(spec.dropout)
+        self.fc = nn.Linear(c512, spec.num_classes)
 
     def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
         """Return res5 of clips of frames (N*T, C, H, W): volumes (N, F, T / 4, h, w)."""

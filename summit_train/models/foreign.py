@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from summit_train.core.errors import UserError
-from summit_train.core.own_parts import check_call, digest_of, importing, load
+from summit_train.core.own_parts import OwnPart, digest_of
 from summit_train.models.video import VideoNetwork
+from summit_train.spec import NetworkSpec
 from summit_train.spec.catalog import is_foreign
 
 LAYOUTS = ("NTCHW", "NCTHW")
@@ -28,13 +30,18 @@ class ForeignNetwork(VideoNetwork):
     replaceable = False
 
     def __init__(
-        self, network: nn.Module, arch: str, num_frames: int, num_classes: int, in_channels: int, note: str = ""
+        self, network: nn.Module, part: OwnPart, num_frames: int, num_classes: int, in_channels: int, note: str = ""
     ) -> None:
         super().__init__(num_frames, {}, in_channels)
-        self.network, self.arch, self.num_classes, self.note = network, arch, num_classes, note
+        self.network = network
+        self.part = part
+        self.num_classes = num_classes
+        self.note = note
+        self.sources = {f"{part.key} (SHA-256)": part.digest}
         self.layout = getattr(network, "layout", LAYOUTS[0])
         if self.layout not in LAYOUTS:
-            raise UserError(f"model.arch: the layout of {arch} must be {' or '.join(LAYOUTS)}, got {self.layout!r}")
+            right = " or ".join(LAYOUTS)
+            raise UserError(f"{part.key}: the layout of {part.name} must be {right}, got {self.layout!r}")
         self.head = _named(network, "head")
         self.stem = tuple(filter(None, [_named(network, "stem")]))
 
@@ -49,7 +56,7 @@ class ForeignNetwork(VideoNetwork):
         if not isinstance(logits, torch.Tensor) or logits.shape != expected:
             found = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
             clip = f"{tuple(x.shape)} ({self.layout})"
-            raise UserError(f"model.arch: {self.arch} must return logits {expected} for a clip {clip}, got {found}")
+            raise self.part.wrong(f"logits {expected} for a clip {clip}", found)
         return logits
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:
@@ -58,11 +65,11 @@ class ForeignNetwork(VideoNetwork):
 
     def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
         """Return the network's own feature maps. Raises UserError where it has none."""
-        own = getattr(self.network, "feature_maps", None)
-        if own is None or not self.head:
-            needs = "a method feature_maps, and its last linear layer as `head`"
-            raise UserError(f"{self.arch} has no class activation maps: they need {needs}; see docs/own_network.md")
-        maps: torch.Tensor = own(x)
+        feature_maps = getattr(self.network, "feature_maps", None)
+        if feature_maps is None or not self.head:
+            needs = "they need a method feature_maps, and its last linear layer as `head`; see docs/own_network.md"
+            raise UserError(f"{self.part.name} has no class activation maps: {needs}")
+        maps: torch.Tensor = feature_maps(x)
         return maps
 
     def reseed(self, seed: int) -> None:
@@ -90,33 +97,23 @@ def _named(network: nn.Module, attribute: str) -> str:
 
 
 def build_foreign(
-    arch: str,
-    num_frames: int,
-    num_classes: int,
-    in_channels: int,
-    options: Mapping[str, Any],
-    generator: torch.Generator | None = None,
+    spec: NetworkSpec, num_frames: int, in_channels: int, generator: torch.Generator | None = None
 ) -> ForeignNetwork:
-    """Import the callable that `arch` names and build its network, with the initial weights that it draws itself.
+    """Import the callable that `spec.arch` names and build its network, with the initial weights that it draws itself.
 
     They are a function of the seed of `generator`, or drawn from torch's global one. Raises UserError for a callable
     that cannot be imported, does not take the options, or returns no module; its own errors keep their traceback.
     """
-    sources = sources_of(arch)
+    part = OwnPart.open("model.arch", spec.arch, spec.options)
     with torch.device("cpu"):  # what a module makes when it is imported serves all its networks
-        build = load("model.arch", arch)
-    gets = ("num_classes", "num_frames", "model.options")
-    check_call("model.options", arch, build, gets, lambda own: own.bind(num_classes=1, num_frames=1, **options))
-    arguments = {"num_classes": num_classes, "num_frames": num_frames, **options}
-    with importing("model.arch", arch), torch.random.fork_rng(devices=[]):
+        part.load()
+    with torch.random.fork_rng(devices=[]):
         if generator is not None:
             torch.manual_seed(generator.initial_seed())
-        network, note = _built(lambda: build(**arguments))
+        network, note = _built(partial(part.call, num_classes=spec.num_classes, num_frames=num_frames))
     if not isinstance(network, nn.Module):
-        raise UserError(f"model.arch: {arch} must return a torch.nn.Module, got {type(network).__name__}")
-    foreign = ForeignNetwork(network, arch, num_frames, num_classes, in_channels, note)
-    foreign.sources = sources
-    return foreign
+        raise part.wrong("a torch.nn.Module", type(network).__name__)
+    return ForeignNetwork(network, part, num_frames, spec.num_classes, in_channels, note)
 
 
 def sources_of(arch: str) -> dict[str, str]:
@@ -145,7 +142,7 @@ def check_norms(network: nn.Module) -> None:
 
 
 def _built(build: Callable[[], Any]) -> tuple[Any, str]:
-    """Return what `build` returns, and a note where it cannot run on the meta device that is set."""
+    """Return the result of `build`, and a note where it cannot run on the meta device that is set."""
     try:
         return build(), ""
     except (RuntimeError, TypeError, ValueError) as error:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from summit_train.models.video import Dropout, VideoNetwork
+from summit_train.spec import NetworkSpec
 
 # Expansion t, channels c, blocks n, stride s of the first (Sandler et al., Table 2).
 BLOCKS = (
@@ -28,18 +29,20 @@ class InvertedResidual(nn.Module):
     def __init__(self, in_channels: int, channels: int, stride: int, expansion: int) -> None:
         super().__init__()
         inner = in_channels * expansion
-        self.expands = expansion > 1
         self.has_shortcut = stride == 1 and in_channels == channels
+        self.takes_shift = self.has_shortcut and expansion > 1
         self.in_place_shift: nn.Module = nn.Identity()
         self.shift: nn.Module = nn.Identity()
-        expand = [_convolution(in_channels, inner, 1)] if self.expands else []
+        expand = [_convolution(in_channels, inner, 1)] if expansion > 1 else []
         self.conv = nn.Sequential(
             *expand,
             _convolution(inner, inner, 3, stride, groups=inner),
             nn.Conv2d(inner, channels, 1, bias=False),
             nn.BatchNorm2d(channels),
         )
-        self.last_norm = f"conv.{len(self.conv) - 1}"
+
+    def zero_init_last(self) -> None:
+        nn.init.zeros_(self.conv[-1].get_parameter("weight"))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.in_place_shift(x)
@@ -54,21 +57,21 @@ class MobileNetV2(VideoNetwork):
     stem = ("features.0.0",)
     head = "classifier"
 
-    def __init__(self, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int) -> None:
+    def __init__(self, spec: NetworkSpec, num_frames: int, in_channels: int) -> None:
         stages = {"features.0": "conv1"}
         super().__init__(num_frames, stages, in_channels)
-        channels = rounded_channels(32 * width)
+        channels = rounded_channels(32 * spec.width)
         layers: list[nn.Module] = [_convolution(in_channels, channels, 3, 2)]
         for number, (expansion, base, num_blocks, stride) in enumerate(BLOCKS, 1):
             for index in range(num_blocks):
-                out_channels = rounded_channels(base * width)
+                out_channels = rounded_channels(base * spec.width)
                 layers.append(InvertedResidual(channels, out_channels, stride if index == 0 else 1, expansion))
                 channels = out_channels
             stages[f"features.{len(layers) - 1}"] = f"bottleneck{number}"
-        last = rounded_channels(1280 * max(1.0, width))
+        last = rounded_channels(1280 * max(1.0, spec.width))
         stages[f"features.{len(layers)}"] = "conv2"
         self.features = nn.Sequential(*layers, _convolution(channels, last, 1))
-        self.classifier = nn.Sequential(Dropout(dropout), nn.Linear(last, num_classes))
+        self.classifier = nn.Sequential(Dropout(spec.dropout), nn.Linear(last, spec.num_classes))
 
     def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
         return self.features(x)

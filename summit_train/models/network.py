@@ -1,4 +1,4 @@
-"""The spec's network: built, counted, and made ready to run."""
+"""The spec's network, made ready to run, and what it cannot run with."""
 
 from __future__ import annotations
 
@@ -6,50 +6,33 @@ import math
 import os
 import tempfile
 from collections import OrderedDict
-from dataclasses import replace
-from functools import cache, partial
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from summit_train.core import rng
-from summit_train.core.count import Count
 from summit_train.core.errors import UserError
 from summit_train.core.machine import processor_digest
 from summit_train.core.text import counted
 from summit_train.models import VideoNetwork
-from summit_train.models.build import network_of
-from summit_train.models.by_name import freeze_by_name, frozen_until, lr_factors
-from summit_train.models.count import count
+from summit_train.models.build import build_network
+from summit_train.models.count import count_network
 from summit_train.models.fast import accelerate, execution
-from summit_train.models.online import cache_shapes
 from summit_train.models.precision import parameter_type
-from summit_train.models.video import freeze_norms, freeze_trunk, trained_norms
-from summit_train.spec import ModelSpec, Spec
+from summit_train.models.video import trained_norms
+from summit_train.spec import Spec
 from summit_train.spec.catalog import is_foreign
-from summit_train.spec.checks import stream_problem
 
 _COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+_WRONG = 0.1  # relative error of a gradient; a right one in bf16 is off by 0.002
 
 
 def cpu_kernels(device: torch.device) -> str:
-    """Return what the C++ kernels for CPUs are compiled for on this machine, or why a run has none."""
+    """Return the target of this machine's C++ kernels for CPUs, or why a run has none."""
     return execution() if device.type == "cpu" else "not used"
-
-
-def build_network(spec: Spec, generator: torch.Generator | None = None) -> VideoNetwork:
-    """Build the spec's plain network, with its frozen parts, its weights drawn from `generator`."""
-    network = _plain(spec.model, spec.data.num_frames, spec.data.input.channels, generator)
-    for key, names in (("head_lr_factor", [network.head]), ("first_lr_factor", network.stem)):
-        if getattr(spec.optimizer, key) != 1 and not any(names):
-            attribute = "head" if names else "stem"
-            raise UserError(f"optimizer.{key}: must be 1, because {spec.model.arch} has no attribute {attribute}")
-    lr_factors(network, spec.optimizer)  # refuses names that the network does not have
-    network.frozen_until = frozen_until(network, spec.optimizer)
-    freeze_by_name(network, 0)
-    return network
 
 
 def initial_network(spec: Spec, device: torch.device) -> VideoNetwork:
@@ -134,66 +117,29 @@ def check_batch(spec: Spec) -> None:
         raise UserError(f"scale.clips_per_gpu: must be 2 or more, got 1: {why}; or try a larger data.crop")
 
 
-def count_network(spec: Spec) -> Count:
-    """Count the spec's network on one training clip, as it will run.
+def check_arithmetic(spec: Spec, device: torch.device) -> None:
+    """Raise UserError where the gradients of `spec` on `device` would be wrong.
 
-    trained_parameters: at the end of the run. Raises UserError for names of parameters that it does not have, and for a
-    foreign network that takes training's pictures and not those of the evaluation.
+    With torch 2.13.0 on a CPU with AVX-512, oneDNN's weight gradient of a 3D convolution in bf16 is uninitialised
+    memory where clips have exactly two frames and the kernel sees three. I3D 3x3x3 with 16 frames has two in res4.
     """
-    model, data = spec.model, spec.data
-    count_at = partial(count_model, model, accelerated=not spec.execution.compile)
-    counted = count_at(data.clip_shape)
-    if is_foreign(model.arch) and spec.evaluate.crops != "full":
-        side = spec.evaluate.short_side
-        try:
-            count_at((data.num_frames, side, side, data.input.channels))
-        except Exception as error:
-            takes = f"{model.arch} takes {data.crop} x {data.crop} pixels (data.crop) but not {side} x {side}"
-            raise UserError(f"evaluate.short_side: {takes}: {error}") from error
-    if spec.optimizer.freeze or spec.optimizer.lr_factors:
-        with torch.device("meta"):
-            network = build_network(spec)
-        freeze_by_name(network, spec.schedule.epochs)
-        trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
-        counted = replace(counted, trained_parameters=trained)
-    return counted
+    if device.type != "cpu" or spec.precision != "bf16" or 2 not in count_network(spec).stages.values():
+        return
+    if error_of_two_frames() > _WRONG:
+        wrong = "this CPU's library computes wrong gradients of 3D convolutions over two frames"
+        has = f"a stage of {spec.model.title} has two with data.num_frames {spec.data.num_frames}"
+        raise UserError(f"precision bf16: {wrong}, and {has}; take precision=fp32")
 
 
-@cache
-def count_model(model: ModelSpec, clip_shape: tuple[int, int, int, int], *, accelerated: bool = True) -> Count:
-    """Count a network on one clip of (T, H, W, C)."""
-    num_frames, height, width, channels = clip_shape
-    with torch.device("meta"):
-        network = _plain(model, num_frames, channels)
-        if accelerated:
-            accelerate(network)
-    try:
-        return count(network, height, width)
-    except (RuntimeError, TypeError) as error:
-        if not is_foreign(model.arch):
-            raise
-        # Tensors on the meta device have no numbers, which some networks read.
-        note = f"on the CPU to be counted, as it does not run on torch's meta device: {error}"
-        return replace(count(_plain(model, num_frames, channels), height, width, "cpu"), note=note)
-
-
-def stream_elements(spec: Spec) -> int | None:
-    """Return the elements that a stream of frames as in training caches; None where it cannot stream."""
-    model, (num_frames, height, width, channels) = spec.model, spec.data.clip_shape
-    if stream_problem(model) is not None:
-        return None
-    with torch.device("meta"):
-        network = _plain(model, num_frames, channels)
-    return sum(map(math.prod, cache_shapes(network, height, width)))
-
-
-def _plain(model: ModelSpec, num_frames: int, channels: int, generator: torch.Generator | None = None) -> VideoNetwork:
-    network = network_of(model, num_frames, channels, generator)
-    if model.detector is not None:
-        from summit_train.tasks.detection.rfcn import build_rfcn
-
-        network = build_rfcn(network, model, model.detector, generator)
-    freeze_norms(network, model.freeze_bn)
-    if model.freeze_trunk:
-        freeze_trunk(network)
-    return network
+def error_of_two_frames() -> float:
+    """Return the relative error of a weight gradient in bf16, of a kernel of three frames over two; inf for a NaN."""
+    generator = torch.Generator().manual_seed(0)
+    clips, grad = (torch.randn(2, 16, 2, 4, 4, generator=generator).bfloat16() for _ in range(2))
+    gradients = list[torch.Tensor]()
+    for dtype in (torch.bfloat16, torch.float64):
+        weight = torch.full((16, 16, 3, 1, 1), 0.125, dtype=dtype, requires_grad=True)
+        out = functional.conv3d(clips.to(dtype), weight, padding=(1, 0, 0))
+        gradients += torch.autograd.grad(out, weight, grad.to(dtype))
+    found, right = gradients
+    error = float((found.double() - right).norm() / right.norm())
+    return error if error < math.inf else math.inf

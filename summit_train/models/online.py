@@ -26,14 +26,15 @@ class CachedShift(nn.Module):
 
     def __init__(self, fraction: float, caches: Caches) -> None:
         super().__init__()
-        self.fraction, self._caches = fraction, caches
+        self.fraction = fraction
+        self._caches = caches
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shift frames (N, C, H, W), each of another stream."""
-        before, after = self._caches.before, self._caches.after
+        caches = self._caches
         fold = num_shifted_channels(x.shape[1], self.fraction)
-        previous = before[len(after)] if before else torch.zeros_like(x[:, :fold])
-        after.append(x[:, :fold])
+        previous = caches.before[len(caches.after)] if caches.before else torch.zeros_like(x[:, :fold])
+        caches.after.append(x[:, :fold])
         # Concatenation, not assignment to a slice: exporters fold an assignment away and freeze what it assigns.
         return torch.cat([previous, x[:, fold:]], 1)
 
@@ -66,7 +67,8 @@ class StreamNetwork(nn.Module):
 
         caches: those returned for the previous frames; without them the streams start.
         """
-        self._caches.before, self._caches.after = caches, []
+        self._caches.before = caches
+        self._caches.after = []
         logits = self.network.classify(self.network.extract(frames_NCHW))
         return logits, self._caches.after
 

@@ -9,17 +9,19 @@ import torch
 from torch import nn
 
 from summit_train.models.video import Dropout, VideoNetwork
+from summit_train.spec import NetworkSpec
 
 
 class ResidualBlock(nn.Module):
     """relu(branch(x) + shortcut), with places for what other networks add.
 
     `shift`: TSM's temporal shift in front of the branch (Figure 3, residual). `in_place_shift`: the shift in front of
-    branch and shortcut (Figure 3, in-place). `nl`: a non-local block, which follows the residual one.
+    branch and shortcut (Figure 3, in-place). `nl`: a non-local block, which follows the residual one. As in timm,
+    `zero_init_last()` sets the weight of the branch's last normalisation to 0: the block begins as its shortcut.
     """
 
     expansion: int  # output channels for each of `channels`
-    last_norm: str  # of the branch; zero_init_residual starts its weight at 0
+    takes_shift = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +34,7 @@ class ResidualBlock(nn.Module):
 class BasicBlock(ResidualBlock):
     """Two 3x3 convolutions."""
 
-    expansion, last_norm = 1, "bn2"
+    expansion = 1
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -41,6 +43,9 @@ class BasicBlock(ResidualBlock):
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
         self.downsample = projection(in_channels, channels, stride)
+
+    def zero_init_last(self) -> None:
+        nn.init.zeros_(self.bn2.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.in_place_shift(x)
@@ -57,11 +62,12 @@ class Bottleneck(ResidualBlock):
     ResNeXt: the 3x3 has `groups` groups of group_width / 64 * `channels` channels.
     """
 
-    expansion, last_norm = 4, "bn3"
+    expansion = 4
 
     def __init__(self, in_channels: int, channels: int, stride: int, groups: int = 1, group_width: int = 64) -> None:
         super().__init__()
-        inner, out_channels = max(1, channels * group_width // 64) * groups, self.expansion * channels
+        inner = max(1, channels * group_width // 64) * groups
+        out_channels = self.expansion * channels
         self.conv1 = nn.Conv2d(in_channels, inner, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(inner)
         self.conv2 = nn.Conv2d(inner, inner, 3, stride, padding=1, groups=groups, bias=False)
@@ -69,6 +75,9 @@ class Bottleneck(ResidualBlock):
         self.conv3 = nn.Conv2d(inner, out_channels, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(out_channels)
         self.downsample = projection(in_channels, out_channels, stride)
+
+    def zero_init_last(self) -> None:
+        nn.init.zeros_(self.bn3.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.in_place_shift(x)
@@ -114,19 +123,18 @@ class ResNet(VideoNetwork):
 
     sequences = ("layer1", "layer2", "layer3", "layer4")
 
-    def __init__(
-        self, backbone: str, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int
-    ) -> None:
+    def __init__(self, spec: NetworkSpec, num_frames: int, in_channels: int) -> None:
         super().__init__(num_frames, STAGES, in_channels)
-        block, depths = VARIANTS[backbone]
-        channels = scaled_channels(64, width)
+        assert spec.backbone is not None
+        block, depths = VARIANTS[spec.backbone]
+        channels = scaled_channels(64, spec.width)
         self.conv1: nn.Module = nn.Conv2d(in_channels, channels, 7, 2, padding=3, bias=False)
         self.bn1: nn.Module = nn.BatchNorm2d(channels)
         self.relu: nn.Module = nn.ReLU(inplace=True)
         self.maxpool: nn.Module = nn.MaxPool2d(3, 2, padding=1)
         stages: list[nn.Module] = []
         for stage, depth in enumerate(depths):
-            inner = scaled_channels(64 * 2**stage, width)
+            inner = scaled_channels(64 * 2**stage, spec.width)
             blocks = []
             for number in range(depth):
                 blocks.append(block(channels, inner, 2 if stage > 0 and number == 0 else 1))
@@ -134,8 +142,8 @@ class ResNet(VideoNetwork):
             stages.append(nn.Sequential(*blocks))
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.avgpool: nn.Module = nn.AdaptiveAvgPool2d(1)
-        self.dropout = Dropout(dropout)
-        self.fc = nn.Linear(channels, num_classes)
+        self.dropout = Dropout(spec.dropout)
+        self.fc = nn.Linear(channels, spec.num_classes)
 
     def feature_maps(self, x: torch.Tensor) -> torch.Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from summit_train.models.mobilenet import InvertedResidual
-from summit_train.models.resnet import ResidualBlock
 from summit_train.models.video import VideoNetwork
 from summit_train.spec.catalog import ShiftDirection, ShiftPlace
 
@@ -42,7 +40,9 @@ class TemporalShift(nn.Module):
 
     def __init__(self, num_frames: int, fraction: float = 0.125, direction: ShiftDirection = "both") -> None:
         super().__init__()
-        self.num_frames, self.fraction, self.direction = num_frames, fraction, direction
+        self.num_frames = num_frames
+        self.fraction = fraction
+        self.direction = direction
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return temporal_shift(x, self.num_frames, self.fraction, self.direction)
@@ -58,13 +58,7 @@ def add_shifts(network: VideoNetwork, fraction: float, place: ShiftPlace, direct
     stages = [list(network.get_submodule(name).children()) for name in network.sequences]
     step = shift_step(map(len, stages), place)
     for stage in stages:
-        takers = [
-            block
-            for block in stage
-            if isinstance(block, ResidualBlock)
-            or (isinstance(block, InvertedResidual) and block.expands and block.has_shortcut)
-        ]
-        for block in takers[::step]:
+        for block in [block for block in stage if getattr(block, "takes_shift", False)][::step]:
             shift = TemporalShift(network.num_frames, fraction, direction)
             if place == "in_place":
                 block.in_place_shift = shift

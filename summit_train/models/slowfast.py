@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from summit_train.models.i3d import inflate_norms, inflated
+from summit_train.models.i3d import inflate, inflate_norms
 from summit_train.models.resnet import STAGES as RESNET_STAGES
 from summit_train.models.resnet import Bottleneck, scaled_channels
 from summit_train.models.video import Dropout, VideoNetwork
+from summit_train.spec import NetworkSpec
 
 ALPHA = 8  # frames of the fast pathway for each frame of the slow one
 BETA_INVERSE = 8  # channels of the slow pathway for each channel of the fast one
@@ -36,7 +37,8 @@ class Pathway(nn.Module):
         self, in_channels: int, base: int, width: float, kernels: Sequence[int], joined: Sequence[int] = (0, 0, 0, 0)
     ) -> None:
         super().__init__()
-        channels, (span, *spans) = scaled_channels(base, width), kernels
+        channels = scaled_channels(base, width)
+        span, *spans = kernels
         self.conv1 = nn.Conv3d(in_channels, channels, (span, 7, 7), (1, 2, 2), padding=(span // 2, 3, 3), bias=False)
         self.bn1 = nn.BatchNorm3d(channels)
         self.relu = nn.ReLU(inplace=True)
@@ -49,9 +51,7 @@ class Pathway(nn.Module):
             channels += joined[stage]
             for number in range(num_blocks):
                 block = Bottleneck(channels, inner, 2 if stage > 0 and number == 0 else 1)
-                for name, conv in list(block.named_modules()):
-                    if isinstance(conv, nn.Conv2d):
-                        block.set_submodule(name, inflated(conv, spans[stage] if name == "conv1" else 1))
+                inflate(block, ["conv1"], kernel=spans[stage])
                 blocks.append(block)
                 channels = inner * block.expansion
             stages.append(nn.Sequential(*blocks))
@@ -93,21 +93,22 @@ class SlowFast(VideoNetwork):
     sequences = tuple(f"{pathway}.layer{i}" for i in (1, 2, 3, 4) for pathway in ("fast", "slow"))
     stem = ("fast.conv1", "slow.conv1")
 
-    def __init__(self, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int) -> None:
+    def __init__(self, spec: NetworkSpec, num_frames: int, in_channels: int) -> None:
         super().__init__(num_frames, STAGES, in_channels)
         # The fast pathway comes first, since it takes the clip as it is.
-        self.fast = Pathway(in_channels, BASE // BETA_INVERSE, width, FAST_KERNELS)
+        self.fast = Pathway(in_channels, BASE // BETA_INVERSE, spec.width, FAST_KERNELS)
         laterals = [Lateral(channels) for channels in self.fast.outputs[:-1]]
         self.lateral1, self.lateral2, self.lateral3, self.lateral4 = laterals
-        self.slow = Pathway(in_channels, BASE, width, SLOW_KERNELS, [lateral.channels for lateral in laterals])
+        self.slow = Pathway(in_channels, BASE, spec.width, SLOW_KERNELS, [lateral.channels for lateral in laterals])
         self.avgpool = nn.AdaptiveAvgPool3d(1)
-        self.dropout = Dropout(dropout)
-        self.fc = nn.Linear(self.slow.outputs[-1] + self.fast.outputs[-1], num_classes)
+        self.dropout = Dropout(spec.dropout)
+        self.fc = nn.Linear(self.slow.outputs[-1] + self.fast.outputs[-1], spec.num_classes)
 
     def extract(self, x: torch.Tensor) -> torch.Tensor:
-        fast, slow = self.fast.stem(x), self.slow.stem(x[:, :, ::ALPHA])
-        slow, fast = self.slow.layer1(self.lateral1(slow, fast)), self.fast.layer1(fast)
-        slow, fast = self.slow.layer2(self.lateral2(slow, fast)), self.fast.layer2(fast)
-        slow, fast = self.slow.layer3(self.lateral3(slow, fast)), self.fast.layer3(fast)
-        slow, fast = self.slow.layer4(self.lateral4(slow, fast)), self.fast.layer4(fast)
+        fast = self.fast.stem(x)
+        slow = self.slow.stem(x[:, :, ::ALPHA])
+        for number in (1, 2, 3, 4):
+            lateral = self.get_submodule(f"lateral{number}")
+            slow = self.slow.get_submodule(f"layer{number}")(lateral(slow, fast))
+            fast = self.fast.get_submodule(f"layer{number}")(fast)
         return torch.cat((self.avgpool(slow), self.avgpool(fast)), dim=1).flatten(1)

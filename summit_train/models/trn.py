@@ -9,6 +9,7 @@ from torch import nn
 
 from summit_train.models.resnet import ResNet, scaled_channels
 from summit_train.models.video import KeyedModule
+from summit_train.spec import NetworkSpec
 
 FEATURES = 256  # of a frame
 TUPLES = 3  # of each scale, summed
@@ -23,12 +24,10 @@ class TRN(ResNet):
 
     head = "consensus"
 
-    def __init__(
-        self, backbone: str, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int
-    ) -> None:
-        features = scaled_channels(FEATURES, width)
-        super().__init__(backbone, num_frames, features, width, dropout, in_channels)
-        self.consensus = Relations(num_frames, features, num_classes)
+    def __init__(self, spec: NetworkSpec, num_frames: int, in_channels: int) -> None:
+        features = scaled_channels(FEATURES, spec.width)
+        super().__init__(spec.model_copy(update={"num_classes": features}), num_frames, in_channels)
+        self.consensus = Relations(num_frames, features, spec.num_classes)
 
     def classify(self, features: torch.Tensor) -> torch.Tensor:
         frames = super().classify(features)

@@ -73,7 +73,8 @@ class DropPath(KeyedModule):
 
     def __init__(self, p: float, num_frames: int = 1) -> None:
         super().__init__()
-        self.p, self.num_frames = p, num_frames
+        self.p = p
+        self.num_frames = num_frames
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.p == 0.0 or not self.training:
@@ -123,7 +124,9 @@ class VideoNetwork(nn.Module):
 
     def __init__(self, num_frames: int, stages: dict[str, str], in_channels: int) -> None:
         super().__init__()
-        self.num_frames, self.in_channels, self.stages = num_frames, in_channels, stages
+        self.num_frames = num_frames
+        self.in_channels = in_channels
+        self.stages = stages
         self.execution = "plain"  # how it runs, for people
 
     def forward(self, clip_NTCHW: torch.Tensor) -> torch.Tensor:
@@ -179,19 +182,21 @@ class VideoNetwork(nn.Module):
         Pathways side by side are numbered side by side. What a module registers in front of its first block is layer 0;
         everything else belongs to the last layer, the classifier's. Without `sequences` that is all there is.
         """
-        places: dict[str, int] = {}
-        depths: Counter[str] = Counter()  # blocks of each module
+        blocks: dict[str, int] = {}
+        depths = Counter[str]()  # blocks of each module
         for sequence in self.sequences:
             parent, dot, _ = sequence.rpartition(".")
             for child, _ in self.get_submodule(sequence).named_children():
                 depths[parent + dot] += 1
-                places[f"{sequence}.{child}."] = depths[parent + dot]
-        last, ahead, numbers = max(depths.values(), default=-1) + 1, set(depths), dict[str, int]()
+                blocks[f"{sequence}.{child}."] = depths[parent + dot]
+        last = max(depths.values(), default=-1) + 1
+        ahead = set(depths)  # modules whose first block is still to come
+        numbers: dict[str, int] = {}
         for name, _ in self.named_parameters():
-            block = next((block for block in places if name.startswith(block)), None)
+            block = next((block for block in blocks if name.startswith(block)), None)
             if block is not None:
                 ahead -= {parent for parent in ahead if block.startswith(parent)}
-                numbers[name] = places[block]
+                numbers[name] = blocks[block]
             else:
                 numbers[name] = 0 if any(name.startswith(parent) for parent in ahead) else last
         return numbers
@@ -257,7 +262,7 @@ def freeze_trunk(network: VideoNetwork) -> None:
 
 
 def is_frozen(module: nn.Module) -> bool:
-    """Return whether `module` is a normalisation whose weight gets no gradient, or one without that is `frozen`."""
+    """Return True for a normalisation whose weight gets no gradient, or one without weight that is `frozen`."""
     if not isinstance(module, _BatchNorm):
         return False
     return not module.weight.requires_grad if module.weight is not None else getattr(module, "frozen", False)
@@ -278,8 +283,8 @@ def norm_momentum(norms: Sequence[_BatchNorm], momentum: float) -> Iterator[None
     try:
         yield
     finally:
-        for norm, own in zip(norms, before, strict=True):
-            norm.momentum = own
+        for norm, earlier in zip(norms, before, strict=True):
+            norm.momentum = earlier
 
 
 def _modules_of_non_local(network: nn.Module) -> set[nn.Module]:

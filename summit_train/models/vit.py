@@ -18,11 +18,13 @@ from torch.nn import functional
 from summit_train.models.resnet import scaled_channels
 from summit_train.models.shift import TemporalShift
 from summit_train.models.video import AddedModule, Dropout, DropPath, VideoNetwork
-from summit_train.spec.catalog import Adapter, Positions, ShiftDirection
+from summit_train.spec import NetworkSpec
+from summit_train.spec.catalog import Positions
 
 # Heads of 64 channels, and blocks: "An image is worth 16x16 words" (Dosovitskiy et al.), Table 1; S: DeiT, Table 1.
 VARIANTS = {"vit_s": (6, 12), "vit_b": (12, 12), "vit_l": (16, 24)}
-PATCH, TUBELET = 16, 2  # pixels, frames
+PATCH = 16  # pixels
+TUBELET = 2  # frames
 SIDE = 14  # patches along a side of 224 pixels, for which published networks have positions
 _EPS = 1e-6  # of the normalisations
 
@@ -43,7 +45,8 @@ class Attention(nn.Module):
 
     def forward(self, x_NLC: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(x_NLC).chunk(3, -1)
-        q, v = q + self.q_bias.to(q.dtype), v + self.v_bias.to(v.dtype)
+        q = q + self.q_bias.to(q.dtype)
+        v = v + self.v_bias.to(v.dtype)
         q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q, k, v))
         # Not torch's fused attention, whose backward pass on GPUs sums in any order: equal runs would differ.
         weights = torch.softmax(q.shape[-1] ** -0.5 * q @ k.transpose(-2, -1), dim=-1)
@@ -66,7 +69,7 @@ class STAdapter(AddedModule):
         self.fc2 = nn.Linear(inner, channels)
 
     def forward(self, x_MLC: torch.Tensor) -> torch.Tensor:
-        token, patches = x_MLC[:, :1], x_MLC[:, 1:]
+        token, patches = x_MLC.tensor_split([1], dim=1)
         y_NTPC = self.fc1(patches).unflatten(0, (-1, self.num_frames))
         y_NCTP1 = self.conv(y_NTPC.permute(0, 3, 1, 2).unsqueeze(-1))
         y_MPC = y_NCTP1.squeeze(-1).permute(0, 2, 3, 1).flatten(0, 1)
@@ -100,28 +103,25 @@ class Block(nn.Module):
 
 
 class ViT(VideoNetwork):
-    """What both forms share: patches, blocks, the classifier, initial weights, and how published files fit."""
+    """The common parts of both forms: patches, blocks, the classifier, initial weights, and how published files fit."""
 
     sequences = ("blocks",)
     stem = ("patch_embed.proj",)
 
-    def __init__(
-        self, backbone: str, sizes: tuple[int, int, float, float, int], drop_path: float, *, frames_as_images: bool
-    ) -> None:
-        """sizes: number of frames and of classes, width, dropout, and the clip's channels."""
-        num_frames, num_classes, width, dropout, in_channels = sizes
+    def __init__(self, spec: NetworkSpec, num_frames: int, in_channels: int, *, frames_as_images: bool) -> None:
         super().__init__(num_frames, {"patch_embed": "patches"}, in_channels)
-        heads, depth = VARIANTS[backbone]
-        self.channels = channels = heads * scaled_channels(64, width)
+        assert spec.backbone is not None
+        heads, depth = VARIANTS[spec.backbone]
+        self.channels = channels = heads * scaled_channels(64, spec.width)
         conv = nn.Conv2d if frames_as_images else nn.Conv3d
         patch = (PATCH, PATCH) if frames_as_images else (TUBELET, PATCH, PATCH)
         self.patch_embed = nn.Sequential(OrderedDict(proj=conv(in_channels, channels, patch, patch)))  # type: ignore[arg-type]
         # Huang et al., "Deep networks with stochastic depth": the first block stays, the last goes most often.
-        rates = [drop_path * number / (depth - 1) for number in range(depth)]
+        rates = [spec.drop_path * number / (depth - 1) for number in range(depth)]
         together = num_frames if frames_as_images else 1
         self.blocks = nn.Sequential(*(Block(channels, heads, rate, together) for rate in rates))
-        self.dropout = Dropout(dropout)
-        self.fc = nn.Linear(channels, num_classes)
+        self.dropout = Dropout(spec.dropout)
+        self.fc = nn.Linear(channels, spec.num_classes)
 
     def initialise_head(self, generator: torch.Generator | None) -> None:
         """Draw VideoMAE's weights: truncated N(0, 0.02), patches as torch's convolutions; the classifier stays."""
@@ -162,11 +162,9 @@ class VideoViT(ViT):
 
     memory_format = torch.channels_last_3d
 
-    def __init__(
-        self, backbone: str, sizes: tuple[int, int, float, float, int], drop_path: float, positions: Positions
-    ) -> None:
-        super().__init__(backbone, sizes, drop_path, frames_as_images=False)
-        self.positions = positions
+    def __init__(self, spec: NetworkSpec, num_frames: int, in_channels: int) -> None:
+        super().__init__(spec, num_frames, in_channels, frames_as_images=False)
+        self.positions = spec.positions
         self.fc_norm = nn.LayerNorm(self.channels, _EPS)
 
     def extract(self, x: torch.Tensor) -> torch.Tensor:
@@ -196,29 +194,26 @@ class VideoViT(ViT):
 class FrameViT(ViT):
     """An image ViT on each frame: a class token, attention within the frame, and logits averaged over the frames.
 
-    adapter: what joins the frames, "none" for nothing. shift: the fraction of the channels, and the direction.
+    An adapter joins the frames.
     """
 
     undecayed = ("cls_token", "pos_embed")  # as in timm and BEiT
 
-    def __init__(
-        self, backbone: str, sizes: tuple[int, int, float, float, int], drop_path: float, adapter: Adapter,
-        shift: tuple[float, ShiftDirection],
-    ) -> None:  # fmt: skip
-        super().__init__(backbone, sizes, drop_path, frames_as_images=True)
+    def __init__(self, spec: NetworkSpec, num_frames: int, in_channels: int) -> None:
+        super().__init__(spec, num_frames, in_channels, frames_as_images=True)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, self.channels))
         self.pos_embed = nn.Parameter(torch.zeros(1, 1 + SIDE * SIDE, self.channels))
         self.norm = nn.LayerNorm(self.channels, _EPS)
         for block in self.blocks:
-            if adapter == "shift":
-                block.shift = TemporalShift(self.num_frames, *shift)
-            elif adapter == "st":
-                block.adapter = STAdapter(self.channels, self.num_frames)
+            if spec.adapter == "shift":
+                block.shift = TemporalShift(num_frames, spec.shift_fraction, spec.shift_direction)
+            else:
+                block.adapter = STAdapter(self.channels, num_frames)
 
     def extract(self, x: torch.Tensor) -> torch.Tensor:
         """Return the normalised class tokens of frames (N*T, C, H, W), (N*T, F)."""
         patches_MCHW = self.patch_embed(x)
-        token, grid = self.pos_embed[:, :1], self.pos_embed[:, 1:]
+        token, grid = self.pos_embed.tensor_split([1], dim=1)
         tokens_MPC = patches_MCHW.flatten(2).transpose(1, 2) + resized(grid, *patches_MCHW.shape[2:])
         tokens_MPC = torch.cat([(self.cls_token + token).expand(len(x), -1, -1), tokens_MPC], 1)
         return self.norm(self.blocks(tokens_MPC)[:, 0])
@@ -242,7 +237,7 @@ def _joined(parts: Mapping[str, torch.Tensor | None]) -> torch.Tensor:
 
 
 def fixed_positions(kind: Positions, grid: Sequence[int], channels: int, device: torch.device) -> torch.Tensor:
-    """Return what tells the patches of a grid (T, H, W) apart: sines and cosines (T*H*W, channels) in double precision.
+    """Return the positions of a grid (T, H, W) of patches: sines and cosines (T*H*W, channels) in double precision.
 
     "index" (VideoMAE): of the patch's number, a sine and a cosine in turn. "grid" (V-JEPA): of the time in half of the
     channels, then of the row and of the column in a quarter each, sines before cosines. "grid_uniform" (V-JEPA with

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from summit_train.core.checkpoints import find_checkpoints
 from summit_train.core.errors import UserError
@@ -18,11 +19,9 @@ from summit_train.models.shift import num_shifted_channels, shift_step
 from summit_train.models.video import VideoNetwork
 from summit_train.spec.catalog import ShiftDirection
 
-Tensors = Mapping[str, torch.Tensor]
+Tensors = Mapping[str, Tensor]
 # The temporal shift in front of a convolution: the fraction of the channels in each direction, 0 for none.
 Shift = tuple[float, ShiftDirection]
-# A tensor of a file in the shape that a model needs, and how it was made; "" where the numbers are the file's.
-Fitted = tuple[torch.Tensor, str]
 # Keys that wrap a state dict in the files people have: our checkpoints ("model"), others' ("state_dict"), VideoMAE's of
 # DeepSpeed ("module"), and V-JEPA's ("target_encoder", the one that its authors evaluate).
 _WRAPPERS = ("model", "state_dict", "module", "target_encoder")
@@ -30,43 +29,54 @@ _WRAPPERS = ("model", "state_dict", "module", "target_encoder")
 _COUNTER = "num_batches_tracked"
 
 
+class TensorRow(NamedTuple):
+    """A tensor of the model, or an unexpected one of the file, and its fate.
+
+    "fresh": of a classifier for other classes, as many as the model's; it stays as initialised. "counter": of a batch
+    normalisation; not reported. value: what is loaded. note: how that was made, if it is not the file's own, or both
+    shapes of a mismatch.
+    """
+
+    name: str
+    fate: Literal["loaded", "counter", "fresh", "missing", "mismatched", "unexpected"]
+    value: Tensor | None = None
+    note: str = ""
+
+
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of each key: `loaded`; `missing` in the file; `unexpected` by the model; `mismatched` in its shape.
+    """The fate of each tensor.
 
-    Names are the model's, but those of `unexpected`, which are the file's. made: name -> how a loaded tensor was made
-    that is not the file's own. fresh: the classifier's tensors if it is for other classes, as many as the model's.
     classes: how the classes compare, "" if the file has no such classifier. passed_over: why newer checkpoints of a run
     were not read. pool1: the model's, if the file's network may have a different one.
     """
 
     path: str
-    loaded: tuple[str, ...]
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    mismatched: tuple[str, ...]
-    made: Mapping[str, str]
-    fresh: tuple[str, ...] = ()
+    rows: tuple[TensorRow, ...]
     classes: str = ""
     passed_over: tuple[str, ...] = ()
     pool1: str | None = None
 
+    def names(self, fate: str) -> tuple[str, ...]:
+        """Return the names of the tensors with a fate: the model's, but of unexpected ones the file's."""
+        return tuple(row.name for row in self.rows if row.fate == fate)
+
     def __str__(self) -> str:
-        total = len(self.loaded) + len(self.missing) + len(self.mismatched) + len(self.fresh)
-        parts = [f"{self.path}: {len(self.loaded)} of the model's {total} tensors loaded"]
-        for how in dict.fromkeys(self.made.values()):
-            parts.append(f"{how}: {', '.join(name for name, made in self.made.items() if made == how)}")
-        if self.fresh:
-            parts.append(f"classifier left as initialised, {self.classes}: {', '.join(self.fresh)}")
+        total = sum(row.fate not in ("counter", "unexpected") for row in self.rows)
+        parts = [f"{self.path}: {len(self.names('loaded'))} of the model's {total} tensors loaded"]
+        for note in dict.fromkeys(row.note for row in self.rows if row.fate == "loaded" and row.note):
+            parts.append(f"{note}: {', '.join(row.name for row in self.rows if row.note == note)}")
+        if fresh := self.names("fresh"):
+            parts.append(f"classifier left as initialised, {self.classes}: {', '.join(fresh)}")
         elif self.classes:
             parts.append(f"classifier kept, {self.classes}")
-        if self.missing:
-            parts.append(f"not in the file, left as initialised: {', '.join(self.missing)}")
-        if self.mismatched:
-            parts.append(f"different shape, left as initialised: {', '.join(self.mismatched)}")
+        if missing := self.names("missing"):
+            parts.append(f"not in the file, left as initialised: {', '.join(missing)}")
+        if mismatched := [f"{row.name} {row.note}" for row in self.rows if row.fate == "mismatched"]:
+            parts.append(f"different shape, left as initialised: {', '.join(mismatched)}")
         parts += [f"passed over: {complaint}" for complaint in self.passed_over]
-        if self.unexpected:
-            parts.append(f"not in the model, ignored: {', '.join(self.unexpected)}")
+        if unexpected := self.names("unexpected"):
+            parts.append(f"not in the model, ignored: {', '.join(unexpected)}")
         if self.pool1:
             parts.append(f"the file does not say its pool1; taken as {self.pool1}, see model.pool1")
         return "; ".join(parts)
@@ -75,7 +85,7 @@ class LoadReport:
 class Content(NamedTuple):
     """A file's tensors by its own names; in a checkpoint of ours the spec's `model` section and the class names."""
 
-    tensors: dict[str, torch.Tensor]
+    tensors: Tensors
     spec: Mapping[str, Any]
     classes: tuple[str, ...] | None
 
@@ -102,41 +112,35 @@ def load_pretrained(model: VideoNetwork, path: str | Path, classes: Sequence[str
     for name, ours in names.items():
         if theirs.setdefault(ours, name) != name:
             raise UserError(f"{file}: {theirs[ours]} and {name} are both {ours} in this model; remove one of them")
-    named = {ours: content.tensors[name] for ours, name in theirs.items()}
     try:
-        found = model.fitted(named)
+        found = model.fitted({ours: content.tensors[name] for ours, name in theirs.items()})
     except ValueError as error:
         raise UserError(f"{file}: weights of another network: {error}") from error
     for name in found.keys() & targets.keys():
         if targets[name].is_floating_point() and not found[name].is_floating_point():
             raise UserError(f"{file}: {name} must be {targets[name].dtype}, got {found[name].dtype}")
-    fitting, mismatched = _fitting(found, targets, model, _shifts(content, names, model))
+    rows = list(_rows(model, targets, found, names, _shifts(content, names, model)))
+    loaded = {row.name for row in rows if row.fate == "loaded"}
     # The tensors of a fitting classifier that have a row for each class.
-    rows = tuple(n for n in head if n in fitting and last in fitting and len(targets[n]) == len(targets[last]))
-    fresh = () if classes is None or content.classes is None or tuple(classes) == content.classes else rows
-    fitting = {name: tensor for name, tensor in fitting.items() if name not in fresh}
-    known = [name for name in targets if not name.endswith(_COUNTER)]
-    unknown = (name for name, ours in names.items() if ours in found and ours not in targets)
+    per_class = [name for name in head if {name, last} <= loaded and len(targets[name]) == len(targets[last])]
+    if classes is not None and content.classes is not None and tuple(classes) != content.classes:
+        rows = [TensorRow(row.name, "fresh") if row.name in per_class else row for row in rows]
     report = LoadReport(
-        path=str(file),
-        loaded=tuple(name for name in known if name in fitting),
-        missing=tuple(name for name in known if name not in found and name not in fitting),
-        unexpected=tuple(name for name in unknown if not name.endswith(_COUNTER)),
-        mismatched=tuple(mismatched),
-        made={name: made for name, (_, made) in fitting.items() if made},
-        fresh=fresh,
-        classes=_compared(content.classes, classes) if rows else "",
+        str(file),
+        tuple(rows),
+        classes=_compared(content.classes, classes) if per_class else "",
         passed_over=passed_over,
         pool1=model.pool1_form if _pool1(content, found) == "" else None,
     )
-    reason = _other_network(model, targets, found, mismatched) or _other_settings(model, content, found)
-    if not report.loaded and (reason is None or not mismatched):
+    reason = next(_differences(model, content, targets, found, rows), None)
+    if not report.names("loaded") and (reason is None or not report.names("mismatched")):
         raise UserError(f"{file}: no tensor fits this model. {_first_names(found, targets)}")
     if reason is not None:
         raise UserError(f"{file}: weights of another network: {reason}")
     with torch.no_grad():
-        for name, (value, _) in fitting.items():
-            targets[name].copy_(value)
+        for row in rows:
+            if row.value is not None:
+                targets[row.name].copy_(row.value)
     return report
 
 
@@ -156,18 +160,19 @@ def _read(path: Path, model: VideoNetwork) -> tuple[Path, Content, tuple[str, ..
 
 
 def _content(file: Path, content: Any) -> Content:
-    """Remove the wrappers. Raises UserError without tensors by name."""
+    """Return the tensors inside the wrappers. Raises UserError without tensors by name."""
     spec: Any = {}
     classes: Any = None
     while isinstance(content, Mapping):
-        spec, classes = content.get("spec", spec), content.get("classes", classes)
+        spec = content.get("spec", spec)
+        classes = content.get("classes", classes)
         inner = [content[key] for key in _WRAPPERS if isinstance(content.get(key), Mapping)]
         if not inner:
             break
         content = inner[0]
     if not isinstance(content, Mapping):
         raise UserError(f"{file}: must contain tensors by name, got a {type(content).__name__}")
-    tensors = {str(name): value for name, value in content.items() if isinstance(value, torch.Tensor)}
+    tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
     if not tensors:
         raise UserError(f"{file}: must contain tensors by name, got none")
     section = spec.get("model") if isinstance(spec, Mapping) else None
@@ -181,6 +186,34 @@ def _compared(theirs: Sequence[str] | None, ours: Sequence[str] | None) -> str:
     pairs = enumerate(zip(theirs, ours, strict=True))
     differing = [f"label {label} is {their!r} there and {our!r} here" for label, (their, our) in pairs if their != our]
     return f"for other classes ({differing[0]})" if differing else f"for the same {len(ours)} classes"
+
+
+def _rows(
+    model: VideoNetwork, targets: Tensors, found: Tensors, names: Mapping[str, str], shifts: Mapping[str, Shift]
+) -> Iterator[TensorRow]:
+    """Yield the fate of each tensor. names: ours, by the file's. shifts: as _shifts returns them."""
+    stem = {f"{layer}.weight" for layer in model.stem}
+    no_shift: Shift = (0.0, "both")  # in a TSM, a convolution without a shift sees its own frame alone
+    fitting = set[str]()
+    for name, target in targets.items():
+        is_counter = name.endswith(_COUNTER)
+        if name in found:
+            shift = shifts.get(name, no_shift) if shifts else None
+            value, note = _fitted(found[name], target.shape, shift, sees_clip=name in stem)
+            if value.shape == target.shape:
+                fitting.add(name)
+                yield TensorRow(name, "counter" if is_counter else "loaded", value, note)
+            else:
+                note = f"(the model has {tuple(target.shape)}, the file {tuple(found[name].shape)})"
+                yield TensorRow(name, "mismatched", note=note)
+        elif name.endswith(".bias") and f"{name.removesuffix('bias')}weight" in fitting:
+            # As W of mmaction2's non-local blocks.
+            yield TensorRow(name, "loaded", torch.zeros_like(target), "0, since the file's layer has no bias")
+        elif not is_counter:
+            yield TensorRow(name, "missing")
+    for name, ours in names.items():
+        if ours in found and ours not in targets and not name.endswith(_COUNTER):
+            yield TensorRow(name, "unexpected")
 
 
 def _shifts(content: Content, names: Mapping[str, str], model: VideoNetwork) -> dict[str, Shift]:
@@ -197,49 +230,8 @@ def _shifts(content: Content, names: Mapping[str, str], model: VideoNetwork) -> 
     return shifts
 
 
-def _other_settings(model: VideoNetwork, content: Content, found: Tensors) -> str | None:
-    """Return a known difference of the file's network that no tensor shows, or None."""
-    forms = {module.form for module in model.modules() if isinstance(module, NonLocal)}
-    if "original" in forms and is_mmactions_resnet(content.tensors) and any(".nl." in name for name in found):
-        return "mmaction2's non-local blocks pool after phi and g and do not scale, unlike model.non_local=original"
-    theirs = _pool1(content, found)
-    if model.pool1_form and theirs and theirs != model.pool1_form:
-        return f"its pool1 is {theirs} and here {model.pool1_form}, which no tensor shows; set model.pool1={theirs}"
-    return None
-
-
-def _pool1(content: Content, found: Tensors) -> str | None:
-    """Return the pool1 of the file's I3D: "" if the file does not say, None if its network is 2D."""
-    first = found.get("conv1.weight")
-    if first is None or first.dim() < 5:
-        return None
-    if content.spec:
-        return str(content.spec.get("pool1", "2x3x3"))
-    return "1x3x3" if is_mmactions_resnet(content.tensors) else ""
-
-
-def _fitting(
-    found: Tensors, targets: Tensors, model: VideoNetwork, shifts: dict[str, Shift]
-) -> tuple[dict[str, Fitted], list[str]]:
-    fitting, mismatched = dict[str, Fitted](), list[str]()
-    stem = {f"{layer}.weight" for layer in model.stem}
-    no_shift: Shift = (0.0, "both")  # in a TSM, a convolution without a shift sees its own frame alone
-    for name, target in targets.items():
-        if name in found:
-            shift = shifts.get(name, no_shift) if shifts else None
-            value, made = _fitted(found[name], target.shape, shift, sees_clip=name in stem)
-            if value.shape == target.shape:
-                fitting[name] = value, made
-            else:
-                mismatched.append(f"{name} (the model has {tuple(target.shape)}, the file {tuple(found[name].shape)})")
-        elif name.endswith(".bias") and f"{name.removesuffix('bias')}weight" in fitting:
-            # As W of mmaction2's non-local blocks.
-            fitting[name] = torch.zeros_like(target), "0, since the file's layer has no bias"
-    return fitting, mismatched
-
-
-def _fitted(value: torch.Tensor, shape: torch.Size, shift: Shift | None, *, sees_clip: bool) -> Fitted:
-    """Return `value` as near to `shape` as published methods lead.
+def _fitted(value: Tensor, shape: torch.Size, shift: Shift | None, *, sees_clip: bool) -> tuple[Tensor, str]:
+    """Return `value` as near to `shape` as published methods lead, and how it was made.
 
     shift: that of the file's network in front of this convolution; None where the file is of a network without shifts.
     sees_clip: the convolution's input is the clip, so that it may be averaged for one of other channels.
@@ -256,14 +248,15 @@ def _fitted(value: torch.Tensor, shape: torch.Size, shift: Shift | None, *, sees
             made.append("the shift as taps in time")
             value = shift_taps(value, *shift)
         else:
-            made += [f"inflated over {shape[2]} frames"] if shape[2] > 1 else []
+            if shape[2] > 1:
+                made.append(f"inflated over {shape[2]} frames")
             # On an image repeated in time this does what the 2D convolution does, away from the clip's ends, where it
             # sees its zero padding (Carreira and Zisserman, "Quo vadis", section 2.4.1).
             value = value.unsqueeze(2).repeat(1, 1, shape[2], 1, 1) / shape[2]
     return value, ", ".join(made)
 
 
-def shift_taps(kernel: torch.Tensor, fraction: float, direction: ShiftDirection = "both") -> torch.Tensor:
+def shift_taps(kernel: Tensor, fraction: float, direction: ShiftDirection = "both") -> Tensor:
     """Return the 3x1x1 kernel (O, I, 3, 1, 1) that does what a shift and the 1x1 `kernel` (O, I, 1, 1) behind it do.
 
     Channels that the shift takes from frame t+1 have the last tap alone, those from t-1 the first, all others the
@@ -278,31 +271,48 @@ def shift_taps(kernel: torch.Tensor, fraction: float, direction: ShiftDirection 
     return taps
 
 
-def _other_network(model: VideoNetwork, targets: Tensors, found: Tensors, mismatched: Iterable[str]) -> str | None:
-    """Return what shows that the file is of another network; None where its blocks are the model's.
+def _differences(
+    model: VideoNetwork, content: Content, targets: Tensors, found: Tensors, rows: Sequence[TensorRow]
+) -> Iterator[str]:
+    """Yield each sign that the file is of another network: in its tensors, then in settings that no tensor shows.
 
     Non-local blocks may be on one side only: other networks start theirs from one without.
     """
+    inside = tuple(f"{stage}." for stage in model.sequences)
     for stage in model.sequences:
         depth = stage.count(".") + 1
         inside_stage = ([name for name in names if name.startswith(f"{stage}.")] for names in (targets, found))
         ours, theirs = ({name.split(".")[depth] for name in names} for names in inside_stage)
         if theirs and ours != theirs:
-            return f"{stage} has {len(theirs)} blocks there and {len(ours)} in this model"
-    inside = tuple(f"{stage}." for stage in model.sequences)
+            yield f"{stage} has {len(theirs)} blocks there and {len(ours)} in this model"
     if inside and not any(name.startswith(inside) for name in found if name in targets):
-        return f"it has nothing of {', '.join(model.sequences)}. {_first_names(found, targets)}"
-    for mismatch in mismatched:
-        if mismatch.startswith(inside):
-            return mismatch
+        yield f"it has nothing of {', '.join(model.sequences)}. {_first_names(found, targets)}"
+    for row in rows:
+        if row.fate == "mismatched" and row.name.startswith(inside):
+            yield f"{row.name} {row.note}"
     ours, theirs = ({name.partition(".nl.")[0] for name in names if ".nl." in name} for names in (targets, found))
     if ours and theirs and ours != theirs:
-        places = " and ".join(", ".join(sorted(blocks)) for blocks in (theirs, ours))
-        return f"non-local blocks are after {places} here: the other form; see model.non_local"
+        blocks = " and ".join(", ".join(sorted(names)) for names in (theirs, ours))
+        yield f"non-local blocks are after {blocks} here: the other form; see model.non_local"
     for name in found:
         if name.startswith(inside) and name not in targets and ".nl." not in name and not name.endswith(_COUNTER):
-            return f"it has {name}, which this model does not have"
-    return None
+            yield f"it has {name}, which this model does not have"
+    is_original = any(isinstance(module, NonLocal) and module.form == "original" for module in model.modules())
+    if is_original and theirs and is_mmactions_resnet(content.tensors):
+        yield "mmaction2's non-local blocks pool after phi and g and do not scale, unlike model.non_local=original"
+    pool1 = _pool1(content, found)
+    if model.pool1_form and pool1 and pool1 != model.pool1_form:
+        yield f"its pool1 is {pool1} and here {model.pool1_form}, which no tensor shows; set model.pool1={pool1}"
+
+
+def _pool1(content: Content, found: Tensors) -> str | None:
+    """Return the pool1 of the file's I3D: "" if the file does not say, None if its network is 2D."""
+    first = found.get("conv1.weight")
+    if first is None or first.dim() < 5:
+        return None
+    if content.spec:
+        return str(content.spec.get("pool1", "2x3x3"))
+    return "1x3x3" if is_mmactions_resnet(content.tensors) else ""
 
 
 def _first_names(found: Mapping[str, Any], targets: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from torch import nn
 from summit_train.models.mobilenet import rounded_channels
 from summit_train.models.resnet import STAGES, projection, scaled_channels
 from summit_train.models.video import Dropout, VideoNetwork
+from summit_train.spec import NetworkSpec
 
 # Channels of conv1 and of res2 to res5: X2D's 12, 12, 24, 48, 96 (Table 1) times the width factor of 2.0.
 CHANNELS = (24, 24, 48, 96, 192)
@@ -37,14 +38,12 @@ class SqueezeExcitation(nn.Module):
 class X3DBlock(nn.Module):
     """relu(branch(x) + shortcut): 1x1x1, relu, depthwise 3x3x3, squeeze-excitation in some, swish, 1x1x1."""
 
-    last_norm = "bn3"
-
     def __init__(self, in_channels: int, channels: int, stride: int, has_se: bool) -> None:
         super().__init__()
-        inner, strides = int(BOTTLENECK * channels), (1, stride, stride)
+        inner = int(BOTTLENECK * channels)
         self.conv1 = nn.Conv3d(in_channels, inner, 1, bias=False)
         self.bn1 = nn.BatchNorm3d(inner)
-        self.conv2 = nn.Conv3d(inner, inner, 3, strides, padding=1, groups=inner, bias=False)
+        self.conv2 = nn.Conv3d(inner, inner, 3, (1, stride, stride), padding=1, groups=inner, bias=False)
         self.bn2 = nn.BatchNorm3d(inner)
         self.se = SqueezeExcitation(inner) if has_se else nn.Identity()
         self.swish = nn.SiLU()
@@ -52,6 +51,9 @@ class X3DBlock(nn.Module):
         self.bn3 = nn.BatchNorm3d(channels)
         self.relu = nn.ReLU(inplace=True)
         self.downsample = projection(in_channels, channels, stride, is_3d=True)
+
+    def zero_init_last(self) -> None:
+        nn.init.zeros_(self.bn3.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         branch = self.relu(self.bn1(self.conv1(x)))
@@ -77,10 +79,10 @@ class X3D(VideoNetwork):
     sequences = ("layer1", "layer2", "layer3", "layer4")
     stem = ("conv1_xy",)
 
-    def __init__(self, num_frames: int, num_classes: int, width: float, dropout: float, in_channels: int) -> None:
+    def __init__(self, spec: NetworkSpec, num_frames: int, in_channels: int) -> None:
         titles = {name: title for name, title in STAGES.items() if name != "maxpool"} | {"conv5": "conv5"}
         super().__init__(num_frames, titles, in_channels)
-        channels, *stage_channels = (scaled_channels(base, width) for base in CHANNELS)
+        channels, *stage_channels = (scaled_channels(base, spec.width) for base in CHANNELS)
         self.conv1_xy = nn.Conv3d(in_channels, channels, (1, 3, 3), (1, 2, 2), padding=(0, 1, 1), bias=False)
         self.conv1 = nn.Conv3d(channels, channels, (5, 1, 1), padding=(2, 0, 0), groups=channels, bias=False)
         self.bn1 = nn.BatchNorm3d(channels)
@@ -93,13 +95,14 @@ class X3D(VideoNetwork):
                 channels = out_channels
             stages.append(nn.Sequential(*blocks))
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
-        inner, features = int(BOTTLENECK * channels), scaled_channels(FC1, width)
+        inner = int(BOTTLENECK * channels)
+        features = scaled_channels(FC1, spec.width)
         self.conv5 = nn.Conv3d(channels, inner, 1, bias=False)
         self.bn5 = nn.BatchNorm3d(inner)
         self.avgpool = nn.AdaptiveAvgPool3d(1)
         self.fc1 = nn.Conv3d(inner, features, 1, bias=False)
-        self.dropout = Dropout(dropout)
-        self.fc = nn.Linear(features, num_classes)
+        self.dropout = Dropout(spec.dropout)
+        self.fc = nn.Linear(features, spec.num_classes)
 
     def extract(self, x: torch.Tensor) -> torch.Tensor:
         x = self.relu(self.bn1(self.conv1(self.conv1_xy(x))))

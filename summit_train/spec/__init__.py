@@ -19,4 +19,5 @@ from summit_train.spec.keys import Spec as Spec
 from summit_train.spec.model_data import ArchName as ArchName
 from summit_train.spec.model_data import DataSpec as DataSpec
 from summit_train.spec.model_data import ModelSpec as ModelSpec
+from summit_train.spec.model_data import NetworkSpec as NetworkSpec
 from summit_train.spec.typed import folder_name as folder_name

@@ -414,6 +414,11 @@ class Spec(Section):
         return Path(self.run_dir) / self.name
 
     @property
+    def multi_label_classes(self) -> int | None:
+        """The number of classes where a clip may have several of them or none; None where each has one."""
+        return self.model.num_classes if self.loss.base == "binary" else None
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of a weight and of its gradient: fp16 and bf16 are types of the activations only."""
         return 8 if self.precision == "fp64" else 4

@@ -55,7 +55,7 @@ class Loss:
     def __call__(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of logits (n, K).
 
-        targets: class numbers, int64 (n,), or several (n, most) filled up with -1; or floats (n, K), as mixing makes.
+        targets: class numbers, int64 (n,); of clips of several bool (n, K); or shares, floats (n, K), as mixing makes.
         """
         if self.kind == "binary":
             hot = one_hot(targets, logits) * (1 - self.label_smoothing) + self.label_smoothing / 2
@@ -73,9 +73,9 @@ class Loss:
         double = replace(self, class_weights=None if self.class_weights is None else self.class_weights.double())
         total = 0.0
         for part in np.split(read, range(_AT_ONCE, len(read), _AT_ONCE)):
-            logits, labels = torch.from_numpy(found.scores[part]), torch.from_numpy(found.labels[part])
-            targets = labels.double() if labels.dtype == torch.bool else labels
-            total += len(part) * double(logits.double(), targets).item() if len(part) else 0.0
+            logits = torch.from_numpy(found.scores[part])
+            labels = torch.from_numpy(found.labels[part])
+            total += len(part) * double(logits.double(), labels).item() if len(part) else 0.0
         return total / len(read) if len(read) else None
 
     def of_batch(
@@ -137,13 +137,10 @@ class OwnLoss(Loss):
 
 
 def one_hot(targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Return targets as `Loss` takes them as floats (n, K), of the type of the logits."""
-    if targets.is_floating_point():
+    """Return targets as shares, (n, K), of the type of the logits."""
+    if targets.dim() == 2:
         return targets.to(logits.dtype)
-    n, num_classes = logits.shape
-    hot = logits.new_zeros(n, num_classes + 1)  # -1 is the last column
-    hot.scatter_(1, targets.view(n, -1).remainder(num_classes + 1), 1.0)
-    return hot[:, :num_classes]
+    return torch.zeros_like(logits).scatter_(1, targets[:, None], 1.0)
 
 
 def num_correct(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -28,9 +28,8 @@ from summit_train.data.video.own_augment import try_augment
 from summit_train.data.video.source import check_temporary_folder
 from summit_train.evaluation.measures import open_measures
 from summit_train.models import VideoNetwork
-from summit_train.models.arithmetic import check_arithmetic
 from summit_train.models.by_name import lr_factors
-from summit_train.models.network import check_batch, initial_network
+from summit_train.models.network import check_arithmetic, check_batch, initial_network
 from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan, make_plan

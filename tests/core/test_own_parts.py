@@ -11,7 +11,7 @@ import pytest
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256
-from summit_train.core.own_parts import OwnPart, digest_of, load
+from summit_train.core.own_parts import OwnPart, digest_of
 
 PARTS = """
 class Adds:
@@ -49,6 +49,15 @@ def test_a_class_is_made_once_and_a_function_gets_its_options_in_each_call(parts
     assert [_made(parts, "multiply")(3), _made(parts, "multiply", by=5)(3)] == [6, 15]
 
 
+def test_a_callable_is_called_at_once_by_the_names_of_its_arguments(parts: Path) -> None:
+    """As a network, whose options have a key of their own."""
+    assert OwnPart.open("some.key", f"{parts}:multiply", {"by": 5}).call(number=3) == 15
+    assert OwnPart.open("some.key", f"{parts}:Adds", {}).call(more=4)(3) == 7
+    message = r"^some\.options: .*multiply\(number, by=2\) must take number, some\.options: got .* argument 'bye'"
+    with pytest.raises(UserError, match=message):
+        OwnPart.open("some.key", f"{parts}:multiply", {"bye": 1}).call(number=3)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -79,7 +88,7 @@ def test_another_process_does_not_run_a_file_that_has_changed(parts: Path) -> No
     parts.write_text(PARTS.replace("by=2", "by=7"))
     with pytest.raises(UserError, match=r"multiply has changed since the run began; restore the file"):
         part.make("number")
-    assert load("some.key", f"{parts}:multiply")(3) == 21
+    assert OwnPart.open("some.key", f"{parts}:multiply", {}).load()(3) == 21
     parts.write_text(PARTS)
     assert part.make("number")(3) == 6
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from summit_train.core.errors import UserError
 from summit_train.data.dataset import Dataset
@@ -65,7 +67,8 @@ def test_several_labels_reach_the_batch_and_balanced_classes_share_it(
         with dataset.training_batches(plan.order(), 0, 1, range(20)) as batches:
             found = list(batches)
         for batch in found:
-            rows = [sorted(label for label in row if label >= 0) for row in batch.labels.view(num_clips, -1).tolist()]
+            assert batch.labels.shape == (num_clips, 3) and batch.labels.dtype == torch.bool
+            rows = [np.flatnonzero(row).tolist() for row in batch.labels.numpy()]
             assert rows == [[int(label) for label in LABELS[clip].split(";") if label] for clip in batch.ids.tolist()]
         ids = [clip for batch in found for clip in batch.ids.tolist()]
         if balance == "none":

@@ -65,8 +65,8 @@ def build(case: Case) -> VideoNetwork:
     sizes = (case.frames, CLASSES)
     model = build_model(case.arch, case.backbone, *sizes, width=case.width, generator=generator, **case.options)
     for module in model.modules():
-        if hasattr(module, "last_norm"):
-            torch.nn.init.zeros_(module.get_parameter(f"{module.last_norm}.weight"))
+        if hasattr(module, "zero_init_last"):
+            module.zero_init_last()
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, _BatchNorm):

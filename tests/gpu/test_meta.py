@@ -25,7 +25,8 @@ from torch.utils.flop_counter import flop_registry
 
 from summit_train.core.comm import World
 from summit_train.core.count import Operation
-from summit_train.models.network import build_network, make_ready
+from summit_train.models.build import build_network
+from summit_train.models.network import make_ready
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import load_spec
 from summit_train.spec.source import shipped

@@ -281,7 +281,7 @@ def test_zero_init_residual_makes_every_block_its_shortcut(arch: str, backbone: 
     if arch == "eco_lite":
         pytest.skip("its branches end in a sum; the spec refuses the key")
     model = small(arch, backbone, num_frames, zero_init_residual=True)
-    blocks = [m for m in model.modules() if hasattr(m, "last_norm")]
+    blocks = [m for m in model.modules() if hasattr(m, "zero_init_last")]
     assert len(blocks) in (8, 16, 17, 26, 32, 33, 50)
     for block in blocks:
         norms = [m for m in block.children() if isinstance(m, nn.modules.batchnorm._BatchNorm)]

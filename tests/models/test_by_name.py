@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from summit_train.core.errors import UserError
-from summit_train.models.build import build_model
+from summit_train.core.own_parts import OwnPart
+from summit_train.models.build import build_model, build_network
 from summit_train.models.by_name import freeze_by_name, frozen_until, lr_factors, named
+from summit_train.models.count import count_network
 from summit_train.models.foreign import ForeignNetwork
-from summit_train.models.network import build_network, count_network
 from summit_train.models.video import VideoNetwork, freeze_norms, trained_norms
 from summit_train.spec import Spec
 from summit_train.spec.keys import OptimizerSpec
@@ -147,6 +148,10 @@ class _Shared(torch.nn.Module):
         return logits
 
 
+def _foreign() -> ForeignNetwork:
+    return ForeignNetwork(_Shared(), OwnPart("model.arch", "a.py:b", {}, "0"), 1, 3, 3)
+
+
 @pytest.mark.parametrize(
     ("freeze", "frozen", "number"),
     [
@@ -159,7 +164,7 @@ class _Shared(torch.nn.Module):
 def test_a_norm_without_weights_and_a_shared_weight_are_frozen_by_name(
     freeze: list[str], frozen: set[str], number: int
 ) -> None:
-    network = ForeignNetwork(_Shared(), "a.py:b", 1, 3, 3)
+    network = _foreign()
     parts = [{"names": freeze, "until_epoch": 2}]
     network.frozen_until = frozen_until(network, OptimizerSpec.model_validate({"freeze": parts}))
     assert network.frozen_until == dict.fromkeys(frozen, 2)
@@ -177,7 +182,7 @@ def test_a_norm_without_weights_and_a_shared_weight_are_frozen_by_name(
 
 
 def test_a_norm_without_weights_is_nothing_to_train_or_to_give_an_lr() -> None:
-    network = ForeignNetwork(_Shared(), "a.py:b", 1, 3, 3)
+    network = _foreign()
     with pytest.raises(UserError, match="at least one parameter must be trained"):
         frozen_until(network, OptimizerSpec.model_validate({"freeze": ["first", "head"]}))
     with pytest.raises(UserError, match=r"optimizer\.lr_factors: 'norm' names no parameter"):
@@ -185,6 +190,6 @@ def test_a_norm_without_weights_is_nothing_to_train_or_to_give_an_lr() -> None:
 
 
 def test_a_factor_on_the_lr_reaches_a_shared_weight() -> None:
-    network = ForeignNetwork(_Shared(), "a.py:b", 1, 3, 3)
+    network = _foreign()
     assert lr_factors(network, OptimizerSpec(head_lr_factor=5.0)) == {"first.weight": 5.0, "head.bias": 5.0}
     assert lr_factors(network, OptimizerSpec(lr_factors={"head.weight": 3.0}))["first.weight"] == 3

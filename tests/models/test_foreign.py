@@ -14,10 +14,11 @@ from torch import nn
 
 from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork, build_model
+from summit_train.models.build import build_network
 from summit_train.models.by_name import freeze_by_name, lr_factors
+from summit_train.models.count import count_model, count_network
 from summit_train.models.fast import accelerate
 from summit_train.models.foreign import check_norms
-from summit_train.models.network import build_network, count_model, count_network
 from summit_train.models.weights import load_pretrained
 from summit_train.optim.solvers import parameter_groups
 from summit_train.spec import ModelSpec, Spec, spec_from_values
@@ -214,7 +215,7 @@ def test_a_state_dict_of_its_own_names_is_loaded(write: Callable[[str], Path], t
     weights["head.weight"] = torch.zeros(7, 8)
     torch.save({"state_dict": {f"module.{name}": value for name, value in weights.items()}}, tmp_path / "own.pth")
     report = load_pretrained(network, tmp_path / "own.pth")
-    assert report.loaded == (
+    assert report.names("loaded") == (
         "backbone.weight",
         "bn.weight",
         "bn.bias",

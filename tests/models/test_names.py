@@ -50,7 +50,7 @@ def loaded(tmp_path: Path) -> Callable[[VideoNetwork, object], LoadReport]:
 
 
 def assert_all_loaded(report: LoadReport, model: VideoNetwork, source: VideoNetwork) -> None:
-    assert (report.missing, report.unexpected, report.mismatched, report.made) == ((), (), (), {})
+    assert {(row.fate, row.note) for row in report.rows} <= {("loaded", ""), ("counter", "")}
     for (name, found), expected in zip(model.state_dict().items(), source.state_dict().values(), strict=True):
         assert torch.equal(found, expected), name
 
@@ -183,9 +183,10 @@ def test_mmactions_non_local_blocks_have_no_bias_behind(loaded: Any) -> None:
     file = mmactions(source.state_dict(), shifted=True)
     assert {f"backbone.layer2.0.{n}.weight" for n in ("block.conv1.conv.net", "non_local_block.g.0.conv")} < set(file)
     report = loaded(model, {name: value for name, value in file.items() if not name.endswith("conv_out.conv.bias")})
-    assert (report.missing, report.unexpected, report.mismatched) == ((), (), ())
+    assert {row.fate for row in report.rows} <= {"loaded", "counter"}
     biases = [f"{block}.nl.W.0.bias" for block in NON_LOCAL]
-    assert report.made == dict.fromkeys(biases, "0, since the file's layer has no bias")
+    notes = {row.name: row.note for row in report.rows if row.note}
+    assert notes == dict.fromkeys(biases, "0, since the file's layer has no bias")
     for name, value in model.state_dict().items():
         assert torch.equal(value, torch.zeros_like(value) if name in biases else source.state_dict()[name]), name
 
@@ -209,8 +210,8 @@ def test_a_2d_file_of_each_convention_is_loaded_whole(
     model = network("resnet50", 2, arch=arch, frames=16 if arch == "i3d_3x3x3" else 8)
     report = loaded(model, {"state_dict": write(source.state_dict())})
     own = [name for name in model.state_dict() if name.startswith("consensus.")]
-    assert (list(report.missing), report.unexpected) == (own, ())
-    assert [line.split()[0] for line in report.mismatched] == (["fc.weight", "fc.bias"] if arch == "trn" else [])
+    assert (list(report.names("missing")), report.names("unexpected")) == (own, ())
+    assert [*report.names("mismatched")] == (["fc.weight", "fc.bias"] if arch == "trn" else [])
     for name, expected in source.state_dict().items():
         found = model.state_dict()[name]
         found = found.sum(2) if found.dim() == 5 else found
@@ -279,9 +280,11 @@ def test_two_tensors_under_one_name_are_refused(loaded: Any) -> None:
 def test_a_network_with_blocks_starts_from_one_without_and_not_from_the_other_form(loaded: Any) -> None:
     without, tsm, original = (network("resnet50", 1, non_local=form) for form in (False, "tsm", "original"))
     report = loaded(original, without.state_dict())
-    assert report.missing and all(".nl." in name for name in report.missing) and not report.unexpected
+    assert not report.names("unexpected")
+    assert report.names("missing") and all(".nl." in name for name in report.names("missing"))
     report = loaded(without, tsm.state_dict())
-    assert report.unexpected and all(".nl." in name for name in report.unexpected) and not report.missing
+    assert not report.names("missing")
+    assert report.names("unexpected") and all(".nl." in name for name in report.names("unexpected"))
     with pytest.raises(UserError, match=r"after layer2\.0, layer2\.2, .*4 and layer2\.1, .* here: the other form"):
         loaded(original, tsm.state_dict())
 

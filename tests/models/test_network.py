@@ -1,4 +1,4 @@
-"""The spec's network, and how its step is computed: recomputed blocks give what kept ones give."""
+"""The spec's network, and how its step is computed: recomputed blocks give what kept ones give; wrong gradients."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ import pytest
 import torch
 
 from summit_train.core.errors import UserError
-from summit_train.models import build_model
+from summit_train.models import build_model, network
 from summit_train.models.count import count
 from summit_train.models.fast import accelerate
 from summit_train.models.network import (
     RecomputedBlocks,
+    check_arithmetic,
     check_batch,
     cpu_kernels,
+    error_of_two_frames,
     initial_network,
     recompute_blocks,
     separate_compile_cache,
@@ -29,6 +32,7 @@ from summit_train.models.network import (
 from summit_train.models.resnet import VARIANTS, BasicBlock
 from summit_train.models.video import norm_momentum, trained_norms
 from summit_train.spec import Spec, load_spec
+from summit_train.spec.source import shipped
 from tests.conftest import WriteSpec
 from tests.worlds import Say
 
@@ -224,3 +228,42 @@ def test_the_blocks_keep_their_inputs_only(arch: str, backbone: str | None, num_
     assert counted.recomputed_elements < sum(kept.values()) + counted.largest_block_elements
     assert logits.requires_grad
     assert counted.activation_bytes(recompute=True) < counted.activation_bytes()
+
+
+def _shipped(arch: str = "i3d_3x3x3", precision: str = "bf16") -> Spec:
+    words = [f"model.arch={arch}", f"precision={precision}", "data.num_frames=16", "model.width=0.125"]
+    return load_spec(shipped("configs/kinetics") / "tsm_r50_8f.yaml", [*words, "data.crop=32", "model.dropout=0"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "device", "error", "refused"),
+    [
+        (_shipped(), CPU, float("inf"), True),
+        (_shipped(), CPU, 0.01, False),
+        (_shipped(precision="fp32"), CPU, float("inf"), False),
+        (_shipped("tsm"), CPU, float("inf"), False),
+        (_shipped("i3d_replace"), CPU, float("inf"), False),  # no stride in time: 16 frames all the way
+        (_shipped(), torch.device("cuda"), float("inf"), False),
+    ],
+)
+def test_wrong_gradients_are_refused_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, spec: Spec, device: torch.device, error: float, refused: bool
+) -> None:
+    monkeypatch.setattr(network, "error_of_two_frames", lambda: error)
+    message = pytest.raises(UserError, match=r"has two with data.num_frames 16; take precision=fp32")
+    with message if refused else nullcontext():
+        check_arithmetic(spec, device)
+
+
+@pytest.mark.parametrize(("spoil", "least"), [(1.0, 0.0), (0.0, 1.0), (float("nan"), float("inf"))])
+def test_the_probe_tells_right_from_wrong(monkeypatch: pytest.MonkeyPatch, spoil: float, least: float) -> None:
+    """Without oneDNN the gradient is right; one that comes out as zeros or as NaN is seen."""
+    honest = torch.autograd.grad
+
+    def grad(out: torch.Tensor, weight: torch.Tensor, sent: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (found,) = honest(out, weight, sent)
+        return (found * (spoil if found.dtype == torch.bfloat16 else 1),)
+
+    monkeypatch.setattr(torch.autograd, "grad", grad)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert least <= error_of_two_frames() <= least + (0.01 if least == 0 else 0)

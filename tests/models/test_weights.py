@@ -64,20 +64,20 @@ def test_files_people_have(tmp_path: Path, source: VideoNetwork, wrap: Callable[
     model = network("tsm")
     report = loaded(model, wrap(source.state_dict()), tmp_path)
     assert _same(model, source.state_dict())
-    assert (report.missing, report.unexpected, report.mismatched) == ((), (), ())
+    assert {row.fate for row in report.rows} <= {"loaded", "counter"}
     # 20 convolutions, 20 norms of 4 tensors each, and the classifier's 2.
-    assert len(report.loaded) == 20 + 20 * 4 + 2
+    assert len(report.names("loaded")) == 20 + 20 * 4 + 2
 
 
 def test_norm_counters_are_nobodys_business(tmp_path: Path, source: VideoNetwork) -> None:
     """Files from before torch 0.4.1 have no num_batches_tracked: nothing is missing then."""
     state = {n: v for n, v in source.state_dict().items() if not n.endswith("num_batches_tracked")}
-    assert loaded(network(), state, tmp_path).missing == ()
+    assert loaded(network(), state, tmp_path).names("missing") == ()
     model, kinds = (
         network(),
         {"other.num_batches_tracked": torch.tensor(3), "bn1.num_batches_tracked": torch.tensor(3.0)},
     )
-    assert loaded(model, state | kinds, tmp_path).unexpected == ()
+    assert loaded(model, state | kinds, tmp_path).names("unexpected") == ()
     assert model.state_dict()["bn1.num_batches_tracked"].tolist() == 3 and _same(model, state)
 
 
@@ -86,7 +86,7 @@ def test_another_number_of_classes_keeps_the_new_classifier(tmp_path: Path, sour
     fresh = model.fc.weight.clone()
     report = loaded(model, source.state_dict(), tmp_path)
     weight = "fc.weight (the model has (3, 64), the file (5, 64))"
-    assert report.mismatched == (weight, "fc.bias (the model has (3,), the file (5,))") and weight in str(report)
+    assert f"different shape, left as initialised: {weight}, fc.bias (the model has (3,), the file (5,))" in str(report)
     assert torch.equal(model.fc.weight, fresh)
     assert _same(model, source.state_dict(), but=("fc.weight", "fc.bias"))
 
@@ -96,8 +96,8 @@ def test_every_key_that_did_not_fit_is_named(tmp_path: Path, source: VideoNetwor
     state["head.weight"] = state.pop("fc.weight")
     state["note"] = torch.tensor(1.0)
     report = loaded(network(), {**state, "arch": "resnet18"}, tmp_path)
-    assert report.missing == ("fc.weight",)
-    assert set(report.unexpected) == {"head.weight", "note"}
+    assert report.names("missing") == ("fc.weight",)
+    assert set(report.names("unexpected")) == {"head.weight", "note"}
     assert all(word in str(report) for word in ("101 of the model's 102", "fc.weight", "head.weight", "note"))
 
 
@@ -106,7 +106,7 @@ def test_what_was_inflated_is_named(tmp_path: Path) -> None:
     made = {"conv1.weight": "inflated over 5 frames"}
     for stage, blocks in (("layer1", (0, 1, 2)), ("layer2", (0, 2)), ("layer3", (0, 2, 4)), ("layer4", (1,))):
         made |= {f"{stage}.{block}.conv1.weight": "inflated over 3 frames" for block in blocks}
-    assert report.made == made
+    assert {row.name: row.note for row in report.rows if row.note} == made
     assert "inflated over 5 frames: conv1.weight; inflated over 3 frames: layer1.0.conv1.weight, layer1" in str(report)
 
 
@@ -114,8 +114,8 @@ def test_the_first_convolution_alone_is_averaged_for_other_channels(tmp_path: Pa
     """Five flow fields of two channels in place of RGB (Wang et al., TSN, section 3.2)."""
     model = build_model("tsn", "resnet18", 2, 5, width=0.125, in_channels=10)
     report = loaded(model, source.state_dict(), tmp_path)
-    assert report.made == {"conv1.weight": "averaged over 3 input channels"}
-    assert (report.missing, report.unexpected, report.mismatched) == ((), (), ())
+    assert {row.name: row.note for row in report.rows if row.note} == {"conv1.weight": "averaged over 3 input channels"}
+    assert {row.fate for row in report.rows} <= {"loaded", "counter"}
     assert_near(model.conv1.weight, source.conv1.weight.mean(1, keepdim=True).expand(8, 10, 7, 7), 1e-6)
     assert _same(model, source.state_dict(), but=("conv1.weight",))
 
@@ -149,15 +149,15 @@ def test_the_classifier_is_kept_for_the_same_classes(
     assert _same(model, rgb.state_dict(), but=("conv1.weight", "fc.weight", "fc.bias"))
     assert said in str(report)
     assert f"{102 if kept else 100} of the model's 102 tensors loaded" in str(report)
-    assert (report.missing, report.mismatched, report.unexpected) == ((), (), ())
+    assert {row.fate for row in report.rows} <= {"loaded", "counter", "fresh"}
 
 
 def test_nothing_is_said_of_a_classifier_that_does_not_fit(tmp_path: Path) -> None:
     report = loaded(
         network(), {"model": network(classes=7).state_dict(), "step": 1, "classes": list("abcdefg")}, tmp_path, NAMES
     )
-    assert (report.fresh, report.classes) == ((), "") and "classifier" not in str(report)
-    assert [line.split()[0] for line in report.mismatched] == ["fc.weight", "fc.bias"]
+    assert (report.names("fresh"), report.classes) == ((), "") and "classifier" not in str(report)
+    assert [*report.names("mismatched")] == ["fc.weight", "fc.bias"]
 
 
 def test_channels_are_averaged_before_time_is_inflated(tmp_path: Path) -> None:
@@ -165,7 +165,8 @@ def test_channels_are_averaged_before_time_is_inflated(tmp_path: Path) -> None:
     model = network("i3d_3x1x1", "resnet50")
     model.in_channels, model.conv1 = 2, nn.Conv3d(2, 8, (5, 7, 7), bias=False)
     report = loaded(model, flat.state_dict(), tmp_path)
-    assert report.made["conv1.weight"] == "averaged over 3 input channels, inflated over 5 frames"
+    notes = {row.name: row.note for row in report.rows}
+    assert notes["conv1.weight"] == "averaged over 3 input channels, inflated over 5 frames"
     expected = flat.conv1.weight.mean(1, keepdim=True).unsqueeze(2).expand(8, 2, 5, 7, 7) / 5
     assert_near(model.conv1.weight, expected, 1e-6)
 
@@ -206,9 +207,9 @@ def test_an_imagenet_backbone_without_its_classifier(tmp_path: Path) -> None:
     backbone = {name: value for name, value in state.items() if name.startswith("features.")}
     model = network("tsm", "mobilenet_v2")
     report = loaded(model, backbone, tmp_path)
-    assert report.missing == ("classifier.1.weight", "classifier.1.bias")
-    assert (report.unexpected, report.mismatched, report.made) == ((), (), {})
-    assert _same(model, backbone) and len(report.loaded) == 52 * 5
+    assert report.names("missing") == ("classifier.1.weight", "classifier.1.bias")
+    assert {(row.fate, row.note) for row in report.rows} == {("loaded", ""), ("counter", ""), ("missing", "")}
+    assert _same(model, backbone) and len(report.names("loaded")) == 52 * 5
 
 
 def test_half_precision_and_memory_format(tmp_path: Path, source: VideoNetwork) -> None:
@@ -307,7 +308,7 @@ def test_formats_that_could_run_code_come_with_the_way_to_convert(tmp_path: Path
         command = shlex.split(str(caught.value).partition("convert it once: ")[2])
         assert command[:2] == ["python", "-c"] and len(command) == 3
         exec(command[2], {})
-        assert len(load_pretrained(model, f"{path}.converted").loaded) == 20 + 20 * 4 + 2
+        assert len(load_pretrained(model, f"{path}.converted").names("loaded")) == 20 + 20 * 4 + 2
 
 
 def test_legacy_files_of_tensors_alone_are_read(tmp_path: Path, source: VideoNetwork) -> None:

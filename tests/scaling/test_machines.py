@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from summit_train.core.errors import UserError
-from summit_train.models.network import count_network
+from summit_train.models.count import count_network
 from summit_train.scaling.cost import seconds_per_clip
 from summit_train.scaling.machines import find_rate, load_machine, machine_names, with_rate
 from summit_train.spec import Spec, load_spec

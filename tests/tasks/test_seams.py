@@ -10,10 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from summit_train.core.comm import World
 from summit_train.core.errors import UserError
+from summit_train.core.watch import StopRequest
+from summit_train.data.dataset import Dataset
+from summit_train.evaluation.evaluation import build_scorer
+from summit_train.evaluation.scoring import Scorer
 from summit_train.spec import Spec, dump_spec, load_spec, spec_from_values
 from summit_train.spec.model_data import DetectorSpec
 from summit_train.tasks.detection.loss import DetectionLoss
+from summit_train.tasks.detection.scoring import DetectionScorer
 from summit_train.training.loss import Loss, build_loss
 from tests.conftest import WriteSpec
 from tests.detectors import detector_spec
@@ -48,6 +54,14 @@ def test_without_a_task_a_network_classifies(write_spec: WriteSpec) -> None:
     spec = load_spec(write_spec())
     assert (spec.task, spec.loss.kind, spec.model.detector) == ("classification", "softmax", None)
     assert isinstance(build_loss(spec, (), CPU), Loss)
+
+
+def test_each_task_has_its_scorer_which_sees_a_later_request_to_stop(write_spec: WriteSpec) -> None:
+    spec, stop = load_spec(write_spec()), StopRequest()
+    val = Dataset.open(spec, "val")
+    for one, kind in ((spec, Scorer), (_detector(), DetectionScorer)):
+        scorer = build_scorer(one, val, World(), CPU, stop)
+        assert type(scorer) is kind and scorer.spec is one and scorer.stop is stop
 
 
 def test_each_task_refuses_the_keys_of_the_other(write_spec: WriteSpec) -> None:

@@ -16,7 +16,7 @@ from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import UserError
 from summit_train.models import build_model
-from summit_train.models.network import build_network
+from summit_train.models.build import build_network
 from summit_train.spec import load_spec
 from summit_train.training.agreement import check_agreement, code_digest, identity
 from summit_train.training.run import Inputs, read_inputs

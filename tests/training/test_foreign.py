@@ -17,7 +17,7 @@ import torch
 from summit_train.core.errors import UserError
 from summit_train.inference.cam.maps import Mapper
 from summit_train.inference.trained import open_trained
-from summit_train.models.network import build_network
+from summit_train.models.build import build_network
 from summit_train.spec import load_spec
 from summit_train.training.agreement import identity
 from tests.conftest import spec_writer

@@ -25,7 +25,7 @@ from tests.conftest import WriteSpec
 from tests.worlds import train
 
 LOGITS = torch.tensor([[0.0, log(2), log(3)], [0.0, 0.0, 0.0]], dtype=torch.float64)
-SEVERAL = torch.tensor([[0, 2], [1, -1]])
+SEVERAL = torch.tensor([[True, False, True], [False, True, False]])
 
 
 def _value(loss: Loss, targets: torch.Tensor) -> float:
@@ -58,7 +58,7 @@ def test_the_binary_loss_is_the_mean_over_classes_and_weights_those_that_are_the
 def test_targets_may_be_numbers_of_classes_or_parts_of_them() -> None:
     labels, weights = torch.tensor([2, 0]), torch.tensor([4.0, 1.0, 2.0], dtype=torch.float64)
     assert one_hot(SEVERAL, LOGITS).tolist() == [[1, 0, 1], [0, 1, 0]]
-    assert one_hot(torch.tensor([[-1], [-1]]), LOGITS).tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert one_hot(labels, LOGITS).tolist() == [[0, 0, 1], [1, 0, 0]] and one_hot(labels, LOGITS).dtype == LOGITS.dtype
     for kind in ("softmax", "binary"):
         for smoothing in (0.0, 0.1):
             for loss in (Loss(kind, smoothing), Loss(kind, smoothing, weights)):
@@ -71,7 +71,8 @@ def test_targets_may_be_numbers_of_classes_or_parts_of_them() -> None:
 def test_a_clip_is_right_if_its_best_class_is_one_of_its_own() -> None:
     logits = torch.tensor([[1.0, 2, 3], [3, 2, 1], [1, 2, 3], [1, 2, 3]])
     assert num_correct(logits, torch.tensor([2, 0, 1, 2])).item() == 3
-    assert num_correct(logits, torch.tensor([[0, 2], [1, 2], [-1, -1], [2, -1]])).item() == 2  # of no class: never
+    several = torch.tensor([[1, 0, 1], [0, 1, 1], [0, 0, 0], [0, 0, 1]], dtype=torch.bool)
+    assert num_correct(logits, several).item() == 2  # of no class: never
     mixed = torch.tensor([[0.0, 0.4, 0.6], [0.4, 0.6, 0.0], [0.5, 0.0, 0.5], [0.0, 0.0, 1.0]])
     assert num_correct(logits, mixed).item() == 3  # the class of the larger part
 

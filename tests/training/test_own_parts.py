@@ -509,8 +509,8 @@ def test_the_targets_are_those_of_the_page(
     spec = load_spec(write_spec(precision="fp64"), [f"loss.kind={tmp_path}/own.py:{name}", *more])
     own, built_in, draw = build_loss(spec, (), CPU), Loss(kind), torch.Generator().manual_seed(1)
     logits = torch.randn(5, 4, dtype=torch.float64, generator=draw)
-    several = torch.tensor([[0, 2], [1, -1], [-1, -1], [3, 0], [2, -1]])
-    given = several if kind == "binary" else several[:, 1].remainder(4)
+    several = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 1], [0, 0, 1, 0]], dtype=torch.bool)
+    given = several if kind == "binary" else torch.tensor([2, 3, 3, 0, 3])
     assert own(logits, given).item() == pytest.approx(built_in(logits, given).item(), rel=1e-14)
     assert own.of_batch(logits, given, (1, 1), 0)[1] == built_in.of_batch(logits, given, (1, 1), 0)[1]
     labels = np.array([[1, 0, 1, 0]] * 5, bool) if kind == "binary" else given.numpy()

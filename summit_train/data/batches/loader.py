@@ -57,9 +57,9 @@ class BadClip:
 class MicroBatch(Tensors):
     """The clips of one virtual GPU in one step; with data.repeats those of one video follow one another.
 
-    clips: uint8 (n, T, H, W, C); smaller ones are padded with 0 at the right and at the bottom. labels: int64 (n,), or
-    (n, most), see Manifest.label_rows; of a list with boxes what the views show of these, see Boxes.stacked. ids:
-    int64 (n,), places in the manifest. bad: the unreadable clips; `ids` has their substitutes.
+    clips: uint8 (n, T, H, W, C); smaller ones are padded with 0 at the right and at the bottom. labels: see
+    Manifest.class_labels; of a list with boxes what the views show of these, see Boxes.stacked. ids: int64 (n,), places
+    in the manifest. bad: the unreadable clips; `ids` has their substitutes.
     """
 
     step: int
@@ -108,7 +108,8 @@ Draw = tuple[int, ...]  # (epoch, clip), with data.balance: classes (epoch, clip
 class TrainingClips:
     """Reads the micro-batch of a key, or one clip.
 
-    kept: the clips in use. own: the augmentations of the user's own, as the run began with them.
+    kept: the clips in use. own: the augmentations of the user's own, as the run began with them. num_classes: of clips
+    that may have several, see Manifest.class_labels.
     """
 
     data: DataSpec
@@ -116,6 +117,7 @@ class TrainingClips:
     seed: int
     kept: Kept
     own: tuple[OwnPart, ...] = ()
+    num_classes: int | None = None
 
     @cached_property
     def _steps(self) -> list[tuple[Callable[[Frames, np.random.Generator], Frames], str, tuple[int, ...]]]:
@@ -131,9 +133,12 @@ class TrainingClips:
         read = [self._clip_or_substitute(draw, bad, reading) for draw in self.draws(key)]
         used = np.repeat(np.array([clip for clip, _, _ in read], np.int64), self.data.repeats)
         manifest, targets = self.store.manifest, [target for _, _, targets in read for target in targets]
-        labels = manifest.label_rows(used) if manifest.boxes is None else manifest.boxes.stacked(targets)
+        if manifest.boxes is None:
+            labels = torch.from_numpy(manifest.class_labels(used, self.num_classes))
+        else:
+            labels = torch.from_numpy(manifest.boxes.stacked(targets))
         clips = torch.from_numpy(_padded([views for _, views, _ in read]))
-        return MicroBatch(step, virtual_gpu, clips, torch.from_numpy(labels), torch.from_numpy(used), tuple(bad))
+        return MicroBatch(step, virtual_gpu, clips, labels, torch.from_numpy(used), tuple(bad))
 
     def draws(self, key: MicroBatchKey) -> list[Draw]:
         step, virtual_gpu, epoch, ids = key

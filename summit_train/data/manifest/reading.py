@@ -143,27 +143,23 @@ class Manifest:
         """Return the highest label + 1."""
         return 1 + max(int(self.labels.max()), int(self.more_labels["label"].max(initial=-1)))
 
-    def label_rows(self, clips: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the labels of clips: (n,), or (n, most) filled up with -1 where a clip of the list has several."""
-        if not len(self.more_labels):
-            return self.labels[clips].astype(np.int64)
-        found = [self.labels_of(clip) for clip in clips.tolist()]
-        rows = np.full((len(clips), max(map(len, found))), -1)
-        for row, labels in zip(rows, found, strict=True):
-            row[: len(labels)] = labels
-        return rows
-
     def labels_of(self, clip: int) -> tuple[int, ...]:
         first, clips = int(self.labels[clip]), self.more_labels["clip"]
         more = slice(bisect_left(clips, clip), bisect_right(clips, clip))  # searchsorted would copy all of them
         return (*((first,) if first >= 0 else ()), *self.more_labels["label"][more].tolist())
 
-    def multi_hot(self, clips: NDArray[np.int64], num_classes: int) -> NDArray[np.bool_]:
-        """Return which of `num_classes` classes each clip belongs to, (n, num_classes); higher labels are left out."""
-        hot = np.zeros((len(clips), num_classes + 1), np.bool_)  # -1 and higher labels are the last column
-        labels = np.minimum(self.label_rows(clips), num_classes).reshape(len(clips), -1)
-        np.put_along_axis(hot, labels, values=True, axis=1)
-        return hot[:, :-1]
+    def class_labels(self, clips: NDArray[np.int64], num_classes: int | None) -> NDArray[np.int64] | NDArray[np.bool_]:
+        """Return the labels of clips, of one class each, int64 (n,).
+
+        num_classes: where a clip may have several or none, and its labels are bool (n, num_classes); higher labels are
+        left out.
+        """
+        if num_classes is None:
+            return self.labels[clips].astype(np.int64)
+        hot = np.zeros((len(clips), num_classes), np.bool_)
+        for row, clip in zip(hot, clips.tolist(), strict=True):
+            row[[label for label in self.labels_of(clip) if label < num_classes]] = True
+        return hot
 
     def label_pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return all pairs of a clip and a class that it belongs to: the clips, (P,), and their labels, (P,)."""

@@ -102,18 +102,17 @@ def _frames(args: argparse.Namespace, reading: Reading) -> Iterator[StreamFrame]
 
 def _watcher(args: argparse.Namespace, trained: Trained) -> Stream:
     """Return what follows the video for the network's task. Raises UserError for the other task's option."""
-    device = choose_device(World())
     if trained.spec.task == "detection":
         from summit_train.tasks.detection.stream import BoxFinder
 
         if args.window is not None:
             raise UserError("--window must be used with a classifier, and this network is a detector; leave it out")
-        return BoxFinder(trained, device, args.score)
+        return BoxFinder(trained, choose_device(World()), args.score)
     from summit_train.tasks.classification.stream import Labeller
 
     if args.score is not None:
         raise UserError("--score must be used with a detector, and this network is a classifier; leave it out")
-    return Labeller(trained, device, args.window)
+    return Labeller(trained, choose_device(World()), args.window)
 
 
 def _print(results: Iterator[Values], args: argparse.Namespace, trained: Trained, watcher: Stream, stride: int) -> None:

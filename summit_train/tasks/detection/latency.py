@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from summit_train.bench.figure3 import ForwardBench
-from summit_train.models.network import build_network
+from summit_train.models.build import build_network
 from summit_train.models.online import StreamNetwork
 from summit_train.models.precision import parameter_type
 from summit_train.spec import Spec

@@ -391,10 +391,13 @@ def test_a_clip_may_have_several_labels_or_none(tmp_path: Path) -> None:
     manifest = _read(tmp_path, "path,label\nx,3;0\ny,2\nz,;\nu, stand ; 3\nv,a;b\n", classes)
     assert [manifest.labels_of(clip) for clip in range(5)] == [(0, 3), (2,), (), (1, 3), (2,)]
     assert manifest.labels.tolist() == [0, 2, -1, 1, 2] and manifest.num_labels == 4
-    assert manifest.label_rows(np.arange(5)).tolist() == [[0, 3], [2, -1], [-1, -1], [1, 3], [2, -1]]
-    assert manifest.label_rows(np.array([1, 4])).tolist() == [[2], [2]]
-    hot = manifest.multi_hot(np.array([0, 2, 3]), 4)
+    hot = manifest.class_labels(np.array([0, 2, 3]), 4)
     assert hot.tolist() == [[True, False, False, True], [False] * 4, [False, True, False, True]]
+    assert hot.dtype == np.bool_
+    # Class 3 is not one of three.
+    assert manifest.class_labels(np.array([0, 1]), 3).tolist() == [[True, False, False], [False, False, True]]
+    single = manifest.class_labels(np.array([4, 1, 3]), None)
+    assert single.tolist() == [2, 2, 1] and single.dtype == np.int64
     clips, labels = manifest.label_pairs()
     assert sorted(zip(clips.tolist(), labels.tolist(), strict=True)) == [(0, 0), (0, 3), (1, 2), (3, 1), (3, 3), (4, 2)]
     assert clips_per_class(manifest) == {"sit": 1, "stand": 1, "a;b": 2, "run": 2}

@@ -19,8 +19,8 @@ from summit_train.inference.cam.maps import Heatmap, Mapper, class_maps, measure
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.inference.videos import list_videos
 from summit_train.models import VideoNetwork, build_model
+from summit_train.models.build import build_network
 from summit_train.models.fast import accelerate
-from summit_train.models.network import build_network
 from summit_train.models.precision import Normalise
 from summit_train.spec import spec_from_values
 from summit_train.spec.catalog import ARCHITECTURES, maps_problem

@@ -10,8 +10,10 @@ import torch
 
 from summit_train.core.errors import UserError
 from summit_train.models import VideoNetwork, build_model
+from summit_train.models.build import build_network
+from summit_train.models.count import count_model, count_network
 from summit_train.models.fast import accelerate
-from summit_train.models.network import build_network, count_model, count_network, recompute_blocks
+from summit_train.models.network import recompute_blocks
 from summit_train.models.online import StreamNetwork, cache_shapes
 from summit_train.models.weights import load_pretrained
 from summit_train.spec import ModelSpec, Spec
@@ -111,9 +113,9 @@ def test_weights_of_a_classification_network_load_and_the_new_layers_are_drawn(t
     drawn = copy.deepcopy(network.get_submodule("detector").state_dict())
     report = load_pretrained(network, tmp_path / "w.pth", ["a", "b"])
     own = network.state_dict()
-    assert {*report.unexpected} == {"fc.weight", "fc.bias"}
+    assert {*report.names("unexpected")} == {"fc.weight", "fc.bias"}
     assert all(torch.equal(own[name], value) for name, value in trained.state_dict().items() if "fc" not in name)
-    assert {*report.missing} == {f"detector.{name}" for name in drawn}
+    assert {*report.names("missing")} == {f"detector.{name}" for name in drawn}
     assert all(torch.equal(own[f"detector.{name}"], value) for name, value in drawn.items())
     assert not any(value.any() for name, value in drawn.items() if name.endswith("bias"))
     weights = torch.cat([value.flatten() for name, value in drawn.items() if name.endswith("weight")])
@@ -125,9 +127,9 @@ def test_a_detectors_weights_for_other_classes_keep_all_but_the_class_maps(tmp_p
     file = {"model": network.state_dict(), "classes": ["a", "b"], "spec": {"model": {}}}
     torch.save(file, tmp_path / "detector.pth")
     report = load_pretrained(build_network(_small()), tmp_path / "detector.pth", ["a", "c"])
-    assert report.fresh == ("detector.classes.weight", "detector.classes.bias")
+    assert report.names("fresh") == ("detector.classes.weight", "detector.classes.bias")
     report = load_pretrained(build_network(_small(num_classes=3)), tmp_path / "detector.pth", ["a", "b", "c"])
-    assert [text.split()[0] for text in report.mismatched] == ["detector.classes.weight", "detector.classes.bias"]
+    assert [*report.names("mismatched")] == ["detector.classes.weight", "detector.classes.bias"]
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "mobilenet_v2"])

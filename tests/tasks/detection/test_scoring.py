@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from summit_train.core.comm import World
 from summit_train.core.errors import RunFailed
+from summit_train.core.watch import StopRequest
 from summit_train.data.batches import loader
 from summit_train.data.batches.loader import BadClip
 from summit_train.data.dataset import Dataset
@@ -64,7 +65,7 @@ def spec_of(folder: Path, **sections: object) -> Spec:
 
 
 def scorer(spec: Spec) -> DetectionScorer:
-    found = build_scorer(spec, Dataset.open(spec, "val"), World(), CPU)
+    found = build_scorer(spec, Dataset.open(spec, "val"), World(), CPU, StopRequest())
     assert isinstance(found, DetectionScorer)
     return found
 

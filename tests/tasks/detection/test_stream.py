@@ -17,7 +17,7 @@ from summit_train.data.video.stream import Reading, file_frames
 from summit_train.inference.stream.command import drawn_in
 from summit_train.inference.stream.stream import Stream, renderer
 from summit_train.inference.trained import Trained, open_trained
-from summit_train.models.network import build_network
+from summit_train.models.build import build_network
 from summit_train.models.precision import Normalise, parameter_type
 from summit_train.spec import Spec
 from summit_train.tasks.detection.detect import detect
