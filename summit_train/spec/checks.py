@@ -83,7 +83,8 @@ def spec_from_tree(tree: Tree) -> Spec:
 
 def _with_detector(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values with the keys that task detection implies, where they are not given."""
-    model, loss = values.get("model"), values.get("loss", {})
+    model = values.get("model")
+    loss = values.get("loss", {})
     if values.get("task") != "detection" or not isinstance(model, dict) or not isinstance(loss, dict):
         return values
     if model.get("detector") is None:
@@ -163,7 +164,7 @@ def _task_problems(spec: Spec) -> Iterator[Problem]:
 
 
 def _detection_problems(spec: Spec) -> Iterator[Problem]:
-    model, data = spec.model, spec.data
+    model = spec.model
     if spec.loss.base != "detection":
         yield "loss.kind", f"must be detection with task detection, got {spec.loss.kind}"
     if model.detector is not None and model.detector.freeze_stem and model.pretrained is None:
@@ -172,9 +173,9 @@ def _detection_problems(spec: Spec) -> Iterator[Problem]:
         yield "model.arch", f"must be tsn or tsm with task detection, got {model.arch}"
     if model.arch == "tsm" and model.shift_direction != "past":
         yield "model.shift_direction", "must be past with task detection: each frame is seen without later ones"
-    if data.built_in_augment == "rand_augment":
+    if spec.data.built_in_augment == "rand_augment":
         yield "data.augment", "rand_augment rotates and shears frames, and boxes stay upright; use whole"
-    if not isinstance(data.augment, str):
+    if not isinstance(spec.data.augment, str):
         yield "data.augment", "must have no augmentation of your own with task detection: boxes would not follow it"
     if spec.evaluate.mode != "stream":
         yield "evaluate.mode", f"must be stream with task detection, got {spec.evaluate.mode}"
