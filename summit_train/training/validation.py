@@ -10,7 +10,7 @@ from summit_train.core.watch import StopRequest
 from summit_train.evaluation.evaluation import build_scorer
 from summit_train.evaluation.measures import left_out, say_left_out
 from summit_train.plan import validates
-from summit_train.training.decisions import Decided, Measures
+from summit_train.training.decisions import Decided, Values
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
 
@@ -33,7 +33,7 @@ def take_in_last_validation(run: Run, log: RunLog | None, stop: StopRequest) -> 
     run.world.from_first(run.decisions.write_best)
 
 
-def decide(run: Run, log: RunLog | None, epoch: int, measures: Measures) -> None:
+def decide(run: Run, log: RunLog | None, epoch: int, measures: Values) -> None:
     """Take in a validation: keep the best checkpoint, end training or let the batch grow. Collective."""
     step = epoch * run.plan.steps_per_epoch
     decided = run.decisions.update(epoch, step, measures)
@@ -63,7 +63,7 @@ def _record(run: Run, log: RunLog, epoch: int, decided: Decided) -> None:
         log.say(f"epoch {epoch}: batch of a learner {change} ({accuracies})")
 
 
-def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> Measures:
+def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> Values:
     """Score one clip and one crop of every video, as for the curve in the paper's Figure 5; return the measures.
 
     With evaluate.mode "stream", stream all frames in one crop. The loss is that of training on those logits, without
