@@ -90,7 +90,9 @@ class Plan:
         The activations are those that the backward pass needs for the clips of one virtual GPU, or those of the final
         evaluation's views if they are larger.
         """
-        spec, network, states = self.spec, self.network, self.spec.optimizer.states
+        spec = self.spec
+        network = self.network
+        states = self.spec.optimizer.states
         copies = 2 + states + (spec.ema.decay is not None)
         if spec.parallel.method == "averaging":
             # One learner's gradients at a time, the average, and the buffer of the solver's state on its way.
@@ -207,7 +209,8 @@ def evaluations(spec: Spec) -> tuple[int, int, int]:
 
     The average of a checkpoint's weights is a network of its own. A stream counts as evaluate.clips views.
     """
-    evaluate, epochs = spec.evaluate, range(1, spec.schedule.epochs + 1)
+    evaluate = spec.evaluate
+    epochs = range(1, spec.schedule.epochs + 1)
     validations = sum(validates(spec, epoch) for epoch in epochs)
     saved = sum(is_due(spec, epoch) for epoch in epochs)
     networks = min(evaluate.last_checkpoints, saved) * (1 if spec.ema.decay is None else 2)
@@ -221,7 +224,9 @@ def _ladder(spec: Spec, learners: int, num_clips: int) -> tuple[Rung, ...]:
     The largest is grow_batch.max or the largest multiple of the first that a learner's share of an epoch holds: 576 of
     596 clips from 32 on in Cong et al., section III B. Raises UserError where max is more than the share.
     """
-    grow, size, share = spec.parallel.grow_batch, spec.scale.clips_per_gpu, num_clips // learners
+    grow = spec.parallel.grow_batch
+    size = spec.scale.clips_per_gpu
+    share = num_clips // learners
     sizes = [size]
     if grow is not None:
         largest = grow.max or share // size * size
@@ -245,7 +250,8 @@ def averaged_elements(spec: Spec, network: Count) -> int:
 
 
 def checkpoint_bytes(spec: Spec, network: Count, virtual_gpus: int) -> int:
-    parallel, states = spec.parallel, 1 + spec.optimizer.states  # tensors of each weight's shape
+    parallel = spec.parallel
+    states = 1 + spec.optimizer.states  # tensors of each weight's shape
     learners = virtual_gpus if "local" in (parallel.optimizer_state, parallel.bn) else 0
     return _elements(spec, network, states + (spec.ema.decay is not None) + learners * states) * spec.weight_bytes
 
@@ -274,7 +280,8 @@ def plan_schedule(optimizer: OptimizerSpec, course: ScheduleSpec, global_batch: 
             unit = 10.0 ** (math.floor(math.log10(fits)) - 2)
             fits = math.floor(fits / unit) * unit
         factor = f" x {global_batch:,} / {optimizer.base_batch:,} (schedule.warmup_scaling)" if is_scaled else ""
-        run, warmup = counted(total_steps, "step"), counted(warmup_steps, "step")
+        run = counted(total_steps, "step")
+        warmup = counted(warmup_steps, "step")
         wrong = f"must be shorter than the run of {run}, got {warmup} from {course.warmup_epochs:g}{factor}"
         raise UserError(f"schedule.warmup_epochs: the warm-up {wrong}; try {fits:g} or less")
     peak_lr = peak_learning_rate(optimizer.base_lr, optimizer.base_batch, global_batch, optimizer.lr_scaling)

@@ -56,7 +56,6 @@ TOGETHER = {
     "tests/cluster/test_lost_nodes.py": "lost nodes",
     "tests/cluster/test_slurm.py": "slurm",
     "tests/data/video/test_mutants.py": "mutants",
-    "tests/tasks/test_third_task.py": "third task",
     "tests/training/test_averaging_runs.py": "averaging",
     "tests/training/test_foreign.py": "foreign",
     "tests/training/test_golden_runs.py": "golden runs",

@@ -12,16 +12,14 @@ from functools import cache, cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from summit_train.tasks.task import every_task, task_named
-
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "summit_train"
 
-# The floors, from the ground up: a module may import its own floor and those below it. A task is a folder on top, as it
-# has parts of every floor; those get them by the task's name, from the table.
+# The floors, from the ground up: a module may import its own floor and those below it. A module of a task is on the
+# highest floor that it imports.
 FLOORS = (
-    "core", "tasks.task", "spec", "optim", "models", "counts", "data", "plan", "evaluation", "training", "scaling",
-    "report", "inference", "cluster", "bench", "sweep", "tasks", "cli", "__main__",
+    "core", "spec", "optim", "models", "counts", "data", "plan", "evaluation", "training", "scaling", "report",
+    "inference", "cluster", "bench", "sweep", "cli", "__main__",
 )  # fmt: skip
 # The rooms of data/, likewise; data.motion stands beside them.
 DATA_ROOMS = ("video", "manifest", "check", "signatures", "packed", "reading_speed", "batches", "dataset", "bad_clips")
@@ -117,21 +115,26 @@ def test_the_reader_sees_the_imports() -> None:
     assert {"core.comm", "data.batches.loader", "core.rng"} <= {name for name, _ in _ours(modules()["training.step"])}
     assert {"data.manifest.quarantine"} <= {name for name, _ in _ours(modules()["cli.plan"])}
     assert {"horovod.torch", "mpi4py"} <= {name for name, _ in _imports(modules()["core.comm.horovod_world"])}
-    assert {module.layer for module in modules().values() if module.name} == {floor.split(".")[0] for floor in FLOORS}
+    assert {module.layer for module in modules().values() if module.name} == {*FLOORS, "tasks"}
+    for name, floor in (("rfcn", "models"), ("boxes", "data"), ("scoring", "evaluation"), ("stream", "inference")):
+        assert FLOORS[_floor(f"tasks.detection.{name}", FLOORS)] == floor
+
+
+def _floor(name: str, floors: Sequence[str], within: str = "") -> int:
+    """The number of a module's floor, of the package's or of those within a folder; what has none is above all."""
+    if not within and f"{name}.".startswith("tasks."):
+        return max((_floor(other, floors) for other, _ in _ours(modules()[name])), default=0)
+    tops = (number for number, floor in enumerate(floors) if f"{name}.".startswith(f"{within}{floor}."))
+    return next(tops, len(floors))
 
 
 def _upward(floors: Sequence[str], within: str = "") -> list[str]:
-    """Imports of a higher floor, of the package's or of those within a folder; what has no floor is above all."""
-    floor = {f"{within}{name}": number for number, name in enumerate(floors)}
-
-    def of(name: str, otherwise: int) -> int:
-        return next((floor[top] for top in floor if f"{name}.".startswith(f"{top}.")), otherwise)
-
+    """Imports of a higher floor."""
     return [
         f"{module.at(node)}: {module.name} imports {name}"
         for module in modules().values()
         for name, node in _ours(module)
-        if name.startswith(within) and of(name, len(floor)) > of(module.name, len(floor))
+        if name.startswith(within) and _floor(name, floors, within) > _floor(module.name, floors, within)
     ]
 
 
@@ -153,6 +156,19 @@ def test_a_feature_can_be_removed_with_its_folder() -> None:
         assert all(f"{user}.".startswith(own) or part.fullmatch(user) for user in users), feature
 
 
+def test_a_task_is_imported_in_functions_alone() -> None:
+    # Where its code is needed: tests/tasks/test_seams.py sees that the other task's runs do not load it.
+    imported = [
+        (module, node)
+        for module in modules().values()
+        if module.layer != "tasks"
+        for node in module.tree.body  # neither a function's nor those that only types need
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert len(imported) > 1000
+    assert [module.at(node) for module, node in imported if f"{PACKAGE}.tasks" in ast.unparse(node)] == []
+
+
 def test_no_two_modules_import_each_other() -> None:
     # static_order raises CycleError, which names the circle.
     graph = {module.name: {name for name, _ in _ours(module)} for module in modules().values()}
@@ -166,8 +182,8 @@ def test_modules_are_imported_by_name_in_main_alone() -> None:
         for node in module.nodes
         if _called(node) in ("importlib.import_module", "import_module", "__import__")
     }
-    # The commands, parts of the user's own, the types of this package that another rank sends, and the tasks.
-    assert found == {"__main__", "core.own_parts", "core.comm.objects", "tasks.task"}
+    # The commands, parts of the user's own, and the types of this package that another rank sends.
+    assert found == {"__main__", "core.own_parts", "core.comm.objects"}
 
 
 def test_a_library_is_imported_in_one_place() -> None:
@@ -347,45 +363,3 @@ def test_files_and_functions_are_short_and_modules_say_what_they_are_for() -> No
         for inner in module.nodes:
             if isinstance(inner, ast.FunctionDef):
                 assert (inner.end_lineno or 0) - inner.lineno < 60, f"{module.at(inner)}: {inner.name} is too long"
-
-
-def _texts(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
-    """Every name and every string of a module, docstrings among them."""
-    for node in ast.walk(tree):
-        for _, value in ast.iter_fields(node):
-            yield from ((node, one) for one in (value if isinstance(value, list) else [value]) if isinstance(one, str))
-
-
-def test_a_task_is_named_in_its_folder_alone() -> None:
-    words = {"detection", "detections", "detector", "detectors", "boxes", "rfcn"}
-    found = {
-        (module.name, text)
-        for module in modules().values()
-        if not module.name.startswith("tasks.detection")
-        for _, text in _texts(module.tree)
-        if words & {word.lower() for word in re.findall(r"[A-Z]?[a-z]+", text)}
-    }
-    assert found == {("tasks.task", "detection")}, "the line of the table"
-    assert any("DetectorSpec" in text for _, text in _texts(modules()["tasks.detection.keys"].tree)), "the reader sees"
-
-
-def test_every_part_of_a_task_is_one_that_is_asked_for_and_is_there() -> None:
-    described = set(re.findall(r"^ {6}(\w+)", ast.get_docstring(_class("tasks.task", "Task"), clean=False) or "", re.M))
-    asked = {node.args[0].value for _, node in _calls("every_part") if isinstance(node.args[0], ast.Constant)}
-    asked |= {
-        node.args[0].value
-        for module in modules().values()
-        for node in module.nodes
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "part"
-        if isinstance(node.args[0], ast.Constant)
-    }
-    assert asked == described
-    for task in every_task():
-        assert task.parts.keys() <= described and task is task_named(task.name)
-        assert all(task.part(name) is not None for name in task.parts)
-        measures = task.part("measures")
-        assert {kind: own[0].key for kind, own in measures.items()} == dict(task.kinds)
-
-
-def _class(module: str, name: str) -> ast.ClassDef:
-    return next(n for n in modules()[module].tree.body if isinstance(n, ast.ClassDef) and n.name == name)

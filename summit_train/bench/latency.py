@@ -31,7 +31,6 @@ from summit_train.report.tables import machine_text
 from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES, Row, Table
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import split_overrides
-from summit_train.tasks.task import task_named
 
 ROUNDS = 5  # turns of each network, fewer for fewer passes
 _BASE = "shipped:kinetics/tsm_r50_8f"  # the network of a table's row, but for the keys that the row names
@@ -145,6 +144,22 @@ def measure_latency(entries: Sequence[Entry], settings: Passes, place: Place, *,
     return [entry.count_values() | (next(times, untimed) if entry.specs else untimed) for entry in entries]
 
 
+def measure_detectors(entries: Sequence[Entry], settings: Passes, place: Place) -> list[Values]:
+    """Return a row of each detector, all measured in turn: the network on a frame of a stream, and `boxes_ms` apart."""
+    from summit_train.tasks.detection.latency import frame_benches
+
+    place.tell(f"building the detectors: {'; '.join(entry.label for entry in entries)}")
+    benches = [bench for entry in entries for bench in frame_benches(entry.specs[0], place.device)]
+    found = measure_rounds(benches, 1, settings)
+    rows = []
+    for entry, frames, boxes in zip(entries, found[::2], found[1::2], strict=True):
+        times = timed_values(frames, frames, found[0], 1)
+        no_clips: Values = dict.fromkeys(("clips_per_second", "clips_per_second_spread", "throughput_passes"))
+        boxes_ms = spread([1000 * seconds for turn in boxes for seconds in turn])
+        rows.append(entry.count_values() | times | no_clips | {"boxes_ms": boxes_ms})
+    return rows
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("specs", nargs="*", metavar="SPEC", help="experiment specs (YAML), measured in turn")
     table_help = f"a table of the TSM paper in place of SPECs: {', '.join(map(str, TABLES))}"
@@ -177,11 +192,10 @@ def run(args: argparse.Namespace) -> Values:
         raise UserError(f"the SPECs must be of one task, got {' and '.join(sorted(tasks))}; time them one by one")
     passes = Passes(args.batch, args.warm_up, args.repeats, args.seconds)
     with open_place() as place:
-        of_task = next((task_named(task).part("latency") for task in tasks), None)
-        if of_task is None:
-            rows = measure_latency(entries, passes, place, timed=not args.published)
+        if tasks == {"detection"}:
+            rows = measure_detectors(entries, passes, place)
         else:
-            rows = of_task(entries, passes, place)
+            rows = measure_latency(entries, passes, place, timed=not args.published)
         about = environment(place.world, place.device, [place.world.host], cpu_kernels(place.device))
     return {
         "environment": about,

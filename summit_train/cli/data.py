@@ -24,7 +24,7 @@ from summit_train.data import check
 from summit_train.data.manifest import ManifestRow, read_classes, read_manifest, write_manifest
 from summit_train.data.manifest.files import located_root
 from summit_train.data.manifest.folders import skipped_text
-from summit_train.data.manifest.importers import HMDB51_PARTS, Request, import_kinds
+from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, Request
 from summit_train.data.manifest.quarantine import write_quarantine
 from summit_train.data.manifest.reading import PACK_FILE, check_beside, write_classes
 from summit_train.data.manifest.split import split_manifest
@@ -33,7 +33,6 @@ from summit_train.data.motion import KINDS as MOTION_KINDS
 from summit_train.data.motion import SPLITS, MotionSet, write_motion_set
 from summit_train.data.video.source import MISSING, DecodeError
 from summit_train.data.video.span import WHOLE
-from summit_train.tasks.task import every_task
 
 if TYPE_CHECKING:
     from summit_train.core.comm import World
@@ -67,15 +66,9 @@ def _motion_arguments(parser: argparse.ArgumentParser) -> None:
     add("out", metavar="OUT", type=Path, help="folder that gets videos/, train.csv and val.csv")
     add("--train", type=int, metavar="N", required=True, help="training videos")
     add("--val", type=int, metavar="N", required=True, help="validation videos")
-    sizes, frames = f"{usual.size}", f"{usual.num_frames}"
-    for task in every_task():
-        if task.motion is not None:
-            flag, about = task.motion
-            kind = task.part("motion")
-            add(f"--{flag}", dest="videos", action="store_const", const=kind, default=MotionSet, help=about)
-            sizes, frames = f"{sizes}, with --{flag} {kind.size}", f"{frames}, with --{flag} {kind.num_frames}"
-    add("--size", type=int, help=f"pixels of a side [{sizes}]")
-    add("--frames", type=int, help=f"frames a video [{frames}]")
+    add("--boxes", action="store_true", help="for detection: moving shapes with their boxes and tracks")
+    add("--size", type=int, help=f"pixels of a side [{usual.size}, with --boxes 96]")
+    add("--frames", type=int, help=f"frames a video [{usual.num_frames}, with --boxes 24]")
     add("--classes", type=int, default=usual.num_classes, help="how many [%(default)s]")
     add("--seed", type=int, default=usual.seed, help="[%(default)s]")
     add("--kind", choices=MOTION_KINDS, help=f"what tells the classes [{usual.kind}]")
@@ -83,12 +76,12 @@ def _motion_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _motion(args: argparse.Namespace) -> Result:
-    if args.videos is not MotionSet and args.kind is not None:
+    if args.boxes and args.kind is not None:
         raise UserError(f"--kind must be left out with the set of a task, which has its own classes; got {args.kind}")
     asked = {"size": args.size, "num_frames": args.frames, "num_classes": args.classes, "kind": args.kind}
     how = {name: value for name, value in asked.items() if value is not None}
     how |= {"seed": args.seed, "difficulty": args.difficulty}
-    videos = args.videos(**how)
+    videos = _motion_set(args.boxes)(**how)
     if there := [path for name in SPLITS if (path := args.out / f"{name}.csv").exists()]:
         raise UserError(f"{there[0]}: already exists; make the set in another folder")
     total = args.train + args.val
@@ -98,11 +91,19 @@ def _motion(args: argparse.Namespace) -> Result:
     return Result([what, f"data.train={args.out / 'train.csv'} data.val={args.out / 'val.csv'} data.root={args.out}"])
 
 
+def _motion_set(has_boxes: bool) -> type[MotionSet]:
+    if not has_boxes:
+        return MotionSet
+    from summit_train.tasks.detection.moving_objects import MovingObjects
+
+    return MovingObjects
+
+
 def _import_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "SOURCE:\n" + "\n".join(f"  {kind:<13} {what}" for kind, (_, what) in import_kinds().items())
+    parser.epilog = "SOURCE:\n" + "\n".join(f"  {kind:<13} {what}" for kind, (_, what) in KINDS.items())
     add = parser.add_argument
-    add("kind", choices=list(import_kinds()), metavar="KIND", help=", ".join(import_kinds()))
+    add("kind", choices=list(KINDS), metavar="KIND", help=", ".join(KINDS))
     add("source", metavar="SOURCE", type=Path, help="the list of one split, see below")
     add("--root", type=Path, help="folder of the videos or of the folders of pictures [SOURCE's own]")
     add("--out", metavar="MANIFEST.csv", type=Path, required=True, help="manifest to write")
@@ -118,7 +119,7 @@ def _import(args: argparse.Namespace) -> Result:
     root = args.root or (args.source if args.source.is_dir() else args.source.parent)
     if not root.is_dir():
         raise UserError(f"{root}: no such folder")
-    annotations = import_kinds()[args.kind][0](request)
+    annotations = KINDS[args.kind][0](request)
     check_beside(args.out, annotations.classes, args.source)
     found = list(followed(annotations.located(str(root)), len(annotations.clips), "clips", in_logs=True))
     rows = [row for row in found if isinstance(row, ManifestRow)]

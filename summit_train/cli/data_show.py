@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ from summit_train.core.text import counted, share, with_unit
 from summit_train.data.batches.stores import open_store
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest, read_manifest
-from summit_train.data.manifest.annotation import Annotation
 from summit_train.data.manifest.reading import check_same_classes
 from summit_train.data.packed.format import read_pack
 from summit_train.data.video.augment import test_frames, test_views
@@ -37,7 +36,9 @@ from summit_train.report.confusion import all_names
 from summit_train.report.films import Film, Seen, film, seen
 from summit_train.report.page import environment, write_page
 from summit_train.spec import DataSpec, Spec, run_spec
-from summit_train.tasks.task import task_named
+
+if TYPE_CHECKING:
+    from summit_train.tasks.detection.boxes import Boxes
 
 _LIMITS = {"clips": (1, 2000), "frames": (1, 64), "pixels": (16, 512), "epoch": (0, 10**9)}
 _MOST_PIXELS = 1 << 28  # of a page, which then has some 90 MB
@@ -145,7 +146,7 @@ def _in_training(args: argparse.Namespace) -> _Clips:
 
 def _in_validation(args: argparse.Namespace) -> _Clips:
     spec = _spec(args, "val")
-    if not task_named(spec.task).gives_labels:
+    if spec.task == "detection":
         raise UserError(f"--run must be of a task that scores classes, got {spec.task}; try --spec {args.run}")
     found = read_run(args.run)
     dataset, data, softmax = Dataset.open(spec, "val"), spec.data, found.scores.kind == "softmax"
@@ -214,7 +215,7 @@ def _shown(
     names = clips.manifest.class_names
     for clip, group in chosen:
         try:
-            picture = film(_pictures(clips.see(clip), clips.manifest.annotation, args.frames, args.pixels))
+            picture = film(_pictures(clips.see(clip), clips.manifest.boxes, args.frames, args.pixels))
         except (DecodeError, OSError) as error:
             picture = Film(reason=str(error))
         labels = ", ".join(names[label] for label in clips.manifest.labels_of(clip)) or group
@@ -222,13 +223,15 @@ def _shown(
         yield group, {"name": str(clips.manifest.clip(clip)), "about": about, "film": picture}
 
 
-def _pictures(view: Seen, annotation: Annotation | None, most: int, pixels: int) -> Frames:
-    """Return at most so many frames, evenly spaced, scaled down, with what is known of them; of flow one channel."""
+def _pictures(view: Seen, boxes: Boxes | None, most: int, pixels: int) -> Frames:
+    """Return at most so many frames, evenly spaced, scaled down, with their boxes; of flow one channel."""
     views, targets = view
     frames = views if views.shape[-1] == 3 else np.repeat(views[..., :1], 3, axis=-1)
     places = _spread(len(frames), most)
     small = scaled(frames[places], pixels)
-    return annotation.drawn(small, targets, places, small.shape[2] / frames.shape[2]) if annotation else small
+    if boxes is None or targets is None:
+        return small
+    return boxes.drawn(small, targets, places, small.shape[2] / frames.shape[2])
 
 
 def _spread(length: int, most: int) -> list[int]:

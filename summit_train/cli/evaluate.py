@@ -30,7 +30,7 @@ from summit_train.core.tested import warn_untested
 from summit_train.core.text import counted, from_json, percent
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset
-from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation
+from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation, build_scorer
 from summit_train.evaluation.measures import Measures, measures_of, open_measures, say_certainty, say_left_out
 from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
 from summit_train.evaluation.scoring import Scorer
@@ -42,7 +42,6 @@ from summit_train.spec import Spec, changes_scores, flat_keys, folder_name, load
 from summit_train.spec.model import stream_problem
 from summit_train.spec.source import split_overrides
 from summit_train.sweep.grid import joined_name
-from summit_train.tasks.task import task_named
 from summit_train.training.agreement import check_agreement
 from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
 from summit_train.training.run import read_inputs
@@ -121,7 +120,7 @@ def _scoring(
         device = choose_device(world)
         network = world.together(lambda: initial_network(spec, device))
         check_agreement(world, spec, datasets, network, **arguments)
-        yield task_named(spec.task).part("scorer")(spec, datasets["val"], world, device), network, watchdog
+        yield build_scorer(spec, datasets["val"], world, device), network, watchdog
 
 
 def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Result:

@@ -164,7 +164,7 @@ def _read(folder: str, source: str) -> Manifest:
 
 def _values(folder: str, found: _Found) -> dict[str, Any]:
     """Return the keys that follow from the videos, and those of a base that a first run must not have."""
-    several = found.manifest.annotation is None and found.manifest.not_single() is not None
+    several = found.manifest.boxes is None and found.manifest.not_single() is not None
     return {
         "model": {"num_classes": len(found.manifest.class_names), "pretrained": None, "freeze_bn": "none"},
         "data": {"train": found.train, "val": found.val, "root": folder, "workers": None},

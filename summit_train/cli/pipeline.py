@@ -30,19 +30,18 @@ from summit_train.core.watch import Stopped, StopRequest, Watchdog, leave_if_ask
 from summit_train.data.dataset import leaks
 from summit_train.data.manifest.quarantine import class_warnings, clips_per_class, quarantine_warnings
 from summit_train.data.packed.stage import stage_sets
-from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation
+from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation, build_scorer
 from summit_train.evaluation.scores import PREDICTIONS
 from summit_train.models.network import cpu_kernels, initial_network
 from summit_train.report.goodput import goodput_values
 from summit_train.spec import Spec, changes_scores, dump_spec, run_spec
-from summit_train.tasks.task import task_named
 from summit_train.training.agreement import check_agreement, identity
 from summit_train.training.checkpoint import current_line, epoch_checkpoints
 from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog, record_end
 from summit_train.training.records import Records
-from summit_train.training.resume import Extension
 from summit_train.training.run import Run, check_room, read_inputs
+from summit_train.training.state import Extension
 from summit_train.training.trace import traced_steps
 
 
@@ -155,7 +154,7 @@ def _evaluate(run: Run, stop: StopRequest) -> None:
     paths, left_out, goodput, key = world.from_first(last)
     if world.rank == 0:
         tell(*(f"left out of the mean: {line}" for line in left_out))
-    scorer = task_named(spec.task).part("scorer")(spec, run.val_set, world, run.device, stop)
+    scorer = build_scorer(spec, run.val_set, world, run.device, stop)
     training = (run.plan, run.train_set) if spec.evaluate.precise_bn else None
     folder, measures = spec.run_path, run.measures
     evaluation = Evaluation(scorer, run.watchdog, folder, measures, training, resume_key=key, goodput=goodput)

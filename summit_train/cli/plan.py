@@ -197,7 +197,7 @@ def start_notes(spec: Spec, plan: Plan, files: Files, sweep: Path | None = None)
     import torch
 
     from summit_train.models.build import build_network
-    from summit_train.training.resume import first_state
+    from summit_train.training.checkpoint import first_state
 
     with torch.device("meta"):  # a network without numbers takes little time and memory
         model = build_network(spec)

@@ -136,7 +136,7 @@ def _count(option: str, spec: Spec, which: str, kinetics: int) -> int:
 
         manifest = read_manifest(path)
         # Training may cut an annotated list into spans.
-        return len(Dataset.open(spec, which) if manifest.annotation is not None else kept_clips(spec.data, manifest))
+        return len(Dataset.open(spec, which) if manifest.boxes is not None else kept_clips(spec.data, manifest))
     if spec.model.num_classes == 400:
         return kinetics
     raise UserError(f"{path} not found; give the number of its clips with {option} N")

@@ -15,7 +15,6 @@ from summit_train.plan import Plan, evaluations
 from summit_train.scaling.failures import daly_interval
 from summit_train.scaling.machines import Failures
 from summit_train.spec import Spec
-from summit_train.spec.model import TASK_SECTIONS
 
 # The walltime adds to the time of training and evaluation: checkpoints and slow nodes (margin), and in each job the
 # start of Python on all nodes and the last checkpoint (minutes).
@@ -188,7 +187,7 @@ def estimate(
 def _measured(site: Site, spec: Spec, nodes: int) -> Speed | None:
     """Return the site's speed of this network at the next larger number of nodes, else at the largest."""
     model, data = spec.model, spec.data
-    if model.width != 1.0 or any(vars(model)[section] is not None for section in TASK_SECTIONS.values()):
+    if model.width != 1.0 or model.detector is not None:
         return None
     key = (model.arch, model.backbone, model.non_local, data.num_frames, data.crop)
     found = [s for s in site.speeds if (s.arch, s.backbone, s.non_local, s.num_frames, s.crop) == key]

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from summit_train.core.files import naming
 
 # By these a job tells its ranks to check the nodes before the first step, and to name the nodes of slow ranks as bad.
-CHECK_NODES, EXCLUDE_SLOW = "SUMMIT_TRAIN_CHECK_NODES", "SUMMIT_TRAIN_EXCLUDE_SLOW"
+CHECK_NODES = "SUMMIT_TRAIN_CHECK_NODES"
+EXCLUDE_SLOW = "SUMMIT_TRAIN_EXCLUDE_SLOW"
 # The file in which a rank that fails leaves the reason: RUN/job/failure.BEGIN.RESTART, another for each start, so that
 # the ranks of an earlier one do not speak for this one. BEGIN: when the script began, in seconds since 1970.
 FAILURE = "SUMMIT_TRAIN_FAILURE"

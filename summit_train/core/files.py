@@ -151,7 +151,8 @@ def is_locked(path: Path) -> bool:
     if not path.exists():
         return False
     # struct flock of 64-bit Linux: type, whence, start, length (0: to the end), process, padded to its alignment.
-    form, question = "hhqqi0q", (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    form = "hhqqi0q"
+    question = (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     with open(path, "rb") as file, _naming_lack_of_locks(file):
         answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(form, *question))
     return bool(struct.unpack(form, answer)[0] != fcntl.F_UNLCK)

@@ -11,7 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 # <malloc.h> of glibc.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_MMAP_MAX = -4
 
 
 def num_cpus() -> int:

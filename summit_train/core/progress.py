@@ -66,7 +66,8 @@ def shown(what: str, world: World | None = None, *, in_logs: bool = False) -> It
             nonlocal last
             now = time.monotonic()
             if done and now - last >= _PLAIN_EVERY_SECONDS:
-                last, left = now, (now - start) / done * (total - done)
+                last = now
+                left = (now - start) / done * (total - done)
                 tell(f"{done}/{total} {what}, {left:.0f} s left")
 
         yield print_line

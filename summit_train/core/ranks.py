@@ -32,7 +32,8 @@ from summit_train.core.text import counted
 from summit_train.core.watch import STOP_SIGNALS
 
 PASSED_ON = (*STOP_SIGNALS, signal.SIGINT)
-_INTERRUPTED, _STOPPED = 130, 85
+_INTERRUPTED = 130
+_STOPPED = 85
 _SECONDS_TO_END = 3.0  # from SIGTERM to SIGKILL
 _SECONDS_TO_LISTEN = 7.0  # from a request to the end of ranks that cannot hear it yet
 _SECONDS_BETWEEN_LOOKS = 0.05
@@ -53,7 +54,8 @@ def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Calla
     It is that of the first rank that did not return 0; 128 + N for a rank that signal N ended; 130 after a second
     SIGINT. say: is told how the ranks are started. Raises UserError where they cannot be.
     """
-    launch, mpirun = this_launch(), find_mpirun()
+    launch = this_launch()
+    mpirun = find_mpirun()
     if launch.size > 1:
         found = f"{launch.launcher} started {counted(launch.size, 'rank')}"
         raise UserError(f"--ranks must be used without a launcher, but {found}; leave out one")
@@ -65,7 +67,8 @@ def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Calla
     threads = max(1, num_cpus() * max(1, len(hosts)) // ranks)
     environ = {"OMP_NUM_THREADS": str(threads), SECRET: secrets.token_hex(), **os.environ}
     backend = choose_backend(Launch("--ranks", 0, ranks, by_mpi=mpirun is not None), environ)
-    program, how = [sys.executable, "-m", "summit_train", *words], f"joined by {backend}"
+    program = [sys.executable, "-m", "summit_train", *words]
+    how = f"joined by {backend}"
     if hosts:
         environ = {"MASTER_ADDR": hosts[0], **environ}  # for torch.distributed
         if find_spec("mpi4py") is None:  # by which the ranks would agree on a port
@@ -135,7 +138,10 @@ def attend(
 def _exit_status(
     processes: Sequence[Process], received: Sequence[int], say: Callable[[str], None], notes: TextIO | None
 ) -> int:
-    status, num_seen, kill_at, listen_by = 0, 0, math.inf, math.inf
+    status = 0
+    num_seen = 0
+    kill_at = math.inf
+    listen_by = math.inf
     while True:
         codes = [process.poll() for process in processes]
         interrupted = received.count(signal.SIGINT) > 1
@@ -161,7 +167,8 @@ def _exit_status(
             _signal(processes, signal.SIGUSR2)
         elif kill_at == math.inf and time.monotonic() > listen_by and any(map(_is_deaf, processes)):
             say("the ranks have not begun, so there is nothing to save; they are ended")
-            status, kill_at = _STOPPED, time.monotonic()
+            status = _STOPPED
+            kill_at = time.monotonic()
         if None not in codes:
             return status
         if time.monotonic() > kill_at:

@@ -41,7 +41,8 @@ class TextTable:
         return cls(list(zip(*columns, strict=True)), left=len(columns))
 
     def __str__(self) -> str:
-        rows, left = [[printable(cell) for cell in row] for row in self.rows], self.left
+        rows = [[printable(cell) for cell in row] for row in self.rows]
+        left = self.left
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(
             self.indent

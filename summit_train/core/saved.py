@@ -7,13 +7,12 @@ enter the memory where they are used.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import shlex
 import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch
 from torch import nn
 
 from summit_train.core.checkpoints import CheckpointError, digest_path, find_checkpoints, learner_path
-from summit_train.core.comm.objects import placed
+from summit_train.core.comm import World
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, read_file, regular
 from summit_train.core.text import from_json
@@ -30,12 +29,11 @@ from summit_train.core.text import from_json
 _BYTES_PER_ELEMENT = 4 * 8
 SAFETENSORS = ".safetensors"
 SAFETENSORS_KEY = "summit_train"  # of what a checkpoint has besides its weights, in the file's metadata
-_MADV_PAGEOUT = 21  # <linux/mman.h>
+_MAPS = 16  # of a file, to read all its tensors
 _BESIDES = 1 << 28  # class names, a classifier of more classes, another network that is refused by its name
 
 # Maps a file and its content without numbers (tensors on the meta device) to the most bytes that it may have.
 Bound = Callable[[Path, Any], int]
-CheckLearners = Callable[[Path, list[str]], None]  # as check_learners does
 
 
 def bytes_for(network: nn.Module) -> int:
@@ -66,21 +64,23 @@ def check_learners(
 
 
 def load_newest(
-    run_path: Path, bound: Bound, check: CheckLearners = check_learners
+    run_path: Path, bound: Bound, damaged: Mapping[Path, str] | None = None
 ) -> tuple[Path | None, dict[str, Any], list[str]]:
     """Return the newest checkpoint that is whole: (path, state, complaints about newer ones that are not).
 
-    One that lists learners is whole if `check` finds their files whole. One that is deleted meanwhile is no complaint:
-    the run that trains has a newer one. Returns (None, {}, []) without any checkpoint. Raises CheckpointError if there
-    are some and none is whole: starting over would silently discard the run.
+    One that is deleted meanwhile is no complaint: the run that trains has a newer one. damaged: complaints about files
+    of learners, by their checkpoint, if the caller checks these; otherwise this checks them. Returns (None, {}, [])
+    without any checkpoint. Raises CheckpointError if there are some and none is whole: starting over would silently
+    discard the run.
     """
-    complaints, gone = dict[Path, str](), ""
+    complaints = dict(damaged or {})
+    gone = ""
     while paths := [path for path in find_checkpoints(run_path) if path not in complaints]:
         path = paths[-1]
         try:
             state = load_checkpoint(path, bound)
-            if digests := state.get("learner_digests"):
-                check(path, digests)
+            if damaged is None:
+                check_learners(path, state.get("learner_digests", []))
             return path, state, list(complaints.values())
         except CheckpointError as error:
             if os.path.lexists(path):
@@ -122,7 +122,8 @@ def load_saved(path: Path, bound: Bound) -> Any:
     """Load what torch saved, plain values only, or a .safetensors file, onto the CPU. Raises CheckpointError."""
     if path.suffix == SAFETENSORS:
         return _load_safetensors(path, bound)
-    size, most = _unpacked_size(path), bound(path, peek(path))
+    size = _unpacked_size(path)
+    most = bound(path, peek(path))
     if size > most:
         raise CheckpointError(f"{path}: unpacks to {size:,} bytes; its network needs {most:,} at most")
     return _load(path, "cpu")
@@ -139,7 +140,8 @@ def _load_safetensors(path: Path, bound: Bound) -> dict[str, Any]:
             about = from_json((file.metadata() or {}).get(SAFETENSORS_KEY, "{}"))
             if not isinstance(about, dict):
                 raise ValueError(f"its {SAFETENSORS_KEY} must hold values by name, got {_kind(about)}")
-            size, most = path.stat().st_size, bound(path, about | {"model": {}})
+            size = path.stat().st_size
+            most = bound(path, about | {"model": {}})
             if size > most:
                 raise CheckpointError(f"{path}: has {size:,} bytes; its network needs {most:,} at most")
             return about | {"model": {name: file.get_tensor(name) for name in file.keys()}}  # noqa: SIM118
@@ -204,7 +206,9 @@ def _checked(path: Path, state: Any) -> dict[str, Any]:
     """Return the content of a checkpoint. Raises CheckpointError unless it has the parts that every command reads."""
     if not isinstance(state, dict) or not {"model", "optimizer", "step"} <= state.keys():
         raise CheckpointError(f"{path}: not a checkpoint of a run, which has model, optimizer and step")
-    step, average, digests = state["step"], state.get("ema", {"model": {}}), state.get("learner_digests", [])
+    step = state["step"]
+    average = state.get("ema", {"model": {}})
+    digests = state.get("learner_digests", [])
     if type(step) is not int or step < 0:
         raise CheckpointError(f"{path}: step must be a number of updates, got {step!r}")
     for name, value in (("ema", average), ("experiment", state.get("experiment", {}))):
@@ -242,24 +246,62 @@ def check_fit(path: Path, name: str, saved: Any, own: Any) -> None:
         raise CheckpointError(f"{path}: does not fit: {name} must be {_kind(own)}, got {_kind(saved)}")
 
 
-def in_memory(mapped: Any, own: Any) -> Any:
-    """Return what a mapped file holds, in the tensors of `own` at the same places if these are alike, else in new ones.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint of all ranks of `world`, or of one alone; its digest was checked.
 
-    The pages of each tensor leave the memory before the next one enters. Linux before 5.4 drops them when it must.
+    state: its content, equal on all ranks. Large tensors may be on the meta device (`without_numbers`): `fill` reads
+    their numbers from the file.
     """
-    if isinstance(mapped, Mapping):
-        parts = own if isinstance(own, Mapping) else {}
-        return {name: in_memory(value, parts.get(name)) for name, value in mapped.items()}
-    if isinstance(mapped, list):
-        return [in_memory(value, None) for value in mapped]
-    if not isinstance(mapped, torch.Tensor):
-        return mapped
-    copy = placed(mapped, own)
-    copy = mapped.clone() if copy is mapped else copy
-    before = (start := mapped.data_ptr()) % mmap.PAGESIZE
-    pages = ctypes.c_void_p(start - before), ctypes.c_size_t(mapped.nbytes + before)
-    ctypes.CDLL(None).madvise(*pages, _MADV_PAGEOUT)
-    return copy
+
+    path: Path
+    state: Mapping[str, Any]
+    world: World
+
+    def fill(self, targets: Mapping[str, torch.Tensor]) -> None:
+        """Copy tensors of the file into those of the same names, which must fit; see `tensors_of`. Collective."""
+        self.world.together(lambda: copy_tensors(self.path, targets) if self.world.rank == 0 else None)
+        self.world.broadcast_tensors(targets)
+
+    def restore(self, network: nn.Module) -> None:
+        """Give a network the weights. Collective. Raises CheckpointError where they do not fit."""
+        own = network.state_dict()
+        self.world.together(lambda: check_fit(self.path, "model", self.state.get("model"), own))
+        self.fill(tensors_of(own, "model"))
+
+
+def tensors_of(state: Any, name: str = "") -> dict[str, torch.Tensor]:
+    """Return the tensors of a state, or of its part `name`, by their keys joined by dots."""
+    if isinstance(state, torch.Tensor):
+        return {name: state}
+    if not isinstance(state, Mapping):
+        return {}
+    parts = (tensors_of(value, f"{name}.{key}" if name else str(key)) for key, value in state.items())
+    return {key: tensor for part in parts for key, tensor in part.items()}
+
+
+def without_numbers(state: Any) -> Any:
+    """Return a state with each tensor on the meta device: its type and shape are left."""
+    if isinstance(state, Mapping):
+        return {key: without_numbers(value) for key, value in state.items()}
+    return state.to("meta") if isinstance(state, torch.Tensor) else state
+
+
+@torch.no_grad()
+def copy_tensors(path: Path, targets: Mapping[str, torch.Tensor]) -> None:
+    """Copy tensors of a file that torch saved into those of the same names, which must fit.
+
+    The file is mapped anew for each sixteenth of them: with a map the pages that were read leave this process's memory.
+    """
+    left = list(targets)
+    most = sum(target.nbytes for target in targets.values()) // _MAPS
+    while left:
+        found = tensors_of(_load(path, "cpu"))
+        copied = 0
+        while left and copied <= most:
+            target = targets[left[0]]
+            target.copy_(found[left.pop(0)])
+            copied += target.nbytes
 
 
 def _kind(value: Any) -> str:

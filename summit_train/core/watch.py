@@ -95,7 +95,8 @@ class Ballot:
     """
 
     def __init__(self, world: World, stop: StopRequest) -> None:
-        self._world, self._stop = world, stop
+        self._world = world
+        self._stop = stop
         self._poll: Callable[[], list[int] | None] | None = None
         self._is_over = self.is_stopped = False
 
@@ -105,7 +106,8 @@ class Ballot:
             self._poll = self._poll or self._world.start_sum(BallotRow(bool(self._stop), busy))
             if (sums := self._poll()) is not None:
                 row = BallotRow(*sums)
-                self._poll, self.is_stopped = None, row.stop > 0
+                self._poll = None
+                self.is_stopped = row.stop > 0
                 self._is_over = self.is_stopped or row.busy == 0
         return self._is_over
 
@@ -150,7 +152,8 @@ class Neighbour:
             self._next.connect(("127.0.0.1" if on_one_node or host == world.host else host, port))
         self.where = ""
         self._heard: float | None = None
-        self._sent, self._refused = 0, 0.0
+        self._sent = 0
+        self._refused = 0.0
 
     def exchange(self, where: str) -> None:
         """Send where this rank is, and take in what the rank before has sent."""
@@ -163,7 +166,8 @@ class Neighbour:
             while True:
                 datagram = self._socket.recv(512)
                 if datagram[:8] == self._key_before:
-                    self.where, self._heard = datagram[8:].decode(errors="replace"), time.monotonic()
+                    self.where = datagram[8:].decode(errors="replace")
+                    self._heard = time.monotonic()
 
     def silent_seconds(self) -> float | None:
         """Return the seconds since the rank before was heard; None if it never was."""
@@ -187,8 +191,10 @@ class Watchdog:
     """
 
     def __init__(self, world: World, seconds: float | None) -> None:
-        self._world, self._seconds = world, seconds
-        self._where, self._waits = "starting", False
+        self._world = world
+        self._seconds = seconds
+        self._where = "starting"
+        self._waits = False
         self._since = time.monotonic()
         self._done = threading.Event()
 
@@ -205,7 +211,9 @@ class Watchdog:
 
     def at(self, where: str, *, waits: bool = False) -> None:
         """Note that this rank has just begun `where`; `waits`: it depends on the other ranks there."""
-        self._where, self._waits, self._since = where, waits, time.monotonic()
+        self._where = where
+        self._waits = waits
+        self._since = time.monotonic()
 
     def _watch(self, seconds: float, before: Neighbour | None) -> None:
         woke = time.monotonic()
@@ -224,7 +232,8 @@ class Watchdog:
                 self._world.abort(1)
 
     def _fault(self, seconds: float, before: Neighbour | None) -> str | None:
-        stood, where = time.monotonic() - self._since, self._where
+        stood = time.monotonic() - self._since
+        where = self._where
         text = f"no progress for {stood:.0f} s while {where}"
         if before is None:
             return text if stood > seconds else None

@@ -228,8 +228,8 @@ def _with_facts(row: ManifestRow, found: Found, *, compare: bool) -> ManifestRow
     if compare and row.num_frames not in (None, found.num_frames):
         raise DecodeError(row.path, f"has {counted(found.num_frames, 'frame')}, but the manifest says {row.num_frames}")
     row.span.frames(row.path, found.num_frames)
-    if row.annotation is not None:
-        row.annotation.check(0, row.path, found.num_frames, found.width, found.height)
+    if row.boxes is not None:
+        row.boxes.check(0, row.path, found.num_frames, found.width, found.height)
     facts = {name: fact for name, fact in asdict(found).items() if name not in ("can_jump", "notes")}
     if not found.can_jump:
         facts["num_frames"] = None  # with it, training would jump

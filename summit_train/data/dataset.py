@@ -21,7 +21,6 @@ from summit_train.data.manifest.quarantine import Kept, kept_clips, quarantine_w
 from summit_train.data.manifest.reading import check_same_classes
 from summit_train.spec import DataSpec, Spec
 from summit_train.spec.catalog import is_foreign
-from summit_train.tasks.task import task_named
 
 if TYPE_CHECKING:
     from summit_train.data.batches.loader import Draw, MicroBatch, TrainingClips
@@ -50,12 +49,12 @@ class Dataset:
             raise UserError(f"data.{which}: {path} not found (relative paths start at {Path.cwd()})")
         manifest = read_shared(path, spec.data.region)
         manifest.check_labels(spec.model.num_classes)
-        _check_annotation(manifest, spec, which)
+        _check_boxes(manifest, spec, which)
         if spec.loss.base == "softmax" and (several := manifest.not_single()) is not None:
             key = "loss.like" if is_foreign(spec.loss.kind) else "loss.kind"
             raise UserError(f"{several}, but {key} softmax takes one per clip; set {key} to binary")
         store = open_store(spec.data, manifest)
-        if which == "train" and manifest.annotation is not None and spec.data.span_frames is not None:
+        if which == "train" and manifest.boxes is not None and spec.data.span_frames is not None:
             store = SpanStore(store, spec.data.span_frames)
         augment = spec.data.open_augment() if which == "train" else ()
         return cls(spec.data, store.manifest, kept_clips(spec.data, store.manifest), store, tuple(augment))
@@ -109,17 +108,20 @@ class Dataset:
         return tuple(np.split(places[by_label], starts))
 
 
-def _check_annotation(manifest: Manifest, spec: Spec, which: str) -> None:
-    """Raise UserError for a list that is not the task's, and for a training list that the task cannot learn from."""
-    found, kind = manifest.annotation, task_named(spec.task).part("annotation")
-    if found is None and kind is not None:
-        what = f"task {spec.task} needs a list with {kind.title}, {kind.header}"
+def _check_boxes(manifest: Manifest, spec: Spec, which: str) -> None:
+    """Raise UserError for a list that is not the task's, and for a training list without a box of some class."""
+    if spec.task != "detection":
+        if manifest.boxes is not None:
+            what = f"{manifest.source} is a list with boxes"
+            raise UserError(f"data.{which}: {what}; set task to detection, got {spec.task}")
+        return
+    from summit_train.tasks.detection.boxes import COLUMNS
+
+    if manifest.boxes is None:
+        what = f"task detection needs a list with boxes, {','.join(COLUMNS)}"
         raise UserError(f"data.{which}: {what}; {manifest.source} has none")
-    if found is not None and found.task != spec.task:
-        what = f"{manifest.source} is a list with {found.title}"
-        raise UserError(f"data.{which}: {what}; set task to {found.task}, got {spec.task}")
-    if found is not None and which == "train":
-        found.check_training(spec.model.num_classes, manifest.class_names)
+    if which == "train":
+        manifest.boxes.check_training(spec.model.num_classes, manifest.class_names)
 
 
 def open_datasets(spec: Spec) -> tuple[Dataset, Dataset]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +22,11 @@ from numpy.typing import NDArray
 from summit_train.core.errors import UserError
 from summit_train.core.rng import key
 from summit_train.data.manifest import ManifestRow, write_manifest
-from summit_train.data.manifest.annotation import Annotation
 from summit_train.data.manifest.reading import write_classes
 from summit_train.data.video.encode import write_video
+
+if TYPE_CHECKING:
+    from summit_train.tasks.detection.boxes import Boxes
 
 KINDS = ("direction", "order")
 SPLITS = ("train", "val")
@@ -73,10 +76,10 @@ class MotionSet:
         angles = [360 * label / self.num_classes for label in range(self.num_classes)]
         return tuple(_COMPASS.get(angle, f"{angle:.0f} degrees") for angle in angles)
 
-    def video(self, split: str, number: int) -> tuple[NDArray[np.uint8], int | Annotation]:
+    def video(self, split: str, number: int) -> tuple[NDArray[np.uint8], int | Boxes]:
         """Return video `number` of a split: uint8 RGB (T, size, size, 3) and its label; labels take turns.
 
-        A task's own set has what it says of the video in place of the label.
+        Moving objects have boxes in place of the label.
         """
         generator = key(self.seed, "motion", SPLITS.index(split), number)
         label = number % self.num_classes
@@ -204,7 +207,7 @@ def write_motion_set(out: str | Path, num_train: int, num_val: int, videos: Moti
             frames, found = videos.video(split, number)
             path = f"videos/{split}_{number:06d}.mp4"
             write_video(folder / path, frames, FPS, quality=12, key_every=1, b_frames=0)
-            label, annotation = (";", found) if isinstance(found, Annotation) else (found, None)
-            rows.append(ManifestRow(path, label, len(frames), annotation=annotation))
+            label, boxes = (found, None) if isinstance(found, int) else (";", found)
+            rows.append(ManifestRow(path, label, len(frames), boxes=boxes))
             yield rows[-1]
         write_manifest(folder / f"{split}.csv", rows)

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from summit_train.core.checkpoints import digest_path
+from summit_train.core.comm import World
 from summit_train.core.files import read_file, write_json
-from summit_train.core.saved import bound_of, give_weights, in_memory, load_checkpoint
-from summit_train.core.watch import Watchdog, leave_if_asked
+from summit_train.core.saved import bound_of, give_weights, load_checkpoint
+from summit_train.core.watch import StopRequest, Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.reading import check_same_classes
 from summit_train.evaluation.measures import Measures, interval, left_out, measures_of
@@ -112,6 +113,17 @@ class Evaluation:
         return self.measures.values(scores) | ({} if macro is None else {"top1_macro": macro})
 
 
+def build_scorer(
+    spec: Spec, dataset: Dataset, world: World, device: torch.device, stop: StopRequest | None = None
+) -> Scorer:
+    """Return what scores the videos of a data set for the spec's task."""
+    if spec.task == "detection":
+        from summit_train.tasks.detection.scoring import DetectionScorer
+
+        return DetectionScorer(spec, dataset, world, device, stop or StopRequest())
+    return Scorer(spec, dataset, world, device, stop or StopRequest())
+
+
 def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tensors, Tensors | None, int]:
     """Return the weights of a checkpoint, their average if it holds one, and its step. Rank 0 reads. Collective.
 
@@ -125,7 +137,10 @@ def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tenso
         if isinstance(names := state.get("classes"), list):
             check_same_classes(path, map(str, names), manifest.source, manifest.classes)
         # Not mapped: the scores come long after the check, and the file may be gone by then.
-        return in_memory(state["model"], None), in_memory(state.get("ema", {}).get("model"), None), state["step"]
+        weights = {name: value.clone() for name, value in state["model"].items()}
+        if "ema" not in state:
+            return weights, None, state["step"]
+        return weights, {name: value.clone() for name, value in state["ema"]["model"].items()}, state["step"]
 
     return scorer.world.from_first(read)
 

@@ -1,4 +1,4 @@
-"""The measures of a run: what they are called, and how they are shown. A task has those of its kinds of loss.
+"""The measures of a run: what they are called, and how they are shown. Each loss.kind has its own.
 
 Whoever shows a figure takes name and key from here: validation, evaluation, report, fuse, predict, sweep. No torch.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from numbers import Real
 from typing import Any
 
@@ -19,28 +18,10 @@ from summit_train.core.own_parts import OwnPart
 from summit_train.core.text import listed, percent
 from summit_train.evaluation.scores import Found, Scores
 from summit_train.spec import Spec, own_parts
-from summit_train.tasks.task import every_part
 
 _TRIAL = 1_000_000  # scores that a measure is tried on
 _MOST_CLASSES = 1000  # whose measures a validation records
 _Z = 1.959964  # of the normal distribution, within which 95 % lie
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A figure of what was found; NaN where the videos have nothing to measure it by.
-
-    key: its name in JSON. of_class: the same of each class, (classes,), NaN for one without a video, and its key there.
-    above: it says something if there are more classes than this. unit: for people; a main measure is in percent.
-    """
-
-    key: str
-    name: str
-    of: Callable[[Any], float] = lambda found: math.nan
-    of_class: Callable[[Any], NDArray[np.float64]] = lambda found: np.zeros(0)
-    class_key: str = ""
-    above: float = 0
-    unit: str = "%"
 
 
 @dataclass(frozen=True)
@@ -53,13 +34,53 @@ class OwnMeasure:
     part: OwnPart
     call: Callable[..., Any]
 
-    def __call__(self, found: Scores) -> float:
+    def __call__(self, found: Found) -> float:
+        assert isinstance(found, Scores), "of a task that has no such measures"
         if not (read := found.is_read).any():
             return math.nan
         value = self.call(found.scores[read], found.labels[read])
         if isinstance(value, bool) or not isinstance(value, Real) or math.isinf(value):
             raise self.part.wrong("a finite number, or NaN for unknown", f"{value!r:.60}, {type(value).__name__}")
         return float(value)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure of what was found.
+
+    key: its name in JSON, and class_key that of the same of each class. above: it says something if there are more
+    classes than this. unit: for people; a main measure is in percent. own: computes one of the user's own.
+    """
+
+    key: str
+    name: str
+    class_key: str = ""
+    above: float = 0
+    unit: str = "%"
+    own: OwnMeasure | None = None
+
+    def of(self, found: Found) -> float:
+        """Return the figure; NaN where the videos have nothing to measure it by."""
+        return found.value(self.key) if self.own is None else self.own(found)
+
+    def of_class(self, found: Found) -> NDArray[np.float64]:
+        """Return that of each class, (classes,), NaN for one without a video; not of the user's own measures."""
+        return found.of_class(self.key)
+
+
+# Of each loss.kind, the main one first: in percent, the more the better.
+MEASURES = {
+    "softmax": (Measure("top1", "top-1", "top1"), Measure("top5", "top-5", "top1", above=5)),
+    "binary": (Measure("map", "mAP", "ap"),),
+    # Of all boxes, and of those of slow, medium, fast and hidden objects.
+    "detection": (
+        Measure("map", "mAP", "ap"),
+        Measure("map_slow", "slow", "ap"),
+        Measure("map_medium", "medium", "ap"),
+        Measure("map_fast", "fast", "ap"),
+        Measure("map_hidden", "hidden", "ap"),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -92,7 +113,7 @@ class Measures:
 
     def macro(self, found: Found) -> float | None:
         """Return the mean over the classes of top-1, percent; None where they have equal numbers of videos."""
-        if self.main.key != "top1":
+        if not isinstance(found, Scores) or found.kind != "softmax":
             return None
         videos = found.hot.sum(0)
         known = videos[videos > 0]
@@ -123,12 +144,11 @@ def say_certainty(bounds: Sequence[float] | None, macro: float | None) -> list[s
 
 
 def measures_of(kind: object, num_classes: float | None = None, own: Sequence[str] = ()) -> Measures:
-    """Return the measures of a loss.kind, of the first one for runs that are older than the key; then the user's own.
+    """Return the measures of a loss.kind, those of softmax for runs that are older than the key; then the user's own.
 
     own: the names of those, which are not computed here.
     """
-    known = dict(chain(*(part.items() for part in every_part("measures"))))  # of every loss.kind
-    built_in = known.get(str(kind)) or next(iter(known.values()))
+    built_in = MEASURES.get(str(kind), MEASURES["softmax"])
     return Measures((*built_in, *(Measure(name, name, unit="") for name in own)), num_classes)
 
 
@@ -139,7 +159,7 @@ def open_measures(spec: Spec) -> Measures:
     hot = labels[:, None] == np.arange(classes)
     right = Scores(labels, hot if spec.loss.base == "binary" else labels, hot.astype(np.float32), hot.any(1))
     for part, name in zip(own_parts(spec, "evaluate"), spec.evaluate.own_names, strict=True):
-        own.append(Measure(name, name, OwnMeasure(part, part.make("scores", "labels")), unit=""))
+        own.append(Measure(name, name, unit="", own=OwnMeasure(part, part.make("scores", "labels"))))
         own[-1].of(right)
     return Measures((*measures_of(spec.loss.base).every, *own), classes)
 

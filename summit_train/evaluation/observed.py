@@ -76,6 +76,7 @@ def score_observed(
     found = _Observer(**vars(scorer), fractions=tuple(fractions), path=path).score(model, progress, source=None)
     if found is None:
         return None
+    assert isinstance(found, Scores)
     about: dict[str, Any] = {"name": spec.name, "arch": spec.model.arch, "backbone": spec.model.backbone}
     about |= {"frames": spec.data.num_frames, "crops": spec.evaluate.crops, "checkpoint": str(path), "step": step}
     return about | _curves(found, fractions)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,31 @@ from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.region import Region
 
 PREDICTIONS = "predictions"  # folder of a run
-# What was found in the videos of a manifest: Scores, or of another task something with their videos, num_bad, left_out
-# and save, which the measures of its loss.kind measure.
-Found = Any
+
+
+class Found(Protocol):
+    """What was found in the videos of a manifest: Scores, or the Detections of a detector.
+
+    videos: their places in the manifest. num_bad: those that could not be read. left_out: the classes that mean average
+    precision leaves out, as no video has them.
+    """
+
+    @property
+    def videos(self) -> NDArray[np.int64]: ...
+
+    @property
+    def num_bad(self) -> int: ...
+
+    @property
+    def left_out(self) -> list[int]: ...
+
+    def value(self, key: str) -> float:
+        """Return the measure of this key, of those of its loss.kind; NaN where the videos have nothing to measure."""
+
+    def of_class(self, key: str) -> NDArray[np.float64]:
+        """Return the measure of each class, percent, (classes,), NaN for one without a video."""
+
+    def save(self, path: Path, clips: Sequence[Clip], class_names: Sequence[str]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -29,9 +52,9 @@ class Scores:
     classes). is_read (V,): False for a video that could not be read, whose scores are NaN and which counts as wrong.
     """
 
-    videos: np.ndarray
-    labels: np.ndarray
-    scores: np.ndarray
+    videos: NDArray[np.int64]
+    labels: NDArray[Any]
+    scores: NDArray[Any]
     is_read: NDArray[np.bool_]
 
     @property
@@ -64,6 +87,22 @@ class Scores:
     def top(self, k: int) -> float:
         return 100.0 * float(np.mean(self.right(k)))
 
+    def value(self, key: str) -> float:
+        """Return top1, top5 or, with loss.kind binary, map, the mean over the classes; percent."""
+        if key != "map":
+            return self.top({"top1": 1, "top5": 5}[key])
+        precisions = self.of_class(key)
+        known = precisions[~np.isnan(precisions)]
+        return float(known.mean()) if len(known) else math.nan
+
+    def of_class(self, key: str) -> NDArray[np.float64]:
+        """Return the average precision of each class for map, else its top-1 accuracy; percent."""
+        if key == "map":
+            return 100 * average_precisions(self.labels, np.where(self.is_read[:, None], self.scores, np.nan))
+        videos = self.hot.sum(0)
+        right = self.hot[self.right(1)].sum(0)
+        return np.where(videos, 100 * right / np.maximum(videos, 1), np.nan)
+
     def save(self, path: Path, clips: Sequence[Clip], class_names: Sequence[str]) -> None:
         """Write the scores as npz, whole or not at all. `np.load` reads it without pickle.
 
@@ -90,6 +129,25 @@ def save_columns(
             **dict(zip(Region._fields, regions.T, strict=True)),
             class_names=np.array(class_names, np.str_),
         )
+
+
+def average_precisions(is_positive: NDArray[np.bool_], scores: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the average precision of each class, 0 to 1, of (V, classes); NaN for a class without a positive.
+
+    sum_n (R_n - R_{n-1}) P_n over the distinct scores from the highest down, P_n and R_n precision and recall of the
+    videos with that score or more: scikit-learn's average_precision_score. A video whose scores are NaN is never found.
+    """
+    precisions = np.where(is_positive.any(0), 0.0, np.nan)
+    known = ~np.isnan(scores).any(1)
+    for label in np.flatnonzero(is_positive[known].any(0)).tolist():
+        scores_of_class = scores[known, label]
+        order = np.argsort(-scores_of_class, kind="stable")
+        # The last of those that share a score.
+        ends = np.concatenate([np.flatnonzero(np.diff(scores_of_class[order])), [len(order) - 1]])
+        true = np.cumsum(is_positive[known, label][order])[ends]
+        recall = true / is_positive[:, label].sum()
+        precisions[label] = np.sum(np.diff(recall, prepend=0.0) * true / (ends + 1))
+    return precisions
 
 
 def probabilities(logits: NDArray[Any], kind: str) -> NDArray[np.float64]:

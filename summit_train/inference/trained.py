@@ -20,7 +20,6 @@ from summit_train.models.precision import parameter_type
 from summit_train.spec import Spec, load_spec, spec_from_tree
 from summit_train.spec.catalog import is_foreign
 from summit_train.spec.source import Tree, apply_override
-from summit_train.tasks.task import task_named
 
 
 @dataclass(frozen=True)
@@ -63,11 +62,9 @@ class Trained:
 
     def check_labels(self, command: str) -> None:
         """Raise UserError for a network of a task that gives no class to a video."""
-        task = task_named(self.spec.task)
-        if not task.gives_labels:
-            why = f"{command} is for classifiers, and this network is a {task.title}"
-            others = "`summit-train stream`, or `eval`" if "watcher" in task.parts else "`summit-train eval`"
-            raise UserError(f"{self.path}: {why}; try {others}")
+        if self.spec.task == "detection":
+            why = f"{command} is for classifiers, and this network is a detector"
+            raise UserError(f"{self.path}: {why}; try `summit-train stream`, or `eval`")
 
 
 def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: str = "last") -> Trained:
@@ -114,9 +111,9 @@ def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: st
     has_names = isinstance(names, list) and len(names) == spec.model.num_classes
     classes = tuple(map(str, names if has_names else range(spec.model.num_classes)))
     about = tuple(complaints), state.get("experiment", {})
-    return Trained(
-        file, run_path, spec, state["step"], classes, has_names, saved.in_memory(state["model"], None), *about
-    )
+    # Not mapped: the network may be made long after the check, and the file may be gone by then.
+    weights = {name: value.clone() for name, value in state["model"].items()}
+    return Trained(file, run_path, spec, state["step"], classes, has_names, weights, *about)
 
 
 def _checkpoint_of(run: Path, name: str) -> Path:

@@ -24,8 +24,7 @@ from summit_train.models.vit import FrameViT, VideoViT
 from summit_train.models.x3d import X3D
 from summit_train.spec import ModelSpec, NetworkSpec, Spec
 from summit_train.spec.catalog import is_foreign
-from summit_train.spec.model import TASK_SECTIONS, network_problems
-from summit_train.tasks.task import task_named
+from summit_train.spec.model import network_problems
 
 # Each is called with the spec, and the frames and channels of a clip.
 NETWORKS: dict[str, Callable[[NetworkSpec, int, int], VideoNetwork]] = {
@@ -104,9 +103,10 @@ def plain_network(
 ) -> VideoNetwork:
     """Build the network of `model` with the head of its task; freeze its trunk or normalisations."""
     network = network_of(model, num_frames, in_channels, generator)
-    for task, section in TASK_SECTIONS.items():
-        if getattr(model, section) is not None and (build := task_named(task).part("network")) is not None:
-            network = build(network, model, generator)
+    if model.detector is not None:
+        from summit_train.tasks.detection.rfcn import build_rfcn
+
+        network = build_rfcn(network, model, model.detector, generator)
     freeze_norms(network, model.freeze_bn)
     if model.freeze_trunk:
         freeze_trunk(network)

@@ -73,7 +73,8 @@ class Schedule:
             assert self.warmup == "squared"
             return self.peak_lr * ((step + 1) / self.warmup_steps) ** 2
         after_warmup = max(1, self.total_steps - self.warmup_steps)
-        progress, epoch = (step - self.warmup_steps) / after_warmup, step / self.steps_per_epoch
+        progress = (step - self.warmup_steps) / after_warmup
+        epoch = step / self.steps_per_epoch
         if isinstance(self.decay, OwnPart):
             factor = self._own(progress, epoch)
             if isinstance(factor, bool) or not isinstance(factor, Real) or not 0 <= float(factor) < math.inf:

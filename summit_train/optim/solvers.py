@@ -31,7 +31,8 @@ def parameter_groups(
     of its own, and so have parameters of the same epochs in the model's `frozen_until`: a group counts its updates.
     Source: the paper, section 4.1 ("no weight decay on BatchNorm and bias").
     """
-    factors, undecayed = lr_factors or {}, getattr(model, "undecayed", ())
+    factors = lr_factors or {}
+    undecayed = getattr(model, "undecayed", ())
     until: Mapping[str, float] = getattr(model, "frozen_until", {})
     groups: list[dict[str, Any]] = []
     for epochs, factor in product(dict.fromkeys((0.0, *until.values())), dict.fromkeys((1.0, *factors.values()))):
@@ -75,7 +76,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 def build_solver(spec: OptimizerSpec, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """Return the solver named in `spec` over groups of parameters; its LR is set before each update."""
-    momentum, eps = spec.momentum or 0.0, spec.eps or 0.0
+    momentum = spec.momentum or 0.0
+    eps = spec.eps or 0.0
     if spec.name == "sgd":
         return build_sgd(groups, momentum)
     if spec.name in ("adam", "adamw"):  # AdamW: w <- (1 - lr weight_decay) w before Adam's update
@@ -104,7 +106,8 @@ def _uncompiled(kind: type[Solver]) -> type[Solver]:
 
 def kept_state(optimizer: torch.optim.Optimizer) -> dict[str, bool]:
     """Return the names of a solver's state for each parameter, and whether each has the parameter's shape."""
-    name, momentum = type(optimizer).__name__.lower(), optimizer.param_groups[0].get("momentum")
+    name = type(optimizer).__name__.lower()
+    momentum = optimizer.param_groups[0].get("momentum")
     return dict.fromkeys(kept_tensors(name, momentum), True) | dict.fromkeys(COUNTERS.get(name, ()), False)
 
 
@@ -212,7 +215,8 @@ class Lamb(ForeachSolver):
         directions = self._adam(group, weights, gradients, keep)
         torch._foreach_add_(directions, weights, alpha=group["weight_decay"])
         if group["has_ratio"]:
-            norms, lengths = layer_norms(weights), layer_norms(directions)
+            norms = layer_norms(weights)
+            lengths = layer_norms(directions)
             ratios = torch.where((norms > 0) & (lengths > 0), norms / lengths, 1)
             torch._foreach_mul_(directions, list(ratios.unbind()))
         torch._foreach_mul_(directions, -group["lr"] * keep)
@@ -220,17 +224,19 @@ class Lamb(ForeachSolver):
 
     def _adam(self, group: dict[str, Any], weights: Tensors, gradients: Tensors, keep: torch.Tensor) -> Tensors:
         """Return m^ / (sqrt(v^) + eps) after this gradient."""
-        (one, two), means, squares = group["betas"], self._state("exp_avg", weights), self._state("exp_avg_sq", weights)
-        torch._foreach_mul_(means, 1 - keep * (1 - one))
-        torch._foreach_add_(means, gradients, alpha=1 - one)
-        torch._foreach_mul_(squares, 1 - keep * (1 - two))
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - two)
+        beta1, beta2 = group["betas"]
+        means = self._state("exp_avg", weights)
+        squares = self._state("exp_avg_sq", weights)
+        torch._foreach_mul_(means, 1 - keep * (1 - beta1))
+        torch._foreach_add_(means, gradients, alpha=1 - beta1)
+        torch._foreach_mul_(squares, 1 - keep * (1 - beta2))
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
         updates = self._state("updates", weights, keep)
         torch._foreach_add_(updates, [keep] * len(updates))  # by one tensor for all, a host may wait for its number
         count = updates[0].clamp(min=1)  # the same for all; 0 if the first update is skipped
-        unbiased = torch._foreach_div(squares, 1 - two**count)
+        unbiased = torch._foreach_div(squares, 1 - beta2**count)
         directions = _divided(means, list(unbiased), group["eps"])
-        torch._foreach_div_(directions, 1 - one**count)
+        torch._foreach_div_(directions, 1 - beta1**count)
         return directions
 
 

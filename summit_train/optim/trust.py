@@ -36,7 +36,8 @@ class TrustRatio:
     """Makes the step of an optimizer with a ratio on each layer's LR."""
 
     def __init__(self, spec: TrustRatioSpec, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._spec, self._optimizer = spec, optimizer
+        self._spec = spec
+        self._optimizer = optimizer
         self._names = {parameter: name for name, parameter in model.named_parameters()}
 
     @torch.no_grad()
@@ -45,7 +46,8 @@ class TrustRatio:
 
         Returns None where no trained layer has a ratio.
         """
-        weights, parts = [], []
+        weights = []
+        parts = []
         for group in self._optimizer.param_groups:
             layers = [parameter for parameter in group["params"] if parameter.grad is not None]
             if layers and (self._spec.kind == "bounded" or group["has_ratio"]):
@@ -62,8 +64,10 @@ class TrustRatio:
         return Ratios([self._names[parameter] for parameter in weights], ratios)
 
     def _ratios(self, layers: list[torch.Tensor], weight_decay: float) -> torch.Tensor:
-        spec, scale = self._spec, getattr(self._optimizer, "grad_scale", None)
-        weights, gradients = layer_norms(layers), layer_norms([w.grad for w in layers if w.grad is not None])
+        spec = self._spec
+        scale = getattr(self._optimizer, "grad_scale", None)
+        weights = layer_norms(layers)
+        gradients = layer_norms([w.grad for w in layers if w.grad is not None])
         if scale is not None:
             gradients = gradients / scale
         is_known = (weights > 0) & (gradients > 0)
@@ -87,11 +91,13 @@ class TrustRatio:
             adapted = [w.grad for w in weights if w in ratios]
             if adapted:
                 torch._foreach_mul_(adapted, [ratios[w] for w in weights if w in ratios])
-            group["lr"], group["weight_decay"] = 1.0, 0.0
+            group["lr"] = 1.0
+            group["weight_decay"] = 0.0
         optimizer.grad_scale = None
         optimizer.step()
         for group, (lr, decay) in zip(optimizer.param_groups, before, strict=True):
-            group["lr"], group["weight_decay"] = lr, decay
+            group["lr"] = lr
+            group["weight_decay"] = decay
 
 
 def _step_scaled(optimizer: torch.optim.Optimizer, weights: list[torch.Tensor], ratios: list[torch.Tensor]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,8 @@ from summit_train.data.video.encode import jpeg
 from summit_train.report.records import RunRecord
 from summit_train.spec import spec_from_values
 
-# A view of frames in the order of playing, (T, H, W, C), and what Annotation.targets returns of it, None without any.
-Seen = tuple[Frames, Any]
+# A view of frames in the order of playing, (T, H, W, C), and its boxes, see Boxes.targets; None of a list without any.
+Seen = tuple[Frames, list[NDArray[np.float32]] | None]
 
 
 @dataclass(frozen=True)
@@ -45,17 +44,17 @@ def film(frames: Frames) -> Film:
 
 def seen(store: Store, frames_of: Choose, views_of: ViewsOf, clip: int) -> Seen:
     """Return the view of a clip in chosen frames. Raises DecodeError."""
-    manifest, annotation = store.manifest, store.manifest.annotation
+    manifest = store.manifest
 
     def choose(number: int) -> NDArray[np.int64]:
         return number - 1 - frames_of(number) if manifest.is_reversed(clip) else frames_of(number)
 
     read = store.read_views(clip, choose, views_of)
-    if annotation is None:
+    if manifest.boxes is None:
         return read.views[0], None
     start = manifest.span(clip).start
-    annotation.check(clip, manifest.path(clip), start + read.num_frames, *read.size)
-    return read.views[0], annotation.targets(clip, start + read.frames[0], read.crops[0], read.size)
+    manifest.boxes.check(clip, manifest.path(clip), start + read.num_frames, *read.size)
+    return read.views[0], manifest.boxes.targets(clip, start + read.frames[0], read.crops[0], read.size)
 
 
 class Videos:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jinja2
 
@@ -23,7 +23,9 @@ from summit_train.report.mistakes import read_mistakes
 from summit_train.report.noise import noise_section
 from summit_train.report.rank_times import rank_times_picture
 from summit_train.report.records import RunRecord, read_runs
-from summit_train.tasks.task import TASKS, task_named
+
+if TYPE_CHECKING:
+    from summit_train.tasks.detection.section import DetectionSection
 
 
 def write_report(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
@@ -63,11 +65,13 @@ def environment() -> jinja2.Environment:
     return pages
 
 
-def read_section(run: RunRecord) -> Any | None:
+def read_section(run: RunRecord) -> DetectionSection | None:
     """Return what the run's task adds to its page, None for nothing."""
-    task = run.spec.get("task")
-    read = task_named(task).part("report") if task in TASKS else None
-    return read and read(run)
+    if run.spec.get("task") != "detection":
+        return None
+    from summit_train.tasks.detection import section
+
+    return section.read_section(run)
 
 
 def render(runs: Sequence[RunRecord]) -> str:

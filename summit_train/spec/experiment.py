@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -19,12 +19,11 @@ from summit_train.core.files import read_file
 from summit_train.core.own_parts import OwnPart
 from summit_train.spec.catalog import is_foreign
 from summit_train.spec.data import DataSpec, data_problems
-from summit_train.spec.model import TASK_SECTIONS, ModelSpec, network_problems, size_problems, stream_problem
+from summit_train.spec.model import ModelSpec, network_problems, size_problems, stream_problem
 from summit_train.spec.optimizer import OptimizerSpec, ParallelSpec, ScheduleSpec, solver_problems
 from summit_train.spec.source import Tree, read_tree, to_yaml
 from summit_train.spec.typed import MOST, Count, Extent, Named, NonNegative, Own, PathText, Seconds, Section, expand
 from summit_train.spec.typed import validated as validated
-from summit_train.tasks.task import TASKS, every_task, task_named
 
 
 def folder_name(name: str) -> str:
@@ -55,7 +54,7 @@ FolderName = Annotated[str, AfterValidator(folder_name)]
 
 
 # The measure that decides, by loss.kind; evaluation.measures has how it is computed.
-MAIN_MEASURES: dict[str, str] = {kind: measure for task in every_task() for kind, measure in task.kinds.items()}
+MAIN_MEASURES = {"softmax": "top1", "binary": "map", "detection": "map"}
 # Names in the log, eval.json, the index and a sweep's tables, which measures of the user's own cannot have.
 RESERVED_NAMES = (
     "top1", "top5", *MAIN_MEASURES.values(), "val_loss", "kind", "time", "time_s", "epoch", "epochs", "planned_epochs",
@@ -69,13 +68,6 @@ RESERVED_NAMES = (
     "top1_interval",
 )  # fmt: skip
 _STATISTICS = ("_mean", "_std", "_last", "_best")  # endings of a measure's columns
-_TASK_TEXT = f"{'; '.join(f'{task.name}: {task.about}' for task in every_task())}."
-
-if TYPE_CHECKING:
-    TaskName = str
-else:
-    TaskName = Literal[TASKS]
-
 
 LossKind = Annotated[str, Named(tuple(MAIN_MEASURES))]
 
@@ -198,7 +190,8 @@ class Spec(Section):
 
     name: FolderName
     """Name of the run; its folder is run_dir/name."""
-    task: TaskName = Field(default=TASKS[0], description=_TASK_TEXT)
+    task: Literal["classification", "detection"] = "classification"
+    """classification: the class of a clip; detection: the boxes and classes of the objects in each frame."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Decides everything random."""
     model: ModelSpec
@@ -262,22 +255,21 @@ def dump_spec(spec: Spec) -> str:
 
 def spec_from_tree(tree: Tree) -> Spec:
     """Return the spec of values that know their places. Raises UserError as load_spec does."""
-    spec = validated(Spec, replace(tree, values=_with_task(tree.values)))
+    spec = validated(Spec, replace(tree, values=_with_detector(tree.values)))
     conflicts = [f"{tree.place(tuple(key.split('.')))}: {key}: {message}" for key, message in _conflicts(spec)]
     if conflicts:
         raise UserError(*conflicts)
     return spec
 
 
-def _with_task(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with the keys that the task implies, where they are not given."""
-    task, model, loss = values.get("task", TASKS[0]), values.get("model"), values.get("loss", {})
-    if task not in TASKS or not isinstance(model, dict) or not isinstance(loss, dict):
+def _with_detector(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with the keys that task detection implies, where they are not given."""
+    model, loss = values.get("model"), values.get("loss", {})
+    if values.get("task") != "detection" or not isinstance(model, dict) or not isinstance(loss, dict):
         return values
-    if (section := TASK_SECTIONS.get(task)) is not None and model.get(section) is None:
-        model = {**model, section: {}}
-    loss = loss if task == TASKS[0] else {"kind": next(iter(task_named(task).kinds)), **loss}
-    return {**values, "model": model, "loss": loss}
+    if model.get("detector") is None:
+        model = {**model, "detector": {}}
+    return {**values, "model": model, "loss": {"kind": "detection", **loss}}
 
 
 def own_parts(spec: Spec, *sections: str) -> list[OwnPart]:
@@ -319,9 +311,9 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
         if own.count(name) > 1 or name in RESERVED_NAMES or name.endswith(_STATISTICS):
             yield "evaluate.measures", f"must have names that nothing else has, got {name}; try another name"
             break
-    if own and not task_named(spec.task).gives_labels:
+    if own and spec.task == "detection":
         yield "evaluate.measures", f"must be [] with task {spec.task}: they take a score for each class"
-    known = [measured, *own, *(["val_loss"] if task_named(spec.task).gives_labels else [])]
+    known = [measured, *own, *([] if spec.task == "detection" else ["val_loss"])]
     if stop is not None and stop.measure not in known:
         right = f"must be {' or '.join(known)} with loss.kind {spec.loss.base}, got {stop.measure}"
         yield "schedule.early_stop.measure", right
@@ -346,17 +338,43 @@ def _conflicts(spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 def _task_problems(spec: Spec) -> Iterator[tuple[str, str]]:
-    """Yield the keys that do not fit the task: those that say it as well, and those that it cannot take."""
-    task = task_named(spec.task)
-    if spec.loss.base not in task.kinds:
-        yield "loss.kind", f"must be {' or '.join(task.kinds)} with task {task.name}, got {spec.loss.kind}"
-    for other, section in TASK_SECTIONS.items():
-        if other != task.name and getattr(spec.model, section) is not None:
-            yield f"model.{section}", f"must be null with task {task.name}"
-    if spec.data.built_in_augment == "whole" and not task.whole_frames:
-        yield "data.augment", f"must not be whole with task {task.name}, whose networks see crops"
-    if (problems := task.part("problems")) is not None:
-        yield from problems(spec)
+    """Yield the keys that do not fit the task."""
+    if spec.task == "detection":
+        yield from _detection_problems(spec)
+        return
+    if spec.loss.base == "detection":
+        yield "loss.kind", "must be softmax or binary with task classification, got detection"
+    if spec.model.detector is not None:
+        yield "model.detector", "must be null with task classification"
+    if spec.data.built_in_augment == "whole":
+        yield "data.augment", "must not be whole with task classification, whose networks see crops"
+
+
+def _detection_problems(spec: Spec) -> Iterator[tuple[str, str]]:
+    model, data = spec.model, spec.data
+    if spec.loss.base != "detection":
+        yield "loss.kind", f"must be detection with task detection, got {spec.loss.kind}"
+    if model.detector is not None and model.detector.freeze_stem and model.pretrained is None:
+        yield "model.detector.freeze_stem", "needs trained weights; set model.pretrained, or false"
+    if model.arch not in ("tsn", "tsm"):
+        yield "model.arch", f"must be tsn or tsm with task detection, got {model.arch}"
+    if model.arch == "tsm" and model.shift_direction != "past":
+        yield "model.shift_direction", "must be past with task detection: each frame is seen without later ones"
+    needed: tuple[tuple[str, object, object], ...] = (
+        ("data.modality", data.modality, "rgb"), ("data.region", data.region, None), ("data.mix", data.mix, None),
+        ("data.erase", data.erase, 0.0), ("data.repeats", data.repeats, 1), ("data.sampling", data.sampling, "dense"),
+        ("evaluate.mode", spec.evaluate.mode, "stream"), ("evaluate.crops", spec.evaluate.crops, "full"),
+        ("evaluate.precise_bn", spec.evaluate.precise_bn, 0), ("loss.class_weights", spec.loss.class_weights, None),
+        ("loss.label_smoothing", spec.loss.label_smoothing, 0.0), ("model.dropout", model.dropout, 0.0),
+        ("model.non_local", model.non_local, False),
+    )  # fmt: skip
+    if data.built_in_augment == "rand_augment":
+        yield "data.augment", "rand_augment rotates and shears frames, and boxes stay upright; use whole"
+    if not isinstance(data.augment, str):
+        yield "data.augment", "must have no augmentation of your own with task detection: boxes would not follow it"
+    for key, value, right in needed:
+        if value != right:
+            yield key, f"must be {'null' if right is None else right} with task detection, got {value}"
 
 
 def _foreign_problems(spec: Spec) -> Iterator[tuple[str, str]]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, model_validator
 
 from summit_train.spec import catalog
 from summit_train.spec.catalog import ARCHITECTURES, BOTTLENECK_BACKBONES, architecture
+from summit_train.spec.detector import DetectorSpec
 from summit_train.spec.typed import Count, Named, PathText, Section
-from summit_train.tasks.task import every_task, task_named
 
 ArchName = Annotated[str, Named(tuple(ARCHITECTURES))]
-# The section of `model` with a task's own keys, by task: null with other tasks.
-TASK_SECTIONS: dict[str, str] = {task.name: task.section for task in every_task() if task.section}
 
 
 class NetworkSpec(Section):
@@ -72,29 +70,15 @@ class NetworkSpec(Section):
         return " ".join(name for name in (self.arch, self.backbone) if name)
 
 
-class _TrainedSpec(NetworkSpec):
+class ModelSpec(NetworkSpec):
+    """The network."""
+
     freeze_trunk: bool = False
     """Train only the classifier, adapters and non-local blocks. Needs model.pretrained."""
     freeze_bn: catalog.FreezeBN = "none"
     """Batch normalisations that keep their running statistics, weight and bias, for fine-tuning."""
-
-
-if TYPE_CHECKING:
-    _TaskSpec = _TrainedSpec
-else:
-    _TaskSpec = create_model(
-        "_TaskSpec",
-        __base__=_TrainedSpec,
-        **{
-            section: (task_named(name).part("keys") | None, Field(None, description=f"Keys of task {name}, else null."))
-            for name, section in TASK_SECTIONS.items()
-        },
-    )
-
-
-class ModelSpec(_TaskSpec):
-    """The network."""
-
+    detector: DetectorSpec | None = None
+    """Keys of task detection, else null."""
     pretrained: PathText | None = None
     """Initial weights: a run folder, a checkpoint, or a file with the names of torchvision, the TSM authors or
     mmaction2; for vit, of VideoMAE, V-JEPA, timm or transformers. I3D inflates 2D weights; i3d_replace converts a TSM's

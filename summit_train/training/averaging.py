@@ -17,14 +17,14 @@ import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from summit_train.core.checkpoints import learner_path
 from summit_train.core.comm import World
-from summit_train.core.saved import bound_of, check_fit, give_weights, in_memory, load_checkpoint
+from summit_train.core.saved import Checkpoint, bound_of, check_fit, load_checkpoint
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models.by_name import freeze_by_name
 from summit_train.models.video import trained_norms
@@ -193,27 +193,40 @@ class AveragingStep:
             "loss_scales": [scale for _, scale in learners],
         }
 
-    def restore(self, path: Path, saved: dict[str, Any]) -> None:
-        """Continue from the checkpoint `path`, of whose learners' files the ranks have checked the SHA-256."""
-        in_round, scales = saved.get("in_round", 0), saved.get("loss_scales") or {}
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint, of whose learners' files the ranks have checked the SHA-256. Collective."""
+        saved = checkpoint.state
+        scales = self._world.together(lambda: self._begin_restore(checkpoint.path, saved))
+        if saved.get("learner_digests"):
+            self._world.together(lambda: self._read_learners(checkpoint.path))
+            return
+        first, *others = self._learners.values()
+        first.restore(checkpoint)
+        for learner in others:
+            learner.optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))
+        for number, learner in self._learners.items():
+            learner.model.load_state_dict(self._model.state_dict())
+            learner.loss_scale.load_state_dict(scales.get(number, saved["loss_scale"]))
+
+    def _begin_restore(self, path: Path, saved: Mapping[str, Any]) -> Mapping[int, Any]:
+        """Take over where in a round a checkpoint was written; return the loss scales by their learners, if any."""
+        in_round = saved.get("in_round", 0)
         check_fit(path, "in_round", in_round, 0)
         self._in_round = in_round
+        scales: Any = saved.get("loss_scales") or {}
         if scales:
             scales = dict(enumerate(scales)) if isinstance(scales, list) else scales
             own = next(iter(self._learners.values())).loss_scale.state_dict()
             check_fit(path, "loss_scales", scales, dict.fromkeys(range(self._virtual_gpus), own))
+        return cast(Mapping[int, Any], scales)
+
+    def _read_learners(self, path: Path) -> None:
         for number, learner in self._learners.items():
-            file = learner_path(path, number) if saved.get("learner_digests") else path
-            if file != path:
-                own = {"model": learner.model.state_dict()} | learner.checkpoint(path, 0)
-                state = in_memory(load_checkpoint(file, bound_of(learner.model), checked=True), own)
-            else:
-                state = {name: saved.get(name) for name in ("optimizer", "loss_scale")}
-                if number > min(self._learners):  # a copy, as the solvers would share its tensors
-                    state = copy.deepcopy(state)
-                state |= {"model": saved.get("model"), "loss_scale": scales.get(number, state["loss_scale"])}
-            give_weights(learner.model, file, state["model"])
-            learner.restore(file, state)
+            file = learner_path(path, number)
+            state = load_checkpoint(file, bound_of(learner.model), checked=True)
+            own = Checkpoint(file, state, World())
+            own.restore(learner.model)
+            learner.restore(own)
 
 
 def _weights(model: nn.Module) -> Tensors:

@@ -1,4 +1,4 @@
-"""Write checkpoints whole or not at all, keep those that are needed, and restore a solver from one.
+"""Write checkpoints whole or not at all, keep those that are needed, and find the one that a run resumes from.
 
 One can be written alongside the steps that follow it: its bytes are a copy, and the next one waits until it is whole.
 """
@@ -10,21 +10,36 @@ import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from summit_train.core.checkpoints import CheckpointError, digest_path, find_checkpoints, measures_path, step_of
-from summit_train.core.errors import RunFailed
-from summit_train.core.files import read_file, replacing, write_json, write_text
-from summit_train.core.saved import check_fit, peek
+from summit_train.core.checkpoints import (
+    CheckpointError,
+    checkpoint_path,
+    digest_path,
+    find_checkpoints,
+    measures_path,
+    step_of,
+)
+from summit_train.core.comm import World
+from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.files import read_file, replacing, write_text
+from summit_train.core.saved import bound_of, check_fit, check_learners, load_newest, peek, without_numbers
 from summit_train.core.text import from_json
+from summit_train.core.watch import Watchdog
+from summit_train.data.dataset import Dataset
+from summit_train.models import VideoNetwork
+from summit_train.models.foreign import check_norms
+from summit_train.models.weights import load_pretrained
 from summit_train.optim.solvers import kept_state
-from summit_train.plan import is_due
+from summit_train.plan import Plan, is_due
 from summit_train.spec import Spec
-from summit_train.training.agreement import experiment_differences
+from summit_train.training.agreement import experiment_differences, experiment_of
+from summit_train.training.state import Extension
+
+State = dict[str, Any]  # the content of a checkpoint
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> str:
@@ -111,34 +126,6 @@ def prune_checkpoints(spec: Spec, steps_per_epoch: int, newest: Path, best: Path
             path.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True)
-class Validation:
-    """What the validation of a checkpoint has found, in a file beside it: state of the run, as the checkpoint is.
-
-    measures: by name. own_measures: as in Decisions. stops_early: training ended with it.
-    """
-
-    epoch: int
-    measures: dict[str, Any]
-    own_measures: dict[str, str]
-    stops_early: bool
-
-    def write(self, path: Path) -> None:
-        """Write the file beside the checkpoint `path`."""
-        write_json(measures_path(path), asdict(self))
-
-    @classmethod
-    def read(cls, path: Path) -> Validation | None:
-        """Return that of the checkpoint `path`, None without any. Raises CheckpointError if it cannot be read."""
-        file = measures_path(path)
-        try:
-            return cls(**from_json(read_file(file)))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError) as error:
-            raise CheckpointError(f"{file}: must hold what a validation has found ({error}); delete it") from error
-
-
 def steps_per_epoch(run_path: Path) -> int:
     """Return the steps of an epoch from the run's plan.json. Raises CheckpointError if it cannot be read."""
     try:
@@ -182,28 +169,124 @@ def current_line(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     return kept[::-1], left_out[::-1]
 
 
-def restore_solver(path: Path, optimizer: torch.optim.Optimizer, saved: Any) -> None:
-    """Give a solver a checkpoint's state; its options stay. Raises CheckpointError for another solver's state."""
+def begin_solver_state(path: Path, optimizer: torch.optim.Optimizer, saved: Any) -> dict[str, torch.Tensor]:
+    """Give a solver the state that a checkpoint has of it, without its numbers; its options stay.
+
+    Returns the tensors that the numbers go into, by their names in the checkpoint. Raises CheckpointError for another
+    solver's state.
+    """
     own = optimizer.state_dict()
     groups = [group["params"] for group in own["param_groups"]]
     try:
-        state, saved_groups = saved["state"], [group["params"] for group in saved["param_groups"]]
+        state = saved["state"]
+        saved_groups = [group["params"] for group in saved["param_groups"]]
     except (LookupError, TypeError) as error:
         raise CheckpointError(f"{path}: optimizer must hold a solver's state and its groups") from error
     known = set().union(*groups)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if isinstance(state, Mapping) and state.keys() <= known:  # earlier versions kept a state of frozen ones, too
-        state = {number: found for number, found in state.items() if parameters[number].requires_grad}
+        state = {number: tensors for number, tensors in state.items() if parameters[number].requires_grad}
     # A solver that has already begun, such as SGD with momentum, knows which parameters have a state.
     fits = isinstance(state, Mapping) and state.keys() <= known and (own["state"] or state).keys() == state.keys()
     if not fits or saved_groups != groups:
         raise CheckpointError(f"{path}: does not fit: optimizer has other groups of parameters than this run")
-    kept, loaded = kept_state(optimizer), dict[int, dict[str, torch.Tensor]]()
-    for number, found in state.items():
-        parameter = parameters[number]
-        wanted = {name: parameter if has_shape else torch.zeros(()) for name, has_shape in kept.items()}
-        check_fit(path, f"optimizer.state.{number}", found, wanted)
-        # The fused solvers ignore strides: give the state the layout of its weight.
-        moved = {key for key in found if kept[key] and found[key].stride() != parameter.stride()}
-        loaded[number] = found | {key: torch.empty_like(parameter).copy_(found[key]) for key in moved}
-    optimizer.load_state_dict({**own, "state": loaded})
+    kept = kept_state(optimizer)
+    begun = {}
+    for number, tensors in state.items():
+        weight = parameters[number].detach()
+        wanted = {name: weight if has_shape else torch.zeros(()) for name, has_shape in kept.items()}
+        check_fit(path, f"optimizer.state.{number}", tensors, wanted)
+        present = own["state"].get(number, {})
+        # In the layout of the weight: the fused solvers ignore strides.
+        fitting = {name for name, tensor in present.items() if tensor.stride() == wanted[name].stride()}
+        begun[number] = {name: present[name] if name in fitting else torch.empty_like(wanted[name]) for name in tensors}
+    optimizer.load_state_dict({**own, "state": begun})
+    return {
+        f"optimizer.state.{number}.{name}": optimizer.state[parameters[number]][name]
+        for number, tensors in begun.items()
+        for name in tensors
+    }
+
+
+def first_state(
+    spec: Spec,
+    plan: Plan,
+    train: Dataset | None,
+    model: VideoNetwork,
+    damaged: Mapping[Path, str] | None = None,
+    *,
+    extension: Extension | None = None,
+) -> tuple[State, list[str]]:
+    """Return the newest whole checkpoint of the run, or {} after loading pretrained weights into `model`; and notes.
+
+    train: as in experiment_of. damaged: as in load_newest. extension: asked for, or the last one. With it the run may
+    be of another length than that of the checkpoint, or continue one that has stopped early; a new line of checkpoints
+    then begins, with a best and an early stop of its own. Raises CheckpointError if the checkpoint is of
+    another experiment otherwise or none is whole, and UserError for weights that are missing or of another network, and
+    for a foreign network whose norms depend on the ranks.
+    """
+    if plan.virtual_gpus > 1:
+        check_norms(model)
+    path, state, complaints = load_newest(spec.run_path, bound_of(model), damaged)
+    notes = [f"passed over: {complaint}" for complaint in complaints]
+    if path is None:
+        if (weights := spec.model.pretrained) is not None:
+            try:
+                report = load_pretrained(model, weights, None if train is None else train.manifest.classes)
+            except UserError as error:
+                raise UserError(f"model.pretrained: {error}") from error
+            notes.append(f"pretrained: {report}")
+        return {}, notes
+    wanted = experiment_of(spec, plan, train, model)
+    unknown = wanted.lists if train is None else ()
+    saved = {key: value for key, value in state.get("experiment", {}).items() if key not in unknown}
+    differing = experiment_differences(saved, wanted.values())
+    epochs = spec.schedule.epochs
+    is_length, before = differing.keys() == {"schedule.epochs"}, saved.get("schedule.epochs", epochs)
+    extension = extension or Extension.read(spec.run_path)
+    if extension is not None and extension.after == epochs:
+        # With as many epochs as the run had before its early stop, the length does not differ.
+        has_stopped = not differing and state["step"] <= extension.before * plan.steps_per_epoch
+        if is_length or has_stopped:
+            lr = f"LR continues at {plan.learning_rate(state['step']):.6g}, as in a run of {epochs} epochs"
+            notes.append(f"more epochs: {epochs} instead of {extension.before}; {lr}")
+            begun = {key: value for key, value in state.items() if not key.startswith(("best_", "early_stop"))}
+            return begun | {"line": state["step"]}, [*notes, f"resumes from {path}"]
+    if differing:
+        right = f"Give this run another name; to begin it with these weights, set model.pretrained to {spec.run_path}"
+        if is_length and before < epochs:
+            right = f"To train it longer: train {spec.run_path} --more-epochs {epochs - before}"
+        raise CheckpointError(f"{path} is of another experiment: {'; '.join(differing.values())}. {right}")
+    return state, [*notes, f"resumes from {path}"]
+
+
+def newest_state(
+    first: Callable[[Mapping[Path, str]], tuple[State, list[str]]], run_path: Path, world: World, watchdog: Watchdog
+) -> tuple[State, list[str]]:
+    """Return what `first` returns on rank 0: its state without the numbers of large tensors, and its notes. Collective.
+
+    first: gets complaints about learners' files, by their checkpoint, and looks for one without. Each rank checks the
+    files of its own learners.
+    """
+    damaged = dict[Path, str]()
+    while True:
+        state, notes = world.together(lambda: first(damaged) if world.rank == 0 else ({}, []))
+        large = {part: without_numbers(state[part]) for part in ("model", "optimizer", "ema") if part in state}
+        state = world.broadcast(state | large)
+        digests = state.get("learner_digests", [])
+        if not digests:
+            break
+        path = checkpoint_path(run_path, state["step"])
+        wrong = None
+        try:
+            check_learners(path, digests, world.rank, world.size, watchdog.at)
+        except CheckpointError as error:
+            wrong = str(error)
+        watchdog.at("waiting for the other ranks' learners", waits=True)
+        complaints = world.broadcast(list(filter(None, world.gather(wrong) or [])))
+        if not complaints:
+            break
+        damaged[path] = complaints[0]
+    if state and (before := state.get("backend", world.backend)) != world.backend:
+        notes.append(f"continues over {world.backend}; earlier steps ran over {before}, which rounds sums otherwise")
+    return state, notes

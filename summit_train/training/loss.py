@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from summit_train.core.errors import UserError
 from summit_train.core.own_parts import OwnPart
-from summit_train.evaluation.scores import Scores
+from summit_train.evaluation.scores import Found, Scores
 from summit_train.models.precision import parameter_type
 from summit_train.spec import Spec, own_parts
 
@@ -21,6 +21,17 @@ _AT_ONCE = 1024  # videos of whose logits there is a copy
 # From the network's outputs, the targets, the frames' height and width in pixels, and the seed of random draws on the
 # device, to the mean loss of a micro-batch and the number of its clips that are right.
 BatchLoss = Callable[[torch.Tensor, torch.Tensor, tuple[int, int], int], tuple[torch.Tensor, torch.Tensor]]
+
+
+class TaskLoss(Protocol):
+    """The loss of a task. of_batch: a BatchLoss."""
+
+    def of_batch(
+        self, outputs: torch.Tensor, targets: torch.Tensor, size: tuple[int, int], seed: int
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def of_scores(self, found: Found) -> float | None:
+        """Return the mean loss of validation videos; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +66,14 @@ class Loss:
         total = functional.cross_entropy(logits, targets, weights, label_smoothing=smoothing, reduction="sum")
         return total / len(logits)
 
-    def of_scores(self, scores: Scores) -> float | None:
+    def of_scores(self, found: Found) -> float | None:
         """Return the mean loss of the videos that could be read, by their averaged logits; None without any."""
-        read = np.flatnonzero(scores.is_read)
+        assert isinstance(found, Scores)
+        read = np.flatnonzero(found.is_read)
         double = replace(self, class_weights=None if self.class_weights is None else self.class_weights.double())
         total = 0.0
         for part in np.split(read, range(_AT_ONCE, len(read), _AT_ONCE)):
-            logits, labels = torch.from_numpy(scores.scores[part]), torch.from_numpy(scores.labels[part])
+            logits, labels = torch.from_numpy(found.scores[part]), torch.from_numpy(found.labels[part])
             targets = labels.double() if labels.dtype == torch.bool else labels
             total += len(part) * double(logits.double(), targets).item() if len(part) else 0.0
         return total / len(read) if len(read) else None
@@ -144,8 +156,13 @@ def num_correct(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return ((own > 0) & (own == hot.amax(1))).sum()
 
 
-def build_loss(spec: Spec, clips_of_class: Sequence[int], device: torch.device) -> Loss:
+def build_loss(spec: Spec, clips_of_class: Sequence[int], device: torch.device) -> TaskLoss:
     """Return the loss of a spec. clips_of_class: the training clips of the first classes; the others have none."""
+    if spec.task == "detection":
+        from summit_train.tasks.detection.loss import DetectionLoss
+
+        assert spec.model.detector is not None
+        return DetectionLoss(spec.model.detector, spec.model.num_classes)
     dtype = parameter_type(spec.precision)
     for part in own_parts(spec, "loss"):
         are_shares = spec.loss.base == "binary" or spec.data.mix is not None

@@ -16,7 +16,7 @@ from summit_train.core.checkpoints import checkpoint_path, measures_path
 from summit_train.core.comm import World
 from summit_train.core.machine import raise_open_files, rank_cpus
 from summit_train.core.run_lock import RunLock
-from summit_train.core.saved import check_fit, give_weights, in_memory
+from summit_train.core.saved import Checkpoint, check_fit
 from summit_train.core.text import counted
 from summit_train.core.watch import Watchdog
 from summit_train.data.bad_clips import BadClips
@@ -35,14 +35,21 @@ from summit_train.optim.trust import TrustRatio
 from summit_train.plan import Plan, make_plan
 from summit_train.spec import Spec, own_parts
 from summit_train.spec.optimizer import OptimizerSpec
-from summit_train.tasks.task import task_named
 from summit_train.training.agreement import experiment_of
 from summit_train.training.averaging import AveragingStep
-from summit_train.training.checkpoint import Validation, Writer, prune_checkpoints, serialised, write_checkpoint
+from summit_train.training.checkpoint import (
+    Writer,
+    first_state,
+    newest_state,
+    prune_checkpoints,
+    serialised,
+    write_checkpoint,
+)
 from summit_train.training.decisions import Decisions, Measures
 from summit_train.training.health import Health
+from summit_train.training.loss import build_loss
 from summit_train.training.noise import NoiseScale
-from summit_train.training.resume import Extension, first_state, state_of_first
+from summit_train.training.state import Extension, Validation
 from summit_train.training.step import StepSettings, TrainStep
 
 _OPEN_FILES = 100  # of a rank besides its batches: libraries, logs, pipes of workers
@@ -83,7 +90,7 @@ def try_own_parts(spec: Spec) -> None:
     for part in own_parts(spec, "data"):
         try_augment(part, spec.data.clip_shape)
     open_measures(spec)
-    task_named(spec.task).part("loss")(spec, (), torch.device("cpu"))
+    build_loss(spec, (), torch.device("cpu"))
 
 
 class Run:
@@ -120,42 +127,47 @@ class Run:
         world.together(lambda: check_arithmetic(spec, device))
         self.model = network
         first = partial(first_state, spec, plan, self.train_set, self.model, extension=extension)
-        state, resumed = world.together(lambda: state_of_first(first, world, self.watchdog))
-        path = checkpoint_path(spec.run_path, step := world.broadcast(state.get("step", 0)))
-        own: Any = self.model.state_dict()  # the numbers, still in the file, enter what the step uses: no second copy
-        weights = in_memory(state.pop("model"), own) if state else own
-        world.together(partial(give_weights, self.model, path, world.broadcast(weights, own)))
+        saved, resumed = newest_state(first, spec.run_path, world, self.watchdog)
+        step = saved.get("step", 0)
+        checkpoint = Checkpoint(checkpoint_path(spec.run_path, step), saved, world)
+        if saved:
+            checkpoint.restore(self.model)
+        else:
+            world.broadcast_tensors(self.model.state_dict())
         # --- step
         self.step = build_step(spec, plan, world, self.model, device, counts)
         self.step.unfreeze(max(0, step - 1) // plan.steps_per_epoch)  # as in the update before the checkpoint
-        own = self.step.checkpoint(path, step) if isinstance(self.step, TrainStep) else {}
-        saved = world.broadcast(in_memory(state, own), own)
         if saved:
-            world.together(lambda: self.step.restore(path, saved | {"model": self.model.state_dict()}))
+            self.step.restore(checkpoint)
         unfrozen = self.step.unfreeze(step // plan.steps_per_epoch)
         # --- records; a file of the user's own may change while the run has what was in it
         self.measures, self._experiment = open_measures(spec), experiment_of(spec, plan, self.train_set, self.model)
-        self.val_loss = task_named(spec.task).part("loss")(spec, counts, torch.device("cpu"))
+        self.val_loss = build_loss(spec, counts, torch.device("cpu"))
         self.health, self.noise = Health(spec, plan), NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.decisions = Decisions(spec, plan.ladder)
         clips_per_epoch = plan.clips - plan.dropped_clips_per_epoch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
-        for name, part in self._parts().items():
-            if name in saved:
-                check_fit(path, name, saved[name], part)
-        for name, owner in (("bad_clips", self.bad_clips), ("noise_scale", self.noise)):
-            if name in saved:
-                owner.load_state_dict(saved[name])
-        self.decisions.load_state_dict(saved)
-        best = self.decisions.best_checkpoint
-        if not world.broadcast(best is None or best.exists()):  # deleted for a better one, which then is damaged
-            self.decisions.forget_best()
-        check_fit(path, "line", saved.get("line", 0), 0)
-        self.decisions.line = int(saved.get("line", 0))
         self.start_step = self._saved_step = step
-        self.bad_clips.forget_after(step)
+        self._restore_records(checkpoint)
         self.writer, self._saved_at = Writer(background=spec.checkpoint.background), time.monotonic()
         self.notes = [*_notes(self, may_open, unfrozen), *resumed]
+
+    def _restore_records(self, checkpoint: Checkpoint) -> None:
+        path, saved = checkpoint.path, checkpoint.state
+        for name, state in self._parts().items():
+            if name in saved:
+                check_fit(path, name, saved[name], state)
+        check_fit(path, "line", saved.get("line", 0), 0)
+        if "bad_clips" in saved:
+            self.bad_clips.load_state_dict(saved["bad_clips"])
+        if "noise_scale" in saved:
+            self.noise.load_state_dict(saved["noise_scale"])
+        self.decisions.load_state_dict(saved)
+        self.decisions.line = int(saved.get("line", 0))
+        best = self.decisions.best_checkpoint
+        if not self.world.broadcast(best is None or best.exists()):  # deleted for a better one, which then is damaged
+            self.decisions.forget_best()
+        self.bad_clips.forget_after(self.start_step)
 
     def is_checkpoint_due(self) -> bool:
         """Return whether rank 0 asks for a checkpoint: by time, or because the last one could not be written.
@@ -275,7 +287,7 @@ def build_step(
         plan.virtual_gpus if is_synchronous else 1,
         spec.precision,
         solver.clip_norm,
-        task_named(spec.task).part("loss")(spec, clips_of_class, device).of_batch,
+        build_loss(spec, clips_of_class, device).of_batch,
         spec.noise_scale.every_steps if is_synchronous and plan.virtual_gpus > 1 else 0,
         spec.ema.decay,
         spec.data.input,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from torch import nn
 
 from summit_train.core import rng
 from summit_train.core.comm import World
-from summit_train.core.saved import check_fit
+from summit_train.core.saved import Checkpoint, check_fit
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.order import virtual_gpus_of
 from summit_train.models.by_name import freeze_by_name
@@ -24,7 +24,7 @@ from summit_train.optim.solvers import begin_momentum, set_learning_rate
 from summit_train.optim.trust import Ratios, TrustRatio
 from summit_train.spec.augment import MixSpec
 from summit_train.spec.modality import RGB, Modality
-from summit_train.training.checkpoint import restore_solver
+from summit_train.training.checkpoint import begin_solver_state
 from summit_train.training.erase import erase
 from summit_train.training.exchange import Exchange
 from summit_train.training.loss import BatchLoss, Loss
@@ -95,10 +95,10 @@ class WeightAverage:
     def state_dict(self) -> dict[str, Any]:
         return {"model": {**self._model.state_dict(), **self._averages}, "updates": int(self._updates.item())}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, average in self._averages.items():
-            average.copy_(state["model"][name])
+    def begin_restore(self, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Take over all of a checkpoint's state but the averages; return these, by their names in the checkpoint."""
         self._updates.fill_(state["updates"])
+        return {f"ema.model.{name}": average for name, average in self._averages.items()}
 
 
 def count_updates(model: nn.Module, steps: int) -> None:
@@ -336,14 +336,19 @@ class TrainStep:
         parts = {"optimizer": self.optimizer.state_dict(), "loss_scale": self.loss_scale.state_dict()}
         return parts if self.average is None else parts | {"ema": self.average.state_dict()}
 
-    def restore(self, path: Path, saved: dict[str, Any]) -> None:
-        """Take over what `checkpoint` returned."""
-        restore_solver(path, self.optimizer, saved["optimizer"])
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take over what `checkpoint` returned. Collective."""
+        checkpoint.fill(checkpoint.world.together(lambda: self._begin_restore(checkpoint.path, checkpoint.state)))
+
+    def _begin_restore(self, path: Path, saved: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the tensors that those of a checkpoint go into, by their names there."""
+        tensors = begin_solver_state(path, self.optimizer, saved["optimizer"])
         check_fit(path, "loss_scale", saved.get("loss_scale"), self.loss_scale.state_dict())
         self.loss_scale.load_state_dict(saved["loss_scale"])
         if self.average is not None:
             check_fit(path, "ema", saved.get("ema"), self.average.state_dict())
-            self.average.load_state_dict(saved["ema"])
+            tensors |= self.average.begin_restore(saved["ema"])
+        return tensors
 
     def _forward(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the micro-batch's mean loss, and how many clips are right; a mixed one by its larger share's class."""

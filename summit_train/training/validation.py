@@ -7,9 +7,9 @@ from typing import Any
 
 from summit_train.core.text import counted
 from summit_train.core.watch import StopRequest
+from summit_train.evaluation.evaluation import build_scorer
 from summit_train.evaluation.measures import left_out, say_left_out
 from summit_train.plan import validates
-from summit_train.tasks.task import task_named
 from summit_train.training.decisions import Decided, Measures
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
@@ -75,10 +75,10 @@ def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> Mea
     def progress(done: int, total: int) -> None:
         run.watchdog.at(f"validating video {done} of {total} after epoch {epoch}", waits=done == total)
 
-    task = task_named(run.spec.task)
-    one_view = run.spec.evaluate.model_copy(update={"clips": 1, "crops": "full" if task.whole_frames else 1})
+    crops = "full" if run.spec.task == "detection" else 1  # a detector sees whole frames
+    one_view = run.spec.evaluate.model_copy(update={"clips": 1, "crops": crops})
     spec = run.spec.model_copy(update={"evaluate": one_view})
-    scorer = task.part("scorer")(spec, run.val_set, run.world, run.device, stop)
+    scorer = build_scorer(spec, run.val_set, run.world, run.device, stop)
     scores = scorer.score(run.model, progress, source=f"validation after epoch {epoch}")
 
     def figures() -> dict[str, Any]:  # by code of the user's own, too

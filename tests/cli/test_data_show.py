@@ -254,7 +254,7 @@ def test_a_packed_set_is_shown_as_it_was_packed(folder: Path, tmp_path: Path, sa
 def test_a_box_outside_of_its_video_is_named_with_its_line(folder: Path, tmp_path: Path, say: Say) -> None:
     truth = np.array([(0, 0, 0, (4, 4, 20, 20), False, False), (1, 0, 0, (64, 4, 80, 20), False, False)], BOX)
     boxes = Boxes(truth, np.array([0, 2]))
-    write_manifest(tmp_path / "list.csv", [ManifestRow("set/hop/a.mp4", ";", annotation=boxes)])
+    write_manifest(tmp_path / "list.csv", [ManifestRow("set/hop/a.mp4", ";", boxes=boxes)])
     status, said, _ = say("data", "show", tmp_path / "list.csv", "--out", tmp_path / "page.html")
     assert status == 0 and f"{tmp_path}/list.csv:4) lies outside the frame of 64 x 32" in said
 

@@ -17,9 +17,9 @@ from pydantic_core import PydanticUndefined
 from summit_train.__main__ import main
 from summit_train.spec import Spec
 from summit_train.spec.augment import AugmentSpec, MixSpec, RandAugmentSpec
+from summit_train.spec.detector import DetectorSpec
 from summit_train.spec.optimizer import EarlyStopSpec, GrowBatchSpec, TrustRatioSpec
 from summit_train.spec.typed import OwnSpec
-from summit_train.tasks.detection.keys import DetectorSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 

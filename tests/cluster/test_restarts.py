@@ -123,7 +123,7 @@ def test_a_job_whose_own_node_is_lost_is_requeued_from_another_one(standins: Sta
     standins.program("scancel", standins.bin / "scancel")
     script, run = prepared(standins, "srun", tmp_path / "run", keys=("spare_nodes=1",), max_requeues=2)
     (standins.folder / "hosts").write_text("n1\nn2\nn3\n")
-    assert run_to_end(standins, script)[0] == 0
+    assert run_to_end(standins, script, TRAINER="done beside a guard")[0] == 0
     (guard,) = [call for call in standins.calls("srun") if call["command"][0] == "bash"]
     assert guard["options"]["--nodelist"] == "n2"
     (run / "job/requeues").touch()

@@ -14,8 +14,17 @@ from torch import nn
 
 from summit_train.core import saved
 from summit_train.core.checkpoints import CheckpointError, checkpoint_path, digest_path
+from summit_train.core.comm import World
 from summit_train.core.errors import UserError
-from summit_train.core.saved import bound_of, check_fit, in_memory, load_newest, load_saved
+from summit_train.core.saved import (
+    Checkpoint,
+    bound_of,
+    check_fit,
+    load_newest,
+    load_saved,
+    tensors_of,
+    without_numbers,
+)
 from summit_train.training.checkpoint import save_checkpoint
 from tests.runs import LARGE, load_any, small_checkpoints
 
@@ -173,28 +182,34 @@ def test_a_part_of_another_run_does_not_fit(saved: object, reason: str) -> None:
         check_fit(Path("a.pt"), "part", saved, own)
 
 
-def test_what_a_file_holds_enters_the_tensors_that_are_alike(tmp_path: Path) -> None:
-    """The file is read again where a tensor occurs twice, and is not needed any more."""
+def test_the_tensors_of_a_file_are_copied_by_name(tmp_path: Path) -> None:
+    """In more pieces than there are maps; one that occurs twice, one of another precision and layout, a scalar."""
     path, large = tmp_path / "a.pt", torch.arange(300_000.0)
-    torch.save(
-        {"a": {"w": large, "n": 3}, "again": large, "other": torch.ones(2), "list": [{"s": torch.ones(3)}]}, path
-    )
-    own = {"a": {"w": torch.zeros(300_000)}, "other": torch.zeros(3)}
-    found = in_memory(load_saved(path, lambda path, content: 10_000_000), own)
-    assert found["a"]["w"] is own["a"]["w"] and found["a"]["n"] == 3
-    assert torch.equal(own["a"]["w"], large) and torch.equal(found["again"], large)
-    assert torch.equal(found["other"], torch.ones(2)) and not own["other"].any()
+    kernel = torch.arange(48.0).view(2, 2, 3, 4)
+    state = {
+        "a": {"w": large, "n": 3, 7: {"k": kernel, "s": torch.tensor(5.0)}},
+        "again": large,
+        "many": {str(number): torch.full((9,), number) for number in range(40)},
+    }
+    torch.save(state, path)
+    assert list(tensors_of(state, "x"))[:5] == ["x.a.w", "x.a.7.k", "x.a.7.s", "x.again", "x.many.0"]
+    shapes = without_numbers(state)
+    assert shapes["a"]["n"] == 3 and shapes["a"][7]["k"].is_meta and shapes["a"][7]["k"].shape == kernel.shape
+    targets = {name: torch.zeros_like(tensor) for name, tensor in tensors_of(state).items() if name != "a.w"}
+    targets["a.7.k"] = torch.zeros(2, 2, 3, 4, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    checkpoint = Checkpoint(path, shapes, World())
+    checkpoint.fill(targets)
     path.write_bytes(b"")  # none of it is in the file any more
-    assert torch.equal(found["list"][0]["s"], torch.ones(3))
+    for name, tensor in tensors_of(state).items():
+        assert name == "a.w" or torch.equal(targets[name], tensor.to(targets[name].dtype)), name
 
 
-def test_the_weights_of_a_safetensors_file_are_mapped_until_they_enter_the_memory(tmp_path: Path) -> None:
-    save_file, weights = pytest.importorskip("safetensors.torch").save_file, torch.arange(300_000.0)
-    path = tmp_path / "a.safetensors"
-    save_file({"w": weights}, path)
-    mapped = load_saved(path, lambda path, content: 10_000_000)["model"]
-    found = in_memory(mapped, None)
-    with open(path, "r+b") as file:
-        file.seek(-weights.nbytes, os.SEEK_END)
-        file.write(bytes(weights.nbytes))
-    assert torch.equal(found["w"], weights) and not mapped["w"].any()
+def test_a_network_takes_the_weights_of_a_checkpoint_or_none_of_them(tmp_path: Path) -> None:
+    path, network = checkpoint_path(tmp_path, 1), torch.nn.Linear(2, 3)
+    weights = {"weight": torch.ones(3, 2), "bias": torch.ones(3)}
+    save_checkpoint(path, {"model": weights})
+    with pytest.raises(CheckpointError, match=r"step_00000001\.pt: does not fit: model has no bias"):
+        Checkpoint(path, {"model": {"weight": weights["weight"]}}, World()).restore(network)
+    assert not torch.equal(network.weight, weights["weight"])
+    Checkpoint(path, without_numbers({"model": weights}), World()).restore(network)
+    assert torch.equal(network.weight, weights["weight"]) and torch.equal(network.bias, weights["bias"])

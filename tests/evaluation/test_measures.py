@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from summit_train.evaluation.measures import interval, left_out, measures_of, say_certainty, say_left_out
-from summit_train.evaluation.scores import Scores
-from summit_train.tasks.classification.measures import average_precisions
+from summit_train.evaluation.measures import MEASURES, interval, left_out, measures_of, say_certainty, say_left_out
+from summit_train.evaluation.scores import Scores, average_precisions
+from summit_train.spec import MAIN_MEASURES
 
 
 def _scores(labels: list[list[int]], rows: list[list[float]], is_read: list[bool] | None = None) -> Scores:
@@ -77,6 +77,10 @@ def test_a_run_of_one_class_a_video_has_top_1_and_top_5() -> None:
     assert found.main.of_class(scores).tolist()[:2] == [100.0, 0.0] and np.isnan(found.main.of_class(scores)[2])
     assert scores.hot.tolist() == [[True, False, False], [False, True, False], [False, True, False]]
     assert measures_of(None) == measures_of("softmax")  # runs that are older than loss.kind
+
+
+def test_the_first_measure_of_each_loss_is_the_one_that_a_spec_decides_by() -> None:
+    assert {kind: measures[0].key for kind, measures in MEASURES.items()} == MAIN_MEASURES
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import nn
 
 from summit_train.core.checkpoints import CheckpointError, checkpoint_path, learner_path
 from summit_train.core.comm import World
-from summit_train.core.saved import bound_of, load_checkpoint
+from summit_train.core.saved import Checkpoint, bound_of, load_checkpoint
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.spec.optimizer import ParallelSpec
 from summit_train.training.averaging import AveragingStep
@@ -234,7 +234,8 @@ def test_each_learner_has_a_loss_scale_of_its_own_through_a_checkpoint(tmp_path:
     saved = {"model": learners.average.state_dict(), **learners.step.checkpoint(path, 1)}
     assert saved["learner_digests"] == [] and not path.parent.exists()
     again = _Learners(_Poison(_model(dtype=torch.float32)), 2, "sgd", "fp16", period=1)
-    again.step.restore(path, saved)
+    save_checkpoint(path, saved)
+    again.step.restore(Checkpoint(path, saved, World()))
     assert [step.loss_scale.scale.item() for step in again.steps.values()] == [2.0**16, 2.0**15]
     one, other = (step.optimizer.state[next(step.model.parameters())] for step in again.steps.values())
     assert torch.equal(one["momentum_buffer"], other["momentum_buffer"])
@@ -254,7 +255,7 @@ def test_a_checkpoint_whose_parts_do_not_fit_is_refused(tmp_path: Path, changed:
     learners, path = _Learners(_model(), 2, period=1), checkpoint_path(tmp_path, 0)
     saved = {"model": learners.average.state_dict(), **learners.step.checkpoint(path, 0)} | changed
     with pytest.raises(CheckpointError) as caught:
-        learners.step.restore(path, {name: value for name, value in saved.items() if value is not None})
+        learners.step.restore(Checkpoint(path, {n: value for n, value in saved.items() if value is not None}, World()))
     assert str(caught.value) == f"{path}: does not fit: {said}"
 
 
@@ -266,5 +267,5 @@ def test_a_learners_file_that_does_not_fit_is_named(tmp_path: Path) -> None:
     for part in ("model", "loss_scale"):
         save_checkpoint(file, {**state, part: {"other": torch.zeros(3)}})
         with pytest.raises(CheckpointError) as caught:
-            learners.step.restore(path, saved)
+            learners.step.restore(Checkpoint(path, saved, World()))
         assert str(caught.value).startswith(f"{file}: does not fit: {part} has no ")

@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from summit_train.evaluation import evaluation
 from summit_train.report import page
 from summit_train.spec import load_spec
 from summit_train.training.checkpoint import save_checkpoint
+from summit_train.training.state import Extension
 from summit_train.training.step import TrainStep
 from summit_train.training.timer import StepTimer
 from tests.conftest import ONLINE, WriteSpec
@@ -308,8 +310,9 @@ def test_the_result_of_the_longer_run_is_not_kept_as_that_of_the_shorter(one_epo
     shutil.copytree(one_epoch_run, run := tmp_path / "run")
     (run / "eval.json").unlink()
     train(0, run, "--more-epochs", "1")
-    log = run / "metrics.jsonl"
-    log.write_text("".join(line for line in log.open() if '"done"' not in line))
+    extension = Extension.read(run)
+    assert extension == Extension(1, 2, is_done=True)
+    replace(extension, is_done=False).write(run)
     train(0, run, "--more-epochs", "1")
     assert json.loads((run / "eval.json").read_text())["checkpoints"][-1]["step"] == 20
     assert not (run / "evals").exists()

@@ -17,6 +17,7 @@ import torch
 
 from summit_train.core.checkpoints import learner_path
 from summit_train.core.comm import World, open_world
+from summit_train.core.saved import Checkpoint
 from summit_train.data.batches.loader import BadClip, MicroBatch
 from summit_train.models import VideoNetwork
 from summit_train.models.network import initial_network
@@ -26,6 +27,7 @@ from summit_train.spec.catalog import ARCHITECTURES
 from summit_train.spec.optimizer import OptimizerSpec
 from summit_train.spec.source import shipped
 from summit_train.training.averaging import AveragingStep
+from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.run import build_step
 from summit_train.training.step import Requests, TrainStep
 from tests.conftest import WriteSpec
@@ -98,9 +100,11 @@ def _train(words: Sequence[str], world: World, path: Path) -> dict[str, torch.Te
     for number in range(STEPS):
         if number == STEPS - 1 and world.size == 1:
             saved = {**step.checkpoint(path, number), "model": model.state_dict()}
+            save_checkpoint(path, saved)
             _, _, model, step = _build(words, world)
-            model.load_state_dict(saved["model"])
-            step.restore(path, saved)
+            checkpoint = Checkpoint(path, saved, world)
+            checkpoint.restore(model)
+            step.restore(checkpoint)
         own = plan.virtual_gpus_of(world.rank)
         batches = [_batch(number, v, shape, is_bad=v + 1 == plan.virtual_gpus) for v in own]
         vote = take_step(step, batches, LR, asked).read(plan.global_batch, plan.virtual_gpus, world.size)

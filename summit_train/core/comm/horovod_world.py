@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -45,11 +45,15 @@ class HorovodWorld(World):
         import horovod.torch as hvd
         from mpi4py import MPI
 
-        self._hvd, self._mpi, self._in_place = hvd, MPI.COMM_WORLD, MPI.IN_PLACE
+        self._hvd = hvd
+        self._mpi = MPI.COMM_WORLD
+        self._in_place = MPI.IN_PLACE
         refuse_mixed(self._mpi, self.backend, socket.gethostname())
         hvd.init()
-        self.rank, self.size = int(hvd.rank()), int(hvd.size())
-        self.local_rank, self.local_size = int(hvd.local_rank()), int(hvd.local_size())
+        self.rank = int(hvd.rank())
+        self.size = int(hvd.size())
+        self.local_rank = int(hvd.local_rank())
+        self.local_size = int(hvd.local_size())
         super().__init__()
         if (self.rank, self.size) != (self._mpi.Get_rank(), self._mpi.Get_size()):
             counts = f"Horovod counts {self.size} ranks and mpi4py {self._mpi.Get_size()}"
@@ -87,8 +91,12 @@ class HorovodWorld(World):
         """Add up a tensor on the CPU in place by MPI alone: what Horovod is measured against."""
         self._mpi.Allreduce(self._in_place, values.numpy())
 
-    def broadcast(self, value: T, own: object = None) -> T:
-        return objects.broadcast(value, self.rank, self._mpi.Bcast, own)
+    def broadcast(self, value: T) -> T:
+        return objects.broadcast(value, self.rank, self._mpi.Bcast)
+
+    def broadcast_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for tensor in tensors.values():
+            objects.broadcast_tensor(tensor, self.rank, self._mpi.Bcast)
 
     def gather(self, value: T) -> list[T] | None:
         return objects.gather(value, self.rank, self.size, partial(self._mpi.Send, dest=0), objects.by_mpi(self._mpi))

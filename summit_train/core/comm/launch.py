@@ -15,7 +15,8 @@ from pathlib import Path
 from summit_train.core.errors import UserError
 
 HYDRA = "mpirun (Hydra)"  # of MPICH and Intel MPI; PALS' mpiexec looks the same
-RANK, RANKS = "SUMMIT_TRAIN_RANK", "SUMMIT_TRAIN_RANKS"  # by `--ranks`
+RANK = "SUMMIT_TRAIN_RANK"
+RANKS = "SUMMIT_TRAIN_RANKS"  # by `--ranks`
 LISTENER = "SUMMIT_TRAIN_LISTENER"  # by `--ranks` for rank 0: the descriptor of the socket on which the ranks meet
 SECRET = "SUMMIT_TRAIN_SECRET"  # of the job: what a rank must know for the others to believe it
 
@@ -54,7 +55,8 @@ def find_launch(environ: Mapping[str, str]) -> Launch | None:
     for launcher, rank_name, size_name in launchers:
         if rank_name in environ and size_name in environ:
             try:
-                rank, size = int(environ[rank_name]), int(environ[size_name])
+                rank = int(environ[rank_name])
+                size = int(environ[size_name])
             except ValueError as error:
                 names = f"{rank_name}={environ[rank_name]!r}, {size_name}={environ[size_name]!r}"
                 raise UserError(f"the environment of {launcher} is broken: must be numbers, got {names}") from error

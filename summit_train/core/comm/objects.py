@@ -1,7 +1,8 @@
 """Send plain values, arrays and tensors between ranks. Nothing that is received can run code.
 
 A value becomes JSON text and the bytes of its arrays. First come two lengths; then, as one message, the text and the
-small arrays; then each larger array in pieces, from its own memory into that of its copy.
+small arrays; then each larger array in pieces, from its own memory into that of its copy. Of a tensor on the
+meta device only type and shape are sent.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ import io
 import json
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path, PurePath
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch  # for the types alone: commands that need no torch send values too
 
 T = TypeVar("T")
 Bytes = NDArray[np.uint8]
@@ -34,12 +38,20 @@ _MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict}
 _NAMES = {kind: name for name, kind in (_SEQUENCES | _MAPPINGS).items()}
 
 
-def broadcast(value: T, rank: int, share: Pass, own: object = None) -> T:
+def broadcast(value: T, rank: int, share: Pass) -> T:
     """Return rank 0's value on every rank. share: sends a message of rank 0, and receives it elsewhere (`receive`)."""
     if rank > 0:
-        return cast(T, receive(share, own))
+        return cast(T, receive(share))
     send(value, share)
     return value
+
+
+def broadcast_tensor(tensor: torch.Tensor, rank: int, share: Pass) -> None:
+    """Give `tensor` the numbers of rank 0's: in its own memory where that is in order on the CPU, else by a copy."""
+    message = tensor.detach().cpu().contiguous()
+    _pass(_flat(message), share)
+    if rank > 0 and message.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(message)
 
 
 def gather(value: T, rank: int, size: int, put: Pass, start: Start) -> list[T] | None:
@@ -80,29 +92,24 @@ def send(value: object, put: Pass) -> None:
             _pass(_flat(array), put)
 
 
-def receive(take: Pass, own: object = None) -> Any:
-    """Return the value that another rank sends. Tensors enter those of `own` at the same places, if these are alike."""
+def receive(take: Pass) -> Any:
+    """Return the value that another rank sends."""
     lengths = np.empty(2, np.int64)
     take(lengths.view(np.uint8))
     body = np.empty(lengths.sum(), np.uint8)
     _pass(body, take)
-    return _value_of(lengths, body, take, own)
+    return _value_of(lengths, body, take)
 
 
-def _value_of(lengths: NDArray[np.int64], body: Bytes, take: Pass, own: object = None) -> Any:
+def _value_of(lengths: NDArray[np.int64], body: Bytes, take: Pass) -> Any:
     """Return the value whose text and small arrays are in `body`; `take` receives its large arrays."""
-    text, small = body[: lengths[0]].tobytes(), io.BytesIO(body[lengths[0] :].tobytes())
+    text = body[: lengths[0]].tobytes()
+    small = io.BytesIO(body[lengths[0] :].tobytes())
 
     def fill(flat: Bytes) -> None:
         small.readinto(flat.data) if len(flat) < _SMALL else _pass(flat, take)
 
-    return _made(json.loads(text), fill, [], own)
-
-
-def placed(tensor: Any, own: Any) -> Any:
-    """Return `own`, with the tensor's numbers, where both are tensors of the same shape and type, else the tensor."""
-    is_alike = type(own) is type(tensor) and (own.shape, own.dtype) == (tensor.shape, tensor.dtype)
-    return own.copy_(tensor) if is_alike else tensor
+    return _made(json.loads(text), fill, [])
 
 
 def _pieces(flat: Bytes) -> list[Bytes]:
@@ -125,7 +132,8 @@ def _flat(array: Any) -> Bytes:
 
 def _described(value: Any, known: Known) -> Any:
     """Return what JSON has of a value: itself, or a list that begins with its kind. Its arrays are added to `known`."""
-    kind, torch = type(value), sys.modules.get("torch")  # before torch is imported no value is a tensor
+    kind = type(value)
+    torch = sys.modules.get("torch")  # before torch is imported no value is a tensor
     is_plain = kind in (bool, float) or (kind is str and value.isascii()) or (kind is int and abs(value) < 1 << 63)
     if value is None or is_plain:
         return value
@@ -145,6 +153,8 @@ def _described(value: Any, known: Known) -> Any:
         return ["bytes", _described(np.frombuffer(value, np.uint8), known)]
     if isinstance(value, np.generic):
         return ["scalar", _described(np.asarray(value), known)]
+    if torch is not None and isinstance(value, torch.Tensor) and value.is_meta:
+        return ["meta", str(value.dtype).removeprefix("torch."), list(value.shape)]
     is_array = kind in (np.ndarray, np.memmap) and not value.dtype.hasobject
     if is_array or (torch is not None and isinstance(value, torch.Tensor)):
         dtype = repr(np.lib.format.dtype_to_descr(value.dtype)) if is_array else str(value.dtype).removeprefix("torch.")
@@ -187,7 +197,7 @@ def _of_parts(module: str, name: str, parts: Any) -> Any:
     return made
 
 
-def _made(node: Any, fill: Callable[[Bytes], None], arrays: list[Any], own: Any = None) -> Any:
+def _made(node: Any, fill: Callable[[Bytes], None], arrays: list[Any]) -> Any:
     """Return the value that `_described` described, given the arrays that are there already and what fills the next."""
     if not isinstance(node, list):
         return node
@@ -196,6 +206,9 @@ def _made(node: Any, fill: Callable[[Bytes], None], arrays: list[Any], own: Any 
         return "".join(map(chr, rest))
     if kind == "int":
         return int(rest[0], 16)
+    if kind == "meta":
+        torch = sys.modules["torch"]
+        return torch.empty(rest[1], dtype=getattr(torch, rest[0]), device="meta")
     if kind in ("array", "tensor"):
         dtype, shape, number = rest
         if number == len(arrays):
@@ -203,13 +216,13 @@ def _made(node: Any, fill: Callable[[Bytes], None], arrays: list[Any], own: Any 
             its = np.lib.format.descr_to_dtype(ast.literal_eval(dtype)) if of is np else getattr(of, dtype)
             made = of.empty(shape, dtype=its)
             fill(_flat(made))
-            arrays.append(made if of is np else placed(made, own))
+            arrays.append(made)
         return arrays[number]
     if kind in _MAPPINGS:
         mapping = _MAPPINGS[kind]()
         for key, each in zip(rest[::2], rest[1::2], strict=True):
             name = _made(key, fill, arrays)
-            mapping[name] = _made(each, fill, arrays, own.get(name) if isinstance(own, Mapping) else None)
+            mapping[name] = _made(each, fill, arrays)
         return mapping
     parts = [_made(each, fill, arrays) for each in rest]
     if kind in _SEQUENCES:

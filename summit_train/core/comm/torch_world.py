@@ -16,7 +16,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -53,7 +53,8 @@ class TorchWorld(World):
 
         if not (dist.is_available() and dist.is_gloo_available()):
             raise UserError("this torch was built without torch.distributed or gloo; use SUMMIT_TRAIN_COMM=horovod")
-        self.rank, self.size = launch.rank, launch.size
+        self.rank = launch.rank
+        self.size = launch.size
         super().__init__()
         self.connections = 0 if self.rank else self.size * (1 + _keeps_store(launch))
         check_open_files(self.connections)
@@ -92,7 +93,8 @@ class TorchWorld(World):
         # The second name is that of torch before it had the first.
         (getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout)(_FOREVER)
         own = nodes[self.rank]
-        self.local_rank, self.local_size = nodes[: self.rank].count(own), nodes.count(own)
+        self.local_rank = nodes[: self.rank].count(own)
+        self.local_size = nodes.count(own)
 
     def _give_up(self) -> None:
         reach = "can they reach this one? GLOO_SOCKET_IFNAME names the interface for them"
@@ -179,7 +181,8 @@ class TorchWorld(World):
     def exchange(self, tensor: torch.Tensor, partner: int) -> torch.Tensor:
         import torch
 
-        theirs, dist = torch.empty_like(tensor), self._dist
+        theirs = torch.empty_like(tensor)
+        dist = self._dist
         pair = [dist.P2POp(dist.isend, tensor, partner), dist.P2POp(dist.irecv, theirs, partner)]
         with self._joined():
             for work in dist.batch_isend_irecv(pair):
@@ -202,9 +205,14 @@ class TorchWorld(World):
 
         return poll
 
-    def broadcast(self, value: T, own: object = None) -> T:
+    def broadcast(self, value: T) -> T:
         with self._joined():
-            return objects.broadcast(value, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True), own)
+            return objects.broadcast(value, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True))
+
+    def broadcast_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        with self._joined():
+            for tensor in tensors.values():
+                objects.broadcast_tensor(tensor, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True))
 
     def gather(self, value: T) -> list[T] | None:
         import torch
@@ -232,7 +240,8 @@ def check_open_files(connections: int) -> None:
 
     Those are one to each rank by gloo and, where it keeps the store, one by that. torch would print a page for each.
     """
-    limit, needed = raise_open_files(), _OPEN_FILES + connections
+    limit = raise_open_files()
+    needed = _OPEN_FILES + connections
     if connections and limit is not None and limit < needed:
         found = f"the limit of open files must be {needed:,} or more for rank 0's connections, got {limit:,}"
         raise UserError(f"{found}; raise it by `ulimit -n`")
@@ -243,7 +252,9 @@ def meet(launch: Launch, host: str) -> tuple[TCPStore, str]:
 
     Raises UserError where nothing says who keeps it, RunFailed where a port is taken or ranks do not come.
     """
-    address, port, keeps = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"), launch.rank == 0
+    address = os.environ.get("MASTER_ADDR")
+    port = os.environ.get("MASTER_PORT")
+    keeps = launch.rank == 0
     if (world := _mpi_world(launch)) is not None:
         refuse_mixed(world, "torch", host)
         if address is None or port is None:
@@ -267,7 +278,8 @@ def _mpi_world(launch: Launch) -> Intracomm | None:
         return None
     import mpi4py
 
-    mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = True
     from mpi4py import MPI
 
     if launch.launcher == HYDRA and MPI.get_vendor()[0] == "Open MPI":
@@ -300,7 +312,8 @@ def _store(launch: Launch, address: str, port: int, *, keeps: bool) -> TCPStore:
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    who, patience = f"rank {launch.rank} on {socket.gethostname()}", datetime.timedelta(seconds=RENDEZVOUS_S)
+    who = f"rank {launch.rank} on {socket.gethostname()}"
+    patience = datetime.timedelta(seconds=RENDEZVOUS_S)
     try:
         socket.getaddrinfo(address, None)
     except socket.gaierror as error:  # TCPStore would ask for it again and again

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -32,7 +32,10 @@ class World:
     """
 
     backend = "serial"
-    rank, size, local_rank, local_size = 0, 1, 0, 1
+    rank = 0
+    size = 1
+    local_rank = 0
+    local_size = 1
     connections = 0
 
     def __init__(self) -> None:
@@ -69,9 +72,12 @@ class World:
         """
         return lambda: list(numbers)
 
-    def broadcast(self, value: T, own: object = None) -> T:
-        """Return rank 0's value on every rank: plain values, arrays, tensors, types of ours; see `objects.receive`."""
+    def broadcast(self, value: T) -> T:
+        """Return rank 0's value on every rank: plain values, arrays, tensors, types of ours."""
         return value
+
+    def broadcast_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy rank 0's numbers into the tensors of every rank, which have the same names and shapes everywhere."""
 
     def gather(self, value: T) -> list[T] | None:
         """Return the objects of all ranks, in the order of ranks, on rank 0, None elsewhere."""

@@ -58,7 +58,7 @@ class MicroBatch(Tensors):
     """The clips of one virtual GPU in one step; with data.repeats those of one video follow one another.
 
     clips: uint8 (n, T, H, W, C); smaller ones are padded with 0 at the right and at the bottom. labels: int64 (n,), or
-    (n, most), see Manifest.label_rows; of an annotated list what the views show of that, see Annotation.stacked. ids:
+    (n, most), see Manifest.label_rows; of a list with boxes what the views show of these, see Boxes.stacked. ids:
     int64 (n,), places in the manifest. bad: the unreadable clips; `ids` has their substitutes.
     """
 
@@ -100,7 +100,7 @@ def training_batches(read: TrainingClips, order: Order, rank: int, ranks: int, s
     return Batches(read, clips, data.num_workers(), data.clip_seconds)
 
 
-Targets = list[Any]  # of each view, see Annotation.targets; none without one
+Targets = list[list[NDArray[np.float32]]]  # the boxes in each frame of each view, see Boxes.targets; or nothing
 Draw = tuple[int, ...]  # (epoch, clip), with data.balance: classes (epoch, clip, step, virtual GPU, place)
 
 
@@ -131,7 +131,7 @@ class TrainingClips:
         read = [self._clip_or_substitute(draw, bad, reading) for draw in self.draws(key)]
         used = np.repeat(np.array([clip for clip, _, _ in read], np.int64), self.data.repeats)
         manifest, targets = self.store.manifest, [target for _, _, targets in read for target in targets]
-        labels = manifest.label_rows(used) if manifest.annotation is None else manifest.annotation.stacked(targets)
+        labels = manifest.label_rows(used) if manifest.boxes is None else manifest.boxes.stacked(targets)
         clips = torch.from_numpy(_padded([views for _, views, _ in read]))
         return MicroBatch(step, virtual_gpu, clips, torch.from_numpy(labels), torch.from_numpy(used), tuple(bad))
 
@@ -160,7 +160,7 @@ class TrainingClips:
         raise DecodeError(failed[0].path, reason)
 
     def clip(self, clip: int, drawn: Draw, reading: Reading) -> tuple[Frames, Targets]:
-        """Read `data.repeats` views of a clip, uint8 (repeats, T, H, W, C), and what they show of its annotation.
+        """Read `data.repeats` views of a clip, uint8 (repeats, T, H, W, C), and what they show of its boxes.
 
         drawn: whose draws it has: those of another clip where it is a substitute, which may have its own turn.
         """
@@ -179,10 +179,10 @@ class TrainingClips:
         with reading(clip, manifest.path(clip)):
             read = self.store.read_views(clip, choose, views_of)
         targets: Targets = []
-        if (annotation := manifest.annotation) is not None:
+        if (boxes := manifest.boxes) is not None:
             start = manifest.span(clip).start
-            annotation.check(clip, manifest.path(clip), start + read.num_frames, *read.size)
-            targets = [annotation.targets(clip, start + read.frames[0], view, read.size) for view in read.crops]
+            boxes.check(clip, manifest.path(clip), start + read.num_frames, *read.size)
+            targets = [boxes.targets(clip, start + read.frames[0], view, read.size) for view in read.crops]
         pixels = read.views
         for vary, purpose, number in self._steps:
             generators = (draw(purpose, *number, *place) for place in places)

@@ -36,9 +36,9 @@ class SpanStore:
     @cached_property
     def _lengths(self) -> NDArray[np.int64]:
         """Return the number of frames of each video."""
-        counts, annotation = self.whole.manifest.frame_counts, self.whole.manifest.annotation
-        assert annotation is not None
-        return np.where(counts > 0, counts, annotation.num_frames())
+        manifest = self.whole.manifest
+        assert manifest.boxes is not None
+        return np.where(manifest.frame_counts > 0, manifest.frame_counts, manifest.boxes.num_frames())
 
     @cached_property
     def _videos(self) -> NDArray[np.int64]:
@@ -47,19 +47,19 @@ class SpanStore:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The list of the spans. Each has the annotation of its frames, which keep their numbers in the video."""
+        """The list of the spans. Each has the boxes of its frames, which keep their numbers in the video."""
         whole, videos, lengths = self.whole.manifest, self._videos, self._lengths[self._videos]
         counts = np.bincount(videos)[videos]
         places = np.arange(len(videos)) - np.searchsorted(videos, videos)
         spans = np.empty(len(videos), DTYPES["spans"])
         spans["start"] = places * lengths // counts
         spans["end"] = np.where(places + 1 < counts, (places + 1) * lengths // counts, TO_THE_END)
-        assert whole.annotation is not None
-        annotation = whole.annotation.cut(videos, spans["start"])
+        assert whole.boxes is not None
+        boxes = whole.boxes.cut(videos, spans["start"])
         paths = [os.fsencode(whole.stored_path(video)) for video in range(len(whole))]
         sizes = np.diff(whole.offsets.astype(np.int64))[videos]
         identity = hashlib.blake2b(f"{whole.fingerprint()} {self.span_frames}".encode(), digest_size=16)
-        columns: dict[str, Any] = annotation.clip_columns()
+        columns: dict[str, Any] = boxes.clip_columns()
         return replace(
             whole,
             paths=np.frombuffer(b"".join(paths[video] for video in videos.tolist()), np.uint8),
@@ -69,7 +69,7 @@ class SpanStore:
             lines=whole.lines[videos],
             digests=whole.digests[videos] if len(whole.digests) else whole.digests,
             spans=spans,
-            annotation=annotation,
+            boxes=boxes,
             stored_fingerprint=identity.hexdigest(),
             **columns,
         )

@@ -1,4 +1,4 @@
-"""The files that public data sets come with, read into annotations: one function a format, see `import_kinds`.
+"""The files that public data sets come with, read into annotations: one function a format, see `KINDS`.
 
 `Annotations.located` then finds the listed clips on the disk.
 """
@@ -11,19 +11,17 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from summit_train.core.errors import UserError
 from summit_train.core.text import from_json
 from summit_train.data.manifest import tables
 from summit_train.data.manifest.folders import class_folders, clips_below
-from summit_train.data.manifest.reading import ManifestRow
+from summit_train.data.manifest.rows import ManifestRow
 from summit_train.data.manifest.tables import is_video, label_text, opened
 from summit_train.data.video.clips import list_clip
 from summit_train.data.video.source import MISSING, DecodeError
-from summit_train.tasks.task import every_part
 
 HMDB51_PARTS = {"train": "1", "test": "2"}
 
@@ -38,6 +36,19 @@ class Request:
     classes: tuple[str, ...] | None = None
     split: int = 1
     part: str | None = None
+
+
+class Importable(Protocol):
+    """The clips of one list, with their classes in the order of their labels."""
+
+    @property
+    def clips(self) -> Sequence[object]: ...
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+
+    def located(self, root: str) -> Iterator[ManifestRow | DecodeError]:
+        """Yield each clip's row, with its path below `root`, or why it is left out."""
 
 
 class Listed(NamedTuple):
@@ -268,7 +279,19 @@ def _folders(ask: Request) -> Annotations:
     return Annotations(tuple(clips), classes)
 
 
-Kind = tuple[Callable[[Request], Any], str]  # its reader, which raises UserError, and what its source is
+def _vid(ask: Request) -> Importable:
+    from summit_train.tasks.detection.importers import read_vid
+
+    return read_vid(ask.source)
+
+
+def _mot(ask: Request) -> Importable:
+    from summit_train.tasks.detection.importers import read_mot
+
+    return read_mot(ask.source)
+
+
+Kind = tuple[Callable[[Request], Importable], str]  # its reader, which raises UserError, and what its source is
 
 KINDS: dict[str, Kind] = {
     "kinetics": (_kinetics, "CSV of Kinetics-400, -600 or -700: label,youtube_id,time_start,time_end,split"),
@@ -279,9 +302,6 @@ KINDS: dict[str, Kind] = {
     "jester": (_something_v1, "CSV ID;label; --labels jester-v1-labels.csv"),
     "charades": (_charades, "CSV id,subject,...,actions,length; --labels Charades_v1_classes.txt [next to it]"),
     "folders": (_folders, "folder with a folder for each class, of videos or of folders of pictures"),
+    "vid": (_vid, "boxes: ILSVRC2015/Data/VID/train, .../VID/val, or a folder of DET"),
+    "mot": (_mot, "boxes: folder of MOTChallenge sequences with img1/ and gt/gt.txt"),
 }
-
-
-def import_kinds() -> dict[str, Kind]:
-    """Return the readers above and those of the tasks, of which each returns something like Annotations."""
-    return dict(chain(KINDS.items(), *(part.items() for part in every_part("importers"))))

@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def read_shared(path: str | Path, region: str | None) -> reading.Manifest:
-    """Return `read_manifest(path, region)`, that of a large list mapped. Class folders and annotations have no copy."""
+    """Return `read_manifest(path, region)`, that of a large list mapped. Class folders and boxes have no copy."""
     source, manifest = Path(path), None
     if not source.is_file() or source.stat().st_size < _MIN_BYTES:
         return reading.read_manifest(source, region)
@@ -45,7 +45,7 @@ def read_shared(path: str | Path, region: str | None) -> reading.Manifest:
         with locked(folder / f"{copy.name}.lock"):  # the node's other processes wait for the first
             if (manifest := _mapped(copy, source)) is None:
                 manifest = reading.read_manifest(source, region)
-                if manifest.annotation is None and copy.name == _name(source, region):  # it has not changed meanwhile
+                if manifest.boxes is None and copy.name == _name(source, region):  # it has not changed meanwhile
                     _write(copy, manifest)
                     del manifest  # memory need not hold it twice
                     manifest = _mapped(copy, source)

@@ -1,4 +1,4 @@
-"""A data set's list of clips: read from a CSV, a header-less list, class folders or a packed set, and written as CSV.
+"""A data set's list of clips: read from a CSV, a header-less list, class folders or a packed set.
 
 That of a packed set is a folder of .npy files, mapped by all processes of a node; `node_copy` makes one of large lists.
 """
@@ -10,12 +10,11 @@ import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -23,87 +22,23 @@ from numpy.typing import DTypeLike, NDArray
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file, regular, replacing, write_json, write_text
 from summit_train.core.machine import free_memory
-from summit_train.core.text import binary_size, csv_text, from_json
+from summit_train.core.text import binary_size, from_json
 from summit_train.data.manifest import tables
-from summit_train.data.manifest.annotation import Annotation
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.folders import class_folders, folder_table, skipped_text
+from summit_train.data.manifest.rows import ManifestRow
 from summit_train.data.manifest.tables import CLASSES_FILE, DTYPES, OPTIONAL, label_text, opened
 from summit_train.data.video.region import WHOLE_FRAME, Region
-from summit_train.data.video.span import TO_THE_END, WHOLE, Span
-from summit_train.tasks.task import every_part
+from summit_train.data.video.span import WHOLE, Span
+
+if TYPE_CHECKING:
+    from summit_train.tasks.detection.boxes import Boxes
 
 # A packed set: its record, the columns of its manifest, and the folder that exists until it is finished.
 PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER = "pack.json", "manifest", ".packing"
 # The columns of a list that `read_rows` parses; it copies the others.
 _KNOWN = {"path", "label", "num_frames", "group", "sha256", "reversed", "start_frame", "end_frame"}
 _ABOUT = "columns.json"
-
-
-@dataclass(frozen=True)
-class ManifestRow:
-    """One row of a manifest file. label: an integer or a class name, or several, `3;17`. None becomes an empty cell.
-
-    num_frames: of the whole video. start_frame, end_frame: set if the clip is a span of it; the end is exclusive.
-    duration, codec: for people; not read back, because other lists may use these names for other things.
-    others: names and cells of further columns; a field of the same name wins. annotation: of this clip alone.
-    """
-
-    path: str
-    label: int | str
-    num_frames: int | None = None
-    fps: float | None = None
-    width: int | None = None
-    height: int | None = None
-    group: str | None = None
-    sha256: str | None = None
-    reversed: bool = False
-    start_frame: int | None = None
-    end_frame: int | None = None
-    duration: float | None = None
-    codec: str | None = None
-    others: tuple[tuple[str, str], ...] = ()
-    annotation: Annotation | None = None
-
-    @property
-    def labels(self) -> tuple[int, ...]:
-        """Return the numbers of a row without names."""
-        return tuple(int(number) for number in str(self.label).split(";") if number)
-
-    @property
-    def span(self) -> Span:
-        return Span(self.start_frame or 0, TO_THE_END if self.end_frame is None else self.end_frame)
-
-    def with_span(self, span: Span) -> ManifestRow:
-        return replace(self, start_frame=span.start or None, end_frame=None if span.end == TO_THE_END else span.end)
-
-
-def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
-    """Write a manifest CSV, whole or not at all. Optional columns that no row fills are left out.
-
-    Rows whose annotation has a list of its own format are written as such, with the frame counts, the SHA-256 and
-    `others` alone.
-    """
-    rows = list(rows)
-    if (annotation := next((row.annotation for row in rows if row.annotation), None)) and annotation.own_list:
-        more = {row.path: dict(row.others) for row in rows}
-        further = list(dict.fromkeys(chain.from_iterable(more.values())))
-        header, *listed = annotation.list_rows(rows)
-        lines = ([*cells, *(more[str(cells[0])].get(name, "") for name in further)] for cells in listed)
-        write_text(path, csv_text([[*header, *further], *lines], exact=True))
-        return
-    cells: list[dict[str, object]] = []
-    for row in rows:
-        own = vars(row) | {"reversed": int(row.reversed) or None, "others": None, "annotation": None}
-        others: dict[str, object] = {name: cell for name, cell in row.others if cell}
-        others |= row.annotation.cells() if row.annotation else {}
-        cells.append(others | {name: value for name, value in own.items() if value is not None})
-    order = [field.name for field in fields(ManifestRow)]
-    filled = dict.fromkeys(chain(("path", "label"), *cells))
-    names = [*(name for name in order if name in filled), *(name for name in filled if name not in order)]
-    empty = {"reversed": 0}
-    table: list[Iterable[object]] = [names, *([row.get(name, empty.get(name)) for name in names] for row in cells)]
-    write_text(path, csv_text(table, exact=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +55,7 @@ class Manifest:
     whole videos. is_packed: the clips are in shards, in the folder `source`. stored_fingerprint: a packed set's.
     pixels: what packing did to the pixels ("": nothing). regions: (N,), each clip's part of the frame, see Region, or
     (0,) where it is not read. groups: int32 (N,), the place of each clip's group in `group_names`, -1 where it has
-    none, or (0,) if all have none. annotation: what else the list says of its clips; the labels may follow from it.
+    none, or (0,) if all have none. boxes: those in the clips' frames, which the labels then follow from.
     """
 
     source: str
@@ -141,7 +76,7 @@ class Manifest:
     regions: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, DTYPES["regions"]))
     groups: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     group_names: tuple[str, ...] = ()
-    annotation: Annotation | None = None
+    boxes: Boxes | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -194,7 +129,7 @@ class Manifest:
         digest = self.sha256(index)
         row = ManifestRow(self.path(index), label_text(self.labels_of(index)), self.num_frames(index))
         row = replace(row, sha256=digest.hex() if digest else None, reversed=self.is_reversed(index))
-        row = replace(row, annotation=self.annotation and self.annotation.only(index))
+        row = replace(row, boxes=self.boxes and self.boxes.only(index))
         row = replace(row, group=next(iter(self.groups_of([index])), None))
         return row.with_span(self.span(index))
 
@@ -272,7 +207,7 @@ class Manifest:
             raise UserError(f"model.num_classes must be {len(self.classes)}, got {num_classes}: {named}")
 
     def fingerprint(self) -> str:
-        """Return 32 hexadecimal digits of the clips' paths, labels, directions, spans, regions, annotations, in order.
+        """Return 32 hexadecimal digits of the clips' paths, labels, directions, spans, regions, boxes, in order.
 
         Whole videos have the same one with and without columns for spans. A set of packed bytes has the fingerprint of
         its videos; packing that changes the pixels changes it.
@@ -287,8 +222,8 @@ class Manifest:
             digest.update(b"several labels")
             columns += [(self.more_labels, DTYPES["more_labels"])]
         columns += [(self.regions, DTYPES["regions"])] if len(self.regions) else []
-        if self.annotation is not None:
-            columns += [(self.annotation.columns[name], dtype) for name, dtype in self.annotation.types.items()]
+        if self.boxes is not None:
+            columns += [(self.boxes.columns[name], dtype) for name, dtype in self.boxes.types.items()]
         for column, dtype in columns:
             digest.update(np.ascontiguousarray(column, dtype).data)
         digest.update(self.pixels.encode())
@@ -307,8 +242,8 @@ def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
     name in `classes.txt` next to the file (one name a line, the first is label 0). An integer is always the label
     itself, also where a class has that name. A clip of several classes has several, `3;17`, of none `;`. List: the
     label follows the last blank; `path num_frames label` too, where path is a folder of pictures. region: data.region;
-    a packed set was cut when it was packed. A task may read further columns, or a CSV of a format of its own. Raises
-    UserError, naming file and line.
+    a packed set was cut when it was packed. A list with boxes has a row for each of them. Raises UserError, naming
+    file and line.
     """
     source = Path(path)
     if (source / PACK_FILE).is_file():
@@ -321,26 +256,37 @@ def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
         need = f"a list of {binary_size(size)} needs 3 to 6 times as much memory, and {binary_size(free)} are free"
         raise UserError(f"{source}: {need}; try a machine with more, or split the list")
     found: Iterable[tables.Table]
-    annotation: Annotation | None = None
+    boxes: Boxes | None = None
     others = Counter[str]()
     if is_folder:
         found = [folder_table(source, others)]
     else:
-        own = (kind.read(source, classes) for kind in every_part("annotation"))
-        found, annotation = next(filter(None, own), (tables.read_tables(source), None))
+        found, boxes = _read_list(source, classes)
     columns = tables.parse_tables(source, found, classes, region)
     if not len(columns["labels"]):
         raise UserError("; ".join([f"{source}: no clip found in it", *skipped_text(others)]))
-    if annotation is not None:
-        annotation.check_list(columns["frame_counts"])
-        columns |= {"annotation": annotation} | annotation.clip_columns()
+    if boxes is not None:
+        boxes.check_list(columns["frame_counts"])
+        columns |= {"boxes": boxes} | boxes.clip_columns()
     return Manifest(str(source), os.path.abspath(source) if is_folder else "", classes, **columns)
+
+
+def _read_list(source: Path, classes: tuple[str, ...] | None) -> tuple[Iterable[tables.Table], Boxes | None]:
+    """Return the clips of a CSV as tables, and the boxes of one that has these. Raises UserError."""
+    with opened(source, "the manifest ") as file:
+        line, header = next(((line, text) for line, text in enumerate(file, 1) if text.strip()), (0, ""))
+    names = [name.strip().strip('"') for name in header.split(",")]
+    if not {"video", "frame"} <= set(names) or "path" in names:
+        return tables.read_tables(source), None
+    from summit_train.tasks.detection.boxes import read_boxes
+
+    return read_boxes(source, line, names, classes)
 
 
 def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:
     """Yield every clip's row with all columns of its list. Raises UserError."""
     found: Iterable[tables.Table] = [(range(len(manifest)), {})]
-    if not (manifest.is_packed or manifest.folder or (manifest.annotation and manifest.annotation.own_list)):
+    if not (manifest.is_packed or manifest.folder or manifest.boxes is not None):
         found = tables.read_tables(Path(manifest.source))
     clips = iter(range(len(manifest)))
     for lines, cells in found:
@@ -371,10 +317,11 @@ def read_packed(source: Path) -> Manifest:
         columns["group_names"] = tuple(about.get("group_names", ()))
         if np.any(columns["groups"] >= len(columns["group_names"])):
             raise ValueError(f"{folder}: some of its groups have no name")
-        for kind in every_part("annotation"):
-            if about.get(next(iter(kind.types))):
-                own = {name: load_column(folder / f"{name}.npy", dtype) for name, dtype in kind.types.items()}
-                columns["annotation"] = kind.of_columns(own, len(columns["labels"]), str(source))
+        if about.get("boxes"):
+            from summit_train.tasks.detection.boxes import Boxes
+
+            stored = {name: load_column(folder / f"{name}.npy", dtype) for name, dtype in Boxes.types.items()}
+            columns["boxes"] = Boxes.of_columns(stored, len(columns["labels"]), str(source))
         columns |= {"is_packed": True, "stored_fingerprint": about["fingerprint"], "pixels": about["pixels"]}
         return Manifest(str(source), "", None if about["classes"] is None else tuple(about["classes"]), **columns)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -410,10 +357,10 @@ def write_packed_manifest(folder: Path, manifest: Manifest) -> str:
     for name, dtype in dtypes.items():
         if name not in OPTIONAL or name in used:
             save_column(folder / PACKED_MANIFEST / f"{name}.npy", getattr(manifest, name), dtype)
-    if manifest.annotation is not None:
-        for name, dtype in manifest.annotation.types.items():
-            save_column(folder / PACKED_MANIFEST / f"{name}.npy", manifest.annotation.columns[name], dtype)
-        used[next(iter(manifest.annotation.types))] = True
+    if manifest.boxes is not None:
+        for name, dtype in manifest.boxes.types.items():
+            save_column(folder / PACKED_MANIFEST / f"{name}.npy", manifest.boxes.columns[name], dtype)
+        used["boxes"] = True
     fingerprint = manifest.fingerprint()
     used |= {"group_names": manifest.group_names} if manifest.group_names else {}
     about = {"classes": manifest.classes, "pixels": manifest.pixels, "fingerprint": fingerprint}

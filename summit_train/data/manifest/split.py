@@ -12,7 +12,8 @@ from pathlib import Path
 from summit_train.core import rng
 from summit_train.core.errors import UserError
 from summit_train.core.text import counted
-from summit_train.data.manifest.reading import ManifestRow, read_manifest, read_rows, write_classes, write_manifest
+from summit_train.data.manifest.reading import read_manifest, read_rows, write_classes
+from summit_train.data.manifest.rows import ManifestRow, write_manifest
 from summit_train.data.manifest.tables import check_classes
 
 # Shuffles that are tried where groups of several classes leave a part without a class.
@@ -63,9 +64,8 @@ def split_manifest(
     if unknown:
         raise UserError(f"{source.source}: must have the class {unknown[0]!r}; valid: {', '.join(names)}")
     rows = [row for row in read_rows(source) if not only or any(names[label] in only for label in row.labels)]
-    if both_directions and source.annotation is not None:
-        what = source.annotation.title
-        raise UserError(f"{source.source}: has {what}, and a list with {what} cannot be played backwards")
+    if both_directions and source.boxes is not None:
+        raise UserError(f"{source.source}: has boxes, and a list with boxes cannot be played backwards")
     backwards = next((row.path for row in rows if row.reversed), None)
     if both_directions and backwards is not None:
         raise UserError(f"{source.source}: {backwards} is reversed already; both directions need unreversed clips")

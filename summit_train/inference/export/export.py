@@ -27,7 +27,6 @@ from summit_train.models import VideoNetwork
 from summit_train.models.precision import Normalise
 from summit_train.spec.modality import RGB
 from summit_train.spec.model import size_problems, stream_problem
-from summit_train.tasks.task import task_named
 
 # Of the largest logit. Deep networks in fp32 differ by 1e-6 to 1e-5 between two runtimes, a wrong graph by far more.
 TOLERANCE = 1e-4
@@ -74,8 +73,8 @@ class Export:
         if self.stream and problem is not None:
             raise UserError(f"{self.trained.path}: {problem}; leave --stream out to export the clip network")
         model = spec.model
-        if self.size is None and (task := task_named(spec.task)).whole_frames:
-            raise UserError(f"{self.trained.path}: {task.title}s see whole frames: give their scaled size, --size HxW")
+        if self.size is None and spec.task == "detection":
+            raise UserError(f"{self.trained.path}: detectors see whole frames: give their scaled size, --size HxW")
         wrong = [why for side in self.size or () for _, why in size_problems(model, spec.data.crop, side)]
         if wrong:
             raise UserError(f"--size: each side {wrong[0]}")

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from fractions import Fraction
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 from summit_train.core.comm import World
 from summit_train.core.device import choose_device
@@ -23,9 +22,8 @@ from summit_train.data.video.encode import Encoding, Write, open_writer
 from summit_train.data.video.render import Frames, Renderer
 from summit_train.data.video.stream import PIPE, USUAL_FPS, Reading, StreamFrame, file_frames, pipe_frames, raw_frames
 from summit_train.inference.arguments import add_network, checked, open_named
-from summit_train.inference.stream.stream import Follower, Show, Values
+from summit_train.inference.stream.stream import Follower, Show, Stream, Values
 from summit_train.inference.trained import Trained
-from summit_train.tasks.task import every_task, task_named
 
 _INTERRUPTED = 130
 _ENDINGS = (".mp4", ".mkv", ".mov")
@@ -46,9 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--raw", type=size, metavar="WxH", help="standard input has raw RGB frames of this size")
     parser.add_argument("--fps", type=rate, metavar="F", help=f"frames a second of --raw [{USUAL_FPS}]")
     parser.add_argument("--stride", type=stride, metavar="N", help="see every Nth frame [as in evaluation]")
-    for option in (task.option for task in every_task() if task.option):
-        value = checked(option.parse, option.takes, option.expected)
-        parser.add_argument(f"--{option.name}", type=value, metavar=option.value, help=option.about)
+    window = checked(int, range(10**9).__contains__, "0 or more")
+    score = checked(float, lambda score: 0 <= score <= 1, "0 to 1")
+    parser.add_argument("--window", type=window, metavar="N", help="average N frames; 0: all [data.num_frames]")
+    parser.add_argument("--score", type=score, metavar="S", help="detectors: lowest score shown [0.5]")
     parser.add_argument("--live", action="store_true", help="never wait: drop the oldest frames that come too fast")
     parser.add_argument("--draw", metavar="OUT.mp4", help="write the video with what is found drawn on it")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="spec keys to override")
@@ -101,19 +100,23 @@ def _frames(args: argparse.Namespace, reading: Reading) -> Iterator[StreamFrame]
     return raw_frames(pipe, args.raw, args.fps or USUAL_FPS, reading)
 
 
-def _watcher(args: argparse.Namespace, trained: Trained) -> Any:
-    """Return the Stream of the network's task. Raises UserError for another task's options."""
-    own = task_named(trained.spec.task)
-    for task in every_task():
-        if task.option and task.name != own.name and getattr(args, task.option.name) is not None:
-            wrong = f"--{task.option.name} must be used with a {task.title}, and this network is a {own.title}"
-            raise UserError(f"{wrong}; leave it out")
-    if own.option is None:
-        raise UserError(f"{trained.path}: is a {own.title}, which cannot stream; try `summit-train eval`")
-    return own.part("watcher")(trained, choose_device(World()), getattr(args, own.option.name))
+def _watcher(args: argparse.Namespace, trained: Trained) -> Stream:
+    """Return what follows the video for the network's task. Raises UserError for the other task's option."""
+    device = choose_device(World())
+    if trained.spec.task == "detection":
+        from summit_train.tasks.detection.stream import BoxFinder
+
+        if args.window is not None:
+            raise UserError("--window must be used with a classifier, and this network is a detector; leave it out")
+        return BoxFinder(trained, device, args.score)
+    from summit_train.tasks.classification.stream import Labeller
+
+    if args.score is not None:
+        raise UserError("--score must be used with a detector, and this network is a classifier; leave it out")
+    return Labeller(trained, device, args.window)
 
 
-def _print(results: Iterator[Values], args: argparse.Namespace, trained: Trained, watcher: Any, stride: int) -> None:
+def _print(results: Iterator[Values], args: argparse.Namespace, trained: Trained, watcher: Stream, stride: int) -> None:
     """Show what was seen in each frame, as text only where it changes; first, on stderr, what is followed."""
     last, dropped = None, 0
     for result in results:

@@ -38,8 +38,7 @@ Show = Callable[[StreamFrame, Values | None], None]  # (frame, the values of the
 class Stream:
     """A trained network that sees the frames of one video in turn, with its caches.
 
-    A subclass for each task says with `see` what --json tells of a frame, and how these values become text and are
-    drawn. about: what it tells, for people. stride: between the frames that its evaluation sees.
+    about: what it tells, for people. stride: between the frames that its evaluation sees.
     """
 
     about = ""
@@ -60,6 +59,20 @@ class Stream:
         if not output.isfinite().all():
             raise RunFailed("the network's scores are not finite: its weights, or what they make of this frame")
         return output
+
+    def see(self, frame: StreamFrame) -> Values:
+        """Take the next frame; return what --json tells of it."""
+        raise NotImplementedError
+
+    def key(self, values: Values) -> object:
+        """Return what of these values is shown as text where it changes."""
+        raise NotImplementedError
+
+    def text(self, values: Values) -> str:
+        raise NotImplementedError
+
+    def draw(self, picture: Frames, values: Values) -> Frames:
+        raise NotImplementedError
 
 
 def renderer(spec: Spec) -> Renderer:

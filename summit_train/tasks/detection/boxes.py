@@ -12,14 +12,13 @@ from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.data.manifest import ManifestRow, tables
-from summit_train.data.manifest.annotation import Annotation
+from summit_train.data.manifest import tables
 from summit_train.data.manifest.tables import DTYPES, Table, check_names, csv_rows, opened, parse_flag, parse_label
 from summit_train.data.video.augment import View
 from summit_train.data.video.encode import with_areas
@@ -35,23 +34,22 @@ BOX_COLUMNS = ("track", "label", "left", "top", "width", "height")
 COLUMNS = ("video", "frame", *BOX_COLUMNS)
 FLAGS = ("ignore", "hidden")  # optional, as are the facts of a video, which one of its rows has
 FACTS = ("num_frames", "sha256")
+LIST_HEADER = (*COLUMNS, *FLAGS, *FACTS)
 IGNORED, NO_BOX = -2, -1  # in place of a label in a target
 INT32_MAX = 2**31 - 1
+FrameBoxes = list[NDArray[np.float32]]  # of each frame of a view, float32 (n, 5): see Boxes.stacked
 MAX_PIXELS = 1e6
 
 
 @dataclass(frozen=True, eq=False)
-class Boxes(Annotation):
+class Boxes:
     """The boxes of V videos. rows: (B,) of BOX, by video, in it by frame. ends: int64 (V + 1,), 0 first.
 
     Video v has rows[ends[v]:ends[v + 1]]. lines: int32 (B,), in the list `source`, or (0,) where they are not known.
+    types: of `columns`, which a packed set keeps under these names.
     """
 
-    task = "detection"
-    title = "boxes"
-    header = ",".join(COLUMNS)
-    types = MappingProxyType({"boxes": BOX, "box_ends": np.int64})
-    own_list = True
+    types: ClassVar[Mapping[str, DTypeLike]] = MappingProxyType({"boxes": BOX, "box_ends": np.int64})
 
     rows: NDArray[np.void]
     ends: NDArray[np.int64]
@@ -59,29 +57,21 @@ class Boxes(Annotation):
     source: str = ""
 
     @classmethod
-    def read(cls, source: Path, classes: tuple[str, ...] | None) -> tuple[Iterable[Table], Boxes] | None:
-        header = box_header(source)
-        return None if header is None else read_boxes(source, header, classes)
-
-    @classmethod
     def of_columns(cls, columns: Mapping[str, NDArray[Any]], num_clips: int, source: str) -> Boxes:
+        """Return those of a packed set. Raises ValueError for columns that do not fit together."""
         rows, ends = columns["boxes"], columns["box_ends"]
         is_whole = len(ends) == num_clips + 1 and (ends[0], ends[-1]) == (0, len(rows))
         if not is_whole or np.any(np.diff(ends) < 0):
             raise ValueError("some of its boxes do not belong to a clip")
         return cls(rows, ends, source=source)
 
-    @classmethod
-    def list_rows(cls, clips: Iterable[ManifestRow]) -> Iterator[Sequence[object]]:
-        """Yield the rows of a list with boxes, which has a row for each video without one too."""
-        yield *COLUMNS, *FLAGS, *FACTS
-        for clip in clips:
-            yield clip.path, *[""] * (len(COLUMNS) + len(FLAGS) - 1), clip.num_frames or "", clip.sha256 or ""
-            assert isinstance(clip.annotation, Boxes)
-            for frame, track, label, box, ignored, hidden in clip.annotation.rows.tolist():
-                left, top, right, bottom = box.tolist()
-                numbers = (f"{round(one, 3):.12g}" for one in (left, top, right - left, bottom - top))
-                yield clip.path, frame, track, label, *numbers, int(ignored), int(hidden), "", ""
+    def list_rows(self, path: str, num_frames: int | None, sha256: str | None) -> Iterator[Sequence[object]]:
+        """Yield the rows of one video in a list: that of its facts, without a box, and one for each box."""
+        yield path, *[""] * (len(COLUMNS) + len(FLAGS) - 1), num_frames or "", sha256 or ""
+        for frame, track, label, box, ignored, hidden in self.rows.tolist():
+            left, top, right, bottom = box.tolist()
+            numbers = (f"{round(edge, 3):.12g}" for edge in (left, top, right - left, bottom - top))
+            yield path, frame, track, label, *numbers, int(ignored), int(hidden), "", ""
 
     @property
     def columns(self) -> dict[str, NDArray[Any]]:
@@ -91,6 +81,7 @@ class Boxes(Annotation):
         return self.rows[self.ends[video] : self.ends[video + 1]]
 
     def only(self, clip: int) -> Boxes:
+        """Return those of one clip."""
         part = slice(self.ends[clip], self.ends[clip + 1])
         return Boxes(self.rows[part], np.array([0, part.stop - part.start]), self.lines[part], self.source)
 
@@ -125,9 +116,11 @@ class Boxes(Annotation):
             raise UserError(f"data.train: {what}; each class must have a box that is not ignored")
 
     def num_frames(self) -> NDArray[np.int64]:
+        """Return how many frames each video has at least."""
         return np.array([1 + self.of(video)["frame"].max(initial=-1) for video in range(len(self.ends) - 1)], np.int64)
 
     def cut(self, videos: NDArray[np.int64], starts: NDArray[np.int64]) -> Boxes:
+        """Return those of spans, which begin at these frames of these videos, and end where the next one begins."""
         owners = np.repeat(np.arange(len(self.ends) - 1), np.diff(self.ends))
         firsts = np.searchsorted(owners << 32 | self.rows["frame"], videos << 32 | starts)
         return Boxes(self.rows, np.array([*firsts, self.ends[-1]], np.int64), self.lines, self.source)
@@ -150,10 +143,11 @@ class Boxes(Annotation):
         at = f"{left:g}, {top:g} to {right:g}, {bottom:g}"
         raise DecodeError(path, f"{what} lies outside the frame of {width} x {height}: {at}{others}")
 
-    def targets(self, clip: int, frames: NDArray[np.int64], view: View, size: tuple[int, int]) -> list[Any]:
-        """Return what a view shows of each frame's boxes: float32 (n, 5), see `stacked`.
+    def targets(self, clip: int, frames: NDArray[np.int64], view: View, size: tuple[int, int]) -> FrameBoxes:
+        """Return what a view shows of the boxes in the frames (T,), by their numbers in the video.
 
-        A box of which less than a pixel is left on a side is not among them.
+        A box of which less than a pixel is left on a side is not among them. size: width and height of the frame that
+        the view was made for.
         """
         rows = self.of(clip)
         edges = np.searchsorted(rows["frame"], [frames, frames + 1])
@@ -166,8 +160,12 @@ class Boxes(Annotation):
             found.append(np.column_stack([boxes, labels])[seen].astype(np.float32))
         return found
 
-    def drawn(self, frames: NDArray[np.uint8], targets: Any, places: Sequence[int], scale: float) -> NDArray[np.uint8]:
-        """Draw the boxes that count, each class in a colour of its own."""
+    @staticmethod
+    def drawn(frames: NDArray[np.uint8], targets: FrameBoxes, places: Sequence[int], scale: float) -> NDArray[np.uint8]:
+        """Return the frames at these places of a view, scaled, (n, H, W, 3), with the boxes that count.
+
+        Each class has a colour of its own.
+        """
         shown = []
         for frame, place in zip(frames, places, strict=True):
             boxes = (targets[place][targets[place][:, 4] >= 0] * [scale, scale, scale, scale, 1]).tolist()
@@ -175,7 +173,8 @@ class Boxes(Annotation):
             shown.append(with_areas(frame, areas))
         return np.stack(shown)
 
-    def stacked(self, targets: Sequence[Sequence[NDArray[np.float32]]]) -> NDArray[np.float32]:
+    @staticmethod
+    def stacked(targets: Sequence[FrameBoxes]) -> NDArray[np.float32]:
         """Return the boxes of n clips of T frames, float32 (n, T, most, 5): left, top, right, bottom, label.
 
         They are in pixels of the clip. The label of an ignored box is -2; a row without a box is -1.
@@ -191,25 +190,17 @@ class Boxes(Annotation):
 # The list.
 
 
-def box_header(source: Path) -> tuple[int, list[str]] | None:
-    """Return the line and the names of a list's header if the list has boxes, else None. Raises UserError."""
-    with opened(source, "the manifest ") as file:
-        line, text = next(((line, text) for line, text in enumerate(file, 1) if text.strip()), (0, ""))
-    names = [name.strip().strip('"') for name in text.split(",")]
-    if not {"video", "frame"} <= set(names) or "path" in names:
-        return None
+def read_boxes(
+    source: Path, line: int, names: Sequence[str], classes: tuple[str, ...] | None
+) -> tuple[list[Table], Boxes]:
+    """Read a list with boxes: its videos as a table of clips, and the boxes. names: of its header, which is in `line`.
+
+    Raises UserError.
+    """
     for name in COLUMNS:
         if names.count(name) != 1:
             raise UserError(f"{source}:{line}: a list with boxes must have one column {name!r}, got {','.join(names)}")
-    check_names(f"{source}:{line}", names, (*COLUMNS, *FLAGS, *FACTS))
-    return line, names
-
-
-def read_boxes(
-    source: Path, header: tuple[int, list[str]], classes: tuple[str, ...] | None
-) -> tuple[list[Table], Boxes]:
-    """Read a list with boxes: its videos as a table of clips, and the boxes. header: of `box_header`."""
-    line, names = header
+    check_names(f"{source}:{line}", names, LIST_HEADER)
     reader = _Rows(names, classes)
     with opened(source, "the manifest ") as file:
         parsed = reader.parsed(source, csv_rows(source, islice(file, line, None), line, len(names)))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from summit_train.spec.detector import DetectorSpec
 from summit_train.tasks.detection.geometry import clipped, decode, suppress
-from summit_train.tasks.detection.keys import DetectorSpec
 from summit_train.tasks.detection.pooling import vote
 from summit_train.tasks.detection.proposals import in_order, propose
 from summit_train.tasks.detection.rfcn import split_maps

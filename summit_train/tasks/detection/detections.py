@@ -6,7 +6,6 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import methodcaller
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 from summit_train.core.errors import UserError
 from summit_train.core.files import regular
 from summit_train.data.manifest.clip import Clip
-from summit_train.evaluation.measures import Measure
 from summit_train.evaluation.scores import save_columns
 from summit_train.tasks.detection import measures
 from summit_train.tasks.detection.boxes import BOX, Boxes
@@ -48,7 +46,7 @@ class Detections:
     def left_out(self) -> list[int]:
         return list(np.flatnonzero(self._positives[0] == 0).tolist())
 
-    def mean(self, key: str) -> float:
+    def value(self, key: str) -> float:
         """Return the mean average precision, in percent, over the classes with boxes; NaN without any."""
         percents = self.of_class(key)
         return float(np.nanmean(percents)) if np.isfinite(percents).any() else np.nan
@@ -119,13 +117,3 @@ def read_detections(path: Path, num_classes: int) -> tuple[Detections, list[str]
             return found, file["path"].tolist(), tuple(file["class_names"].tolist())
     except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: unreadable ({error}); `summit-train eval` writes it again") from error
-
-
-# "map" is over all boxes, the others by their RANGES.
-_NAMES = {"map": "mAP"} | {f"map_{name}": name for name in RANGES[1:]}
-MEASURES = {
-    "detection": tuple(
-        Measure(key, name, methodcaller("mean", key), methodcaller("of_class", key), "ap")
-        for key, name in _NAMES.items()
-    )
-}

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from summit_train.core.errors import UserError
-from summit_train.data.manifest.reading import ManifestRow
+from summit_train.data.manifest.rows import ManifestRow
 from summit_train.data.manifest.tables import opened, parse_integer, parse_number
 from summit_train.data.video.clips import list_pictures, picture_size
 from summit_train.data.video.source import DecodeError, read_bytes
@@ -53,7 +53,7 @@ class LabelledPictures:
         for clip in self.clips:
             try:
                 num_frames, boxes = self._found(clip)
-                yield ManifestRow(os.path.relpath(clip, root), ";", num_frames, annotation=boxes)
+                yield ManifestRow(os.path.relpath(clip, root), ";", num_frames, boxes=boxes)
             except DecodeError as error:
                 yield DecodeError(os.path.relpath(error.path, root), error.reason)
 
@@ -184,9 +184,3 @@ def _check_seqinfo(clip: Path, found: list[int]) -> None:
         raise DecodeError(clip, f"its seqinfo.ini is wrong: {error}") from error
     if stated and stated != found:
         raise DecodeError(clip, f"has frames, width and height {found}, but seqinfo.ini says {stated}")
-
-
-KINDS = {
-    "vid": (lambda ask: read_vid(ask.source), "boxes: ILSVRC2015/Data/VID/train, .../VID/val, or a folder of DET"),
-    "mot": (lambda ask: read_mot(ask.source), "boxes: folder of MOTChallenge sequences with img1/ and gt/gt.txt"),
-}

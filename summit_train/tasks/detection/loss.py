@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
 from summit_train.evaluation.scores import Found
-from summit_train.spec import Spec
+from summit_train.spec.detector import DetectorSpec
 from summit_train.tasks.detection.boxes import IGNORED
 from summit_train.tasks.detection.detect import BOX_STD
 from summit_train.tasks.detection.geometry import areas, encode, intersections, iou
-from summit_train.tasks.detection.keys import DetectorSpec, detector_of
 from summit_train.tasks.detection.pooling import vote
 from summit_train.tasks.detection.proposals import ANCHOR_STD, by_anchor, in_order, propose
 from summit_train.tasks.detection.rfcn import Maps, split_maps
@@ -104,10 +102,6 @@ class DetectionLoss:
         coded = encode(torch.where(is_object, matched_FP4, references), references, BOX_STD)
         wrong = functional.smooth_l1_loss(deltas, coded, reduction="none")
         return entropy + (wrong * is_object).sum(-1), scores.argmax(-1) == label_FP
-
-
-def build_loss(spec: Spec, clips_of_class: Sequence[int], device: torch.device) -> DetectionLoss:
-    return DetectionLoss(detector_of(spec.model), spec.model.num_classes)
 
 
 @torch.no_grad()

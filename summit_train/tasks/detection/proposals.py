@@ -6,8 +6,8 @@ from itertools import product
 
 import torch
 
+from summit_train.spec.detector import DetectorSpec
 from summit_train.tasks.detection.geometry import clipped, decode, suppress
-from summit_train.tasks.detection.keys import DetectorSpec
 from summit_train.tasks.detection.rfcn import STRIDE, Maps
 
 ANCHOR_STD = (0.1, 0.1, 0.4, 0.4)  # of the coded boxes

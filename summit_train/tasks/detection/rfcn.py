@@ -14,7 +14,7 @@ from torch.nn import functional
 from summit_train.models.resnet import scaled_channels
 from summit_train.models.video import VideoNetwork
 from summit_train.spec import ModelSpec
-from summit_train.tasks.detection.keys import DetectorSpec, detector_of
+from summit_train.spec.detector import DetectorSpec
 
 STRIDE = 16  # pixels of the frame for a place of the maps
 _CLASSIFIERS = ("avgpool", "dropout", "fc", "classifier")
@@ -113,9 +113,10 @@ class RFCN(VideoNetwork):
         self.train(self.training)  # frozen normalisations are in evaluation mode
 
 
-def build_rfcn(trunk: VideoNetwork, model: ModelSpec, generator: torch.Generator | None) -> RFCN:
+def build_rfcn(
+    trunk: VideoNetwork, model: ModelSpec, detector: DetectorSpec, generator: torch.Generator | None
+) -> RFCN:
     """Return the detector of a spec on a plain network, with its frozen parts, its head drawn from `generator`."""
-    detector = detector_of(model)
     network = RFCN(trunk, detector, model.num_classes, model.width)
     network.initialise_head(generator)
     if detector.freeze_stem:

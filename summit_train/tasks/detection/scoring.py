@@ -16,7 +16,6 @@ from summit_train.evaluation.scoring import Results, Scorer, Streamer
 from summit_train.tasks.detection.boxes import Boxes
 from summit_train.tasks.detection.detect import detect
 from summit_train.tasks.detection.detections import Detections
-from summit_train.tasks.detection.keys import detector_of
 from summit_train.tasks.detection.measures import BOX, COLUMNS
 
 
@@ -35,13 +34,13 @@ class DetectionScorer(Scorer):
 
     @property
     def _truth(self) -> Boxes:
-        boxes = self.dataset.manifest.annotation
+        boxes = self.dataset.manifest.boxes
         assert isinstance(boxes, Boxes)
         return boxes
 
     def _found(self, streamer: Streamer, video: WholeVideo) -> Results:
         manifest, model, truth = self.dataset.manifest, self.spec.model, self._truth
-        detector = detector_of(model)
+        assert model.detector is not None
         caches: list[torch.Tensor] = []
         found = [np.zeros((0, COLUMNS), np.float32)]
         for block in video.blocks():
@@ -50,7 +49,7 @@ class DetectionScorer(Scorer):
             for place, number in enumerate(block.numbers.tolist()):
                 frame_NCHW = streamer.normalise(block.views[:, place : place + 1])[:, 0]
                 maps, caches = streamer.network(frame_NCHW, caches)
-                (boxes,) = detect(maps.float(), (height, width), detector, model.num_classes)
+                (boxes,) = detect(maps.float(), (height, width), model.detector, model.num_classes)
                 rows = np.full((len(boxes), COLUMNS), number, np.float32)
                 rows[:, 1:] = boxes.cpu().numpy()
                 rows[:, BOX] *= np.array([block.size[0] / width, block.size[1] / height] * 2, np.float32)

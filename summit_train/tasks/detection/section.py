@@ -79,7 +79,7 @@ def read_section(run: RunRecord) -> DetectionSection | None:
     names = [*named, *map(str, range(len(named), num_classes))]
     keys = ["" if name == "all" else f"_{name}" for name in RANGES]
     motion = [
-        (name, int(count), found.mean(f"map{key}"))
+        (name, int(count), found.value(f"map{key}"))
         for name, key, count in zip(RANGES, keys, found.counted.sum(1), strict=True)
         if count
     ]

@@ -13,7 +13,6 @@ from summit_train.data.video.stream import StreamFrame
 from summit_train.inference.stream.stream import Stream, Values
 from summit_train.inference.trained import Trained
 from summit_train.tasks.detection.detect import detect
-from summit_train.tasks.detection.keys import detector_of
 
 LEAST_SCORE = 0.5
 _NAMED = 10  # boxes in a line of text
@@ -26,14 +25,16 @@ class BoxFinder(Stream):
 
     def __init__(self, trained: Trained, device: torch.device, least_score: float | None = None) -> None:
         super().__init__(trained, device)
-        self._model, self._least_score = trained.spec.model, LEAST_SCORE if least_score is None else least_score
-        self._detector = detector_of(self._model)
+        assert trained.spec.model.detector is not None
+        self._detector = trained.spec.model.detector
+        self._num_classes = trained.spec.model.num_classes
+        self._least_score = LEAST_SCORE if least_score is None else least_score
         self._size = (0, 0)  # width and height of the first frame, upright
 
     def found(self, picture: Frames) -> torch.Tensor:
         """Take the next frame, uint8 RGB (H, W, 3), of one size each time; return the rows of `detect` of it."""
         height, width, _ = picture.shape
-        (rows,) = detect(self.output(picture), (height, width), self._detector, self._model.num_classes)
+        (rows,) = detect(self.output(picture), (height, width), self._detector, self._num_classes)
         return rows[rows[:, 1] >= self._least_score]
 
     def see(self, frame: StreamFrame) -> Values:

@@ -14,7 +14,7 @@ from summit_train.__main__ import main
 from summit_train.core.errors import UserError
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import ManifestRow, read_manifest
-from summit_train.data.manifest.importers import Annotations, Request, import_kinds
+from summit_train.data.manifest.importers import KINDS, Annotations, Request
 from summit_train.data.manifest.quarantine import read_quarantine
 from summit_train.data.video.augment import View
 from summit_train.spec import DataSpec
@@ -55,7 +55,7 @@ def _read(folder: Path, kind: str, files: dict[str, str], **more: Any) -> Annota
     if "ind.txt" in files:
         (folder / "ind.txt").rename(folder / "classInd.txt")
     source = folder / "source" if "source" in files else folder
-    return import_kinds()[kind][0](Request(source, **more))
+    return KINDS[kind][0](Request(source, **more))
 
 
 def _located(annotations: Annotations, root: Path, *names: str) -> list[tuple[str, int] | str]:

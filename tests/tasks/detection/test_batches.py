@@ -177,8 +177,8 @@ def test_spans_divide_the_frames_and_the_boxes_of_every_video(tmp_path: Path) ->
         ("a", "0:11"), ("a", "11:"),
         ("b", "0:8"), ("b", "8:16"), ("b", "16:24"), ("b", "24:32"), ("b", "32:"), ("c", "0:"), ("d", "0:"),
     ]  # fmt: skip
-    assert isinstance(cut.annotation, Boxes)
-    frames = [cut.annotation.of(clip)["frame"].tolist() for clip in range(len(cut))]
+    assert isinstance(cut.boxes, Boxes)
+    frames = [cut.boxes.of(clip)["frame"].tolist() for clip in range(len(cut))]
     assert frames == [[*range(11)], [*range(11, 23)], [], [9], [], [30], [], [], [6]]
     assert [cut.labels_of(clip) for clip in range(4)] == [(0, 1), (1, 2), (), (1,)]
     assert [cut.place(clip).rpartition(":")[2] for clip in (0, 1, 2, 8)] == ["2", "2", "25", "27"]
@@ -192,14 +192,14 @@ def test_a_span_shows_its_own_frames_and_their_boxes(tmp_path: Path) -> None:
     data = _spec(tmp_path, augment="whole", short_side=(50, 50), num_frames=3, flip=False)
     manifest = read_manifest(data.train)
     store = SpanStore(open_store(data, manifest), 3)
-    assert isinstance(manifest.annotation, Boxes) and len(store.manifest) == 8
+    assert isinstance(manifest.boxes, Boxes) and len(store.manifest) == 8
     whole = [all_frames(store.whole, video) for video in (0, 1)]
     for batch in box_batches(data, store, 8, 2):
         for clip, pixels, targets in zip(batch.ids.tolist(), batch.clips.numpy(), batch.labels.numpy(), strict=True):
             video, start = divmod(clip, 4)
             np.testing.assert_array_equal(pixels, whole[video][3 * start : 3 * start + 3])
             for frame, target in zip(range(3 * start, 3 * start + 3), targets, strict=True):
-                rows = manifest.annotation.of(video)
+                rows = manifest.boxes.of(video)
                 named = rows[rows["frame"] == frame]
                 wanted = [*named["box"][0].tolist(), named["label"][0]] if len(named) else [-1] * 5
                 assert target[0].tolist() == wanted

@@ -30,7 +30,7 @@ def test_a_list_is_sorted_by_video_frame_and_track_and_keeps_its_lines(tmp_path:
         "a.mp4,0,7,2,1,1,1,1", "b.mp4,1,2,1,0.25,0,1,1", "b.mp4,7,,,,,,",
     )  # fmt: skip
     manifest = _read(tmp_path, *rows)
-    boxes = manifest.annotation
+    boxes = manifest.boxes
     assert isinstance(boxes, Boxes)
     assert [manifest.path(video) for video in range(3)] == ["b.mp4", "c, d", "a.mp4"]
     assert boxes.ends.tolist() == [0, 3, 3, 5] and boxes.lines.tolist() == [5, 7, 2, 6, 4]
@@ -46,9 +46,9 @@ def test_flags_and_facts_of_videos_are_columns_in_any_order(tmp_path: Path) -> N
     manifest = _read(
         tmp_path, ",,,,,,,,a.mp4,,9,", "1,4,3,2,1,0,0,8,a.mp4,,,x", "no,4,3,2,1,1,1,8,a.mp4,1,9,", header=names
     )
-    assert isinstance(manifest.annotation, Boxes) and manifest.num_frames(0) == 9
-    assert manifest.annotation.of(0)[["hidden", "ignored"]].tolist() == [(True, False), (False, True)]
-    assert manifest.annotation.of(0)["box"].tolist() == [[1, 2, 4, 6]] * 2
+    assert isinstance(manifest.boxes, Boxes) and manifest.num_frames(0) == 9
+    assert manifest.boxes.of(0)[["hidden", "ignored"]].tolist() == [(True, False), (False, True)]
+    assert manifest.boxes.of(0)["box"].tolist() == [[1, 2, 4, 6]] * 2
     assert manifest.labels_of(0) == (0,)  # that of the ignored box does not count
 
 
@@ -129,11 +129,11 @@ def test_a_list_that_was_written_is_read_again(tmp_path: Path) -> None:
     (tmp_path / "again").mkdir()
     write_manifest(tmp_path / "again" / "list.csv", read_rows(manifest))
     again = read_manifest(tmp_path / "again" / "list.csv")
-    assert isinstance(again.annotation, Boxes) and isinstance(manifest.annotation, Boxes)
-    np.testing.assert_allclose(again.annotation.rows["box"], manifest.annotation.rows["box"], atol=1e-3)
+    assert isinstance(again.boxes, Boxes) and isinstance(manifest.boxes, Boxes)
+    np.testing.assert_allclose(again.boxes.rows["box"], manifest.boxes.rows["box"], atol=1e-3)
     names = ["frame", "track", "label", "ignored", "hidden"]
-    assert again.annotation.rows[names].tolist() == manifest.annotation.rows[names].tolist()
-    assert again.annotation.ends.tolist() == manifest.annotation.ends.tolist() == [0, 1, 1, 2]
+    assert again.boxes.rows[names].tolist() == manifest.boxes.rows[names].tolist()
+    assert again.boxes.ends.tolist() == manifest.boxes.ends.tolist() == [0, 1, 1, 2]
     assert again.frame_counts.tolist() == [7, 12, -1] and again.sha256(0) == bytes.fromhex("ab" * 32)
     assert (tmp_path / "again" / "list.csv").read_text().splitlines() == [
         header, f"b.mp4,,,,,,,,,,7,{'ab' * 32}", "b.mp4,3,1,1,0.1,20.125,3.3,4,1,0,,", "empty,,,,,,,,,,12,",
@@ -143,7 +143,7 @@ def test_a_list_that_was_written_is_read_again(tmp_path: Path) -> None:
 
 def test_a_box_that_is_not_in_its_video_is_named(tmp_path: Path) -> None:
     rows = (BOX, "a.mp4,5,0,cat,19.5,2,30,4", "a.mp4,6,0,cat,20,2,30,4", "a.mp4,7,0,cat,0,-4,3,4")
-    boxes = _read(tmp_path, *rows).annotation
+    boxes = _read(tmp_path, *rows).boxes
     assert boxes is not None
     box = "its box of track 0 in frame {} ({}/list.csv:{}) {}"
     outside, more = "lies outside the frame of {} x 10: {}", "; 2 boxes are wrong"
@@ -156,12 +156,12 @@ def test_a_box_that_is_not_in_its_video_is_named(tmp_path: Path) -> None:
         with pytest.raises(DecodeError) as raised:
             boxes.check(0, "a.mp4", *video)
         assert (raised.value.path, raised.value.reason) == ("a.mp4", box.format(*what))
-    _read(tmp_path, BOX).annotation.check(0, "a.mp4", 1, 2, 3)  # type: ignore[union-attr]
+    _read(tmp_path, BOX).boxes.check(0, "a.mp4", 1, 2, 3)  # type: ignore[union-attr]
 
 
 def test_boxes_are_drawn_at_their_places_in_the_scaled_frames(tmp_path: Path) -> None:
     """In the third of three frames, half as large, one box has the colour of its class, an ignored one none."""
-    boxes, nothing = _read(tmp_path, BOX).annotation, np.zeros((0, 5), np.float32)
+    boxes, nothing = _read(tmp_path, BOX).boxes, np.zeros((0, 5), np.float32)
     targets = [nothing, nothing, np.array([[20, 40, 60, 80, 0], [100, 100, 140, 140, -2]], np.float32)]
     assert boxes is not None
     first, last = boxes.drawn(np.zeros((2, 80, 80, 3), np.uint8), targets, [0, 2], 0.5)

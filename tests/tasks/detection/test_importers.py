@@ -11,7 +11,7 @@ from PIL import Image
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
-from summit_train.data.manifest.importers import import_kinds
+from summit_train.data.manifest.importers import KINDS
 from summit_train.tasks.detection.boxes import Boxes
 from summit_train.tasks.detection.importers import VID_CLASSES, LabelledPictures, read_mot, read_vid
 from tests.data.packed.conftest import all_frames
@@ -60,14 +60,14 @@ def _rows(found: LabelledPictures, root: Path) -> list[ManifestRow]:
 def test_a_snippet_of_vid_has_its_tracks_and_its_empty_frames(tmp_path: Path) -> None:
     data = _vid(tmp_path)
     (row,) = _rows(read_vid(data / "VID" / "train"), data)
-    assert (row.path, row.num_frames) == ("VID/train/a/v0", 3) and isinstance(row.annotation, Boxes)
+    assert (row.path, row.num_frames) == ("VID/train/a/v0", 3) and isinstance(row.boxes, Boxes)
     fox, whale = (list(VID_CLASSES.values()).index(name) for name in ("fox", "whale"))
     names = ["frame", "track", "label", "ignored", "hidden"]
-    assert row.annotation.rows[names].tolist() == [
+    assert row.boxes.rows[names].tolist() == [
         (0, 1, whale, False, True), (0, 3, fox, False, False), (2, 3, fox, False, False),
     ]  # fmt: skip
     # Both ends belong to a box.
-    assert row.annotation.rows["box"].tolist() == [[0, 0, 5, 5], [10, 5, 20, 30], [11, 5, 40, 30]]
+    assert row.boxes.rows["box"].tolist() == [[0, 0, 5, 5], [10, 5, 20, 30], [11, 5, 40, 30]]
 
 
 def test_the_command_imports_pictures_of_det_as_videos_of_one_frame(tmp_path: Path, say: Say) -> None:
@@ -80,7 +80,7 @@ def test_the_command_imports_pictures_of_det_as_videos_of_one_frame(tmp_path: Pa
     assert (manifest.path(0), manifest.num_frames(0), manifest.classes) == (
         "DET/train/n1_10.JPEG", 1, tuple(VID_CLASSES.values()),
     )  # fmt: skip
-    assert isinstance(manifest.annotation, Boxes) and manifest.annotation.of(0)["track"].tolist() == [0, 1]
+    assert isinstance(manifest.boxes, Boxes) and manifest.boxes.of(0)["track"].tolist() == [0, 1]
     assert all_frames(FileStore(manifest, str(data)), 0).shape == (1, 30, 40, 3)
     status, printed, _ = say("data", "scan", out, "--root", data, "--out", out.parent / "bad.csv", "--workers", 0)
     assert status == 0 and "1 video decoded, 0 bad" in printed
@@ -134,7 +134,7 @@ def test_a_source_without_annotations_is_refused(tmp_path: Path) -> None:
         read_vid(tmp_path / "Data" / "x")
     with pytest.raises(UserError, match="must have sequences with img1/ and gt/gt"):
         read_mot(tmp_path)
-    assert {"vid", "mot"} <= set(import_kinds())
+    assert {"vid", "mot"} <= set(KINDS)
 
 
 MOT = """1,4,-2.5,11,12,13,1,1,1
@@ -155,17 +155,17 @@ def _mot(folder: Path, text: str, info: str = INFO) -> Path:
 
 def test_mot_counts_from_1_and_ignores_what_looks_like_a_person(tmp_path: Path) -> None:
     (row,) = _rows(read_mot(_mot(tmp_path, MOT)), tmp_path)
-    assert (row.path, row.num_frames) == ("s/img1", 3) and isinstance(row.annotation, Boxes)
+    assert (row.path, row.num_frames) == ("s/img1", 3) and isinstance(row.boxes, Boxes)
     names = ["frame", "track", "label", "ignored", "hidden"]
-    assert row.annotation.rows[names].tolist() == [
+    assert row.boxes.rows[names].tolist() == [
         (0, 4, 0, False, False), (1, 4, 0, True, True), (1, 5, 0, True, False),
     ]  # fmt: skip
-    assert row.annotation.rows["box"][:2].tolist() == [[-3.5, 10, 8.5, 23], [2, 10, 14, 23]]
+    assert row.boxes.rows["box"][:2].tolist() == [[-3.5, 10, 8.5, 23], [2, 10, 14, 23]]
     # The older sets have no class: their last three columns are places in the world.
     older = _mot(tmp_path / "older", "1,4,3,11,12,13,-1\n1,5,3,11,12,13,1,-7,0.1,8\n", "")
     (row,) = _rows(read_mot(older / "s"), older / "s")
-    assert row.path == "img1" and isinstance(row.annotation, Boxes)
-    assert row.annotation.rows[names].tolist() == [(0, 4, 0, False, False), (0, 5, 0, False, False)]
+    assert row.path == "img1" and isinstance(row.boxes, Boxes)
+    assert row.boxes.rows[names].tolist() == [(0, 4, 0, False, False), (0, 5, 0, False, False)]
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_a_real_sequence(tmp_path: Path) -> None:
     rows = _rows(read_mot(TUD), TUD)
     write_manifest(tmp_path / "list.csv", rows)
     manifest = read_manifest(tmp_path / "list.csv")
-    assert isinstance(manifest.annotation, Boxes) and (len(manifest.annotation.rows), manifest.num_frames(0)) == (
+    assert isinstance(manifest.boxes, Boxes) and (len(manifest.boxes.rows), manifest.num_frames(0)) == (
         359,
         71,
     )
-    assert manifest.annotation.rows["box"][0].tolist() == [398, 181, 519, 410]
+    assert manifest.boxes.rows["box"][0].tolist() == [398, 181, 519, 410]

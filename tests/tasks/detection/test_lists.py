@@ -71,24 +71,20 @@ def test_scan_and_index_name_the_boxes_that_are_in_no_frame(videos: Path, say: S
     assert status == 0 and "left out: 2" in printed
     good, train = read_manifest(videos / "good.csv"), read_manifest(videos / "train.csv")
     assert [good.path(clip)[-5] for clip in range(4)] == ["0", "1", "3", "5"] and good.sha256(3) is not None
-    assert (
-        isinstance(good.annotation, Boxes)
-        and isinstance(train.annotation, Boxes)
-        and good.frame_counts.tolist() == [12] * 4
-    )
-    np.testing.assert_allclose(good.annotation.of(3)["box"], train.annotation.of(5)["box"], atol=1e-3)
+    assert isinstance(good.boxes, Boxes) and isinstance(train.boxes, Boxes) and good.frame_counts.tolist() == [12] * 4
+    np.testing.assert_allclose(good.boxes.of(3)["box"], train.boxes.of(5)["box"], atol=1e-3)
 
 
 def test_split_keeps_the_boxes_of_its_videos(videos: Path, tmp_path: Path, say: Say) -> None:
     status, _, _ = say("data", "split", videos / "train.csv", tmp_path, "--folds", 2, "--only", "disc", "square")
     train = read_manifest(videos / "train.csv")
-    assert status == 0 and isinstance(train.annotation, Boxes)
+    assert status == 0 and isinstance(train.boxes, Boxes)
     for side in ("train", "val"):
         part = read_manifest(tmp_path / "fold1" / f"{side}.csv")
-        assert isinstance(part.annotation, Boxes) and part.classes == train.classes and part.num_frames(0) == 12
+        assert isinstance(part.boxes, Boxes) and part.classes == train.classes and part.num_frames(0) == 12
         for clip in range(len(part)):
             whole = int(part.path(clip)[-5])
-            np.testing.assert_allclose(part.annotation.of(clip)["box"], train.annotation.of(whole)["box"], atol=1e-3)
+            np.testing.assert_allclose(part.boxes.of(clip)["box"], train.boxes.of(whole)["box"], atol=1e-3)
     status, _, error = say("data", "split", videos / "train.csv", tmp_path / "b", "--folds", 2, "--both-directions")
     assert status == 2 and "a list with boxes cannot be played backwards" in error
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from summit_train.spec.detector import DetectorSpec
 from summit_train.tasks.detection.geometry import encode
-from summit_train.tasks.detection.keys import DetectorSpec
 from summit_train.tasks.detection.loss import DetectionLoss, label_anchors, label_proposals, sample_anchors
 from summit_train.tasks.detection.pooling import vote
 from summit_train.tasks.detection.proposals import ANCHOR_STD, by_anchor, make_anchors, propose

@@ -65,7 +65,7 @@ def test_average_precision_by_hand() -> None:
     rows = [(0, 0, 0.9, *SQUARE), (0, 0, 0.8, *SQUARE), (1, 0, 0.7, 0, 0, 10, 9)]
     found = found_of([(rows, truth)])
     np.testing.assert_allclose(found.of_class("map"), [100 * (1 + 2 / 3) / 2, 0])
-    assert found.mean("map") == pytest.approx(100 * (5 / 6) / 2)
+    assert found.value("map") == pytest.approx(100 * (5 / 6) / 2)
     first, second = found.curves()
     assert (first.best_score, second.best_score) == (pytest.approx(0.7), math.inf)
     assert (first.recall.tolist(), second.recall.tolist()) == ([0.5, 1], [])
@@ -82,15 +82,15 @@ def test_the_highest_overlap_that_is_free_is_found() -> None:
     rows = [(0, 0, 0.5, *SQUARE), (0, 0, 0.9, 0.5, 0, 10.5, 10)]
     found = found_of([(rows, truth)], 1)
     assert found.judged[0].tolist() == [1, 0]
-    assert found.mean("map") == 100
+    assert found.value("map") == 100
 
 
 def test_an_ignored_box_takes_detections_without_counting() -> None:
     truth = truth_of((0, 0, 0, SQUARE), (0, 1, 0, (50, 0, 60, 10), True))
     rows = [(0, 0, 0.9, 50, 0, 60, 10), (0, 0, 0.8, 50, 0, 60, 9), (0, 0, 0.7, *SQUARE)]
     found = found_of([(rows, truth)], 1)
-    assert found.mean("map") == 100
-    assert found_of([([(0, 0, 0.9, 50, 0, 60, 4), *rows[2:]], truth)], 1).mean("map") == 50
+    assert found.value("map") == 100
+    assert found_of([([(0, 0, 0.9, 50, 0, 60, 4), *rows[2:]], truth)], 1).value("map") == 50
 
 
 def test_each_range_counts_its_own_boxes() -> None:
@@ -113,7 +113,7 @@ def test_each_range_counts_its_own_boxes() -> None:
     shares = {name: row.mean() for name, row in zip(RANGES, found.counted, strict=True)}
     assert shares == {"all": 1, "slow": 0.8, "medium": 0, "fast": 0.2, "hidden": 0.4}
     apart = found_of([([nowhere, *right], truth)], 1)
-    assert apart.mean("map_slow") == pytest.approx(100 * 2 * (2 / 2.8) / 4)
+    assert apart.value("map_slow") == pytest.approx(100 * 2 * (2 / 2.8) / 4)
     assert apart.left_out == [] and found_of([([], truth)], 3).left_out == [1, 2]
     _, wrong = found.judged
     assert wrong[:, 2].tolist() == [1, 1, 0, 0, 0]  # the false one: among all and the slow

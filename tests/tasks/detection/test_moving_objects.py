@@ -98,9 +98,9 @@ def test_the_set_is_a_list_with_boxes_and_the_same_bytes_again(tmp_path: Path) -
         assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes()
     train = read_manifest(tmp_path / "a" / "train.csv")
     assert train.classes == ("disc", "square", "ring") and train.frame_counts.tolist() == [12] * 4
-    assert isinstance(train.annotation, Boxes) and {0, 1, 2} <= set(train.annotation.rows["label"].tolist())
+    assert isinstance(train.boxes, Boxes) and {0, 1, 2} <= set(train.boxes.rows["label"].tolist())
     frames, boxes = videos.video("train", 3)
-    np.testing.assert_allclose(train.annotation.of(3)["box"], boxes.rows["box"], atol=1e-3)
+    np.testing.assert_allclose(train.boxes.of(3)["box"], boxes.rows["box"], atol=1e-3)
     stored = read_clip(tmp_path / "a" / train.path(3), np.arange, all_of)
     assert np.abs(stored.astype(int) - frames).mean() < 10
 

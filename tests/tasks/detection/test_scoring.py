@@ -18,6 +18,7 @@ from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.motion import write_motion_set
 from summit_train.data.video.source import DecodeError
+from summit_train.evaluation.evaluation import build_scorer
 from summit_train.evaluation.measures import measures_of
 from summit_train.evaluation.scoring import PartialScores
 from summit_train.models.network import initial_network
@@ -29,7 +30,6 @@ from summit_train.tasks.detection.detect import detect
 from summit_train.tasks.detection.detections import Detections, read_detections
 from summit_train.tasks.detection.moving_objects import MovingObjects
 from summit_train.tasks.detection.scoring import DetectionScorer
-from summit_train.tasks.task import task_named
 from tests.detectors import detector_spec
 from tests.runs import records
 from tests.worlds import command, lines, main_said, needs_ranks
@@ -64,9 +64,9 @@ def spec_of(folder: Path, **sections: object) -> Spec:
 
 
 def scorer(spec: Spec) -> DetectionScorer:
-    kind = task_named(spec.task).part("scorer")
-    assert kind is DetectionScorer
-    return DetectionScorer(spec, Dataset.open(spec, "val"), World(), CPU)
+    found = build_scorer(spec, Dataset.open(spec, "val"), World(), CPU)
+    assert isinstance(found, DetectionScorer)
+    return found
 
 
 def network_of(spec: Spec) -> torch.nn.Module:
@@ -106,7 +106,7 @@ def test_the_stream_finds_what_the_clip_network_finds(streamed: tuple[Spec, torc
             for box in boxes.numpy()
         ]
         np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-4)
-        assert np.array_equal(truth, dataset.manifest.annotation.of(video))
+        assert np.array_equal(truth, dataset.manifest.boxes.of(video))
 
 
 def test_a_long_video_is_streamed_in_pieces(

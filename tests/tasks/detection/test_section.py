@@ -48,7 +48,7 @@ def run(write_run, tmp_path: Path) -> Path:
     write_manifest(
         tmp_path / "val.csv",
         [
-            ManifestRow(name, ";", annotation=Boxes(TRUTH[own], np.array([0, 4])))
+            ManifestRow(name, ";", boxes=Boxes(TRUTH[own], np.array([0, 4])))
             for name, own in (("a.mp4", slice(0, 4)), ("b.mp4", slice(4, 8)))
         ],
     )

@@ -1,0 +1,82 @@
+"""The state of a run in files beside its checkpoints: what validations found, and what --more-epochs asked for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from summit_train.core.checkpoints import CheckpointError, find_checkpoints, measures_path
+from summit_train.core.errors import UserError
+from summit_train.core.files import read_file, write_json
+from summit_train.core.text import from_json
+from summit_train.spec import run_spec
+
+T = TypeVar("T")
+EXTENSION_FILE = "extension.json"
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What the validation of a checkpoint has found, in a file beside it.
+
+    measures: by name. own_measures: as in Decisions. stops_early: training ended with it.
+    """
+
+    epoch: int
+    measures: dict[str, Any]
+    own_measures: dict[str, str]
+    stops_early: bool
+
+    def write(self, checkpoint: Path) -> None:
+        write_json(measures_path(checkpoint), asdict(self))
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> Validation | None:
+        """Return that of a checkpoint, None without any. Raises CheckpointError if it cannot be read."""
+        return _read(measures_path(checkpoint), cls)
+
+
+@dataclass(frozen=True)
+class Extension:
+    """The last `--more-epochs` of a run folder: the epochs of the run before it and after.
+
+    before: of one that stopped early, the trained ones. is_done: the run has come to its end since.
+    """
+
+    before: int
+    after: int
+    is_done: bool = False
+
+    def write(self, run_path: Path) -> None:
+        write_json(run_path / EXTENSION_FILE, asdict(self))
+
+    @classmethod
+    def read(cls, run_path: Path) -> Extension | None:
+        """Return that of a run folder, None without any. Raises CheckpointError if it cannot be read."""
+        return _read(run_path / EXTENSION_FILE, cls)
+
+    @classmethod
+    def asked(cls, path: str, more_epochs: int) -> Extension:
+        """Return what `--more-epochs` asks for: until the run has come to its end, the same each time."""
+        if more_epochs < 1:
+            raise UserError(f"--more-epochs must be 1 or more, got {more_epochs}")
+        if not Path(path).is_dir():
+            raise UserError(f"--more-epochs must be used with a run folder, got {path}; try runs/NAME")
+        spec = run_spec(path)
+        last = cls.read(spec.run_path)
+        if last is not None and not last.is_done and last.after - last.before == more_epochs:
+            return last
+        checkpoints = find_checkpoints(spec.run_path)
+        validation = Validation.read(checkpoints[-1]) if checkpoints else None
+        epochs = validation.epoch if validation is not None and validation.stops_early else spec.schedule.epochs
+        return cls(epochs, epochs + more_epochs)
+
+
+def _read(file: Path, kind: type[T]) -> T | None:
+    try:
+        return kind(**from_json(read_file(file)))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{file}: cannot be read ({error}); restore it, or delete it") from error
