@@ -16,7 +16,7 @@ from summit_train.plan import make_plan
 from summit_train.scaling.published_tsm import KINETICS, SOMETHING, TABLES
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.catalog import ARCHITECTURES
-from summit_train.spec.detector import DetectorSpec
+from summit_train.spec.model_data import DetectorSpec
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 OTHERS = ("sites", "sweeps", "machines")  # folders whose files are no specs

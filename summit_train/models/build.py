@@ -65,7 +65,7 @@ def build_model(
         raise ValueError("; ".join(wrong)) from None
     if in_channels < 1:
         raise ValueError(f"in_channels must be 1 or more, got {in_channels}")
-    for key, problem in (*unread(network, "model.", network), *network_problems(network, num_frames)):
+    for key, problem in (*unread(network, "model."), *network_problems(network, num_frames)):
         raise ValueError(f"{key}: {problem}")
     return network_of(network, num_frames, in_channels, generator)
 

@@ -120,14 +120,14 @@ def problems(spec: Spec) -> Iterator[Problem]:
     yield from network_problems(spec.model, spec.data.num_frames, spec.data.crop)
     tested = None if spec.evaluate.crops == "full" else spec.evaluate.short_side
     yield from size_problems(spec.model, spec.data.crop, tested)
-    yield from unread(spec, "", spec)
+    yield from unread(spec, spec=spec)
     yield from _other_problems(spec)
 
 
-def unread(section: Section, prefix: str, spec: Section) -> Iterator[Problem]:
+def unread(section: Section, prefix: str = "", spec: Spec | None = None) -> Iterator[Problem]:
     """Yield each key of a section, and of those below it, that is not read with the other keys, and not its default.
 
-    prefix: "SECTION.", in front of its keys. spec: where marks find keys of other sections.
+    prefix: "SECTION.", in front of its keys. spec: the whole one; without it marks with keys of others are skipped.
     """
     for key, field in type(section).model_fields.items():
         value = getattr(section, key)
@@ -135,13 +135,16 @@ def unread(section: Section, prefix: str, spec: Section) -> Iterator[Problem]:
             yield from unread(value, f"{prefix}{key}.", spec)
         marks = [mark for mark in field.metadata if isinstance(mark, ReadWith)] if value != field.default else []
         for mark in marks:
-            is_elsewhere = "." in mark.key
-            word = attrgetter(mark.key)(spec if is_elsewhere else section)
+            is_sibling = mark.key in type(section).model_fields
+            holder = section if is_sibling else spec
+            if holder is None:
+                continue
+            word = attrgetter(mark.key)(holder)
             if not isinstance(word, str):
                 word = next((item.kind for item in word), "none")
             if not mark.reads(word):
                 default = json.dumps(field.default).strip('"')
-                name = mark.key if is_elsewhere else prefix + mark.key
+                name = prefix + mark.key if is_sibling else mark.key
                 yield prefix + key, f"must be {default} with {name} {word}: {mark.reader}"
                 break
 
@@ -169,21 +172,14 @@ def _detection_problems(spec: Spec) -> Iterator[Problem]:
         yield "model.arch", f"must be tsn or tsm with task detection, got {model.arch}"
     if model.arch == "tsm" and model.shift_direction != "past":
         yield "model.shift_direction", "must be past with task detection: each frame is seen without later ones"
-    needed: tuple[tuple[str, object, object], ...] = (
-        ("data.modality", data.modality, "rgb"), ("data.region", data.region, None), ("data.mix", data.mix, None),
-        ("data.erase", data.erase, 0.0), ("data.repeats", data.repeats, 1), ("data.sampling", data.sampling, "dense"),
-        ("evaluate.mode", spec.evaluate.mode, "stream"), ("evaluate.crops", spec.evaluate.crops, "full"),
-        ("evaluate.precise_bn", spec.evaluate.precise_bn, 0), ("loss.class_weights", spec.loss.class_weights, None),
-        ("loss.label_smoothing", spec.loss.label_smoothing, 0.0), ("model.dropout", model.dropout, 0.0),
-        ("model.non_local", model.non_local, False),
-    )  # fmt: skip
     if data.built_in_augment == "rand_augment":
         yield "data.augment", "rand_augment rotates and shears frames, and boxes stay upright; use whole"
     if not isinstance(data.augment, str):
         yield "data.augment", "must have no augmentation of your own with task detection: boxes would not follow it"
-    for key, value, right in needed:
-        if value != right:
-            yield key, f"must be {'null' if right is None else right} with task detection, got {value}"
+    if spec.evaluate.mode != "stream":
+        yield "evaluate.mode", f"must be stream with task detection, got {spec.evaluate.mode}"
+    if spec.evaluate.crops != "full":
+        yield "evaluate.crops", f"must be full with task detection, got {spec.evaluate.crops}"
 
 
 def _data_problems(data: DataSpec, clips_per_gpu: int) -> Iterator[Problem]:

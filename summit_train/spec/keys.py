@@ -16,6 +16,7 @@ from summit_train.spec.catalog import is_foreign
 from summit_train.spec.model_data import DataSpec, ModelSpec
 from summit_train.spec.typed import (
     BUILT_IN,
+    CLASSIFYING,
     LAX,
     MOST,
     OWN,
@@ -284,9 +285,9 @@ class LossSpec(Section):
     """Keyword arguments of a loss of your own."""
     like: Annotated[Literal["softmax", "binary"], Scope.EXPERIMENT, ReadWith("kind", OWN)] = "softmax"
     """The built-in kind whose labels, measures and probabilities a loss of your own uses."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=1), _IF_BUILT_IN_LOSS] = 0.0
+    label_smoothing: Annotated[float, Field(ge=0, lt=1), _IF_BUILT_IN_LOSS, CLASSIFYING] = 0.0
     """Share of each label that is spread evenly over all classes, with binary over yes and no; evaluation has none."""
-    class_weights: Annotated[ClassWeights, _IF_BUILT_IN_LOSS] = None
+    class_weights: Annotated[ClassWeights, _IF_BUILT_IN_LOSS, CLASSIFYING] = None
     """Factor on the loss of each class's clips: a list of numbers in the order of the classes, or a file with one
     number per line, read together with the spec. balanced: N / (M n), for N labels of all training clips, n labels of
     the class and M classes with any label."""
@@ -319,7 +320,7 @@ class EvaluateSpec(Section):
     """Measures of your own, named like a network or {kind, options}; their code runs."""
     last_checkpoints: Annotated[Count, Scope.SCORES] = 5
     """The final accuracy is mean and standard deviation (n - 1) over this many checkpoints; at most checkpoint.keep."""
-    precise_bn: Annotated[NonNegative, Scope.SCORES] = 0
+    precise_bn: Annotated[NonNegative, Scope.SCORES, CLASSIFYING] = 0
     """Before the final evaluation BN's statistics are recomputed, with fixed weights, over the batches of this many
     training steps; 0: the running statistics."""
 

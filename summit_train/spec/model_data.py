@@ -10,9 +10,9 @@ from summit_train.core.machine import rank_cpus
 from summit_train.core.own_parts import OwnPart
 from summit_train.spec import catalog
 from summit_train.spec.catalog import ARCHITECTURES, RGB, Modality, flow
-from summit_train.spec.detector import DetectorSpec
 from summit_train.spec.typed import (
     BUILT_IN,
+    CLASSIFYING,
     LAX,
     OWN,
     Count,
@@ -34,6 +34,8 @@ BuiltInAugment = Literal["scale_jitter", "multi_scale_crop", "rand_augment", "wh
 AUGMENTS: tuple[str, ...] = get_args(BuiltInAugment)
 Alpha = Annotated[float, Field(ge=0, le=100)]
 Area = Annotated[float, Field(gt=0, le=1)]
+Side = Annotated[float, Field(gt=0, le=4096)]
+Ratio = Annotated[float, Field(gt=0, le=100)]
 
 _IF_BUILT_IN = ReadWith("arch", BUILT_IN, "use model.options instead")
 _IF_OWN = ReadWith("arch", OWN, "options of a built-in one are keys of model")
@@ -57,7 +59,7 @@ class NetworkSpec(Section):
     """Factor on every channel count."""
     num_classes: Count
     """Labels are 0 to num_classes - 1."""
-    dropout: Annotated[float, Field(ge=0, lt=1), _IF_BUILT_IN] = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1), _IF_BUILT_IN, CLASSIFYING] = 0.0
     """Probability of dropping a feature before the classifier; trn: before each frame's linear layer."""
     zero_init_residual: bool = False
     """The last batch normalisation of each residual branch begins at 0 (Goyal et al.)."""
@@ -67,7 +69,7 @@ class NetworkSpec(Section):
     """tsm: shift the input of the residual branch only, or of the whole block."""
     shift_direction: Annotated[catalog.ShiftDirection, _IF_BUILT_IN] = "both"
     """tsm, adapter shift: exchange features with both neighbouring frames, or read past frames only."""
-    non_local: catalog.NonLocal = False
+    non_local: Annotated[catalog.NonLocal, CLASSIFYING] = False
     """Non-local blocks after two blocks of res3 and three of res4. tsm: places and form of Lin et al.'s code; original:
     those of Wang et al.'s. Needs bottleneck blocks, and a crop of 17 or more."""
     pool1: Annotated[catalog.Pool1, ReadWith("arch", "i3d_3x1x1")] = "2x3x3"
@@ -94,6 +96,33 @@ class NetworkSpec(Section):
     def title(self) -> str:
         """Architecture and backbone: "tsm resnet50"."""
         return " ".join(name for name in (self.arch, self.backbone) if name)
+
+
+class DetectorSpec(Section):
+    """R-FCN on the trunk of `model` (Dai et al. 2016), with the settings of FGFA's code; see docs/detection.md."""
+
+    channels: Count = 1024
+    """Channels of the 3x3 convolution after the trunk, multiplied by model.width. Half are for the proposals, half for
+    the detections."""
+    freeze_stem: bool = False
+    """Freeze conv1 and res2, of mobilenet_v2 what comes before a stride of 8. Needs model.pretrained."""
+    anchor_sides: Annotated[tuple[Side, ...], LAX, Field(min_length=1, max_length=20)] = (128.0, 256.0, 512.0)
+    """Sides of the square anchors, in pixels of the scaled frame."""
+    anchor_ratios: Annotated[tuple[Ratio, ...], LAX, Field(min_length=1, max_length=20)] = (0.5, 1.0, 2.0)
+    """Height divided by width of the anchors. Each anchor has the area of its square."""
+    grid: Annotated[int, Field(ge=1, le=14)] = 7
+    """Position-sensitive pooling uses grid x grid cells."""
+    proposals: Count = 300
+    """Proposals per frame, after non-maximum suppression."""
+    hard_examples: Count = 128
+    """Proposals per frame that are trained on: those with the highest loss."""
+    nms: Fraction = 0.3
+    """Non-maximum suppression: of two detections of one class that overlap by more than this IoU, only the one with the
+    higher score is kept."""
+    max_boxes: Count = 300
+    """Most detections per frame; those with the highest scores are kept."""
+    min_score: Fraction = 0.001
+    """Detections with a lower score are dropped."""
 
 
 class ModelSpec(NetworkSpec):
@@ -167,10 +196,10 @@ class DataSpec(Section):
     root: Annotated[PathText | None, Scope.PLACE] = None
     """Folder that relative video paths start at; null: each manifest's own folder. A folder that lacks the first clip
     is refused if the manifest's own folder has it."""
-    region: Literal["columns"] | None = None
+    region: Annotated[Literal["columns"] | None, CLASSIFYING] = None
     """columns: use only the region given by the manifest's columns left, top, width and height, in pixels of the
     upright frame; null: the whole frame."""
-    modality: catalog.ModalityName = "rgb"
+    modality: Annotated[catalog.ModalityName, CLASSIFYING] = "rgb"
     """rgb: frames; flow: optical flow, as `data flow` makes it of the videos."""
     flow_length: Annotated[int, Field(ge=1, le=64)] = 5
     """flow: consecutive fields that each frame of a clip stacks; it has twice as many channels."""
@@ -178,7 +207,7 @@ class DataSpec(Section):
     """Frames of a clip (T)."""
     frame_stride: Count = 8
     """dense: distance between two frames of a clip."""
-    sampling: Literal["dense", "uniform"] = "dense"
+    sampling: Annotated[Literal["dense", "uniform"], CLASSIFYING] = "dense"
     """dense: a window of num_frames * frame_stride frames; uniform: one frame from each of T segments."""
     augment: Augment = "scale_jitter"
     """scale_jitter: random short side, then a random crop; multi_scale_crop: crop of a random size; rand_augment: crop
@@ -203,12 +232,12 @@ class DataSpec(Section):
     of its epoch; null: one clip of each video."""
     balance: Literal["none", "classes"] = "none"
     """Clips of an epoch. none: each clip once; classes: the same total number, with an equal share from each class."""
-    repeats: Count = 1
+    repeats: Annotated[Count, CLASSIFYING] = 1
     """Each clip is read once and augmented this many times for its batch (repeated augmentation): a batch has
     clips_per_gpu / repeats different clips, and an epoch this many times the steps."""
-    erase: Fraction = 0.0
+    erase: Annotated[Fraction, CLASSIFYING] = 0.0
     """Random erasing: probability that a box of a clip, the same in all frames, is replaced by noise."""
-    mix: MixSpec | None = None
+    mix: Annotated[MixSpec | None, CLASSIFYING] = None
     """Mixup and CutMix; null: neither."""
     quarantine: Annotated[PathText | None, Scope.PLACE | Scope.SCORES] = None
     """List of clips to leave out, as `data scan` writes it."""

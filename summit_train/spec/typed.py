@@ -56,7 +56,7 @@ BUILT_IN = "a built-in one"
 class ReadWith:
     """A mark in the type of a key that is read only with one value of another key; else it must have its default.
 
-    key: of the same section, or with a dot of any. A list is known by what it begins with. value: a word, OWN or
+    key: of the same section, or else from the top. A list is known by what it begins with. value: a word, OWN or
     BUILT_IN. hint: the end of the message.
     """
 
@@ -99,6 +99,7 @@ PathText = Annotated[str, AfterValidator(expand)]
 FolderName = Annotated[str, AfterValidator(folder_name)]
 # For tuples below a validator: once that has seen a value, strict mode refuses a YAML list as a tuple.
 LAX = Strict(strict=False)
+CLASSIFYING = ReadWith("task", "classification")
 
 
 class Section(BaseModel):

@@ -16,9 +16,8 @@ from pydantic_core import PydanticUndefined
 
 from summit_train.__main__ import main
 from summit_train.spec import Spec
-from summit_train.spec.detector import DetectorSpec
 from summit_train.spec.keys import EarlyStopSpec, GrowBatchSpec, TrustRatioSpec
-from summit_train.spec.model_data import AugmentSpec, MixSpec, RandAugmentSpec
+from summit_train.spec.model_data import AugmentSpec, DetectorSpec, MixSpec, RandAugmentSpec
 from summit_train.spec.typed import OwnSpec
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import yaml
 
 from summit_train.core.errors import UserError
-from summit_train.spec import Spec, spec_from_values
+from summit_train.spec import Spec, spec_from_tree
+from summit_train.spec.source import Tree, put
 from summit_train.spec.typed import ReadWith, Section, section_in
 
 VIT = "model.arch=vit model.backbone=vit_s evaluate.short_side=224"
 MINE = "model.arch=a.py:net"
 LOSS = "loss.kind=a.py:loss"
+BOXES = "task=detection model.arch=tsn data.augment=whole evaluate.mode=stream evaluate.crops=full"
 AVERAGING = "parallel.method=averaging evaluate.every_epochs=1"
 
 
 def _spec(words: str) -> Spec:
-    values: dict[str, Any] = {"name": "t", "model": {"arch": "tsm", "num_classes": 4}}
-    values["data"] = {"train": "a", "val": "b"}
+    tree = Tree(
+        {"name": "t", "model": {"arch": "tsm", "num_classes": 4}, "data": {"train": "a", "val": "b"}}, {(): "here"}
+    )
     for word in words.split():
-        key, _, text = word.partition("=")
-        section, _, name = key.partition(".")
-        values.setdefault(section, {})[name] = yaml.safe_load(text)
-    return spec_from_values(values, "here")
+        key, _, value = word.partition("=")
+        put(tree, key, yaml.safe_load(value), "here")
+    return spec_from_tree(tree)
 
 
 # A key that has not its default; the other keys with which it is read; those with which it is not.
@@ -53,6 +53,17 @@ READ_WITH = [
     ("loss.like=binary", LOSS, "loss.kind=binary"),
     ("loss.label_smoothing=0.1", "", LOSS),
     ("loss.class_weights=balanced", "loss.kind=binary", LOSS),
+    ("model.dropout=0.5", "", BOXES),
+    ("model.non_local=tsm", "", BOXES),
+    ("data.region=columns", "", BOXES),
+    ("data.modality=flow", "", BOXES),
+    ("data.sampling=uniform", "", BOXES),
+    ("data.repeats=2", "", BOXES),
+    ("data.erase=0.5", "", BOXES),
+    ("data.mix.mixup=1", "", BOXES),
+    ("loss.label_smoothing=0.1", "", BOXES),
+    ("loss.class_weights=balanced", "", BOXES),
+    ("evaluate.precise_bn=1", "", BOXES),
 ]
 
 
@@ -61,7 +72,8 @@ def test_a_key_that_is_not_read_is_refused(word: str, reader: str, other: str) -
     _spec(f"{reader} {word}")
     with pytest.raises(UserError) as caught:
         _spec(f"{other} {word}")
-    assert f"here: {word.partition('=')[0]}: must be " in str(caught.value)
+    key = "data.mix" if word.startswith("data.mix.") else word.partition("=")[0]
+    assert f"here: {key}: must be " in str(caught.value)
 
 
 def test_a_key_with_two_readers_is_refused_once() -> None:
@@ -83,4 +95,4 @@ def test_every_key_with_a_reader_is_in_the_list() -> None:
             found |= marked(inner, f"{prefix}{name}.") if inner is not None else set()
         return found
 
-    assert marked(Spec, "") == {word.partition("=")[0] for word, *_ in READ_WITH}
+    assert marked(Spec, "") == {word.partition("=")[0].removesuffix(".mixup") for word, *_ in READ_WITH}

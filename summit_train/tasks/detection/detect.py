@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from summit_train.spec.detector import DetectorSpec
+from summit_train.spec.model_data import DetectorSpec
 from summit_train.tasks.detection.geometry import clipped, decode, suppress
 from summit_train.tasks.detection.pooling import vote
 from summit_train.tasks.detection.proposals import in_order, propose

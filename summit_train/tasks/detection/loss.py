@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from summit_train.evaluation.scores import Found
-from summit_train.spec.detector import DetectorSpec
+from summit_train.spec.model_data import DetectorSpec
 from summit_train.tasks.detection.boxes import IGNORED
 from summit_train.tasks.detection.detect import BOX_STD
 from summit_train.tasks.detection.geometry import areas, encode, intersections, iou

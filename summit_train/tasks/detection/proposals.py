@@ -6,7 +6,7 @@ from itertools import product
 
 import torch
 
-from summit_train.spec.detector import DetectorSpec
+from summit_train.spec.model_data import DetectorSpec
 from summit_train.tasks.detection.geometry import clipped, decode, suppress
 from summit_train.tasks.detection.rfcn import STRIDE, Maps
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from summit_train.models.resnet import scaled_channels
 from summit_train.models.video import VideoNetwork
 from summit_train.spec import ModelSpec
-from summit_train.spec.detector import DetectorSpec
+from summit_train.spec.model_data import DetectorSpec
 
 STRIDE = 16  # pixels of the frame for a place of the maps
 _CLASSIFIERS = ("avgpool", "dropout", "fc", "classifier")

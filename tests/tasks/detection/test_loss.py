@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from summit_train.spec.detector import DetectorSpec
+from summit_train.spec.model_data import DetectorSpec
 from summit_train.tasks.detection.geometry import encode
 from summit_train.tasks.detection.loss import DetectionLoss, label_anchors, label_proposals, sample_anchors
 from summit_train.tasks.detection.pooling import vote

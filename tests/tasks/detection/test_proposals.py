@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from summit_train.spec.detector import DetectorSpec
+from summit_train.spec.model_data import DetectorSpec
 from summit_train.tasks.detection.detect import detect
 from summit_train.tasks.detection.proposals import by_anchor, in_order, make_anchors, propose
 from summit_train.tasks.detection.rfcn import Maps, map_channels
