@@ -83,7 +83,8 @@ def spec_from_tree(tree: Tree) -> Spec:
 
 def _with_detector(values: dict[str, Any]) -> dict[str, Any]:
     """Return the values with the keys that task detection implies, where they are not given."""
-    model, loss = values.get("model"), values.get("loss", {})
+    model = values.get("model")
+    loss = values.get("loss", {})
     if values.get("task") != "detection" or not isinstance(model, dict) or not isinstance(loss, dict):
         return values
     if model.get("detector") is None:
@@ -163,7 +164,8 @@ def _task_problems(spec: Spec) -> Iterator[Problem]:
 
 
 def _detection_problems(spec: Spec) -> Iterator[Problem]:
-    model, data = spec.model, spec.data
+    model = spec.model
+    data = spec.data
     if spec.loss.base != "detection":
         yield "loss.kind", f"must be detection with task detection, got {spec.loss.kind}"
     if model.detector is not None and model.detector.freeze_stem and model.pretrained is None:

@@ -140,7 +140,8 @@ class Decisions:
         self._validations += 1
         if accuracy is None or self._validations % grow.every:
             return None
-        before, best = self.rung, self._highest_accuracy
+        before = self.rung
+        best = self._highest_accuracy
         if accuracy < best * grow.margin:
             self._rung = min(self._rung + 1, len(self._ladder) - 1)
         self._highest_accuracy = max(best, accuracy)

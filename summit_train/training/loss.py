@@ -65,7 +65,8 @@ class Loss:
             return functional.binary_cross_entropy_with_logits(logits, hot, pos_weight=self.class_weights)
         if self.class_weights is None:
             return functional.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
-        weights, smoothing = self.class_weights, self.label_smoothing
+        weights = self.class_weights
+        smoothing = self.label_smoothing
         total = functional.cross_entropy(logits, targets, weights, label_smoothing=smoothing, reduction="sum")
         return total / len(logits)
 
@@ -135,7 +136,8 @@ class OwnLoss(Loss):
         module = self.own if isinstance(self.own, nn.Module) else nn.Module()
         if list(module.parameters()):
             raise UserError(f"{self.part.key}: {self.part.name} must have no parameters: nothing trains them")
-        buffers, draw = [one.clone() for one in module.buffers()], torch.Generator().manual_seed(0)
+        buffers = [one.clone() for one in module.buffers()]
+        draw = torch.Generator().manual_seed(0)
         batches = [torch.randn(n, self.num_classes, generator=draw).to(device, dtype).requires_grad_() for n in (3, 1)]
         labels = torch.arange(3, device=device) % self.num_classes
         loss, _, again = (self(batches[n], labels[: len(batches[n])]) for n in (0, 1, 0))
@@ -192,7 +194,8 @@ def build_loss(spec: Spec, clips_of_class: Sequence[int] = ()) -> TaskLoss:
         return own
     weights = spec.loss.class_weights
     if weights == "balanced":
-        total, known = sum(clips_of_class), sum(count > 0 for count in clips_of_class)
+        total = sum(clips_of_class)
+        known = sum(count > 0 for count in clips_of_class)
         counts = [*clips_of_class, *[0] * (spec.model.num_classes - len(clips_of_class))]
         # The weight of a class without a clip matters only to smoothed labels.
         weights = tuple(total / (known * count) if count else 1.0 for count in counts)

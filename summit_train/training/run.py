@@ -124,12 +124,18 @@ class Run:
         network: the spec's initial one, on `device`. lock: rank 0's, checked at each checkpoint. extension: as in
         first_state, which raises CheckpointError. Raises UserError where this machine's gradients would be wrong.
         """
-        spec, plan = inputs.spec, inputs.plan
-        self.spec, self.plan, self.world, self.device, self._lock = spec, plan, world, device, lock
+        spec = inputs.spec
+        plan = inputs.plan
+        self.spec = spec
+        self.plan = plan
+        self.world = world
+        self.device = device
+        self._lock = lock
         self.watchdog = watchdog or Watchdog(world, None)
         # --- data
         may_open = raise_open_files()
-        self.train_set, self.val_set = replace(inputs.train, data=spec.data.on_node(world.local_size)), inputs.val
+        self.train_set = replace(inputs.train, data=spec.data.on_node(world.local_size))
+        self.val_set = inputs.val
         # --- network: its weights are those of the checkpoint, pretrained ones, or those that it has
         world.together(lambda: check_arithmetic(spec, device))
         self.model = network
@@ -151,17 +157,20 @@ class Run:
         self.measures = inputs.measures
         self.val_loss = inputs.loss
         self._experiment = experiment_of(spec, plan, self.train_set, self.model)
-        self.health, self.noise = Health(spec, plan), NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
+        self.health = Health(spec, plan)
+        self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.decisions = Decisions(spec, plan.ladder)
         clips_per_epoch = plan.clips - plan.dropped_clips_per_epoch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
         self.start_step = self._saved_step = step
         self._restore_records(checkpoint)
-        self.writer, self._saved_at = Writer(background=spec.checkpoint.background), time.monotonic()
+        self.writer = Writer(background=spec.checkpoint.background)
+        self._saved_at = time.monotonic()
         self.notes = [*_notes(self, may_open, unfrozen), *resumed]
 
     def _restore_records(self, checkpoint: Checkpoint) -> None:
-        path, saved = checkpoint.path, checkpoint.state
+        path = checkpoint.path
+        saved = checkpoint.state
         for name, state in self._parts().items():
             if name in saved:
                 check_fit(path, name, saved[name], state)
@@ -211,7 +220,8 @@ class Run:
             # So that the file alone is enough to use the network.
             "classes": (classes := self.train_set.manifest.classes) and list(classes),
         }
-        content, best = serialised(state), self.decisions.best_checkpoint
+        content = serialised(state)
+        best = self.decisions.best_checkpoint
         measures_path(path).unlink(missing_ok=True)  # of an earlier start, which came here with other weights
 
         def write() -> None:
@@ -263,7 +273,10 @@ class Run:
 
 def _notes(run: Run, may_open: int | None, unfrozen: int) -> Iterator[str]:
     """Yield notes before the first step. may_open: files of this process. unfrozen: parameters trained from here on."""
-    spec, plan, world, kept = run.spec, run.plan, run.world, run.train_set.kept
+    spec = run.spec
+    plan = run.plan
+    world = run.world
+    kept = run.train_set.kept
     yield f"network: {run.model.execution}"
     if spec.data.quarantine is not None:
         yield f"left out: {len(kept.excluded):,} of {kept.total:,} training clips, by {spec.data.quarantine}"
@@ -289,7 +302,8 @@ def build_step(
 
     loss: the spec's, on any device; None: that of a training set whose classes have equally many clips.
     """
-    solver, is_synchronous = spec.optimizer, spec.parallel.method == "synchronous"
+    solver = spec.optimizer
+    is_synchronous = spec.parallel.method == "synchronous"
     settings = StepSettings(
         spec.seed,
         plan.virtual_gpus if is_synchronous else 1,
@@ -309,7 +323,8 @@ def build_step(
 
     if is_synchronous:
         return step_of(model, world)
-    learners, alone = dict[int, TrainStep](), World()
+    learners = dict[int, TrainStep]()
+    alone = World()
     for number in plan.virtual_gpus_of(world.rank):
         learner = initial_network(spec, device)
         learner.load_state_dict(model.state_dict())
