@@ -33,7 +33,8 @@ def count_network(spec: Spec) -> Count:
 
         return count_network(spec)
 
-    optimizer, names = spec.optimizer, {"freeze", "lr_factors", "head_lr_factor", "first_lr_factor"}
+    optimizer = spec.optimizer
+    names = {"freeze", "lr_factors", "head_lr_factor", "first_lr_factor"}
     by_name = optimizer.model_dump(mode="json", include=names) if optimizer.freeze or optimizer.lr_factors else None
     return kept(spec.model, [spec.data.clip_shape, spec.execution.compile, by_name], count, Count)
 
@@ -74,6 +75,7 @@ def _read(file: Path, kind: Any) -> Any:
 @cache
 def _code(package: Path = Path(__file__).parent) -> str:
     """Return a digest of what builds and counts networks and their steps."""
-    files, folders = [package / "core/count.py"], ("models", "spec", "tasks", "optim", "training")
+    files = [package / "core/count.py"]
+    folders = ("models", "spec", "tasks", "optim", "training")
     files += (file for folder in folders for file in sorted((package / folder).rglob("*.py")))
     return hashlib.sha256(b"\0".join([version("torch").encode(), *map(read_file, files)])).hexdigest()

@@ -28,6 +28,7 @@ from summit_train.models.weights import load_pretrained
 from summit_train.plan import make_plan
 from summit_train.report.figures import GREY, PALETTE, drawable, drawn, moving_mean, wrapped
 from summit_train.spec import load_spec
+from summit_train.training.loss import build_loss
 from summit_train.training.run import build_step
 
 _WINDOW = 9  # steps of the mean
@@ -58,8 +59,8 @@ def run(args: argparse.Namespace) -> Values:
         network = initial_network(spec, place.device)
         if spec.model.pretrained is not None:
             place.tell(f"pretrained: {load_pretrained(network, spec.model.pretrained, dataset.manifest.classes)}")
-        counts = list(clips_per_class(dataset.manifest, dataset.kept).values())
-        step = build_step(spec, plan, place.world, network, place.device, counts)
+        loss = build_loss(spec, list(clips_per_class(dataset.manifest, dataset.kept).values()))
+        step = build_step(spec, plan, place.world, network, place.device, loss)
         with dataset.training_batches(plan.order(), 0, 1, range(args.steps)) as batches:
             for number in followed(range(args.steps), args.steps, "steps", in_logs=True):
                 base_lr = lowest * (highest / lowest) ** (number / (args.steps - 1))
@@ -67,10 +68,10 @@ def run(args: argparse.Namespace) -> Values:
                 step.begin(lr)
                 for batch in islice(batches, plan.virtual_gpus):
                     step.accumulate(batch)
-                loss = step.update().read(plan.global_batch, plan.virtual_gpus, 1).loss
-                rows.append({"step": number + 1, "base_lr": base_lr, "lr": lr, "loss": loss})
+                mean_loss = step.update().read(plan.global_batch, plan.virtual_gpus, 1).loss
+                rows.append({"step": number + 1, "base_lr": base_lr, "lr": lr, "loss": mean_loss})
                 first, last = (np.mean([row["loss"] for row in part]) for part in (rows[:_WINDOW], rows[-_WINDOW:]))
-                if not (math.isfinite(loss) and last <= _DIVERGED * first):
+                if not (math.isfinite(mean_loss) and last <= _DIVERGED * first):
                     break
     return {"name": spec.name, "global_batch": plan.global_batch, "solver": spec.optimizer.name} | suggestion(rows)
 

@@ -103,17 +103,21 @@ def run(args: argparse.Namespace) -> Result:
 
 def _compared(sides: Sequence[_Side], limit: float | None) -> Result:
     """Compare two lists, or the clips of one with each other."""
-    is_one, hashed = len(sides) == 1, [side.hashed() for side in sides]
+    is_one = len(sides) == 1
+    hashed = [side.hashed() for side in sides]
     shared = shared_clips(hashed[0], hashed[-1], [sides[0].root, sides[-1].root])
     if is_one:
         shared = {(clip, other): how for (clip, other), how in shared.items() if clip < other}
-    near, others = list[Near](), None
+    near = list[Near]()
+    others = None
     if limit is not None:
         signed = [side.signatures() for side in sides]
-        (ours, first), (theirs, second) = signed[0], signed[-1]
+        ours, first = signed[0]
+        theirs, second = signed[-1]
         near_ones, others = near_pairs(first, second, limit, rising=is_one)
         near = [replace(one, first=ours[one.first], second=theirs[one.second]) for one in near_ones]
-    pairs, bad = _pairs((sides[0], sides[-1]), shared, near), [error for side in sides for error in side.bad]
+    pairs = _pairs((sides[0], sides[-1]), shared, near)
+    bad = [error for side in sides for error in side.bad]
     values: dict[str, Any] = {"clips": [len(side.clips) for side in sides], "pairs": pairs, "same_scene": others}
     values["unreadable"] = [{"path": error.path, "error": error.reason} for error in bad]
     text = _text(pairs)
@@ -128,7 +132,8 @@ def _compared(sides: Sequence[_Side], limit: float | None) -> Result:
 
 def _pairs(sides: Sequence[_Side], shared: Pairs, near: Sequence[Near]) -> list[dict[str, Any]]:
     """Return a JSON object for each pair: those by path, by SHA-256, then the nearest first."""
-    known, pairs = {(one.first, one.second): one for one in near}, []
+    known = {(one.first, one.second): one for one in near}
+    pairs = []
     for places in dict.fromkeys([*sorted(shared, key=lambda places: (shared[places], places)), *known]):
         one = known.get(places)
         pair: dict[str, Any] = {"by": shared.get(places, "near"), "distance": one and round(one.distance, 2)}
@@ -148,7 +153,8 @@ def _text(pairs: Sequence[dict[str, Any]]) -> list[str | TextTable]:
         mirrored = "yes" if pair["mirrored"] else ""
         rows.append(dict(zip(("A", "B", "by", "bits", "mirrored"), (*clips, pair["by"], bits, mirrored), strict=True)))
     more = [f"... and {len(pairs) - _SHOWN:,} more; --json has them all"] if len(pairs) > _SHOWN else []
-    kinds, mirrored_ones = Counter(pair["by"] for pair in pairs), sum(pair["mirrored"] for pair in pairs)
+    kinds = Counter(pair["by"] for pair in pairs)
+    mirrored_ones = sum(pair["mirrored"] for pair in pairs)
     how = [f"{kinds[name]:,} {words}" for name, words in _HOW.items() if kinds[name]]
     how += [f"{mirrored_ones:,} mirrored"] if mirrored_ones else []
     table: list[str | TextTable] = [TextTable.of_records(rows)] if rows else []

@@ -57,7 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     if args.word.startswith(SHIPPED):
-        content, file = locate(args.word).read_text(encoding="utf-8"), ShippedFile.read(args.word[len(SHIPPED) :])
+        content = locate(args.word).read_text(encoding="utf-8")
+        file = ShippedFile.read(args.word[len(SHIPPED) :])
         return Result(content.splitlines(), values={"configs": [file._asdict() | {"text": content}]})
     files = map(ShippedFile.read, shipped_names())
     found = [file for file in files if args.word.lower() in f"{file.name[len(SHIPPED) :]} {file.what}".lower()]

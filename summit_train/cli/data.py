@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> Result:
 def _motion_arguments(parser: argparse.ArgumentParser) -> None:
     from summit_train.tasks.detection.moving_objects import MovingObjects
 
-    add, usual = parser.add_argument, MotionSet()
+    add = parser.add_argument
+    usual = MotionSet()
     add("out", metavar="OUT", type=Path, help="folder that gets videos/, train.csv and val.csv")
     add("--train", type=int, metavar="N", required=True, help="training videos")
     add("--val", type=int, metavar="N", required=True, help="validation videos")
@@ -126,7 +127,8 @@ def _import(args: argparse.Namespace) -> Result:
 
 
 def _index_arguments(parser: argparse.ArgumentParser) -> None:
-    add, what = parser.add_argument, "folder with a folder for each class, or a manifest"
+    add = parser.add_argument
+    what = "folder with a folder for each class, or a manifest"
     add("source", metavar="SOURCE", type=Path, help=what)
     add("--out", metavar="MANIFEST.csv", type=Path, required=True, help="manifest to write")
     root = "only where SOURCE is a manifest: the folder where its paths start [its own folder]"
@@ -276,7 +278,8 @@ def _split(args: argparse.Namespace) -> Result:
     rows += [[name, *(f"{fold.train[name]:,}/{fold.val[name]:,}" for fold in folds)] for name in folds[0].train]
     text: list[str | TextTable] = [TextTable(rows), folds[0].grouping]
     for fold in folds:
-        (train, val), (trained, validated) = fold.clips, fold.groups
+        train, val = fold.clips
+        trained, validated = fold.groups
         clips = f"{counted(train, 'clip')} to train on, {val:,} to validate on"
         text.append(f"{fold.folder}: {clips}; groups: {trained:,} and {validated:,}")
     return Result([*text, f"set data.root to the folder that the paths of {args.manifest} are relative to"])
@@ -297,7 +300,8 @@ def _write(
     `text` and raises UserError(nothing).
     """
     # The list first: where the manifest exists, the list does too.
-    path, errors = _left_out_file(out), check.reasons(left_out)
+    path = _left_out_file(out)
+    errors = check.reasons(left_out)
     path.unlink(missing_ok=True)
     written = _first_lines("left out", errors)
     if whole := [replace(row, others=(*row.others, ("reason", error.reason))) for row, error in left_out if row]:

@@ -59,7 +59,8 @@ def _packing_arguments(parser: argparse.ArgumentParser, shard_size: str) -> None
 
 def add_pack_arguments(parser: argparse.ArgumentParser) -> None:
     _packing_arguments(parser, "1G")
-    add, usual = parser.add_argument, Packing("jpeg")
+    add = parser.add_argument
+    usual = Packing("jpeg")
     kinds = "bytes: the files unchanged; jpeg: each frame as a JPEG; video: small MPEG-4 videos that decode fast"
     add("--kind", choices=tuple(OPTIONS), required=True, help=kinds)
     scaled = f"jpeg, video: scale larger frames down to this [{usual.short_side}]"
@@ -87,7 +88,8 @@ def run_pack(args: argparse.Namespace) -> Result:
 
 def add_flow_arguments(parser: argparse.ArgumentParser) -> None:
     _packing_arguments(parser, "32M")
-    add, side = parser.add_argument, Packing("jpeg").short_side
+    add = parser.add_argument
+    side = Packing("jpeg").short_side
     add("--method", choices=METHODS, required=True, help="tvl1: the usual one; dis: over 100 times as fast")
     add("--preset", choices=PRESETS, help=f"dis: how fine [{PRESET}]")
     add("--bound", type=float, default=BOUND, metavar="PIXELS", help="larger motions are cut [%(default)g]")
@@ -105,7 +107,8 @@ def run_flow(args: argparse.Namespace) -> Result:
 
 
 def _work(args: argparse.Namespace, packing: Packing) -> Result:
-    manifest, packing = read_manifest(args.manifest, args.region), replace(packing, region=args.region)
+    manifest = read_manifest(args.manifest, args.region)
+    packing = replace(packing, region=args.region)
     store = FileStore(manifest, located_root(args.root, manifest))
     with session(this_launch()) as world, ExitStack() as held:
         workers = num_workers(args.workers, world)

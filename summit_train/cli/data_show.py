@@ -86,7 +86,8 @@ def run(args: argparse.Namespace) -> Result:
         raise UserError("--epoch must be used with --spec, key=value with --spec or --run")
     check_output("--out", args.out, args.out, *filter(None, (args.manifest, args.spec)))
     clips = _in_training(args) if args.spec else _in_validation(args) if args.run else _whole(args)
-    groups, bad = dict[str, list[dict[str, Any]]](), list[str]()
+    groups = dict[str, list[dict[str, Any]]]()
+    bad = list[str]()
     chosen = _chosen(clips, args.clips, args.only)
     for group, shown in followed(_shown(clips, chosen, args), len(chosen), "clips"):
         groups.setdefault(group, []).append(shown)
@@ -103,7 +104,8 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _whole(args: argparse.Namespace) -> _Clips:
-    manifest, pixels = read_manifest(args.manifest), args.pixels
+    manifest = read_manifest(args.manifest)
+    pixels = args.pixels
     data = DataSpec(train=args.manifest, val=args.manifest, root=args.root, sampling="uniform", flow_length=1)
     if manifest.is_packed:
         packing = read_pack(manifest.source).packing
@@ -123,10 +125,12 @@ def _spec(args: argparse.Namespace, which: str) -> Spec:
 
 
 def _in_training(args: argparse.Namespace) -> _Clips:
-    spec, epoch = _spec(args, "train"), args.epoch or 0
+    spec = _spec(args, "train")
+    epoch = args.epoch or 0
     if epoch >= spec.schedule.epochs:
         raise UserError(f"--epoch must be below schedule.epochs {spec.schedule.epochs:,}, got {epoch:,}")
-    dataset, data = Dataset.open(spec, "train"), spec.data
+    dataset = Dataset.open(spec, "train")
+    data = spec.data
     read, drawn = dataset.training_clips(make_plan(spec, 1, len(dataset)).order(), epoch)
     augment = " and ".join([data.built_in_augment, *(part.name for part in dataset.augment)])
     later = " and ".join(f"data.{name}" for name in ("erase", "mix") if getattr(data, name))
@@ -149,16 +153,21 @@ def _in_validation(args: argparse.Namespace) -> _Clips:
     if spec.task == "detection":
         raise UserError(f"--run must be of a task that scores classes, got {spec.task}; try --spec {args.run}")
     found = read_run(args.run)
-    dataset, data, softmax = Dataset.open(spec, "val"), spec.data, found.scores.kind == "softmax"
+    dataset = Dataset.open(spec, "val")
+    data = spec.data
+    softmax = found.scores.kind == "softmax"
     check_same_classes(args.manifest, dataset.manifest.classes, found.path, found.class_names)
     shares = probabilities(found.scores.scores, found.scores.kind)
     names = all_names(found.class_names, shares.shape[1])
     right = np.where(found.scores.hot, shares, 1.0 if softmax else 1 - shares)
-    scores, places = dict[int, tuple[float, str]](), {clip: place for place, clip in enumerate(found.clips)}
+    scores = dict[int, tuple[float, str]]()
+    places = {clip: place for place, clip in enumerate(found.clips)}
     for clip in dataset.clips.tolist():
         if (place := places.get(dataset.manifest.clip(clip), -1)) >= 0 and found.scores.is_read[place]:
-            own, top = int(right[place].argmin()), int(shares[place].argmax())
-            value, hot = shares[place, own], found.scores.hot[place]
+            own = int(right[place].argmin())
+            top = int(shares[place].argmax())
+            value = shares[place, own]
+            hot = found.scores.hot[place]
             if softmax:
                 taken = f", taken for {names[top]} {share(shares[place, top])}" if top != own else ""
                 text = f"{names[own]} {share(value)}{taken}"
@@ -186,7 +195,8 @@ def _chosen(clips: _Clips, most: int, only: Sequence[str] | None) -> list[tuple[
 
     With each the class that it is shown under.
     """
-    manifest, names = clips.manifest, clips.manifest.class_names
+    manifest = clips.manifest
+    names = clips.manifest.class_names
     if unknown := set(only or ()) - set(names):
         raise UserError(f"--only must have classes of {manifest.source}, got {', '.join(sorted(unknown))}")
     wanted = range(len(names)) if only is None else {names.index(name) for name in only}

@@ -39,8 +39,10 @@ def run(args: argparse.Namespace) -> Result:
     site = None if args.site is None else load_site(args.site, args.set)
     if args.submit and (site is None or site.is_here):
         raise UserError("--submit must be used with --site NAME of a batch system; try --site slurm_generic")
-    launch, ranks = this_launch(), list[dict[str, Any]]()
-    is_alone, asks = launch.launcher == "hand", args.check_nodes or (site is not None and site.check_nodes)
+    launch = this_launch()
+    ranks = list[dict[str, Any]]()
+    is_alone = launch.launcher == "hand"
+    asks = args.check_nodes or (site is not None and site.check_nodes)
     checks: Iterable[Check] = (
         examine(args.run_dir, alone=is_alone) if site is None else examine_site(site, args.run_dir)
     )

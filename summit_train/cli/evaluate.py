@@ -133,7 +133,8 @@ def accuracy_result(evaluation: Evaluation, values: dict[str, Any] | None) -> Re
     if "ema" in values:
         text += [f"average of the weights: {line}" for line in _scores(values["ema"], known)]
     text += _scored(values)
-    file, last = evaluation.folder / RESULT_FILE, spec.evaluate.last_checkpoints
+    file = evaluation.folder / RESULT_FILE
+    last = spec.evaluate.last_checkpoints
     if evaluation.folder != spec.run_path:
         changed = ", ".join(f"{key}={value}" for key, value in evaluation.overrides.items())
         text.append(f"not the run's own result ({changed or 'the same keys'}): written to {file}")
@@ -187,7 +188,8 @@ def _result_folder(spec: Spec, name: str | None, changed: Mapping[str, Any], fil
 
 def _scores(result: dict[str, Any], known: Measures) -> list[str]:
     """Return the mean over the checkpoints, and of several the last and the best, a line each."""
-    rows, main = result["checkpoints"], known.main
+    rows = result["checkpoints"]
+    main = known.main
     if len(rows) == 1:
         return [f"{known.text(result)}: 1 checkpoint"]
     what = "mean" if result[f"{main.key}_std"] is None else "mean and standard deviation (n - 1)"
@@ -214,7 +216,8 @@ def _scored(result: dict[str, Any]) -> list[str]:
 
 def _paths(spec: Spec, chosen: Sequence[str]) -> tuple[list[Path], list[str]]:
     """Return the checkpoint files to evaluate, and which last ones are left out and why. Raises CheckpointError."""
-    paths, left_out = list[Path](), list[str]()
+    paths = list[Path]()
+    left_out = list[str]()
     for text in chosen or [f"last:{spec.evaluate.last_checkpoints}"]:
         last = re.fullmatch(r"last:([1-9]\d*)", text)
         if last is None:

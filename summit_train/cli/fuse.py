@@ -19,7 +19,8 @@ from summit_train.evaluation.measures import Measures, measures_of
 from summit_train.report.confusion import confusion_of
 
 _SHOWN = 5  # classes of the largest gains, and as many of the largest losses
-_NPZ, _JSON = "fused.npz", "fuse.json"
+_NPZ = "fused.npz"
+_JSON = "fuse.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +61,8 @@ def run(args: argparse.Namespace) -> Result:
 
 def _text(values: Mapping[str, Any], known: Measures) -> list[str | TextTable]:
     """Return the table of the runs, what was added, and the classes of the largest gains and losses."""
-    names, main = {measure.key: measure.name for measure in known.shown}, known.main
+    names = {measure.key: measure.name for measure in known.shown}
+    main = known.main
     best = next(run[main.key] for run in values["runs"] if run["name"] == values["best"])
 
     def row(found: Mapping[str, Any], name: str, checkpoint: str = "", weight: str = "") -> list[str]:
@@ -80,7 +82,8 @@ def _text(values: Mapping[str, Any], known: Measures) -> list[str | TextTable]:
 def _changes(values: Mapping[str, Any], key: str) -> list[str | TextTable]:
     """Return a table of the classes with the largest gains and losses, or one line."""
     gains = sorted(values["classes"], key=lambda row: (-row["gain"], row["label"]))
-    ups, downs = [row for row in gains if row["gain"] > 0], [row for row in gains if row["gain"] < 0]
+    ups = [row for row in gains if row["gain"] > 0]
+    downs = [row for row in gains if row["gain"] < 0]
     shown = ups[:_SHOWN] + downs[-_SHOWN:]
     if not shown:
         return [f"no class gains or loses over {values['best']}"]

@@ -29,7 +29,8 @@ from summit_train.spec.source import SHIPPED, Tree, read_tree, to_yaml
 _BASE = "tsm_finetune"
 _SETS = [(f"train{end}", f"{val}{end}") for end in (".csv", ".txt", "") for val in ("val", "validation", "valid")]
 _PARTS = ("train", "training", "test", "testing", "val", "validation", "valid", "eval")  # no classes, where several
-_GPUS, _CLIPS_PER_GPU = 2, 8  # for one rank or two; fewer clips where the set has less than a batch of them
+_GPUS = 2
+_CLIPS_PER_GPU = 8  # for one rank or two; fewer clips where the set has less than a batch of them
 _COMMENT = """\
 # Written by `summit-train init`. `summit-train configs shipped:NAME` prints what it extends, `schema` every key.
 # A small set needs pretrained weights: set model.pretrained to a run or to a file, such as torchvision's:
@@ -59,7 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    folder, base = _no_option(args.folder.rstrip("/") or "/"), args.base.removeprefix(SHIPPED)
+    folder = _no_option(args.folder.rstrip("/") or "/")
+    base = args.base.removeprefix(SHIPPED)
     if (kind := ShippedFile.read(base).kind) not in ("spec", "preset"):
         raise UserError(f"--from must be a spec or a preset, got the {kind} {base}; try {_BASE}, as without --from")
     # A preset without a network is laid over the usual base.
@@ -83,7 +85,8 @@ def run(args: argparse.Namespace) -> Result:
         wrong = f"{out}: cannot be written: {error.strerror}; try another folder with --out"
         raise UserError(exists if os.path.lexists(out) else wrong) from error
     source, spec = (_no_option(str(path)) for path in (found.manifest.source, out))
-    plan, train = ["plan", spec], ["train", spec]
+    plan = ["plan", spec]
+    train = ["train", spec]
     commands = [plan, train, ["predict", f"runs/{name}", found.val]]
     if found.folds:
         commands = [["data", "split", source, folds, "--folds", str(found.folds)], plan, train]
@@ -114,10 +117,12 @@ def _found(folder: str, folds_folder: str) -> _Found:
     for pair in _SETS:
         train, val = (os.path.join(folder, name) for name in pair)
         if os.path.exists(train) and os.path.exists(val):
-            manifest, other = _read(folder, train), read_manifest(val)
+            manifest = _read(folder, train)
+            other = read_manifest(val)
             check_same_classes(val, other.classes, train, manifest.classes)
             return _Found(manifest, train, val, len(manifest))
-    names, wrong = sorted(os.listdir(folder)), ""
+    names = sorted(os.listdir(folder))
+    wrong = ""
     lists = [name for name in names if name.endswith(".csv") and not name.endswith(".left_out.csv")]
     sets = [name for name in names if name.lower() in _PARTS and os.path.isdir(os.path.join(folder, name))]
     if PACK_FILE in names:
@@ -134,14 +139,16 @@ def _found(folder: str, folds_folder: str) -> _Found:
         raise UserError(f"{folder}: {wrong}")
     manifest = _read(folder, os.path.join(folder, *lists))
     check_classes(manifest.source, manifest.classes or ())  # `data split` writes them
-    rows, wrong = list(read_rows(manifest)), ""
+    rows = list(read_rows(manifest))
+    wrong = ""
     for folds in (5, 4, 3, 2):
         try:
             parts = parts_of(rows, manifest.class_names, folds)
         except UserError as error:
             wrong = str(error)
             continue
-        clips, fold = len(parts) - parts.count(0), f"{folds_folder}/fold1"
+        clips = len(parts) - parts.count(0)
+        fold = f"{folds_folder}/fold1"
         return _Found(manifest, f"{fold}/train.csv", f"{fold}/val.csv", clips, folds)
     right = "each class needs at least two clips, in at least two groups of the list's column group"
     raise UserError(f"{manifest.source}: cannot be split into training and validation clips; {right}: {wrong}")
@@ -150,7 +157,8 @@ def _found(folder: str, folds_folder: str) -> _Found:
 def _read(folder: str, source: str) -> Manifest:
     """Read a list or class folders. Raises UserError for less than two classes, and for videos that are not there."""
     manifest = read_manifest(source)
-    names, first = manifest.class_names, manifest.path(0)
+    names = manifest.class_names
+    first = manifest.path(0)
     if len(names) < 2:
         right = "give the folder that has a folder for each class, or a list of several classes"
         raise UserError(f"{source}: must have at least two classes, got one, {names[0]}; {right}")

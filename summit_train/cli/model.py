@@ -16,7 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     spec = load_spec(args.spec, args.overrides)
-    count, cached = count_network(spec), stream_elements(spec)
+    count = count_network(spec)
+    cached = stream_elements(spec)
     frames, height, width = count.clip
     channels = count.input_bytes // (frames * height * width)
     rows = {

@@ -100,7 +100,8 @@ def _check_still_asked(extension: Extension, args: argparse.Namespace) -> None:
 
 def _keep_result(run_path: Path, epochs: int, last_step: int) -> None:
     """Move the run's result after `epochs` epochs, `last_step` updates, to where `eval schedule.epochs=N` writes it."""
-    file, kept = run_path / RESULT_FILE, run_path / EVALS / f"epochs-{epochs}"
+    file = run_path / RESULT_FILE
+    kept = run_path / EVALS / f"epochs-{epochs}"
     if not file.exists() or (kept / RESULT_FILE).exists():
         return
     result = from_json(read_file(file))
@@ -115,7 +116,8 @@ def _keep_result(run_path: Path, epochs: int, last_step: int) -> None:
 
 def _run(run: Run, stop: StopRequest, traced: range, extension: Extension | None) -> Result:
     began = time.monotonic()
-    spec, world = run.spec, run.world
+    spec = run.spec
+    world = run.world
     _train(run, stop, traced, extension)
     _evaluate(run, stop)
     leave_if_asked(world, stop)
@@ -139,7 +141,8 @@ def _run(run: Run, stop: StopRequest, traced: range, extension: Extension | None
 
 def _evaluate(run: Run, stop: StopRequest) -> None:
     """Evaluate the last checkpoints; reuse the scores of an evaluation that was stopped."""
-    spec, world = run.spec, run.world
+    spec = run.spec
+    world = run.world
 
     def last() -> tuple[list[Path], list[str], dict[str, Any], str]:
         run.writer.wait()
@@ -156,7 +159,8 @@ def _evaluate(run: Run, stop: StopRequest) -> None:
         tell(*(f"left out of the mean: {line}" for line in left_out))
     scorer = build_scorer(spec, run.val_set, world, run.device, stop)
     training = (run.plan, run.train_set) if spec.evaluate.precise_bn else None
-    folder, measures = spec.run_path, run.measures
+    folder = spec.run_path
+    measures = run.measures
     evaluation = Evaluation(scorer, run.watchdog, folder, measures, training, resume_key=key, goodput=goodput)
     say(*accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)).text)
 
@@ -201,7 +205,9 @@ def _still_there(spec: Spec, paths: list[Path]) -> list[Path]:
 
 def _train(run: Run, stop: StopRequest, traced: range, extension: Extension | None) -> None:
     """Train; rank 0 writes the run's records, its `extension` before anything that it changes."""
-    spec, plan, world = run.spec, run.plan, run.world
+    spec = run.spec
+    plan = run.plan
+    world = run.world
     places = world.gather((world.host, cpu_kernels(run.device)))
     if world.rank != 0 or places is None:
         train(run, Records(run, None, traced), stop)

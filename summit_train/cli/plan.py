@@ -52,16 +52,19 @@ def _walltime(text: str) -> int:
 def run(args: argparse.Namespace) -> Result:
     site = None if args.site is None else load_site(args.site, args.set)
     spec, taken = load_spec_on(site, args.spec, args.overrides)
-    ranks, files = _ranks(args, site, spec), read_files(spec, args.clips)
+    ranks = _ranks(args, site, spec)
+    files = read_files(spec, args.clips)
     plan = make_plan(spec, ranks, files.clips)
     if own_parts(spec, "loss", "data", "evaluate"):
         from summit_train.training.run import try_own_parts
 
         try_own_parts(spec)
     try:
-        start, conflict = start_notes(spec, plan, files), None
+        start = start_notes(spec, plan, files)
+        conflict = None
     except CheckpointError as error:  # the run folder's; the numbers of the plan do not depend on it
-        start, conflict = [], error
+        start = []
+        conflict = error
     warnings = [*(site.notes if site else ()), *files.warnings]
     for line in warnings:
         warn(line)
@@ -102,11 +105,13 @@ def _loader(site: Site, train: Dataset | None, rate: float | None) -> tuple[Any,
 
     if (found := clips_per_second(train.store, train.data, int(train.clips[0]))) is None:
         return None, []
-    (file, side, each), workers = found, train.data.workers
+    file, side, each = found
+    workers = train.data.workers
     cores = max(1, site.cores_per_rank - 1 if workers is None else min(site.cores_per_rank - 1, workers))
     speeds = {kind: cores * speed for kind, speed in each.items()}
     best = max(speeds, key=lambda kind: min(speeds[kind], rate))  # the first that is enough, else the fastest
-    now, needed = float(f"{speeds['files']:.2g}"), math.ceil(rate / each[best])
+    now = float(f"{speeds['files']:.2g}")
+    needed = math.ceil(rate / each[best])
     short = f"reads about {now:,g} of the {rate:g} clips/s that a rank trains ({file}, {counted(cores, 'core')}); "
     way = "reading files" if best == "files" else f"data pack --kind {best}" + f" --short-side {side}" * (side != 256)
     short += f"{'no kind of data pack is enough: ' * (needed > cores)}{way} takes about {counted(needed, 'core')}"
@@ -209,14 +214,18 @@ def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     kept = f"{spec.checkpoint.keep} kept" + ("" if spec.checkpoint.keep_best is None else " and the best")
     views = spec.data.repeats
     repeats = f", {views} views of each of {plan.global_batch // views:,} clips of the list" if views > 1 else ""
-    network, trained = plan.network, plan.network.trained_parameters
+    network = plan.network
+    trained = plan.network.trained_parameters
     part = "" if trained == network.parameters else f", of which {trained:,} are trained"
     beside = "; written alongside the steps from a copy in rank 0's memory" if spec.checkpoint.background else ""
-    workers, held = spec.data.workers, f"{plan.clip_bytes_per_rank / 1e6:,.1f} MB in memory at once"
+    workers = spec.data.workers
+    held = f"{plan.clip_bytes_per_rank / 1e6:,.1f} MB in memory at once"
     bn_batch = f"{counted(plan.clips_per_gpu, 'clip')} x {spec.data.num_frames} frames of one virtual GPU"
-    most, early = "", ""
+    most = ""
+    early = ""
     if (stop := spec.schedule.early_stop) is not None:
-        most, early = "at most ", f"; stops after {counted(stop.epochs, 'epoch')} without a better {stop.measure}"
+        most = "at most "
+        early = f"; stops after {counted(stop.epochs, 'epoch')} without a better {stop.measure}"
     fewer, more = divmod(plan.virtual_gpus, plan.ranks)
     shares = [f"{counted(n, 'rank')} x {each:,}" for n, each in ((plan.ranks - more, fewer), (more, fewer + 1)) if n]
     return [

@@ -44,13 +44,15 @@ def run(args: argparse.Namespace) -> Result:
         page = str(write_report(args.run_dir, out))
         return Result([page], values={"page": page})
     except OSError as error:
-        why, what = error.strerror or str(error), "DIR" if args.to else "FILE.html"
+        why = error.strerror or str(error)
+        what = "DIR" if args.to else "FILE.html"
         raise UserError(f"{out}: cannot be written ({why}); try another place with --out {what}") from error
 
 
 def _index(folder: Path, out: Path) -> Result:
     index = write_index(folder, out)
-    values, csv = index.values(), out.with_suffix(".csv")
+    values = index.values()
+    csv = out.with_suffix(".csv")
     states = ", ".join(f"{count} {state}" for state, count in values["states"].items() if count)
     text = [f"{counted(len(index.rows), 'run')}: {states}", f"{out}, {csv}"]
     return Result(text, values=values | {"page": str(out), "csv": str(csv)})

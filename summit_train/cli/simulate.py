@@ -73,7 +73,8 @@ def _on_device(args: argparse.Namespace) -> Result:
     """Return the roofline of the spec's step on one GPU, and published steps beside theirs."""
     if given := [name for name in _OF_MACHINES if getattr(args, name) not in (None, False, [])]:
         raise UserError(f"--{given[0].replace('_', '-')} must be used with --machine, got --device")
-    spec, device = load_spec(args.spec, args.overrides), DEVICES[args.device]
+    spec = load_spec(args.spec, args.overrides)
+    device = DEVICES[args.device]
     own = {"label": spec.name, "precision": spec.precision, **roofline(spec, device)}
     rows = published_steps(args.device)
     names = ("precision", "clips", "launches", "TFLOP", "GB", "roofline s", "clips/s", "published", "ratio", "FLOP/s")
@@ -166,7 +167,8 @@ def _text(values: Mapping[str, Any], epochs: int) -> list[str | TextTable]:
         counts = (f"{row[name]:,}" for name in ("nodes", "gpus", "global_batch", "steps_per_epoch"))
         seconds = (row["parts"][name] for name in ("compute_s", "communication_s", "stragglers_s", "data_s"))
         steps.append((*counts, *(f"{part_s:.4f}" for part_s in (row["step_s"], *seconds))))
-        accuracy, lost = row["accuracy"], row["losses"]
+        accuracy = row["accuracy"]
+        lost = row["losses"]
         top1 = f"{accuracy['top1']:.2f} \N{PLUS-MINUS SIGN} {accuracy['std']:.2f}" if accuracy else NONE
         speeds = (f"{row['nodes']:,}", f"{row['clips_per_second']:,.0f}", f"{100 * row['efficiency']:.1f} %")
         run = (duration(row["run_s"]), f"{row['node_hours']:,.1f}", duration(row["evaluation_s"]))
@@ -202,7 +204,9 @@ def _draw(out: Path, jobs: Sequence[ScaledJob], rows: Sequence[dict[str, Any]]) 
     # Imported here: without --out the command draws nothing.
     from summit_train.report.figures import GREY, PALETTE, drawable, drawn, log_ticks, series
 
-    spec, machine, nodes = jobs[0].spec, jobs[0].machine, [row["nodes"] for row in rows]
+    spec = jobs[0].spec
+    machine = jobs[0].machine
+    nodes = [row["nodes"] for row in rows]
     known = [row for row in rows if not row["projection"]]
     published_to = max((row["nodes"] for row in known), default=0)
     note = "Beyond the dotted line no time was published." if known else "All of it is a projection."

@@ -59,10 +59,12 @@ class Evaluation:
         deviation; here n - 1, as over seeds and folds. The averages of the weights that the checkpoints hold are
         scored, too ("ema").
         """
-        spec, world = self.scorer.spec, self.scorer.world
+        spec = self.scorer.spec
+        world = self.scorer.world
         rows: list[dict[str, Any]] = []
         averages: list[dict[str, Any]] = []  # of the same checkpoints' averaged weights
-        num_videos, missing = 0, list[str]()
+        num_videos = 0
+        missing = list[str]()
         for path, name in zip(paths, prediction_names(paths), strict=True):
             weights, average, step = read_weights(self.scorer, model, path)
             if self.training is not None:  # which normalisations were trained decides which statistics are recomputed
@@ -75,7 +77,8 @@ class Evaluation:
                 if scores is not None:
                     bad = {"bad_videos": scores.num_bad} if scores.num_bad else {}
                     kind.append({"path": str(path), "step": step} | values | bad)
-                    num_videos, missing = len(scores.videos), left_out(scores, self.scorer.dataset.manifest.class_names)
+                    num_videos = len(scores.videos)
+                    missing = left_out(scores, self.scorer.dataset.manifest.class_names)
         if world.rank != 0:
             return None
         result = summarise(rows, spec, num_videos) | {"overrides": dict(self.overrides)} | dict(self.goodput)
@@ -89,7 +92,9 @@ class Evaluation:
         return result
 
     def _score(self, model: VideoNetwork, path: Path, name: str) -> tuple[Found | None, dict[str, Any]]:
-        scorer, dataset, folder = self.scorer, self.scorer.dataset, self.folder / PREDICTIONS
+        scorer = self.scorer
+        dataset = self.scorer.dataset
+        folder = self.folder / PREDICTIONS
         known = PartialScores()
         if self.resume_key is not None and scorer.world.rank == 0:
             key = f"{self.resume_key} {read_file(digest_path(path)).decode()}"

@@ -126,7 +126,9 @@ def _columns(path: Path) -> dict[str, np.ndarray]:
         if "scores" not in columns:
             raise UserError(f"{path}: has no scores of classes; fuse combines the scores of classifiers")
         columns = dict.fromkeys(Region._fields, np.zeros_like(columns["video"])) | columns  # older files lack regions
-        scores, label, names = columns["scores"], columns["label"], columns["class_names"]
+        scores = columns["scores"]
+        label = columns["label"]
+        names = columns["class_names"]
         if scores.ndim != 2 or scores.dtype.kind != "f" or 0 in scores.shape:
             raise ValueError(f"scores of shape {scores.shape} and type {scores.dtype}")
         if names.ndim != 1 or names.dtype.kind != "U":
@@ -195,7 +197,8 @@ def fuse(runs: Sequence[RunScores], weights: Sequence[float], *, softmax: bool) 
 
     s_i: the probabilities (of loss.kind binary those of each class alone), or without `softmax` the logits.
     """
-    added, is_read = np.zeros(runs[0].scores.scores.shape), np.ones(len(runs[0].clips), np.bool_)
+    added = np.zeros(runs[0].scores.scores.shape)
+    is_read = np.ones(len(runs[0].clips), np.bool_)
     for run, weight in zip(runs, weights, strict=True):
         if weight:
             logits = run.scores.scores.astype(np.float64)
@@ -210,7 +213,8 @@ def fused_values(runs: Sequence[RunScores], weights: Sequence[float], fused: Sco
 
     best: the run of the highest main measure, the first of equal ones; gains are those over it.
     """
-    known, names = measures_of(fused.kind), runs[0].class_names
+    known = measures_of(fused.kind)
+    names = runs[0].class_names
     main = known.main
     best = max(runs, key=lambda run: main.of(run.scores))
     counts = fused.hot.sum(0).tolist()

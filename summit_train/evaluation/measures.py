@@ -132,8 +132,10 @@ class Measures:
 
 def interval(top1: float, videos: int) -> tuple[float, float]:
     """Return the 95 % interval, percent, of an accuracy in percent over so many independent videos (Wilson, 1927)."""
-    right, spread = top1 / 100, _Z**2 / videos
-    middle, half = right + spread / 2, math.sqrt(spread * (right * (1 - right) + spread / 4))
+    right = top1 / 100
+    spread = _Z**2 / videos
+    middle = right + spread / 2
+    half = math.sqrt(spread * (right * (1 - right) + spread / 4))
     return max(0.0, 100 * (middle - half) / (1 + spread)), min(100.0, 100 * (middle + half) / (1 + spread))
 
 
@@ -154,7 +156,8 @@ def measures_of(kind: object, num_classes: float | None = None, own: Sequence[st
 
 def open_measures(spec: Spec) -> Measures:
     """Return the measures of a spec, the user's own tried on videos with the right scores. Raises UserError."""
-    classes, own = spec.model.num_classes, list[Measure]()
+    classes = spec.model.num_classes
+    own = list[Measure]()
     labels = np.arange(max(1, min(classes, _TRIAL // classes)))
     hot = labels[:, None] == np.arange(classes)
     right = Scores(labels, hot if spec.loss.base == "binary" else labels, hot.astype(np.float32), hot.any(1))

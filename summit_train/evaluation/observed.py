@@ -39,12 +39,14 @@ def parse_fractions(text: str) -> tuple[Fraction, ...]:
     '...' continues in steps of the difference of the two numbers before it, or of the only one.
     Raises UserError for anything else, and for numbers that are not above 0 and up to 1.
     """
-    words, found = [word.strip() for word in text.split(",")], list[Fraction]()
+    words = [word.strip() for word in text.split(",")]
+    found = list[Fraction]()
     for place, word in enumerate(words):
         if word != "..." or not found or place + 1 == len(words):
             found.append(_fraction(text, word))
             continue
-        end, last = _fraction(text, words[place + 1]), found[-1]
+        end = _fraction(text, words[place + 1])
+        last = found[-1]
         step = last - found[-2] if len(found) > 1 else last
         number, rest = divmod(end - last, step) if step > 0 else (0, Fraction(1))
         if rest or not 0 < number <= _MOST:
@@ -110,8 +112,10 @@ class _Observer(scoring.Scorer):
     def _observed(
         self, model: nn.Module, normalise: Normalise, streamer: scoring.Streamer | None, video: WholeVideo
     ) -> scoring.Results:
-        spec, path = self.spec, self.dataset.manifest.path(video.video)
-        number, kept = video.first.num_frames, dict[int, torch.Tensor]()
+        spec = self.spec
+        path = self.dataset.manifest.path(video.video)
+        number = video.first.num_frames
+        kept = dict[int, torch.Tensor]()
         clips = observed_frames(number, self.fractions, spec.data.num_frames)
         average: scoring.StreamAverage | None = None
         if streamer is not None:

@@ -36,7 +36,9 @@ def recompute_from_training(
 
     They are the same on any number of ranks. If scorer.stop asks one to stop, all raise Stopped between two batches.
     """
-    spec, world, steps = scorer.spec, scorer.world, scorer.spec.evaluate.precise_bn
+    spec = scorer.spec
+    world = scorer.world
+    steps = scorer.spec.evaluate.precise_bn
     count = steps * plan.accumulation
 
     def watched(batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
@@ -66,7 +68,8 @@ def recompute_statistics(
     def add(norm: _BatchNorm, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         if norm.training:
             n = inputs[0].numel() // norm.num_features
-            mean, variance = norm.get_buffer("running_mean").double(), norm.get_buffer("running_var").double()
+            mean = norm.get_buffer("running_mean").double()
+            variance = norm.get_buffer("running_var").double()
             # The variance arrives as torch estimates that of the population, n / (n - 1) times its own.
             sums[norm] += n * torch.stack([torch.ones_like(mean), mean, variance * (n - 1) / n + mean.square()])
 
@@ -91,7 +94,8 @@ def recompute_statistics(
             hook.remove()
         model.train(was_training)
     n, mean, square = world.sum(torch.cat(list(sums.values()), 1), "precise_bn")
-    mean, square = mean / n, square / n
+    mean = mean / n
+    square = square / n
     # As torch does, the population's variance is kept: N / (N - 1) times that of the N elements.
     variance = (square - mean.square()) * n / (n - 1)
     sizes = [norm.num_features for norm in norms]

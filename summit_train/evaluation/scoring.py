@@ -49,7 +49,8 @@ class PartialScores:
     def __init__(self, path: Path | None = None, key: str = "") -> None:
         self.results: dict[int, NDArray[Any]] = {}
         self.bad: list[BadClip] = []
-        self._path, self._key = path, key
+        self._path = path
+        self._key = key
         if path is None:
             return
         # A missing or damaged file: all videos are scored again.
@@ -66,8 +67,11 @@ class PartialScores:
     def save(self) -> None:
         if self._path is not None and self.results:
             unreadable = json.dumps([asdict(clip) for clip in self.bad])
-            videos, scores = np.array(list(self.results), np.int64), np.concatenate(list(self.results.values()))
-            ends, key, bad = np.cumsum(list(map(len, self.results.values()))), self._key, np.array(unreadable)
+            videos = np.array(list(self.results), np.int64)
+            scores = np.concatenate(list(self.results.values()))
+            ends = np.cumsum(list(map(len, self.results.values())))
+            key = self._key
+            bad = np.array(unreadable)
             with replacing(self._path) as file:
                 np.savez(file, key=np.array(key), video=videos, scores=scores, ends=ends, bad=bad)
 
@@ -104,7 +108,8 @@ class Scorer:
         data.on_bad_clip "skip" a bad video is counted and recorded. Raises AgreedError if there are too many, else
         DecodeError at the first. Raises RunFailed, with `source`, at scores that are not finite; None: as results.
         """
-        earlier, ballot = earlier or PartialScores(), Ballot(self.world, self.stop)
+        earlier = earlier or PartialScores()
+        ballot = Ballot(self.world, self.stop)
         known = set(self.world.broadcast(list(earlier.results)))
         shard = self.dataset.shard(self.world.rank, self.world.size).tolist()
         videos = [video for video in shard if video not in known]
@@ -122,7 +127,8 @@ class Scorer:
         if ballot.is_stopped:
             raise Stopped
         assert len(scores) == len(videos)
-        data, clips = self.spec.data, self.dataset.clips
+        data = self.spec.data
+        clips = self.dataset.clips
         if self.keeps_records and data.on_bad_clip == "skip":
             check_test(self.world, self.spec.run_path, len(earlier.bad), len(clips), data.max_bad_fraction)
         if gathered is None:
@@ -135,7 +141,10 @@ class Scorer:
         self, model: nn.Module, videos: Sequence[int], progress: Progress, ballot: Ballot, source: str | None
     ) -> tuple[list[NDArray[Any]], list[BadClip]]:
         """Return this rank's results up to a stop, with the model in evaluation mode, and its bad videos."""
-        scores, bad, was_training, shape = list[NDArray[Any]](), list[BadClip](), model.training, self.shape
+        scores = list[NDArray[Any]]()
+        bad = list[BadClip]()
+        was_training = model.training
+        shape = self.shape
         model.eval()
         if not videos:
             progress(0, 0)
@@ -216,7 +225,8 @@ class Streamer:
         # A plain one: an accelerated network has fused the shifts that a stream replaces. The names are the same.
         plain = build_network(spec, torch.Generator()).to(device=device, dtype=dtype)
         plain.load_state_dict(model.state_dict())
-        self.network, self.normalise = StreamNetwork(plain), Normalise(dtype, device, spec.data.input)
+        self.network = StreamNetwork(plain)
+        self.normalise = Normalise(dtype, device, spec.data.input)
         self.num_classes = spec.model.num_classes
 
 
@@ -227,9 +237,12 @@ class StreamAverage:
     """
 
     def __init__(self, streamer: Streamer, order: Sequence[int], edges: Sequence[int]) -> None:
-        self._streamer, self._times, self._edges = streamer, Counter(order), edges
+        self._streamer = streamer
+        self._times = Counter(order)
+        self._edges = edges
         self._caches: list[torch.Tensor] = []
-        self._sum, self._num_seen = torch.zeros((), dtype=torch.float64), 0
+        self._sum = torch.zeros((), dtype=torch.float64)
+        self._num_seen = 0
         self._averages: list[torch.Tensor | None] = [None] * len(edges)
 
     def add(self, block: FrameBlock) -> None:

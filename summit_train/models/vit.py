@@ -69,7 +69,8 @@ class STAdapter(AddedModule):
         self.fc2 = nn.Linear(inner, channels)
 
     def forward(self, x_MLC: torch.Tensor) -> torch.Tensor:
-        token, patches = x_MLC.tensor_split([1], dim=1)
+        token = x_MLC[:, :1]
+        patches = x_MLC[:, 1:]
         y_NTPC = self.fc1(patches).unflatten(0, (-1, self.num_frames))
         y_NCTP1 = self.conv(y_NTPC.permute(0, 3, 1, 2).unsqueeze(-1))
         y_MPC = y_NCTP1.squeeze(-1).permute(0, 2, 3, 1).flatten(0, 1)
@@ -194,7 +195,7 @@ class VideoViT(ViT):
 class FrameViT(ViT):
     """An image ViT on each frame: a class token, attention within the frame, and logits averaged over the frames.
 
-    An adapter joins the frames.
+    The adapter, a shift or an ST-Adapter, joins the frames.
     """
 
     undecayed = ("cls_token", "pos_embed")  # as in timm and BEiT
@@ -213,9 +214,9 @@ class FrameViT(ViT):
     def extract(self, x: torch.Tensor) -> torch.Tensor:
         """Return the normalised class tokens of frames (N*T, C, H, W), (N*T, F)."""
         patches_MCHW = self.patch_embed(x)
-        token, grid = self.pos_embed.tensor_split([1], dim=1)
-        tokens_MPC = patches_MCHW.flatten(2).transpose(1, 2) + resized(grid, *patches_MCHW.shape[2:])
-        tokens_MPC = torch.cat([(self.cls_token + token).expand(len(x), -1, -1), tokens_MPC], 1)
+        grid = resized(self.pos_embed[:, 1:], *patches_MCHW.shape[2:])
+        tokens_MPC = patches_MCHW.flatten(2).transpose(1, 2) + grid
+        tokens_MPC = torch.cat([(self.cls_token + self.pos_embed[:, :1]).expand(len(x), -1, -1), tokens_MPC], 1)
         return self.norm(self.blocks(tokens_MPC)[:, 0])
 
     def initialise_head(self, generator: torch.Generator | None) -> None:

@@ -49,7 +49,8 @@ def check_agreement(
     """
     if world.size == 1:
         return
-    package, takes_first = Path(summit_train.__file__).parent, world.local_rank > 0
+    package = Path(summit_train.__file__).parent
+    takes_first = world.local_rank > 0
     found = arguments | identity(spec, datasets, network, "" if takes_first else code_digest(package)).values()
     who, folder, expected = world.broadcast((world.who, str(package), found))
 

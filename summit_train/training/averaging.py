@@ -68,8 +68,13 @@ class AveragingStep:
         device: torch.device,
         numbers_per_epoch: int,
     ) -> None:
-        self._spec, self._model, self._learners, self._virtual_gpus = spec, model, dict(learners), virtual_gpus
-        self._world, self._device, self._numbers_per_epoch = world, device, numbers_per_epoch
+        self._spec = spec
+        self._model = model
+        self._learners = dict(learners)
+        self._virtual_gpus = virtual_gpus
+        self._world = world
+        self._device = device
+        self._numbers_per_epoch = numbers_per_epoch
         self._in_round = 0  # steps since the last average
         self._votes = itertools.cycle(VOTES)
         self._sent = 0  # bytes given to averages
@@ -94,7 +99,8 @@ class AveragingStep:
 
         The trust ratios are those of the rank's first learner.
         """
-        results, self._results = self._results, []
+        results = self._results
+        self._results = []
         assert len(results) == len(self._learners), "begin comes first"
         rows = [result.votes for result in results]
         votes = torch.stack([*rows, VoteRow(0, 0, 0, 0, 0, 0, 0, *requests).tensor(self._device)]).sum(0)
@@ -114,7 +120,8 @@ class AveragingStep:
 
     @torch.no_grad()
     def _end_round(self) -> Averaging:
-        start, before = Mark(self._device), self._sent
+        start = Mark(self._device)
+        before = self._sent
         self._average_networks()
         for learner in self._learners.values():
             _copy(_weights(learner.model), _weights(self._model))
@@ -137,7 +144,8 @@ class AveragingStep:
         # In double, as each is small and the spread of the means can be smaller still.
         own = [[[one.double() for one in buffers] for buffers in _statistics(learner)] for learner in learners]
         pooled = self._mean([mean + variance for mean, variance in own], "batch_norm")
-        mean, within = pooled[: len(means)], pooled[len(means) :]
+        mean = pooled[: len(means)]
+        within = pooled[len(means) :]
         spreads = [torch._foreach_sub(means_of_one, mean) for means_of_one, _ in own]
         between = self._mean([list(torch._foreach_mul(spread, spread)) for spread in spreads], "batch_norm_spread")
         _copy(means, mean)

@@ -15,7 +15,8 @@ def bucket_counts(sizes: Sequence[int]) -> list[int]:
 
     A bucket has at most BUCKET_BYTES, the last one LAST_BUCKET_BYTES, or one larger gradient.
     """
-    counts, filled = list[int](), 0
+    counts = list[int]()
+    filled = 0
     for size in reversed(sizes):
         bound = LAST_BUCKET_BYTES if len(counts) <= 1 else BUCKET_BYTES
         if not counts or filled + size > bound:

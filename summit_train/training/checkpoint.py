@@ -97,7 +97,8 @@ class Writer:
 
     def wait(self) -> None:
         """Wait until the checkpoint is whole. Raises what its `write` raised, once."""
-        writing, self._writing = self._writing, None
+        writing = self._writing
+        self._writing = None
         if writing is not None:
             writing.result()
 
@@ -149,7 +150,8 @@ def current_line(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
 
     A line begins with the run, and again where --more-epochs takes the checkpoint of a shorter one.
     """
-    kept, left_out = list[Path](), list[str]()
+    kept = list[Path]()
+    left_out = list[str]()
     newest: Mapping[str, Any] = {}
     line = 0
     for path in reversed(paths):
@@ -159,7 +161,8 @@ def current_line(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
         # A checkpoint without one is kept here; loading it may refuse it.
         experiment = experiment if isinstance(experiment, dict) else newest
         if not kept:
-            newest, line = experiment, content.get("line", 0)
+            newest = experiment
+            line = content.get("line", 0)
         if differing := experiment_differences(experiment, newest):
             left_out.append(f"{path} is of another experiment: {'; '.join(differing.values())}")
         elif content.get("line", 0) != line:
@@ -242,7 +245,8 @@ def first_state(
     saved = {key: value for key, value in state.get("experiment", {}).items() if key not in unknown}
     differing = experiment_differences(saved, wanted.values())
     epochs = spec.schedule.epochs
-    is_length, before = differing.keys() == {"schedule.epochs"}, saved.get("schedule.epochs", epochs)
+    is_length = differing.keys() == {"schedule.epochs"}
+    before = saved.get("schedule.epochs", epochs)
     extension = extension or Extension.read(spec.run_path)
     if extension is not None and extension.after == epochs:
         # With as many epochs as the run had before its early stop, the length does not differ.

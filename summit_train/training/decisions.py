@@ -15,7 +15,7 @@ from summit_train.core.files import write_json
 from summit_train.plan import Rung
 from summit_train.spec import MAIN_MEASURES, Spec, own_parts
 
-Measures = Mapping[str, Any]  # of a validation, by name; None where one is unknown
+Values = Mapping[str, Any]  # of the measures of a validation, by name; None where one is unknown
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Decisions:
     def best_checkpoint(self) -> Path | None:
         return checkpoint_path(self._spec.run_path, self.best_step) if self.best_step else None
 
-    def update(self, epoch: int, step: int, measures: Measures) -> Decided:
+    def update(self, epoch: int, step: int, measures: Values) -> Decided:
         """Take in the validation after `epoch` finished epochs, `step` updates; a second time it changes nothing.
 
         After the last epoch only the best checkpoint is left to decide.
@@ -140,7 +140,8 @@ class Decisions:
         self._validations += 1
         if accuracy is None or self._validations % grow.every:
             return None
-        before, best = self.rung, self._highest_accuracy
+        before = self.rung
+        best = self._highest_accuracy
         if accuracy < best * grow.margin:
             self._rung = min(self._rung + 1, len(self._ladder) - 1)
         self._highest_accuracy = max(best, accuracy)

@@ -25,9 +25,11 @@ def erase(clips_NTCHW: torch.Tensor, probability: float, draw: np.random.Generat
         for _ in range(_ATTEMPTS):
             area = draw.uniform(*AREA) * (height * width)
             aspect = math.exp(draw.uniform(*LOG_ASPECT))
-            tall, wide = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            tall = round(math.sqrt(area * aspect))
+            wide = round(math.sqrt(area / aspect))
             if tall < height and wide < width:
-                top, left = int(draw.integers(height - tall + 1)), int(draw.integers(width - wide + 1))
+                top = int(draw.integers(height - tall + 1))
+                left = int(draw.integers(width - wide + 1))
                 box = clip[..., top : top + tall, left : left + wide]
                 box.copy_(torch.randn(box.shape, generator=noise, device=box.device, dtype=box.dtype))
                 break

@@ -83,7 +83,8 @@ class Exchange:
         self._type = torch.float16 if compression == "fp16" else None
         self.buckets = split_buckets(self._parameters) if world.size > 1 else []
         self._begun = 0  # buckets whose mean has begun
-        self._is_last_pass, self._is_first_step = False, True
+        self._is_last_pass = False
+        self._is_first_step = True
         self._hooks = list[RemovableHandle]()
         for bucket in self.buckets:
             for parameter in bucket.parameters:

@@ -18,7 +18,10 @@ _NEAR = 0.02
 _FEWEST_STEPS = 50  # of a mean loss: a network that learns may need them to leave that of a guess
 # One class takes a few percent less than all where single clips are far from the others. A class that is nearly all of
 # the list is rightly predicted. With fewer videos a class may take all of them by chance.
-_NEARLY_ALL, _MOST_OF_LIST, _FEWEST_VIDEOS, _VIDEOS_A_CLASS = 0.98, 0.9, 20, 4
+_NEARLY_ALL = 0.98
+_MOST_OF_LIST = 0.9
+_FEWEST_VIDEOS = 20
+_VIDEOS_A_CLASS = 4
 # BN's running statistics lag in the first epochs: a TSM that ends at 97.5 % takes all videos for one class until then.
 _EARLY = 1 / 3
 _CAUSES = (
@@ -35,22 +38,26 @@ class Health:
     """
 
     def __init__(self, spec: Spec, plan: Plan) -> None:
-        self._spec, self._plan = spec, plan
-        first, number = plan.warmup_steps + 1, max(_FEWEST_STEPS, plan.total_steps // 10)
+        self._spec = spec
+        self._plan = plan
+        first = plan.warmup_steps + 1
+        number = max(_FEWEST_STEPS, plan.total_steps // 10)
         self._window = range(first, first + number)
         self._losses = list[float]()
         self._was_one_class = self._is_said = False
 
     def of_step(self, step: int, loss: float) -> str | None:
         """Take in the loss of a step; return what is wrong with the mean, at its last step."""
-        loss_spec, classes = self._spec.loss, self._spec.model.num_classes
+        loss_spec = self._spec.loss
+        classes = self._spec.model.num_classes
         # Class weights change the loss of a guess.
         if step not in self._window or loss_spec.kind != "softmax" or loss_spec.class_weights is not None:
             return None
         self._losses.append(loss)
         if step != self._window[-1] or len(self._losses) < _FEWEST_STEPS:  # fewer: resumed within
             return None
-        mean, guess = math.fsum(self._losses) / len(self._losses), math.log(classes)
+        mean = math.fsum(self._losses) / len(self._losses)
+        guess = math.log(classes)
         if not abs(mean - guess) <= _NEAR * guess:
             return None
         what = f"the mean loss of steps {self._window[0]:,} to {step:,} is {mean:.3f}, that of a guess, ln({classes})"
@@ -60,12 +67,14 @@ class Health:
         """Take in the scores after a step; return what is wrong with their predictions."""
         if not isinstance(found, Scores) or found.kind != "softmax" or step < _EARLY * self._plan.total_steps:
             return None
-        labels, predicted = found.labels[found.is_read], found.scores[found.is_read].argmax(1)
+        labels = found.labels[found.is_read]
+        predicted = found.scores[found.is_read].argmax(1)
         classes = found.scores.shape[1]
         if len(labels) < max(_FEWEST_VIDEOS, _VIDEOS_A_CLASS * classes):
             return None
         top = int(np.bincount(predicted, minlength=classes).argmax())
-        taken, own = float((predicted == top).mean()), float((labels == top).mean())
+        taken = float((predicted == top).mean())
+        own = float((labels == top).mean())
         is_one_class = taken >= _NEARLY_ALL and own < _MOST_OF_LIST
         is_sure = self._was_one_class or step >= self._plan.total_steps
         self._was_one_class = is_one_class

@@ -25,7 +25,8 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
 
     Raises Stopped on request, with a checkpoint, and RunFailed, with rank, host and step, if data or numbers fail.
     """
-    plan, spec = run.plan, run.spec
+    plan = run.plan
+    spec = run.spec
     take_in_last_validation(run, records.log, stop)
     with records, closing(clips_of_steps(run)) as steps:
         for clips in steps:
@@ -79,8 +80,11 @@ def clips_of_steps(run: Run) -> Generator[StepClips, None, None]:
 
     A batch that has grown gets new worker processes, and an epoch of it fewer steps.
     """
-    plan, world, step = run.plan, run.world, run.start_step
-    rung, batches = run.decisions.rung, None
+    plan = run.plan
+    world = run.world
+    step = run.start_step
+    rung = run.decisions.rung
+    batches = None
     with ExitStack() as held:
         while step < plan.total_steps and not run.decisions.is_stop_reached:
             step = max(step, plan.first_step(step // plan.steps_per_epoch, run.decisions.rung))
@@ -89,7 +93,8 @@ def clips_of_steps(run: Run) -> Generator[StepClips, None, None]:
             began = time.perf_counter()
             if batches is None or rung != run.decisions.rung:
                 held.close()
-                rung, steps = run.decisions.rung, range(step, plan.total_steps)
+                rung = run.decisions.rung
+                steps = range(step, plan.total_steps)
                 batches = run.train_set.training_batches(plan.order(rung), world.rank, world.size, steps)
                 held.callback(batches.close)
             yield StepClips(step, rung, batches, timer, time.perf_counter() - began)

@@ -33,6 +33,9 @@ class TaskLoss(Protocol):
     def of_scores(self, found: Found) -> float | None:
         """Return the mean loss of validation videos; None where there is none."""
 
+    def to(self, device: torch.device) -> TaskLoss:
+        """Return the loss of outputs on a device. Raises UserError for one of the user's own that fails there."""
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -62,7 +65,8 @@ class Loss:
             return functional.binary_cross_entropy_with_logits(logits, hot, pos_weight=self.class_weights)
         if self.class_weights is None:
             return functional.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
-        weights, smoothing = self.class_weights, self.label_smoothing
+        weights = self.class_weights
+        smoothing = self.label_smoothing
         total = functional.cross_entropy(logits, targets, weights, label_smoothing=smoothing, reduction="sum")
         return total / len(logits)
 
@@ -83,18 +87,24 @@ class Loss:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return self(outputs, targets), num_correct(outputs, targets)
 
+    def to(self, device: torch.device) -> Loss:
+        return self if self.class_weights is None else replace(self, class_weights=self.class_weights.to(device))
+
 
 @dataclass(frozen=True, kw_only=True)
 class OwnLoss(Loss):
     """The mean of a loss of the user's own (docs/own_parts.md); kind: the built-in one that it is like.
 
     part: for messages. own: called with logits (n, K) and targets, it returns the loss of each clip, (n,), or their
-    mean. are_shares: the targets are floats (n, K) always, as mixing makes some of them.
+    mean. are_shares: the targets are floats (n, K) always, as mixing makes some of them. num_classes, dtype: of the
+    logits in training.
     """
 
     part: OwnPart
     own: Callable[..., Any]
     are_shares: bool
+    num_classes: int
+    dtype: torch.dtype
 
     def __call__(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         given = one_hot(targets, logits) if self.are_shares else targets
@@ -116,14 +126,20 @@ class OwnLoss(Loss):
                 torch.cuda.manual_seed(seed)
             return super().of_batch(outputs, targets, size, seed)
 
-    def check(self, num_classes: int, dtype: torch.dtype, device: torch.device) -> None:
+    def to(self, device: torch.device) -> OwnLoss:
+        if device.type != "cpu":  # where it was tried
+            self.check(self.dtype, device)
+        return self
+
+    def check(self, dtype: torch.dtype, device: torch.device) -> None:
         """Try it on drawn logits. Raises UserError for what no training could begin with or repeat."""
         module = self.own if isinstance(self.own, nn.Module) else nn.Module()
         if list(module.parameters()):
             raise UserError(f"{self.part.key}: {self.part.name} must have no parameters: nothing trains them")
-        buffers, draw = [one.clone() for one in module.buffers()], torch.Generator().manual_seed(0)
-        batches = [torch.randn(n, num_classes, generator=draw).to(device, dtype).requires_grad_() for n in (3, 1)]
-        labels = torch.arange(3, device=device) % num_classes
+        buffers = [one.clone() for one in module.buffers()]
+        draw = torch.Generator().manual_seed(0)
+        batches = [torch.randn(n, self.num_classes, generator=draw).to(device, dtype).requires_grad_() for n in (3, 1)]
+        labels = torch.arange(3, device=device) % self.num_classes
         loss, _, again = (self(batches[n], labels[: len(batches[n])]) for n in (0, 1, 0))
         if not loss.requires_grad:
             raise self.part.wrong("a function of the logits", "one without a gradient")
@@ -153,8 +169,11 @@ def num_correct(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return ((own > 0) & (own == hot.amax(1))).sum()
 
 
-def build_loss(spec: Spec, clips_of_class: Sequence[int], device: torch.device) -> TaskLoss:
-    """Return the loss of a spec. clips_of_class: the training clips of the first classes; the others have none."""
+def build_loss(spec: Spec, clips_of_class: Sequence[int] = ()) -> TaskLoss:
+    """Return the loss of a spec, on the CPU.
+
+    clips_of_class: the training clips of the first classes, for balanced class weights; the others have none.
+    """
     if spec.task == "detection":
         from summit_train.tasks.detection.loss import DetectionLoss
 
@@ -162,16 +181,23 @@ def build_loss(spec: Spec, clips_of_class: Sequence[int], device: torch.device) 
         return DetectionLoss(spec.model.detector, spec.model.num_classes)
     dtype = parameter_type(spec.precision)
     for part in own_parts(spec, "loss"):
-        are_shares = spec.loss.base == "binary" or spec.data.mix is not None
-        own = OwnLoss(spec.loss.base, part=part, own=part.make("logits", "targets"), are_shares=are_shares)
-        for one in (dtype, torch.float64):  # validation has doubles
-            own.check(spec.model.num_classes, one, device)
+        own = OwnLoss(
+            spec.loss.base,
+            part=part,
+            own=part.make("logits", "targets"),
+            are_shares=spec.loss.base == "binary" or spec.data.mix is not None,
+            num_classes=spec.model.num_classes,
+            dtype=dtype,
+        )
+        for kind in (dtype, torch.float64):  # validation has doubles
+            own.check(kind, torch.device("cpu"))
         return own
     weights = spec.loss.class_weights
     if weights == "balanced":
-        total, known = sum(clips_of_class), sum(count > 0 for count in clips_of_class)
+        total = sum(clips_of_class)
+        known = sum(count > 0 for count in clips_of_class)
         counts = [*clips_of_class, *[0] * (spec.model.num_classes - len(clips_of_class))]
         # The weight of a class without a clip matters only to smoothed labels.
         weights = tuple(total / (known * count) if count else 1.0 for count in counts)
-    tensor = None if weights is None else torch.tensor(weights, dtype=dtype, device=device)
+    tensor = None if weights is None else torch.tensor(weights, dtype=dtype)
     return Loss(spec.loss.kind, spec.loss.label_smoothing, tensor)

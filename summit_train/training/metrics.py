@@ -37,7 +37,9 @@ class RunLog(AbstractContextManager["RunLog"]):
         # purge_step hides what the run wrote beyond the checkpoint that it resumes from
         with naming(run_path / "tensorboard"):
             self._events = SummaryWriter(str(run_path / "tensorboard"), purge_step=start_step + 1)
-        self._title, self._start, self._total = title, start_step, total_steps
+        self._title = title
+        self._start = start_step
+        self._total = total_steps
         self._began = self._last_line = time.monotonic()
         self._noise_scale: float | None = None  # as measured last
 
@@ -67,7 +69,8 @@ class RunLog(AbstractContextManager["RunLog"]):
 
     def step(self, **values: Any) -> None:
         self.write("step", **values)
-        step, wait = values["step"], 100 * values["data_wait_s"] / values["step_s"] if values["step_s"] else 0.0
+        step = values["step"]
+        wait = 100 * values["data_wait_s"] / values["step_s"] if values["step_s"] else 0.0
         state = (
             f"epoch {values['epoch']}  loss {values['loss']:.4f}  lr {values['lr']:.4g}  "
             f"{values['clips_per_second']:.1f} clips/s  data wait {wait:.0f} %"

@@ -59,7 +59,8 @@ def draw_mix(spec: MixSpec, generator: np.random.Generator, height: int, width: 
         return Mix(share)
     sides = []
     for extent in (height, width):
-        cut, centre = int(extent * math.sqrt(1 - share)), int(generator.integers(extent))
+        cut = int(extent * math.sqrt(1 - share))
+        centre = int(generator.integers(extent))
         sides.append((max(centre - cut // 2, 0), min(centre + (cut + 1) // 2, extent)))
     (top, bottom), (left, right) = sides
     return Mix(1 - (bottom - top) * (right - left) / (height * width), (top, bottom, left, right))

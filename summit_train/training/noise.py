@@ -58,7 +58,8 @@ class PassSquares:
 
     def take(self, device: torch.device) -> torch.Tensor:
         """Return the sum over the passes since the last call, a double scalar on `device`; 0 if none was noted."""
-        norms, self._norms = self._norms, []
+        norms = self._norms
+        self._norms = []
         if not norms:
             return torch.zeros((), dtype=torch.float64, device=device)
         return torch.stack(norms).double().square().sum()
@@ -76,7 +77,8 @@ class NoiseScale:
     """The noise scale of a run: the ratio of the moving averages of tr(Sigma) and |G|^2. Equal on all ranks."""
 
     def __init__(self, clips_per_gpu: int, virtual_gpus: int) -> None:
-        self._small, self._big = clips_per_gpu, clips_per_gpu * virtual_gpus
+        self._small = clips_per_gpu
+        self._big = clips_per_gpu * virtual_gpus
         self._variance = self._square = 0.0
 
     def add(self, squares: Squares) -> dict[str, float]:
@@ -85,7 +87,8 @@ class NoiseScale:
         noise_scale: in clips, averaged. 0 or infinite while the average of tr(Sigma) or of |G|^2 is not above 0: then
         its estimates scatter too widely. gradient_variance, gradient_square: tr(Sigma) and |G|^2 by this step alone.
         """
-        small, big = self._small, self._big
+        small = self._small
+        big = self._big
         square = (big * squares.average - small * squares.single) / (big - small)
         variance = (squares.single - squares.average) / (1 / small - 1 / big)
         self._square = DECAY * self._square + (1 - DECAY) * square
@@ -98,4 +101,5 @@ class NoiseScale:
         return {"variance": self._variance, "square": self._square}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        self._variance, self._square = state["variance"], state["square"]
+        self._variance = state["variance"]
+        self._square = state["square"]

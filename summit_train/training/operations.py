@@ -36,7 +36,9 @@ _FUSED = ("_fused_sgd_", "_fused_adam_", "_fused_adamw_")
 _NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
 _OVERWRITE = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_"}  # they write without reading
 # ATen/native/cuda/MultiTensorApply.cuh: elements of a block; blocks and, by lists of tensors, tensors of a launch.
-_CHUNK, _BLOCKS, _TENSORS = 65536, 320, (110, 64, 48, 36, 30)
+_CHUNK = 65536
+_BLOCKS = 320
+_TENSORS = (110, 64, 48, 36, 30)
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -47,8 +49,10 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.counted = Counter[Operation]()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result, schema = operation(*args, **(kwargs or {})), operation._schema
-        name, written = schema.name.removeprefix("aten::"), result
+        result = operation(*args, **(kwargs or {}))
+        schema = operation._schema
+        name = schema.name.removeprefix("aten::")
+        written = result
         if not schema.returns:  # of lists; gradients only where a scale divides them
             pairs = zip(args, schema.arguments, strict=False)
             written = [arg for arg, one in pairs if one.alias_info and one.alias_info.is_write and one.name != "grads"]
@@ -104,7 +108,8 @@ def count_step(spec: Spec) -> list[tuple[Operation, int]]:
     parts = {"scale": spec.scale.model_copy(update={"gpus": 1}), "data": data, "loss": LossSpec()}
     spec = spec.model_copy(update={**parts, "precision": "fp32"})
     clips = torch.zeros((), dtype=torch.uint8).expand(spec.scale.clips_per_gpu, *data.clip_shape)  # of one byte
-    labels, passes = torch.zeros(len(clips), dtype=torch.int64), Counter[Operation]()
+    labels = torch.zeros(len(clips), dtype=torch.int64)
+    passes = Counter[Operation]()
     with as_on_a_gpu(), META:
         network = build_network(spec)
         make_ready(network, spec)

@@ -57,7 +57,10 @@ class Records(AbstractContextManager["Records"]):
     """
 
     def __init__(self, run: Run, log: RunLog | None, traced: range) -> None:
-        self.log, self._run, self.trace, self._slow_ranks = log, run, Trace(traced, run, log), SlowRanks(run, log)
+        self.log = log
+        self._run = run
+        self.trace = Trace(traced, run, log)
+        self._slow_ranks = SlowRanks(run, log)
         self._unread: LaunchedStep | None = None
         self._ratio_every = max(1, run.plan.total_steps // 100)  # steps between two records of the trust ratios
         self._broken: deque[tuple[bool, str]] = deque(maxlen=run.spec.watch.nonfinite_steps)
@@ -83,12 +86,14 @@ class Records(AbstractContextManager["Records"]):
         timer: of the current step; the wait for the other ranks counts as its allreduce. Raises AgreedError on all
         ranks at too many broken steps or bad clips.
         """
-        launched, self._unread = self._unread, None
+        launched = self._unread
+        self._unread = None
         if launched is None:
             return Requests()
         run = self._run
         clips, lr, result, end = launched
-        number, epoch = clips.number, clips.step // run.plan.steps_per_epoch
+        number = clips.number
+        epoch = clips.step // run.plan.steps_per_epoch
         vote = result.read(clips.rung.global_batch, run.plan.virtual_gpus, run.world.size)
         timer.lap("allreduce")
         self._check(launched, vote)
@@ -112,7 +117,8 @@ class Records(AbstractContextManager["Records"]):
             )
             log.warn(number, run.health.of_step(number, vote.loss))
             if (averaging := result.averaging) is not None:
-                seconds, sent = averaging.start.seconds_to(averaging.end), averaging.num_bytes
+                seconds = averaging.start.seconds_to(averaging.end)
+                sent = averaging.num_bytes
                 log.write("average", step=number, epoch=epoch, seconds=seconds, bytes=sent)
             if result.ratios is not None and not vote.skipped and number % self._ratio_every == 0:
                 log.write("trust_ratio", step=number, ratios=result.ratios.read())
@@ -123,8 +129,10 @@ class Records(AbstractContextManager["Records"]):
         if not vote.broken:
             self._broken.clear()
             return
-        run, loss = self._run, launched.result.local_loss.item()
-        number, ids = launched.clips.number, (int(i) for batch in launched.clips.finished for i in batch.ids)
+        run = self._run
+        loss = launched.result.local_loss.item()
+        number = launched.clips.number
+        ids = (int(i) for batch in launched.clips.finished for i in batch.ids)
         clips = ", ".join(map(run.train_set.manifest.path, ids))
         self._broken.append((not math.isfinite(loss), f"step {number}, loss {loss:g}, clips {clips}"))
         if self.log is not None:

@@ -26,7 +26,7 @@ from summit_train.data.dataset import Dataset, open_datasets
 from summit_train.data.manifest.quarantine import clips_per_class
 from summit_train.data.video.own_augment import try_augment
 from summit_train.data.video.source import check_temporary_folder
-from summit_train.evaluation.measures import open_measures
+from summit_train.evaluation.measures import Measures, open_measures
 from summit_train.models import VideoNetwork
 from summit_train.models.by_name import lr_factors
 from summit_train.models.network import check_arithmetic, check_batch, initial_network
@@ -45,9 +45,9 @@ from summit_train.training.checkpoint import (
     serialised,
     write_checkpoint,
 )
-from summit_train.training.decisions import Decisions, Measures
+from summit_train.training.decisions import Decisions
 from summit_train.training.health import Health
-from summit_train.training.loss import build_loss
+from summit_train.training.loss import TaskLoss, build_loss
 from summit_train.training.noise import NoiseScale
 from summit_train.training.state import Extension, Validation
 from summit_train.training.step import StepSettings, TrainStep
@@ -57,12 +57,17 @@ _OPEN_FILES = 100  # of a rank besides its batches: libraries, logs, pipes of wo
 
 @dataclass(frozen=True)
 class Inputs:
-    """The user's input, read and found to fit together before any rank talks to another."""
+    """The user's input, read and found to fit together before any rank talks to another. Each part is made here, once.
+
+    loss: on the CPU. measures: of validation videos.
+    """
 
     spec: Spec
     plan: Plan
     train: Dataset
     val: Dataset
+    loss: TaskLoss
+    measures: Measures
 
     @property
     def datasets(self) -> dict[str, Dataset]:
@@ -70,10 +75,21 @@ class Inputs:
 
 
 def read_inputs(spec: Spec, ranks: int) -> Inputs:
+    """Read the lists, and make what follows from the spec and them. Raises UserError."""
     train, val = open_datasets(spec)
-    try_own_parts(spec)
+    loss, measures = try_own_parts(spec, list(clips_per_class(train.manifest, train.kept).values()))
     check_batch(spec)
-    return Inputs(spec, make_plan(spec, ranks, len(train)), train, val)
+    return Inputs(spec, make_plan(spec, ranks, len(train)), train, val, loss, measures)
+
+
+def try_own_parts(spec: Spec, clips_of_class: Sequence[int] = ()) -> tuple[TaskLoss, Measures]:
+    """Call each part of the user's own; return the spec's loss and measures.
+
+    clips_of_class: as in build_loss. Raises UserError for a part that does not do what it must.
+    """
+    for part in own_parts(spec, "data"):
+        try_augment(part, spec.data.clip_shape)
+    return build_loss(spec, clips_of_class), open_measures(spec)
 
 
 def check_room(spec: Spec, local_ranks: int) -> None:
@@ -83,14 +99,6 @@ def check_room(spec: Spec, local_ranks: int) -> None:
         check_temporary_folder()
         clips = local_ranks * spec.scale.clips_per_gpu * spec.data.repeats
         check_shared_memory(clips * math.prod(spec.data.clip_shape), workers)
-
-
-def try_own_parts(spec: Spec) -> None:
-    """Make the parts of the user's own, and call each. Raises UserError for one that does not do what it must."""
-    for part in own_parts(spec, "data"):
-        try_augment(part, spec.data.clip_shape)
-    open_measures(spec)
-    build_loss(spec, (), torch.device("cpu"))
 
 
 class Run:
@@ -116,13 +124,18 @@ class Run:
         network: the spec's initial one, on `device`. lock: rank 0's, checked at each checkpoint. extension: as in
         first_state, which raises CheckpointError. Raises UserError where this machine's gradients would be wrong.
         """
-        spec, plan = inputs.spec, inputs.plan
-        self.spec, self.plan, self.world, self.device, self._lock = spec, plan, world, device, lock
+        spec = inputs.spec
+        plan = inputs.plan
+        self.spec = spec
+        self.plan = plan
+        self.world = world
+        self.device = device
+        self._lock = lock
         self.watchdog = watchdog or Watchdog(world, None)
         # --- data
         may_open = raise_open_files()
-        self.train_set, self.val_set = replace(inputs.train, data=spec.data.on_node(world.local_size)), inputs.val
-        counts = list(clips_per_class(inputs.train.manifest, inputs.train.kept).values())
+        self.train_set = replace(inputs.train, data=spec.data.on_node(world.local_size))
+        self.val_set = inputs.val
         # --- network: its weights are those of the checkpoint, pretrained ones, or those that it has
         world.together(lambda: check_arithmetic(spec, device))
         self.model = network
@@ -135,25 +148,29 @@ class Run:
         else:
             world.broadcast_tensors(self.model.state_dict())
         # --- step
-        self.step = build_step(spec, plan, world, self.model, device, counts)
+        self.step = build_step(spec, plan, world, self.model, device, inputs.loss)
         self.step.unfreeze(max(0, step - 1) // plan.steps_per_epoch)  # as in the update before the checkpoint
         if saved:
             self.step.restore(checkpoint)
         unfrozen = self.step.unfreeze(step // plan.steps_per_epoch)
         # --- records; a file of the user's own may change while the run has what was in it
-        self.measures, self._experiment = open_measures(spec), experiment_of(spec, plan, self.train_set, self.model)
-        self.val_loss = build_loss(spec, counts, torch.device("cpu"))
-        self.health, self.noise = Health(spec, plan), NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
+        self.measures = inputs.measures
+        self.val_loss = inputs.loss
+        self._experiment = experiment_of(spec, plan, self.train_set, self.model)
+        self.health = Health(spec, plan)
+        self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
         self.decisions = Decisions(spec, plan.ladder)
         clips_per_epoch = plan.clips - plan.dropped_clips_per_epoch
         self.bad_clips = BadClips(world, spec.run_path, clips_per_epoch, spec.data.max_bad_fraction)
         self.start_step = self._saved_step = step
         self._restore_records(checkpoint)
-        self.writer, self._saved_at = Writer(background=spec.checkpoint.background), time.monotonic()
+        self.writer = Writer(background=spec.checkpoint.background)
+        self._saved_at = time.monotonic()
         self.notes = [*_notes(self, may_open, unfrozen), *resumed]
 
     def _restore_records(self, checkpoint: Checkpoint) -> None:
-        path, saved = checkpoint.path, checkpoint.state
+        path = checkpoint.path
+        saved = checkpoint.state
         for name, state in self._parts().items():
             if name in saved:
                 check_fit(path, name, saved[name], state)
@@ -203,7 +220,8 @@ class Run:
             # So that the file alone is enough to use the network.
             "classes": (classes := self.train_set.manifest.classes) and list(classes),
         }
-        content, best = serialised(state), self.decisions.best_checkpoint
+        content = serialised(state)
+        best = self.decisions.best_checkpoint
         measures_path(path).unlink(missing_ok=True)  # of an earlier start, which came here with other weights
 
         def write() -> None:
@@ -224,7 +242,7 @@ class Run:
 
         self.world.from_first(keep)
 
-    def save_validation(self, epoch: int, measures: Measures, *, stops_early: bool) -> None:
+    def save_validation(self, epoch: int, measures: Mapping[str, Any], *, stops_early: bool) -> None:
         """Write what the validation after `epoch` has found beside that epoch's checkpoint, if it has one. Collective.
 
         A run that resumes from it does not validate again.
@@ -233,7 +251,7 @@ class Run:
             found = Validation(epoch, dict(measures), self.decisions.own_measures, stops_early)
             self.world.from_first(lambda: found.write(checkpoint_path(self.spec.run_path, self._saved_step)))
 
-    def saved_measures(self) -> Measures | None:
+    def saved_measures(self) -> Mapping[str, Any] | None:
         """Return the measures beside the checkpoint that the run resumes from; None if they are of other code."""
         found = Validation.read(checkpoint_path(self.spec.run_path, self.start_step))
         return found.measures if found is not None and found.own_measures == self.decisions.own_measures else None
@@ -255,7 +273,10 @@ class Run:
 
 def _notes(run: Run, may_open: int | None, unfrozen: int) -> Iterator[str]:
     """Yield notes before the first step. may_open: files of this process. unfrozen: parameters trained from here on."""
-    spec, plan, world, kept = run.spec, run.plan, run.world, run.train_set.kept
+    spec = run.spec
+    plan = run.plan
+    world = run.world
+    kept = run.train_set.kept
     yield f"network: {run.model.execution}"
     if spec.data.quarantine is not None:
         yield f"left out: {len(kept.excluded):,} of {kept.total:,} training clips, by {spec.data.quarantine}"
@@ -275,19 +296,20 @@ def _notes(run: Run, may_open: int | None, unfrozen: int) -> Iterator[str]:
 
 
 def build_step(
-    spec: Spec, plan: Plan, world: World, model: VideoNetwork, device: torch.device, clips_of_class: Sequence[int] = ()
+    spec: Spec, plan: Plan, world: World, model: VideoNetwork, device: torch.device, loss: TaskLoss | None = None
 ) -> TrainStep | AveragingStep:
     """Return the step of the spec's method of parallel training, before its first update of `model`.
 
-    clips_of_class: of the training set, for balanced class weights; without any all weights are 1.
+    loss: the spec's, on any device; None: that of a training set whose classes have equally many clips.
     """
-    solver, is_synchronous = spec.optimizer, spec.parallel.method == "synchronous"
+    solver = spec.optimizer
+    is_synchronous = spec.parallel.method == "synchronous"
     settings = StepSettings(
         spec.seed,
         plan.virtual_gpus if is_synchronous else 1,
         spec.precision,
         solver.clip_norm,
-        build_loss(spec, clips_of_class, device).of_batch,
+        (loss or build_loss(spec)).to(device).of_batch,
         spec.noise_scale.every_steps if is_synchronous and plan.virtual_gpus > 1 else 0,
         spec.ema.decay,
         spec.data.input,
@@ -301,7 +323,8 @@ def build_step(
 
     if is_synchronous:
         return step_of(model, world)
-    learners, alone = dict[int, TrainStep](), World()
+    learners = dict[int, TrainStep]()
+    alone = World()
     for number in plan.virtual_gpus_of(world.rank):
         learner = initial_network(spec, device)
         learner.load_state_dict(model.state_dict())

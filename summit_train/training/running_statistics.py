@@ -32,7 +32,8 @@ class RunningStatistics:
 
     def __init__(self, model: nn.Module, virtual_gpus: int, world: World) -> None:
         self._norms = trained_norms(model)
-        self._virtual_gpus, self._world = virtual_gpus, world
+        self._virtual_gpus = virtual_gpus
+        self._world = world
         self._momenta = [norm.momentum for norm in self._norms]
         self._step = 0
         self._before = self._moved = torch.empty(0)
@@ -58,11 +59,13 @@ class RunningStatistics:
 
     def begin_pass(self, step: int) -> None:
         """Begin a forward pass of the step number `step` of the run, from 0."""
-        self._step, self._calls = step, [[] for _ in self._norms]
+        self._step = step
+        self._calls = [[] for _ in self._norms]
 
     def end_pass(self) -> None:
         """Take in what the norms have seen since begin_pass."""
-        calls, self._calls = self._calls, None
+        calls = self._calls
+        self._calls = None
         if not self._norms:
             return
         if not self._hooks:

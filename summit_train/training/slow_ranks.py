@@ -60,7 +60,8 @@ class SlowRank:
 
     def text(self, who: str, ranks: int, step: int) -> str:
         """Return the line for people, after `step`."""
-        part, since = self.part.replace("_", " "), max(1, step - WINDOW * WINDOWS + 1)
+        part = self.part.replace("_", " ")
+        since = max(1, step - WINDOW * WINDOWS + 1)
         own = f"in the last {WINDOW} it took {1000 * self.seconds:.3g} ms of its own for each micro-batch"
         much = f"{self.seconds / self.median_s:.2f} times the median of {ranks} ranks"
         return f"{who} is slow in steps {since:,} to {step:,}, mostly in its {part}: {own}, {much}"
@@ -75,8 +76,10 @@ class Judge:
 
     def add(self, window: Sequence[Own]) -> list[SlowRank]:
         """Take in the ranks' seconds in a window; return those to be named now."""
-        sums, found = [sum(own) for own in window], list[SlowRank]()
-        middle, middles = median(sums), list(map(median, zip(*window, strict=True)))
+        sums = [sum(own) for own in window]
+        found = list[SlowRank]()
+        middle = median(sums)
+        middles = list(map(median, zip(*window, strict=True)))
         slow = [rank for rank, seconds in enumerate(sums) if seconds > FACTOR * middle]
         self._in_a_row = {rank: self._in_a_row.get(rank, 0) + 1 for rank in slow}
         for rank, windows in self._in_a_row.items():
@@ -95,7 +98,10 @@ class SlowRanks:
     """
 
     def __init__(self, run: Run, log: RunLog | None) -> None:
-        self._run, self._log, self._judge, self._steps = run, log, Judge(), list[Own]()
+        self._run = run
+        self._log = log
+        self._judge = Judge()
+        self._steps = list[Own]()
         self._spares = spares(run.spec.run_path).replaceable if log and EXCLUDE_SLOW in os.environ else 0
         self._pending: tuple[int, torch.Tensor, Callable[[], None]] | None = None
 
@@ -118,7 +124,8 @@ class SlowRanks:
         """Read the table of the last window, if it was not yet, and name the ranks that are slow. Collective."""
         if self._pending is None:
             return
-        (step, table, wait), self._pending = self._pending, None
+        step, table, wait = self._pending
+        self._pending = None
         wait()
         slow = self._judge.add([Own(*row) for row in table.tolist()])
         if (log := self._log) is not None:
@@ -128,7 +135,8 @@ class SlowRanks:
             self._name(step, slow)
 
     def _name(self, step: int, slow: Sequence[SlowRank]) -> None:
-        world, log = self._run.world, self._log
+        world = self._run.world
+        log = self._log
         ranks = world.gather((world.who, node_name(os.environ, world.host))) or []
         if log is None:
             return

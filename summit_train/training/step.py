@@ -42,7 +42,8 @@ class LossScale:
     """
 
     def __init__(self, enabled: bool, device: torch.device, interval: int = 2000) -> None:
-        self.enabled, self._interval = enabled, interval
+        self.enabled = enabled
+        self._interval = interval
         self.scale = torch.full((), 2.0**16 if enabled else 1.0, device=device)
         self._good_steps = torch.zeros((), device=device)
 
@@ -75,7 +76,8 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self._model, self._decay = model, decay
+        self._model = model
+        self._decay = decay
         self._sources = {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
         self._averages = {name: value.clone() for name, value in self._sources.items()}
         self._updates = torch.zeros((), dtype=torch.float64, device=next(iter(self._sources.values())).device)
@@ -249,8 +251,12 @@ class TrainStep:
         settings: StepSettings,
         trust: TrustRatio | None = None,
     ) -> None:
-        self.model, self.optimizer, self._world, self._device = model, optimizer, world, device
-        self._trust, self._settings = trust, settings
+        self.model = model
+        self.optimizer = optimizer
+        self._world = world
+        self._device = device
+        self._trust = trust
+        self._settings = settings
         self._dtype = parameter_type(settings.precision)
         self._normalise = None if settings.modality is None else Normalise(self._dtype, device, settings.modality)
         self._accumulation = len(virtual_gpus_of(world.rank, world.size, settings.virtual_gpus))
@@ -261,7 +267,8 @@ class TrainStep:
 
     def _take_trained(self) -> None:
         """Set up what depends on which parameters are trained, from the next step on."""
-        model, settings = self.model, self._settings
+        model = self.model
+        settings = self._settings
         self.statistics = RunningStatistics(model, settings.virtual_gpus, self._world)
         self._exchange = Exchange(model.named_parameters(), self._world, settings.virtual_gpus, settings.compression)
         self._squares = PassSquares(model)
@@ -310,7 +317,8 @@ class TrainStep:
 
         All ranks have the same mean, so all skip the update where its norm is not finite.
         """
-        losses, self._losses = self._losses, []
+        losses = self._losses
+        self._losses = []
         assert len(losses) == self._accumulation, "begin comes first"
         timer = self._timer
         self._exchange.finish()
@@ -372,7 +380,8 @@ class TrainStep:
 
     def _vary(self, clips: torch.Tensor, batch: MicroBatch) -> Mix:
         """Erase and mix the normalised clips of a micro-batch in place; return how they were mixed."""
-        settings, place = self._settings, (batch.step, batch.virtual_gpu)
+        settings = self._settings
+        place = (batch.step, batch.virtual_gpu)
         if settings.erase:
             noise = torch.Generator(self._device).manual_seed(rng.seed_of(settings.seed, "erase", *place))
             erase(clips, settings.erase, rng.key(settings.seed, "erase", *place), noise)
@@ -397,7 +406,8 @@ class TrainStep:
         self, gradients: list[torch.Tensor], norm: torch.Tensor, skipped: torch.Tensor
     ) -> Ratios | None:
         """Unscale, clip and update, or do nothing where `skipped` is 1; return the layers' trust ratios, if any."""
-        divisor, clip_norm = self.loss_scale.scale, self._settings.clip_norm
+        divisor = self.loss_scale.scale
+        clip_norm = self._settings.clip_norm
         if clip_norm is not None:
             divisor = divisor * torch.clamp(norm / divisor / clip_norm, min=1.0)
         unscaled = not self.loss_scale.enabled and clip_norm is None

@@ -53,7 +53,8 @@ class StepTimer:
     """
 
     def __init__(self, device: torch.device, number: int = 0) -> None:
-        self._device, self.number = device, number
+        self._device = device
+        self.number = number
         self.laps = [("", Mark(device))]
         self.sent = dict[str, tuple[Mark, int]]()
         self.arrived = dict[str, Mark]()

@@ -49,12 +49,14 @@ def compare_clocks(world: World, now: Callable[[], float] = time.perf_counter) -
     Rank 0 reads its clock T after every rank has sent and before any receives, so each rank reads its own before (S)
     and after (R): S + offset <= T <= R + offset. Every round narrows the interval; its middle is the offset.
     """
-    low, high = -math.inf, math.inf
+    low = -math.inf
+    high = math.inf
     for _ in range(_ROUNDS):
         sent = now()
         world.gather(None)
         first = world.broadcast(now())
-        low, high = max(low, first - now()), min(high, first - sent)
+        low = max(low, first - now())
+        high = min(high, first - sent)
     return (0.0, 0.0) if world.rank == 0 else ((low + high) / 2, (high - low) / 2)
 
 
@@ -86,13 +88,15 @@ def slices_of(step: StepTimer, now: Mark, offset: float) -> Iterator[Slice]:
     def clock(mark: Mark) -> float:
         return mark.host_time(now) + offset
 
-    number, laps = step.number, [(phase, clock(mark)) for phase, mark in step.laps]
+    number = step.number
+    laps = [(phase, clock(mark)) for phase, mark in step.laps]
     yield Slice("phases", f"step {number}", number, laps[0][1], laps[-1][1])
     yield from (Slice("phases", phase, number, start, end) for (_, start), (phase, end) in pairwise(laps))
     waits_since = next((start for (_, start), (phase, _) in pairwise(laps) if phase == WAIT), math.inf)
     for message, mark in step.arrived.items():
         sent, num_bytes = step.sent[message]
-        start, end = clock(sent), clock(mark)
+        start = clock(sent)
+        end = clock(mark)
         yield Slice(message, message, number, start, end, num_bytes)
         yield Slice(message, "wait", number, min(end, max(start, waits_since)), end)
         waits_since = end
@@ -143,7 +147,8 @@ def slowest_text(ranks: Sequence[RankTrace], slowest: Sequence[SlowestRank]) -> 
         why = max(own, key=lambda row: (row.seconds - row.median_s) * row.steps, default=None)
         most = f", most by its {why.phase}: {1000 * (why.seconds - why.median_s):.1f} ms over the median" if why else ""
         often = f"the last in {last.times_slowest} of {counted(last.steps, 'step')}"
-        late_ms, shares = 1000 * (last.median_s - last.seconds), [rank.virtual_gpus for rank in ranks]
+        late_ms = 1000 * (last.median_s - last.seconds)
+        shares = [rank.virtual_gpus for rank in ranks]
         if min(shares) < (share := shares[last.rank]):
             most += f"; it has {counted(share, 'virtual GPU')}, others have {min(shares)}"
         lines.append(f"the others wait {late_ms:.1f} ms a step for {ranks[last.rank].who}, {often}{most}")
@@ -182,7 +187,9 @@ class Trace:
     """Records the given steps, empty for none, and writes them to RUN/trace/."""
 
     def __init__(self, steps: range, run: Run, log: RunLog | None) -> None:
-        self._steps, self._run, self._log = steps, run, log
+        self._steps = steps
+        self._run = run
+        self._log = log
         self._timers = list[StepTimer]()
         if log is not None and steps and steps[-1] <= run.start_step:
             log.say(f"trace: steps {steps[0]} to {steps[-1]} were done before this start; nothing is traced")
@@ -200,7 +207,8 @@ class Trace:
     def write(self) -> None:
         """Write what is recorded, if anything, and show the slowest ranks. Collective."""
         world = self._run.world
-        steps, self._timers = self._timers, []
+        steps = self._timers
+        self._timers = []
         if not steps:
             return
         self._run.watchdog.at("writing the trace", waits=world.rank > 0)
@@ -209,7 +217,8 @@ class Trace:
         slices = [one for step in steps for one in slices_of(step, now, offset)]
         virtual_gpus = len(self._run.plan.virtual_gpus_of(world.rank))
         ranks = world.gather(RankTrace(world.who, offset, error, slices, virtual_gpus)) or []
-        first, last = steps[0].number, steps[-1].number
+        first = steps[0].number
+        last = steps[-1].number
         path = self._run.spec.run_path / "trace" / f"steps_{first}-{last}.json"
         slowest = slowest_ranks(ranks)
         facts = {

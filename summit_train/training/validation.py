@@ -10,7 +10,7 @@ from summit_train.core.watch import StopRequest
 from summit_train.evaluation.evaluation import build_scorer
 from summit_train.evaluation.measures import left_out, say_left_out
 from summit_train.plan import validates
-from summit_train.training.decisions import Decided, Measures
+from summit_train.training.decisions import Decided, Values
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
 
@@ -33,7 +33,7 @@ def take_in_last_validation(run: Run, log: RunLog | None, stop: StopRequest) -> 
     run.world.from_first(run.decisions.write_best)
 
 
-def decide(run: Run, log: RunLog | None, epoch: int, measures: Measures) -> None:
+def decide(run: Run, log: RunLog | None, epoch: int, measures: Values) -> None:
     """Take in a validation: keep the best checkpoint, end training or let the batch grow. Collective."""
     step = epoch * run.plan.steps_per_epoch
     decided = run.decisions.update(epoch, step, measures)
@@ -45,7 +45,8 @@ def decide(run: Run, log: RunLog | None, epoch: int, measures: Measures) -> None
 
 
 def _record(run: Run, log: RunLog, epoch: int, decided: Decided) -> None:
-    spec, decisions = run.spec.schedule.early_stop, run.decisions
+    spec = run.spec.schedule.early_stop
+    decisions = run.decisions
     if decided.stops and spec is not None:
         about = {"measure": spec.measure, "best": decisions.stop_value, "best_epoch": decisions.stop_epoch}
         log.write("early_stop", epoch=epoch, step=epoch * run.plan.steps_per_epoch, **about)
@@ -53,17 +54,19 @@ def _record(run: Run, log: RunLog, epoch: int, decided: Decided) -> None:
         best = f"the best {spec.measure}, {decisions.stop_value:.4g}, is that of epoch {decisions.stop_epoch}"
         log.say(f"epoch {epoch}: stops early, {waited} without improvement: {best}")
     if (growth := decided.growth) is not None:
-        size, batch = growth.after.clips_per_gpu, growth.after.global_batch
+        size = growth.after.clips_per_gpu
+        batch = growth.after.global_batch
         numbers = {"accuracy": growth.accuracy, "best": growth.best}
         log.write("batch", epoch=epoch, clips_per_gpu=size, global_batch=batch, **numbers)
-        before, steps = counted(growth.before.clips_per_gpu, "clip"), counted(growth.after.steps_per_epoch, "step")
+        before = counted(growth.before.clips_per_gpu, "clip")
+        steps = counted(growth.after.steps_per_epoch, "step")
         grown = f"grows from {before} to {size:,}, {steps} an epoch"
         change = grown if growth.after != growth.before else f"stays at {before}"
         accuracies = f"{growth.accuracy:.2f} %, best before {growth.best:.2f} %"
         log.say(f"epoch {epoch}: batch of a learner {change} ({accuracies})")
 
 
-def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> Measures:
+def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> Values:
     """Score one clip and one crop of every video, as for the curve in the paper's Figure 5; return the measures.
 
     With evaluate.mode "stream", stream all frames in one crop. The loss is that of training on those logits, without
@@ -87,9 +90,11 @@ def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> Mea
         return run.measures.values(scores) | {"val_loss": run.val_loss.of_scores(scores)} | classes
 
     measures = run.world.from_first(figures)
-    known, seconds = run.measures, time.perf_counter() - began
+    known = run.measures
+    seconds = time.perf_counter() - began
     if log is not None and scores is not None:
-        step, videos = epoch * run.plan.steps_per_epoch, len(scores.videos)
+        step = epoch * run.plan.steps_per_epoch
+        videos = len(scores.videos)
         bad = f"{scores.num_bad} unreadable, counted as wrong" if scores.num_bad else ""
         missing = say_left_out(left_out(scores, run.val_set.manifest.class_names))
         views, clips = ("one clip each", 1) if spec.evaluate.mode == "clips" else ("all frames streamed", None)

@@ -157,7 +157,10 @@ def test_nothing_is_said_of_a_classifier_that_does_not_fit(tmp_path: Path) -> No
         network(), {"model": network(classes=7).state_dict(), "step": 1, "classes": list("abcdefg")}, tmp_path, NAMES
     )
     assert (report.names("fresh"), report.classes) == ((), "") and "classifier" not in str(report)
-    assert [*report.names("mismatched")] == ["fc.weight", "fc.bias"]
+    assert report.names("mismatched") == ("fc.weight", "fc.bias")
+    of_other_features = network().state_dict() | {"fc.weight": torch.zeros(5, 32)}
+    report = loaded(network(), {"model": of_other_features, "step": 1, "classes": NAMES}, tmp_path, NAMES)
+    assert report.names("mismatched") == ("fc.weight",) and "classifier" not in str(report)
 
 
 def test_channels_are_averaged_before_time_is_inflated(tmp_path: Path) -> None:

@@ -46,14 +46,14 @@ def test_the_task_alone_makes_a_detector(tmp_path: Path) -> None:
     assert _detector(loss={"kind": "detection"}, model={"arch": "tsn", "num_classes": 2, "detector": {}}) == spec
     (tmp_path / "spec.yaml").write_text(dump_spec(spec))
     assert load_spec(tmp_path / "spec.yaml") == spec
-    found = build_loss(spec, (), CPU)
+    found = build_loss(spec)
     assert isinstance(found, DetectionLoss) and (found.detector, found.num_classes) == (DetectorSpec(), 2)
 
 
 def test_without_a_task_a_network_classifies(write_spec: WriteSpec) -> None:
     spec = load_spec(write_spec())
     assert (spec.task, spec.loss.kind, spec.model.detector) == ("classification", "softmax", None)
-    assert isinstance(build_loss(spec, (), CPU), Loss)
+    assert isinstance(build_loss(spec), Loss)
 
 
 def test_each_task_has_its_scorer_which_sees_a_later_request_to_stop(write_spec: WriteSpec) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def test_the_first_rank_of_a_node_digests_its_code_and_others_only_where_theirs_
 
 def test_a_nodes_own_copy_of_the_data_is_no_difference(inputs: Inputs) -> None:
     data = inputs.spec.data.model_copy(update={"root": "/local/7/videos", "stage": "/local/7"})
-    elsewhere = Inputs(inputs.spec.model_copy(update={"data": data}), inputs.plan, inputs.train, inputs.val)
+    elsewhere = replace(inputs, spec=inputs.spec.model_copy(update={"data": data}))
     _compare(_Second(_first_rank(inputs)), elsewhere)
     assert _first_rank(elsewhere) == _first_rank(inputs)
 

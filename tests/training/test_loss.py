@@ -80,14 +80,14 @@ def test_a_clip_is_right_if_its_best_class_is_one_of_its_own() -> None:
 def test_balanced_weights_and_weights_from_a_file(write_spec: WriteSpec, tmp_path: Path) -> None:
     """6, 3 and 0 of 9 clips, and a class that the list does not know: 9 / (2 * 6), 9 / (2 * 3), 1, 1."""
     path = write_spec(loss={"class_weights": "balanced"}, precision="fp64")
-    loss = build_loss(load_spec(path), [6, 3, 0], torch.device("cpu"))
+    loss = build_loss(load_spec(path), [6, 3, 0])
     assert loss.class_weights is not None and loss.class_weights.dtype == torch.float64
     assert loss.class_weights.tolist() == [0.75, 1.5, 1.0, 1.0]
-    assert build_loss(load_spec(path), (), torch.device("cpu")).class_weights.tolist() == [1.0] * 4  # type: ignore[union-attr]
+    assert build_loss(load_spec(path)).class_weights.tolist() == [1.0] * 4  # type: ignore[union-attr]
     (tmp_path / "weights.txt").write_text("1\n2.5\n0.5\n4\n")
     spec = load_spec(path, [f"loss.class_weights={tmp_path / 'weights.txt'}"])
     (tmp_path / "weights.txt").unlink()  # the spec holds the numbers
-    assert build_loss(spec, [], torch.device("cpu")).class_weights.tolist() == [1.0, 2.5, 0.5, 4.0]  # type: ignore[union-attr]
+    assert build_loss(spec).class_weights.tolist() == [1.0, 2.5, 0.5, 4.0]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

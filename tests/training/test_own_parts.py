@@ -304,7 +304,7 @@ def test_a_loss_may_change_what_it_receives(write_spec: WriteSpec, tmp_path: Pat
     try_own_parts(spec)
     logits = torch.tensor([[0.0, 0, 0, 2], [2.0, 0, 0, 0], [0.0, 0, 0, 2]], requires_grad=True)
     outputs, targets = logits * 1, torch.tensor([3, 3, 3])
-    value, correct = build_loss(spec, (), CPU).of_batch(outputs, targets, (32, 32), 0)
+    value, correct = build_loss(spec).of_batch(outputs, targets, (32, 32), 0)
     assert correct == 2 and targets.tolist() == [3, 3, 3] and outputs.equal(logits)
     value.backward()
     expected = logits.detach().requires_grad_()
@@ -352,7 +352,7 @@ def test_an_os_error_of_an_augmentation_keeps_its_traceback(
 def test_a_rare_draw_of_a_loss_is_keyed(write_spec: WriteSpec, tmp_path: Path) -> None:
     code = "import torch\ndef rare(logits, targets):\n    return logits.mean() * (len(logits) < 4 or torch.rand(()))\n"
     (tmp_path / "own.py").write_text(code)
-    loss = build_loss(load_spec(write_spec(), [f"loss.kind={tmp_path}/own.py:rare"]), (), CPU)
+    loss = build_loss(load_spec(write_spec(), [f"loss.kind={tmp_path}/own.py:rare"]))
     before = torch.get_rng_state()
     one, again, other = (loss.of_batch(torch.ones(5, 4), torch.zeros(5).long(), (1, 1), seed)[0] for seed in (1, 1, 2))
     assert one == again != other and torch.equal(torch.get_rng_state(), before)
@@ -507,7 +507,7 @@ def test_the_targets_are_those_of_the_page(
     """Each is a built-in loss, written in the way that the page says; of a batch and of a validation."""
     (tmp_path / "own.py").write_text(TARGETS)
     spec = load_spec(write_spec(precision="fp64"), [f"loss.kind={tmp_path}/own.py:{name}", *more])
-    own, built_in, draw = build_loss(spec, (), CPU), Loss(kind), torch.Generator().manual_seed(1)
+    own, built_in, draw = build_loss(spec), Loss(kind), torch.Generator().manual_seed(1)
     logits = torch.randn(5, 4, dtype=torch.float64, generator=draw)
     several = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 1], [0, 0, 1, 0]], dtype=torch.bool)
     given = several if kind == "binary" else torch.tensor([2, 3, 3, 0, 3])

@@ -92,7 +92,8 @@ def _fuse_norms(model: nn.Module) -> None:
     if not all(norm.affine and norm.track_running_stats and norm.momentum is not None for norm in norms):
         return  # the kernels know the usual form alone
     if isinstance(model, ResNet) and isinstance(model.bn1, nn.BatchNorm2d | nn.BatchNorm3d):
-        model.bn1, model.relu = FusedNorm(model.bn1, relu=True), nn.Identity()
+        model.bn1 = FusedNorm(model.bn1, relu=True)
+        model.relu = nn.Identity()
     for name, module in list(model.named_modules()):
         if isinstance(module, ResidualBlock):
             # The same block, shortcut, shift and hooks included, with another forward pass.

@@ -102,7 +102,9 @@ def compiled(target: str) -> Path:
     processor_option = "-mcpu" if target.startswith("ppc") else "-march"
     command = [compiler, *_FLAGS, f"{processor_option}={target if target in _X86 else 'native'}", str(SOURCE), "-o"]
     lock = path.with_suffix(".lock")  # holds what the last compiler said if it failed
-    began, has_waited, has_locks = time.monotonic(), False, True
+    began = time.monotonic()
+    has_waited = False
+    has_locks = True
     while not path.is_file():
         try:
             if has_waited and (said := lock.read_text(encoding="utf-8")):

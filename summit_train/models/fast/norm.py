@@ -45,7 +45,8 @@ class _Normalise(torch.autograd.Function):
         grad = kernels.channels_last(grad.to(x.dtype))
         shortcut_grad = None if result is None else torch.empty_like(x)
         x_grad = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        weight_grad, bias_grad = torch.empty_like(mean), torch.empty_like(mean)
+        weight_grad = torch.empty_like(mean)
+        bias_grad = torch.empty_like(mean)
         tensors = [grad, result, x, shortcut_grad, x_grad, weight, bias, mean, inverse, weight_grad, bias_grad]
         kernels.call("backward", x.dtype, tensors, *ctx.arguments)
         return x_grad, shortcut_grad, weight_grad, bias_grad, None
@@ -64,7 +65,8 @@ class FusedNorm(_BatchNorm):
     def __init__(self, norm: _BatchNorm, relu: bool) -> None:
         # Without storage of its own: that of `norm` takes its place.
         super().__init__(norm.num_features, norm.eps, norm.momentum, device="meta")
-        self._parameters, self._buffers = norm._parameters, norm._buffers
+        self._parameters = norm._parameters
+        self._buffers = norm._buffers
         self.relu = relu
         self.training = norm.training
 

@@ -53,8 +53,10 @@ class ShiftedConv2d(nn.Conv2d):
 
     def __init__(self, conv: nn.Conv2d, shift: TemporalShift) -> None:
         assert conv.bias is None and conv.groups == 1 and not isinstance(conv.padding, str)
-        kernel, stride = cast("tuple[int, int]", conv.kernel_size), cast("tuple[int, int]", conv.stride)
-        padding, dilation = cast("tuple[int, int]", conv.padding), cast("tuple[int, int]", conv.dilation)
+        kernel = cast("tuple[int, int]", conv.kernel_size)
+        stride = cast("tuple[int, int]", conv.stride)
+        padding = cast("tuple[int, int]", conv.padding)
+        dilation = cast("tuple[int, int]", conv.dilation)
         channels = conv.in_channels, conv.out_channels
         super().__init__(*channels, kernel, stride, padding, dilation, bias=False, device="meta")
         self._parameters = conv._parameters
@@ -67,7 +69,8 @@ class ShiftedConv2d(nn.Conv2d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert len(x) % self.num_frames == 0
-        weight, device = self.weight, x.device.type
+        weight = self.weight
+        device = x.device.type
         known = torch.amp.is_autocast_available(device)  # the meta device has none
         if known and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
             # Autocast does not look into a function of our own.
@@ -100,7 +103,8 @@ def _shifted_copy(x: torch.Tensor, num_frames: int, groups: list[Group]) -> torc
     out = torch.empty_like(x)  # in the memory format of x
     shifted, clips = (frames.view(-1, num_frames, *x.shape[1:]) for frames in (out, x))
     for begin, end, step in groups:
-        ahead, behind = slice(1, None), slice(None, -1)
+        ahead = slice(1, None)
+        behind = slice(None, -1)
         to, source = (behind, ahead) if step > 0 else (ahead, behind)
         shifted[:, to, begin:end] = clips[:, source, begin:end]
         shifted[:, -1 if step > 0 else 0, begin:end].zero_()

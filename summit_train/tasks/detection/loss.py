@@ -56,6 +56,9 @@ class DetectionLoss:
     def of_scores(self, found: Found) -> None:
         """Detections do not have the proposals that the loss is of."""
 
+    def to(self, device: torch.device) -> DetectionLoss:
+        return self
+
     def _proposal_loss(self, maps: Maps, boxes_FB5: torch.Tensor, seed: int) -> torch.Tensor:
         score_FN2, delta_FN4, anchors = by_anchor(maps, self.detector)
         generator = torch.Generator(score_FN2.device).manual_seed(seed)

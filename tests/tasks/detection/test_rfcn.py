@@ -129,7 +129,7 @@ def test_a_detectors_weights_for_other_classes_keep_all_but_the_class_maps(tmp_p
     report = load_pretrained(build_network(_small()), tmp_path / "detector.pth", ["a", "c"])
     assert report.names("fresh") == ("detector.classes.weight", "detector.classes.bias")
     report = load_pretrained(build_network(_small(num_classes=3)), tmp_path / "detector.pth", ["a", "b", "c"])
-    assert [*report.names("mismatched")] == ["detector.classes.weight", "detector.classes.bias"]
+    assert report.names("mismatched") == ("detector.classes.weight", "detector.classes.bias")
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "mobilenet_v2"])
