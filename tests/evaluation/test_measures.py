@@ -1,4 +1,4 @@
-"""What runs are measured by: by hand, and against scikit-learn."""
+"""What runs are measured by, by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from summit_train.evaluation.measures import MEASURES, interval, left_out, measures_of, say_certainty, say_left_out
-from summit_train.evaluation.scores import Scores, average_precisions
+from summit_train.evaluation.scores import Scores
 from summit_train.spec import MAIN_MEASURES
 
 
@@ -17,24 +17,8 @@ def _scores(labels: list[list[int]], rows: list[list[float]], is_read: list[bool
     return Scores(np.arange(len(rows)), np.array(labels, bool), np.array(rows), read)
 
 
-def test_average_precision_by_hand() -> None:
-    """Positives at ranks 1 and 3 of 4: (1 + 2/3) / 2. Of four that share one score, two are positive: 1/2."""
-    positive = np.array([[1, 1], [0, 1], [1, 0], [0, 0]], bool)
-    scores = np.array([[0.9, 5.0], [0.8, 5.0], [0.7, 5.0], [0.6, 5.0]])
-    assert average_precisions(positive, scores) == pytest.approx([5 / 6, 1 / 2], rel=1e-15)
-
-
-def test_a_tie_counts_as_one_threshold() -> None:
-    """A positive alone on top, then a tie of a positive and two others: 1/2 * 1 + 1/2 * 2/4."""
-    positive, scores = np.array([[1], [0], [1], [0]], bool), np.array([[3.0], [1], [1], [1]])
-    assert average_precisions(positive, scores) == pytest.approx([3 / 4], rel=1e-15)
-
-
-def test_a_video_without_scores_is_never_found() -> None:
-    """Two positives, one of them unreadable: the other one, on top, gives 1/2. With none readable there is nothing."""
-    positive, scores = np.array([[1], [0], [1]], bool), np.array([[2.0], [1.0], [np.nan]])
-    assert average_precisions(positive, scores).tolist() == [0.5]
-    assert average_precisions(positive, np.full((3, 1), np.nan)).tolist() == [0.0]
+def test_a_video_that_could_not_be_read_counts_as_not_found() -> None:
+    """Two positives, one of them unreadable: the other one, on top, gives 1/2."""
     found = _scores([[1], [0], [1]], [[2.0], [1.0], [3.0]], [True, True, False])
     assert measures_of("binary").values(found) == {"map": 50.0}
 
@@ -45,19 +29,6 @@ def test_each_class_is_recorded_rounded_and_none_of_too_many() -> None:
     found = Scores(np.arange(4), np.array([0, 0, 0, 1]), rows, np.ones(4, bool))
     assert measures_of("softmax", 3).by_class(found) == [66.67, 0.0, None]
     assert measures_of("softmax", 1000).by_class(found) and measures_of("softmax", 1001).by_class(found) == []
-
-
-def test_average_precision_is_scikit_learns() -> None:
-    sklearn = pytest.importorskip("sklearn.metrics", reason="needs scikit-learn")
-    draw, largest = np.random.default_rng(0), 0.0
-    for _ in range(100):
-        shape = (int(draw.integers(2, 60)), int(draw.integers(1, 6)))
-        positive = draw.random(shape) < draw.random()
-        positive[0] = True
-        scores = draw.integers(0, draw.integers(2, 40), shape).astype(float)  # with ties
-        wanted = sklearn.average_precision_score(positive, scores, average="macro")
-        largest = max(largest, abs(average_precisions(positive, scores).mean() - wanted))
-    assert largest < 1e-14
 
 
 def test_the_mean_leaves_out_and_names_classes_without_a_positive() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.detectors import detector_spec
 from tests.worlds import environment
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _detector(**sections: Any) -> Spec:
@@ -107,6 +109,17 @@ def test_a_detector_takes_no_key_that_does_not_fit_boxes(section: str, keys: dic
     with pytest.raises(UserError) as error:
         detector_spec(**{section: keys})
     assert right in str(error.value)
+
+
+def test_the_steps_to_add_a_task_name_functions_that_are_there() -> None:
+    page = (ROOT / "docs/contributing.md").read_text(encoding="utf-8")
+    section = page[page.index("## Add a task") : page.index("## Add a data set")]
+    named = re.findall(r"((?:`\w+`(?:, )?)+) in `(?:summit_train/)?([\w/]+\.py)`", section)
+    assert len(named) > 10
+    for names, path in named:
+        source = (ROOT / "summit_train" / path).read_text(encoding="utf-8")
+        for name in re.findall(r"\w+", names):
+            assert re.search(rf"^(def|class) {name}\(|^{name}\b", source, re.MULTILINE), f"{path}: {name}"
 
 
 def test_a_run_of_classification_loads_no_code_of_detection(write_spec: WriteSpec) -> None:

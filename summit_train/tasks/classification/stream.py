@@ -28,15 +28,18 @@ class Labeller(Stream):
     """
 
     def __init__(self, trained: Trained, device: torch.device, window: int | None = None) -> None:
-        spec, model = trained.spec, trained.spec.model
+        spec = trained.spec
         regions = "trained on regions of frames (data.region); set data.region=null if the stream shows one"
-        problem = stream_problem(model)
+        problem = stream_problem(spec.model)
         trained.check_pictures(problem or (regions if spec.data.region else None))
         super().__init__(trained, device)
-        self.stride, self._kind = spec.data.frame_stride, spec.loss.base
+        self.stride = spec.data.frame_stride
+        self._kind = spec.loss.base
         window = spec.data.num_frames if window is None else window
-        self._window, self._last = window, deque[NDArray[np.float64]](maxlen=window)
-        self._mean, self._count = np.zeros(1), 0  # of all frames
+        self._window = window
+        self._last = deque[NDArray[np.float64]](maxlen=window)
+        self._mean = np.zeros(1)  # of all frames
+        self._count = 0
         self.about = f"the average of the last {window}" if window else "the average of all since the start"
 
     def logits(self, picture: Frames) -> NDArray[np.float64]:

@@ -59,7 +59,8 @@ class Boxes:
     @classmethod
     def of_columns(cls, columns: Mapping[str, NDArray[Any]], num_clips: int, source: str) -> Boxes:
         """Return those of a packed set. Raises ValueError for columns that do not fit together."""
-        rows, ends = columns["boxes"], columns["box_ends"]
+        rows = columns["boxes"]
+        ends = columns["box_ends"]
         is_whole = len(ends) == num_clips + 1 and (ends[0], ends[-1]) == (0, len(rows))
         if not is_whole or np.any(np.diff(ends) < 0):
             raise ValueError("some of its boxes do not belong to a clip")
@@ -133,7 +134,8 @@ class Boxes:
         bad = np.flatnonzero(is_outside | (rows["frame"] >= num_frames))
         if not len(bad):
             return
-        row, place = rows[bad[0]], int(self.ends[clip] + bad[0])
+        row = rows[bad[0]]
+        place = int(self.ends[clip] + bad[0])
         line = f" ({self.source}:{self.lines[place]})" if len(self.lines) else ""
         what = f"its box of track {row['track']} in frame {row['frame']}{line}"
         others = f"; {len(bad)} boxes are wrong" if len(bad) > 1 else ""

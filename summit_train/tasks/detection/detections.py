@@ -58,7 +58,8 @@ class Detections:
 
     def curves(self, number: int = 0) -> list[Curve]:
         """Return the curve of each class in one of RANGES."""
-        found, wrong = self.judged[0], self.judged[1][number]
+        found, wrong_by_range = self.judged
+        wrong = wrong_by_range[number]
         right = np.pad(self.counted[number], (0, 1))[found]  # one that finds no box, -1, has the last
         positives, scores = self._positives[number].tolist(), self.rows[:, SCORE]
         return [curve(scores[own], right[own], wrong[own], n) for own, n in zip(self._order, positives, strict=True)]
@@ -72,7 +73,9 @@ class Detections:
     def counted(self) -> NDArray[np.bool_]:
         """Return whether each box of the ground truth counts in each of RANGES, (5, B)."""
         motion = np.concatenate([np.zeros(0), *(motion_ious(self.truth.rows[boxes]) for _, boxes in self.parts())])
-        is_slow, is_fast, hidden = motion > measures.SLOW, motion < measures.FAST, self.truth.rows["hidden"]
+        is_slow = motion > measures.SLOW
+        is_fast = motion < measures.FAST
+        hidden = self.truth.rows["hidden"]
         parts = np.stack([np.ones_like(hidden), is_slow, ~is_slow & ~is_fast, is_fast, hidden])
         return np.asarray(parts & ~self.truth.rows["ignored"])
 

@@ -36,9 +36,10 @@ def encode(boxes: torch.Tensor, references: torch.Tensor, std: tuple[float, ...]
 
     (x - x_r) / w_r,  (y - y_r) / h_r,  log(w / w_r),  log(h / h_r),   x and y those of the centres.
     """
-    sides, own = references[..., 2:] - references[..., :2], boxes[..., 2:] - boxes[..., :2]
+    sides = references[..., 2:] - references[..., :2]
+    box_sides = boxes[..., 2:] - boxes[..., :2]
     moves = (boxes[..., :2] + boxes[..., 2:] - references[..., :2] - references[..., 2:]) / (2 * sides)
-    return torch.cat([moves, (own / sides).log()], -1) / moves.new_tensor(std)
+    return torch.cat([moves, (box_sides / sides).log()], -1) / moves.new_tensor(std)
 
 
 def decode(deltas: torch.Tensor, references: torch.Tensor, std: tuple[float, ...]) -> torch.Tensor:
@@ -66,10 +67,12 @@ def suppress(
     are `alive` take part. The sets advance together, and the host asks the device only now and then whether any lives.
     """
     left, top, right, bottom = (edge.contiguous() for edge in boxes_FN4.unbind(-1))
-    area, n = areas(boxes_FN4), boxes_FN4.shape[1]
+    area = areas(boxes_FN4)
+    n = boxes_FN4.shape[1]
     # The first box that lives has the highest number; 0 is dead.
     lives = torch.arange(n, 0, -1, device=boxes_FN4.device, dtype=torch.float32) * alive_FN
-    places, are_there = [], []
+    places = []
+    are_there = []
     for number in range(min(most, n)):
         if number % _ROUNDS == 0 and number and not lives.any():
             break

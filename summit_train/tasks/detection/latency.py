@@ -19,7 +19,7 @@ def frame_benches(spec: Spec, device: torch.device) -> list[ForwardBench]:
     """
     kind = parameter_type(spec.precision)
     _, height, width, channels = spec.data.clip_shape
-    detector, num_classes = spec.model.detector, spec.model.num_classes
+    detector = spec.model.detector
     assert detector is not None
     stream = StreamNetwork(build_network(spec).to(device=device, dtype=kind))
     pixels = torch.randn(1, height, width, channels, device=device, dtype=kind)
@@ -30,7 +30,7 @@ def frame_benches(spec: Spec, device: torch.device) -> list[ForwardBench]:
         maps, caches = stream(frame, caches)
 
     def find(_: torch.Tensor) -> None:
-        detect(maps.float(), (height, width), detector, num_classes)
+        detect(maps.float(), (height, width), detector, spec.model.num_classes)
 
     channels_last = pixels.permute(0, 3, 1, 2)  # in memory, as a stream's
     network = ForwardBench([(see, channels_last)], spec.precision, device)

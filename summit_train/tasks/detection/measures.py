@@ -68,7 +68,8 @@ def judge(detections: NDArray[np.float32], truth: NDArray[np.void], counted: Boo
     share if that is undecided: of the boxes outside the range, or without a box there, of the range in the data set. An
     ignored box is never found; detections that overlap it enough, and find no other box, do not count.
     """
-    frames, num = detections[:, FRAME].astype(np.int64), len(detections)
+    num = len(detections)
+    frames = detections[:, FRAME].astype(np.int64)
     first, last = (np.searchsorted(truth["frame"], frames, side) for side in ("left", "right"))
     counts = last - first
     own = np.repeat(np.arange(num), counts)  # the pairs of a detection and a box of its frame
@@ -81,10 +82,12 @@ def judge(detections: NDArray[np.float32], truth: NDArray[np.void], counted: Boo
     candidates = np.flatnonzero(hits & ~ignored)
     scores = detections[own[candidates], SCORE]
     candidates = candidates[np.lexsort((box[candidates], -iou[candidates], own[candidates], -scores))]
-    matched, taken = [-1] * num, [False] * len(truth)
-    for one, other in zip(own[candidates].tolist(), box[candidates].tolist(), strict=True):
-        if matched[one] < 0 and not taken[other]:
-            matched[one], taken[other] = other, True
+    matched = [-1] * num
+    is_found = [False] * len(truth)
+    for detection, target in zip(own[candidates].tolist(), box[candidates].tolist(), strict=True):
+        if matched[detection] < 0 and not is_found[target]:
+            matched[detection] = target
+            is_found[target] = True
     found = np.array(matched, np.int64)
     excused = found >= 0
     excused[own[hits & ignored]] = True

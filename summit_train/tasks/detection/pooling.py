@@ -43,7 +43,8 @@ def _shares(edges_FR2: torch.Tensor, grid: int, extent: int, dtype: torch.dtype)
     unit = 5 * grid
     length = (5 * (end - begin)).clamp(min=5 * STRIDE // 10)  # in fifths of a pixel: of a cell, in units
     ends = begin[..., None] * unit + torch.arange(grid + 1, device=begin.device) * length[..., None]
-    first, behind = ends[..., :-1] // (STRIDE * unit), -(-ends[..., 1:] // (STRIDE * unit))
+    first = ends[..., :-1] // (STRIDE * unit)
+    behind = -(-ends[..., 1:] // (STRIDE * unit))
     place = torch.arange(extent, device=begin.device)
     is_inside = (place >= first[..., None]) & (place < behind[..., None])
     return is_inside.to(dtype) / is_inside.sum(-1, keepdim=True).clamp(min=1)

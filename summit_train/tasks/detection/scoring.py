@@ -39,12 +39,13 @@ class DetectionScorer(Scorer):
         return boxes
 
     def _found(self, streamer: Streamer, video: WholeVideo) -> Results:
-        manifest, model, truth = self.dataset.manifest, self.spec.model, self._truth
+        model = self.spec.model
+        path = self.dataset.manifest.path(video.video)
         assert model.detector is not None
         caches: list[torch.Tensor] = []
         found = [np.zeros((0, COLUMNS), np.float32)]
         for block in video.blocks():
-            truth.check(video.video, manifest.path(video.video), block.num_frames, *block.size)
+            self._truth.check(video.video, path, block.num_frames, *block.size)
             height, width = block.views.shape[2:4]
             for place, number in enumerate(block.numbers.tolist()):
                 frame_NCHW = streamer.normalise(block.views[:, place : place + 1])[:, 0]

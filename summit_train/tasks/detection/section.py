@@ -103,12 +103,15 @@ def _bad_frames(
 ) -> list[BadFrame]:
     """Return the frame with most missed and false boxes of up to 12 videos, the worst first. shown: what is counted."""
     truth, (places, wrong) = found.truth.rows, found.judged
-    right, is_found = places >= 0, np.zeros(len(truth), bool)
+    right = places >= 0
+    is_found = np.zeros(len(truth), bool)
     is_found[places[right & shown]] = True
-    is_false, is_missed = shown & (wrong[0] > 0), ~is_found & ~truth["ignored"]
+    is_false = shown & (wrong[0] > 0)
+    is_missed = ~is_found & ~truth["ignored"]
     worst = []
     for video, (own, boxes) in enumerate(found.parts()):
-        false, missed = found.rows[own][is_false[own]], truth[boxes][is_missed[boxes]]
+        false = found.rows[own][is_false[own]]
+        missed = truth[boxes][is_missed[boxes]]
         numbers, counts = np.unique([*false[:, FRAME].astype(int), *missed["frame"]], return_counts=True)
         if len(numbers):
             # The most mistakes, then the highest score of a false box, then the first video.

@@ -42,7 +42,8 @@ class BoxFinder(Stream):
         if not any(self._size):
             self._size = turn_in(frame.decoded).size(frame.decoded.width, frame.decoded.height)
         (picture,) = self._render(frame.decoded)
-        across, down = self._size[0] / picture.shape[1], self._size[1] / picture.shape[0]
+        across = self._size[0] / picture.shape[1]
+        down = self._size[1] / picture.shape[0]
         boxes = []
         for label, score, left, top, right, bottom in self.found(picture).tolist():
             places = (left * across, top * down, (right - left) * across, (bottom - top) * down)
