@@ -42,6 +42,8 @@ def _forget_the_users_settings() -> None:
 
 
 _forget_the_users_settings()
+# A child that collected its parent's garbage could wait for ever for the threads of a library, which it does not have.
+os.register_at_fork(after_in_child=gc.freeze)
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 separate_compile_cache()
 settings.register_profile("shared_machine", deadline=None)  # a test's time says nothing of its code here

@@ -41,7 +41,7 @@ from summit_train.training.loop import train
 from summit_train.training.metrics import RunLog, record_end
 from summit_train.training.records import Records
 from summit_train.training.run import Run, check_room, read_inputs
-from summit_train.training.state import Extension
+from summit_train.training.state import EXTENSION_FILE, Extension
 from summit_train.training.trace import traced_steps
 
 
@@ -71,7 +71,7 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
         world.together(lambda: None if world.rank else remove_half_written(inputs.spec.run_path))
         if extension is not None:
-            world.together(lambda: _check_still_asked(extension, args))
+            world.together(lambda: None if world.rank else _check_still_asked(extension, args))
         check_nodes(world, device, inputs.train, inputs.spec.run_path, watchdog)
         run = Run(inputs, network, world, device, lock, watchdog, extension=extension)
         manifests = [inputs.val.manifest, inputs.train.manifest]
@@ -213,9 +213,17 @@ def _train(run: Run, stop: StopRequest, traced: range, extension: Extension | No
         train(run, Records(run, None, traced), stop)
         return
     (spec.run_path / "stopped").unlink(missing_ok=True)
-    is_new = extension is not None and extension != Extension.read(spec.run_path)
-    if extension is not None and is_new:
+    continued = None
+    if run.start_step == 0:
+        (spec.run_path / EXTENSION_FILE).unlink(missing_ok=True)  # of a run whose checkpoints were moved away
+    elif extension is not None:
+        if extension == Extension.read(spec.run_path):
+            change = f"{extension.before} to {extension.after} epochs"
+            run.notes.append(f"more epochs: finishes the extension from {change}, which an earlier start began")
         extension.write(spec.run_path)
+        _keep_result(spec.run_path, extension.before, extension.before * plan.steps_per_epoch)
+    if run.start_step == run.decisions.line:
+        continued = Extension.read(spec.run_path)
     write_text(spec.run_path / "spec.yaml", dump_spec(spec))
     leaked = leaks(run.train_set, run.val_set)
     lists = run.train_set.manifest, run.val_set.manifest
@@ -237,13 +245,8 @@ def _train(run: Run, stop: StopRequest, traced: range, extension: Extension | No
         warn(f"C++ kernels: rank 0 has {kernels}, but {host} has {other}; all ranks wait for the slowest")
     write_json(spec.run_path / "environment.json", machine)
     with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps) as log:
-        if extension is not None:
-            if is_new:
-                log.write("more_epochs", **{"from": extension.before, "to": extension.after}, step=run.start_step)
-            else:
-                change = f"{extension.before} to {extension.after} epochs"
-                run.notes.append(f"more epochs: finishes the extension from {change}, which an earlier start began")
-            _keep_result(spec.run_path, extension.before, extension.before * plan.steps_per_epoch)
+        if continued is not None:
+            log.write("more_epochs", **{"from": continued.before, "to": continued.after}, step=run.start_step)
         log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive(), job=script_began())
         for note in run.notes:
             log.say(note)

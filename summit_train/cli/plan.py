@@ -56,9 +56,9 @@ def run(args: argparse.Namespace) -> Result:
     files = read_files(spec, args.clips)
     plan = make_plan(spec, ranks, files.clips)
     if own_parts(spec, "loss", "data", "evaluate"):
-        from summit_train.training.run import try_own_parts
+        from summit_train.training.run import loss_and_measures
 
-        try_own_parts(spec)
+        loss_and_measures(spec)
     try:
         start = start_notes(spec, plan, files)
         conflict = None
@@ -202,11 +202,11 @@ def start_notes(spec: Spec, plan: Plan, files: Files, sweep: Path | None = None)
     import torch
 
     from summit_train.models.build import build_network
-    from summit_train.training.checkpoint import first_state
+    from summit_train.training.checkpoint import starting_state
 
     with torch.device("meta"):  # a network without numbers takes little time and memory
         model = build_network(spec)
-    return first_state(spec, plan, files.train, model)[1]
+    return starting_state(spec, plan, files.train, model)[1]
 
 
 def _rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:

@@ -62,9 +62,11 @@ def best_checkpoint(run_path: Path) -> Path:
 def remove_half_written(run_path: Path) -> None:
     """Remove what killed processes have left of files in a run folder. The caller holds its lock."""
     remove_leftovers(run_path)
-    checkpoints = find_checkpoints(run_path)
-    for owned, pattern in ((digest_path, "step_*.pt.sha256"), (measures_path, "step_*.measures.json")):
-        known = {owned(path) for path in checkpoints}
-        for path in (run_path / "checkpoints").glob(pattern):
-            if path.is_file() and path not in known:
-                path.unlink()
+    folder = run_path / "checkpoints"
+    for digest in folder.glob("step_*.pt.sha256"):  # written before its checkpoint, or its learner's file, has its name
+        if digest.is_file() and not digest.with_suffix("").exists():
+            digest.unlink()
+    known = set(map(measures_path, find_checkpoints(run_path)))
+    for path in folder.glob("step_*.measures.json"):
+        if path.is_file() and path not in known:
+            path.unlink()

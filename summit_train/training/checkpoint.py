@@ -211,7 +211,7 @@ def begin_solver_state(path: Path, optimizer: torch.optim.Optimizer, saved: Any)
     }
 
 
-def first_state(
+def starting_state(
     spec: Spec,
     plan: Plan,
     train: Dataset | None,
@@ -222,11 +222,11 @@ def first_state(
 ) -> tuple[State, list[str]]:
     """Return the newest whole checkpoint of the run, or {} after loading pretrained weights into `model`; and notes.
 
-    train: as in experiment_of. damaged: as in load_newest. extension: asked for, or the last one. With it the run may
-    be of another length than that of the checkpoint, or continue one that has stopped early; a new line of checkpoints
-    then begins, with a best and an early stop of its own. Raises CheckpointError if the checkpoint is of
-    another experiment otherwise or none is whole, and UserError for weights that are missing or of another network, and
-    for a foreign network whose norms depend on the ranks.
+    train: as in experiment_of. damaged: as in load_newest. extension: asked for, or the last one. It allows another
+    length than the checkpoint's, and going on after an early stop; a new line of checkpoints then begins, with a best
+    and an early stop of its own. Raises CheckpointError if the checkpoint is of another experiment otherwise or none is
+    whole, and UserError for weights that are missing or of another network, and for a foreign network whose norms
+    depend on the ranks.
     """
     if plan.virtual_gpus > 1:
         check_norms(model)
@@ -264,17 +264,17 @@ def first_state(
     return state, [*notes, f"resumes from {path}"]
 
 
-def newest_state(
-    first: Callable[[Mapping[Path, str]], tuple[State, list[str]]], run_path: Path, world: World, watchdog: Watchdog
+def shared_starting_state(
+    find: Callable[[Mapping[Path, str]], tuple[State, list[str]]], run_path: Path, world: World, watchdog: Watchdog
 ) -> tuple[State, list[str]]:
-    """Return what `first` returns on rank 0: its state without the numbers of large tensors, and its notes. Collective.
+    """Return rank 0's starting state, without the numbers of large tensors, on every rank, and its notes. Collective.
 
-    first: gets complaints about learners' files, by their checkpoint, and looks for one without. Each rank checks the
-    files of its own learners.
+    Each rank checks the files of its own learners. find: starting_state with the run's arguments, called on rank 0 with
+    the complaints so far, again after each checkpoint of which some rank finds a learner's file damaged.
     """
     damaged = dict[Path, str]()
     while True:
-        state, notes = world.together(lambda: first(damaged) if world.rank == 0 else ({}, []))
+        state, notes = world.together(lambda: find(damaged) if world.rank == 0 else ({}, []))
         large = {part: without_numbers(state[part]) for part in ("model", "optimizer", "ema") if part in state}
         state = world.broadcast(state | large)
         digests = state.get("learner_digests", [])

@@ -49,8 +49,8 @@ class Decisions:
     under the name of its measure, so another measure begins with none; so does one of the user's own with other options
     or another file.
 
-    **The end** (schedule.early_stop) comes when the last validation is too many epochs after the best one, counted from
-    when the last part of optimizer.freeze that is to be trained is. Nothing is worse than an unknown value.
+    **The end** (schedule.early_stop) comes when the last validation is too many epochs after the best one. Epochs in
+    which optimizer.freeze still holds a part that is to be trained do not count. No value is worse than an unknown one.
 
     **The batch** (parallel.grow_batch) grows where accuracy stops to (AAVG, Algorithm 1, lines 13 to 21). With a the
     accuracy, a* the highest so far, 0 at first, and B a learner's batch:
@@ -59,9 +59,9 @@ class Decisions:
 
     The comparison is strict, and the first decision never grows the batch. The learning rate stays.
 
-    best_step: 0 while there is no best checkpoint. stop_epoch: that of the best validation, 0 while no value is known.
-    line: the step at which the run's line of checkpoints begins; that one belongs to the line before, so it is not the
-    best of this one. own_measures: what tells each measure of the user's own from others of its name.
+    best_step: 0 while there is no best checkpoint. stop_best_epoch: that of the best validation, 0 while no value is
+    known. line: the step at which the run's line of checkpoints begins; that checkpoint belongs to the line before, so
+    it is not the best of this one. own_measures: what tells each measure of the user's own from others of its name.
     """
 
     def __init__(self, spec: Spec, ladder: Sequence[Rung]) -> None:
@@ -70,18 +70,17 @@ class Decisions:
         self._ladder = ladder
         self.line = 0
         self.own_measures = _own_measures(spec)
-        self._best_measure = str(spec.checkpoint.keep_best)
-        self._best_name = "_".join(
-            filter(None, ["best", self._best_measure, self.own_measures.get(self._best_measure)])
-        )
+        self._best_measure = spec.checkpoint.keep_best
+        own = self.own_measures.get(str(self._best_measure))
+        self._best_name = f"best_{self._best_measure}" if own is None else f"best_{self._best_measure}_{own}"
         self.best_step = 0
         self.best_value = -math.inf
         self._stop = spec.schedule.early_stop
         self._stop_sign = -1 if self._stop is not None and self._stop.measure == "val_loss" else 1
         self._stop_from = max((part.until_epoch or 0 for part in spec.optimizer.freeze), default=0)
         self._stop_score = -math.inf  # the higher the better
-        self.stop_epoch = 0
-        self._epoch = 0  # after which the last validation was
+        self.stop_best_epoch = 0
+        self._last_validated = 0  # after which the last validation was
         self._rung = 0
         self._highest_accuracy = 0.0
         self._validations = 0  # that the batch has taken in
@@ -89,12 +88,12 @@ class Decisions:
     @property
     def is_stop_reached(self) -> bool:
         """Whether training ends here by schedule.early_stop."""
-        if self._stop is None or self.stop_epoch == 0:
+        if self._stop is None or self.stop_best_epoch == 0:
             return False
-        return self._epoch - max(self.stop_epoch, self._stop_from) >= self._stop.epochs
+        return self._last_validated - max(self.stop_best_epoch, self._stop_from) >= self._stop.epochs
 
     @property
-    def stop_value(self) -> float:
+    def stop_best_value(self) -> float:
         """The measure of early_stop in its best validation."""
         return self._stop_sign * self._stop_score
 
@@ -112,11 +111,11 @@ class Decisions:
 
         After the last epoch only the best checkpoint is left to decide.
         """
-        is_best = self._compare_with_best(step, measures.get(self._best_measure))
+        is_best = self._best_measure is not None and self._compare_with_best(step, measures.get(self._best_measure))
         if epoch == self._spec.schedule.epochs:
             return Decided(is_best)
         if self._stop is not None:
-            self._count_towards_stop(epoch, measures[self._stop.measure])
+            self._count_towards_stop(epoch, measures.get(self._stop.measure))
         growth = self._grow(epoch, measures.get(MAIN_MEASURES[self._spec.loss.base]))
         return Decided(is_best, self.is_stop_reached, growth)
 
@@ -128,9 +127,9 @@ class Decisions:
         return True
 
     def _count_towards_stop(self, epoch: int, value: float | None) -> None:
-        self._epoch = epoch
+        self._last_validated = epoch
         if value is not None and self._stop_sign * value > self._stop_score:
-            self.stop_epoch = epoch
+            self.stop_best_epoch = epoch
             self._stop_score = self._stop_sign * value
 
     def _grow(self, epoch: int, accuracy: float | None) -> GrowthDecision | None:
@@ -147,27 +146,33 @@ class Decisions:
         self._highest_accuracy = max(best, accuracy)
         return GrowthDecision(before, self.rung, accuracy, best)
 
-    def state_dict(self) -> dict[str, dict[str, Any]]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the parts of a checkpoint, by their names there."""
         batch = {"clips_per_gpu": self.rung.clips_per_gpu, "best": self._highest_accuracy}
-        parts: dict[str, dict[str, Any]] = {
+        parts: dict[str, Any] = {
+            "line": self.line,
             "growth": batch | {"validations": self._validations},
-            "early_stop": {"epoch": self._epoch, "best_epoch": self.stop_epoch, "score": self._stop_score},
+            "early_stop": {
+                "epoch": self._last_validated,
+                "best_epoch": self.stop_best_epoch,
+                "score": self._stop_score,
+            },
         }
         if self._spec.checkpoint.keep_best is not None:
             parts[self._best_name] = {"step": self.best_step, "value": self.best_value}
         return parts
 
-    def load_state_dict(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take over the parts of a checkpoint that it has."""
+        self.line = int(saved.get("line", 0))
         if growth := saved.get("growth"):
             reached = sum(rung.clips_per_gpu <= growth["clips_per_gpu"] for rung in self._ladder)
             self._rung = max(0, reached - 1)
             self._highest_accuracy = growth["best"]
             self._validations = growth["validations"]
         if stop := saved.get("early_stop"):
-            self._epoch = stop["epoch"]
-            self.stop_epoch = stop["best_epoch"]
+            self._last_validated = stop["epoch"]
+            self.stop_best_epoch = stop["best_epoch"]
             self._stop_score = stop["score"]
         if best := saved.get(self._best_name):
             self.best_step = int(best["step"])

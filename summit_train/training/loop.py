@@ -17,7 +17,7 @@ from summit_train.training.records import Records, StepClips
 from summit_train.training.run import Run
 from summit_train.training.step import Requests
 from summit_train.training.timer import StepTimer
-from summit_train.training.validation import end_epoch, take_in_last_validation
+from summit_train.training.validation import decide, take_in_last_validation, validate
 
 
 def train(run: Run, records: Records, stop: StopRequest) -> None:
@@ -64,7 +64,7 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
             if inside == 0:
                 if validates(spec, epoch):
                     try:
-                        end_epoch(run, records.log, stop, epoch)
+                        decide(run, records.log, epoch, validate(run, records.log, stop, epoch))
                     except Stopped:
                         if not is_saved:
                             save(run, records.log, step)

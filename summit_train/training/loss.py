@@ -127,9 +127,12 @@ class OwnLoss(Loss):
             return super().of_batch(outputs, targets, size, seed)
 
     def to(self, device: torch.device) -> OwnLoss:
-        if device.type != "cpu":  # where it was tried
-            self.check(self.dtype, device)
-        return self
+        if device.type == "cpu":  # where it was tried
+            return self
+        # It may have made tensors on the CPU in its first call.
+        other = replace(self, own=self.part.make("logits", "targets"))
+        other.check(self.dtype, device)
+        return other
 
     def check(self, dtype: torch.dtype, device: torch.device) -> None:
         """Try it on drawn logits. Raises UserError for what no training could begin with or repeat."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,10 +40,10 @@ from summit_train.training.agreement import experiment_of
 from summit_train.training.averaging import AveragingStep
 from summit_train.training.checkpoint import (
     Writer,
-    first_state,
-    newest_state,
     prune_checkpoints,
     serialised,
+    shared_starting_state,
+    starting_state,
     write_checkpoint,
 )
 from summit_train.training.decisions import Decisions
@@ -77,13 +78,13 @@ class Inputs:
 def read_inputs(spec: Spec, ranks: int) -> Inputs:
     """Read the lists, and make what follows from the spec and them. Raises UserError."""
     train, val = open_datasets(spec)
-    loss, measures = try_own_parts(spec, list(clips_per_class(train.manifest, train.kept).values()))
+    loss, measures = loss_and_measures(spec, list(clips_per_class(train.manifest, train.kept).values()))
     check_batch(spec)
     return Inputs(spec, make_plan(spec, ranks, len(train)), train, val, loss, measures)
 
 
-def try_own_parts(spec: Spec, clips_of_class: Sequence[int] = ()) -> tuple[TaskLoss, Measures]:
-    """Call each part of the user's own; return the spec's loss and measures.
+def loss_and_measures(spec: Spec, clips_of_class: Sequence[int] = ()) -> tuple[TaskLoss, Measures]:
+    """Return the spec's loss and measures, after a call of each part of the user's own.
 
     clips_of_class: as in build_loss. Raises UserError for a part that does not do what it must.
     """
@@ -104,8 +105,8 @@ def check_room(spec: Spec, local_ranks: int) -> None:
 class Run:
     """One run on one rank.
 
-    start_step: the updates in the checkpoint that it resumes from. notes: lines for people. val_loss, measures: of
-    validation videos. writer: writes rank 0's checkpoints.
+    start_step: the updates in the checkpoint that it resumes from. notes: lines for people. loss, measures: of
+    validation videos, on the CPU. writer: writes rank 0's checkpoints.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Run:
         """Build the run as its spec says, or as the newest whole checkpoint left it. Collective.
 
         network: the spec's initial one, on `device`. lock: rank 0's, checked at each checkpoint. extension: as in
-        first_state, which raises CheckpointError. Raises UserError where this machine's gradients would be wrong.
+        starting_state, which raises CheckpointError. Raises UserError where this machine's gradients would be wrong.
         """
         spec = inputs.spec
         plan = inputs.plan
@@ -139,8 +140,8 @@ class Run:
         # --- network: its weights are those of the checkpoint, pretrained ones, or those that it has
         world.together(lambda: check_arithmetic(spec, device))
         self.model = network
-        first = partial(first_state, spec, plan, self.train_set, self.model, extension=extension)
-        saved, resumed = newest_state(first, spec.run_path, world, self.watchdog)
+        find = partial(starting_state, spec, plan, self.train_set, self.model, extension=extension)
+        saved, resumed = shared_starting_state(find, spec.run_path, world, self.watchdog)
         step = saved.get("step", 0)
         checkpoint = Checkpoint(checkpoint_path(spec.run_path, step), saved, world)
         if saved:
@@ -153,9 +154,9 @@ class Run:
         if saved:
             self.step.restore(checkpoint)
         unfrozen = self.step.unfreeze(step // plan.steps_per_epoch)
-        # --- records; a file of the user's own may change while the run has what was in it
+        # --- records
         self.measures = inputs.measures
-        self.val_loss = inputs.loss
+        self.loss = inputs.loss
         self._experiment = experiment_of(spec, plan, self.train_set, self.model)
         self.health = Health(spec, plan)
         self.noise = NoiseScale(plan.clips_per_gpu, plan.virtual_gpus)
@@ -174,13 +175,11 @@ class Run:
         for name, state in self._parts().items():
             if name in saved:
                 check_fit(path, name, saved[name], state)
-        check_fit(path, "line", saved.get("line", 0), 0)
         if "bad_clips" in saved:
             self.bad_clips.load_state_dict(saved["bad_clips"])
         if "noise_scale" in saved:
             self.noise.load_state_dict(saved["noise_scale"])
         self.decisions.load_state_dict(saved)
-        self.decisions.line = int(saved.get("line", 0))
         best = self.decisions.best_checkpoint
         if not self.world.broadcast(best is None or best.exists()):  # deleted for a better one, which then is damaged
             self.decisions.forget_best()
@@ -201,8 +200,8 @@ class Run:
         With checkpoint.background rank 0 returns with its bytes in memory. Raises AgreedError where the checkpoint
         before could not be written, or another run has taken the directory.
         """
-        self.world.together(self._make_ready_to_save)
         path = checkpoint_path(self.spec.run_path, step)
+        self.world.together(partial(self._make_ready_to_save, path))
         parts = self.step.checkpoint(path, step)
         self._saved_step = step
         if self.world.rank != 0:
@@ -212,7 +211,6 @@ class Run:
             "step": step,
             "epoch": step // self.plan.steps_per_epoch,
             "model": self.model.state_dict(),
-            "line": self.decisions.line,
             **self._parts(),
             "backend": self.world.backend,
             "experiment": self._experiment.values(),
@@ -222,7 +220,6 @@ class Run:
         }
         content = serialised(state)
         best = self.decisions.best_checkpoint
-        measures_path(path).unlink(missing_ok=True)  # of an earlier start, which came here with other weights
 
         def write() -> None:
             write_checkpoint(path, content)
@@ -264,11 +261,13 @@ class Run:
             **self.decisions.state_dict(),
         }
 
-    def _make_ready_to_save(self) -> None:
+    def _make_ready_to_save(self, path: Path) -> None:
         # Before learners write their files, too: deleting old checkpoints would take files of one without a name yet.
         self.writer.wait()
         if self._lock is not None:
             self._lock.check()
+        if self.world.rank == 0:
+            measures_path(path).unlink(missing_ok=True)  # of an earlier start, which came here with other weights
 
 
 def _notes(run: Run, may_open: int | None, unfrozen: int) -> Iterator[str]:
@@ -309,7 +308,7 @@ def build_step(
         plan.virtual_gpus if is_synchronous else 1,
         spec.precision,
         solver.clip_norm,
-        (loss or build_loss(spec)).to(device).of_batch,
+        (build_loss(spec) if loss is None else loss).to(device).of_batch,
         spec.noise_scale.every_steps if is_synchronous and plan.virtual_gpus > 1 else 0,
         spec.ema.decay,
         spec.data.input,

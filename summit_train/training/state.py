@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 from summit_train.core.checkpoints import CheckpointError, find_checkpoints, measures_path
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file, write_json
+from summit_train.core.saved import peek
 from summit_train.core.text import from_json
-from summit_train.spec import run_spec
+from summit_train.spec import Spec, run_spec
 
 T = TypeVar("T")
 EXTENSION_FILE = "extension.json"
@@ -67,9 +68,33 @@ class Extension:
         last = cls.read(spec.run_path)
         if last is not None and not last.is_done and last.after - last.before == more_epochs:
             return last
+        epochs = spec.schedule.epochs
         checkpoints = find_checkpoints(spec.run_path)
-        validation = Validation.read(checkpoints[-1]) if checkpoints else None
-        epochs = validation.epoch if validation is not None and validation.stops_early else spec.schedule.epochs
+        if not checkpoints:
+            return cls(epochs, epochs + more_epochs)
+        validation = Validation.read(checkpoints[-1])
+        if validation is None:
+            return cls._of_earlier_version(path, checkpoints[-1], spec, more_epochs)
+        epochs = validation.epoch if validation.stops_early else epochs
+        return cls(epochs, epochs + more_epochs)
+
+    @classmethod
+    def _of_earlier_version(cls, path: str, newest: Path, spec: Spec, more_epochs: int) -> Extension:
+        """Return what is asked for where no measures are beside the newest checkpoint, as versions to 0.3.0 wrote none.
+
+        These kept what --more-epochs began, and an early stop, in the log alone.
+        """
+        epochs = spec.schedule.epochs
+        state = peek(newest)
+        state = state if isinstance(state, dict) else {}
+        experiment = state.get("experiment")
+        planned = experiment.get("schedule.epochs", epochs) if isinstance(experiment, dict) else epochs
+        if planned == epochs - more_epochs:
+            return cls(planned, epochs)  # begun by that version, before its first longer checkpoint
+        is_unfinished = state.get("epoch", epochs) < epochs
+        if is_unfinished and (state.get("line", 0) or spec.schedule.early_stop is not None):
+            why = "whether it has stopped early, or was extended before, is not known"
+            raise UserError(f"{path}: {why}; start it once without --more-epochs, then again with it")
         return cls(epochs, epochs + more_epochs)
 
 

@@ -60,8 +60,8 @@ class LossScale:
         return {"scale": self.scale.cpu(), "good_steps": self._good_steps.cpu()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.scale = state["scale"].to(self.scale)
-        self._good_steps = state["good_steps"].to(self._good_steps)
+        self.scale = state["scale"].to(self.scale, copy=True)  # what is read may be mapped
+        self._good_steps = state["good_steps"].to(self._good_steps, copy=True)
 
 
 class WeightAverage:
@@ -98,7 +98,7 @@ class WeightAverage:
         return {"model": {**self._model.state_dict(), **self._averages}, "updates": int(self._updates.item())}
 
     def begin_restore(self, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Take over all of a checkpoint's state but the averages; return these, by their names in the checkpoint."""
+        """Take over the number of updates; return the averages, to be filled, by their names in the checkpoint."""
         self._updates.fill_(state["updates"])
         return {f"ema.model.{name}": average for name, average in self._averages.items()}
 

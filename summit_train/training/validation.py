@@ -1,7 +1,8 @@
-"""Validate at the ends of epochs; the best checkpoint and a growing batch follow from it."""
+"""Validate at the ends of epochs; the best checkpoint, the early stop and a growing batch follow from it."""
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -13,11 +14,6 @@ from summit_train.plan import validates
 from summit_train.training.decisions import Decided, Values
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
-
-
-def end_epoch(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> None:
-    """Validate after `epoch`, and decide by it. Collective. Raises Stopped on request."""
-    decide(run, log, epoch, validate(run, log, stop, epoch))
 
 
 def take_in_last_validation(run: Run, log: RunLog | None, stop: StopRequest) -> None:
@@ -48,10 +44,10 @@ def _record(run: Run, log: RunLog, epoch: int, decided: Decided) -> None:
     spec = run.spec.schedule.early_stop
     decisions = run.decisions
     if decided.stops and spec is not None:
-        about = {"measure": spec.measure, "best": decisions.stop_value, "best_epoch": decisions.stop_epoch}
+        about = {"measure": spec.measure, "best": decisions.stop_best_value, "best_epoch": decisions.stop_best_epoch}
         log.write("early_stop", epoch=epoch, step=epoch * run.plan.steps_per_epoch, **about)
-        waited = counted(epoch - decisions.stop_epoch, "epoch")
-        best = f"the best {spec.measure}, {decisions.stop_value:.4g}, is that of epoch {decisions.stop_epoch}"
+        waited = counted(epoch - decisions.stop_best_epoch, "epoch")
+        best = f"the best {spec.measure}, {decisions.stop_best_value:.4g}, is that of epoch {decisions.stop_best_epoch}"
         log.say(f"epoch {epoch}: stops early, {waited} without improvement: {best}")
     if (growth := decided.growth) is not None:
         size = growth.after.clips_per_gpu
@@ -86,8 +82,9 @@ def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> Val
 
     def figures() -> dict[str, Any]:  # by code of the user's own, too
         assert scores is not None  # on rank 0
-        classes = {"classes": run.measures.by_class(scores)}
-        return run.measures.values(scores) | {"val_loss": run.val_loss.of_scores(scores)} | classes
+        loss = run.loss.of_scores(scores)
+        known_loss = loss if loss is not None and math.isfinite(loss) else None  # JSON has no NaN
+        return run.measures.values(scores) | {"val_loss": known_loss, "classes": run.measures.by_class(scores)}
 
     measures = run.world.from_first(figures)
     known = run.measures

@@ -105,7 +105,7 @@ def test_a_run_stops_n_epochs_after_its_best_validation(
         again.update(epoch, epoch, {measure: value})  # as a resumed run may
         assert again.state_dict() == run.state_dict() and again.is_stop_reached == stops
         assert not never.update(epoch, epoch, {measure: value}).stops
-    assert run.is_stop_reached and (run.stop_epoch, run.stop_value) == expected
+    assert run.is_stop_reached and (run.stop_best_epoch, run.stop_best_value) == expected
 
 
 def test_the_last_epoch_is_not_stopped_after() -> None:
@@ -120,7 +120,7 @@ def test_the_stop_begins_to_count_where_the_last_frozen_part_is_trained() -> Non
     run = Decisions(_spec(schedule=stop, optimizer={"freeze": freeze}), LADDER)
     values = (50.0, 60.0, 40.0, 40.0, 40.0, 40.0)
     ended = [run.update(epoch, epoch, {"top1": value}).stops for epoch, value in enumerate(values, 1)]
-    assert ended == [False] * 5 + [True] and (run.stop_epoch, run.stop_value) == (2, 60.0)
+    assert ended == [False] * 5 + [True] and (run.stop_best_epoch, run.stop_best_value) == (2, 60.0)
 
 
 def _growing(**keys: Any) -> Spec:

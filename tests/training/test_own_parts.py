@@ -35,7 +35,7 @@ from summit_train.sweep.grid import load_sweep
 from summit_train.sweep.status import read_rows, tables
 from summit_train.training.agreement import own_sources
 from summit_train.training.loss import Loss, build_loss
-from summit_train.training.run import try_own_parts
+from summit_train.training.run import loss_and_measures
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import final_state, records
@@ -243,14 +243,14 @@ def _bad(write_spec: WriteSpec, tmp_path: Path, word: str, **sections: Any) -> S
 )
 def test_what_a_part_returns_is_checked_at_once(write_spec: WriteSpec, tmp_path: Path, word: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as raised:
-        try_own_parts(_bad(write_spec, tmp_path, word, precision="fp64"))
+        loss_and_measures(_bad(write_spec, tmp_path, word, precision="fp64"))
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("word", ["loss.kind=", "data.augment=[scale_jitter,", "evaluate.measures=["])
 def test_an_error_within_keeps_its_traceback(write_spec: WriteSpec, tmp_path: Path, word: str) -> None:
     with pytest.raises(IndexError, match="range") as raised:
-        try_own_parts(_bad(write_spec, tmp_path, f"{word}bad.py:fails{']' * word.count('[')}"))
+        loss_and_measures(_bad(write_spec, tmp_path, f"{word}bad.py:fails{']' * word.count('[')}"))
     assert raised.traceback[-1].path == tmp_path / "bad.py"
 
 
@@ -301,7 +301,7 @@ def test_the_best_is_of_one_measure(write_spec: WriteSpec, tmp_path: Path) -> No
 def test_a_loss_may_change_what_it_receives(write_spec: WriteSpec, tmp_path: Path) -> None:
     """Clips of class 3 whose highest logit is that of 3, 0 and 3."""
     spec = _bad(write_spec, tmp_path, "loss.kind=bad.py:in_place")
-    try_own_parts(spec)
+    loss_and_measures(spec)
     logits = torch.tensor([[0.0, 0, 0, 2], [2.0, 0, 0, 0], [0.0, 0, 0, 2]], requires_grad=True)
     outputs, targets = logits * 1, torch.tensor([3, 3, 3])
     value, correct = build_loss(spec).of_batch(outputs, targets, (32, 32), 0)
@@ -526,7 +526,7 @@ def test_built_in_parts_are_reached_by_the_same_door(write_spec: WriteSpec) -> N
         'evaluate.measures=[{kind: "summit_train.tasks.classification.measures:top", options: {k: 3}}]',
     ]  # fmt: skip
     spec = load_spec(write_spec(), words)
-    try_own_parts(spec)
+    loss_and_measures(spec)
     loss, augment, measure = own_parts(spec, "loss", "data", "evaluate")
     logits, labels = torch.randn(6, 4), torch.arange(6) % 4
     expected = functional.cross_entropy(logits, labels, label_smoothing=0.25)

@@ -95,8 +95,7 @@ class HorovodWorld(World):
         return objects.broadcast(value, self.rank, self._mpi.Bcast)
 
     def broadcast_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        for tensor in tensors.values():
-            objects.broadcast_tensor(tensor, self.rank, self._mpi.Bcast)
+        objects.broadcast_tensors(tensors, self.rank, self._mpi.Bcast)
 
     def gather(self, value: T) -> list[T] | None:
         return objects.gather(value, self.rank, self.size, partial(self._mpi.Send, dest=0), objects.by_mpi(self._mpi))

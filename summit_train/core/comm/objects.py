@@ -14,7 +14,7 @@ import io
 import json
 import sys
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -46,12 +46,22 @@ def broadcast(value: T, rank: int, share: Pass) -> T:
     return value
 
 
-def broadcast_tensor(tensor: torch.Tensor, rank: int, share: Pass) -> None:
-    """Give `tensor` the numbers of rank 0's: in its own memory where that is in order on the CPU, else by a copy."""
-    message = tensor.detach().cpu().contiguous()
-    _pass(_flat(message), share)
-    if rank > 0 and message.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(message)
+def broadcast_tensors(tensors: Mapping[str, torch.Tensor], rank: int, share: Pass) -> None:
+    """Give the tensors the numbers of rank 0's. Small ones go in one message.
+
+    A large one goes from its own memory into that of its copy where that is in order on the CPU.
+    """
+    small = {name: tensor for name, tensor in tensors.items() if tensor.nbytes < _SMALL}
+    for name, numbers in broadcast(small, rank, share).items():
+        if rank > 0:
+            small[name].detach().copy_(numbers)
+    for name, tensor in tensors.items():
+        if name in small:
+            continue
+        message = tensor.detach().cpu().contiguous()
+        _pass(_flat(message), share)
+        if rank > 0 and message.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(message)
 
 
 def gather(value: T, rank: int, size: int, put: Pass, start: Start) -> list[T] | None:

@@ -211,8 +211,7 @@ class TorchWorld(World):
 
     def broadcast_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         with self._joined():
-            for tensor in tensors.values():
-                objects.broadcast_tensor(tensor, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True))
+            objects.broadcast_tensors(tensors, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True))
 
     def gather(self, value: T) -> list[T] | None:
         import torch

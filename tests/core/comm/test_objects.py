@@ -152,13 +152,15 @@ def test_both_worlds_carry_large_and_small_values_between_sums(backend: str) -> 
         large = torch.arange(700_000) + world.rank
         wait = world.start_mean(torch.ones(1 << 20), "mean")
         shared = world.broadcast({"large": large, "path": Path("a\udcff")})
-        own = {"kernel": torch.full((2, 3, 4, 5), float(world.rank)), "n": torch.tensor(world.rank)}
+        own: dict[str, torch.Tensor] = {"large": torch.full((20_000,), float(world.rank))}
+        own |= {"kernel": torch.full((2, 3, 4, 5), float(world.rank)), "n": torch.tensor(world.rank)}
         own["kernel"] = own["kernel"].contiguous(memory_format=torch.channels_last)
         if world.rank == 0:
             own["kernel"] += torch.arange(120.0).view(2, 3, 4, 5)
         pointers = [tensor.data_ptr() for tensor in own.values()]
         world.broadcast_tensors(own)
         assert torch.equal(own["kernel"], torch.arange(120.0).view(2, 3, 4, 5)) and own["n"].item() == 0
+        assert not own["large"].any()
         assert [tensor.data_ptr() for tensor in own.values()] == pointers
         gathered = world.gather((world.rank, large.numpy()[::2], Span(world.rank, 9)))
         wait()
