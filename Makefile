@@ -4,9 +4,9 @@ VENV ?= $(CURDIR)/.venv
 RANKS ?= 2
 PYTEST ?=
 SOAK ?=
-# Two test processes per core, because many tests mostly wait; beyond 16 the longest test sets the time. Without env -u,
-# nproc would return OMP_NUM_THREADS or OMP_THREAD_LIMIT.
-TESTERS ?= $(shell cores=$$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc); echo $$((cores < 8 ? 2 * cores : 16)))
+# Three test processes for two cores, because many tests mostly wait; beyond 16 the longest test sets the time. Without
+# env -u, nproc would return OMP_NUM_THREADS or OMP_THREAD_LIMIT.
+TESTERS ?= $(shell cores=$$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc); echo $$((cores < 11 ? (3 * cores + 1) / 2 : 16)))
 RUN_TESTS = PYTHONUTF8=1 PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} \
 	$(VENV)/bin/python -m pytest -n $(TESTERS)
 export VENV

@@ -50,7 +50,7 @@ class Decisions:
     or another file.
 
     **The end** (schedule.early_stop) comes when the last validation is too many epochs after the best one. Epochs in
-    which optimizer.freeze still holds a part that is to be trained do not count. No value is worse than an unknown one.
+    which optimizer.freeze still holds a part that is to be trained do not count. Before the first known value none does.
 
     **The batch** (parallel.grow_batch) grows where accuracy stops to (AAVG, Algorithm 1, lines 13 to 21). With a the
     accuracy, a* the highest so far, 0 at first, and B a learner's batch:

@@ -283,6 +283,7 @@ def test_a_refusal_is_1(say: Say, standins: Standins, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_this_machine_trains_in_the_foreground(
     write_spec: WriteSpec, eight_videos: dict[str, str], tmp_path: Path
 ) -> None:

@@ -343,7 +343,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(folder: Path) -> None:
         write_set(folder)
         train_all(folder)
-        train_again(folder)
 
     return made_once(tmp_path_factory, "golden_runs", make)
 
@@ -370,8 +369,9 @@ def test_every_run_ends_as_in_the_golden_file(trained: Path, place: str) -> None
             assert found[name]["ends"][group] == pytest.approx([norm, product], abs=tolerance * norm), (name, group)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_run_that_continues_ends_in_the_same_bits(trained: Path) -> None:
+    train_again(trained)
     for place, name in enumerate(runs(trained)):
         whole, again = (trained / folder / f"run{place}" for folder in ("alone", "again"))
         assert len(records(again, "start")) == len(records(whole, "start")) + 1, name

@@ -169,9 +169,8 @@ def test_a_bug_in_the_step_shows_its_traceback_once(write_spec: WriteSpec, ranks
         assert f"summit-train, rank {faulty} on {HOST}:\nTraceback" in output
 
 
-@pytest.mark.parametrize(
-    ("ranks", "culprit", "comm"), [(3, 1, "horovod"), pytest.param(3, 2, "torch", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("ranks", "culprit", "comm"), [(3, 1, "horovod"), (3, 2, "torch")])
 def test_a_rank_that_is_stopped_is_named_by_the_others(
     write_spec: WriteSpec, ranks: int, culprit: int, comm: str
 ) -> None:

@@ -193,6 +193,7 @@ NETWORKS = {
 
 
 @needs_ranks
+@pytest.mark.nightly
 def test_two_ranks_are_one_rank_with_every_network(tmp_path: Path) -> None:
     cases = {name: [*SPEC.split(), *words.split(), "scale.gpus=2"] for name, words in NETWORKS.items()}
     archs = {load_spec(shipped("configs/motion") / "tsm.yaml", words).model.arch for words in cases.values()}
@@ -217,8 +218,9 @@ RUNS: dict[str, dict[str, Any]] = {
 @needs_ranks
 @pytest.mark.parametrize(
     ("kind", "begin", "ranks", "comm"),
-    [("synchronous", 5, 2, "horovod"), pytest.param("growing", 10, 4, "torch", marks=pytest.mark.nightly)],
+    [("synchronous", 5, 2, "horovod"), ("growing", 10, 4, "torch")],
 )
+@pytest.mark.nightly
 def test_a_run_of_3_ranks_continues_on_others(
     write_spec: WriteSpec, tmp_path: Path, kind: str, begin: int, ranks: int, comm: str
 ) -> None:

@@ -308,6 +308,7 @@ assert not any("gloo" in thread for thread in threads), threads
 """
 
 
+@pytest.mark.nightly
 def test_torchrun_starts_ranks_without_mpi(tmp_path: Path) -> None:
     (tmp_path / "count.py").write_text(_COUNT)
     status, output = run(
