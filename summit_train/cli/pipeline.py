@@ -94,8 +94,8 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
 def _check_still_asked(extension: Extension, args: argparse.Namespace) -> None:
     """Raise UserError unless `--more-epochs` asks for the same under the run's lock as it did before."""
     if (now := Extension.asked(args.spec, args.more_epochs)) != extension:
-        length = f"the run has got {now.before} epochs, from {extension.before}, while this command began"
-        raise UserError(f"--more-epochs {args.more_epochs}: {length}; start it again")
+        length = f"the run went from {extension.before} to {now.before} epochs while this command started"
+        raise UserError(f"--more-epochs {args.more_epochs}: {length}; run the command again")
 
 
 def _keep_result(run_path: Path, epochs: int, last_step: int) -> None:

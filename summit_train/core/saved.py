@@ -29,7 +29,7 @@ from summit_train.core.text import from_json
 _BYTES_PER_ELEMENT = 4 * 8
 SAFETENSORS = ".safetensors"
 SAFETENSORS_KEY = "summit_train"  # of what a checkpoint has besides its weights, in the file's metadata
-_MAPS = 16  # of a file, to read all its tensors
+_MAPS = 16  # times that a file is mapped to read all its tensors
 _BESIDES = 1 << 28  # class names, a classifier of more classes, another network that is refused by its name
 
 # Maps a file and its content without numbers (tensors on the meta device) to the most bytes that it may have.
@@ -68,9 +68,9 @@ def load_newest(
 ) -> tuple[Path | None, dict[str, Any], list[str]]:
     """Return the newest checkpoint that is whole: (path, state, complaints about newer ones that are not).
 
-    One that is deleted meanwhile is no complaint: the run that trains has a newer one. damaged: complaints about files
-    of learners, by their checkpoint, if the caller checks these; otherwise this checks them. Returns (None, {}, [])
-    without any checkpoint. Raises CheckpointError if there are some and none is whole: starting over would silently
+    A checkpoint deleted meanwhile is not a complaint: the run that trains has a newer one. damaged: complaints about
+    learner files, by checkpoint, if the caller checks these files; None: they are checked here. Returns (None, {}, [])
+    if there is no checkpoint. Raises CheckpointError if there are some and none is whole: starting over would silently
     discard the run.
     """
     complaints = dict(damaged or {})
@@ -248,7 +248,7 @@ def check_fit(path: Path, name: str, saved: Any, own: Any) -> None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint of all ranks of `world`, or of one alone; its digest was checked.
+    """A checkpoint that all ranks of `world` read together, or one rank alone; its digest has been checked.
 
     state: its content, equal on all ranks. Large tensors may be on the meta device (`without_numbers`): `fill` reads
     their numbers from the file.
@@ -259,12 +259,12 @@ class Checkpoint:
     world: World
 
     def fill(self, targets: Mapping[str, torch.Tensor]) -> None:
-        """Copy tensors of the file into those of the same names, which must fit; see `tensors_of`. Collective."""
+        """Copy the file's tensors into the targets of the same names (`tensors_of`), which must fit. Collective."""
         self.world.together(lambda: copy_tensors(self.path, targets) if self.world.rank == 0 else None)
         self.world.broadcast_tensors(targets)
 
     def restore(self, network: nn.Module) -> None:
-        """Give a network the weights. Collective. Raises CheckpointError where they do not fit."""
+        """Copy the weights into a network. Collective. Raises CheckpointError if they do not fit."""
         own = network.state_dict()
         self.world.together(lambda: check_fit(self.path, "model", self.state.get("model"), own))
         self.fill(tensors_of(own, "model"))
@@ -281,7 +281,7 @@ def tensors_of(state: Any, name: str = "") -> dict[str, torch.Tensor]:
 
 
 def without_numbers(state: Any) -> Any:
-    """Return a state with each tensor on the meta device: its type and shape are left."""
+    """Return a state with each tensor on the meta device, which keeps only its type and shape."""
     if isinstance(state, Mapping):
         return {key: without_numbers(value) for key, value in state.items()}
     return state.to("meta") if isinstance(state, torch.Tensor) else state
@@ -289,9 +289,9 @@ def without_numbers(state: Any) -> Any:
 
 @torch.no_grad()
 def copy_tensors(path: Path, targets: Mapping[str, torch.Tensor]) -> None:
-    """Copy tensors of a file that torch saved into those of the same names, which must fit.
+    """Copy the tensors of a file saved by torch into the targets of the same names, which must fit.
 
-    The file is mapped anew for each sixteenth of them: with a map the pages that were read leave this process's memory.
+    Map the file again for each sixteenth of the bytes: closing a map frees the pages read through it.
     """
     left = list(targets)
     most = sum(target.nbytes for target in targets.values()) // _MAPS

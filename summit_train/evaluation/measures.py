@@ -1,6 +1,6 @@
 """The measures of a run: what they are called, and how they are shown. Each loss.kind has its own.
 
-Whoever shows a figure takes name and key from here: validation, evaluation, report, fuse, predict, sweep. No torch.
+Whatever shows a value takes its name and key from here: validation, evaluation, report, fuse, predict, sweep. No torch.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class OwnMeasure:
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure of what was found.
+    """A measure of the results on a set of videos.
 
-    key: its name in JSON, and class_key that of the same of each class. above: it says something if there are more
-    classes than this. unit: for people; a main measure is in percent. own: computes one of the user's own.
+    key: its name in JSON. class_key: the name of its value for each class. above: show it only with more classes than
+    this. unit: for people; the main measure is in percent. own: computes a measure of the user's own.
     """
 
     key: str

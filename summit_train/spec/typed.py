@@ -29,20 +29,20 @@ Extent = Annotated[int, Field(ge=1, le=4096)]  # of a clip; non-local blocks rel
 
 
 class Scope(Flag):
-    """What another value of a key changes: a mark in its type.
+    """A mark in the type of a key: what changes if the key's value changes.
 
-    A key without a mark has that of its section, where it has one, which always contains TRAINING; else it has
-    EXPERIMENT. So a key whose mark was forgotten counts and is compared.
+    A key without a mark has its section's, or EXPERIMENT if the section has none. Every section's mark contains
+    TRAINING, so a key whose mark was forgotten is compared.
     """
 
     RUN = 0
     """How the run proceeds: its speed, its files, when it is ended."""
     TRAINING = auto()
-    """The trained weights. A checkpoint of another value is refused."""
+    """The trained weights. A checkpoint with another value is refused."""
     SCORES = auto()
     """The scores of given weights."""
     PRECISE_BN = auto()
-    """These, too, but only where evaluate.precise_bn reads batches of training."""
+    """The scores, but only if evaluate.precise_bn reads training batches."""
     PLACE = auto()
     """Where data are. Nodes may have their own copies, so ranks need not agree."""
     EXPERIMENT = TRAINING | SCORES
@@ -56,8 +56,8 @@ BUILT_IN = "a built-in one"
 class ReadWith:
     """A mark in the type of a key that is read only with one value of another key; else it must have its default.
 
-    key: of the same section, or else from the top. A list is known by what it begins with. value: a word, OWN or
-    BUILT_IN. hint: the end of the message.
+    key: the other key, of the same section or with its full path. A list counts as its first item. value: a word, OWN
+    or BUILT_IN. hint: the end of the message.
     """
 
     key: str

@@ -1,1 +1,1 @@
-"""What a network learns to do: what of it is of one task alone. Rooms import it in functions, where they need it."""
+"""Code that only one task needs. Other modules import it inside the functions that use it."""

@@ -1,6 +1,6 @@
 """Write checkpoints whole or not at all, keep those that are needed, and find the one that a run resumes from.
 
-One can be written alongside the steps that follow it: its bytes are a copy, and the next one waits until it is whole.
+A checkpoint can be written alongside the steps that follow: its bytes are a copy. The next one waits until it is whole.
 """
 
 from __future__ import annotations
@@ -173,10 +173,9 @@ def current_line(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
 
 
 def begin_solver_state(path: Path, optimizer: torch.optim.Optimizer, saved: Any) -> dict[str, torch.Tensor]:
-    """Give a solver the state that a checkpoint has of it, without its numbers; its options stay.
+    """Create a solver's state as in a checkpoint, but with no numbers read yet; its options stay.
 
-    Returns the tensors that the numbers go into, by their names in the checkpoint. Raises CheckpointError for another
-    solver's state.
+    Returns the tensors to fill, by their names in the checkpoint. Raises CheckpointError for another solver's state.
     """
     own = optimizer.state_dict()
     groups = [group["params"] for group in own["param_groups"]]
@@ -200,7 +199,7 @@ def begin_solver_state(path: Path, optimizer: torch.optim.Optimizer, saved: Any)
         wanted = {name: weight if has_shape else torch.zeros(()) for name, has_shape in kept.items()}
         check_fit(path, f"optimizer.state.{number}", tensors, wanted)
         present = own["state"].get(number, {})
-        # In the layout of the weight: the fused solvers ignore strides.
+        # Strides must be the weight's, because the fused solvers ignore them.
         fitting = {name for name, tensor in present.items() if tensor.stride() == wanted[name].stride()}
         begun[number] = {name: present[name] if name in fitting else torch.empty_like(wanted[name]) for name in tensors}
     optimizer.load_state_dict({**own, "state": begun})
@@ -269,8 +268,8 @@ def shared_starting_state(
 ) -> tuple[State, list[str]]:
     """Return rank 0's starting state, without the numbers of large tensors, on every rank, and its notes. Collective.
 
-    Each rank checks the files of its own learners. find: starting_state with the run's arguments, called on rank 0 with
-    the complaints so far, again after each checkpoint of which some rank finds a learner's file damaged.
+    Each rank checks the files of its own learners. find: starting_state with the run's arguments. Rank 0 calls it with
+    the complaints so far, and again whenever a rank finds a damaged learner file.
     """
     damaged = dict[Path, str]()
     while True:

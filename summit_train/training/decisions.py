@@ -33,7 +33,7 @@ class GrowthDecision:
 
 @dataclass(frozen=True)
 class Decided:
-    """What one validation has decided. growth: None where no decision was due, or the accuracy is unknown."""
+    """What one validation decides. growth: None if no decision was due, or the accuracy is unknown."""
 
     is_best: bool
     stops: bool = False
@@ -41,27 +41,28 @@ class Decided:
 
 
 class Decisions:
-    """The decisions of a run so far. They are equal on all ranks, and a part of each checkpoint.
+    """The decisions of a run so far: equal on all ranks, and part of each checkpoint.
 
-    The checkpoint of a validated epoch is from before that validation: a run that resumes from it takes it in again.
+    The checkpoint of a validated epoch is saved before that validation; a run that resumes calls `update` for it again.
 
-    **The best checkpoint** (checkpoint.keep_best) is that of the highest value; of equal ones the first. It is saved
-    under the name of its measure, so another measure begins with none; so does one of the user's own with other options
-    or another file.
+    **The best checkpoint** (checkpoint.keep_best) is the one with the highest value, the first of equal ones. It is
+    saved under the measure's name, so a change of measure starts over; so does a change to the options or the file of a
+    measure of the user's own.
 
     **The end** (schedule.early_stop) comes when the last validation is too many epochs after the best one. Epochs in
-    which optimizer.freeze still holds a part that is to be trained do not count. Before the first known value none does.
+    which optimizer.freeze still holds a part that is to be trained do not count, nor do those before the first known
+    value.
 
-    **The batch** (parallel.grow_batch) grows where accuracy stops to (AAVG, Algorithm 1, lines 13 to 21). With a the
-    accuracy, a* the highest so far, 0 at first, and B a learner's batch:
+    **The batch** (parallel.grow_batch) grows when accuracy stops rising (AAVG, Algorithm 1, lines 13 to 21). Let a be
+    the accuracy, a* the highest accuracy so far (0 at first) and B a learner's batch:
 
         if a < a* margin: B <- min(B factor, largest)        if a > a*: a* <- a
 
     The comparison is strict, and the first decision never grows the batch. The learning rate stays.
 
-    best_step: 0 while there is no best checkpoint. stop_best_epoch: that of the best validation, 0 while no value is
-    known. line: the step at which the run's line of checkpoints begins; that checkpoint belongs to the line before, so
-    it is not the best of this one. own_measures: what tells each measure of the user's own from others of its name.
+    best_step: 0 if there is no best checkpoint. stop_best_epoch: the epoch of the best validation, 0 if no value is
+    known. line: the step at which the run's line of checkpoints begins; the checkpoint of that step belongs to the
+    previous line, so it is not the best of this one. own_measures: a digest of each measure of the user's own, by name.
     """
 
     def __init__(self, spec: Spec, ladder: Sequence[Rung]) -> None:
@@ -99,7 +100,7 @@ class Decisions:
 
     @property
     def rung(self) -> Rung:
-        """The present batch."""
+        """The current batch."""
         return self._ladder[self._rung]
 
     @property
@@ -107,7 +108,7 @@ class Decisions:
         return checkpoint_path(self._spec.run_path, self.best_step) if self.best_step else None
 
     def update(self, epoch: int, step: int, measures: Values) -> Decided:
-        """Take in the validation after `epoch` finished epochs, `step` updates; a second time it changes nothing.
+        """Decide by the validation after `epoch` epochs and `step` updates; repeating it changes nothing.
 
         After the last epoch only the best checkpoint is left to decide.
         """
@@ -179,7 +180,7 @@ class Decisions:
             self.best_value = float(best["value"])
 
     def forget_best(self) -> None:
-        """Begin with no best checkpoint."""
+        """Forget the best checkpoint, so that the next validation sets a new one."""
         self.best_step = 0
         self.best_value = -math.inf
 

@@ -34,7 +34,7 @@ class TaskLoss(Protocol):
         """Return the mean loss of validation videos; None where there is none."""
 
     def to(self, device: torch.device) -> TaskLoss:
-        """Return the loss of outputs on a device. Raises UserError for one of the user's own that fails there."""
+        """Return the loss for outputs on `device`. Raises UserError if a loss of the user's own fails there."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ class Loss:
 class OwnLoss(Loss):
     """The mean of a loss of the user's own (docs/own_parts.md); kind: the built-in one that it is like.
 
-    part: for messages. own: called with logits (n, K) and targets, it returns the loss of each clip, (n,), or their
-    mean. are_shares: the targets are floats (n, K) always, as mixing makes some of them. num_classes, dtype: of the
-    logits in training.
+    part: named in messages. own: takes logits (n, K) and targets, and returns the loss of each clip, (n,), or the mean.
+    are_shares: targets are always floats (n, K), because mixing makes some of them so. num_classes, dtype: of the
+    training logits.
     """
 
     part: OwnPart
@@ -135,7 +135,7 @@ class OwnLoss(Loss):
         return other
 
     def check(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Try it on drawn logits. Raises UserError for what no training could begin with or repeat."""
+        """Try the loss on random logits. Raises UserError if training could not start with it, or not repeat."""
         module = self.own if isinstance(self.own, nn.Module) else nn.Module()
         if list(module.parameters()):
             raise UserError(f"{self.part.key}: {self.part.name} must have no parameters: nothing trains them")

@@ -58,7 +58,7 @@ _OPEN_FILES = 100  # of a rank besides its batches: libraries, logs, pipes of wo
 
 @dataclass(frozen=True)
 class Inputs:
-    """The user's input, read and found to fit together before any rank talks to another. Each part is made here, once.
+    """The user's input, read and checked for consistency before the ranks communicate. Each part is made once, here.
 
     loss: on the CPU. measures: of validation videos.
     """
@@ -181,7 +181,7 @@ class Run:
             self.noise.load_state_dict(saved["noise_scale"])
         self.decisions.load_state_dict(saved)
         best = self.decisions.best_checkpoint
-        if not self.world.broadcast(best is None or best.exists()):  # deleted for a better one, which then is damaged
+        if not self.world.broadcast(best is None or best.exists()):  # pruned for a better one, which is damaged
             self.decisions.forget_best()
         self.bad_clips.forget_after(self.start_step)
 
@@ -240,7 +240,7 @@ class Run:
         self.world.from_first(keep)
 
     def save_validation(self, epoch: int, measures: Mapping[str, Any], *, stops_early: bool) -> None:
-        """Write what the validation after `epoch` has found beside that epoch's checkpoint, if it has one. Collective.
+        """Write the result of the validation after `epoch` next to that epoch's checkpoint, if it has one. Collective.
 
         A run that resumes from it does not validate again.
         """
@@ -254,7 +254,7 @@ class Run:
         return found.measures if found is not None and found.own_measures == self.decisions.own_measures else None
 
     def _parts(self) -> dict[str, Any]:
-        """Return the run's own parts of a checkpoint, by their names there."""
+        """Return the parts of a checkpoint that the run itself holds, by their names in it."""
         return {
             "bad_clips": self.bad_clips.state_dict(),
             "noise_scale": self.noise.state_dict(),
@@ -267,7 +267,9 @@ class Run:
         if self._lock is not None:
             self._lock.check()
         if self.world.rank == 0:
-            measures_path(path).unlink(missing_ok=True)  # of an earlier start, which came here with other weights
+            measures_path(path).unlink(
+                missing_ok=True
+            )  # from an earlier start that reached this step with other weights
 
 
 def _notes(run: Run, may_open: int | None, unfrozen: int) -> Iterator[str]:
@@ -299,7 +301,7 @@ def build_step(
 ) -> TrainStep | AveragingStep:
     """Return the step of the spec's method of parallel training, before its first update of `model`.
 
-    loss: the spec's, on any device; None: that of a training set whose classes have equally many clips.
+    loss: the spec's, on any device; None: build it as if all classes had equally many clips.
     """
     solver = spec.optimizer
     is_synchronous = spec.parallel.method == "synchronous"

@@ -19,9 +19,9 @@ EXTENSION_FILE = "extension.json"
 
 @dataclass(frozen=True)
 class Validation:
-    """What the validation of a checkpoint has found, in a file beside it.
+    """The result of the validation after a checkpoint, stored in a file next to the checkpoint.
 
-    measures: by name. own_measures: as in Decisions. stops_early: training ended with it.
+    measures: values by name. own_measures: as in Decisions. stops_early: this validation ended training.
     """
 
     epoch: int
@@ -34,15 +34,15 @@ class Validation:
 
     @classmethod
     def read(cls, checkpoint: Path) -> Validation | None:
-        """Return that of a checkpoint, None without any. Raises CheckpointError if it cannot be read."""
+        """Return a checkpoint's validation, None if it has none. Raises CheckpointError if it cannot be read."""
         return _read(measures_path(checkpoint), cls)
 
 
 @dataclass(frozen=True)
 class Extension:
-    """The last `--more-epochs` of a run folder: the epochs of the run before it and after.
+    """The last `--more-epochs` of a run folder: the run's number of epochs before and after it.
 
-    before: of one that stopped early, the trained ones. is_done: the run has come to its end since.
+    before: for a run that stopped early, the epochs it trained. is_done: the run has finished since.
     """
 
     before: int
@@ -54,12 +54,12 @@ class Extension:
 
     @classmethod
     def read(cls, run_path: Path) -> Extension | None:
-        """Return that of a run folder, None without any. Raises CheckpointError if it cannot be read."""
+        """Return a run folder's extension, None if it has none. Raises CheckpointError if it cannot be read."""
         return _read(run_path / EXTENSION_FILE, cls)
 
     @classmethod
     def asked(cls, path: str, more_epochs: int) -> Extension:
-        """Return what `--more-epochs` asks for: until the run has come to its end, the same each time."""
+        """Return the extension that `--more-epochs` asks for; the same one each time until the run has finished."""
         if more_epochs < 1:
             raise UserError(f"--more-epochs must be 1 or more, got {more_epochs}")
         if not Path(path).is_dir():
@@ -80,9 +80,9 @@ class Extension:
 
     @classmethod
     def _of_earlier_version(cls, path: str, newest: Path, spec: Spec, more_epochs: int) -> Extension:
-        """Return what is asked for where no measures are beside the newest checkpoint, as versions to 0.3.0 wrote none.
+        """Return the extension if the newest checkpoint has no measures file, as in versions up to 0.3.0.
 
-        These kept what --more-epochs began, and an early stop, in the log alone.
+        Those versions kept what --more-epochs began, and an early stop, in the log alone.
         """
         epochs = spec.schedule.epochs
         state = peek(newest)
@@ -93,7 +93,7 @@ class Extension:
             return cls(planned, epochs)  # begun by that version, before its first longer checkpoint
         is_unfinished = state.get("epoch", epochs) < epochs
         if is_unfinished and (state.get("line", 0) or spec.schedule.early_stop is not None):
-            why = "whether it has stopped early, or was extended before, is not known"
+            why = "must have a record of its last validation, got none, as of version 0.3.0 or earlier"
             raise UserError(f"{path}: {why}; start it once without --more-epochs, then again with it")
         return cls(epochs, epochs + more_epochs)
 

@@ -345,7 +345,7 @@ class TrainStep:
         return parts if self.average is None else parts | {"ema": self.average.state_dict()}
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Take over what `checkpoint` returned. Collective."""
+        """Restore solver, loss scale and averaged weights from a checkpoint. Collective."""
         checkpoint.fill(checkpoint.world.together(lambda: self._begin_restore(checkpoint.path, checkpoint.state)))
 
     def _begin_restore(self, path: Path, saved: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -17,10 +17,10 @@ from summit_train.training.run import Run
 
 
 def take_in_last_validation(run: Run, log: RunLog | None, stop: StopRequest) -> None:
-    """Decide by the validation of the epoch that a run resumes from, whose checkpoint is from before it. Collective.
+    """Decide by the validation that belongs to the checkpoint from which a run resumes. Collective.
 
-    Its measures are beside the checkpoint, unless the run ended before it was done. The curve, the batch, the best and
-    the end then equal those of a run that was not stopped.
+    Its result is stored next to the checkpoint unless the run was killed before that; then validate again. The curve,
+    the batch, the best checkpoint and the end are then those of a run that was not interrupted.
     """
     epoch, inside = divmod(run.start_step, run.plan.steps_per_epoch)
     if epoch and not inside and validates(run.spec, epoch):
@@ -98,7 +98,9 @@ def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> Val
         loss = measures["val_loss"]
         record = measures | {"videos": videos, "clips": clips, "seconds": seconds}
         log.write("eval", epoch=epoch, step=step, **record)
-        unknown = "" if measures[known.main.key] is not None else "unknown measure: best checkpoint and batch stay"
+        unknown = (
+            "" if measures[known.main.key] is not None else f"{known.main.name} is unknown; nothing is decided by it"
+        )
         about = "; ".join(filter(None, (f"{counted(videos, 'video')}, {views}", bad, missing, unknown)))
         log.say(f"epoch {epoch}: {known.text(measures)}{'' if loss is None else f'  loss {loss:.4f}'}  ({about})")
         log.warn(step, run.health.of_validation(step, scores, run.val_set.manifest.class_names))

@@ -161,7 +161,7 @@ def test_a_validation_list_without_a_positive_ends_a_run_with_dashes(several: Wr
     write_quarantine(tmp_path / "bad.csv", [DecodeError(rows[0][path], "is damaged")])
     output = train(0, spec, f"data.quarantine={tmp_path / 'bad.csv'}")
     assert "mAP \N{EM DASH}: mean over 2 checkpoints" in output
-    assert "unknown measure: best checkpoint and batch stay" in output
+    assert "mAP is unknown; nothing is decided by it" in output
     result = json.loads((run / "eval.json").read_text())
     assert [result[f"map_{what}"] for what in ("mean", "std", "last", "best")] == [None] * 4
     assert not (run / "checkpoints/best.json").exists()

@@ -1,8 +1,8 @@
 """Send plain values, arrays and tensors between ranks. Nothing that is received can run code.
 
 A value becomes JSON text and the bytes of its arrays. First come two lengths; then, as one message, the text and the
-small arrays; then each larger array in pieces, from its own memory into that of its copy. Of a tensor on the
-meta device only type and shape are sent.
+small arrays; then each larger array in pieces, straight from the sender's memory into the receiver's. Only the type and
+shape of a tensor on the meta device are sent.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def broadcast(value: T, rank: int, share: Pass) -> T:
 
 
 def broadcast_tensors(tensors: Mapping[str, torch.Tensor], rank: int, share: Pass) -> None:
-    """Give the tensors the numbers of rank 0's. Small ones go in one message.
+    """Copy rank 0's numbers into the tensors of every rank. Small tensors go in one message.
 
-    A large one goes from its own memory into that of its copy where that is in order on the CPU.
+    A large tensor that is contiguous and on the CPU is sent and received in place.
     """
     small = {name: tensor for name, tensor in tensors.items() if tensor.nbytes < _SMALL}
     for name, numbers in broadcast(small, rank, share).items():

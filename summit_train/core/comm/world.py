@@ -73,7 +73,7 @@ class World:
         return lambda: list(numbers)
 
     def broadcast(self, value: T) -> T:
-        """Return rank 0's value on every rank: plain values, arrays, tensors, types of ours."""
+        """Return rank 0's value on every rank: plain values, arrays, tensors and this package's types."""
         return value
 
     def broadcast_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
