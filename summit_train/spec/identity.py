@@ -5,7 +5,8 @@ The marks beside the keys decide it (`Scope`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -36,9 +37,24 @@ def _fields(spec: Spec, key: str) -> Iterator[FieldInfo]:
         yield field
 
 
+@cache
+def _scopes(section: type[Section], inherited: Scope = Scope.EXPERIMENT) -> Mapping[str, Scope]:
+    """Return the scope of each key of a section and of those below it, by `section.key`."""
+    scopes = dict[str, Scope]()
+    for name, field in section.model_fields.items():
+        scopes[name] = next((mark for mark in field.metadata if isinstance(mark, Scope)), inherited)
+        below = section_in(field.annotation)
+        if below is not None:
+            scopes |= {f"{name}.{key}": scope for key, scope in _scopes(below, scopes[name]).items()}
+    return scopes
+
+
 def _scope(spec: Spec, key: str) -> Scope:
-    marks = [mark for field in _fields(spec, key) for mark in field.metadata if isinstance(mark, Scope)]
-    return marks[-1] if marks else Scope.EXPERIMENT
+    """Return the scope of a key; that of the section for a key below the last one that the spec knows."""
+    scopes = _scopes(type(spec))
+    while key not in scopes:
+        key = key.rpartition(".")[0]
+    return scopes[key]
 
 
 def rank_keys(spec: Spec) -> dict[str, Any]:
