@@ -214,9 +214,9 @@ def _train(run: Run, stop: StopRequest, traced: range, extension: Extension | No
         return
     (spec.run_path / "stopped").unlink(missing_ok=True)
     continued = None
-    if run.start_step == 0:
+    if extension is None and run.start_step == 0:
         (spec.run_path / EXTENSION_FILE).unlink(missing_ok=True)  # of a run whose checkpoints were moved away
-    elif extension is not None:
+    if extension is not None:
         if extension == Extension.read(spec.run_path):
             change = f"{extension.before} to {extension.after} epochs"
             run.notes.append(f"more epochs: finishes the extension from {change}, which an earlier start began")

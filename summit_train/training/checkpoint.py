@@ -249,7 +249,8 @@ def starting_state(
     extension = extension or Extension.read(spec.run_path)
     if extension is not None and extension.after == epochs:
         # With as many epochs as the run had before its early stop, the length does not differ.
-        has_stopped = not differing and state["step"] <= extension.before * plan.steps_per_epoch
+        may_have_stopped = spec.schedule.early_stop is not None and not differing
+        has_stopped = may_have_stopped and state["step"] <= extension.before * plan.steps_per_epoch
         if is_length or has_stopped:
             lr = f"LR continues at {plan.learning_rate(state['step']):.6g}, as in a run of {epochs} epochs"
             notes.append(f"more epochs: {epochs} instead of {extension.before}; {lr}")

@@ -389,3 +389,19 @@ def test_a_second_run_in_the_same_directory_is_refused(write_spec: WriteSpec, tm
 def test_bad_input_exits_2_with_one_message(write_spec: WriteSpec, override: str, message: str) -> None:
     status, output = command(0, "train", str(write_spec()), override)
     assert status == 2 and message in output and "Traceback" not in output, output
+
+
+def test_more_epochs_of_a_run_without_a_checkpoint_are_added_once(one_epoch_run: Path, tmp_path: Path) -> None:
+    """Killed before its first checkpoint, twice; then started over without the option, which leaves no trace of it."""
+    run = tmp_path / "run"
+    shutil.copytree(one_epoch_run, run, ignore=shutil.ignore_patterns("checkpoints", "eval.json", "predictions"))
+    words = (str(run), f"run_dir={tmp_path}", "--more-epochs", "1")
+    for _ in range(2):
+        _killed_in(3, 0, *words)
+        assert load_spec(run / "spec.yaml").schedule.epochs == 2 and Extension.read(run) == Extension(1, 2)
+    train(0, *words)
+    assert steps_of(run)[-1] == 20 and Extension.read(run) == Extension(1, 2, is_done=True)
+    assert final_state(run)["line"] == 0
+    shutil.rmtree(run / "checkpoints")
+    _killed_in(3, 0, str(run))
+    assert Extension.read(run) is None
