@@ -69,9 +69,9 @@ def run_pipeline(args: argparse.Namespace, stop: StopRequest) -> Result:
             wait_for_lock(inputs.spec.run_path, lambda: watchdog.at("waiting for the lock of a lost rank"))
         world.wait(lambda: watchdog.at("waiting for rank 0's lock of the run folder", waits=True))
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(inputs.spec.run_path)))
-        world.together(lambda: None if world.rank else remove_half_written(inputs.spec.run_path))
+        world.from_first(lambda: remove_half_written(inputs.spec.run_path))
         if extension is not None:
-            world.together(lambda: None if world.rank else _check_still_asked(extension, args))
+            world.from_first(lambda: _check_still_asked(extension, args))
         check_nodes(world, device, inputs.train, inputs.spec.run_path, watchdog)
         run = Run(inputs, network, world, device, lock, watchdog, extension=extension)
         manifests = [inputs.val.manifest, inputs.train.manifest]
@@ -213,17 +213,16 @@ def _train(run: Run, stop: StopRequest, traced: range, extension: Extension | No
         train(run, Records(run, None, traced), stop)
         return
     (spec.run_path / "stopped").unlink(missing_ok=True)
-    continued = None
-    if extension is None and run.start_step == 0:
-        (spec.run_path / EXTENSION_FILE).unlink(missing_ok=True)  # of a run whose checkpoints were moved away
+    former = Extension.read(spec.run_path)
     if extension is not None:
-        if extension == Extension.read(spec.run_path):
+        if extension == former:
             change = f"{extension.before} to {extension.after} epochs"
             run.notes.append(f"more epochs: finishes the extension from {change}, which an earlier start began")
         extension.write(spec.run_path)
         _keep_result(spec.run_path, extension.before, extension.before * plan.steps_per_epoch)
-    if run.start_step == run.decisions.line:
-        continued = Extension.read(spec.run_path)
+    elif run.start_step == 0:
+        former = None  # of a run whose checkpoints were moved away
+        (spec.run_path / EXTENSION_FILE).unlink(missing_ok=True)
     write_text(spec.run_path / "spec.yaml", dump_spec(spec))
     leaked = leaks(run.train_set, run.val_set)
     lists = run.train_set.manifest, run.val_set.manifest
@@ -245,8 +244,9 @@ def _train(run: Run, stop: StopRequest, traced: range, extension: Extension | No
         warn(f"C++ kernels: rank 0 has {kernels}, but {host} has {other}; all ranks wait for the slowest")
     write_json(spec.run_path / "environment.json", machine)
     with RunLog(spec.run_path, spec.name, run.start_step, plan.total_steps) as log:
-        if continued is not None:
-            log.write("more_epochs", **{"from": continued.before, "to": continued.after}, step=run.start_step)
+        begun = extension or former
+        if begun is not None and run.start_step == run.decisions.line:
+            log.write("more_epochs", **{"from": begun.before, "to": begun.after}, step=run.start_step)
         log.write("start", step=run.start_step, ranks=world.size, startup_s=seconds_alive(), job=script_began())
         for note in run.notes:
             log.say(note)

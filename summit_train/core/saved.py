@@ -29,7 +29,8 @@ from summit_train.core.text import from_json
 _BYTES_PER_ELEMENT = 4 * 8
 SAFETENSORS = ".safetensors"
 SAFETENSORS_KEY = "summit_train"  # of what a checkpoint has besides its weights, in the file's metadata
-_MAPS = 16  # times that a file is mapped to read all its tensors
+_MAPS = 16  # times at most that a file is mapped to read all its tensors
+_LEAST_OF_A_MAP = 4 << 20  # bytes; opening a map takes longer than reading a few
 _BESIDES = 1 << 28  # class names, a classifier of more classes, another network that is refused by its name
 
 # Maps a file and its content without numbers (tensors on the meta device) to the most bytes that it may have.
@@ -260,7 +261,7 @@ class Checkpoint:
 
     def fill(self, targets: Mapping[str, torch.Tensor]) -> None:
         """Copy the file's tensors into the targets of the same names (`tensors_of`), which must fit. Collective."""
-        self.world.together(lambda: copy_tensors(self.path, targets) if self.world.rank == 0 else None)
+        self.world.from_first(lambda: copy_tensors(self.path, targets))
         self.world.broadcast_tensors(targets)
 
     def restore(self, network: nn.Module) -> None:
@@ -280,6 +281,11 @@ def tensors_of(state: Any, name: str = "") -> dict[str, torch.Tensor]:
     return {key: tensor for part in parts for key, tensor in part.items()}
 
 
+def unmapped(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return copies in memory, for weights that are used long after the check: by then the file may be gone."""
+    return {name: value.clone() for name, value in weights.items()}
+
+
 def without_numbers(state: Any) -> Any:
     """Return a state with each tensor on the meta device, which keeps only its type and shape."""
     if isinstance(state, Mapping):
@@ -291,10 +297,10 @@ def without_numbers(state: Any) -> Any:
 def copy_tensors(path: Path, targets: Mapping[str, torch.Tensor]) -> None:
     """Copy the tensors of a file saved by torch into the targets of the same names, which must fit.
 
-    Map the file again for each sixteenth of the bytes: closing a map frees the pages read through it.
+    Map a large file again for each sixteenth of the bytes: closing a map frees the pages read through it.
     """
     left = list(targets)
-    most = sum(target.nbytes for target in targets.values()) // _MAPS
+    most = max(_LEAST_OF_A_MAP, sum(target.nbytes for target in targets.values()) // _MAPS)
     while left:
         found = tensors_of(_load(path, "cpu"))
         copied = 0

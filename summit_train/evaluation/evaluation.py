@@ -14,7 +14,7 @@ import torch
 from summit_train.core.checkpoints import digest_path
 from summit_train.core.comm import World
 from summit_train.core.files import read_file, write_json
-from summit_train.core.saved import bound_of, give_weights, load_checkpoint
+from summit_train.core.saved import bound_of, give_weights, load_checkpoint, unmapped
 from summit_train.core.watch import StopRequest, Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.reading import check_same_classes
@@ -139,11 +139,8 @@ def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tenso
         check_sources(path, state, model.sources)
         if isinstance(names := state.get("classes"), list):
             check_same_classes(path, map(str, names), manifest.source, manifest.classes)
-        # Not mapped: the scores come long after the check, and the file may be gone by then.
-        weights = {name: value.clone() for name, value in state["model"].items()}
-        if "ema" not in state:
-            return weights, None, state["step"]
-        return weights, {name: value.clone() for name, value in state["ema"]["model"].items()}, state["step"]
+        average = unmapped(state["ema"]["model"]) if "ema" in state else None
+        return unmapped(state["model"]), average, state["step"]
 
     return scorer.world.from_first(read)
 

@@ -111,8 +111,7 @@ def open_trained(path: str | Path, overrides: Sequence[str] = (), checkpoint: st
     has_names = isinstance(names, list) and len(names) == spec.model.num_classes
     classes = tuple(map(str, names if has_names else range(spec.model.num_classes)))
     about = tuple(complaints), state.get("experiment", {})
-    # Not mapped: the network may be made long after the check, and the file may be gone by then.
-    weights = {name: value.clone() for name, value in state["model"].items()}
+    weights = saved.unmapped(state["model"])
     return Trained(file, run_path, spec, state["step"], classes, has_names, weights, *about)
 
 

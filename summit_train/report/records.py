@@ -229,7 +229,8 @@ class RunRecord:
         stops = [record for record in rare if isinstance(record, EarlyStopRecord)]
         # A run that was told to continue has steps after it.
         self.early_stop = stops[-1] if stops and self.steps and stops[-1].step == self.steps[-1].step else None
-        self.extensions = [record for record in rare if isinstance(record, MoreEpochsRecord)]
+        extensions = {record.step: record for record in rare if isinstance(record, MoreEpochsRecord)}
+        self.extensions = [extensions[step] for step in sorted(extensions)]
         self.starts, self.seconds, done = list[StartRecord](), 0.0, set[int]()
         for record in self.log:
             match record:

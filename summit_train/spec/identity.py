@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
-
-from pydantic.fields import FieldInfo
+from typing import Any, NamedTuple
 
 from summit_train.spec.keys import Spec
 from summit_train.spec.model_data import DataSpec, ModelSpec
@@ -26,44 +24,39 @@ def flat_keys(spec: Spec) -> dict[str, Any]:
     return dict(flat(spec.model_dump(mode="json"), ""))
 
 
-def _fields(spec: Spec, key: str) -> Iterator[FieldInfo]:
-    """Yield the fields on the way to `section.key`, to the last one that the spec knows."""
-    section: type[Section] | None = type(spec)
-    for name in key.split("."):
-        if section is None or name not in section.model_fields:
-            return
-        field = section.model_fields[name]
-        section = section_in(field.annotation)
-        yield field
+class _Key(NamedTuple):
+    scope: Scope
+    is_required: bool
 
 
 @cache
-def _scopes(section: type[Section], inherited: Scope = Scope.EXPERIMENT) -> Mapping[str, Scope]:
-    """Return the scope of each key of a section and of those below it, by `section.key`."""
-    scopes = dict[str, Scope]()
+def _keys(section: type[Section], inherited: Scope = Scope.EXPERIMENT) -> Mapping[str, _Key]:
+    """Return the keys of a section and of those below it, by `section.key`."""
+    keys = dict[str, _Key]()
     for name, field in section.model_fields.items():
-        scopes[name] = next((mark for mark in field.metadata if isinstance(mark, Scope)), inherited)
+        scope = next((mark for mark in field.metadata if isinstance(mark, Scope)), inherited)
+        keys[name] = _Key(scope, field.is_required())
         below = section_in(field.annotation)
         if below is not None:
-            scopes |= {f"{name}.{key}": scope for key, scope in _scopes(below, scopes[name]).items()}
-    return scopes
+            keys |= {f"{name}.{key}": found for key, found in _keys(below, scope).items()}
+    return keys
 
 
-def _scope(spec: Spec, key: str) -> Scope:
-    """Return the scope of a key; that of the section for a key below the last one that the spec knows."""
-    scopes = _scopes(type(spec))
-    while key not in scopes:
+def _known(spec: Spec, key: str) -> _Key:
+    """Return a key of the spec; for one below the last that it knows, such as an option, that one."""
+    keys = _keys(type(spec))
+    while key not in keys:
         key = key.rpartition(".")[0]
-    return scopes[key]
+    return keys[key]
 
 
 def rank_keys(spec: Spec) -> dict[str, Any]:
-    return {key: value for key, value in flat_keys(spec).items() if Scope.PLACE not in _scope(spec, key)}
+    return {key: value for key, value in flat_keys(spec).items() if Scope.PLACE not in _known(spec, key).scope}
 
 
 def changes_scores(spec: Spec, key: str) -> bool:
     """Return whether another value of a key, `section.key`, can change the scores of a checkpoint."""
-    scope = _scope(spec, key)
+    scope = _known(spec, key).scope
     return Scope.SCORES in scope or (Scope.PRECISE_BN in scope and spec.evaluate.precise_bn > 0)
 
 
@@ -75,7 +68,7 @@ def experiment_keys(spec: Spec) -> dict[str, Any]:
     flat = dict[str, Any]()
     for name, value in values.items():
         flat |= {f"{name}.{key}": inner for key, inner in value.items()} if isinstance(value, dict) else {name: value}
-    counting = {key: value for key, value in flat.items() if Scope.TRAINING in _scope(spec, key)}
+    counting = {key: value for key, value in flat.items() if Scope.TRAINING in _known(spec, key).scope}
     stop = spec.schedule.early_stop
     if spec.parallel.grow_batch is not None or stop is not None:  # validations decide
         counting["evaluate.every_epochs"] = spec.evaluate.every_epochs
@@ -94,4 +87,4 @@ def experiment_defaults() -> dict[str, Any]:
     """Return the values of `experiment_keys` that have defaults: those of a checkpoint that is older than the key."""
     spec = smallest_spec()
     keys = experiment_keys(spec)
-    return {key: value for key, value in keys.items() if not list(_fields(spec, key))[-1].is_required()}
+    return {key: value for key, value in keys.items() if not _known(spec, key).is_required}

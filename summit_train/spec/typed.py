@@ -71,7 +71,7 @@ class ReadWith:
 
     @property
     def reader(self) -> str:
-        """What reads the key, as the end of a message."""
+        """Name what reads the key, as the end of a message."""
         who = self.value if self.value in (OWN, BUILT_IN) else f"{self.key} {self.value}"
         return f"only {who} reads it" + (f"; {self.hint}" if self.hint else "")
 

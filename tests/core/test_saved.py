@@ -182,8 +182,9 @@ def test_a_part_of_another_run_does_not_fit(saved: object, reason: str) -> None:
         check_fit(Path("a.pt"), "part", saved, own)
 
 
-def test_the_tensors_of_a_file_are_copied_by_name(tmp_path: Path) -> None:
+def test_the_tensors_of_a_file_are_copied_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In more pieces than there are maps; one that occurs twice, one of another precision and layout, a scalar."""
+    monkeypatch.setattr(saved, "_LEAST_OF_A_MAP", 1)
     path, large = tmp_path / "a.pt", torch.arange(300_000.0)
     kernel = torch.arange(48.0).view(2, 2, 3, 4)
     state = {

@@ -20,6 +20,7 @@ from summit_train.cli import pipeline
 from summit_train.core.checkpoints import remove_half_written, step_of
 from summit_train.evaluation import evaluation
 from summit_train.report import page
+from summit_train.report.records import RunRecord
 from summit_train.spec import load_spec
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.state import Extension
@@ -224,6 +225,8 @@ def test_more_epochs_continue_a_finished_run_once_and_bit_equal_after_kills(
         assert load_spec(run / "spec.yaml").schedule.epochs == 3
         found = records(run, "more_epochs")
         assert {(record["from"], record["to"], record["step"]) for record in found} == {(1, 3, 10)}
+        (shown,) = RunRecord(run).extensions
+        assert (shown.before, shown.after, shown.step) == (1, 3, 10)
         former, result = (json.loads((run / place / "eval.json").read_text()) for place in ("evals/epochs-1", "."))
         assert former == json.loads((one_epoch_run / "eval.json").read_text()) | {"overrides": {"schedule.epochs": 1}}
         assert (run / "evals/epochs-1/predictions/step_00000010.npz").exists()
