@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 RENDEZVOUS_S = 300
-_OPEN_FILES = 24  # of rank 0 besides its connections, without loader workers
+# Of rank 0 besides its connections, without loader workers: about 24 stay open, the rest opens for a moment and together
+# (checkpoint, log, TensorBoard, libraries that are imported).
+_OPEN_FILES = 40
 _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 # The watchdog knows what a rank waits for and how long it may; torch's own limit would only hide its message.
 _FOREVER = datetime.timedelta(days=365)
