@@ -14,17 +14,16 @@ import torch
 
 from summit_train.cli.evaluate import accuracy_result
 from summit_train.cluster.node_check import check_nodes
-from summit_train.core.bad_nodes import script_began
 from summit_train.core.checkpoints import find_checkpoints, remove_half_written
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.device import choose_device, environment
 from summit_train.core.errors import AgreedError, RunFailed, UserError
 from summit_train.core.files import read_file, write_json, write_text
+from summit_train.core.machine import warn_untested
 from summit_train.core.processes import seconds_alive
 from summit_train.core.result import Result, say, tell, warn
-from summit_train.core.run_lock import RunLock, wait_for_lock
+from summit_train.core.run_folder import RunLock, script_began, wait_for_lock
 from summit_train.core.session import leave_reason, session
-from summit_train.core.tested import warn_untested
 from summit_train.core.text import duration, from_json
 from summit_train.core.watch import Stopped, StopRequest, Watchdog, leave_if_asked
 from summit_train.data.dataset import leaks
