@@ -295,7 +295,7 @@ PROBES = {
     "torch": Probe(
         """
 import torch
-from summit_train.core.tested import TESTED_TORCH, untested
+from summit_train.core.machine import TESTED_TORCH, untested
 from summit_train.core.text import counted
 cuda, onednn = torch.version.cuda, torch.backends.mkldnn.is_available()
 found = [torch.__version__, f"CUDA {cuda}" if cuda else "CPU only", torch.backends.cpu.get_cpu_capability(),
