@@ -306,17 +306,17 @@ def build_step(
     solver = spec.optimizer
     is_synchronous = spec.parallel.method == "synchronous"
     settings = StepSettings(
-        spec.seed,
-        plan.virtual_gpus if is_synchronous else 1,
-        spec.precision,
-        solver.clip_norm,
-        (build_loss(spec) if loss is None else loss).to(device).of_batch,
-        spec.noise_scale.every_steps if is_synchronous and plan.virtual_gpus > 1 else 0,
-        spec.ema.decay,
-        spec.data.input,
-        solver.compression,
-        spec.data.mix,
-        spec.data.erase,
+        seed=spec.seed,
+        virtual_gpus=plan.virtual_gpus if is_synchronous else 1,
+        precision=spec.precision,
+        clip_norm=solver.clip_norm,
+        loss=(build_loss(spec) if loss is None else loss).to(device).of_batch,
+        noise_every=spec.noise_scale.every_steps if is_synchronous and plan.virtual_gpus > 1 else 0,
+        ema_decay=spec.ema.decay,
+        modality=spec.data.input,
+        compression=solver.compression,
+        mix=spec.data.mix,
+        erase=spec.data.erase,
     )
 
     def step_of(model: VideoNetwork, world: World) -> TrainStep:
