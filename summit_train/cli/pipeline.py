@@ -143,15 +143,15 @@ def _evaluate(run: Run, stop: StopRequest) -> None:
     spec = run.spec
     world = run.world
 
-    def last() -> tuple[list[Path], list[str], dict[str, Any], str]:
+    def last() -> tuple[list[str], list[str], dict[str, Any], str]:
         run.writer.wait()
         paths = epoch_checkpoints(spec, run.plan.steps_per_epoch)
-        current = current_line(_still_there(spec, paths)[-spec.evaluate.last_checkpoints :])
+        kept, left_out = current_line(_still_there(spec, paths)[-spec.evaluate.last_checkpoints :])
         # What scores depend on: another walltime, number of workers or place of the data loses none of them.
         same = identity(spec, {"train": run.train_set, "val": run.val_set}, run.model)
         keys = {key: value for key, value in same.keys.items() if changes_scores(spec, key)}
         key = hashlib.sha256(repr((keys, same.lists, same.code)).encode()).hexdigest()
-        return *current, goodput_values(spec.run_path), key
+        return list(map(str, kept)), left_out, goodput_values(spec.run_path), key
 
     paths, left_out, goodput, key = world.from_first(last)
     if world.rank == 0:
@@ -161,17 +161,17 @@ def _evaluate(run: Run, stop: StopRequest) -> None:
     folder = spec.run_path
     measures = run.measures
     evaluation = Evaluation(scorer, run.watchdog, folder, measures, training, resume_key=key, goodput=goodput)
-    say(*accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)).text)
+    say(*accuracy_result(evaluation, evaluation.score_checkpoints(run.model, [Path(path) for path in paths])).text)
 
 
-def _report(spec: Spec, stop: StopRequest) -> Path | None:
-    """Write the report; return None if a request to stop came first."""
+def _report(spec: Spec, stop: StopRequest) -> str | None:
+    """Write the report and return its path; return None if a request to stop came first."""
     # Imported here: matplotlib takes longer to import than this whole package, and the other ranks do not need it.
     from summit_train.report.page import write_report
 
     try:
         with stop.interrupting():
-            return write_report([spec.run_path], spec.run_path / "report.html")
+            return str(write_report([spec.run_path], spec.run_path / "report.html"))
     except Stopped:
         return None
 
