@@ -32,8 +32,9 @@ from summit_train.core.comm import BACKENDS as BACKENDS
 from summit_train.core.processes import ROOT_ALLOWED, find_mpirun
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.training.averaging import AveragingStep
-from summit_train.training.step import NO_REQUESTS, Requests, StepResult, TrainStep
+from summit_train.training.step import TrainStep
 from summit_train.training.timer import StepTimer
+from summit_train.training.vote import NO_REQUESTS, Requests, StepResult
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -44,7 +44,7 @@ from summit_train.spec.source import split_overrides
 from summit_train.sweep.grid import joined_name
 from summit_train.training.agreement import check_agreement
 from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
-from summit_train.training.run import read_inputs
+from summit_train.training.inputs import read_inputs
 
 _CHOOSE = ("checkpoints", "checkpoint.every_epochs", "schedule.epochs")  # keys that change which checkpoints count
 

@@ -72,7 +72,7 @@ def test_the_watchdog_hears_that_rank_0_waits_for_a_lock(
         raise RunFailed("that is enough")
 
     heard = list[str]()
-    monkeypatch.setattr("summit_train.cli.pipeline.wait_for_lock", wait)
+    monkeypatch.setattr("summit_train.training.start.wait_for_lock", wait)
     monkeypatch.setattr("summit_train.core.watch.Watchdog.at", lambda _, where, **more: heard.append(where))
     status, _, err = say("train", write_spec("one"))
     assert (status, heard) == (1, ["waiting for the lock of a lost rank"]) and "that is enough" in err

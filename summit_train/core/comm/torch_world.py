@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 RENDEZVOUS_S = 300
-# Of rank 0 besides its connections, without loader workers: about 24 stay open, the rest opens for a moment and together
+# Of rank 0 besides its connections, without loader workers: about 24 stay open, others for a moment, several at a time
 # (checkpoint, log, TensorBoard, libraries that are imported).
 _OPEN_FILES = 40
 _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
