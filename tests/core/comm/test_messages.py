@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from summit_train.core.comm import World, messages, open_world
 from summit_train.core.errors import AgreedError
 from summit_train.data.video.span import WHOLE
 from summit_train.spec import smallest_spec
-from tests.worlds import joined, needs_ranks
+from tests.worlds import joined, needs_ranks, received
 
 
 def _messages(value: object) -> list[np.ndarray[Any, Any]]:
@@ -26,35 +25,25 @@ def _messages(value: object) -> list[np.ndarray[Any, Any]]:
     return sent
 
 
-def _returned(value: object) -> Any:
-    left: Iterator[np.ndarray[Any, Any]] = iter(_messages(value))
-
-    def receive_bytes(piece: np.ndarray[Any, Any]) -> None:
-        piece[:] = next(left)
-
-    received = messages.receive(receive_bytes)
-    assert not list(left)
-    return received
-
-
 STRUCTURED = np.array([(1, 2.5, "é")], dtype=[("a", "<i8"), ("b", "<f4"), ("c", "<U3")])
 VALUES = [
-    None, True, False, 0, -1, 1 << 63, -(1 << 10_000), 1.5, math.inf, -0.0, "", "é\U0001f600", "a\udcffb", "\udc80\udcff",
-    [], [1, [2.0, ("dict", {"tuple": "int"})]], (), ((3, 4), [()]), {1: "a", (2, None): {}, "array": [1]}, {"dict": {}},
+    None, True, False, 0, -1, 1 << 63, -(1 << 10_000), 1.5, math.inf, -0.0, "", "é\U0001f600", "a\udcffb",
+    "\udc80\udcff", [], [1, [2.0, ("dict", {"tuple": "int"})]],
+    (), ((3, 4), [()]), {1: "a", (2, None): {}, "array": [1]}, {"dict": {}},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_a_value_arrives_as_it_was_sent_in_one_message_if_it_is_short(value: object) -> None:
-    returned = _returned(value)
+    returned = received(value)
     assert returned == value and type(returned) is type(value) and (type(value) is int or repr(returned) == repr(value))
     assert len(_messages(value)) <= 2
 
 
 def test_numbers_and_mappings_of_libraries_arrive_as_plain_ones() -> None:
     """Such as the mean of an array, and a state dict in a checkpoint of an older version."""
-    assert math.isnan(_returned(math.nan))
-    returned = _returned([np.float64(1 / 3), OrderedDict(b=1, a=2)])
+    assert math.isnan(received(math.nan))
+    returned = received([np.float64(1 / 3), OrderedDict(b=1, a=2)])
     assert returned == [1 / 3, {"b": 1, "a": 2}] and list(map(type, returned)) == [float, dict]
     assert list(returned[1]) == ["b", "a"]
 
@@ -78,7 +67,7 @@ def test_arrays_and_tensors_arrive_bit_for_bit(monkeypatch: pytest.MonkeyPatch, 
     frozen.flags.writeable = False
     value = {"tensors": tensors, "arrays": [*arrays, frozen]}
     assert max(map(len, _messages(value))) <= piece
-    returned = _returned(value)
+    returned = received(value)
     for tensor, copy in zip(tensors, returned["tensors"], strict=True):
         assert copy.dtype == tensor.dtype and torch.equal(copy, tensor.detach())
     for array, copy in zip(value["arrays"], returned["arrays"], strict=True):
@@ -88,7 +77,7 @@ def test_arrays_and_tensors_arrive_bit_for_bit(monkeypatch: pytest.MonkeyPatch, 
 def test_of_a_tensor_without_numbers_type_and_shape_arrive() -> None:
     sent = {"a": torch.empty(1 << 40, 3, dtype=torch.float64, device="meta"), "b": torch.ones(2)}
     assert sum(map(len, _messages(sent))) < 1000
-    found = _returned(sent)
+    found = received(sent)
     assert found["a"].is_meta and found["a"].shape == (1 << 40, 3) and found["a"].dtype == torch.float64
     assert torch.equal(found["b"], torch.ones(2))
 
