@@ -92,15 +92,15 @@ def _evaluate(run: Run, stop: StopRequest) -> None:
     spec = run.spec
     world = run.world
 
-    def last() -> tuple[list[Path], list[str], dict[str, Any], str]:
+    def last() -> tuple[list[str], list[str], dict[str, Any], str]:
         run.writer.wait()
         paths = epoch_checkpoints(spec, run.plan.steps_per_epoch)
-        current = current_line(_still_there(spec, paths)[-spec.evaluate.last_checkpoints :])
+        kept, left_out = current_line(_still_there(spec, paths)[-spec.evaluate.last_checkpoints :])
         # What scores depend on: another walltime, number of workers or place of the data loses none of them.
         same = identity(spec, {"train": run.train_set, "val": run.val_set}, run.model)
         keys = {key: value for key, value in same.keys.items() if changes_scores(spec, key)}
         key = hashlib.sha256(repr((keys, same.lists, same.code)).encode()).hexdigest()
-        return *current, goodput_values(spec.run_path), key
+        return list(map(str, kept)), left_out, goodput_values(spec.run_path), key
 
     paths, left_out, goodput, key = world.from_first(last)
     if world.rank == 0:
@@ -110,19 +110,19 @@ def _evaluate(run: Run, stop: StopRequest) -> None:
     folder = spec.run_path
     measures = run.measures
     evaluation = Evaluation(scorer, run.watchdog, folder, measures, training, resume_key=key, goodput=goodput)
-    say(*accuracy_result(evaluation, evaluation.score_checkpoints(run.model, paths)).text)
+    say(*accuracy_result(evaluation, evaluation.score_checkpoints(run.model, [Path(path) for path in paths])).text)
 
 
 def _report(run: Run, stop: StopRequest) -> Path:
     """Write the report on rank 0; return its path. Collective. Raises Stopped on request."""
 
-    def write() -> Path | None:
+    def write() -> str | None:
         # Imported here: matplotlib takes longer to import than this whole package, and only rank 0 needs it.
         from summit_train.report.page import write_report
 
         try:
             with stop.interrupting():
-                return write_report([run.spec.run_path], run.spec.run_path / "report.html")
+                return str(write_report([run.spec.run_path], run.spec.run_path / "report.html"))
         except Stopped:
             return None
 
@@ -130,7 +130,7 @@ def _report(run: Run, stop: StopRequest) -> Path:
     path = run.world.from_first(write)
     if path is None:
         raise Stopped
-    return path
+    return Path(path)
 
 
 def _finish(spec: Spec, line: str) -> None:

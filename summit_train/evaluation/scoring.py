@@ -116,11 +116,11 @@ class Scorer:
         scores, bad = self._score_own(model, videos, progress, ballot, source)
         for _ in ballot.rounds():
             progress(len(scores), len(videos))  # the others still score: a wait longer than a stall is allowed
-        gathered = self.world.gather((videos[: len(scores)], scores, bad))
+        gathered = self.world.gather((videos[: len(scores)], scores, [asdict(clip) for clip in bad]))
         if gathered is not None:
             num_known = len(earlier.bad)
-            for found in gathered:
-                earlier.add(*found)
+            for scored, results, unreadable in gathered:
+                earlier.add(scored, results, [BadClip(**clip) for clip in unreadable])
             earlier.save()
             if self.keeps_records:  # before the request to stop: the evaluation that resumes records only new ones
                 record_test(self.spec.run_path, earlier.bad[num_known:])
