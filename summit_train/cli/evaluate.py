@@ -33,7 +33,8 @@ from summit_train.data.dataset import Dataset
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation, build_scorer
 from summit_train.evaluation.measures import Measures, measures_of, open_measures, say_certainty, say_left_out
 from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
-from summit_train.evaluation.scoring import Scorer
+from summit_train.evaluation.scores import Scored
+from summit_train.evaluation.scoring import VideoScorer
 from summit_train.models import VideoNetwork
 from summit_train.models.foreign import check_sources, sources_of
 from summit_train.models.network import initial_network
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace) -> Result:
 @contextmanager
 def _scoring(
     spec: Spec, datasets: Mapping[str, Dataset], paths: Sequence[Path], **arguments: object
-) -> Iterator[tuple[Scorer, VideoNetwork, Watchdog]]:
+) -> Iterator[tuple[VideoScorer[Scored], VideoNetwork, Watchdog]]:
     """Open the ranks, compare what they were started with, and yield what scores the validation set, and the network.
 
     A foreign network's code is compared with that of the checkpoints `paths` before it runs.
