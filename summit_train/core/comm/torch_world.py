@@ -77,9 +77,9 @@ class TorchWorld(World):
         last_resort.cancel()
         # The second name is that of torch before it had the first.
         (getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout)(_FOREVER)
-        own = nodes[self.rank]
-        self.local_rank = nodes[: self.rank].count(own)
-        self.local_size = nodes.count(own)
+        node = nodes[self.rank]
+        self.local_rank = nodes[: self.rank].count(node)
+        self.local_size = nodes.count(node)
 
     def _give_up(self) -> None:
         reach = "can they reach this one? GLOO_SOCKET_IFNAME names the interface for them"
@@ -93,24 +93,26 @@ class TorchWorld(World):
         """
         secret = os.environ.get(SECRET, "").encode()
         node = hashlib.sha256(node_name(os.environ, self.host).encode()).digest()
-        said = self._exchange(os.urandom(len(node)) + node)
-        everything = hashlib.sha256(b"".join(said)).digest()  # once: a proof of each rank over it costs ranks x ranks
+        challenges = self._exchange(os.urandom(len(node)) + node)
+        everything = hashlib.sha256(
+            b"".join(challenges)
+        ).digest()  # once: a proof of each rank over it costs ranks x ranks
         proofs = [hmac.digest(secret, everything + struct.pack("q", rank), "sha256") for rank in range(self.size)]
         for rank, proof in enumerate(self._exchange(proofs[self.rank])):
             if not hmac.compare_digest(proof, proofs[rank]):
                 differs = f"{SECRET} must be the same on all ranks, but that of rank {rank} differs"
                 raise RunFailed(f"{self.who}: {differs}; does rank {rank} belong to this job?")
-        return [words[len(node) :] for words in said]
+        return [challenge[len(node) :] for challenge in challenges]
 
-    def _exchange(self, own: bytes) -> list[bytes]:
+    def _exchange(self, content: bytes) -> list[bytes]:
         """Return the equally many bytes of each rank."""
         import torch
 
-        mine = torch.tensor(list(own), dtype=torch.uint8)
+        mine = torch.tensor(list(content), dtype=torch.uint8)
         everyone = [torch.empty_like(mine) for _ in range(self.size)]
         with self._joined(f"the ranks do not connect within {rendezvous.RENDEZVOUS_S} s, or one left while they did"):
             self._dist.all_gather(everyone, mine)
-        return [bytes(words.tolist()) for words in everyone]
+        return [bytes(each.tolist()) for each in everyone]
 
     @contextmanager
     def _joined(self, what: str = "another rank has ended or is cut off") -> Iterator[None]:
@@ -175,11 +177,11 @@ class TorchWorld(World):
 
     def broadcast(self, value: T) -> T:
         with self._joined():
-            return messages.broadcast(value, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True))
+            return messages.broadcast(value, self.rank, self._transfer(self._dist.broadcast, src=0, async_op=True))
 
     def broadcast_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         with self._joined():
-            messages.broadcast_tensors(tensors, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True))
+            messages.broadcast_tensors(tensors, self.rank, self._transfer(self._dist.broadcast, src=0, async_op=True))
 
     def gather(self, value: T) -> list[T] | None:
         import torch
@@ -188,14 +190,14 @@ class TorchWorld(World):
             return partial(self._dist.irecv(torch.from_numpy(piece), src=source).wait, _FOREVER)
 
         with self._joined():
-            return messages.gather(value, self.rank, self.size, self._mover(self._dist.isend, dst=0), start)
+            return messages.gather(value, self.rank, self.size, self._transfer(self._dist.isend, dst=0), start)
 
     @staticmethod
-    def _mover(start: Callable[..., Any], **place: int) -> Callable[..., object]:
-        """Return what passes a message on by `start`, however late the other rank is."""
+    def _transfer(start: Callable[..., Any], **rank: int) -> messages.Transfer:
+        """Return a function that sends or receives bytes by `start`, however late the other rank is."""
         import torch
 
-        return lambda piece: start(torch.from_numpy(piece), **place).wait(_FOREVER)
+        return lambda piece: start(torch.from_numpy(piece), **rank).wait(_FOREVER)
 
     def close(self) -> None:
         self.barrier()
