@@ -30,8 +30,8 @@ FEATURES = ("inference.cam", "inference.export", "inference.stream")
 OWNERS = {
     "yaml": {"spec.source"},
     "horovod": {"core.comm.horovod_world"},
-    "mpi4py": {"core.comm.horovod_world", "core.comm.torch_world"},
-    "torch.distributed": {"core.comm.torch_world"},
+    "mpi4py": {"core.comm.horovod_world", "core.comm.rendezvous"},
+    "torch.distributed": {"core.comm.rendezvous", "core.comm.torch_world"},
     "av": {"data.video"},
     "cv2": {"data.video.flow"},
     "PIL": {"data.video.clips", "data.video.encode", "data.video.rand_augment"},
@@ -343,7 +343,7 @@ def test_no_module_has_state() -> None:
         ("core.comm.horovod_world", "os.environ.setdefault"),
         ("core.comm.horovod_world", "os.environ.update"),
         ("core.comm.torch_world", "os.environ.setdefault"),
-        ("core.comm.torch_world", "os.environ.update"),
+        ("core.comm.rendezvous", "os.environ.update"),
         ("core.own_parts", "sys.modules.update"),
         ("models.network", "os.environ.update"),
     }
