@@ -53,7 +53,7 @@ from summit_train.plan import plan_schedule
 from summit_train.report.figures import GREY, drawn, series, wrapped
 from summit_train.report.tables import machine_text
 from summit_train.spec.keys import OptimizerSpec, ScheduleSpec, TrustRatioSpec
-from summit_train.training.run import build_train_step
+from summit_train.training.build import build_train_step
 from summit_train.training.step import StepSettings
 
 METHODS = {

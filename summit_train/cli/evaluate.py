@@ -22,11 +22,11 @@ from summit_train.core.comm.launch import this_launch
 from summit_train.core.device import choose_device
 from summit_train.core.errors import UserError
 from summit_train.core.files import check_output, figure_path, read_file, write_json
+from summit_train.core.machine import warn_untested
 from summit_train.core.progress import watched
 from summit_train.core.result import Result, TextTable, tell
 from summit_train.core.saved import peek
 from summit_train.core.session import session
-from summit_train.core.tested import warn_untested
 from summit_train.core.text import counted, from_json, percent
 from summit_train.core.watch import StopRequest, Watchdog
 from summit_train.data.dataset import Dataset
@@ -45,7 +45,7 @@ from summit_train.spec.source import split_overrides
 from summit_train.sweep.grid import joined_name
 from summit_train.training.agreement import check_agreement
 from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
-from summit_train.training.run import read_inputs
+from summit_train.training.inputs import read_inputs
 
 _CHOOSE = ("checkpoints", "checkpoint.every_epochs", "schedule.epochs")  # keys that change which checkpoints count
 

@@ -119,10 +119,10 @@ class VideoScorer(Generic[Result]):
         scores, bad = self._score_shard(model, videos, progress, ballot, source)
         for _ in ballot.rounds():
             progress(len(scores), len(videos))  # the others still score: a wait longer than a stall is allowed
-        gathered = self.world.gather((videos[: len(scores)], scores, bad))
+        gathered = self.world.gather((videos[: len(scores)], scores, [asdict(clip) for clip in bad]))
         if gathered is not None:
-            for rank_results in gathered:
-                earlier.add(*rank_results)
+            for scored, results, unreadable in gathered:
+                earlier.add(scored, results, [BadClip(**clip) for clip in unreadable])
             earlier.save()
             if self.keeps_records:  # before the request to stop: the evaluation that resumes records only new ones
                 record_test(self.spec.run_path, earlier.bad[num_known:])

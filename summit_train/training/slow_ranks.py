@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import torch
 
-from summit_train.core.bad_nodes import EXCLUDE_SLOW, name_bad_nodes, spares
 from summit_train.core.comm.launch import node_name
 from summit_train.core.errors import UserError
+from summit_train.core.run_folder import EXCLUDE_SLOW, name_bad_nodes, spares
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
 from summit_train.training.timer import StepTimer

@@ -20,7 +20,7 @@ from torch import nn
 from summit_train.core.comm import World
 from summit_train.models.fast import accelerate
 from summit_train.spec.keys import OptimizerSpec
-from summit_train.training.run import build_train_step
+from summit_train.training.build import build_train_step
 from summit_train.training.running_statistics import RunningStatistics
 from summit_train.training.step import StepSettings, TrainStep
 from summit_train.training.timer import StepTimer, idle_mark

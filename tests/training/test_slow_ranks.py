@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from summit_train.core.bad_nodes import EXCLUDE_SLOW
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
+from summit_train.core.run_folder import EXCLUDE_SLOW
 from summit_train.data.batches.workers import Batches
 from summit_train.models import VideoNetwork
 from summit_train.training import slow_ranks
