@@ -138,7 +138,7 @@ class Plan:
         """The order of the training clips with this batch; None: the first one."""
         rung = rung or self.ladder[0]
         counts = (self.virtual_gpus, rung.clips_per_gpu // self.spec.data.repeats, rung.steps_per_epoch)
-        return Order(self.clips, self.spec.seed, *counts, numbers_per_epoch=self.steps_per_epoch)
+        return Order(self.clips, self.spec.seed, *counts, step_numbers_per_epoch=self.steps_per_epoch)
 
     def values(self) -> dict[str, Any]:
         names = [own.name for own in fields(self) if own.name not in ("spec", "schedule")]
