@@ -28,7 +28,7 @@ from summit_train.core.tested import warn_untested
 from summit_train.core.text import duration, from_json
 from summit_train.core.watch import Stopped, StopRequest, Watchdog, leave_if_asked
 from summit_train.data.dataset import leaks
-from summit_train.data.manifest.quarantine import class_warnings, clips_per_class, quarantine_warnings
+from summit_train.data.manifest.overlap import class_warnings
 from summit_train.data.packed.stage import stage_sets
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation, build_scorer
 from summit_train.evaluation.scores import PREDICTIONS
@@ -226,14 +226,10 @@ def _train(run: Run, stop: StopRequest, traced: range, extension: Extension | No
     write_text(spec.run_path / "spec.yaml", dump_spec(spec))
     leaked = leaks(run.train_set, run.val_set)
     lists = run.train_set.manifest, run.val_set.manifest
-    for line in [
-        *class_warnings(*lists),
-        *quarantine_warnings(spec.data, *lists),
-        *leaked.warnings(run.val_set.manifest),
-    ]:
+    for line in [*class_warnings(*lists), *leaked.warnings(run.val_set.manifest)]:
         warn(line)
     datasets = {"train": run.train_set, "val": run.val_set}
-    counts = {name: clips_per_class(dataset.manifest, dataset.kept) for name, dataset in datasets.items()}
+    counts = {name: dataset.manifest.clips_per_class() for name, dataset in datasets.items()}
     about = {"clips_per_class": counts, "val_fingerprint": run.val_set.manifest.fingerprint(), **leaked.values()}
     write_json(spec.run_path / "plan.json", plan.values() | about)
     kernels = places[0][1]

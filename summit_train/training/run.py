@@ -24,7 +24,6 @@ from summit_train.data.bad_clips import BadClips
 from summit_train.data.batches.order import PREFETCHED_PER_WORKER
 from summit_train.data.batches.workers import check_shared_memory
 from summit_train.data.dataset import Dataset, open_datasets
-from summit_train.data.manifest.quarantine import clips_per_class
 from summit_train.data.video.own_augment import try_augment
 from summit_train.data.video.source import check_temporary_folder
 from summit_train.evaluation.measures import Measures, open_measures
@@ -78,7 +77,7 @@ class Inputs:
 def read_inputs(spec: Spec, ranks: int) -> Inputs:
     """Read the lists, and make what follows from the spec and them. Raises UserError."""
     train, val = open_datasets(spec)
-    loss, measures = loss_and_measures(spec, list(clips_per_class(train.manifest, train.kept).values()))
+    loss, measures = loss_and_measures(spec, list(train.manifest.clips_per_class().values()))
     check_batch(spec)
     return Inputs(spec, make_plan(spec, ranks, len(train)), train, val, loss, measures)
 
@@ -277,10 +276,7 @@ def _notes(run: Run, may_open: int | None, unfrozen: int) -> Iterator[str]:
     spec = run.spec
     plan = run.plan
     world = run.world
-    kept = run.train_set.kept
     yield f"network: {run.model.execution}"
-    if spec.data.quarantine is not None:
-        yield f"left out: {len(kept.excluded):,} of {kept.total:,} training clips, by {spec.data.quarantine}"
     if (workers := spec.data.workers or 0) > (cpus := rank_cpus(world.local_size)):
         yield f"data.workers: {workers} loader processes share {counted(cpus, 'core')} of a rank"
     if unfrozen:

@@ -109,18 +109,6 @@ def test_labels_of_other_classes_are_not_used(
     assert notes == ([f"{tmp_path}/list.csv: its labels are not used: {reason}"] if reason else [])
 
 
-def test_the_quarantine_counts_if_it_exists(motion_set: Path, tmp_path: Path, trained_run: Path) -> None:
-    bad, val = tmp_path / "bad.csv", motion_set / "val.csv"
-    bad.write_text("path,reason\nvideos/val_000000.mp4,is empty\n")
-    trained = open_trained(trained_run, [f"data.quarantine={bad}"])
-    (listing,), notes = listed(trained, val)
-    assert listing.clips.tolist() == list(range(1, 11)) and notes == [f"{val}: 1 video left out, by {bad}"]
-    bad.unlink()
-    (listing,), notes = listed(trained, val)
-    assert len(listing) == 11
-    assert notes == [f"{val}: the list {bad} (data.quarantine) does not exist, so nothing is left out"]
-
-
 def test_words_that_name_nothing(folder: Path, trained: Trained) -> None:
     (folder / "empty").mkdir()
     for words, reason in (

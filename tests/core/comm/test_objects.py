@@ -16,7 +16,7 @@ import torch
 from summit_train.core.comm import World, objects, open_world
 from summit_train.core.errors import AgreedError
 from summit_train.data.manifest.clip import WHOLE, Span
-from summit_train.data.manifest.quarantine import Kept
+from summit_train.evaluation.scores import Scores
 from summit_train.spec import DataSpec
 from summit_train.training.trace import RankTrace, Slice
 from tests.worlds import joined, needs_ranks
@@ -99,10 +99,11 @@ def test_of_a_tensor_without_numbers_type_and_shape_arrive() -> None:
 
 
 def test_objects_of_ours_arrive_without_their_constructors(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, error = Kept(9, np.array([2])), AgreedError("no such list", 2)
+    scores = Scores(np.array([9]), np.array([2]), np.ones((1, 3)), np.array([True]))
+    error = AgreedError("no such list", 2)
     monkeypatch.delattr(AgreedError, "__init__")
-    returned, found = _returned([kept, error])
-    assert (returned.total, returned.excluded.tolist()) == (9, [2])
+    returned, found = _returned([scores, error])
+    assert [returned.videos.tolist(), returned.labels.tolist(), returned.scores.tolist()] == [[9], [2], [[1, 1, 1]]]
     assert (type(found), str(found), found.status) == (AgreedError, "no such list", 2)
 
 
