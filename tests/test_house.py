@@ -182,8 +182,8 @@ def test_modules_are_imported_by_name_in_main_alone() -> None:
         for node in module.nodes
         if _called(node) in ("importlib.import_module", "import_module", "__import__")
     }
-    # The commands, parts of the user's own, and the types of this package that another rank sends.
-    assert found == {"__main__", "core.own_parts", "core.comm.objects"}
+    # The commands, and parts of the user's own.
+    assert found == {"__main__", "core.own_parts"}
 
 
 def test_a_library_is_imported_in_one_place() -> None:
@@ -242,7 +242,7 @@ def test_untrusted_input_stays_data() -> None:
     assert [
         module.at(node) for module in modules().values() for name, node in _imports(module) if name == "pickle"
     ] == []
-    # Values travel between ranks by core.comm.objects: these methods of torch's and of MPI's read pickles.
+    # Values travel between ranks by core.comm.messages: these methods of torch's and of MPI's read pickles.
     by_pickle = {"broadcast_object_list", "gather_object", "all_gather_object", "bcast", "allgather"}
     called = [(module, node) for module in modules().values() for node in module.nodes]
     assert [m.at(node) for m, node in called if isinstance(node, ast.Attribute) and node.attr in by_pickle] == []

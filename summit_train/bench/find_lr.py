@@ -27,8 +27,8 @@ from summit_train.models.weights import load_pretrained
 from summit_train.plan import make_plan
 from summit_train.report.figures import GREY, PALETTE, drawable, drawn, moving_mean, wrapped
 from summit_train.spec import load_spec
+from summit_train.training.build import build_step
 from summit_train.training.loss import build_loss
-from summit_train.training.run import build_step
 
 _WINDOW = 9  # steps of the mean
 _DIVERGED = 2.0  # times the first loss

@@ -33,9 +33,9 @@ from summit_train.models.network import cpu_kernels, initial_network
 from summit_train.plan import Plan, make_plan
 from summit_train.report.tables import machine_text
 from summit_train.spec import Spec, load_spec
-from summit_train.training.run import build_step
-from summit_train.training.step import StepResult
+from summit_train.training.build import build_step
 from summit_train.training.timer import StepTimer
+from summit_train.training.vote import StepResult
 
 Phases = Mapping[str, float]
 _NAMES = {"data_wait": "data wait", "allreduce": "exposed allreduce"}

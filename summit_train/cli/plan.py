@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> Result:
     files = read_files(spec, args.clips)
     plan = make_plan(spec, ranks, files.clips)
     if own_parts(spec, "loss", "data", "evaluate"):
-        from summit_train.training.run import loss_and_measures
+        from summit_train.training.inputs import loss_and_measures
 
         loss_and_measures(spec)
     try:

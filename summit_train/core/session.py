@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from summit_train.core.bad_nodes import FAILURE, name_bad_nodes, spares
 from summit_train.core.comm import World, open_world
 from summit_train.core.comm.launch import Launch, this_launch
 from summit_train.core.errors import AgreedError, UserError, describe, exit_status, is_bug
 from summit_train.core.files import write_json
 from summit_train.core.result import tell, warn
+from summit_train.core.run_folder import FAILURE, name_bad_nodes, spares
 
 _SECONDS_FOR_RANK_0 = 3.0
 _SECONDS_BETWEEN_FIRST_AND_LAST = 3.0

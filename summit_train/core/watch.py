@@ -142,10 +142,12 @@ class Neighbour:
         self._socket.bind(("127.0.0.1" if on_one_node else "", 0))
         self._socket.setblocking(False)
         self._key = os.urandom(8)  # tells this run's datagrams from anybody else's
-        own = world.who, world.host, self._socket.getsockname()[1], self._key, node_name(os.environ, world.host)
-        ring = world.broadcast(world.gather(own))
+        port = self._socket.getsockname()[1]
+        address = world.who, world.host, port, self._key.hex(), node_name(os.environ, world.host)
+        ring = world.broadcast(world.gather(address))
         assert ring is not None
-        self.who, _, _, self._key_before, self.node = ring[world.rank - 1]
+        self.who, _, _, key_before, self.node = ring[world.rank - 1]
+        self._key_before = bytes.fromhex(key_before)
         self.who_next, host, port, _, _ = ring[(world.rank + 1) % world.size]
         self._next = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         with suppress(OSError):  # a name without an address: the next rank then says that it heard nothing

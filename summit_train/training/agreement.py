@@ -44,8 +44,8 @@ def check_agreement(
     """Raise AgreedError on all ranks if one was started with something other than rank 0. Collective.
 
     The message names the rank, its host and the first key that differs. datasets: by their keys in the spec's `data`.
-    network: the spec's. arguments: those of the command. The code is read by the first rank of each node, which shares
-    its files, and by those that run it from a folder other than rank 0's.
+    network: the spec's. arguments: those of the command. Only one rank of a node hashes the code; a rank that runs it
+    from another folder than rank 0 hashes its own.
     """
     if world.size == 1:
         return

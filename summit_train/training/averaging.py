@@ -31,17 +31,9 @@ from summit_train.models.video import trained_norms
 from summit_train.spec.keys import ParallelSpec
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.exchange import average
-from summit_train.training.step import (
-    NO_REQUESTS,
-    VOTES,
-    Averaging,
-    Requests,
-    StepResult,
-    TrainStep,
-    VoteRow,
-    count_updates,
-)
+from summit_train.training.step import TrainStep, count_updates
 from summit_train.training.timer import Mark, StepTimer
+from summit_train.training.vote import NO_REQUESTS, VOTES, Averaging, Requests, StepResult, VoteRow
 
 Tensors = list[torch.Tensor]
 
@@ -103,7 +95,7 @@ class AveragingStep:
         self._results = []
         assert len(results) == len(self._learners), "begin comes first"
         rows = [result.votes for result in results]
-        votes = torch.stack([*rows, VoteRow(0, 0, 0, 0, 0, 0, 0, *requests).tensor(self._device)]).sum(0)
+        votes = torch.stack([*rows, VoteRow(**requests._asdict()).tensor(self._device)]).sum(0)
         loss = torch.stack([result.local_loss for result in results]).sum()
         self._in_round += 1
         ends_epoch = (self._step + 1) % self._numbers_per_epoch == 0

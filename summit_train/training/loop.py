@@ -15,9 +15,9 @@ from summit_train.spec import Spec
 from summit_train.training.metrics import RunLog
 from summit_train.training.records import Records, StepClips
 from summit_train.training.run import Run
-from summit_train.training.step import Requests
 from summit_train.training.timer import StepTimer
 from summit_train.training.validation import decide, take_in_last_validation, validate
+from summit_train.training.vote import Requests
 
 
 def train(run: Run, records: Records, stop: StopRequest) -> None:

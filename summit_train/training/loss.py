@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from summit_train.core.errors import UserError
 from summit_train.core.own_parts import OwnPart
-from summit_train.evaluation.scores import Found, Scores
+from summit_train.evaluation.scores import Scored
 from summit_train.models.precision import parameter_type
 from summit_train.spec import Spec, own_parts
 
@@ -30,7 +30,7 @@ class TaskLoss(Protocol):
         self, outputs: torch.Tensor, targets: torch.Tensor, size: tuple[int, int], seed: int
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
-    def of_scores(self, found: Found) -> float | None:
+    def of_scores(self, scored: Scored) -> float | None:
         """Return the mean loss of validation videos; None where there is none."""
 
     def to(self, device: torch.device) -> TaskLoss:
@@ -70,17 +70,19 @@ class Loss:
         total = functional.cross_entropy(logits, targets, weights, label_smoothing=smoothing, reduction="sum")
         return total / len(logits)
 
-    def of_scores(self, found: Found) -> float | None:
+    def of_scores(self, scored: Scored) -> float | None:
         """Return the mean loss of the videos that could be read, by their averaged logits; None without any."""
-        assert isinstance(found, Scores)
-        read = np.flatnonzero(found.is_read)
+        scores = scored.class_scores
+        if scores is None or not scores.is_read.any():
+            return None
+        read = np.flatnonzero(scores.is_read)
         double = replace(self, class_weights=None if self.class_weights is None else self.class_weights.double())
         total = 0.0
         for part in np.split(read, range(_AT_ONCE, len(read), _AT_ONCE)):
-            logits = torch.from_numpy(found.scores[part])
-            labels = torch.from_numpy(found.labels[part])
-            total += len(part) * double(logits.double(), labels).item() if len(part) else 0.0
-        return total / len(read) if len(read) else None
+            logits = torch.from_numpy(scores.scores[part])
+            labels = torch.from_numpy(scores.labels[part])
+            total += len(part) * double(logits.double(), labels).item()
+        return total / len(read)
 
     def of_batch(
         self, outputs: torch.Tensor, targets: torch.Tensor, size: tuple[int, int], seed: int

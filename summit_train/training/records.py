@@ -16,9 +16,9 @@ from summit_train.plan import Rung
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
 from summit_train.training.slow_ranks import SlowRanks
-from summit_train.training.step import Requests, StepResult, Vote
 from summit_train.training.timer import Mark, StepTimer
 from summit_train.training.trace import Trace
+from summit_train.training.vote import Requests, StepResult, Vote
 
 
 @dataclass

@@ -214,9 +214,13 @@ class Trace:
         self._run.watchdog.at("writing the trace", waits=world.rank > 0)
         now = idle_mark(self._run.device)
         offset, error = compare_clocks(world)
-        slices = [one for step in steps for one in slices_of(step, now, offset)]
+        slices: list[Any] = [tuple(each) for step in steps for each in slices_of(step, now, offset)]
         virtual_gpus = len(self._run.plan.virtual_gpus_of(world.rank))
-        ranks = world.gather(RankTrace(world.who, offset, error, slices, virtual_gpus)) or []
+        gathered = world.gather((world.who, offset, error, slices, virtual_gpus)) or []
+        ranks = [
+            RankTrace(who, offset, error, [Slice(*row) for row in rows], virtual_gpus)
+            for who, offset, error, rows, virtual_gpus in gathered
+        ]
         first = steps[0].number
         last = steps[-1].number
         path = self._run.spec.run_path / "trace" / f"steps_{first}-{last}.json"

@@ -15,11 +15,12 @@ import pytest
 
 from summit_train.__main__ import main
 from summit_train.cli.data_pack import parse_size
+from summit_train.core.comm.launch import this_launch
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.region import Region
 from summit_train.data.video.span import Span
-from tests.worlds import PATIENCE_S, ROOT, Say, command, csv_rows, lines, start, succeed
+from tests.worlds import PATIENCE_S, ROOT, Say, command, csv_rows, forked, lines, start, succeed
 
 
 @pytest.fixture
@@ -341,6 +342,18 @@ def test_ranks_leave_in_order_where_the_first_refuses(manifest: Path) -> None:
     assert status == 2 and "MPI_ABORT" not in output, output
     (said,) = (line for line in lines(output) if line.startswith("summit-train"))
     assert "must be an empty or a new folder" in said
+
+
+def test_ranks_with_different_lists_are_refused(manifest: Path) -> None:
+    (other := manifest.with_name("other.csv")).write_text(manifest.read_text().replace(",1", ",0"))
+
+    def work() -> int:
+        path = (manifest, other)[this_launch().rank]
+        root = manifest.parent / "videos"
+        return main(["data", "pack", str(path), str(manifest.parent / "out"), "--root", str(root), "--kind", "bytes"])
+
+    status, output = forked(2, work)
+    assert status == 2 and f"{other}: must be the same list as rank 0's; start all ranks with the same" in output
 
 
 @pytest.mark.parametrize(

@@ -222,15 +222,15 @@ def test_memory_has_every_learner_of_a_rank(write_spec: WriteSpec, plan: Plan) -
         ),
         ("parallel.grow_batch.max=1", "parallel.grow_batch.max: must be at least scale.clips_per_gpu, 2, got 1"),
         ("parallel.grow_batch.factor=1", "parallel.grow_batch.factor: Input should be greater than or equal to 2"),
-        ("evaluate.every_epochs=0", "parallel.grow_batch: needs validations during training; set"),
+        ("evaluate.every_epochs=0", "parallel.grow_batch: must be null without validations"),
         ("parallel.period=0", "parallel.period: must be epoch or a number of steps from 1 to 1,000,000, got 0"),
         (
             "parallel.period=epochs",
             "parallel.period: must be epoch or a number of steps from 1 to 1,000,000, got 'epochs'",
         ),
         ("parallel.method=synchronous", "parallel.grow_batch: must be null with parallel.method synchronous: only"),
-        ("ema.decay=0.9", "ema.decay: it averages the weights of one network"),
-        ("optimizer.compression=fp16", "optimizer.compression: averaging sends weights"),
+        ("ema.decay=0.9", "ema.decay: must be null with parallel.method averaging"),
+        ("optimizer.compression=fp16", "optimizer.compression: must be none with parallel.method averaging"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(write_spec: WriteSpec, say: Say, override: str, message: str) -> None:

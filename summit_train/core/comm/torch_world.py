@@ -1,4 +1,4 @@
-"""Ranks joined by torch.distributed: gloo for tensors on CPUs and for objects, NCCL (RCCL) or XCCL on accelerators.
+"""Ranks joined by torch.distributed: gloo for tensors on CPUs and for messages, NCCL (RCCL) or XCCL on accelerators.
 
 How processes that only know their numbers find each other: the address of rank 0 comes from MASTER_ADDR and
 MASTER_PORT, which torchrun sets; else by MPI, where the launcher is MPI's and mpi4py is installed; else it is
@@ -21,10 +21,10 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from summit_train.core.comm import objects
+from summit_train.core.comm import messages
 from summit_train.core.comm.launch import HYDRA, LISTENER, SECRET, Launch, job_address, node_name
 from summit_train.core.comm.world import SAME_EVERY_TIME, World, refuse_mixed
-from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.errors import AgreedError, RunFailed, UserError, exit_status
 from summit_train.core.machine import raise_open_files
 from summit_train.core.result import tell
 
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 RENDEZVOUS_S = 300
-_OPEN_FILES = 24  # of rank 0 besides its connections, without loader workers
+# Of rank 0 besides its connections, without loader workers: about 24 stay open, others for a moment, several at a time
+# (checkpoint, log, TensorBoard, libraries that are imported).
+_OPEN_FILES = 40
 _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 # The watchdog knows what a rank waits for and how long it may; torch's own limit would only hide its message.
 _FOREVER = datetime.timedelta(days=365)
@@ -207,20 +209,20 @@ class TorchWorld(World):
 
     def broadcast(self, value: T) -> T:
         with self._joined():
-            return objects.broadcast(value, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True))
+            return messages.broadcast(value, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True))
 
     def broadcast_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         with self._joined():
-            objects.broadcast_tensors(tensors, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True))
+            messages.broadcast_tensors(tensors, self.rank, self._mover(self._dist.broadcast, src=0, async_op=True))
 
     def gather(self, value: T) -> list[T] | None:
         import torch
 
-        def start(piece: objects.Bytes, source: int) -> Callable[[], object]:
+        def start(piece: messages.Bytes, source: int) -> Callable[[], object]:
             return partial(self._dist.irecv(torch.from_numpy(piece), src=source).wait, _FOREVER)
 
         with self._joined():
-            return objects.gather(value, self.rank, self.size, self._mover(self._dist.isend, dst=0), start)
+            return messages.gather(value, self.rank, self.size, self._mover(self._dist.isend, dst=0), start)
 
     @staticmethod
     def _mover(start: Callable[..., Any], **place: int) -> Callable[..., object]:
@@ -291,18 +293,16 @@ def _mpi_world(launch: Launch) -> Intracomm | None:
 def _meet_by_mpi(world: Intracomm, launch: Launch, address: str) -> tuple[TCPStore, str]:
     """Let rank 0 keep the store and tell where it is. If it cannot, all ranks raise its error: none waits for it."""
     store: TCPStore | None = None
-    told: tuple[str, int] | Exception | None = None
+    failure: tuple[str, int] | None = None
     if launch.rank == 0:
         try:
             store = _store(launch, address, 0, keeps=True)
-            told = address, store.port
         except (UserError, RunFailed) as error:
-            told = error
-    told = objects.broadcast(told, launch.rank, world.Bcast)
-    if isinstance(told, Exception):
-        raise told
-    assert told is not None
-    address, port = told
+            failure = str(error), exit_status(error)
+    meeting = address, 0 if store is None else store.port
+    (address, port), failure = messages.broadcast((meeting, failure), launch.rank, world.Bcast)
+    if failure is not None:
+        raise AgreedError(*failure)
     return store or _store(launch, address, port, keeps=False), address
 
 
