@@ -22,7 +22,7 @@ FLOORS = (
     "inference", "cluster", "bench", "sweep", "cli", "__main__",
 )  # fmt: skip
 # The rooms of data/, likewise; data.motion stands beside them.
-DATA_ROOMS = ("video", "manifest", "check", "signatures", "packed", "reading_speed", "batches", "dataset", "bad_clips")
+DATA_ROOMS = ("video", "manifest", "check", "packed", "batches", "dataset", "bad_clips")
 # A feature is a folder that no other module imports.
 FEATURES = ("inference.cam", "inference.export", "inference.stream")
 
@@ -113,7 +113,7 @@ def test_the_reader_sees_the_imports() -> None:
     # The test of this test: modules, a name below a package, a lazy import, an import that only types need.
     assert len(modules()) > 40
     assert {"core.comm", "data.batches.loader", "core.rng"} <= {name for name, _ in _ours(modules()["training.step"])}
-    assert {"data.manifest.quarantine"} <= {name for name, _ in _ours(modules()["cli.plan"])}
+    assert {"data.manifest.overlap"} <= {name for name, _ in _ours(modules()["cli.plan"])}
     assert {"horovod.torch", "mpi4py"} <= {name for name, _ in _imports(modules()["core.comm.horovod_world"])}
     assert {module.layer for module in modules().values() if module.name} == {*FLOORS, "tasks"}
     for name, floor in (("rfcn", "models"), ("boxes", "data"), ("scoring", "evaluation"), ("stream", "inference")):
