@@ -53,7 +53,7 @@ from summit_train.plan import plan_schedule
 from summit_train.report.figures import GREY, drawn, series, wrapped
 from summit_train.report.tables import machine_text
 from summit_train.spec.keys import OptimizerSpec, ScheduleSpec, TrustRatioSpec
-from summit_train.training.run import build_train_step
+from summit_train.training.build import build_train_step
 from summit_train.training.step import StepSettings
 
 METHODS = {
@@ -214,7 +214,13 @@ def train(run: Training, data: Data, share: Share, world: World, device: torch.d
         torch.manual_seed(rng.seed_of(run.seed, "weights"))
         network = TASKS[run.task].build().to(device, parameter_type(run.precision))
     network.load_state_dict(world.broadcast({name: value.cpu() for name, value in network.state_dict().items()}))
-    settings = StepSettings(run.seed, share.virtual_gpus, run.precision, solver.clip_norm, modality=data.modality)
+    settings = StepSettings(
+        seed=run.seed,
+        virtual_gpus=share.virtual_gpus,
+        precision=run.precision,
+        clip_norm=solver.clip_norm,
+        modality=data.modality,
+    )
     step = build_train_step(solver, settings, world, network, device, {})
     curve, skipped = list[dict[str, Any]](), 0
     for epoch in range(run.epochs):

@@ -76,6 +76,7 @@ def _read(file: Path, kind: Any) -> Any:
 def _code(package: Path = Path(__file__).parent) -> str:
     """Return a digest of what builds and counts networks and their steps."""
     files = [package / "core/count.py"]
-    folders = ("models", "spec", "tasks", "optim", "training")
-    files += (file for folder in folders for file in sorted((package / folder).rglob("*.py")))
-    return hashlib.sha256(b"\0".join([version("torch").encode(), *map(read_file, files)])).hexdigest()
+    for folder in ("models", "spec", "tasks", "optim", "training"):
+        files += sorted((package / folder).rglob("*.py"))
+    contents = [file.read_bytes() for file in files]
+    return hashlib.sha256(b"\0".join([version("torch").encode(), *contents])).hexdigest()

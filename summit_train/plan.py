@@ -119,9 +119,10 @@ class Plan:
         return checkpoint_bytes(self.spec, self.network, self.virtual_gpus)
 
     def first_step(self, epoch: int, rung: Rung) -> int:
-        """The number of the first step of an epoch. A grown batch has fewer steps; their numbers are the epoch's last.
+        """Return the number of an epoch's first step, counted from 0.
 
-        So epoch e ends before step (e + 1) * steps_per_epoch whatever the batch, and step numbers tell the epoch.
+        With a grown batch an epoch has fewer steps. They take the last step numbers of the epoch, so that every epoch
+        ends at the same number.
         """
         return (epoch + 1) * self.steps_per_epoch - rung.steps_per_epoch
 
@@ -137,7 +138,7 @@ class Plan:
         """The order of the training clips with this batch; None: the first one."""
         rung = rung or self.ladder[0]
         counts = (self.virtual_gpus, rung.clips_per_gpu // self.spec.data.repeats, rung.steps_per_epoch)
-        return Order(self.clips, self.spec.seed, *counts, numbers_per_epoch=self.steps_per_epoch)
+        return Order(self.clips, self.spec.seed, *counts, step_numbers_per_epoch=self.steps_per_epoch)
 
     def values(self) -> dict[str, Any]:
         names = [own.name for own in fields(self) if own.name not in ("spec", "schedule")]

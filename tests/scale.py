@@ -48,7 +48,8 @@ from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.motion import FPS, MotionSet
 from summit_train.data.video.encode import open_writer
 from summit_train.spec import load_spec
-from summit_train.training.step import NO_REQUESTS, Requests, StepResult, TrainStep
+from summit_train.training.step import TrainStep
+from summit_train.training.vote import NO_REQUESTS, Requests, StepResult
 from tests.slow_files import SlowFiles
 from tests.worlds import ROOT, environment, forked, main_without_reports, start, succeed
 

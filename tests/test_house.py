@@ -22,7 +22,7 @@ FLOORS = (
     "inference", "cluster", "bench", "sweep", "cli", "__main__",
 )  # fmt: skip
 # The rooms of data/, likewise; data.motion stands beside them.
-DATA_ROOMS = ("video", "manifest", "check", "signatures", "packed", "reading_speed", "batches", "dataset", "bad_clips")
+DATA_ROOMS = ("video", "manifest", "check", "packed", "batches", "dataset", "bad_clips")
 # A feature is a folder that no other module imports.
 FEATURES = ("inference.cam", "inference.export", "inference.stream")
 
@@ -30,8 +30,8 @@ FEATURES = ("inference.cam", "inference.export", "inference.stream")
 OWNERS = {
     "yaml": {"spec.source"},
     "horovod": {"core.comm.horovod_world"},
-    "mpi4py": {"core.comm.horovod_world", "core.comm.torch_world"},
-    "torch.distributed": {"core.comm.torch_world"},
+    "mpi4py": {"core.comm.horovod_world", "core.comm.rendezvous"},
+    "torch.distributed": {"core.comm.rendezvous", "core.comm.torch_world"},
     "av": {"data.video"},
     "cv2": {"data.video.flow"},
     "PIL": {"data.video.clips", "data.video.encode", "data.video.rand_augment"},
@@ -113,7 +113,7 @@ def test_the_reader_sees_the_imports() -> None:
     # The test of this test: modules, a name below a package, a lazy import, an import that only types need.
     assert len(modules()) > 40
     assert {"core.comm", "data.batches.loader", "core.rng"} <= {name for name, _ in _ours(modules()["training.step"])}
-    assert {"data.manifest.quarantine"} <= {name for name, _ in _ours(modules()["cli.plan"])}
+    assert {"data.manifest.overlap"} <= {name for name, _ in _ours(modules()["cli.plan"])}
     assert {"horovod.torch", "mpi4py"} <= {name for name, _ in _imports(modules()["core.comm.horovod_world"])}
     assert {module.layer for module in modules().values() if module.name} == {*FLOORS, "tasks"}
     for name, floor in (("rfcn", "models"), ("boxes", "data"), ("scoring", "evaluation"), ("stream", "inference")):
@@ -182,8 +182,8 @@ def test_modules_are_imported_by_name_in_main_alone() -> None:
         for node in module.nodes
         if _called(node) in ("importlib.import_module", "import_module", "__import__")
     }
-    # The commands, parts of the user's own, and the types of this package that another rank sends.
-    assert found == {"__main__", "core.own_parts", "core.comm.objects"}
+    # The commands, and parts of the user's own.
+    assert found == {"__main__", "core.own_parts"}
 
 
 def test_a_library_is_imported_in_one_place() -> None:
@@ -242,7 +242,7 @@ def test_untrusted_input_stays_data() -> None:
     # A process and its workers, whose memory nobody else can open.
     others = [module for module in modules().values() if module.name != "core.workers"]
     assert [module.at(node) for module in others for name, node in _imports(module) if name == "pickle"] == []
-    # Values travel between ranks by core.comm.objects: these methods of torch's and of MPI's read pickles.
+    # Values travel between ranks by core.comm.messages: these methods of torch's and of MPI's read pickles.
     by_pickle = {"broadcast_object_list", "gather_object", "all_gather_object", "bcast", "allgather"}
     called = [(module, node) for module in modules().values() for node in module.nodes]
     assert [m.at(node) for m, node in called if isinstance(node, ast.Attribute) and node.attr in by_pickle] == []
@@ -344,7 +344,7 @@ def test_no_module_has_state() -> None:
         ("core.comm.horovod_world", "os.environ.setdefault"),
         ("core.comm.horovod_world", "os.environ.update"),
         ("core.comm.torch_world", "os.environ.setdefault"),
-        ("core.comm.torch_world", "os.environ.update"),
+        ("core.comm.rendezvous", "os.environ.update"),
         ("core.own_parts", "sys.modules.update"),
         ("models.network", "os.environ.update"),
     }

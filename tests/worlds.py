@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gc
 import importlib
 import importlib.util
@@ -21,19 +22,22 @@ from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType
-from typing import IO
+from typing import IO, Any
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed import TCPStore
 
 from summit_train.__main__ import main
 from summit_train.core.comm import BACKENDS as BACKENDS
+from summit_train.core.comm import messages
 from summit_train.core.processes import ROOT_ALLOWED, find_mpirun
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.training.averaging import AveragingStep
-from summit_train.training.step import NO_REQUESTS, Requests, StepResult, TrainStep
+from summit_train.training.step import TrainStep
 from summit_train.training.timer import StepTimer
+from summit_train.training.vote import NO_REQUESTS, Requests, StepResult
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -367,11 +371,30 @@ def _work_and_leave(outputs: Sequence[int], work: Callable[[], int], environ: Ma
         os._exit(status)
 
 
+def received(value: object) -> Any:
+    """Return what another rank gets of a value."""
+    sent: list[np.ndarray[Any, Any]] = []
+    messages.send(value, lambda piece: sent.append(piece.copy()))
+    left = iter(sent)
+
+    def receive_bytes(piece: np.ndarray[Any, Any]) -> None:
+        piece[:] = next(left)
+
+    got = messages.receive(receive_bytes)
+    assert not list(left)
+    return got
+
+
 def succeed(ranks: int, *words: str, comm: str = "torch") -> str:
     """Run `summit-train ...`, which must exit 0; its output. See `command`."""
     status, output = command(ranks, *words, comm=comm)
     assert status == 0, output
     return output
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def lines(text: str) -> Sequence[str]:

@@ -17,7 +17,7 @@ from summit_train.core.progress import followed, shown
 from summit_train.core.result import Result, warn
 from summit_train.core.session import session
 from summit_train.core.text import counted, with_unit
-from summit_train.data.manifest import read_manifest
+from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.packed.format import OPTIONS, Packing, read_pack
 from summit_train.data.packed.pack import PackJob, alone_in, begin, finish, missing_shards, pack_shards
@@ -113,15 +113,30 @@ def _work(args: argparse.Namespace, packing: Packing) -> Result:
     with session(this_launch()) as world, ExitStack() as held:
         workers = num_workers(args.workers, world)
         world.from_first(lambda: held.enter_context(alone_in(args.out)))
-        job = world.from_first(lambda: begin(store, args.out, packing, args.shard_size, workers))
+        begun = world.from_first(lambda: _begin(store, args, packing, workers))
         text = [f"{args.out}: is packed already; `data verify` checks it"]
-        if job is not None:
+        if begun is not None:
+            fingerprint, clips_per_shard = begun
+            world.together(lambda: _check_same(manifest, fingerprint))
+            job = PackJob(store, args.out, packing, clips_per_shard)
             shards = world.from_first(lambda: missing_shards(job))[world.rank :: world.size]
             clips = sum(len(job.clips(shard)) for shard in shards)
             done = followed(pack_shards(job, shards, workers), clips, "clips", world, in_logs=True)
             failed = world.gather([str(error) for error in done if error is not None])
             text = world.from_first(lambda: _finish(job, list(chain.from_iterable(failed or ()))))
         return Result([] if world.rank else text)
+
+
+def _begin(store: FileStore, args: argparse.Namespace, packing: Packing, workers: int) -> tuple[str, int] | None:
+    """Return the list's fingerprint and how many clips a shard gets; None if the set is packed already."""
+    job = begin(store, args.out, packing, args.shard_size, workers)
+    return None if job is None else (store.manifest.fingerprint(), job.clips_per_shard)
+
+
+def _check_same(manifest: Manifest, fingerprint: str) -> None:
+    """Raise UserError where this rank's list is another than rank 0's."""
+    if manifest.fingerprint() != fingerprint:
+        raise UserError(f"{manifest.source}: must be the same list as rank 0's; start all ranks with the same files")
 
 
 def _finish(job: PackJob, failed: list[str]) -> list[str]:

@@ -22,18 +22,19 @@ from summit_train.core.comm.launch import this_launch
 from summit_train.core.device import choose_device
 from summit_train.core.errors import UserError
 from summit_train.core.files import check_output, figure_path, read_file, write_json
+from summit_train.core.machine import warn_untested
 from summit_train.core.progress import watched
 from summit_train.core.result import Result, TextTable, tell
 from summit_train.core.saved import peek
 from summit_train.core.session import session
-from summit_train.core.tested import warn_untested
 from summit_train.core.text import counted, from_json, percent
 from summit_train.core.watch import StopRequest, Watchdog
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE, Evaluation, build_scorer
 from summit_train.evaluation.measures import Measures, measures_of, open_measures, say_certainty, say_left_out
 from summit_train.evaluation.observed import TENTHS, parse_fractions, score_observed
-from summit_train.evaluation.scoring import Scorer
+from summit_train.evaluation.scores import Scored
+from summit_train.evaluation.scoring import VideoScorer
 from summit_train.models import VideoNetwork
 from summit_train.models.foreign import check_sources, sources_of
 from summit_train.models.network import initial_network
@@ -44,7 +45,7 @@ from summit_train.spec.source import split_overrides
 from summit_train.sweep.grid import joined_name
 from summit_train.training.agreement import check_agreement
 from summit_train.training.checkpoint import current_line, epoch_checkpoints, steps_per_epoch
-from summit_train.training.run import read_inputs
+from summit_train.training.inputs import read_inputs
 
 _CHOOSE = ("checkpoints", "checkpoint.every_epochs", "schedule.epochs")  # keys that change which checkpoints count
 
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace) -> Result:
 @contextmanager
 def _scoring(
     spec: Spec, datasets: Mapping[str, Dataset], paths: Sequence[Path], **arguments: object
-) -> Iterator[tuple[Scorer, VideoNetwork, Watchdog]]:
+) -> Iterator[tuple[VideoScorer[Scored], VideoNetwork, Watchdog]]:
     """Open the ranks, compare what they were started with, and yield what scores the validation set, and the network.
 
     A foreign network's code is compared with that of the checkpoints `paths` before it runs.

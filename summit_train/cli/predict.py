@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.device import choose_device
@@ -31,8 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     """Predict. The status is 1 where a video could not be read."""
     with session(this_launch()) as world:
-        trained, closed = world.from_first(lambda: _prepared(args))
-        listings = [listing.opened() for listing in closed]
+        network, videos = world.from_first(lambda: _prepared(args))
+        trained = Trained.of_message(network)
+        listings = [VideoList.of_message(each, trained.spec.data) for each in videos]
         with (
             Watchdog(world, trained.spec.watch.stall_seconds) as watchdog,
             watched("videos", "predicting video", world, watchdog) as progress,
@@ -50,8 +52,11 @@ def run(args: argparse.Namespace) -> Result:
     return Result(status=1 if has_bad else 0)
 
 
-def _prepared(args: argparse.Namespace) -> tuple[Trained, list[VideoList]]:
-    """Check all that can be checked before the work starts, and print warnings. Raises UserError."""
+def _prepared(args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return messages with the trained network and with each list of videos.
+
+    Check all that can be checked before the work starts, and print warnings. Raises UserError.
+    """
     words, overrides = split_overrides([*args.videos, *args.overrides])
     if args.top < 1:
         raise UserError(f"--top must be 1 or more, got {args.top}")
@@ -59,7 +64,7 @@ def _prepared(args: argparse.Namespace) -> tuple[Trained, list[VideoList]]:
         check_output("--csv", args.csv, args.csv, *words)
     trained = open_named(args, overrides)
     trained.check_labels("predict")
-    return trained, [listing.closed() for listing in list_videos(words, trained, tell)]
+    return trained.message(), [listing.message() for listing in list_videos(words, trained, tell)]
 
 
 def _write(path: str | None, predictions: Predictions) -> None:

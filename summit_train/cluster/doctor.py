@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -232,8 +232,9 @@ def check_disk(name: str, folder: Path) -> Check:
 def check_disks(world: World, folder: str) -> list[Check]:
     """Check the free space of a folder on the nodes of this launch; return, on rank 0, each node that has a finding."""
     disk = check_disk("node-local disk", Path(folder))
-    disks = dict(world.gather((node_name(os.environ, world.host), disk)) or [])
-    wrong = [replace(each, found=f"{node}: {each.found}") for node, each in disks.items() if each.status != "ok"]
+    disks = dict(world.gather((node_name(os.environ, world.host), asdict(disk))) or [])
+    checks = {node: Check(**values) for node, values in disks.items()}
+    wrong = [replace(each, found=f"{node}: {each.found}") for node, each in checks.items() if each.status != "ok"]
     return wrong or [disk]
 
 
@@ -295,7 +296,7 @@ PROBES = {
     "torch": Probe(
         """
 import torch
-from summit_train.core.tested import TESTED_TORCH, untested
+from summit_train.core.machine import TESTED_TORCH, untested
 from summit_train.core.text import counted
 cuda, onednn = torch.version.cuda, torch.backends.mkldnn.is_available()
 found = [torch.__version__, f"CUDA {cuda}" if cuda else "CPU only", torch.backends.cpu.get_cpu_capability(),

@@ -18,12 +18,12 @@ from statistics import median
 import torch
 
 from summit_train.cluster.doctor import Check
-from summit_train.core.bad_nodes import CHECK_NODES, name_bad_nodes, spares
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import node_name
 from summit_train.core.errors import RunFailed
 from summit_train.core.files import regular
 from summit_train.core.result import say, warn
+from summit_train.core.run_folder import CHECK_NODES, name_bad_nodes, spares
 from summit_train.core.text import counted, listed, with_unit
 from summit_train.core.watch import Watchdog
 from summit_train.data.dataset import Dataset

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 from summit_train.cluster.schedulers import SCHEDULERS, Scheduler
-from summit_train.core.bad_nodes import CHECK_NODES, EXCLUDE_SLOW
 from summit_train.core.errors import UserError
+from summit_train.core.run_folder import CHECK_NODES, EXCLUDE_SLOW
 from summit_train.core.text import counted
 from summit_train.spec import ArchName, Spec, smallest_spec, spec_from_tree
 from summit_train.spec.catalog import Backbone, NonLocal

@@ -16,10 +16,10 @@ from typing import Any
 from summit_train.cluster.environment import environment_files, environment_key, pack
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import Site
-from summit_train.core.bad_nodes import bad_nodes
 from summit_train.core.errors import UserError
 from summit_train.core.files import naming, read_file, write_text
 from summit_train.core.progress import shown
+from summit_train.core.run_folder import bad_nodes
 from summit_train.core.text import from_json
 from summit_train.data.manifest.reading import PACK_FILE
 from summit_train.spec import Spec, dump_spec

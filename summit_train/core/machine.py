@@ -1,4 +1,4 @@
-"""This machine: its processor, on which compiled code may depend, its CPUs, and how malloc keeps freed memory."""
+"""This machine: its processor, CPUs and memory, how malloc keeps freed memory, and whether its PyTorch was tested."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import ctypes
 import hashlib
 import os
 import platform
+import re
 import resource
+import sys
 from contextlib import suppress
 from pathlib import Path
+
+from summit_train import __version__
+from summit_train.core.files import cache_folder
+from summit_train.core.result import warn
+
+TESTED_TORCH = ("2.7", "2.15")  # the oldest and the newest, by tests/matrix.sh
 
 # <malloc.h> of glibc.
 _M_TRIM_THRESHOLD = -1
@@ -29,7 +37,7 @@ def rank_cpus(local_ranks: int) -> int:
 
 def free_memory() -> float:
     """Return the bytes that this process may still take, by the machine and its control groups; infinity if unknown."""
-    return min([1024 * float(_told("meminfo", "MemAvailable").removesuffix("kB") or "inf"), *_free_in_groups()])
+    return min([1024 * float(_proc_value("meminfo", "MemAvailable").removesuffix("kB") or "inf"), *_free_in_groups()])
 
 
 def _free_in_groups(process: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> list[float]:
@@ -59,12 +67,12 @@ def raise_open_files() -> int | None:
 
 def processor_name() -> str:
     """Return the model, e.g. "AMD EPYC 9R14"."""
-    return _told("cpuinfo", "model name", "cpu") or platform.processor() or platform.machine()
+    return _proc_value("cpuinfo", "model name", "cpu") or platform.processor() or platform.machine()
 
 
 def instruction_sets() -> frozenset[str]:
     """Return the processor's instruction sets; none where the system does not list them."""
-    return frozenset(_told("cpuinfo", "flags", "Features").split())
+    return frozenset(_proc_value("cpuinfo", "flags", "Features").split())
 
 
 def processor_digest(*settings: str) -> str:
@@ -73,7 +81,8 @@ def processor_digest(*settings: str) -> str:
     return hashlib.sha256(words.encode()).hexdigest()[:12]
 
 
-def _told(file: str, *keys: str) -> str:
+def _proc_value(file: str, *keys: str) -> str:
+    """Return the value of the first of these keys in /proc/FILE, "" without any."""
     path = Path("/proc", file)
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         key, _, value = line.partition(":")
@@ -118,3 +127,25 @@ def _mallopt(options: dict[int, int]) -> bool:
     except (AttributeError, OSError):
         return False
     return all(mallopt(option, value) for option, value in options.items())
+
+
+def untested(torch_version: str) -> str:
+    """Return what to say of a PyTorch that is older or newer than those that were tested, "" of any other."""
+    first, last, this = ([int(n) for n in re.findall(r"\d+", text)[:2]] for text in (*TESTED_TORCH, torch_version))
+    if first <= this <= last:
+        return ""
+    return f"torch {torch_version} was not tested with summit_train {__version__} (tested: {' to '.join(TESTED_TORCH)})"
+
+
+def warn_untested(torch_version: str) -> None:
+    """Warn of such a PyTorch the first time that it runs in this environment."""
+    text = untested(torch_version)
+    if not text:
+        return
+    with suppress(OSError):  # each run warns where nothing can be kept
+        marker = cache_folder() / "warned" / hashlib.sha256(os.fsencode(f"{sys.prefix}\0{text}")).hexdigest()[:16]
+        if marker.exists():
+            return
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+    warn(f"{text}; `summit-train doctor` checks it")

@@ -20,8 +20,8 @@ from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.reading import check_same_classes
 from summit_train.evaluation.measures import Measures, interval, left_out, measures_of
 from summit_train.evaluation.precise_bn import recompute_from_training
-from summit_train.evaluation.scores import PREDICTIONS, Found, prediction_names
-from summit_train.evaluation.scoring import PartialScores, Scorer
+from summit_train.evaluation.scores import PREDICTIONS, Scored, prediction_names
+from summit_train.evaluation.scoring import PartialScores, Scorer, VideoScorer
 from summit_train.models import VideoNetwork
 from summit_train.models.by_name import freeze_by_name
 from summit_train.models.foreign import check_sources
@@ -43,7 +43,7 @@ class Evaluation:
     the scores of a stopped one. None: nothing is kept. goodput: rank 0's values of the training for the result.
     """
 
-    scorer: Scorer
+    scorer: VideoScorer[Scored]
     watchdog: Watchdog
     folder: Path
     measures: Measures
@@ -66,17 +66,17 @@ class Evaluation:
         num_videos = 0
         missing = list[str]()
         for path, name in zip(paths, prediction_names(paths), strict=True):
-            weights, average, step = read_weights(self.scorer, model, path)
+            last, average, step = read_weights(self.scorer, model, path)
             if self.training is not None:  # which normalisations were trained decides which statistics are recomputed
                 freeze_by_name(model, max(0, step - 1) // self.training[0].steps_per_epoch)
-            for found, kind, suffix in ((weights, rows, ""), (average, averages, "_ema")):
-                if found is None:
+            for weights, results, suffix in ((last, rows, ""), (average, averages, "_ema")):
+                if weights is None:
                     continue
-                world.together(partial(give_weights, model, path, found))
+                world.together(partial(give_weights, model, path, weights))
                 scores, values = self._score(model, path, f"{name}{suffix}")
                 if scores is not None:
                     bad = {"bad_videos": scores.num_bad} if scores.num_bad else {}
-                    kind.append({"path": str(path), "step": step} | values | bad)
+                    results.append({"path": str(path), "step": step} | values | bad)
                     num_videos = len(scores.videos)
                     missing = left_out(scores, self.scorer.dataset.manifest.class_names)
         if world.rank != 0:
@@ -91,9 +91,9 @@ class Evaluation:
         write_json(self.folder / RESULT_FILE, result)
         return result
 
-    def _score(self, model: VideoNetwork, path: Path, name: str) -> tuple[Found | None, dict[str, Any]]:
+    def _score(self, model: VideoNetwork, path: Path, name: str) -> tuple[Scored | None, dict[str, Any]]:
         scorer = self.scorer
-        dataset = self.scorer.dataset
+        dataset = scorer.dataset
         folder = self.folder / PREDICTIONS
         known = PartialScores()
         if self.resume_key is not None and scorer.world.rank == 0:
@@ -111,14 +111,19 @@ class Evaluation:
         if scores is not None:
             clips = [dataset.manifest.clip(video) for video in scores.videos.tolist()]
             scores.save(folder / f"{name}.npz", clips, dataset.manifest.classes or ())
-        return scores, scorer.world.together(lambda: {} if scores is None else self._values(scores))
 
-    def _values(self, scores: Found) -> dict[str, Any]:
-        macro = self.measures.macro(scores)
-        return self.measures.values(scores) | ({} if macro is None else {"top1_macro": macro})
+        def values() -> dict[str, Any]:
+            if scores is None:  # not rank 0
+                return {}
+            macro = self.measures.macro(scores)
+            return self.measures.values(scores) | ({} if macro is None else {"top1_macro": macro})
+
+        return scores, scorer.world.together(values)
 
 
-def build_scorer(spec: Spec, dataset: Dataset, world: World, device: torch.device, stop: StopRequest) -> Scorer:
+def build_scorer(
+    spec: Spec, dataset: Dataset, world: World, device: torch.device, stop: StopRequest
+) -> VideoScorer[Scored]:
     """Return what scores the videos of a data set for the spec's task."""
     if spec.task == "detection":
         from summit_train.tasks.detection.scoring import DetectionScorer
@@ -127,7 +132,7 @@ def build_scorer(spec: Spec, dataset: Dataset, world: World, device: torch.devic
     return Scorer(spec, dataset, world, device, stop)
 
 
-def read_weights(scorer: Scorer, model: VideoNetwork, path: Path) -> tuple[Tensors, Tensors | None, int]:
+def read_weights(scorer: VideoScorer[Scored], model: VideoNetwork, path: Path) -> tuple[Tensors, Tensors | None, int]:
     """Return the weights of a checkpoint, their average if it holds one, and its step. Rank 0 reads. Collective.
 
     Raises UserError if its class names differ from those of the data set.
@@ -151,17 +156,18 @@ def summarise(rows: Sequence[dict[str, Any]], spec: Spec, num_videos: int) -> di
     The mean is as the paper computes it. Last and best of the main measure are those of one checkpoint. None: the
     videos say nothing about a measure, or the deviation of one checkpoint. top1_interval: of the mean, over the videos.
     """
-    known = measures_of(spec.loss.base, own=spec.evaluate.own_names)
+    measures = measures_of(spec.loss.base, own=spec.evaluate.own_names)
     result: dict[str, Any] = {}
-    for key in (measure.key for measure in known.every):
+    for key in (measure.key for measure in measures.every):
         values = [row[key] for row in rows]
-        found = [value for value in values if value is not None]
-        is_known = bool(found) and found == values
-        result[f"{key}_mean"] = statistics.fmean(found) if is_known else None
-        result[f"{key}_std"] = statistics.stdev(found) if is_known and len(found) > 1 else None
-        if key == known.main.key:
-            result |= {f"{key}_last": values[-1], f"{key}_best": max(found, default=None)}
-    if known.main.key == "top1" and result["top1_mean"] is not None:
+        numbers = [value for value in values if value is not None]
+        is_known = bool(numbers) and numbers == values
+        result[f"{key}_mean"] = statistics.fmean(numbers) if is_known else None
+        result[f"{key}_std"] = statistics.stdev(numbers) if is_known and len(numbers) > 1 else None
+        if key == measures.main.key:
+            result[f"{key}_last"] = values[-1]
+            result[f"{key}_best"] = max(numbers, default=None)
+    if measures.main.key == "top1" and result["top1_mean"] is not None:
         result["top1_interval"] = interval(result["top1_mean"], num_videos)
     if macros := [row["top1_macro"] for row in rows if "top1_macro" in row]:
         result["top1_macro_mean"] = statistics.fmean(macros)

@@ -56,8 +56,8 @@ def read_runs(words: Sequence[str]) -> list[RunScores]:
     runs = [read_run(word) for word in words]
     if len(runs) < 2:
         raise UserError(f"{len(runs)} run: fuse needs two or more")
-    for place, run in enumerate(runs):
-        if any(run.path.samefile(other.path) for other in runs[:place]):
+    for number, run in enumerate(runs):
+        if any(run.path.samefile(other.path) for other in runs[:number]):
             raise UserError(f"{run.path}: is given twice; must be the scores of two or more runs")
     for run in runs:
         for clip, following in pairwise(run.clips):
@@ -67,8 +67,8 @@ def read_runs(words: Sequence[str]) -> list[RunScores]:
     for run in runs:
         _check_match(first, run)
     names = [run.name for run in runs]
-    own = [word if names.count(name) > 1 else name for name, word in zip(names, words, strict=True)]
-    return [replace(run, name=name, class_names=first.class_names) for run, name in zip(runs, own, strict=True)]
+    unique = [word if names.count(name) > 1 else name for name, word in zip(names, words, strict=True)]
+    return [replace(run, name=name, class_names=first.class_names) for run, name in zip(runs, unique, strict=True)]
 
 
 def read_run(word: str) -> RunScores:
@@ -95,7 +95,7 @@ def read_run(word: str) -> RunScores:
     name = file.parent.parent.name
     if not given.is_dir():
         name = f"{name}/{path.stem}" if file.parent.name == PREDICTIONS else path.stem
-    return RunScores(name, path, tuple(clips[place] for place in order), tuple(columns["class_names"].tolist()), scores)
+    return RunScores(name, path, tuple(clips[index] for index in order), tuple(columns["class_names"].tolist()), scores)
 
 
 def _newest(run: Path) -> Path:
@@ -148,33 +148,33 @@ def _columns(path: Path) -> dict[str, np.ndarray]:
     return columns
 
 
-def check_classes(one: RunScores, other: RunScores) -> None:
+def check_classes(first: RunScores, second: RunScores) -> None:
     """Raise UserError where two runs differ in the number of classes, or in their names or order."""
-    sizes = [run.scores.scores.shape[1] for run in (one, other)]
+    sizes = [run.scores.scores.shape[1] for run in (first, second)]
     if sizes[0] != sizes[1]:
-        raise UserError(f"{one.path} has {sizes[0]} classes and {other.path} has {sizes[1]}; must be the same")
-    check_same_classes(one.path, one.class_names, other.path, other.class_names)
+        raise UserError(f"{first.path} has {sizes[0]} classes and {second.path} has {sizes[1]}; must be the same")
+    check_same_classes(first.path, first.class_names, second.path, second.class_names)
 
 
-def _check_match(one: RunScores, other: RunScores) -> None:
-    check_classes(one, other)
-    if one.clips != other.clips:
-        both = set(one.clips) & set(other.clips)
-        has, lacks = (one, other) if len(one.clips) > len(both) else (other, one)
+def _check_match(first: RunScores, second: RunScores) -> None:
+    check_classes(first, second)
+    if first.clips != second.clips:
+        both = set(first.clips) & set(second.clips)
+        has, lacks = (first, second) if len(first.clips) > len(both) else (second, first)
         missing = next(clip for clip in has.clips if clip not in both)
         wrong = "are not of the same videos, by path, span, direction and region in their manifests"
-        counts = f"of {len(one.clips):,} and {len(other.clips):,} videos {len(both):,} match"
+        counts = f"of {len(first.clips):,} and {len(second.clips):,} videos {len(both):,} match"
         example = f"{lacks.name} lacks {missing}, and has {lacks.clips[0]}"
-        raise UserError(f"{one.path} and {other.path} {wrong}: {counts}; {example}")
-    if one.scores.kind != other.scores.kind:
-        raise UserError(f"{one.path} is of loss.kind {one.scores.kind} and {other.path} of {other.scores.kind}")
-    differs = np.flatnonzero((one.scores.hot != other.scores.hot).any(1))
+        raise UserError(f"{first.path} and {second.path} {wrong}: {counts}; {example}")
+    if first.scores.kind != second.scores.kind:
+        raise UserError(f"{first.path} is of loss.kind {first.scores.kind} and {second.path} of {second.scores.kind}")
+    differs = np.flatnonzero((first.scores.hot != second.scores.hot).any(1))
     if len(differs):
-        own = (np.flatnonzero(run.scores.hot[differs[0]]).tolist() for run in (one, other))
-        labels = [", ".join(map(str, classes)) or "none" for classes in own]
-        wrong = f"is class {labels[0]} in {one.path} and {labels[1]} in {other.path}"
-        many = f"{len(differs):,} of {len(one.clips):,} videos differ"
-        raise UserError(f"{one.clips[int(differs[0])]}: {wrong} ({many}); must be runs of one manifest")
+        classes = (np.flatnonzero(run.scores.hot[differs[0]]).tolist() for run in (first, second))
+        labels = [", ".join(map(str, numbers)) or "none" for numbers in classes]
+        wrong = f"is class {labels[0]} in {first.path} and {labels[1]} in {second.path}"
+        many = f"{len(differs):,} of {len(first.clips):,} videos differ"
+        raise UserError(f"{first.clips[int(differs[0])]}: {wrong} ({many}); must be runs of one manifest")
 
 
 def parse_weights(text: str | None, num_runs: int) -> tuple[float, ...]:
@@ -202,9 +202,8 @@ def fuse(runs: Sequence[RunScores], weights: Sequence[float], *, softmax: bool) 
     for run, weight in zip(runs, weights, strict=True):
         if weight:
             logits = run.scores.scores.astype(np.float64)
-            part = probabilities(logits, run.scores.kind) if softmax else logits
-            added = added + weight * part
-            is_read = is_read & run.scores.is_read
+            added += weight * (probabilities(logits, run.scores.kind) if softmax else logits)
+            is_read &= run.scores.is_read
     return replace(runs[0].scores, scores=added / sum(weights), is_read=is_read)
 
 
@@ -213,13 +212,13 @@ def fused_values(runs: Sequence[RunScores], weights: Sequence[float], fused: Sco
 
     best: the run of the highest main measure, the first of equal ones; gains are those over it.
     """
-    known = measures_of(fused.kind)
+    measures = measures_of(fused.kind)
     names = runs[0].class_names
-    main = known.main
+    main = measures.main
     best = max(runs, key=lambda run: main.of(run.scores))
     counts = fused.hot.sum(0).tolist()
     by_fused, by_best = (main.of_class(scores).tolist() for scores in (fused, best.scores))
-    return known.values(fused) | {
+    return measures.values(fused) | {
         "videos": len(fused.videos),
         "bad_videos": fused.num_bad,
         "matched_by": "path, span, direction and region",
@@ -227,7 +226,7 @@ def fused_values(runs: Sequence[RunScores], weights: Sequence[float], fused: Sco
         "gain": main.of(fused) - main.of(best.scores),
         "runs": [
             {"name": run.name, "predictions": str(run.path), "weight": weight}
-            | known.values(run.scores)
+            | measures.values(run.scores)
             | {"bad_videos": run.scores.num_bad}
             for run, weight in zip(runs, weights, strict=True)
         ],

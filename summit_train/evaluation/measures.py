@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from summit_train.core.own_parts import OwnPart
 from summit_train.core.text import listed, percent
-from summit_train.evaluation.scores import Found, Scores
+from summit_train.evaluation.scores import Scored, Scores
 from summit_train.spec import Spec, own_parts
 
 _TRIAL = 1_000_000  # scores that a measure is tried on
@@ -34,11 +34,11 @@ class OwnMeasure:
     part: OwnPart
     call: Callable[..., Any]
 
-    def __call__(self, found: Found) -> float:
-        assert isinstance(found, Scores), "of a task that has no such measures"
-        if not (read := found.is_read).any():
+    def __call__(self, scored: Scored) -> float:
+        scores = scored.class_scores
+        if scores is None or not scores.is_read.any():
             return math.nan
-        value = self.call(found.scores[read], found.labels[read])
+        value = self.call(scores.scores[scores.is_read], scores.labels[scores.is_read])
         if isinstance(value, bool) or not isinstance(value, Real) or math.isinf(value):
             raise self.part.wrong("a finite number, or NaN for unknown", f"{value!r:.60}, {type(value).__name__}")
         return float(value)
@@ -59,13 +59,13 @@ class Measure:
     unit: str = "%"
     own: OwnMeasure | None = None
 
-    def of(self, found: Found) -> float:
+    def of(self, scored: Scored) -> float:
         """Return the figure; NaN where the videos have nothing to measure it by."""
-        return found.value(self.key) if self.own is None else self.own(found)
+        return scored.value(self.key) if self.own is None else self.own(scored)
 
-    def of_class(self, found: Found) -> NDArray[np.float64]:
-        """Return that of each class, (classes,), NaN for one without a video; not of the user's own measures."""
-        return found.of_class(self.key)
+    def of_class(self, scored: Scored) -> NDArray[np.float64]:
+        """Return the figure of each class, (classes,), NaN for one without a video; not of the user's own measures."""
+        return scored.of_class(self.key)
 
 
 # Of each loss.kind, the main one first: in percent, the more the better.
@@ -97,27 +97,28 @@ class Measures:
     @property
     def shown(self) -> tuple[Measure, ...]:
         number = math.inf if self.num_classes is None else self.num_classes
-        return tuple(one for one in self.every if number > one.above)
+        return tuple(measure for measure in self.every if number > measure.above)
 
-    def values(self, found: Found) -> dict[str, float | None]:
+    def values(self, scored: Scored) -> dict[str, float | None]:
         """Return the measures under their keys, None for one that the videos say nothing about."""
-        values = ((measure.key, measure.of(found)) for measure in self.every)
+        values = ((measure.key, measure.of(scored)) for measure in self.every)
         return {key: None if math.isnan(value) else value for key, value in values}
 
-    def by_class(self, found: Found) -> list[float | None]:
+    def by_class(self, scored: Scored) -> list[float | None]:
         """Return the main measure of each class, rounded, None for one without a video; of more than 1,000, []."""
         if (self.num_classes or 0) > _MOST_CLASSES:
             return []
-        values = self.main.of_class(found).tolist()
+        values = self.main.of_class(scored).tolist()
         return [None if math.isnan(value) else round(value, 2) for value in values]
 
-    def macro(self, found: Found) -> float | None:
+    def macro(self, scored: Scored) -> float | None:
         """Return the mean over the classes of top-1, percent; None where they have equal numbers of videos."""
-        if not isinstance(found, Scores) or found.kind != "softmax":
+        scores = scored.class_scores
+        if scores is None or scores.kind != "softmax":
             return None
-        videos = found.hot.sum(0)
+        videos = scores.hot.sum(0)
         known = videos[videos > 0]
-        return None if (known == known[0]).all() else float(np.nanmean(self.main.of_class(found)))
+        return None if (known == known[0]).all() else float(np.nanmean(self.main.of_class(scores)))
 
     def text(self, values: Mapping[str, Any]) -> str:
         """Return `top-1 73.81 %  top-5 91.20 %`, of eval.json `top-1 73.81 +- 0.05 %  top-5 91.20 %`."""
@@ -167,9 +168,9 @@ def open_measures(spec: Spec) -> Measures:
     return Measures((*measures_of(spec.loss.base).every, *own), classes)
 
 
-def left_out(found: Found, names: Sequence[str]) -> list[str]:
+def left_out(scored: Scored, names: Sequence[str]) -> list[str]:
     """Return the names of the classes that mean average precision leaves out; none of other measures."""
-    return [names[number] if number < len(names) else str(number) for number in found.left_out]
+    return [names[number] if number < len(names) else str(number) for number in scored.left_out]
 
 
 def say_left_out(classes: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from summit_train.data.video.augment import num_observed, observed_frames, strea
 from summit_train.evaluation import scoring
 from summit_train.evaluation.evaluation import read_weights
 from summit_train.evaluation.measures import measures_of
-from summit_train.evaluation.scores import Scores
+from summit_train.evaluation.scores import Scored, Scores
 from summit_train.models import VideoNetwork
 from summit_train.models.precision import Normalise, parameter_type
 from summit_train.spec import DataSpec
@@ -40,19 +40,19 @@ def parse_fractions(text: str) -> tuple[Fraction, ...]:
     Raises UserError for anything else, and for numbers that are not above 0 and up to 1.
     """
     words = [word.strip() for word in text.split(",")]
-    found = list[Fraction]()
-    for place, word in enumerate(words):
-        if word != "..." or not found or place + 1 == len(words):
-            found.append(_fraction(text, word))
+    fractions = list[Fraction]()
+    for index, word in enumerate(words):
+        if word != "..." or not fractions or index + 1 == len(words):
+            fractions.append(_fraction(text, word))
             continue
-        end = _fraction(text, words[place + 1])
-        last = found[-1]
-        step = last - found[-2] if len(found) > 1 else last
+        end = _fraction(text, words[index + 1])
+        last = fractions[-1]
+        step = last - fractions[-2] if len(fractions) > 1 else last
         number, rest = divmod(end - last, step) if step > 0 else (0, Fraction(1))
         if rest or not 0 < number <= _MOST:
             raise UserError(f"--observed {text}: the steps before '...' do not lead to {float(end):g}")
-        found += [last + i * step for i in range(1, number)]
-    return tuple(sorted(set(found)))
+        fractions += [last + i * step for i in range(1, number)]
+    return tuple(sorted(set(fractions)))
 
 
 def _fraction(text: str, word: str) -> Fraction:
@@ -64,7 +64,11 @@ def _fraction(text: str, word: str) -> Fraction:
 
 
 def score_observed(
-    scorer: scoring.Scorer, model: VideoNetwork, path: Path, fractions: Sequence[Fraction], progress: scoring.Progress
+    scorer: scoring.VideoScorer[Scored],
+    model: VideoNetwork,
+    path: Path,
+    fractions: Sequence[Fraction],
+    progress: scoring.Progress,
 ) -> dict[str, Any] | None:
     """Score a checkpoint after each fraction of every video. Collective; return the content of observed.json on rank 0.
 
@@ -75,13 +79,19 @@ def score_observed(
     spec = scorer.spec
     weights, _, step = read_weights(scorer, model, path)
     scorer.world.together(lambda: give_weights(model, path, weights))
-    found = _Observer(**vars(scorer), fractions=tuple(fractions), path=path).score(model, progress, source=None)
-    if found is None:
+    scores = _Observer(**vars(scorer), fractions=tuple(fractions), path=path).score(model, progress, source=None)
+    if scores is None:
         return None
-    assert isinstance(found, Scores)
-    about: dict[str, Any] = {"name": spec.name, "arch": spec.model.arch, "backbone": spec.model.backbone}
-    about |= {"frames": spec.data.num_frames, "crops": spec.evaluate.crops, "checkpoint": str(path), "step": step}
-    return about | _curves(found, fractions)
+    return {
+        "name": spec.name,
+        "arch": spec.model.arch,
+        "backbone": spec.model.backbone,
+        "frames": spec.data.num_frames,
+        "crops": spec.evaluate.crops,
+        "checkpoint": str(path),
+        "step": step,
+        **_curves(scores, fractions),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +133,9 @@ class _Observer(scoring.Scorer):
             average = scoring.StreamAverage(streamer, stream_frames(spec.data, number).tolist(), edges)
         of_clips = set(clips.ravel().tolist())
         for block in video.blocks():
-            for place, frame in enumerate(block.numbers.tolist()):
+            for index, frame in enumerate(block.numbers.tolist()):
                 if frame in of_clips:
-                    kept[frame] = block.views[:, place].clone()  # a view would keep the whole block
+                    kept[frame] = block.views[:, index].clone()  # a view would keep the whole block
             if average is not None:
                 average.add(block)
             yield None
@@ -145,17 +155,17 @@ def _frames(data: DataSpec, fractions: tuple[Fraction, ...], is_streamed: bool, 
     return np.concatenate([clips, stream_frames(data, num_frames)]) if is_streamed else clips
 
 
-def _curves(found: Scores, fractions: Sequence[Fraction]) -> dict[str, Any]:
+def _curves(scores: Scores, fractions: Sequence[Fraction]) -> dict[str, Any]:
     """Return the accuracy after each fraction: of the clips, and of the stream where there is one."""
-    curves: dict[str, Any] = {"videos": len(found.videos), "bad_videos": found.num_bad}
-    for place, name in enumerate(("observed", "anytime")[: found.scores.shape[1]]):
+    curves: dict[str, Any] = {"videos": len(scores.videos), "bad_videos": scores.num_bad}
+    for curve, name in enumerate(("observed", "anytime")[: scores.scores.shape[1]]):
         rows: list[dict[str, Any]] = []
         for number, fraction in enumerate(fractions):
             # The logits have been checked: NaN marks videos that could not be read, and parts without a frame.
-            logits = found.scores[:, place, number]
-            scores = Scores(found.videos, found.labels, logits, found.is_read & ~np.isnan(logits).any(axis=1))
-            rows.append({"fraction": float(fraction)} | measures_of(scores.kind).values(scores))
+            logits = scores.scores[:, curve, number]
+            known = replace(scores, scores=logits, is_read=scores.is_read & ~np.isnan(logits).any(axis=1))
+            rows.append({"fraction": float(fraction)} | measures_of(known.kind).values(known))
             if name == "anytime":
-                rows[-1]["undecided"] = scores.num_bad - found.num_bad
+                rows[-1]["undecided"] = known.num_bad - scores.num_bad
         curves[name] = rows
     return curves

@@ -21,7 +21,8 @@ from summit_train.core.comm import World
 from summit_train.core.watch import Watchdog, leave_if_asked
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.dataset import Dataset
-from summit_train.evaluation.scoring import Scorer
+from summit_train.evaluation.scores import Scored
+from summit_train.evaluation.scoring import VideoScorer
 from summit_train.models import VideoNetwork
 from summit_train.models.precision import Normalise, mixed_precision, parameter_type
 from summit_train.models.video import norm_momentum, trained_norms
@@ -30,7 +31,7 @@ from summit_train.spec import Spec
 
 
 def recompute_from_training(
-    model: VideoNetwork, scorer: Scorer, plan: Plan, train: Dataset, watchdog: Watchdog
+    model: VideoNetwork, scorer: VideoScorer[Scored], plan: Plan, train: Dataset, watchdog: Watchdog
 ) -> None:
     """Recompute the statistics over the batches of the first `evaluate.precise_bn` steps of training. Collective.
 
@@ -38,7 +39,7 @@ def recompute_from_training(
     """
     spec = scorer.spec
     world = scorer.world
-    steps = scorer.spec.evaluate.precise_bn
+    steps = spec.evaluate.precise_bn
     count = steps * plan.accumulation
 
     def watched(batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
@@ -93,13 +94,11 @@ def recompute_statistics(
         for hook in hooks:
             hook.remove()
         model.train(was_training)
-    n, mean, square = world.sum(torch.cat(list(sums.values()), 1), "precise_bn")
-    mean = mean / n
-    square = square / n
-    # As torch does, the population's variance is kept: N / (N - 1) times that of the N elements.
-    variance = (square - mean.square()) * n / (n - 1)
     sizes = [norm.num_features for norm in norms]
-    for norm, *found in zip(norms, *(torch.split(values, sizes) for values in (n, mean, variance)), strict=True):
-        if found[0][0] > 0:
-            norm.get_buffer("running_mean").copy_(found[1])
-            norm.get_buffer("running_var").copy_(found[2])
+    total = world.sum(torch.cat(list(sums.values()), 1), "precise_bn")
+    for norm, (n, sum_of_means, sum_of_squares) in zip(norms, torch.split(total, sizes, 1), strict=True):
+        if n[0] > 0:
+            mean = sum_of_means / n
+            norm.get_buffer("running_mean").copy_(mean)
+            # As torch does, the population's variance is kept: N / (N - 1) times that of the N elements.
+            norm.get_buffer("running_var").copy_((sum_of_squares / n - mean.square()) * n / (n - 1))

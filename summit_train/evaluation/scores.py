@@ -19,11 +19,11 @@ from summit_train.data.video.region import Region
 PREDICTIONS = "predictions"  # folder of a run
 
 
-class Found(Protocol):
-    """What was found in the videos of a manifest: Scores, or the Detections of a detector.
+class Scored(Protocol):
+    """The results of the videos of a manifest: Scores, or the Detections of a detector.
 
-    videos: their places in the manifest. num_bad: those that could not be read. left_out: the classes that mean average
-    precision leaves out, as no video has them.
+    videos: their numbers in the manifest. num_bad: those that could not be read. left_out: the classes that mean
+    average precision leaves out, as no video has them. class_scores: None of a detector.
     """
 
     @property
@@ -34,6 +34,9 @@ class Found(Protocol):
 
     @property
     def left_out(self) -> list[int]: ...
+
+    @property
+    def class_scores(self) -> Scores | None: ...
 
     def value(self, key: str) -> float:
         """Return the measure of this key, of those of its loss.kind; NaN where the videos have nothing to measure."""
@@ -48,7 +51,7 @@ class Found(Protocol):
 class Scores:
     """The averaged logits of a manifest's videos, in its order.
 
-    videos (V,): their places in the manifest; labels (V,), with loss.kind binary bool (V, classes); scores (V,
+    videos (V,): their numbers in the manifest; labels (V,), with loss.kind binary bool (V, classes); scores (V,
     classes). is_read (V,): False for a video that could not be read, whose scores are NaN and which counts as wrong.
     """
 
@@ -77,11 +80,16 @@ class Scores:
         """The classes that mean average precision leaves out, as no video is of them; none of other measures."""
         return np.flatnonzero(~self.labels.any(0)).tolist() if self.kind == "binary" else []
 
+    @property
+    def class_scores(self) -> Scores:
+        return self
+
     def right(self, k: int) -> NDArray[np.bool_]:
         """Return whether each video's label is among its k highest scores, (V,), equal ones in the order of classes."""
-        own = np.take_along_axis(self.scores, self.labels[:, None], axis=1)
+        label_scores = np.take_along_axis(self.scores, self.labels[:, None], axis=1)
         classes = np.arange(self.scores.shape[1])[None, :]
-        ahead = (self.scores > own) | ((self.scores == own) & (classes < self.labels[:, None]))
+        is_tie = (self.scores == label_scores) & (classes < self.labels[:, None])
+        ahead = (self.scores > label_scores) | is_tie
         return np.asarray((ahead.sum(axis=1) < k) & self.is_read)
 
     def top(self, k: int) -> float:

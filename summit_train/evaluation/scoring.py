@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -27,7 +27,7 @@ from summit_train.data.batches.loader import BadClip, ChooseFrames, FrameBlock, 
 from summit_train.data.dataset import Dataset
 from summit_train.data.video.augment import stream_frames
 from summit_train.data.video.source import DecodeError
-from summit_train.evaluation.scores import Found, Scores
+from summit_train.evaluation.scores import Scored, Scores
 from summit_train.models.build import build_network
 from summit_train.models.online import StreamNetwork
 from summit_train.models.precision import Normalise, mixed_precision, parameter_type
@@ -35,12 +35,13 @@ from summit_train.plan import views_at_once
 from summit_train.spec import DataSpec, Spec
 
 Progress = Callable[[int, int], None]  # (videos done, videos of this rank); equal while it waits for the others
-# What is found in a video, such as its logits, or why there is nothing; None after a block of a video, before that.
+# The result of each video, such as its logits, or why it has none; before that None after each block of the video.
 Results = Generator[NDArray[Any] | BadClip | None, None, None]
+Result = TypeVar("Result", bound=Scored, covariant=True)
 
 
 class PartialScores:
-    """The results of the videos scored so far, by their places in the manifest, and the unreadable ones among them.
+    """The results of the videos scored so far, by their numbers in the manifest, and the unreadable ones among them.
 
     path: the file that keeps them, so that a stopped evaluation resumes; None: memory only. key: everything that the
     results depend on; a file with another key is ignored.
@@ -66,25 +67,26 @@ class PartialScores:
 
     def save(self) -> None:
         if self._path is not None and self.results:
-            unreadable = json.dumps([asdict(clip) for clip in self.bad])
-            videos = np.array(list(self.results), np.int64)
-            scores = np.concatenate(list(self.results.values()))
-            ends = np.cumsum(list(map(len, self.results.values())))
-            key = self._key
-            bad = np.array(unreadable)
+            results = list(self.results.values())
             with replacing(self._path) as file:
-                np.savez(file, key=np.array(key), video=videos, scores=scores, ends=ends, bad=bad)
+                np.savez(
+                    file,
+                    key=np.array(self._key),
+                    video=np.array(list(self.results), np.int64),
+                    scores=np.concatenate(results),
+                    ends=np.cumsum(list(map(len, results))),
+                    bad=np.array(json.dumps([asdict(clip) for clip in self.bad])),
+                )
 
 
 @dataclass(frozen=True)
-class Scorer:
+class VideoScorer(Generic[Result]):
     """Scores the videos of a data set on all ranks as spec.evaluate says, each rank its shard.
 
     No video is padded or scored twice. A video's views form batches of their own, so its scores do not depend on the
     number of ranks. Where `stop` asks one rank to stop, all leave between two videos, or two blocks of a video that is
     read as a whole, and raise Stopped. keeps_records: write bad videos to the run's bad_clips.jsonl, and allow
-    data.max_bad_fraction of them. A task that finds something other than logits overrides `shape`, `gathered` and
-    `results`.
+    data.max_bad_fraction of them. A subclass defines the result of a video: `shape`, `results` and `gathered`.
     """
 
     spec: Spec
@@ -101,26 +103,26 @@ class Scorer:
         *,
         source: str | None = "the network",
         earlier: PartialScores | None = None,
-    ) -> Found | None:
-        """Score all videos; return what is found on rank 0, None elsewhere. Collective.
+    ) -> Result | None:
+        """Score all videos; return the results on rank 0, None elsewhere. Collective.
 
         earlier: rank 0's results so far, which are not computed again; the new ones are added and saved. With
         data.on_bad_clip "skip" a bad video is counted and recorded. Raises AgreedError if there are too many, else
         DecodeError at the first. Raises RunFailed, with `source`, at scores that are not finite; None: as results.
         """
         earlier = earlier or PartialScores()
+        num_known = len(earlier.bad)
         ballot = Ballot(self.world, self.stop)
         known = set(self.world.broadcast(list(earlier.results)))
         shard = self.dataset.shard(self.world.rank, self.world.size).tolist()
         videos = [video for video in shard if video not in known]
-        scores, bad = self._score_own(model, videos, progress, ballot, source)
+        scores, bad = self._score_shard(model, videos, progress, ballot, source)
         for _ in ballot.rounds():
             progress(len(scores), len(videos))  # the others still score: a wait longer than a stall is allowed
-        gathered = self.world.gather((videos[: len(scores)], scores, bad))
+        gathered = self.world.gather((videos[: len(scores)], scores, [asdict(clip) for clip in bad]))
         if gathered is not None:
-            num_known = len(earlier.bad)
-            for found in gathered:
-                earlier.add(*found)
+            for scored, results, unreadable in gathered:
+                earlier.add(scored, results, [BadClip(**clip) for clip in unreadable])
             earlier.save()
             if self.keeps_records:  # before the request to stop: the evaluation that resumes records only new ones
                 record_test(self.spec.run_path, earlier.bad[num_known:])
@@ -128,7 +130,7 @@ class Scorer:
             raise Stopped
         assert len(scores) == len(videos)
         data = self.spec.data
-        clips = self.dataset.clips
+        clips = np.arange(len(self.dataset))
         if self.keeps_records and data.on_bad_clip == "skip":
             check_test(self.world, self.spec.run_path, len(earlier.bad), len(clips), data.max_bad_fraction)
         if gathered is None:
@@ -137,7 +139,7 @@ class Scorer:
         is_read = ~np.isin(clips, [clip.clip for clip in earlier.bad])
         return self.gathered(clips, [earlier.results[clip] for clip in clips.tolist()], is_read)
 
-    def _score_own(
+    def _score_shard(
         self, model: nn.Module, videos: Sequence[int], progress: Progress, ballot: Ballot, source: str | None
     ) -> tuple[list[NDArray[Any]], list[BadClip]]:
         """Return this rank's results up to a stop, with the model in evaluation mode, and its bad videos."""
@@ -168,10 +170,38 @@ class Scorer:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the result of a video that cannot be read; others may be longer."""
+        raise NotImplementedError
+
+    def results(self, model: nn.Module, videos: Sequence[int]) -> Results:
+        """Yield each video's result, or why it has none."""
+        raise NotImplementedError
+
+    def gathered(self, clips: NDArray[np.int64], results: Sequence[NDArray[Any]], is_read: NDArray[np.bool_]) -> Result:
+        """Return the results of all `clips`, in their order, as one object."""
+        raise NotImplementedError
+
+    def each_video(
+        self, videos: Sequence[int], choose_frames: ChooseFrames, score: Callable[[WholeVideo], Results]
+    ) -> Results:
+        """Yield what `score` yields for the chosen frames of each video, or why it cannot be read."""
+        data = self.spec.data.on_node(self.world.local_size)
+        for video in whole_videos(data, self.spec.evaluate, self.dataset.store, videos, choose_frames):
+            try:
+                yield from score(video)
+            except DecodeError as error:
+                if data.on_bad_clip == "fail":
+                    raise
+                yield BadClip(video.video, error.path, error.reason, None)
+
+
+class Scorer(VideoScorer[Scores]):
+    """Scores videos by the logits of their classes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
         return (self.spec.model.num_classes,)
 
-    def gathered(self, clips: NDArray[np.int64], results: Sequence[NDArray[Any]], is_read: NDArray[np.bool_]) -> Found:
-        """Return the results of all `clips`, in their order, as one object."""
+    def gathered(self, clips: NDArray[np.int64], results: Sequence[NDArray[Any]], is_read: NDArray[np.bool_]) -> Scores:
         labels = self.dataset.manifest.class_labels(clips, self.spec.multi_label_classes)
         return Scores(clips, labels, np.stack(results).astype(np.float32), is_read)
 
@@ -190,19 +220,6 @@ class Scorer:
                 yield view_logits(model, normalise, batch.views, spec).mean(0).cpu().numpy()
             else:
                 yield batch.bad
-
-    def each_video(
-        self, videos: Sequence[int], choose_frames: ChooseFrames, find: Callable[[WholeVideo], Results]
-    ) -> Results:
-        """Yield what `find` yields of the chosen frames of each video, or why it cannot be read."""
-        data = self.spec.data.on_node(self.world.local_size)
-        for video in whole_videos(data, self.spec.evaluate, self.dataset.store, videos, choose_frames):
-            try:
-                yield from find(video)
-            except DecodeError as error:
-                if data.on_bad_clip == "fail":
-                    raise
-                yield BadClip(video.video, error.path, error.reason, None)
 
 
 def view_logits(model: nn.Module, normalise: Normalise, views: torch.Tensor, spec: Spec) -> torch.Tensor:
@@ -246,10 +263,10 @@ class StreamAverage:
         self._averages: list[torch.Tensor | None] = [None] * len(edges)
 
     def add(self, block: FrameBlock) -> None:
-        for place, number in enumerate(block.numbers.tolist()):
+        for index, number in enumerate(block.numbers.tolist()):
             if not self._times[number]:
                 continue
-            frame_NCHW = self._streamer.normalise(block.views[:, place : place + 1])[:, 0]
+            frame_NCHW = self._streamer.normalise(block.views[:, index : index + 1])[:, 0]
             for _ in range(self._times[number]):
                 logits, self._caches = self._streamer.network(frame_NCHW, self._caches)
                 self._sum = self._sum.to(logits.device) + logits.double().mean(0)
@@ -263,7 +280,7 @@ class StreamAverage:
         unknown_value: replaces the logits before the first frame.
         """
         unknown = np.full(self._streamer.num_classes, unknown_value)
-        return np.stack([unknown if one is None else one.cpu().numpy() for one in self._averages])
+        return np.stack([unknown if average is None else average.cpu().numpy() for average in self._averages])
 
 
 def stream_scores(streamer: Streamer, data: DataSpec, video: WholeVideo) -> Results:

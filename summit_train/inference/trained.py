@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from summit_train.models.build import build_network
 from summit_train.models.foreign import check_sources, sources_of
 from summit_train.models.network import make_ready
 from summit_train.models.precision import parameter_type
-from summit_train.spec import Spec, load_spec, spec_from_tree
+from summit_train.spec import Spec, load_spec, spec_from_tree, spec_from_values
 from summit_train.spec.catalog import is_foreign
 from summit_train.spec.source import Tree, apply_override
 
@@ -40,6 +40,19 @@ class Trained:
     weights: dict[str, torch.Tensor]
     passed_over: tuple[str, ...] = ()
     experiment: Mapping[str, Any] = field(default_factory=dict)
+
+    def message(self) -> dict[str, Any]:
+        """Return plain values and tensors for the other ranks."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        run_path = None if self.run_path is None else str(self.run_path)
+        return values | {"path": str(self.path), "run_path": run_path, "spec": self.spec.model_dump(mode="json")}
+
+    @classmethod
+    def of_message(cls, message: Mapping[str, Any]) -> Trained:
+        path = message["path"]
+        run_path = None if message["run_path"] is None else Path(message["run_path"])
+        spec = spec_from_values(message["spec"], path)
+        return cls(**{**message, "path": Path(path), "run_path": run_path, "spec": spec})
 
     def network(self, device: torch.device, *, ready: bool = True) -> VideoNetwork:
         """Build the network on `device`, in evaluation mode, in the type of its weights.

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
-from pathlib import Path
+from typing import Any
 
 from summit_train.core.errors import UserError
-from summit_train.core.text import counted, listed
+from summit_train.core.text import listed
 from summit_train.data.batches.loader import BadClip
 from summit_train.data.batches.stores import file_store, open_store
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.clip import Clip
-from summit_train.data.manifest.files import plain_manifest
+from summit_train.data.manifest.files import located_root, plain_manifest
 from summit_train.data.manifest.folders import clips_below, skipped_text
-from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.data.manifest.reading import PACK_FILE, PACKING_FOLDER
 from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, is_video
 from summit_train.data.video.source import MISSING
 from summit_train.inference.trained import Trained
+from summit_train.spec import DataSpec
 
 _HEAD_BYTES = 4096
 Tell = Callable[[str], None]
@@ -30,16 +30,26 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, eq=False)
 class VideoList(Dataset):
-    """Videos that are read by one store. has_labels: the manifest's labels are numbers of the network's classes."""
+    """Videos that are read by one store.
+
+    has_labels: the manifest's labels are numbers of the network's classes. root: where relative paths start.
+    """
 
     has_labels: bool = False
+    root: str = ""
 
-    def closed(self) -> VideoList:
-        """Return what other ranks get: each opens a packed set itself."""
-        return replace(self, store=None) if self.manifest.is_packed else self  # type: ignore[arg-type]
+    def message(self) -> dict[str, Any]:
+        """Return plain values and arrays for the other ranks. Boxes are left out: no classifier reads them."""
+        columns = {field.name: getattr(self.manifest, field.name) for field in fields(Manifest)}
+        return {"manifest": columns | {"boxes": None}, "has_labels": self.has_labels, "root": self.root}
 
-    def opened(self) -> VideoList:
-        return self if self.store is not None else replace(self, store=open_store(self.data, self.manifest))
+    @classmethod
+    def of_message(cls, message: Mapping[str, Any], data: DataSpec) -> VideoList:
+        """Open the list that another rank has sent."""
+        manifest = Manifest(**message["manifest"])
+        root = message["root"]
+        store = open_store(data, manifest) if manifest.is_packed else file_store(data, manifest, root)
+        return cls(data, manifest, store, has_labels=message["has_labels"], root=root)
 
     def clip(self, number: int) -> Clip:
         """Return the clip at this place of the manifest, with the path where it is."""
@@ -73,8 +83,8 @@ def list_videos(words: Sequence[str], trained: Trained, tell: Tell, *, use_label
             listings += [_listing(word, trained, tell, use_labels=use_labels) for word in group]
         else:
             manifest = plain_manifest([path for word in group for path in _files(word, tell)])
-            kept, data = Kept(len(manifest)), trained.spec.data
-            listings.append(VideoList(data, manifest, kept, file_store(data, manifest, ""), has_labels=False))
+            data = trained.spec.data
+            listings.append(VideoList(data, manifest, file_store(data, manifest, ""), has_labels=False))
     return listings
 
 
@@ -90,16 +100,12 @@ def _is_list(word: str) -> bool:
 def _listing(word: str, trained: Trained, tell: Tell, *, use_labels: bool) -> VideoList:
     data = trained.spec.data
     manifest = read_manifest(word, data.region)
-    if data.quarantine is not None and not Path(data.quarantine).exists():
-        tell(f"{word}: the list {data.quarantine} (data.quarantine) does not exist, so nothing is left out")
-        data = data.model_copy(update={"quarantine": None})
-    kept = kept_clips(data, manifest)
-    if len(kept.excluded):
-        tell(f"{word}: {counted(len(kept.excluded), 'video')} left out, by {data.quarantine}")
     differing = _differing(manifest, trained)
     if use_labels and differing:
         tell(f"{word}: its labels are not used: {differing}")
-    return VideoList(data, manifest, kept, open_store(data, manifest), has_labels=use_labels and not differing)
+    root = "" if manifest.is_packed else located_root(data.root, manifest)
+    has_labels = use_labels and not differing
+    return VideoList(data, manifest, open_store(data, manifest), has_labels=has_labels, root=root)
 
 
 def _differing(manifest: Manifest, trained: Trained) -> str:

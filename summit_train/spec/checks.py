@@ -37,6 +37,7 @@ RESERVED_NAMES = (
     "measure", "last", "best", "mean", "macro", "low", "high", "evaluation", "x", "top1_by_clips", "top1_macro",
     "top1_interval",
 )  # fmt: skip
+_UNTRAINED = "must be false without model.pretrained, got true: only trained weights are frozen"
 _STATISTICS = ("_mean", "_std", "_last", "_best")  # endings of a measure's columns
 
 
@@ -168,13 +169,13 @@ def _detection_problems(spec: Spec) -> Iterator[Problem]:
     if spec.loss.base != "detection":
         yield "loss.kind", f"must be detection with task detection, got {spec.loss.kind}"
     if model.detector is not None and model.detector.freeze_stem and model.pretrained is None:
-        yield "model.detector.freeze_stem", "needs trained weights; set model.pretrained, or false"
+        yield "model.detector.freeze_stem", _UNTRAINED
     if model.arch not in ("tsn", "tsm"):
         yield "model.arch", f"must be tsn or tsm with task detection, got {model.arch}"
     if model.arch == "tsm" and model.shift_direction != "past":
         yield "model.shift_direction", "must be past with task detection: each frame is seen without later ones"
     if spec.data.built_in_augment == "rand_augment":
-        yield "data.augment", "rand_augment rotates and shears frames, and boxes stay upright; use whole"
+        yield "data.augment", "must not be rand_augment with task detection, whose boxes stay upright; use whole"
     if not isinstance(spec.data.augment, str):
         yield "data.augment", "must have no augmentation of your own with task detection: boxes would not follow it"
     if spec.evaluate.mode != "stream":
@@ -195,14 +196,14 @@ def _data_problems(data: DataSpec, clips_per_gpu: int) -> Iterator[Problem]:
     if low > high:
         yield "data.short_side", f"must be [low, high], got [{low}, {high}]"
     if data.built_in_augment == "scale_jitter" and data.crop > low:
-        yield "data.crop", f"a crop of {data.crop} does not fit a short side of {low} (data.short_side)"
+        yield "data.crop", f"must be at most the lowest data.short_side, {low}, got {data.crop}"
     if data.crop_scales == ():
         yield "data.crop_scales", "must be null or have at least one scale, got []"
     least, most = data.rand_augment_settings.crop_area
     if least > most:
         yield "data.rand_augment.crop_area", f"must be [low, high], got [{least:g}, {most:g}]"
     if data.built_in_augment == "rand_augment" and data.modality == "flow":
-        yield "data.augment", "rand_augment changes colours, and flow has none; use multi_scale_crop or scale_jitter"
+        yield "data.augment", "must not be rand_augment with data.modality flow, which has no colours; use scale_jitter"
     if clips_per_gpu % data.repeats:
         yield "data.repeats", f"must divide scale.clips_per_gpu, {clips_per_gpu}, got {data.repeats}"
     if data.mix is not None and not (data.mix.mixup or data.mix.cutmix):
@@ -218,7 +219,7 @@ def _solver_problems(optimizer: OptimizerSpec, schedule: ScheduleSpec, parallel:
         bounds = f"lower is {trust.lower:g} and upper {trust.upper:g}"
         yield "optimizer.trust_ratio.lower", f"must be at most upper: {bounds}"
     if trust is not None and trust.kind == "lars" and optimizer.name == "lamb":
-        yield "optimizer.trust_ratio", "lamb includes a trust ratio; take lars over another solver, or null"
+        yield "optimizer.trust_ratio", "must be null with optimizer.name lamb, which has its own, got lars"
     for frozen in optimizer.freeze:
         if frozen.until_epoch is not None and frozen.until_epoch >= schedule.epochs:
             right = f"must be below the run's {counted(schedule.epochs, 'epoch')}, got {frozen.until_epoch}"
@@ -230,10 +231,10 @@ def _solver_problems(optimizer: OptimizerSpec, schedule: ScheduleSpec, parallel:
     is_rising = all(before < after for before, after in pairwise(epochs))
     if schedule.decay == "steps" and not (schedule.milestones and is_rising):
         given = ", ".join(f"{epoch:g}" for epoch in schedule.milestones)
-        rising = f"steps needs rising epochs between 0 and {schedule.epochs}, such as [30, 60, 80]"
-        yield "schedule.milestones", f"{rising}; got [{given}]"
+        rising = f"must be rising epochs between 0 and {schedule.epochs} with schedule.decay steps"
+        yield "schedule.milestones", f"{rising}, got [{given}]; try [30, 60, 80]"
     if parallel.method == "averaging" and optimizer.compression != "none":
-        yield "optimizer.compression", "averaging sends weights, which it does not round; must be none"
+        yield "optimizer.compression", "must be none with parallel.method averaging: weights are not rounded"
 
 
 def _validation_problems(spec: Spec) -> Iterator[Problem]:
@@ -244,7 +245,7 @@ def _validation_problems(spec: Spec) -> Iterator[Problem]:
     deciding = {"parallel.grow_batch": grow, "checkpoint.keep_best": best, "schedule.early_stop": stop}
     for key, value in deciding.items():
         if value is not None and not spec.evaluate.every_epochs:
-            yield key, "needs validations during training; set evaluate.every_epochs to 1 or more"
+            yield key, "must be null without validations during training; or set evaluate.every_epochs to 1 or more"
     own = spec.evaluate.own_names
     measures = [MAIN_MEASURES[spec.loss.base], *own]
     if best is not None and best not in measures:
@@ -276,13 +277,13 @@ def _validation_problems(spec: Spec) -> Iterator[Problem]:
 def _other_problems(spec: Spec) -> Iterator[Problem]:
     model = spec.model
     if spec.parallel.method == "averaging" and spec.ema.decay is not None:
-        yield "ema.decay", "it averages the weights of one network, and each learner has its own; must be null"
+        yield "ema.decay", "must be null with parallel.method averaging: each learner has weights of its own"
     if model.drop_path and spec.execution.compile:
         yield "execution.compile", "must be false, got true: torch.compile cannot use the generator of drop_path"
     if model.freeze_bn != "none" and model.pretrained is None and not is_foreign(model.arch):
-        yield "model.freeze_bn", f"{model.freeze_bn} needs trained weights; set model.pretrained, or none"
+        yield "model.freeze_bn", f"must be none without model.pretrained, got {model.freeze_bn}"
     if model.freeze_trunk and model.pretrained is None:
-        yield "model.freeze_trunk", "needs trained weights; set model.pretrained, or false"
+        yield "model.freeze_trunk", _UNTRAINED
     cannot_stream = stream_problem(model)
     if spec.evaluate.mode == "stream" and cannot_stream is not None:
         yield "evaluate.mode", cannot_stream
@@ -300,23 +301,23 @@ def network_problems(network: NetworkSpec, num_frames: int, crop: int | None = N
     most = known.maximum_frames
     step = known.frames_step if network.adapter == "none" else 1  # with an adapter, a vit sees frames, not tubelets
     if num_frames % step:
-        yield "data.num_frames", f"{arch} needs a multiple of {step} frames, {known.step_reason}; got {num_frames}"
+        yield "data.num_frames", f"must be a multiple of {step} for {arch}, {known.step_reason}, got {num_frames}"
     elif num_frames < least:
-        yield "data.num_frames", f"{arch} needs at least {least} frames, {known.minimum_reason}, got {num_frames}"
+        yield "data.num_frames", f"must be at least {least} for {arch}, {known.minimum_reason}, got {num_frames}"
     elif most is not None and num_frames > most:
-        yield "data.num_frames", f"{arch} takes at most {most} frames, got {num_frames}"
+        yield "data.num_frames", f"must be at most {most} for {arch}, got {num_frames}"
     if backbone not in (known.backbones or (None,)):
-        valid = f"{arch} cannot be built on {backbone}; valid: {', '.join(known.backbones)}"
-        alone = f"{arch} is a network of its own, without a backbone; leave the key out"
-        yield "model.backbone", valid if known.backbones else alone
+        valid = f"must be one of {', '.join(known.backbones)} for {arch}, got {backbone}"
+        without = f"must be left out for {arch}, which has none, got {backbone}"
+        yield "model.backbone", valid if known.backbones else without
     elif network.non_local and not (known.non_local and backbone in BOTTLENECK_BACKBONES):
         takers = ", ".join(name for name, other in ARCHITECTURES.items() if other.non_local)
-        right = f"{takers} do, on one of {', '.join(BOTTLENECK_BACKBONES)}"
-        yield "model.non_local", f"{f'{arch} on {backbone}' if backbone else arch} takes no non-local blocks; {right}"
+        right = f"{takers} take non-local blocks, on one of {', '.join(BOTTLENECK_BACKBONES)}"
+        yield "model.non_local", f"must be false for {f'{arch} on {backbone}' if backbone else arch}; {right}"
     elif network.non_local and crop is not None and crop <= 16:
-        yield "model.non_local", f"non-local blocks need a crop of 17 pixels or more, got {crop}"
+        yield "model.non_local", f"must be false with a crop below 17 pixels, got a crop of {crop}"
     if network.zero_init_residual and not known.norm_ends_branch:
-        yield "model.zero_init_residual", f"no residual branch of {arch} ends in a normalisation"
+        yield "model.zero_init_residual", f"must be false for {arch}, whose residual branches do not end in a norm"
     if arch == "vit" and network.adapter == "shift" and network.shift_place != "residual":
         yield "model.shift_place", f"must be residual for vit, got {network.shift_place}"
 

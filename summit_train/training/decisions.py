@@ -72,8 +72,8 @@ class Decisions:
         self.line = 0
         self.own_measures = _own_measures(spec)
         self._best_measure = spec.checkpoint.keep_best
-        own = self.own_measures.get(str(self._best_measure))
-        self._best_name = f"best_{self._best_measure}" if own is None else f"best_{self._best_measure}_{own}"
+        digest = self.own_measures.get(str(self._best_measure))
+        self._best_name = f"best_{self._best_measure}" if digest is None else f"best_{self._best_measure}_{digest}"
         self.best_step = 0
         self.best_value = -math.inf
         self._stop = spec.schedule.early_stop
@@ -88,7 +88,7 @@ class Decisions:
 
     @property
     def is_stop_reached(self) -> bool:
-        """Tell whether training ends here by schedule.early_stop."""
+        """Whether training ends here by schedule.early_stop."""
         if self._stop is None or self.stop_best_epoch == 0:
             return False
         return self._last_validated - max(self.stop_best_epoch, self._stop_from) >= self._stop.epochs
@@ -112,26 +112,24 @@ class Decisions:
 
         After the last epoch only the best checkpoint is left to decide.
         """
-        is_best = self._best_measure is not None and self._compare_with_best(step, measures.get(self._best_measure))
+        is_best = self._is_new_best(step, measures)
+        if is_best:
+            self.best_step = step
+            self.best_value = measures[str(self._best_measure)]
         if epoch == self._spec.schedule.epochs:
             return Decided(is_best)
         if self._stop is not None:
-            self._count_towards_stop(epoch, measures.get(self._stop.measure))
+            self._last_validated = epoch
+            value = measures.get(self._stop.measure)
+            if value is not None and self._stop_sign * value > self._stop_score:
+                self.stop_best_epoch = epoch
+                self._stop_score = self._stop_sign * value
         growth = self._grow(epoch, measures.get(MAIN_MEASURES[self._spec.loss.base]))
         return Decided(is_best, self.is_stop_reached, growth)
 
-    def _compare_with_best(self, step: int, value: float | None) -> bool:
-        if value is None or not value > self.best_value or step <= self.line:  # nor NaN
-            return False
-        self.best_step = step
-        self.best_value = value
-        return True
-
-    def _count_towards_stop(self, epoch: int, value: float | None) -> None:
-        self._last_validated = epoch
-        if value is not None and self._stop_sign * value > self._stop_score:
-            self.stop_best_epoch = epoch
-            self._stop_score = self._stop_sign * value
+    def _is_new_best(self, step: int, measures: Values) -> bool:
+        value = None if self._best_measure is None else measures.get(self._best_measure)
+        return value is not None and value > self.best_value and step > self.line  # NaN is not above any
 
     def _grow(self, epoch: int, accuracy: float | None) -> GrowthDecision | None:
         grow = self._spec.parallel.grow_batch
@@ -195,8 +193,8 @@ class Decisions:
 
 def _own_measures(spec: Spec) -> dict[str, str]:
     """Return a digest of the options and the file of each measure of the user's own, by its name."""
-    found = {}
+    digests = {}
     for name, part in zip(spec.evaluate.own_names, own_parts(spec, "evaluate"), strict=True):
-        what = json.dumps([Path(part.name).name, part.options, part.digest], sort_keys=True)
-        found[name] = hashlib.sha256(what.encode()).hexdigest()[:16]
-    return found
+        content = json.dumps([Path(part.name).name, part.options, part.digest], sort_keys=True)
+        digests[name] = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return digests

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from summit_train.core.text import share
-from summit_train.evaluation.scores import Found, Scores
+from summit_train.evaluation.scores import Scored
 from summit_train.plan import Plan
 from summit_train.spec import Spec
 
@@ -31,7 +31,7 @@ _CAUSES = (
 
 
 class Health:
-    """What is wrong with the learning of a run with one class a clip, said once of each kind.
+    """Reports a run with one class a clip that does not learn, once by its loss and once by its predictions.
 
     The loss: its mean over a tenth of the steps, 50 at least, from the end of the warm-up. The predictions: of two
     validations in a row, or of the last one, beyond the first third of the run.
@@ -44,7 +44,8 @@ class Health:
         number = max(_FEWEST_STEPS, plan.total_steps // 10)
         self._window = range(first, first + number)
         self._losses = list[float]()
-        self._was_one_class = self._is_said = False
+        self._was_one_class = False
+        self._is_reported = False
 
     def of_step(self, step: int, loss: float) -> str | None:
         """Take in the loss of a step; return what is wrong with the mean, at its last step."""
@@ -63,24 +64,25 @@ class Health:
         what = f"the mean loss of steps {self._window[0]:,} to {step:,} is {mean:.3f}, that of a guess, ln({classes})"
         return f"the network does not learn: {what} = {guess:.3f}; {_CAUSES}"
 
-    def of_validation(self, step: int, found: Found, names: Sequence[str]) -> str | None:
+    def of_validation(self, step: int, scored: Scored, names: Sequence[str]) -> str | None:
         """Take in the scores after a step; return what is wrong with their predictions."""
-        if not isinstance(found, Scores) or found.kind != "softmax" or step < _EARLY * self._plan.total_steps:
+        scores = scored.class_scores
+        if scores is None or scores.kind != "softmax" or step < _EARLY * self._plan.total_steps:
             return None
-        labels = found.labels[found.is_read]
-        predicted = found.scores[found.is_read].argmax(1)
-        classes = found.scores.shape[1]
+        labels = scores.labels[scores.is_read]
+        predicted = scores.scores[scores.is_read].argmax(1)
+        classes = scores.scores.shape[1]
         if len(labels) < max(_FEWEST_VIDEOS, _VIDEOS_A_CLASS * classes):
             return None
         top = int(np.bincount(predicted, minlength=classes).argmax())
         taken = float((predicted == top).mean())
-        own = float((labels == top).mean())
-        is_one_class = taken >= _NEARLY_ALL and own < _MOST_OF_LIST
+        labelled = float((labels == top).mean())
+        is_one_class = taken >= _NEARLY_ALL and labelled < _MOST_OF_LIST
         is_sure = self._was_one_class or step >= self._plan.total_steps
         self._was_one_class = is_one_class
-        if not is_one_class or not is_sure or self._is_said:
+        if not is_one_class or not is_sure or self._is_reported:
             return None
-        self._is_said = True
+        self._is_reported = True
         name = names[top] if top < len(names) else str(top)
-        what = f"{share(taken)} of the validation videos are predicted as {name!r}; {share(own)} belong to it"
+        what = f"{share(taken)} of the validation videos are predicted as {name!r}; {share(labelled)} belong to it"
         return f"the network does not learn: {what}; {_CAUSES}"

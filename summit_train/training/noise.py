@@ -37,8 +37,8 @@ class PassSquares:
         self._norms: list[torch.Tensor] = []
 
     @contextmanager
-    def listening(self, on: bool) -> Iterator[None]:
-        """Note the gradients of a backward pass within the block, if `on`: NaN for one that comes in several parts.
+    def listening(self) -> Iterator[None]:
+        """Note the gradients of a backward pass within the block: NaN for one that comes in several parts.
 
         Hooks are added after the forward pass and removed again, so torch.compile never sees them.
         """
@@ -49,19 +49,17 @@ class PassSquares:
             self._norms.append(norm * math.nan if parameter in noted else norm)
             noted.add(parameter)
 
-        hooks = [p.register_hook(partial(note, p)) for p in self._parameters if on]  # type: ignore[no-untyped-call]
+        hooks = [p.register_hook(partial(note, p)) for p in self._parameters]  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def take(self, device: torch.device) -> torch.Tensor:
-        """Return the sum over the passes since the last call, a double scalar on `device`; 0 if none was noted."""
+    def take(self) -> torch.Tensor:
+        """Return the sum over the passes since the last call, a double scalar."""
         norms = self._norms
         self._norms = []
-        if not norms:
-            return torch.zeros((), dtype=torch.float64, device=device)
         return torch.stack(norms).double().square().sum()
 
 

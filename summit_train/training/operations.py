@@ -28,7 +28,7 @@ from summit_train.models.video import KeyedModule
 from summit_train.plan import make_plan
 from summit_train.spec import Spec
 from summit_train.spec.keys import LossSpec
-from summit_train.training.run import build_step
+from summit_train.training.build import build_step
 
 META = torch.device("meta")
 _FUSED = ("_fused_sgd_", "_fused_adam_", "_fused_adamw_")

@@ -35,15 +35,16 @@ class RunningStatistics:
         self._virtual_gpus = virtual_gpus
         self._world = world
         self._momenta = [norm.momentum for norm in self._norms]
-        self._step = 0
-        self._before = self._moved = torch.empty(0)
+        self._before = torch.empty(0)  # the buffers at the step's begin
+        self._moved = torch.empty(0)  # the sum over the passes of what each added to them
         self._wait: Callable[[], None] = lambda: None
         # A foreign network may run a norm any number of times in a pass: hooks, which torch.compile would not see in
         # the others, note each call.
-        self._calls: list[list[torch.Tensor]] | None = None
+        self._calls: list[list[torch.Tensor]] = [[] for _ in self._norms]
         self._hooks = []
         if not getattr(model, "replaceable", True):
-            self._hooks = [norm.register_forward_hook(partial(self._note, i)) for i, norm in enumerate(self._norms)]
+            pairs = zip(self._norms, self._calls, strict=True)
+            self._hooks = [norm.register_forward_hook(partial(_note, calls)) for norm, calls in pairs]
 
     def close(self) -> None:
         """Leave the normalisations to others of which more are trained."""
@@ -57,25 +58,19 @@ class RunningStatistics:
             for norm in self._norms:
                 norm.momentum = 1.0
 
-    def begin_pass(self, step: int) -> None:
-        """Begin a forward pass of the step number `step` of the run, from 0."""
-        self._step = step
-        self._calls = [[] for _ in self._norms]
-
     def end_pass(self) -> None:
-        """Take in what the norms have seen since begin_pass."""
-        calls = self._calls
-        self._calls = None
+        """Take in what the norms have seen in a forward pass."""
         if not self._norms:
             return
         if not self._hooks:
             self._moved += torch.cat(self._buffers()) - self._before
             return
-        assert calls is not None
-        pairs = zip(self._by_norm(self._moved), self._by_norm(self._before), calls, strict=True)
-        for moved, before, seen in pairs:
-            if seen:
-                moved += torch.stack(seen).mean(0) - before
+        for moved, before, calls in zip(
+            self._by_norm(self._moved), self._by_norm(self._before), self._calls, strict=True
+        ):
+            if calls:
+                moved += torch.stack(calls).mean(0) - before
+            calls.clear()
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -88,22 +83,18 @@ class RunningStatistics:
         if self._norms:
             self._wait = self._world.start_total(self._moved, "batch_norm")
 
-    def finish(self, skipped: torch.Tensor) -> None:
-        """Put the average in place or, if `skipped` is 1, the statistics from before the step."""
+    def finish(self, skipped: torch.Tensor, step: int) -> None:
+        """Put the average in place or, if `skipped` is 1, the statistics from before step number `step`, from 0."""
         if not self._norms:
             return
         self._wait()
         for norm, momentum in zip(self._norms, self._momenta, strict=True):
             norm.momentum = momentum
-        momenta = [1 / (self._step + 1) if momentum is None else momentum for momentum in self._momenta]
+        momenta = [1 / (step + 1) if momentum is None else momentum for momentum in self._momenta]
         torch._foreach_mul_(self._by_norm(self._moved), [momentum / self._virtual_gpus for momentum in momenta])
         settled = torch.where(skipped > 0, self._before, self._before + self._moved)
         sizes = [buffer.numel() for buffer in self._buffers()]
         torch._foreach_copy_(self._buffers(), list(torch.split(settled, sizes)))
-
-    def _note(self, number: int, norm: _BatchNorm, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        if self._calls is not None and norm.training:
-            self._calls[number].append(torch.cat([norm.get_buffer("running_mean"), norm.get_buffer("running_var")]))
 
     def _buffers(self) -> list[torch.Tensor]:
         return [norm.get_buffer(name) for norm in self._norms for name in ("running_mean", "running_var")]
@@ -111,3 +102,8 @@ class RunningStatistics:
     def _by_norm(self, flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the views of each norm's mean and variance, one behind the other."""
         return torch.split(flat, [2 * norm.num_features for norm in self._norms])
+
+
+def _note(calls: list[torch.Tensor], norm: _BatchNorm, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    if norm.training and norm.momentum == 1.0:  # in a step's forward pass
+        calls.append(torch.cat([norm.get_buffer("running_mean"), norm.get_buffer("running_var")]))

@@ -1,11 +1,11 @@
-"""Name a rank that is slower than the others while the run goes on.
+"""Name a rank that is slower than the others while the run continues.
 
 A step is as fast as its slowest rank, and all steps look alike to the others: they wait. So every hundredth step the
-ranks compare the seconds that each spends on its own, in which it waits for no other rank:
+ranks compare the seconds in which each waits for no other rank:
 
-    own = (data wait + forward + backward + other) / micro-batches + update / updates
+    (data wait + forward + backward + other) / micro-batches + update / updates
 
-A rank is slow where that is over 1.3 times the median of the ranks in three windows in a row.
+A rank is slow where that is over 1.3 times the median of the ranks in three consecutive windows.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from typing import NamedTuple
 
 import torch
 
-from summit_train.core.bad_nodes import EXCLUDE_SLOW, name_bad_nodes, spares
 from summit_train.core.comm.launch import node_name
 from summit_train.core.errors import UserError
+from summit_train.core.run_folder import EXCLUDE_SLOW, name_bad_nodes, spares
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
 from summit_train.training.timer import StepTimer
 
 WINDOW = 100  # steps
 FACTOR = 1.3
-WINDOWS = 3  # in a row
+WINDOWS = 3  # consecutive ones
 FEWEST_RANKS = 3  # of fewer the median says nothing
 
 
-class Own(NamedTuple):
-    """The seconds of a rank on its own, for each micro-batch."""
+class RankTimes(NamedTuple):
+    """The seconds of a rank for each micro-batch, without its waits for other ranks."""
 
     compute: float
     data_wait: float
 
 
-def own_seconds(timer: StepTimer, micro_batches: int) -> Own:
-    """Return the rank's own seconds in a step that the device has finished, however many micro-batches it had.
+def rank_times(timer: StepTimer, micro_batches: int) -> RankTimes:
+    """Return the rank's seconds in a step that the device has finished, whatever its number of micro-batches.
 
     A step has one update, or one of each learner. Work after it, such as a checkpoint, does not count.
     """
     seconds = timer.seconds()
     updates = max(1, sum(phase == "update" for phase, _ in timer.laps))
     passes = seconds["forward"] + seconds["backward"] + seconds["other"]
-    return Own(passes / micro_batches + seconds["update"] / updates, seconds["data_wait"] / micro_batches)
+    return RankTimes(passes / micro_batches + seconds["update"] / updates, seconds["data_wait"] / micro_batches)
 
 
 @dataclass(frozen=True)
 class SlowRank:
-    """A rank that was slow in WINDOWS windows in a row; part: of its own seconds, the one with most of the excess."""
+    """A rank that was slow in WINDOWS windows. part: of its seconds, the kind that exceeds the median the most."""
 
     rank: int
     part: str
@@ -67,41 +67,42 @@ class SlowRank:
         return f"{who} is slow in steps {since:,} to {step:,}, mostly in its {part}: {own}, {much}"
 
 
-class Judge:
-    """Decides which ranks are slow: in WINDOWS windows in a row, each rank once."""
+class SlowRankDetector:
+    """Decides which ranks are slow: in WINDOWS consecutive windows, each rank once."""
 
     def __init__(self) -> None:
-        self._in_a_row: dict[int, int] = {}
-        self._named = set[int]()
+        self._consecutive: dict[int, int] = {}  # slow windows up to the last one, by rank
+        self._reported = set[int]()
 
-    def add(self, window: Sequence[Own]) -> list[SlowRank]:
-        """Take in the ranks' seconds in a window; return those to be named now."""
-        sums = [sum(own) for own in window]
-        found = list[SlowRank]()
-        middle = median(sums)
-        middles = list(map(median, zip(*window, strict=True)))
-        slow = [rank for rank, seconds in enumerate(sums) if seconds > FACTOR * middle]
-        self._in_a_row = {rank: self._in_a_row.get(rank, 0) + 1 for rank in slow}
-        for rank, windows in self._in_a_row.items():
-            if windows >= WINDOWS and rank not in self._named:
-                excess = [mine - typical for mine, typical in zip(window[rank], middles, strict=True)]
-                found.append(SlowRank(rank, Own._fields[excess.index(max(excess))], sums[rank], middle))
-        self._named.update(one.rank for one in found)
-        return found
+    def add(self, window: Sequence[RankTimes]) -> list[SlowRank]:
+        """Take in the ranks' seconds in a window; return the ranks to report now."""
+        totals = [sum(times) for times in window]
+        median_s = median(totals)
+        typical = list(map(median, zip(*window, strict=True)))
+        slow = [rank for rank, seconds in enumerate(totals) if seconds > FACTOR * median_s]
+        self._consecutive = {rank: self._consecutive.get(rank, 0) + 1 for rank in slow}
+        new = [rank for rank in slow if self._consecutive[rank] >= WINDOWS and rank not in self._reported]
+        self._reported.update(new)
+        reports = []
+        for rank in new:
+            excess = [seconds - usual for seconds, usual in zip(window[rank], typical, strict=True)]
+            part = RankTimes._fields[excess.index(max(excess))]
+            reports.append(SlowRank(rank, part, totals[rank], median_s))
+        return reports
 
 
 class SlowRanks:
-    """Compares the ranks after each WINDOW of them, by the steps' numbers.
+    """Compares the ranks after each step whose number is a multiple of WINDOW.
 
     The sum over the ranks begins when the last step of a window is read, and is read with the next step: no step waits
-    for it. All ranks hold the same table then, and find the same. Fewer than three ranks are not compared.
+    for it. All ranks have the same table then, and report the same ranks. Fewer than three ranks are not compared.
     """
 
     def __init__(self, run: Run, log: RunLog | None) -> None:
         self._run = run
         self._log = log
-        self._judge = Judge()
-        self._steps = list[Own]()
+        self._detector = SlowRankDetector()
+        self._steps = list[RankTimes]()
         self._spares = spares(run.spec.run_path).replaceable if log and EXCLUDE_SLOW in os.environ else 0
         self._pending: tuple[int, torch.Tensor, Callable[[], None]] | None = None
 
@@ -111,11 +112,11 @@ class SlowRanks:
         if world.size < FEWEST_RANKS:
             return
         self.finish()
-        self._steps.append(own_seconds(timer, micro_batches))
+        self._steps.append(rank_times(timer, micro_batches))
         step = timer.number
         if step % WINDOW:
             return
-        table = torch.zeros(world.size, len(Own._fields), dtype=torch.float64)
+        table = torch.zeros(world.size, len(RankTimes._fields), dtype=torch.float64)
         table[world.rank] = torch.tensor(list(map(fmean, zip(*self._steps, strict=True))), dtype=table.dtype)
         self._steps.clear()
         self._pending = step, table, world.start_total(table, "slow_ranks")
@@ -127,23 +128,23 @@ class SlowRanks:
         step, table, wait = self._pending
         self._pending = None
         wait()
-        slow = self._judge.add([Own(*row) for row in table.tolist()])
+        slow = self._detector.add([RankTimes(*row) for row in table.tolist()])
         if (log := self._log) is not None:
             rows = dict(zip(("compute_s", "data_wait_s"), table.T.tolist(), strict=True))
             log.write("rank_times", step=step, **{key: [float(f"{s:.3g}") for s in row] for key, row in rows.items()})
         if slow:
-            self._name(step, slow)
+            self._report(step, slow)
 
-    def _name(self, step: int, slow: Sequence[SlowRank]) -> None:
+    def _report(self, step: int, slow: Sequence[SlowRank]) -> None:
         world = self._run.world
         log = self._log
         ranks = world.gather((world.who, node_name(os.environ, world.host))) or []
         if log is None:
             return
-        for one in slow:
-            who, node = ranks[one.rank]
-            log.write("slow_rank", step=step, host=node, **asdict(one))
-            text = one.text(who, world.size, step)
+        for report in slow:
+            who, node = ranks[report.rank]
+            log.write("slow_rank", step=step, host=node, **asdict(report))
+            text = report.text(who, world.size, step)
             log.warn(step, text)
             if self._spares > 0:
                 try:

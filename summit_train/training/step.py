@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,13 +26,13 @@ from summit_train.optim.trust import Ratios, TrustRatio
 from summit_train.spec.catalog import RGB, Modality
 from summit_train.spec.model_data import MixSpec
 from summit_train.training.checkpoint import begin_solver_state
-from summit_train.training.erase import erase
 from summit_train.training.exchange import Exchange
 from summit_train.training.loss import BatchLoss, Loss
-from summit_train.training.mix import UNMIXED, Mix, draw_mix
-from summit_train.training.noise import PassSquares, Squares
+from summit_train.training.noise import PassSquares
 from summit_train.training.running_statistics import RunningStatistics
-from summit_train.training.timer import Mark, StepTimer
+from summit_train.training.timer import StepTimer
+from summit_train.training.vary import Mix, draw_mix, erase
+from summit_train.training.vote import NO_REQUESTS, VOTES, Requests, StepResult, VoteRow
 
 
 class LossScale:
@@ -110,113 +111,9 @@ def count_updates(model: nn.Module, steps: int) -> None:
             norm.num_batches_tracked.fill_(steps)
 
 
-class Requests(NamedTuple):
-    """What a rank brings to the vote besides its numbers: requests to stop or to save, and its wait for data."""
-
-    stop: bool = False
-    checkpoint: bool = False
-    data_wait_s: float = 0.0
-
-
-NO_REQUESTS = Requests()
-# A vote is read a step later, so two can be in flight, and Horovod matches messages by name.
-VOTES = ("votes.0", "votes.1")
-
-
-class VoteRow(NamedTuple):
-    """The row of numbers that each rank brings to the vote of a step, and the sum of all ranks' rows.
-
-    skipped: the gradient is not finite. broken: a loss or the gradient is not, and no loss scale explains it.
-    pass_squares, mean_square: squared gradient norms, unscaled: the sum of the passes', 0 where unmeasured, and that of
-    their mean.
-    """
-
-    loss: Any
-    correct: Any
-    skipped: Any
-    broken: Any
-    pass_squares: Any
-    mean_square: Any
-    bad_clips: Any
-    stop: Any
-    checkpoint: Any
-    data_wait_s: Any
-
-    def tensor(self, device: torch.device) -> torch.Tensor:
-        """Return the row in double precision on `device`."""
-        # full() launches a kernel; tensor() would copy and wait.
-        numbers = [one if isinstance(one, torch.Tensor) else torch.full((), one, device=device) for one in self]
-        return torch.stack([one.double() for one in numbers])
-
-
-@dataclass(frozen=True)
-class Vote:
-    """What all ranks decide by after a step, the same numbers on each.
-
-    loss: mean over the global batch. top1: `num_correct` of the training batch, in percent. skipped: the gradient
-    was not finite and no weight changed. broken: a loss or the gradient was not, and no loss scale explains it.
-    data_wait_s: mean over the ranks, in seconds. squares: of the gradients, where the step measured them and was not
-    skipped.
-    """
-
-    loss: float
-    top1: float
-    skipped: bool
-    broken: bool
-    stop: bool
-    checkpoint: bool
-    data_wait_s: float
-    bad_clips: int
-    squares: Squares | None
-
-
-@dataclass(frozen=True)
-class Averaging:
-    """An average of all learners' networks: when it began and ended, and the bytes that a rank gave to it."""
-
-    start: Mark
-    end: Mark
-    num_bytes: int
-
-
-@dataclass
-class StepResult:
-    """The sums of all VoteRows, on the device and valid once `wait` returns, and this rank's own loss.
-
-    ratios: the layers' trust ratios, if there are any. averaging: of the networks, where the step ended with one.
-    """
-
-    votes: torch.Tensor
-    local_loss: torch.Tensor
-    ratios: Ratios | None
-    has_squares: bool
-    wait: Callable[[], None]
-    averaging: Averaging | None = None
-
-    def read(self, global_batch: int, virtual_gpus: int, ranks: int) -> Vote:
-        """Wait for the vote that the step began, and return it. Collective."""
-        self.wait()
-        sums = VoteRow(*self.votes.tolist())
-        skipped = sums.skipped > 0
-        squares = None
-        if self.has_squares and not skipped and math.isfinite(sums.pass_squares):
-            squares = Squares(sums.pass_squares / virtual_gpus, sums.mean_square / ranks)
-        return Vote(
-            loss=sums.loss / virtual_gpus,
-            top1=100 * sums.correct / global_batch,
-            skipped=skipped,
-            broken=sums.broken > 0,
-            stop=sums.stop > 0,
-            checkpoint=sums.checkpoint > 0,
-            data_wait_s=sums.data_wait_s / ranks,
-            bad_clips=round(sums.bad_clips),
-            squares=squares,
-        )
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepSettings:
-    """The spec's part in a step.
+    """The keys of a spec that a step depends on.
 
     virtual_gpus: of all ranks together; clip_norm: L2 norm of the gradient, or None; noise_every: updates between two
     measurements of the gradient noise scale, 0: never; ema_decay: of the average of the weights, or None; modality: of
@@ -302,10 +199,11 @@ class TrainStep:
         if len(self._losses) == self._accumulation - 1:
             self.statistics.start_mean()
             self._exchange.begin_last_pass()
+        self._step = batch.step
         every = self._settings.noise_every
         self._is_measured = every > 0 and (batch.step + 1) % every == 0
         self._timer.lap("other")
-        with self._squares.listening(self._is_measured), self.statistics.kept():
+        with self._squares.listening() if self._is_measured else nullcontext(), self.statistics.kept():
             torch.autograd.backward(loss * self.loss_scale.scale)
         self._timer.lap("backward")
         self._losses.append(loss.detach())
@@ -324,20 +222,20 @@ class TrainStep:
         self._exchange.finish()
         timer.lap("allreduce")
 
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         # The L2 norm of the averaged gradient, still scaled. It is finite if every entry is.
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         skipped = (~torch.isfinite(norm)).float()
         loss = torch.stack(losses).sum()
         row = self._row(loss, norm, skipped, requests).tensor(self._device)
-        self.statistics.finish(skipped)
+        self.statistics.finish(skipped, self._step)
         timer.lap("other")
         ratios = self._update_weights(gradients, norm, skipped)
         if self.average is not None:
             self.average.update(skipped)
         timer.lap("update")
         wait = self._world.start_total(row, next(self._votes))
-        return StepResult(row, loss, ratios, self._is_measured, wait)
+        return StepResult(row, loss, ratios, wait)
 
     def checkpoint(self, path: Path, step: int) -> dict[str, Any]:
         count_updates(self.model, step)
@@ -360,47 +258,44 @@ class TrainStep:
 
     def _forward(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the micro-batch's mean loss, and how many clips are right; a mixed one by its larger share's class."""
-        self.statistics.begin_pass(batch.step)
+        settings = self._settings
+        key = (batch.step, batch.virtual_gpu)
         normalise = self._normalise
         clips = batch.clips.to(self._device, non_blocking=True) if normalise is None else normalise(batch.clips)
         labels = batch.labels.to(self._device, non_blocking=True)
-        mix = self._vary(clips, batch)
-        seed = rng.seed_of(self._settings.seed, "dropout", batch.step, batch.virtual_gpu)
-        self.model.reseed(seed)  # type: ignore[operator]
+        if settings.erase:
+            noise = torch.Generator(self._device).manual_seed(rng.seed_of(settings.seed, "erase", *key))
+            erase(clips, settings.erase, rng.key(settings.seed, "erase", *key), noise)
+        mix: Mix | None = None
+        if settings.mix is not None:
+            mix = draw_mix(settings.mix, rng.key(settings.seed, "mix", *key), *clips.shape[-2:])
+            mix.apply(clips)
+        self.model.reseed(rng.seed_of(settings.seed, "dropout", *key))  # type: ignore[operator]
         self._timer.lap("other")
-        with mixed_precision(self._settings.precision, self._device):
+        with mixed_precision(settings.precision, self._device):
             outputs = self.model(clips)
         self.statistics.end_pass()
         outputs = outputs.to(self._dtype)
+        targets = labels if mix is None else mix.targets(labels, outputs)
         size = (clips.shape[-2], clips.shape[-1])
-        draws = rng.seed_of(self._settings.seed, "loss", batch.step, batch.virtual_gpu)
-        loss, correct = self._settings.loss(outputs, mix.targets(labels, outputs), size, draws)
+        loss, correct = settings.loss(outputs, targets, size, rng.seed_of(settings.seed, "loss", *key))
         self._timer.lap("forward")
         return loss, correct
 
-    def _vary(self, clips: torch.Tensor, batch: MicroBatch) -> Mix:
-        """Erase and mix the normalised clips of a micro-batch in place; return how they were mixed."""
-        settings = self._settings
-        place = (batch.step, batch.virtual_gpu)
-        if settings.erase:
-            noise = torch.Generator(self._device).manual_seed(rng.seed_of(settings.seed, "erase", *place))
-            erase(clips, settings.erase, rng.key(settings.seed, "erase", *place), noise)
-        if settings.mix is None:
-            return UNMIXED
-        mix = draw_mix(settings.mix, rng.key(settings.seed, "mix", *place), *clips.shape[-2:])
-        mix.apply(clips)
-        return mix
-
     def _row(self, loss: torch.Tensor, norm: torch.Tensor, skipped: torch.Tensor, requests: Requests) -> VoteRow:
         """Return what this rank brings to the vote; norm: of the gradient, still scaled."""
-        scale = self.loss_scale.scale
-        # An fp16 gradient that overflows is the loss scale's business until the scale has come down to 1.
-        broken = ~torch.isfinite(loss) | ((skipped > 0) & (scale <= 1))
-        scale = scale.double()
-        pass_squares = self._squares.take(self._device) / scale.square()
-        mean_square = (norm.double() / scale).square()
-        correct = torch.stack(self._corrects).sum()
-        return VoteRow(loss, correct, skipped, broken, pass_squares, mean_square, self._num_bad, *requests)
+        scale = self.loss_scale.scale.double()
+        return VoteRow(
+            loss=loss,
+            correct=torch.stack(self._corrects).sum(),
+            skipped=skipped,
+            # An fp16 gradient that overflows is the loss scale's business until the scale has come down to 1.
+            broken=~torch.isfinite(loss) | ((skipped > 0) & (scale <= 1)),
+            pass_squares=self._squares.take() / scale.square() if self._is_measured else math.nan,
+            mean_square=(norm.double() / scale).square(),
+            bad_clips=self._num_bad,
+            **requests._asdict(),
+        )
 
     def _update_weights(
         self, gradients: list[torch.Tensor], norm: torch.Tensor, skipped: torch.Tensor

@@ -204,13 +204,14 @@ GONE = "its checkpoints are gone: they were removed while this run was using the
 def test_checkpoints_that_are_removed_before_the_evaluation_are_named(
     spec: Path, tmp_path: Path, train: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, honest = tmp_path / "runs/run", pipeline._train
+    run = tmp_path / "runs/run"
+    honest = pipeline.train
 
     def train_and_lose(*arguments: Any, **options: Any) -> None:
         honest(*arguments, **options)
         shutil.rmtree(run / "checkpoints")
 
-    monkeypatch.setattr(pipeline, "_train", train_and_lose)
+    monkeypatch.setattr(pipeline, "train", train_and_lose)
     status, _, err = train(spec)
     assert (status, err) == (1, f"summit-train: {run}: {GONE}\n")
 

@@ -59,7 +59,7 @@ def test_what_this_machine_has_is_found(name: str, status: str, found: str) -> N
 def test_a_torch_that_is_too_new_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """As another package may install it."""
     probe = doctor.PROBES["torch"]
-    program = f"from summit_train.core import tested\ntested.TESTED_TORCH = '1.0', '2.1'\n{probe.program}"
+    program = f"from summit_train.core import machine\nmachine.TESTED_TORCH = '1.0', '2.1'\n{probe.program}"
     monkeypatch.setitem(doctor.PROBES, "torch", probe._replace(program=program))
     check = doctor.check("torch")
     assert check.status == "warn" and "pip install 'torch==2.1.*'" in check.fix

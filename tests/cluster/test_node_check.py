@@ -14,8 +14,8 @@ from summit_train.__main__ import main
 from summit_train.cli import doctor
 from summit_train.cluster import node_check
 from summit_train.cluster.node_check import by_node, files_of, nodes_text, pairings, read_rate, slow_nodes
-from summit_train.core.bad_nodes import CHECK_NODES
 from summit_train.core.comm.launch import this_launch
+from summit_train.core.run_folder import CHECK_NODES
 from summit_train.data.dataset import Dataset
 from summit_train.spec import load_spec
 from tests.conftest import WriteSpec

@@ -134,7 +134,7 @@ def whole(motion_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param((*TRAIN, "--ranks", "2"), {}, "2 ranks joined by horovod, started by mpirun", "horovod",
                      marks=[needs_ranks, pytest.mark.nightly]),
         # With the fewest open files that are taken.
-        (("-c", _WITH_FILES, "28", *TRAIN, "--ranks=2"), {"SUMMIT_TRAIN_COMM": "torch"}, "2 ranks joined by torch\n",
+        (("-c", _WITH_FILES, "44", *TRAIN, "--ranks=2"), {"SUMMIT_TRAIN_COMM": "torch"}, "2 ranks joined by torch\n",
          "torch (gloo)"),
         pytest.param((*TORCHRUN, "--nproc-per-node", "2", *TRAIN), {}, "", "torch (gloo)", marks=pytest.mark.nightly),
     ],
@@ -271,14 +271,14 @@ def _is_rank_of(path: Path, spec: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize(("files", "workers"), [(22, 0), (20, 1), (39, 1)])
+@pytest.mark.parametrize(("files", "workers"), [(22, 0), (20, 1), (55, 1)])
 def test_ranks_that_cannot_open_enough_files_are_refused_in_one_line(
     write_spec: WriteSpec, files: int, workers: int
 ) -> None:
     """torch's own words would be a page for each rank, or it would hang."""
     words = (str(write_spec()), f"data.workers={workers}", "--ranks", "8")
     status, output = run(0, "-c", _WITH_FILES, str(files), *TRAIN, *words, env={"SUMMIT_TRAIN_COMM": "torch"})
-    needed = "the limit of open files must be 40 or more for rank 0's connections"
+    needed = "the limit of open files must be 56 or more for rank 0's connections"
     assert (status, output) == (2, f"summit-train: {needed}, got {files}; raise it by `ulimit -n`\n")
 
 

@@ -21,7 +21,7 @@ from summit_train.models import VideoNetwork, build_model
 from summit_train.models.network import initial_network
 from summit_train.models.precision import Normalise
 from summit_train.spec import Spec, load_spec
-from summit_train.training.run import read_inputs
+from summit_train.training.inputs import read_inputs
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec
 from tests.worlds import lines, succeed

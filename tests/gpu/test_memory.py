@@ -15,7 +15,7 @@ from summit_train.models.precision import AUTOCAST
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
 from summit_train.spec.source import shipped
-from summit_train.training.run import build_step
+from summit_train.training.build import build_step
 from tests.gpu.devices import batches_of, on_devices
 from tests.held import held_bytes
 from tests.worlds import take_step

@@ -31,8 +31,8 @@ from summit_train.plan import Plan, make_plan
 from summit_train.spec import load_spec
 from summit_train.spec.source import shipped
 from summit_train.training import step as step_module
+from summit_train.training.build import build_step
 from summit_train.training.operations import META, Operations, as_on_a_gpu
-from summit_train.training.run import build_step
 from tests.gpu.autocast import IDLE, as_on_cuda, dispatched_as
 from tests.gpu.devices import batches_of
 from tests.gpu.test_memory import TOLERANCE

@@ -22,7 +22,7 @@ from summit_train.models.network import initial_network
 from summit_train.plan import make_plan
 from summit_train.spec import load_spec
 from summit_train.spec.source import shipped
-from summit_train.training.run import build_step
+from summit_train.training.build import build_step
 from tests.gpu.devices import batches_of, environment, flat, relative_error
 from tests.worlds import PATIENCE_S, ROOT, take_step
 

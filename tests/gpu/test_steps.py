@@ -20,10 +20,12 @@ from torch import nn
 from summit_train.core.comm import World
 from summit_train.models.fast import accelerate
 from summit_train.spec.keys import OptimizerSpec
-from summit_train.training.run import build_train_step
-from summit_train.training.step import RunningStatistics, StepSettings, TrainStep, Vote
+from summit_train.training.build import build_train_step
+from summit_train.training.running_statistics import RunningStatistics
+from summit_train.training.step import StepSettings, TrainStep
 from summit_train.training.timer import StepTimer, idle_mark
 from summit_train.training.trace import slices_of
+from summit_train.training.vote import Vote
 from tests.gpu.devices import CPU, flat, on_devices, random_batch, relative_error, tf32
 from tests.gpu.networks import CLASSES, Case, build
 from tests.gpu.test_syncs import waits_forbidden
@@ -52,7 +54,9 @@ def train_step(
         model = model.to(device=device, dtype=torch.float32)
         accelerate(model)
     spec = OptimizerSpec.model_validate({"weight_decay": 1e-3, **run[0]})
-    return build_train_step(spec, StepSettings(0, VIRTUAL_GPUS, precision, **run[1]), World(), model, device, {})
+    return build_train_step(
+        spec, StepSettings(seed=0, virtual_gpus=VIRTUAL_GPUS, precision=precision, **run[1]), World(), model, device, {}
+    )
 
 
 def take(step: TrainStep, case: Case, number: int) -> Vote:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,10 @@ import torch
 from summit_train.core.checkpoints import best_path, checkpoint_path
 from summit_train.core.errors import UserError
 from summit_train.inference.arguments import open_named
-from summit_train.inference.trained import open_trained
+from summit_train.inference.trained import Trained, open_trained
 from tests.closeness import assert_near
 from tests.runs import changed_copy
-from tests.worlds import Say
+from tests.worlds import Say, received
 
 CPU = torch.device("cpu")
 
@@ -39,6 +40,15 @@ def test_a_checkpoint_alone_is_enough(trained_run: Path, tmp_path: Path) -> None
         plain, fast = ours.network(CPU, ready=False), theirs.network(CPU)
         assert plain.execution == "plain" and not plain.training and not fast.training
         assert_near(plain(clip), fast(clip), 1e-5)
+
+
+def test_other_ranks_get_the_same_network(trained_run: Path, tmp_path: Path) -> None:
+    shutil.copy(open_trained(trained_run).path, tmp_path / "weights.pt")
+    for path in (trained_run, tmp_path / "weights.pt"):
+        trained = open_trained(path, ["evaluate.clips=3"])
+        other = Trained.of_message(received(trained.message()))
+        assert all(torch.equal(other.weights[name], weight) for name, weight in trained.weights.items())
+        assert replace(other, weights={}) == replace(trained, weights={})
 
 
 def test_an_override_that_makes_it_another_network_is_refused(trained_run: Path) -> None:

@@ -434,9 +434,9 @@ def test_a_frozen_trunk_with_batch_normalisations_keeps_their_statistics() -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_frames": 7}, "vit needs a multiple of 2 frames, a tubelet has two; got 7"),
-        ({"backbone": "resnet50"}, "vit cannot be built on resnet50; valid: vit_s, vit_b, vit_l"),
-        ({"arch": "tsm", "backbone": "vit_s"}, "tsm cannot be built on vit_s"),
+        ({"num_frames": 7}, "must be a multiple of 2 for vit, a tubelet has two, got 7"),
+        ({"backbone": "resnet50"}, "must be one of vit_s, vit_b, vit_l for vit, got resnet50"),
+        ({"arch": "tsm", "backbone": "vit_s"}, "for tsm, got vit_s"),
         (
             {"arch": "tsm", "drop_path": 0.1},
             r"model\.drop_path: must be 0\.0 with model\.arch tsm: only arch vit reads",
@@ -448,7 +448,7 @@ def test_a_frozen_trunk_with_batch_normalisations_keeps_their_statistics() -> No
         ),
         ({"adapter": "shift", "shift_place": "in_place"}, "must be residual for vit, got in_place"),
         ({"drop_path": 1.0}, "drop_path.*: Input should be less than 1"),
-        ({"zero_init_residual": True}, "no residual branch of vit ends in a normalisation"),
+        ({"zero_init_residual": True}, "must be false for vit, whose residual branches do not end in a norm"),
     ],
 )
 def test_wrong_choices(options: dict[str, Any], message: str) -> None:

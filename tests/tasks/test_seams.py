@@ -97,7 +97,7 @@ def test_each_task_refuses_the_keys_of_the_other(write_spec: WriteSpec) -> None:
         ("data", {"erase": 0.25}, "data.erase: must be 0.0 with task detection: only"),
         ("data", {"repeats": 2}, "data.repeats: must be 1 with task detection: only"),
         ("data", {"sampling": "uniform"}, "data.sampling: must be dense with task detection: only"),
-        ("data", {"augment": "rand_augment"}, "rand_augment rotates and shears frames, and boxes stay upright"),
+        ("data", {"augment": "rand_augment"}, "must not be rand_augment with task detection, whose boxes stay upright"),
         ("evaluate", {"mode": "clips"}, "evaluate.mode: must be stream with task detection, got clips"),
         ("evaluate", {"crops": 1}, "evaluate.crops: must be full with task detection, got 1"),
         ("evaluate", {"precise_bn": 4}, "evaluate.precise_bn: must be 0 with task detection: only"),

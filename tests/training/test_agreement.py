@@ -20,7 +20,7 @@ from summit_train.models import build_model
 from summit_train.models.build import build_network
 from summit_train.spec import load_spec
 from summit_train.training.agreement import check_agreement, code_digest, identity
-from summit_train.training.run import Inputs, read_inputs
+from summit_train.training.inputs import Inputs, read_inputs
 from tests.conftest import WriteSpec
 from tests.worlds import forked, lines, main_said
 
@@ -123,7 +123,7 @@ def test_a_rank_that_hangs_while_it_is_compared_is_watched(
         assert "watchdog" in [thread.name for thread in threading.enumerate()]
         raise UserError("compared")
 
-    monkeypatch.setattr("summit_train.cli.pipeline.check_agreement", compare)
+    monkeypatch.setattr("summit_train.training.start.check_agreement", compare)
     status, _, said = main_said(capsys, "train", write_spec())
     assert status == 2 and "compared" in said, said
 

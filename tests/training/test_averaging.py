@@ -17,7 +17,7 @@ from summit_train.data.batches.loader import MicroBatch
 from summit_train.spec.keys import ParallelSpec
 from summit_train.training.averaging import AveragingStep
 from summit_train.training.checkpoint import save_checkpoint
-from summit_train.training.step import Requests
+from summit_train.training.vote import Requests
 from tests.closeness import assert_near
 from tests.training.test_step import _micro_batches, _model, _Poison, _step
 from tests.worlds import take_step

@@ -13,15 +13,21 @@ import torch
 
 from summit_train.core.checkpoints import best_checkpoint, best_path, checkpoint_path, find_checkpoints, step_of
 from summit_train.core.comm import World
+from summit_train.core.watch import Watchdog
 from summit_train.models.network import initial_network
-from summit_train.spec import load_spec
-from summit_train.training.run import Run, read_inputs
+from summit_train.spec import Spec, load_spec
+from summit_train.training.inputs import read_inputs
+from summit_train.training.run import Rank, Run
 from summit_train.training.validation import decide
 from tests.conftest import WriteSpec, made_once, spec_writer
 from tests.runs import assert_bit_equal, final_state, load_any, records
 from tests.worlds import forked, main_without_reports, train
 
 CPU = torch.device("cpu")
+
+
+def _rank(spec: Spec) -> Rank:
+    return Rank(World(), CPU, initial_network(spec, CPU), Watchdog(World(), None))
 
 
 def test_a_damaged_newest_checkpoint_leaves_a_best_that_is_there(write_spec: WriteSpec) -> None:
@@ -33,14 +39,14 @@ def test_a_damaged_newest_checkpoint_leaves_a_best_that_is_there(write_spec: Wri
     def steps() -> list[int]:
         return [step_of(path) for path in find_checkpoints(folder)]
 
-    run = Run(inputs, initial_network(inputs.spec, CPU), World(), CPU)
+    run = Run(inputs, _rank(inputs.spec))
     for step, top1 in ((10, 50.0), (20, 40.0), (30, 60.0)):
         run.save(step)
         decide(run, None, step // 10, {"top1": top1})
     assert steps() == [20, 30] and best_checkpoint(folder) == checkpoint_path(folder, 30)
     checkpoint_path(folder, 30).write_bytes(b"damaged")
 
-    run = Run(inputs, initial_network(inputs.spec, CPU), World(), CPU)
+    run = Run(inputs, _rank(inputs.spec))
     assert (run.start_step, run.decisions.best_checkpoint) == (20, None)
     decide(run, None, 2, {"top1": 40.0})  # as a run does that starts at a validation
     assert best_checkpoint(folder) == checkpoint_path(folder, 20)

@@ -52,7 +52,7 @@ def test_a_batch_beyond_the_share_is_refused() -> None:
 
 def test_the_steps_of_a_grown_batch_have_the_last_numbers_of_the_epoch() -> None:
     """6 numbers an epoch, 2 steps: 4, 5, 10, 11, with the clips of steps 0 to 3 of an order that has 2 an epoch."""
-    grown, plain = Order(24, 7, 2, 6, 2, numbers_per_epoch=6), Order(24, 7, 2, 6, 2)
+    grown, plain = Order(24, 7, 2, 6, 2, step_numbers_per_epoch=6), Order(24, 7, 2, 6, 2)
     found = list(grown.micro_batches(0, 1, range(12)))
     wanted = list(plain.micro_batches(0, 1, range(4)))
     assert [key[0] for key in found] == [4, 4, 5, 5, 10, 10, 11, 11]

@@ -34,8 +34,8 @@ from summit_train.spec.model_data import RandAugmentSpec
 from summit_train.sweep.grid import load_sweep
 from summit_train.sweep.status import read_rows, tables
 from summit_train.training.agreement import own_sources
+from summit_train.training.inputs import loss_and_measures
 from summit_train.training.loss import Loss, build_loss
-from summit_train.training.run import loss_and_measures
 from tests.closeness import assert_near
 from tests.conftest import WriteSpec, spec_writer
 from tests.runs import final_state, records

@@ -37,11 +37,10 @@ def test_every_micro_batch_has_the_same_weight(accumulation: int) -> None:
         mine = batches[step * accumulation : (step + 1) * accumulation]
         statistics.begin_step()
         for batch in mine:
-            statistics.begin_pass(0)
             norm(batch)
             statistics.end_pass()
         statistics.start_mean()
-        statistics.finish(torch.zeros(()))
+        statistics.finish(torch.zeros(()), 0)
         mean = 0.9 * mean + 0.1 * torch.stack([b.mean((0, 2, 3)) for b in mine]).mean(0)
         var = 0.9 * var + 0.1 * torch.stack([b.var((0, 2, 3)) for b in mine]).mean(0)
     assert norm.running_mean is not None and norm.running_var is not None
@@ -54,12 +53,11 @@ def test_a_skipped_step_leaves_no_trace() -> None:
     statistics = RunningStatistics(norm, 2, World())
     statistics.begin_step()
     for _ in range(2):
-        statistics.begin_pass(0)
         norm(torch.full((2, 3, 2, 2), float("nan")))
         statistics.end_pass()
     assert norm.running_mean is not None and norm.running_mean.isnan().all()
     statistics.start_mean()
-    statistics.finish(torch.ones(()))
+    statistics.finish(torch.ones(()), 0)
     assert norm.running_mean.tolist() == [0, 0, 0]
     assert norm.running_var is not None and norm.running_var.tolist() == [1, 1, 1]
 
@@ -78,7 +76,6 @@ def test_a_norm_may_run_any_number_of_times_in_a_pass(
         passes = [_normed_batches(count) for count in counts[:accumulation]]
         statistics.begin_step()
         for index, batches in enumerate(passes):
-            statistics.begin_pass(step)
             total = torch.zeros((), requires_grad=True) + sum(
                 checkpoint(norm, batch.requires_grad_(), use_reentrant=use_reentrant).sum() for batch in batches
             )
@@ -87,7 +84,7 @@ def test_a_norm_may_run_any_number_of_times_in_a_pass(
                 statistics.start_mean()
             with statistics.kept():
                 torch.autograd.backward(total)
-        statistics.finish(torch.zeros(()))
+        statistics.finish(torch.zeros(()), step)
         for name, own in expected.items():
             seen = [[getattr(batch.detach(), name)((0, 2, 3)) for batch in batches] for batches in passes]
             means = [torch.stack(calls).mean(0) if calls else own for calls in seen]
@@ -129,7 +126,6 @@ def test_uneven_shares_add_up_to_those_of_one_rank(
         statistics = RunningStatistics(norm, 3, rank)
         statistics.begin_step()
         for gpu in virtual_gpus_of(rank.rank, 2, 3):
-            statistics.begin_pass(0)
             for batch in batches[gpu * calls : (gpu + 1) * calls]:
                 norm(batch)
             statistics.end_pass()
@@ -141,7 +137,7 @@ def test_uneven_shares_add_up_to_those_of_one_rank(
     seen = torch.stack([torch.cat([batch.mean((0, 2, 3)), batch.var((0, 2, 3))]) for batch in batches]).mean(0)
     for rank, norm, statistics in zip(ranks, norms, ends, strict=True):
         rank.brought.copy_(total)
-        statistics.finish(torch.zeros(()))
+        statistics.finish(torch.zeros(()), 0)
         found = torch.cat([norm.get_buffer("running_mean"), norm.get_buffer("running_var")])
         assert_near(found, (1 - m) * first + m * seen, 1e-13)
         assert norm.momentum == momentum

@@ -1,4 +1,4 @@
-"""Slow ranks: the judgement on given seconds, the windows of a run, and real ranks, one of them slow."""
+"""Slow ranks: the detector on given seconds, the windows of a run, and real ranks, one of them slow."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, cast
 import pytest
 import torch
 
-from summit_train.core.bad_nodes import EXCLUDE_SLOW
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
+from summit_train.core.run_folder import EXCLUDE_SLOW
 from summit_train.data.batches.workers import Batches
 from summit_train.models import VideoNetwork
 from summit_train.training import slow_ranks
 from summit_train.training.metrics import RunLog
-from summit_train.training.slow_ranks import Judge, Own, SlowRank, SlowRanks, own_seconds
+from summit_train.training.slow_ranks import RankTimes, SlowRank, SlowRankDetector, SlowRanks, rank_times
 from summit_train.training.timer import Mark, StepTimer
 from tests.conftest import WriteSpec
 from tests.runs import assert_bit_equal, final_state, records
@@ -50,52 +50,52 @@ def _timer(number: int, *phases: tuple[str, float]) -> StepTimer:
     return timer
 
 
-def test_a_ranks_own_seconds_are_those_in_which_it_waits_for_no_other() -> None:
+def test_a_ranks_seconds_are_those_in_which_it_waits_for_no_other() -> None:
     """Two micro-batches, then what follows: the wait for the others and the checkpoint do not count."""
     each = [("data_wait", 0.5), ("other", 0.25), ("forward", 1.0), ("other", 0.25), ("backward", 2.0)]
     end = [("allreduce", 64.0), ("other", 0.5), ("allreduce", 32.0), ("update", 0.125), ("other", 0.5)]
     timer = _timer(1, *each, *each, *end, ("checkpoint", 16.0))
-    assert own_seconds(timer, 2) == Own(compute=3.5 + 0.5 + 0.125, data_wait=0.5)
+    assert rank_times(timer, 2) == RankTimes(compute=3.5 + 0.5 + 0.125, data_wait=0.5)
 
 
 def test_of_learners_each_has_an_update() -> None:
     learner = [("data_wait", 0.5), ("forward", 1.0), ("backward", 2.0), ("update", 0.25)]
-    assert own_seconds(_timer(1, *learner), 1) == own_seconds(_timer(1, *learner, *learner), 2) == Own(3.25, 0.5)
+    assert rank_times(_timer(1, *learner), 1) == rank_times(_timer(1, *learner, *learner), 2) == RankTimes(3.25, 0.5)
 
 
-def _judged(*windows: Sequence[Own]) -> list[list[SlowRank]]:
-    judge = Judge()
-    return [judge.add(window) for window in windows]
+def _reports(*windows: Sequence[RankTimes]) -> list[list[SlowRank]]:
+    detector = SlowRankDetector()
+    return [detector.add(window) for window in windows]
 
 
-def _ranks(*seconds: float, waits: Sequence[float] = (0.0,) * 8) -> list[Own]:
-    return [Own(compute, wait) for compute, wait in zip(seconds, waits, strict=False)]
+def _ranks(*seconds: float, waits: Sequence[float] = (0.0,) * 8) -> list[RankTimes]:
+    return [RankTimes(compute, wait) for compute, wait in zip(seconds, waits, strict=False)]
 
 
 EVEN, UNEVEN = _ranks(1.0, 1.0, 1.0, 1.0), _ranks(1.0, 1.0, 2.0, 1.0)
 
 
-def test_a_rank_is_named_once_after_three_windows_in_a_row() -> None:
+def test_a_rank_is_reported_once_after_three_consecutive_windows() -> None:
     named = [SlowRank(2, "compute", 2.0, 1.0)]
-    assert _judged(UNEVEN, UNEVEN, UNEVEN, UNEVEN, UNEVEN) == [[], [], named, [], []]
-    assert _judged(UNEVEN, UNEVEN, EVEN, UNEVEN, UNEVEN, UNEVEN, EVEN, *[UNEVEN] * 3) == [*[[]] * 5, named, *[[]] * 4]
+    assert _reports(UNEVEN, UNEVEN, UNEVEN, UNEVEN, UNEVEN) == [[], [], named, [], []]
+    assert _reports(UNEVEN, UNEVEN, EVEN, UNEVEN, UNEVEN, UNEVEN, EVEN, *[UNEVEN] * 3) == [*[[]] * 5, named, *[[]] * 4]
     other = _ranks(1.0, 2.0, 1.0, 1.0)
-    assert _judged(UNEVEN, other, UNEVEN, other, UNEVEN, other) == [[]] * 6, "the windows of one rank in a row"
+    assert _reports(UNEVEN, other, UNEVEN, other, UNEVEN, other) == [[]] * 6, "the consecutive windows of one rank"
 
 
 @pytest.mark.parametrize(("seconds", "is_slow"), [(1.3, False), (1.31, True), (0.1, False)])
 def test_a_rank_is_slow_over_1_3_times_the_median(seconds: float, is_slow: bool) -> None:
-    assert bool(_judged(*[_ranks(1.0, 1.0, 1.0, seconds)] * 3)[-1]) == is_slow
+    assert bool(_reports(*[_ranks(1.0, 1.0, 1.0, seconds)] * 3)[-1]) == is_slow
 
 
 def test_a_wait_of_microseconds_is_no_alarm() -> None:
-    assert _judged(*[_ranks(1.0, 1.0, 1.0, 1.0, waits=[9e-6, 1e-6, 1e-6, 1e-6])] * 3)[-1] == []
+    assert _reports(*[_ranks(1.0, 1.0, 1.0, 1.0, waits=[9e-6, 1e-6, 1e-6, 1e-6])] * 3)[-1] == []
 
 
 def test_the_part_is_the_one_that_makes_most_of_the_excess() -> None:
     waits = [0.1, 0.1, 0.9, 0.1, 0.1]
     window = _ranks(1.0, 1.0, 1.2, 1.0, 1.9, waits=waits)
-    assert _judged(window, window, window)[-1] == [
+    assert _reports(window, window, window)[-1] == [
         SlowRank(2, "data_wait", pytest.approx(2.1), 1.1),
         SlowRank(4, "compute", 2.0, 1.1),
     ]
@@ -106,7 +106,7 @@ class Four(World):
 
     size = RANKS
 
-    def __init__(self, others: Iterator[Sequence[Own]]) -> None:
+    def __init__(self, others: Iterator[Sequence[RankTimes]]) -> None:
         super().__init__()
         self._others, self.asked = others, list[str]()
 
@@ -120,7 +120,7 @@ class Four(World):
         return [(f"rank {rank} on h{rank}", f"n{rank}") for rank in range(self.size)]
 
 
-def _follow(folder: Path, world: World, steps: range, own: Callable[[int], Own]) -> None:
+def _follow(folder: Path, world: World, steps: range, own: Callable[[int], RankTimes]) -> None:
     """Follow `steps` of a run, each with this rank's own seconds, which then ends."""
     run: Any = SimpleNamespace(world=world, device=CPU, spec=SimpleNamespace(run_path=folder))
     with RunLog(folder, "r", 0, 1000) as log:
@@ -134,7 +134,7 @@ def _follow(folder: Path, world: World, steps: range, own: Callable[[int], Own])
 def test_windows_end_with_every_hundredth_step_and_are_read_with_the_next(tmp_path: Path) -> None:
     """Resumed after step 150: the first window has 50 steps. The last one has just been begun when the run ends."""
     world = Four(iter([_ranks(2.0, 1.0, 1.0)] * 4))
-    _follow(tmp_path, world, range(151, 501), lambda step: Own(1.0 + (step > 400), 0.25))
+    _follow(tmp_path, world, range(151, 501), lambda step: RankTimes(1.0 + (step > 400), 0.25))
     assert world.asked == ["slow_ranks", "read"] * 3 + ["gather", "slow_ranks", "read"]
     times = records(tmp_path, "rank_times")
     assert [one["step"] for one in times] == [200, 300, 400, 500]
@@ -153,7 +153,7 @@ def test_windows_end_with_every_hundredth_step_and_are_read_with_the_next(tmp_pa
 def test_fewer_than_three_ranks_are_not_compared(tmp_path: Path) -> None:
     world = Four(iter([]))
     world.size = 2
-    _follow(tmp_path, world, range(1, 201), lambda step: Own(1.0, 0.25))
+    _follow(tmp_path, world, range(1, 201), lambda step: RankTimes(1.0, 0.25))
     assert world.asked == []
 
 
@@ -176,9 +176,9 @@ def test_the_node_is_left_out_at_the_next_start_where_the_job_has_a_spare(
     (tmp_path / "job").mkdir()
     (tmp_path / "job/spares").write_text(spares)
     (tmp_path / "job/bad_nodes").write_text(before)
-    first, slow = Own(1.0, 0.0), Own(1.0, 1.0)
+    first, slow = RankTimes(1.0, 0.0), RankTimes(1.0, 1.0)
     windows = [[slow, first, first]] * 3 + [[first, slow, first]] * 3
-    _follow(tmp_path, Four(iter(windows)), range(1, 601), lambda step: Own(1.0, 0.0))
+    _follow(tmp_path, Four(iter(windows)), range(1, 601), lambda step: RankTimes(1.0, 0.0))
     assert [one["part"] for one in records(tmp_path, "slow_rank")] == ["data_wait", "data_wait"]
     assert [line.split()[0] for line in (tmp_path / "job/bad_nodes").read_text().splitlines()] == after
 

@@ -22,16 +22,10 @@ from summit_train.optim.solvers import build_solver, parameter_groups
 from summit_train.optim.trust import TrustRatio
 from summit_train.spec.keys import OptimizerSpec, TrustRatioSpec
 from summit_train.spec.model_data import MixSpec
-from summit_train.training.erase import erase
 from summit_train.training.loss import Loss
-from summit_train.training.mix import draw_mix
-from summit_train.training.step import (
-    LossScale,
-    Requests,
-    StepSettings,
-    TrainStep,
-    count_updates,
-)
+from summit_train.training.step import LossScale, StepSettings, TrainStep, count_updates
+from summit_train.training.vary import draw_mix, erase
+from summit_train.training.vote import Requests
 from tests.closeness import assert_all_near, assert_near
 from tests.worlds import take_step
 
@@ -71,9 +65,10 @@ def _step(
     optimizer = build_solver(spec, parameter_groups(model, spec.weight_decay))
     ratio = None
     if trust is not None:
-        keys = {"kind": trust, "lower": 1.0, "upper": 1e5}
-        ratio = TrustRatio(TrustRatioSpec.model_validate(keys), model, optimizer)
-    return TrainStep(model, optimizer, World(), CPU, StepSettings(0, accumulation, precision, **settings), ratio)
+        trust_spec = TrustRatioSpec.model_validate({"kind": trust, "lower": 1.0, "upper": 1e5})
+        ratio = TrustRatio(trust_spec, model, optimizer)
+    keys = StepSettings(seed=0, virtual_gpus=accumulation, precision=precision, **settings)
+    return TrainStep(model, optimizer, World(), CPU, keys, ratio)
 
 
 def _reference_gradients(model: nn.Module, batches: Sequence[MicroBatch]) -> dict[str, torch.Tensor]:

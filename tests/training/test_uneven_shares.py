@@ -27,9 +27,10 @@ from summit_train.spec.catalog import ARCHITECTURES
 from summit_train.spec.keys import OptimizerSpec
 from summit_train.spec.source import shipped
 from summit_train.training.averaging import AveragingStep
+from summit_train.training.build import build_step
 from summit_train.training.checkpoint import save_checkpoint
-from summit_train.training.run import build_step
-from summit_train.training.step import Requests, TrainStep
+from summit_train.training.step import TrainStep
+from summit_train.training.vote import Requests
 from tests.conftest import WriteSpec
 from tests.runs import difference, final_state, load_any, records
 from tests.worlds import forked, needs_ranks, take_step, train

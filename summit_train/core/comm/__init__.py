@@ -1,4 +1,4 @@
-"""Open the world of ranks: Horovod or torch.distributed for tensors, MPI or gloo for objects, or one rank alone.
+"""Open the world of ranks: Horovod or torch.distributed for tensors, MPI or gloo for messages, or one rank alone.
 
 These are the only importers of horovod, mpi4py and torch.distributed. Each is imported when a world that needs it is
 opened, never before: a process alone needs none, and on some login nodes merely importing MPI ends the process.

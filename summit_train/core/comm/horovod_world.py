@@ -1,4 +1,4 @@
-"""Ranks joined by Horovod: tensors go through it, objects through MPI."""
+"""Ranks joined by Horovod: tensors go through it, messages through MPI."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from summit_train.core.comm import objects
+from summit_train.core.comm import messages
 from summit_train.core.comm.world import SAME_EVERY_TIME, World, refuse_mixed
 from summit_train.core.errors import UserError
 
@@ -92,13 +92,13 @@ class HorovodWorld(World):
         self._mpi.Allreduce(self._in_place, values.numpy())
 
     def broadcast(self, value: T) -> T:
-        return objects.broadcast(value, self.rank, self._mpi.Bcast)
+        return messages.broadcast(value, self.rank, self._mpi.Bcast)
 
     def broadcast_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        objects.broadcast_tensors(tensors, self.rank, self._mpi.Bcast)
+        messages.broadcast_tensors(tensors, self.rank, self._mpi.Bcast)
 
     def gather(self, value: T) -> list[T] | None:
-        return objects.gather(value, self.rank, self.size, partial(self._mpi.Send, dest=0), objects.by_mpi(self._mpi))
+        return messages.gather(value, self.rank, self.size, partial(self._mpi.Send, dest=0), messages.by_mpi(self._mpi))
 
     def abort(self, status: int) -> None:
         sys.stdout.flush()

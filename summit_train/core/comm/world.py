@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from summit_train.core.comm import objects
+from summit_train.core.comm import messages
 from summit_train.core.errors import AgreedError, UserError, describe, exit_status, is_bug
 
 if TYPE_CHECKING:
@@ -73,14 +73,14 @@ class World:
         return lambda: list(numbers)
 
     def broadcast(self, value: T) -> T:
-        """Return rank 0's value on every rank: plain values, arrays, tensors and this package's types."""
+        """Return rank 0's value on every rank: what `messages.encode` takes."""
         return value
 
     def broadcast_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy rank 0's numbers into the tensors of every rank, which have the same names and shapes everywhere."""
 
     def gather(self, value: T) -> list[T] | None:
-        """Return the objects of all ranks, in the order of ranks, on rank 0, None elsewhere."""
+        """Return the values of all ranks, in the order of ranks, on rank 0, None elsewhere."""
         return [value]
 
     def barrier(self) -> None:
@@ -116,11 +116,11 @@ class World:
             if is_bug(error):
                 raise
             failure = self.who, describe(error), exit_status(error)
-        failures = [found for found in self.gather(failure) or [] if found is not None]
-        told = self.broadcast((failures[0], len(failures)) if failures else None)
-        if told is None:
+        failures = [each for each in self.gather(failure) or [] if each is not None]
+        first = self.broadcast((failures[0], len(failures)) if failures else None)
+        if first is None:
             return value
-        (who, message, status), count = told
+        (who, message, status), count = first
         if count < self.size and not (message.startswith("rank ") or who.startswith("rank 0 ")):
             message = f"{who}: {message}"
         raise AgreedError(message, status)
@@ -132,8 +132,8 @@ class World:
 
 def refuse_mixed(mpi: Any, backend: str, host: str) -> None:
     """Raise UserError where the ranks of MPI's world were started for different back ends. Collective."""
-    told = objects.gather((backend, host), mpi.rank, mpi.size, partial(mpi.Send, dest=0), objects.by_mpi(mpi))
-    ranks = objects.broadcast(told, mpi.rank, mpi.Bcast) or []
+    gathered = messages.gather((backend, host), mpi.rank, mpi.size, partial(mpi.Send, dest=0), messages.by_mpi(mpi))
+    ranks = messages.broadcast(gathered, mpi.rank, mpi.Bcast) or []
     first, first_host = ranks[0]
     for rank, (other, other_host) in enumerate(ranks):
         if other != first:

@@ -13,7 +13,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,7 +89,8 @@ def stage_sets(dest: str | None, manifests: Sequence[Manifest], world: World, wa
 
         done.append(stage(Path(source), Path(dest), show))
     world.wait(lambda: watchdog.at("waiting for the nodes' copies of the data", waits=True))
-    nodes = [node for node in world.gather(done) or [] if node]
+    gathered = world.gather([asdict(each) for each in done]) or []
+    nodes = [[Staged(**values) for values in node] for node in gathered if node]
     notes = []
     if nodes:
         copied, present = (sum(getattr(one, name) for node in nodes for one in node) for name in ("copied", "present"))

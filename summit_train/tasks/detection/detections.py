@@ -43,6 +43,10 @@ class Detections:
         return int((~self.is_read).sum())
 
     @property
+    def class_scores(self) -> None:
+        """Detections are of boxes: a video as a whole has no scores."""
+
+    @property
     def left_out(self) -> list[int]:
         return list(np.flatnonzero(self._positives[0] == 0).tolist())
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from summit_train.evaluation.scores import Found
+from summit_train.evaluation.scores import Scored
 from summit_train.spec.model_data import DetectorSpec
 from summit_train.tasks.detection.boxes import IGNORED
 from summit_train.tasks.detection.detect import BOX_STD
@@ -53,7 +53,7 @@ class DetectionLoss:
         found, right = self._detection_loss(maps, boxes_FB5, size)
         return proposed + found, right * len(outputs)
 
-    def of_scores(self, found: Found) -> None:
+    def of_scores(self, scored: Scored) -> None:
         """Detections do not have the proposals that the loss is of."""
 
     def to(self, device: torch.device) -> DetectionLoss:

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from summit_train.data.batches.loader import WholeVideo
-from summit_train.evaluation.scoring import Results, Scorer, Streamer
+from summit_train.evaluation.scoring import Results, Streamer, VideoScorer
 from summit_train.tasks.detection.boxes import Boxes
 from summit_train.tasks.detection.detect import detect
 from summit_train.tasks.detection.detections import Detections
 from summit_train.tasks.detection.measures import BOX, COLUMNS
 
 
-class DetectionScorer(Scorer):
+class DetectionScorer(VideoScorer[Detections]):
     """Finds the boxes of every frame of the videos, as a stream sees them: with the frames before, without later ones.
 
     The result of a video is float32 (n, 7), see Detections. Maps that are not finite give a row of NaN.
@@ -30,7 +30,7 @@ class DetectionScorer(Scorer):
         return (0, COLUMNS)
 
     def results(self, model: nn.Module, videos: Sequence[int]) -> Results:
-        yield from self.each_video(videos, np.arange, partial(self._found, Streamer(model, self.spec, self.device)))
+        yield from self.each_video(videos, np.arange, partial(self._detect, Streamer(model, self.spec, self.device)))
 
     @property
     def _truth(self) -> Boxes:
@@ -38,7 +38,7 @@ class DetectionScorer(Scorer):
         assert isinstance(boxes, Boxes)
         return boxes
 
-    def _found(self, streamer: Streamer, video: WholeVideo) -> Results:
+    def _detect(self, streamer: Streamer, video: WholeVideo) -> Results:
         model = self.spec.model
         path = self.dataset.manifest.path(video.video)
         assert model.detector is not None

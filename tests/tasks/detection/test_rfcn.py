@@ -171,5 +171,5 @@ def test_fgfas_frozen_parts_are_conv1_res2_and_all_norms() -> None:
     mobile = build_network(_small(backbone="mobilenet_v2", detector=detector, pretrained="w.pth"))
     frozen = {name.split(".")[1] for name, parameter in mobile.named_parameters() if not parameter.requires_grad}
     assert frozen == {"0", "1", "2", "3"}
-    with pytest.raises(UserError, match=r"model\.detector\.freeze_stem: needs trained weights; set model.pretrained"):
+    with pytest.raises(UserError, match=r"model\.detector\.freeze_stem: must be false without model.pretrained"):
         _small(detector=detector)

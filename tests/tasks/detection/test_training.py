@@ -21,7 +21,7 @@ from summit_train.plan import make_plan
 from summit_train.spec import Spec
 from summit_train.tasks.detection.detect import detect
 from summit_train.tasks.detection.geometry import iou
-from summit_train.training.run import build_step
+from summit_train.training.build import build_step
 from tests.detectors import detector_spec
 from tests.worlds import take_step
 

@@ -1,15 +1,17 @@
-"""What a job script and its ranks tell each other about nodes, in the folder RUN/job."""
+"""A run's folder: the lock that keeps it to one run, and RUN/job, where a job script and its ranks speak of nodes."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
-from summit_train.core.files import naming
+from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.files import is_locked, naming, take_lock
 
 # By these a job tells its ranks to check the nodes before the first step, and to name the nodes of slow ranks as bad.
 CHECK_NODES = "SUMMIT_TRAIN_CHECK_NODES"
@@ -17,6 +19,65 @@ EXCLUDE_SLOW = "SUMMIT_TRAIN_EXCLUDE_SLOW"
 # The file in which a rank that fails leaves the reason: RUN/job/failure.BEGIN.RESTART, another for each start, so that
 # the ranks of an earlier one do not speak for this one. BEGIN: when the script began, in seconds since 1970.
 FAILURE = "SUMMIT_TRAIN_FAILURE"
+_MOST_WAITED_S = 100
+
+
+def wait_for_lock(run_path: Path, tick: Callable[[], None]) -> None:
+    """Wait up to 100 s, in a restart within a job, for the lock of a lost node; call `tick` each second.
+
+    The file system's server frees it after some time, NFS after 90 s.
+    """
+    until = time.monotonic() + (_MOST_WAITED_S if FAILURE in os.environ else 0)
+    while time.monotonic() < until and is_locked(run_path / "lock"):
+        tick()
+        time.sleep(1)
+
+
+class RunLock(AbstractContextManager["RunLock"]):
+    """Holds a run folder for this process within the block.
+
+    It is a POSIX record lock on the file `lock`, so it ends with the process, however it ends. It belongs to the file,
+    not to its name: if `lock` is deleted, another run can take the directory.
+    """
+
+    def __init__(self, run_path: Path) -> None:
+        run_path.mkdir(parents=True, exist_ok=True)
+        self._path = run_path / "lock"
+        self._file = self._take()
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def check(self) -> None:
+        """Take the directory again where `lock` was deleted. Raises RunFailed if another run has been faster."""
+        try:
+            if os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
+                return
+            wrong = f"{self._path} was deleted or replaced while this run was using the directory"
+            other = f"another run has taken it ({self._path.read_text(encoding='utf-8').strip()})"
+            raise RunFailed(f"{wrong}, and {other}; this one stops here")
+        except FileNotFoundError:
+            self._file.close()
+        try:
+            self._file = self._take()
+        except UserError as error:
+            raise RunFailed(str(error)) from error
+
+    def _take(self) -> IO[str]:
+        file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  (closed in __exit__)
+        try:
+            take_lock(file, wait=False)
+        except OSError as error:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            file.close()
+            wrong = f"{self._path.parent}: another run is using this directory ({holder})"
+            what = f"{wrong}; wait for it, or give this one another name (name=...)"
+            raise (RunFailed if FAILURE in os.environ else UserError)(what) from error
+        file.truncate(0)
+        with naming(self._path):
+            os.write(file.fileno(), f"{os.uname().nodename}, process {os.getpid()}\n".encode())
+        return file
 
 
 class Spares(NamedTuple):

@@ -1,8 +1,11 @@
-"""Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) within the batch of a virtual GPU.
+"""Vary the normalised clips of a virtual GPU on the device: mixup, CutMix and random erasing.
 
-As timm's mode "batch" (timm/data/mixup.py): clip i is mixed with clip n - 1 - i, and all clips of a batch have one
-share and one box. The partner is in the same virtual GPU, so the number of ranks does not matter. In a batch of an odd
-number of clips, which timm refuses, the one in the middle is mixed with itself and stays.
+Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) as timm's mode "batch" (timm/data/mixup.py): clip i is mixed with
+clip n - 1 - i, and all clips of a batch have one share and one box. The partner is in the same virtual GPU, so the
+number of ranks does not matter. In a batch of an odd number of clips, which timm refuses, the middle one stays.
+
+Random erasing (Zhong et al. 2020) as timm's mode "pixel" (timm/data/random_erasing.py): a box, the same in all frames
+of a clip, becomes noise from N(0, 1).
 """
 
 from __future__ import annotations
@@ -16,10 +19,14 @@ import torch
 from summit_train.spec.model_data import MixSpec
 from summit_train.training.loss import one_hot
 
+AREA = (0.02, 1 / 3)  # of an erased box, of the frame's
+LOG_ASPECT = (math.log(0.3), math.log(1 / 0.3))
+_ATTEMPTS = 10
+
 
 @dataclass(frozen=True)
 class Mix:
-    """share: how much of each clip, and of its label, is its own. box: (top, bottom, left, right) of CutMix, pixels."""
+    """A mix of a batch. share: of each clip, and its label, that stays. box: (top, bottom, left, right) of CutMix."""
 
     share: float = 1.0
     box: tuple[int, int, int, int] | None = None
@@ -38,11 +45,8 @@ class Mix:
         """Return each class's share, shaped and typed as `logits`; without a mix the labels, as `Loss` takes them."""
         if self.share == 1:
             return labels
-        own = one_hot(labels, logits)
-        return own * self.share + own.flip(0) * (1 - self.share)
-
-
-UNMIXED = Mix()
+        shares = one_hot(labels, logits)
+        return shares * self.share + shares.flip(0) * (1 - self.share)
 
 
 def draw_mix(spec: MixSpec, generator: np.random.Generator, height: int, width: int) -> Mix:
@@ -51,7 +55,7 @@ def draw_mix(spec: MixSpec, generator: np.random.Generator, height: int, width: 
     A box has the drawn area where it lies inside the frame. One that reaches over the edge is cut, and so the share.
     """
     if generator.random() >= spec.probability:
-        return UNMIXED
+        return Mix()
     is_cutmix = not spec.mixup or (spec.cutmix > 0 and generator.random() < spec.switch)
     alpha = spec.cutmix if is_cutmix else spec.mixup
     share = float(generator.beta(alpha, alpha))
@@ -64,3 +68,22 @@ def draw_mix(spec: MixSpec, generator: np.random.Generator, height: int, width: 
         sides.append((max(centre - cut // 2, 0), min(centre + (cut + 1) // 2, extent)))
     (top, bottom), (left, right) = sides
     return Mix(1 - (bottom - top) * (right - left) / (height * width), (top, bottom, left, right))
+
+
+def erase(clips_NTCHW: torch.Tensor, probability: float, draw: np.random.Generator, noise: torch.Generator) -> None:
+    """Erase a box of each clip in place, with `probability`. draw: where. noise: on the clips' device."""
+    height, width = clips_NTCHW.shape[-2:]
+    for clip in clips_NTCHW:
+        if draw.random() > probability:
+            continue
+        for _ in range(_ATTEMPTS):
+            area = draw.uniform(*AREA) * (height * width)
+            aspect = math.exp(draw.uniform(*LOG_ASPECT))
+            tall = round(math.sqrt(area * aspect))
+            wide = round(math.sqrt(area / aspect))
+            if tall < height and wide < width:
+                top = int(draw.integers(height - tall + 1))
+                left = int(draw.integers(width - wide + 1))
+                box = clip[..., top : top + tall, left : left + wide]
+                box.copy_(torch.randn(box.shape, generator=noise, device=box.device, dtype=box.dtype))
+                break

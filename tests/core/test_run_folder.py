@@ -1,4 +1,4 @@
-"""One run at a time in a folder: a lock that another process holds."""
+"""One run at a time in a folder, by a lock; and the nodes that a job script leaves out."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from summit_train.cluster.doctor import check_disk
-from summit_train.core.bad_nodes import FAILURE
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.run_lock import RunLock, wait_for_lock
+from summit_train.core.run_folder import FAILURE, RunLock, Spares, bad_nodes, name_bad_nodes, spares, wait_for_lock
 from tests.conftest import WriteSpec
 from tests.worlds import Say
 
@@ -73,7 +72,49 @@ def test_the_watchdog_hears_that_rank_0_waits_for_a_lock(
         raise RunFailed("that is enough")
 
     heard = list[str]()
-    monkeypatch.setattr("summit_train.cli.pipeline.wait_for_lock", wait)
+    monkeypatch.setattr("summit_train.training.start.wait_for_lock", wait)
     monkeypatch.setattr("summit_train.core.watch.Watchdog.at", lambda _, where, **more: heard.append(where))
     status, _, err = say("train", write_spec("one"))
     assert (status, heard) == (1, ["waiting for the lock of a lost rank"]) and "that is enough" in err
+
+
+def test_a_node_is_named_once_after_those_that_a_person_wrote(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    (path := tmp_path / "job" / "bad_nodes").write_text("# mine\nn1\n")
+    assert name_bad_nodes(tmp_path, {"n1": "slow", "n2": "does not answer"}) == ["n2"]
+    assert name_bad_nodes(tmp_path, {"n2": "again"}) == []
+    assert path.read_text() == "# mine\nn1\nn2 does not answer\n"
+
+
+def test_outside_a_job_nothing_is_written(tmp_path: Path) -> None:
+    assert name_bad_nodes(tmp_path, {"n1": "slow"}) == []
+    assert list(tmp_path.iterdir()) == []
+    assert spares(tmp_path) == Spares(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("# n0\n\n n1 Xid 74\n  # n2\n", ["n1"]),
+        ("n1\r\nn2 slow\r\n", ["n1", "n2"]),
+        ("n1: ECC\nn2:ECC\nn3 : ECC", ["n1", "n2", "n3"]),
+        ("n1,n2\nn3;slow\nn4, n5\n", ["n1", "n2", "n3", "slow", "n4"]),
+        ("10.0.0.1\nfe80::1 slow\nn1.hsn\n", ["10.0.0.1", "fe80::1", "n1.hsn"]),
+        ("n[4-6]\n", ["n[4-6]"]),  # the job script refuses it
+    ],
+)
+def test_a_line_names_nodes_as_people_write_them(tmp_path: Path, text: str, names: list[str]) -> None:
+    assert bad_nodes(tmp_path) == []
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/bad_nodes").write_text(text, newline="")
+    assert bad_nodes(tmp_path) == names
+
+
+@pytest.mark.parametrize("before", [b"n1: ECC\r\nn2,slow", b"\xef\xbb\xbfn1\n# \xfcberhitzt\nn2"])
+def test_a_node_is_added_on_a_line_of_its_own(tmp_path: Path, before: bytes) -> None:
+    (tmp_path / "job").mkdir()
+    (path := tmp_path / "job" / "bad_nodes").write_bytes(before)
+    assert name_bad_nodes(tmp_path, {"n1": "again", "n2": "again"}) == []
+    assert path.read_bytes() == before
+    assert name_bad_nodes(tmp_path, {"n2": "again", "n3": "slow"}) == ["n3"]
+    assert path.read_bytes() == before + b"\nn3 slow\n"
