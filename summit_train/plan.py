@@ -10,8 +10,9 @@ from typing import Any
 from summit_train.core.count import Count
 from summit_train.core.errors import UserError
 from summit_train.core.text import counted
+from summit_train.core.workers import READ_AHEAD
 from summit_train.counts import count_network
-from summit_train.data.batches.order import PREFETCHED_PER_WORKER, Order, virtual_gpus_of
+from summit_train.data.batches.order import Order, virtual_gpus_of
 from summit_train.optim.schedule import Schedule, peak_learning_rate
 from summit_train.spec import Spec
 from summit_train.spec.keys import OptimizerSpec, ScheduleSpec
@@ -111,7 +112,7 @@ class Plan:
     @property
     def clip_bytes_per_rank(self) -> int:
         """The bytes of the clips in a rank's host memory: of the micro-batch at work, and of those read ahead."""
-        batches = 1 + PREFETCHED_PER_WORKER * self.spec.data.num_workers()
+        batches = 1 + READ_AHEAD * self.spec.data.num_workers()
         return batches * self.ladder[-1].clips_per_gpu * math.prod(self.spec.data.clip_shape)
 
     @property

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -29,16 +28,11 @@ from tests.worlds import Say, environment, main_said, train
 
 
 def _forget_the_users_settings() -> None:
-    """Leave out of the environment what changes the words of programs: a terminal's, a language's and a job's.
-
-    And a temporary folder in whose path no socket's name fits.
-    """
+    """Leave out of the environment what changes the words of programs: a terminal's, a language's and a job's."""
     unwanted = {"COLUMNS", "LINES", "LANGUAGE", "PYTHONIOENCODING", "NO_COLOR", "FORCE_COLOR"}
     for name in unwanted | os.environ.keys() - environment().keys():
         os.environ.pop(name, None)
     os.environ["LC_ALL"] = "C.UTF-8"
-    if len(os.fsencode(tempfile.gettempdir())) > 67:  # sockets of loader workers would be refused there
-        os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 
 
 _forget_the_users_settings()
@@ -241,13 +235,6 @@ def done(write_spec: WriteSpec, one_epoch_run: Path, tmp_path: Path) -> str:
     """The spec of a copy of `one_epoch_run`, at `runs/run` in the test's own folder."""
     shutil.copytree(one_epoch_run, tmp_path / "runs/run")
     return str(write_spec(schedule={"epochs": 1}))
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """An empty folder whose path leaves room for a socket's name, however long pytest's own folders are."""
-    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp", ignore_cleanup_errors=True) as name:
-        yield Path(name)
 
 
 @pytest.fixture

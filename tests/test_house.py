@@ -47,7 +47,7 @@ OWNERS = {
 NEEDS_TORCH = re.compile(
     r"core\.(device|saved).*|models.*|evaluation\.(?!fuse|measures|scores).*|training\.(?!buckets).*|"
     r"tasks\.\w+\.(geometry|detect|latency|loss|pooling|proposals|rfcn|scoring|stream)|"
-    r"inference\..*|optim\.(?!schedule).*|data\.(bad_clips|video\.own_augment|batches\.(loader|workers))|bench\..*|"
+    r"inference\..*|optim\.(?!schedule).*|data\.video\.own_augment|bench\..*|"
     r"cluster\.(doctor.*|node_check)|cli\.(pipeline|train|evaluate|predict|model)"
 )
 
@@ -230,7 +230,7 @@ def test_only_commands_print_and_only_main_exits() -> None:
     assert [module.at(node) for module, node in _calls("print") if not MAY_PRINT.fullmatch(module.name)] == []
     assert {module.name for module, _ in _calls("sys.exit", "exit", "quit", "SystemExit")} == {"__main__"}
     # Threads that outlive the main one's patience have no other way to end the process.
-    assert {module.name for module, _ in _calls("os._exit")} == {"core.comm.world", "core.workers", "data.video.source"}
+    assert {module.name for module, _ in _calls("os._exit")} == {"core.comm.world", "core.workers"}
 
 
 def test_untrusted_input_stays_data() -> None:

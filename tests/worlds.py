@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from multiprocessing import forkserver
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -353,7 +352,6 @@ def _work_and_leave(outputs: Sequence[int], work: Callable[[], int], environ: Ma
         os.setsid()
         gc.freeze()  # else its collections go through all that the test's process has imported
         torch.set_num_threads(1)  # OpenMP's other threads are not copied by a fork
-        forkserver._forkserver.__init__()  # type: ignore[attr-defined]  # the parent's is no child of this process
         for stream, output in enumerate(outputs, 1):
             os.dup2(output, stream)
         sys.stdin, sys.stdout, sys.stderr = open(os.devnull), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115

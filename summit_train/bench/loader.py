@@ -24,10 +24,10 @@ from summit_train.core.machine import num_cpus
 from summit_train.core.result import TextTable, tell
 from summit_train.core.session import check_single
 from summit_train.core.text import counted
-from summit_train.data.batches.loader import MicroBatch, TrainingClips, training_batches
-from summit_train.data.batches.order import PREFETCHED_PER_WORKER, Order
+from summit_train.core.workers import Page
+from summit_train.data.batches.loader import Batches, MicroBatch, TrainingClips, training_batches
+from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import FlowStore, Store, open_store
-from summit_train.data.batches.workers import Batches, Slots
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
@@ -49,7 +49,7 @@ PARTS = {
     "crop": ("render.py:", "augment.py:cut"),
     "sample": ("core/rng.py:", "video/augment.py:"),
     "collate": ("clips.py:_clip_by_clip", "loader.py:_padded"),
-    "share": ("workers.py:shared",),
+    "share": ("core/workers.py:",),
 }
 
 
@@ -132,17 +132,21 @@ def measure(subjects: Sequence[Subject], clips: int, workers: int, repeats: int)
 
 def parts(subject: Subject, clips: int) -> dict[str, float]:
     """Return the milliseconds of a clip by part, including the profiler's own; `other` is the rest, `sum` the total."""
-    slots, found = Slots(), dict.fromkeys((*PARTS, "other"), 0.0)
+    page = Page()
+    found = dict.fromkeys((*PARTS, "other"), 0.0)
 
     def part_of(file: str, function: str) -> str:
         whole = f"{file}:{function}"
         return next((part for part, names in PARTS.items() if any(name in whole for name in names)), "other")
 
-    for batch in subject.next_batches(PREFETCHED_PER_WORKER + 1, 0):
-        slots.put(batch)  # allocate the shared memory
+    def share(count: int) -> None:
+        for batch in subject.next_batches(count, 0):
+            page.write([batch.clips.numpy(), batch.labels.numpy(), batch.ids.numpy()])
+
+    share(1)  # allocates the shared memory
     with cProfile.Profile() as profile:
-        for batch in subject.next_batches(clips, 0):
-            slots.put(batch)
+        share(clips)
+    page.close()
     # For each function: its file ("~" if it is compiled), line and name; its own time in all, and by caller.
     for (file, _, name), (_, _, own, _, callers) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
         for (whose, _, caller), (_, _, its, _) in callers.items() if file == "~" else ():

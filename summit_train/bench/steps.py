@@ -24,9 +24,8 @@ from summit_train.core.device import environment
 from summit_train.core.result import TextTable
 from summit_train.core.text import counted, share, with_unit
 from summit_train.core.watch import Watchdog
-from summit_train.data.batches.loader import MicroBatch
-from summit_train.data.batches.order import PREFETCHED_PER_WORKER
-from summit_train.data.batches.workers import Batches
+from summit_train.core.workers import READ_AHEAD
+from summit_train.data.batches.loader import Batches, MicroBatch
 from summit_train.data.dataset import Dataset
 from summit_train.models.count import count_network
 from summit_train.models.network import cpu_kernels, initial_network
@@ -110,7 +109,7 @@ class StepBench:
         """
         if self._last is None or not alone:
             # Until the loader has used up what it read ahead when it opened.
-            ahead = 0 if self._experiment.dataset is None else PREFETCHED_PER_WORKER * self._spec.data.num_workers()
+            ahead = 0 if self._experiment.dataset is None else READ_AHEAD * self._spec.data.num_workers()
             self.repeat(max(turns.warm_up, -(-ahead // (self._plan.virtual_gpus // self._plan.ranks))))
         seconds = self.repeat(turns.steps)
         if not alone:

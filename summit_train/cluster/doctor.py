@@ -24,7 +24,6 @@ from summit_train.core.comm.launch import Launch, node_name
 from summit_train.core.errors import RunFailed, UserError, describe
 from summit_train.core.files import cache_folder, naming, read_file, take_lock
 from summit_train.core.text import counted
-from summit_train.data.video.source import check_temporary_folder
 
 Status = Literal["ok", "warn", "fail"]
 Finding = tuple[Status, str, str]  # the last three fields of a Check
@@ -60,7 +59,6 @@ def examine(run_dir: Path, *, alone: bool = True) -> Iterator[Check]:
         yield check(name)
     yield check_cpus()
     yield check_shared_memory()
-    yield check_temporary()
     yield check_disk("disk for runs", run_dir)
     # Set-up keeps the wheels there that it built.
     try:
@@ -192,23 +190,13 @@ def listed_gpus() -> list[str]:
 
 
 def check_shared_memory() -> Check:
-    """Check the room in shared memory, which loader workers and the ranks of a host exchange data through."""
+    """Check the room in shared memory, which the ranks of a host exchange data through."""
     folder = Path("/dev/shm")
     if not folder.is_dir():
-        return Check("shared memory", "warn", f"no {folder}", "run with data.workers=0")
+        return Check("shared memory", "warn", f"no {folder}", "mount a tmpfs there")
     free = shutil.disk_usage(folder).free / GIB
     fix = "give the container more (docker run --shm-size=8g)" if free < 1 else ""
     return Check("shared memory", "warn" if fix else "ok", f"{free:.1f} GiB free in {folder}", fix)
-
-
-def check_temporary() -> Check:
-    """Check that the path of the temporary folder is short enough for the sockets of loader workers."""
-    try:
-        check_temporary_folder()
-    except UserError as error:
-        found, _, fix = str(error).partition("; ")
-        return Check("temporary folder", "fail", found, fix)
-    return Check("temporary folder", "ok", tempfile.gettempdir())
 
 
 def check_disk(name: str, folder: Path) -> Check:

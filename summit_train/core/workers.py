@@ -56,7 +56,7 @@ _START = "import sys; sys.path[:] = sys.argv[2:]; from summit_train.core.workers
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 
 
-def _new_bytes(size: int) -> NDArray[np.uint8]:
+def new_bytes(size: int) -> NDArray[np.uint8]:
     return np.empty(size, np.uint8)
 
 
@@ -83,7 +83,7 @@ class Page:
             place[:] = part
         return sizes
 
-    def read(self, sizes: list[int], allocate: Allocate = _new_bytes) -> Any:
+    def read(self, sizes: list[int], allocate: Allocate = new_bytes) -> Any:
         """Return the value of these sizes, its arrays in memory that `allocate` returns for a number of bytes."""
         pickled, *shared = self._places(sizes)
         buffers = [allocate(place.nbytes) for place in shared]
@@ -203,7 +203,7 @@ class Workers(Iterator[Result]):
         seconds: float,
         advice: str = "",
         ahead: int = READ_AHEAD,
-        allocate: Allocate = _new_bytes,
+        allocate: Allocate = new_bytes,
     ) -> None:
         self._keys = iter(keys)
         self._seconds = seconds

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.own_parts import OwnPart
+from summit_train.data.batches.loader import Batches, Draw, MicroBatch, TrainingClips, training_batches
 from summit_train.data.batches.order import Classes, Order
 from summit_train.data.batches.spans import SpanStore
 from summit_train.data.batches.stores import Store, open_store
@@ -19,10 +19,6 @@ from summit_train.data.manifest.overlap import Leaks, shared_clips
 from summit_train.data.manifest.reading import check_same_classes
 from summit_train.spec import DataSpec, Spec
 from summit_train.spec.catalog import is_foreign
-
-if TYPE_CHECKING:
-    from summit_train.data.batches.loader import Draw, MicroBatch, TrainingClips
-    from summit_train.data.batches.workers import Batches
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +62,6 @@ class Dataset:
 
     def training_batches(self, order: Order, rank: int, ranks: int, steps: range) -> Batches[MicroBatch]:
         """Return a rank's micro-batches of `steps`; see `loader.training_batches`. Close them after use."""
-        from summit_train.data.batches.loader import training_batches  # needs torch, which a report does without
-
         return training_batches(self._reader(order.seed), self._balanced(order), rank, ranks, steps)
 
     def training_clips(self, order: Order, epoch: int) -> tuple[TrainingClips, dict[int, Draw]]:
@@ -81,8 +75,6 @@ class Dataset:
         return read, drawn
 
     def _reader(self, seed: int) -> TrainingClips:
-        from summit_train.data.batches.loader import TrainingClips
-
         return TrainingClips(self.data, self.store, seed, self.augment, self.num_classes)
 
     def _balanced(self, order: Order) -> Order:

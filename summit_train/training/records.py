@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from summit_train.core.errors import AgreedError
 from summit_train.core.watch import Stopped
-from summit_train.data.batches.loader import MicroBatch
-from summit_train.data.batches.workers import Batches
+from summit_train.data.batches.loader import Batches, MicroBatch
 from summit_train.plan import Rung
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run

@@ -19,8 +19,8 @@ from summit_train.core.run_folder import RunLock
 from summit_train.core.saved import Checkpoint, check_fit
 from summit_train.core.text import counted
 from summit_train.core.watch import Watchdog
+from summit_train.core.workers import OPEN_FILES
 from summit_train.data.bad_clips import BadClips
-from summit_train.data.batches.order import PREFETCHED_PER_WORKER
 from summit_train.models import VideoNetwork
 from summit_train.models.network import check_arithmetic
 from summit_train.training.agreement import experiment_of
@@ -39,7 +39,7 @@ from summit_train.training.inputs import Inputs
 from summit_train.training.noise import NoiseScale
 from summit_train.training.state import Validation
 
-_OPEN_FILES = 100  # of a rank besides its batches: libraries, logs, pipes of workers
+_OPEN_FILES = 100  # of a rank besides its workers: libraries, logs
 
 
 class Rank(NamedTuple):
@@ -223,8 +223,7 @@ def _notes(run: Run, unfrozen: int) -> Iterator[str]:
         epoch = run.start_step // plan.steps_per_epoch
         yield f"epoch {epoch}: optimizer.freeze ends for {counted(unfrozen, 'parameter')}"
     may_open = raise_open_files()
-    # A batch that is read ahead has three tensors of shared memory.
-    needed = _OPEN_FILES + 3 * (PREFETCHED_PER_WORKER + 1) * run.train_set.data.num_workers() + world.connections
+    needed = _OPEN_FILES + OPEN_FILES * run.train_set.data.num_workers() + world.connections
     if may_open is not None and may_open < needed:
         yield f"open files: a rank may need {needed:,}, the limit is {may_open:,}; raise `ulimit -Hn`"
     if spec.noise_scale.every_steps and spec.parallel.method == "averaging":

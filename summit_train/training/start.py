@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -20,14 +19,12 @@ from summit_train.core.run_folder import RunLock, script_began, wait_for_lock
 from summit_train.core.session import session
 from summit_train.core.text import from_json
 from summit_train.core.watch import Watchdog
-from summit_train.data.batches.workers import check_shared_memory
 from summit_train.data.dataset import leaks
 from summit_train.data.manifest.overlap import class_warnings
-from summit_train.data.video.source import check_temporary_folder
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE
 from summit_train.evaluation.scores import PREDICTIONS
 from summit_train.models.network import cpu_kernels, initial_network
-from summit_train.spec import Spec, dump_spec
+from summit_train.spec import dump_spec
 from summit_train.training.agreement import check_agreement
 from summit_train.training.inputs import Inputs
 from summit_train.training.metrics import RunLog
@@ -50,7 +47,6 @@ def open_rank(launch: Launch, inputs: Inputs, **arguments: object) -> Iterator[R
         arguments["schedule.decay (digest of its LRs)"] = inputs.plan.schedule.check()
         if world.rank == 0:
             warn_untested(torch.__version__)
-        world.together(lambda: check_room(spec, world.local_size))
         device = choose_device(world)
         network = world.together(lambda: initial_network(spec, device))
         check_agreement(world, spec, inputs.datasets, network, **arguments)
@@ -60,15 +56,6 @@ def open_rank(launch: Launch, inputs: Inputs, **arguments: object) -> Iterator[R
         lock = world.together(lambda: None if world.rank else held.enter_context(RunLock(spec.run_path)))
         world.from_first(lambda: remove_half_written(spec.run_path))
         yield Rank(world, device, network, watchdog, lock)
-
-
-def check_room(spec: Spec, local_ranks: int) -> None:
-    """Raise UserError where this node has no room for what the loader workers exchange with a rank."""
-    workers = spec.data.on_node(local_ranks).num_workers()
-    if workers:
-        check_temporary_folder()
-        clips = local_ranks * spec.scale.clips_per_gpu * spec.data.repeats
-        check_shared_memory(clips * math.prod(spec.data.clip_shape), workers)
 
 
 @contextmanager

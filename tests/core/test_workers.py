@@ -55,7 +55,7 @@ def test_a_key_may_have_several_results_or_none(num_workers: int) -> None:
 def test_a_worker_loads_no_torch_and_nothing_of_the_package_that_its_work_does_not_need() -> None:
     (found,) = started(modules, ["key"], 1)
     assert {name for name in found if name.startswith("summit_train")} == {"summit_train", "summit_train.core"} | {
-        f"summit_train.core.{name}" for name in ("errors", "machine", "text", "workers")
+        f"summit_train.core.{name}" for name in ("errors", "files", "machine", "result", "text", "workers")
     }
     assert "torch" not in found and "numpy" in found
 

@@ -54,7 +54,7 @@ KINDS = {
     "slow rank": "",
     "NaN": r"loss or gradient that is not finite",
     "bad video": r"train_\d+\.mp4",
-    "loader death": r"a loader worker has died|kills the process that reads it",
+    "loader death": r"a worker process has died|kills the process that reads it",
     "signal": r"stopped by",
 }
 
@@ -124,9 +124,8 @@ class Job:
         return found
 
     def workers(self) -> list[int]:
-        """The processes that load clips: what the ranks' fork servers have forked."""
-        servers = {pid for pid, words in self.processes().items() if "multiprocessing.forkserver" in words}
-        return sorted(pid for pid in servers if _parent(pid) in servers)
+        """The processes that load clips."""
+        return sorted(pid for pid, words in self.processes().items() if "summit_train.core.workers" in words)
 
     def clear(self) -> list[str]:
         """Give the processes of this start a moment to end; kill those that have not, and name them."""
@@ -427,9 +426,3 @@ def _processes() -> Iterator[tuple[int, str, list[str]]]:
             words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if words:  # else it has ended and waits for its parent
                 yield int(process.name), words, (process / "environ").read_text(errors="replace").split("\0")
-
-
-def _parent(pid: int) -> int:
-    with suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -271,16 +270,6 @@ def test_more_epochs_are_added_once_however_late_the_command_is_ended(
         assert steps_of(run) == list(range(1, 21)) and load_spec(run / "spec.yaml").schedule.epochs == 2
         assert json.loads((run / "evals/epochs-1/eval.json").read_text())["checkpoints"][-1]["step"] == 10
     assert "steps 1 to 30" in _longer(run, 1)  # by then it has come to its end
-
-
-def test_no_room_for_workers_is_one_line_before_training(done: str, tmp_path: Path) -> None:
-    def work() -> int:
-        tempfile.tempdir = "/tmp/" + 63 * "a"
-        return main(["train", done, "data.workers=1"])
-
-    status, output = forked(0, work)
-    assert status == 2 and output.count("\n") == 1, output
-    assert "TMPDIR must have at most 67 bytes, as sockets of loader workers are below it, got 68: /tmp/aaa" in output
 
 
 def test_a_request_to_stop_while_the_command_is_imported_is_heard(write_spec: WriteSpec, tmp_path: Path) -> None:

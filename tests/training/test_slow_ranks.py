@@ -15,7 +15,7 @@ import torch
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.run_folder import EXCLUDE_SLOW
-from summit_train.data.batches.workers import Batches
+from summit_train.data.batches.loader import Batches
 from summit_train.models import VideoNetwork
 from summit_train.training import slow_ranks
 from summit_train.training.metrics import RunLog

@@ -6,37 +6,85 @@ Pixels stay uint8; the device normalises them.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
-from itertools import chain, islice, takewhile
-from typing import Any
+from itertools import chain, groupby
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from summit_train.core import rng
 from summit_train.core.own_parts import OwnPart
-from summit_train.data.batches.order import PREFETCHED_PER_WORKER, MicroBatchKey, Order
+from summit_train.core.workers import Make, Reading, Workers, new_bytes
+from summit_train.data.batches.order import MicroBatchKey, Order
 from summit_train.data.batches.stores import Store
-from summit_train.data.batches.workers import Batches, Reading, Tensors
 from summit_train.data.video import augment
 from summit_train.data.video.clips import Frames, ViewsOf
 from summit_train.data.video.decode import Playback
-from summit_train.data.video.own_augment import OwnAugment
 from summit_train.data.video.rand_augment import RandAugment
-from summit_train.data.video.source import DecodeError
+from summit_train.data.video.source import RAISE_SECONDS, DecodeError
 from summit_train.spec import DataSpec, EvaluateSpec
+
+if TYPE_CHECKING:
+    import torch
 
 # The number of clips that are tried in place of an unreadable one.
 _MAX_SUBSTITUTES = 16
 PICTURES_AT_ONCE = 384  # frames times crops of a block of a whole video: 75 MB at 256 x 256 pixels, fewer larger ones
-_NOTHING = torch.empty(0)
 # From the number of a video's frames to the wanted ones, in any order and with repeats. Pure, and can be pickled.
 ChooseFrames = Callable[[int], NDArray[np.int64]]
+
+
+AnyTensors = TypeVar("AnyTensors", bound="Tensors")
+
+
+class Tensors:
+    """A dataclass with tensors. A worker, which loads no torch, makes it with arrays in their place."""
+
+    def moved(self: AnyTensors, move: Callable[[Any], torch.Tensor]) -> AnyTensors:
+        names = [one.name for one in fields(cast(Any, self)) if one.type == "torch.Tensor"]
+        return cast(AnyTensors, replace(cast(Any, self), **{name: move(getattr(self, name)) for name in names}))
+
+    def pin_memory(self: AnyTensors) -> AnyTensors:
+        """Return it in page-locked memory, from which a GPU copies without waiting."""
+        return self.moved(lambda tensor: tensor if tensor.is_pinned() else tensor.pin_memory())
+
+
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
+    """Take an array for the tensor that `Batches` makes of it."""
+    return cast("torch.Tensor", array)
+
+
+class Batches(Workers[AnyTensors]):
+    """The batches that workers make of the keys, with tensors; where there is CUDA, in page-locked memory.
+
+    seconds: that a clip may take. Raises DecodeError, as raised in the worker, at the batch with the bad video.
+    """
+
+    def __init__(self, make: Make[AnyTensors], keys: Iterable[Any], num_workers: int, seconds: float) -> None:
+        import torch
+
+        self._is_pinned = torch.cuda.is_available()
+        allocate = _pinned if self._is_pinned else new_bytes
+        super().__init__(
+            make, keys, num_workers, error=DecodeError, seconds=seconds, advice=RAISE_SECONDS, allocate=allocate
+        )
+
+    def __next__(self) -> AnyTensors:
+        import torch
+
+        batch = super().__next__().moved(torch.from_numpy)
+        return batch.pin_memory() if self._is_pinned else batch
+
+
+def _pinned(size: int) -> NDArray[np.uint8]:
+    """Return page-locked memory. A tensor of it is copied without waiting, as CUDA knows it by its address."""
+    import torch
+
+    array: NDArray[np.uint8] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+    return array
 
 
 @dataclass(frozen=True)
@@ -69,7 +117,8 @@ class MicroBatch(Tensors):
     bad: tuple[BadClip, ...] = ()
 
     def without_clips(self) -> MicroBatch:
-        return replace(self, clips=_NOTHING, labels=_NOTHING)
+        nothing = self.clips.new_empty(0)
+        return replace(self, clips=nothing, labels=nothing)
 
 
 @dataclass(frozen=True)
@@ -119,7 +168,11 @@ class TrainingClips:
     @cached_property
     def _steps(self) -> list[tuple[Callable[[Frames, np.random.Generator], Frames], str, tuple[int, ...]]]:
         """Return what varies the crop of a clip, one after the other, with purpose and number of its draws."""
-        steps: list[Any] = [(OwnAugment(part), "own_augment", (place,)) for place, part in enumerate(self.own)]
+        steps: list[Any] = []
+        if self.own:
+            from summit_train.data.video.own_augment import OwnAugment  # loads torch, to seed it
+
+            steps += [(OwnAugment(part), "own_augment", (place,)) for place, part in enumerate(self.own)]
         if self.data.built_in_augment == "rand_augment":
             steps.insert(0, (RandAugment(**self.data.rand_augment_settings.model_dump()), "rand_augment", ()))
         return steps
@@ -131,11 +184,11 @@ class TrainingClips:
         used = np.repeat(np.array([clip for clip, _, _ in read], np.int64), self.data.repeats)
         manifest, targets = self.store.manifest, [target for _, _, targets in read for target in targets]
         if manifest.boxes is None:
-            labels = torch.from_numpy(manifest.class_labels(used, self.num_classes))
+            labels = _tensor(manifest.class_labels(used, self.num_classes))
         else:
-            labels = torch.from_numpy(manifest.boxes.stacked(targets))
-        clips = torch.from_numpy(_padded([views for _, views, _ in read]))
-        return MicroBatch(step, virtual_gpu, clips, labels, torch.from_numpy(used), tuple(bad))
+            labels = _tensor(manifest.boxes.stacked(targets))
+        clips = _tensor(_padded([views for _, views, _ in read]))
+        return MicroBatch(step, virtual_gpu, clips, labels, _tensor(used), tuple(bad))
 
     def draws(self, key: MicroBatchKey) -> list[Draw]:
         step, virtual_gpu, epoch, ids = key
@@ -233,8 +286,8 @@ def _test_batch(
     except DecodeError as error:
         if data.on_bad_clip == "fail":
             raise
-        return TestBatch(video, torch.zeros(0, dtype=torch.uint8), BadClip(video, error.path, error.reason, None))
-    return TestBatch(video, torch.from_numpy(read.views), frames=manifest.span(video).start + read.frames)
+        return TestBatch(video, _tensor(np.zeros(0, np.uint8)), BadClip(video, error.path, error.reason, None))
+    return TestBatch(video, _tensor(read.views), frames=manifest.span(video).start + read.frames)
 
 
 # Whole videos of a test, from the first frame to the last, in bounded memory: each is read by one worker, in one pass
@@ -257,9 +310,6 @@ class FrameBlock(Tensors):
     size: tuple[int, int]
     views: torch.Tensor
     error: DecodeError | None = None
-
-
-BlockKey = tuple[int, int]  # a video, and the place of a block's first frame among the chosen ones
 
 
 @dataclass(frozen=True)
@@ -288,80 +338,37 @@ def whole_videos(
     crops, pixels = evaluate.crops if isinstance(evaluate.crops, int) else 1, max(256, evaluate.short_side) ** 2
     size = max(1, PICTURES_AT_ONCE * 256**2 // pixels // crops)
     views_of = partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
-    make, workers = _Passes(store, choose_frames, views_of, size), min(data.num_workers(), len(videos))
-    lanes = range(max(1, workers))  # of one worker each
-    asked = [deque[BlockKey]() for _ in lanes]
-    ahead = [dict[int, FrameBlock | None]() for _ in lanes]  # first blocks that are asked for, of videos to come
-
-    def keys(lane: int) -> Iterator[BlockKey | None]:
-        """Ask for the first blocks of the lane's next videos, but before them for the others of the one in use."""
-        nexts = iter(map(int, videos[lane :: len(lanes)]))
-        while True:
-            if asked[lane]:
-                yield asked[lane].popleft()
-            elif len(ahead[lane]) < PREFETCHED_PER_WORKER and (video := next(nexts, None)) is not None:
-                ahead[lane][video] = None
-                yield video, 0
-            else:
-                yield None  # is answered at once
-
-    def blocks_of(video: int, lane: int) -> Iterator[FrameBlock]:
-        if (first := ahead[lane].pop(video, None)) is not None:
-            yield first
-        for block in readers[lane]:
-            if block is not None and block.video == video:
-                ahead[lane].pop(video, None)
-                yield block
-            elif block is not None and block.video in ahead[lane]:
-                ahead[lane][block.video] = block
-
-    with ExitStack() as stack:
-        each = min(workers, 1)
-        readers = [stack.enter_context(Batches(make, keys(lane), each, data.clip_seconds)) for lane in lanes]
-        for place, video in enumerate(map(int, videos)):
-            lane = place % len(lanes)
-            blocks = blocks_of(video, lane)
-            first = next(blocks)
-            asked[lane] += [(video, start) for start in range(size, first.num_chosen, size)]
-            yield WholeVideo(video, first, islice(blocks, len(asked[lane])))
-            asked[lane].clear()  # of a video that was left in the middle
+    read = _Blocks(store, choose_frames, views_of, size)
+    keys = [int(video) for video in videos]
+    with Batches(read, keys, min(data.num_workers(), len(keys)), data.clip_seconds) as blocks:
+        for video, later in groupby(blocks, lambda block: block.video):
+            yield WholeVideo(video, next(later), later)  # noqa: B031
 
 
 @dataclass(frozen=True)
-class _Passes:
-    """Reads the block of a key; a block that is not a video's first continues where the one before it ended."""
+class _Blocks:
+    """Reads the blocks of a video, the last of which has the error if it cannot be read. size: frames of a block."""
 
     store: Store
     choose_frames: ChooseFrames
     views_of: ViewsOf
     size: int
-    _next: dict[int, tuple[int, Iterator[FrameBlock]]] = field(default_factory=dict)  # by video, in their order
 
-    def __call__(self, key: BlockKey | None, reading: Reading) -> FrameBlock | None:
-        if key is None:
-            return None
-        video, start = key
-        place, blocks = self._next.get(video, (-1, iter(())))
-        if place != start:
-            blocks = self._blocks(video, start)
-        elif start:
-            for other in takewhile(lambda other: other != video, list(self._next)):
-                del self._next[other]  # it was left in the middle
+    def __call__(self, video: int, reading: Reading) -> Iterator[FrameBlock]:
+        blocks = self._read(video)
         try:
-            with reading(video, self.store.manifest.path(video)):
-                block = next(blocks)
+            while True:
+                with reading(video, self.store.manifest.path(video)):
+                    block = next(blocks, None)
+                if block is None:
+                    return
+                yield block
         except DecodeError as error:
-            self._next.pop(video, None)
-            return FrameBlock(video, 0, 0, np.zeros(0, np.int64), (0, 0), torch.zeros(0), error)
-        if start + self.size < block.num_chosen:
-            self._next[video] = start + self.size, blocks
-        else:
-            self._next.pop(video, None)
-        return block
+            yield FrameBlock(video, 0, 0, np.zeros(0, np.int64), (0, 0), _tensor(np.zeros(0, np.uint8)), error)
 
-    def _blocks(self, video: int, begin: int) -> Iterator[FrameBlock]:
-        """Yield a video's blocks from the one that begins there."""
-        playback, is_reversed = Playback(), self.store.manifest.is_reversed(video)
+    def _read(self, video: int) -> Iterator[FrameBlock]:
+        playback = Playback()
+        is_reversed = self.store.manifest.is_reversed(video)
 
         def stored(number: int) -> NDArray[np.int64]:
             frames = np.unique(self.choose_frames(number))
@@ -374,10 +381,10 @@ class _Passes:
 
         read = self.store.read_views(video, edges, self.views_of, playback)
         views, number, frames = read.views, read.num_frames, stored(read.num_frames)
-        for start in range(begin, len(frames), self.size):
+        for start in range(0, len(frames), self.size):
             here = frames[start : start + self.size]
             if len(frames) > self.size:
                 choose = lambda _, here=here: here[None]  # noqa: E731
                 views = self.store.read_views(video, choose, lambda *_: read.crops, playback).views
             played = number - 1 - here if is_reversed else here
-            yield FrameBlock(video, number, len(frames), played, read.size, torch.from_numpy(views))
+            yield FrameBlock(video, number, len(frames), played, read.size, _tensor(views))

@@ -17,7 +17,6 @@ from summit_train.core import rng
 
 # step, virtual GPU, epoch, clips int64 (clips_per_gpu,)
 MicroBatchKey = tuple[int, int, int, NDArray[np.int64]]
-PREFETCHED_PER_WORKER = 2  # batches that each worker reads ahead
 Classes = tuple[NDArray[np.int32], ...]  # the clips of each, at least one
 
 

@@ -1,4 +1,4 @@
-"""A video on disk or in memory, what reading it may cost, and the processes that read. Nothing decodes.
+"""A video on disk or in memory, and what reading it may cost. Nothing decodes.
 
 A damaged or malicious header can ask for anything. The limits are far above what a training video needs; only the
 seconds depend on the machine.
@@ -8,30 +8,20 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import multiprocessing
 import os
-import shutil
 import stat
-import tempfile
-import threading
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from io import BytesIO, FileIO
-from itertools import chain
-from multiprocessing import util
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, read_file
-from summit_train.core.machine import bound_memory, keep_freed_frames
 from summit_train.data.video.region import MAX_SIDE_RATIO
 from summit_train.data.video.span import DecodeError as DecodeError
 
@@ -40,7 +30,6 @@ MAX_HELD_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20
 # The reason of the error for a file that does not exist.
 MISSING = os.strerror(errno.ENOENT)
-_MOST_BYTES_OF_TMPDIR = 107 - len("/summit-abcdef-4194304/listener-abcdefgh")  # <sys/un.h>: a path has 107 bytes
 
 
 @dataclass(frozen=True)
@@ -238,62 +227,3 @@ def read_bytes(path: str) -> bytes:
         return read_file(path)
     except OSError as error:
         raise DecodeError(path, error.strerror or str(error)) from error
-
-
-def prepare_reader(worker: int = 0) -> None:
-    """Set up a worker process: limit its memory, reuse freed frames, and end it when the main process dies.
-
-    Otherwise it would wait for work for ever: the DataLoader watches the parent, which is the fork server and lives as
-    long as a worker does. worker: passed by the DataLoader, unused.
-    """
-    bound_memory()
-    keep_freed_frames()
-    main = multiprocessing.parent_process()
-    assert main is not None
-
-    def watch() -> None:
-        main.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def check_temporary_folder() -> None:
-    """Raise UserError where the path of the temporary folder leaves no room for those of the workers' sockets."""
-    folder = tempfile.gettempdir()
-    if (length := len(os.fsencode(folder))) > _MOST_BYTES_OF_TMPDIR:
-        wrong = f"TMPDIR must have at most {_MOST_BYTES_OF_TMPDIR} bytes, as sockets of loader workers are below it"
-        raise UserError(
-            f"{wrong}, got {length}: {folder}; set it to a shorter path, such as /tmp, or set data.workers=0"
-        )
-
-
-def claim_leftovers() -> None:
-    """Put this process's number into the names of the files for its workers; delete the files of dead processes.
-
-    multiprocessing keeps semaphores in /dev/shm and a socket in the temporary folder, and deletes them at the end,
-    unless all processes of a job are killed at once. A digest of user, host and PID namespace precedes the number,
-    because processes of another node or container cannot be looked up here.
-    """
-    here = f"{os.getuid()} {os.uname().nodename} {os.stat('/proc/self/ns/pid').st_ino}"
-    kind, own = f"summit-{hashlib.sha256(here.encode()).hexdigest()[:6]}", str(os.getpid())
-    config = cast(Any, multiprocessing.current_process())._config  # has no public interface; the workers inherit it
-    if config["semprefix"].startswith(f"/{kind}"):
-        return
-    folder = Path(tempfile.gettempdir(), f"{kind}-{own}")  # a short name: a socket's path has at most 107 bytes
-    for left in chain(Path("/dev/shm").glob(f"sem.{kind}-*"), folder.parent.glob(f"{kind}-*")):
-        process = left.name.split("-")[2]
-        if process == own or not _is_alive(process):
-            with suppress(FileNotFoundError):  # another rank was faster
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-    folder.mkdir(mode=0o700)
-    util.Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-100)  # as for its own folders
-    config |= {"semprefix": f"/{folder.name}", "tempdir": str(folder)}
-
-
-def _is_alive(process: str) -> bool:
-    try:
-        after_name = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return after_name.split()[0] != b"Z"  # a zombie has no files left
