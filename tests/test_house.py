@@ -182,8 +182,8 @@ def test_modules_are_imported_by_name_in_main_alone() -> None:
         for node in module.nodes
         if _called(node) in ("importlib.import_module", "import_module", "__import__")
     }
-    # The commands, and parts of the user's own.
-    assert found == {"__main__", "core.own_parts"}
+    # The commands, parts of the user's own, and what a worker needs.
+    assert found == {"__main__", "core.fork_server", "core.own_parts"}
 
 
 def test_a_library_is_imported_in_one_place() -> None:
@@ -230,7 +230,7 @@ def test_only_commands_print_and_only_main_exits() -> None:
     assert [module.at(node) for module, node in _calls("print") if not MAY_PRINT.fullmatch(module.name)] == []
     assert {module.name for module, _ in _calls("sys.exit", "exit", "quit", "SystemExit")} == {"__main__"}
     # Threads that outlive the main one's patience have no other way to end the process.
-    assert {module.name for module, _ in _calls("os._exit")} == {"core.comm.world", "core.workers"}
+    assert {module.name for module, _ in _calls("os._exit")} == {"core.comm.world", "core.fork_server"}
 
 
 def test_untrusted_input_stays_data() -> None:
@@ -338,6 +338,7 @@ def test_no_module_has_state() -> None:
     # The report draws within matplotlib's rc_context, which puts the settings back.
     # Open MPI, Horovod and gloo are told what to do by the environment that they start in, and by nothing else.
     # torch.compile is told where to keep its code by the environment alone.
+    # A worker finds modules where the process that started it does.
     # A file of the user's becomes a module, in the one place where Python looks for modules.
     lent = {
         ("report.figures", "matplotlib.rcParams.update"),
@@ -346,6 +347,7 @@ def test_no_module_has_state() -> None:
         ("core.comm.torch_world", "os.environ.setdefault"),
         ("core.comm.rendezvous", "os.environ.update"),
         ("core.own_parts", "sys.modules.update"),
+        ("core.workers", "sys.path.extend"),
         ("models.network", "os.environ.update"),
     }
     written = [

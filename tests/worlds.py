@@ -65,10 +65,15 @@ def until(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
+def workers_of(pid: int) -> list[int]:
+    """The worker processes of a process, which its fork server has forked."""
+    return [worker for server in children(pid) for worker in children(server)]
+
+
 def children(pid: int) -> list[int]:
-    return [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
+    """The processes that a process has started."""
+    texts = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return [int(child) for text in texts for child in text.split()]
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -14,11 +14,8 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
-import select
 import signal
-import subprocess
 import sys
-import threading
 import time
 import traceback
 import weakref
@@ -26,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Generic, TypeVar
@@ -35,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import RunFailed
+from summit_train.core.fork_server import fork_server
 from summit_train.core.machine import bound_memory, keep_freed_frames
 
 Result = TypeVar("Result")
@@ -51,9 +49,6 @@ OPEN_FILES = 1 + 2 * (1 + READ_AHEAD)  # of this process for each worker: a page
 _PATIENCE = 2.0  # times the seconds: what reads checks the time itself, and is killed only where it cannot
 _SECONDS_TO_DIE = 5.0
 _LOOK_SECONDS = 1.0  # between looks at who is late
-_START = "import sys; sys.path[:] = sys.argv[2:]; from summit_train.core.workers import serve; serve(sys.argv[1])"
-# A scheduler signals all processes of a job. The main one decides what to do, and still needs its workers.
-_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 
 
 def new_bytes(size: int) -> NDArray[np.uint8]:
@@ -143,52 +138,59 @@ class _Task(Generic[Result]):
 class _Worker:
     """A process and its tasks that are not done, the current one first.
 
-    reading: the number of what it reads + 1, or 0, and since when, in nanoseconds. pages: the one of the next result
-    first.
+    status: its exit status, after its end. reading: the number of what it reads + 1, or 0, and since when, in
+    nanoseconds. pages: the one of the next result first.
     """
 
-    def __init__(self, work: Page, sizes: list[int]) -> None:
+    def __init__(self, work: Page, sizes: list[int], modules: Sequence[str]) -> None:
         self.tasks = deque[_Task[Any]]()
-        self.connection, theirs = Pipe()
+        self.status: int | None = None
         self.pages = deque(Page() for _ in range(READ_AHEAD))
         self._notes = Page()
         self.reading = self._notes.numbers(2)
-        files = [theirs.fileno(), work.file, self._notes.file, *(page.file for page in self.pages)]
-        program = [sys.executable, "-X", f"utf8={sys.flags.utf8_mode}", "-c", _START, " ".join(map(str, files))]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # the workers share the cores
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # the process inherits it
-        try:
-            self._process = subprocess.Popen(
-                [*program, *sys.path], stdin=subprocess.DEVNULL, pass_fds=files, env=environment
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            theirs.close()
-        self.connection.send(sizes)
+        self.connection, theirs = Pipe()
+        self._server = fork_server(os.getpid())
+        files = [work.file, self._notes.file, *(page.file for page in self.pages)]
+        with theirs:
+            self._number = self._server.fork(modules, theirs.fileno(), *files)
+        with suppress(ConnectionError):
+            self.connection.send((sizes, os.getcwd(), sys.path))
 
     def send(self, task: _Task[Any], given_up: dict[int, str]) -> None:
         self.tasks.append(task)
         with suppress(OSError):  # it has died: its connection will say so
             self.connection.send((task.key, given_up))
 
-    def end(self) -> int | None:
-        """Kill the process and return its exit status, None if the system does not end it."""
-        self._process.kill()
-        with suppress(subprocess.TimeoutExpired):  # it waits for a file system
-            self._process.wait(_SECONDS_TO_DIE)
+    def kill(self) -> None:
+        self._server.kill(self._number)
+
+    def receive(self) -> _Answer | None:
+        """Return the next answer, or None if the process has died."""
+        try:
+            answer: _Answer | int = self.connection.recv()
+        except (EOFError, ConnectionError):  # the fork server has died, too
+            return None
+        if isinstance(answer, tuple):
+            return answer
+        self.status = answer
+        return None
+
+    def close(self) -> None:
+        """Wait for the end of a process that was killed, unless it waits for a file system, and free its memory."""
+        while self.status is None and self.connection.poll(_SECONDS_TO_DIE) and self.receive() is not None:
+            pass
         self.connection.close()
         for page in (self._notes, *self.pages):
             page.close()
-        return self._process.returncode
 
 
 class Workers(Iterator[Result]):
     """An iterator over the results that `make` makes of the keys, in the order of the keys.
 
     It owns its worker processes until its end, an error or `close()`. num_workers: 0 makes each result in this process,
-    when it is asked for. error: makes what reading raises, of a name and a reason. seconds: that reading may take.
-    advice: ends the reason about the seconds. ahead: keys for each worker that may be made before they are asked for.
-    allocate: see Page.read.
+    when it is asked for. modules: those of `make`, which are imported once for all workers. error: makes what reading
+    raises, of a name and a reason. seconds: that reading may take. advice: ends the reason about the seconds. ahead:
+    keys for each worker that may be made before they are asked for. allocate: see Page.read.
 
     Raises in its turn what `make` raised, and RunFailed where two workers die at the same key while they read nothing.
     """
@@ -199,6 +201,7 @@ class Workers(Iterator[Result]):
         keys: Iterable[Key],
         num_workers: int,
         *,
+        modules: Sequence[str],
         error: Callable[[str, str], Exception],
         seconds: float,
         advice: str = "",
@@ -215,10 +218,11 @@ class Workers(Iterator[Result]):
         self._made_here = chain.from_iterable(_several(make(key, _reading_here)) for key in self._keys)
         self._workers = list[_Worker]()
         self._work = Page()
+        self._modules = modules
         self._end = weakref.finalize(self, _end_all, self._workers, self._work)
         self._sizes = self._work.write((make, error)) if num_workers else []
         for _ in range(num_workers):
-            self._workers.append(_Worker(self._work, self._sizes))
+            self._workers.append(_Worker(self._work, self._sizes, self._modules))
         self._send_keys()
 
     def __enter__(self) -> Workers[Result]:
@@ -285,14 +289,15 @@ class Workers(Iterator[Result]):
         ready = wait([*heard], _LOOK_SECONDS)
         for connection in ready:
             worker = heard[connection]  # type: ignore[index]
-            try:
-                self._take(worker, worker.connection.recv())
-            except (EOFError, ConnectionError):
+            if (answer := worker.receive()) is not None:
+                self._take(worker, answer)
+            else:
                 self._replace(worker)
         for worker in busy if not ready else ():
             number, since = worker.reading
             if number and time.monotonic_ns() - since > 1e9 * _PATIENCE * self._seconds:
                 reason = f"takes longer than {self._seconds:g} s to read: its reader never came back{self._advice}"
+                worker.kill()
                 self._replace(worker, reason)
 
     def _take(self, worker: _Worker, answer: _Answer) -> None:
@@ -310,22 +315,25 @@ class Workers(Iterator[Result]):
             task.num_results += 1
         if isinstance(result, list):
             worker.pages.rotate(-1)
-            worker.connection.send(None)  # that page may be used again
+            with suppress(ConnectionError):
+                worker.connection.send(None)  # that page may be used again
 
     def _replace(self, worker: _Worker, reason: str | None = None) -> None:
-        """Start a worker for the tasks of another, which has died or, with a reason, is to be killed."""
-        status = worker.end()
+        """Start a worker for the tasks of one that has died. reason: why it was killed."""
         self._workers.remove(worker)
-        hint = ": killed, or out of memory?" if status == -signal.SIGKILL else ""
+        worker.close()
+        ending = f"exit status {'unknown' if worker.status is None else worker.status}"
+        if worker.status == -signal.SIGKILL:
+            ending += ": killed, or out of memory?"
         number, _ = worker.reading
         for task in [*worker.tasks][:1]:
             if number:
-                self._given_up[number - 1] = reason or f"kills the process that reads it (exit status {status}{hint})"
+                self._given_up[number - 1] = reason or f"kills the process that reads it ({ending})"
             elif task.has_failed:
-                raise RunFailed(f"a worker process has died twice at the same work (exit status {status}{hint})")
+                raise RunFailed(f"a worker process has died twice at the same work ({ending})")
             task.has_failed = not number
             task.to_skip = 0 if number else task.num_results
-        new = _Worker(self._work, self._sizes)
+        new = _Worker(self._work, self._sizes, self._modules)
         self._workers.append(new)
         for task in worker.tasks:
             new.send(task, self._given_up)
@@ -333,7 +341,9 @@ class Workers(Iterator[Result]):
 
 def _end_all(workers: list[_Worker], work: Page) -> None:
     for worker in workers:
-        worker.end()
+        worker.kill()
+    for worker in workers:
+        worker.close()
     workers.clear()
     work.close()
 
@@ -350,33 +360,43 @@ def _reading_here(number: int, name: str) -> Iterator[None]:
 # In a worker.
 
 
-class _Server:
-    """Receives keys and answers with their results, in a worker process."""
+class _Process:
+    """Receives keys and answers with their results. files: of the work, the notes and the pages."""
 
-    def __init__(self, connection: Connection, notes: int, pages: Sequence[int]) -> None:
+    def __init__(self, connection: Connection, sizes: list[int], files: Sequence[int]) -> None:
         self._connection = connection
-        self._notes = Page(notes).numbers(2)
-        self._pages = deque(map(Page, pages))
-        self._free_pages = len(pages)
+        self._sizes = sizes
+        self._work, notes, *self._pages = map(Page, files)
+        self._notes = notes.numbers(2)
+        self._free_pages = len(self._pages)
         self._keys = deque[tuple[Key, dict[int, str]]]()
+        self._given_up = dict[int, str]()
 
-    def serve(self, make: Make[Any], error: Callable[[str, str], Exception]) -> None:
+    @cached_property
+    def _loaded(self) -> tuple[Make[Any], Callable[[str, str], Exception]]:
+        make, error = self._work.read(self._sizes)
+        bound_memory()
+        return make, error
+
+    def serve(self) -> None:
         while True:
             while not self._keys:
                 self._receive()
-            key, given_up = self._keys.popleft()
-            for answer in self._answers(make, key, partial(self._reading, error, given_up)):
+            key, self._given_up = self._keys.popleft()
+            for answer in self._answers(key):
                 self._connection.send(answer)
 
-    def _answers(self, make: Make[Any], key: Key, reading: Reading) -> Iterator[_Answer]:
+    def _answers(self, key: Key) -> Iterator[_Answer]:
         try:
-            made = make(key, reading)
+            make, _ = self._loaded
+            made = make(key, self._reading)
             for result in _several(made):
                 while not self._free_pages:
                     self._receive()
                 self._free_pages -= 1
-                self._pages.rotate(-1)
-                yield self._pages[-1].write(result), made is result
+                page = self._pages.pop(0)
+                self._pages.append(page)
+                yield page.write(result), made is result
             if isinstance(made, Iterator):
                 yield None, True
         except Exception as error:
@@ -390,12 +410,11 @@ class _Server:
             self._keys.append(message)
 
     @contextmanager
-    def _reading(
-        self, error: Callable[[str, str], Exception], given_up: dict[int, str], number: int, name: str
-    ) -> Iterator[None]:
-        """Note what is read in the block. Raises `error` if it was given up, or needs too much memory."""
-        if number in given_up:
-            raise error(name, given_up[number])
+    def _reading(self, number: int, name: str) -> Iterator[None]:
+        """Note what is read in the block. Raises an error if it was given up, or needs too much memory."""
+        _, error = self._loaded
+        if number in self._given_up:
+            raise error(name, self._given_up[number])
         self._notes[1] = time.monotonic_ns()
         self._notes[0] = number + 1
         try:
@@ -415,21 +434,12 @@ def _sendable(error: Exception) -> Exception:
     return error
 
 
-def serve(files: str) -> None:
-    """Make results for the process that started this one, until that ends. files: as _Worker names them."""
-    channel, work, notes, *pages = map(int, files.split())
-    threading.Thread(target=_end_with, args=(channel,), daemon=True).start()
-    keep_freed_frames()
-    connection = Connection(channel)
-    make, error = Page(work).read(connection.recv())
-    bound_memory()
+def work(files: Sequence[int]) -> None:
+    """Make results for the process that asked for this one. files: its connection, and those of `_Process`."""
+    connection = Connection(files[0])
     with suppress(EOFError, ConnectionError):  # the other process has ended
-        _Server(connection, notes, pages).serve(make, error)
-
-
-def _end_with(channel: int) -> None:
-    """End this process when the one that started it does, even while a decoder is at work."""
-    ended = select.poll()
-    ended.register(channel, 0)  # for the end of the connection alone
-    ended.poll()
-    os._exit(1)
+        sizes, folder, path = connection.recv()
+        os.chdir(folder)
+        sys.path.extend(name for name in path if name not in sys.path)  # since the fork server was started
+        keep_freed_frames()
+        _Process(connection, sizes, files[1:]).serve()

@@ -82,7 +82,7 @@ def spread(
     """
     make = partial(_examined, examine, root)
     answers: Workers[Answer | DecodeError] = Workers(
-        make, enumerate(items), workers, error=DecodeError, seconds=seconds, ahead=_AHEAD
+        make, enumerate(items), workers, modules=[__name__], error=DecodeError, seconds=seconds, ahead=_AHEAD
     )
     with answers:
         yield from answers

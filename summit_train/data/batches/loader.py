@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # The number of clips that are tried in place of an unreadable one.
 _MAX_SUBSTITUTES = 16
+_OWN_AUGMENT = "summit_train.data.video.own_augment"
 PICTURES_AT_ONCE = 384  # frames times crops of a block of a whole video: 75 MB at 256 x 256 pixels, fewer larger ones
 # From the number of a video's frames to the wanted ones, in any order and with repeats. Pure, and can be pickled.
 ChooseFrames = Callable[[int], NDArray[np.int64]]
@@ -60,16 +61,31 @@ def _tensor(array: NDArray[Any]) -> torch.Tensor:
 class Batches(Workers[AnyTensors]):
     """The batches that workers make of the keys, with tensors; where there is CUDA, in page-locked memory.
 
-    seconds: that a clip may take. Raises DecodeError, as raised in the worker, at the batch with the bad video.
+    seconds: that a clip may take. modules: more that `make` needs. Raises DecodeError, as raised in the worker, at the
+    batch with the bad video.
     """
 
-    def __init__(self, make: Make[AnyTensors], keys: Iterable[Any], num_workers: int, seconds: float) -> None:
+    def __init__(
+        self,
+        make: Make[AnyTensors],
+        keys: Iterable[Any],
+        num_workers: int,
+        seconds: float,
+        modules: Sequence[str] = (),
+    ) -> None:
         import torch
 
         self._is_pinned = torch.cuda.is_available()
         allocate = _pinned if self._is_pinned else new_bytes
         super().__init__(
-            make, keys, num_workers, error=DecodeError, seconds=seconds, advice=RAISE_SECONDS, allocate=allocate
+            make,
+            keys,
+            num_workers,
+            modules=[__name__, *modules],
+            error=DecodeError,
+            seconds=seconds,
+            advice=RAISE_SECONDS,
+            allocate=allocate,
         )
 
     def __next__(self) -> AnyTensors:
@@ -144,7 +160,8 @@ def training_batches(read: TrainingClips, order: Order, rank: int, ranks: int, s
     substitutes.
     """
     data = read.data
-    return Batches(read, order.micro_batches(rank, ranks, steps), data.num_workers(), data.clip_seconds)
+    keys = order.micro_batches(rank, ranks, steps)
+    return Batches(read, keys, data.num_workers(), data.clip_seconds, [_OWN_AUGMENT] if read.own else [])
 
 
 Targets = list[list[NDArray[np.float32]]]  # the boxes in each frame of each view, see Boxes.targets; or nothing

@@ -204,7 +204,9 @@ def _samples(job: PackJob, clips: Iterable[int], workers: int) -> Generator[Pack
     runs, keys = tee(grouped)
     seconds = NO_HURRY.seconds if job.packing.method is None else math.inf  # flow may take any time
     make = partial(_samples_of_run, job)
-    samples: Workers[PackedSample | DecodeError] = Workers(make, keys, workers, error=DecodeError, seconds=seconds)
+    samples: Workers[PackedSample | DecodeError] = Workers(
+        make, keys, workers, modules=[__name__], error=DecodeError, seconds=seconds
+    )
     with samples:
         for run in runs:
             yield from islice(samples, len(run))

@@ -14,7 +14,7 @@ from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import Manifest
 from summit_train.spec import EvaluateSpec, smallest_spec
 from tests.data.batches.conftest import data_spec, open_batches
-from tests.worlds import children
+from tests.worlds import workers_of
 
 
 def test_a_batch_stays_while_later_ones_are_read(manifest: Manifest) -> None:
@@ -40,10 +40,10 @@ def test_the_default_number_of_workers_fits_the_cores_of_a_rank(
 
 def test_a_worker_loads_no_torch_and_has_one_thread_and_little_memory(manifest: Manifest) -> None:
     """Its peak is that of NumPy and a decoder, about 90 MB; torch alone would be more."""
-    before = {*children(os.getpid())}
+    before = {*workers_of(os.getpid())}
     with open_batches(manifest, data_spec(workers=1, augment="rand_augment"), end_step=5) as batches:
         next(batches)
-        (worker,) = {*children(os.getpid())} - before
+        (worker,) = {*workers_of(os.getpid())} - before
         process = Path(f"/proc/{worker}")
         maps = (process / "maps").read_text()
         assert "PIL" in maps and "torch" not in maps
