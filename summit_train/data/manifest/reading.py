@@ -10,7 +10,7 @@ import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
@@ -235,7 +235,7 @@ class Manifest:
     def __reduce__(self) -> str | tuple[Any, ...]:
         if self.is_packed:
             return _reopen, (self.source, self.fingerprint())
-        return _unpickled, (vars(self),)
+        return _unpickled, ({column.name: getattr(self, column.name) for column in fields(self)},)
 
 
 def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
