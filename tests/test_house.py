@@ -22,7 +22,7 @@ FLOORS = (
     "inference", "cluster", "bench", "sweep", "cli", "__main__",
 )  # fmt: skip
 # The rooms of data/, likewise; data.motion stands beside them.
-DATA_ROOMS = ("video", "manifest", "check", "signatures", "packed", "reading_speed", "batches", "dataset", "bad_clips")
+DATA_ROOMS = ("video", "manifest", "check", "packed", "batches", "dataset", "bad_clips")
 # A feature is a folder that no other module imports.
 FEATURES = ("inference.cam", "inference.export", "inference.stream")
 
@@ -30,8 +30,8 @@ FEATURES = ("inference.cam", "inference.export", "inference.stream")
 OWNERS = {
     "yaml": {"spec.source"},
     "horovod": {"core.comm.horovod_world"},
-    "mpi4py": {"core.comm.horovod_world", "core.comm.torch_world"},
-    "torch.distributed": {"core.comm.torch_world"},
+    "mpi4py": {"core.comm.horovod_world", "core.comm.rendezvous"},
+    "torch.distributed": {"core.comm.rendezvous", "core.comm.torch_world"},
     "av": {"data.video"},
     "cv2": {"data.video.flow"},
     "PIL": {"data.video.clips", "data.video.encode", "data.video.rand_augment"},
@@ -113,7 +113,7 @@ def test_the_reader_sees_the_imports() -> None:
     # The test of this test: modules, a name below a package, a lazy import, an import that only types need.
     assert len(modules()) > 40
     assert {"core.comm", "data.batches.loader", "core.rng"} <= {name for name, _ in _ours(modules()["training.step"])}
-    assert {"data.manifest.quarantine"} <= {name for name, _ in _ours(modules()["cli.plan"])}
+    assert {"data.manifest.overlap"} <= {name for name, _ in _ours(modules()["cli.plan"])}
     assert {"horovod.torch", "mpi4py"} <= {name for name, _ in _imports(modules()["core.comm.horovod_world"])}
     assert {module.layer for module in modules().values() if module.name} == {*FLOORS, "tasks"}
     for name, floor in (("rfcn", "models"), ("boxes", "data"), ("scoring", "evaluation"), ("stream", "inference")):
@@ -343,7 +343,7 @@ def test_no_module_has_state() -> None:
         ("core.comm.horovod_world", "os.environ.setdefault"),
         ("core.comm.horovod_world", "os.environ.update"),
         ("core.comm.torch_world", "os.environ.setdefault"),
-        ("core.comm.torch_world", "os.environ.update"),
+        ("core.comm.rendezvous", "os.environ.update"),
         ("core.own_parts", "sys.modules.update"),
         ("models.network", "os.environ.update"),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gc
 import importlib
 import importlib.util
@@ -375,6 +376,11 @@ def succeed(ranks: int, *words: str, comm: str = "torch") -> str:
     status, output = command(ranks, *words, comm=comm)
     assert status == 0, output
     return output
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def lines(text: str) -> Sequence[str]:

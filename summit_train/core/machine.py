@@ -35,7 +35,7 @@ def rank_cpus(local_ranks: int) -> int:
 
 def free_memory() -> float:
     """Return the bytes that this process may still take, by the machine and its control groups; infinity if unknown."""
-    return min([1024 * float(_told("meminfo", "MemAvailable").removesuffix("kB") or "inf"), *_free_in_groups()])
+    return min([1024 * float(_proc_value("meminfo", "MemAvailable").removesuffix("kB") or "inf"), *_free_in_groups()])
 
 
 def _free_in_groups(process: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> list[float]:
@@ -65,12 +65,12 @@ def raise_open_files() -> int | None:
 
 def processor_name() -> str:
     """Return the model, e.g. "AMD EPYC 9R14"."""
-    return _told("cpuinfo", "model name", "cpu") or platform.processor() or platform.machine()
+    return _proc_value("cpuinfo", "model name", "cpu") or platform.processor() or platform.machine()
 
 
 def instruction_sets() -> frozenset[str]:
     """Return the processor's instruction sets; none where the system does not list them."""
-    return frozenset(_told("cpuinfo", "flags", "Features").split())
+    return frozenset(_proc_value("cpuinfo", "flags", "Features").split())
 
 
 def processor_digest(*settings: str) -> str:
@@ -79,7 +79,8 @@ def processor_digest(*settings: str) -> str:
     return hashlib.sha256(words.encode()).hexdigest()[:12]
 
 
-def _told(file: str, *keys: str) -> str:
+def _proc_value(file: str, *keys: str) -> str:
+    """Return the value of the first of these keys in /proc/FILE, "" without any."""
     path = Path("/proc", file)
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         key, _, value = line.partition(":")

@@ -69,10 +69,7 @@ def check_agreement(
 
 def identity(spec: Spec, datasets: Mapping[str, Dataset], network: VideoNetwork, digest: str | None = None) -> Identity:
     """Return what must be equal on all ranks of a run, the most telling first. digest: of the code, where known."""
-    lists = dict[str, str | None]()
-    for name, dataset in datasets.items():
-        lists[f"data.{name} (fingerprint)"] = dataset.manifest.fingerprint()
-        lists[f"data.quarantine of data.{name} (fingerprint)"] = dataset.kept.fingerprint()
+    lists = {f"data.{name} (fingerprint)": dataset.manifest.fingerprint() for name, dataset in datasets.items()}
     shapes = repr([(name, tuple(value.shape), value.dtype) for name, value in network.state_dict().items()])
     code = {
         "summit_train (version)": summit_train.__version__,
@@ -97,12 +94,9 @@ def experiment_of(spec: Spec, plan: Plan, train: Dataset | None, model: VideoNet
     """Return what must be equal for one run to resume from another's checkpoint.
 
     The number of ranks is not part of it, nor where the data are, nor what only changes the speed. train: None where
-    the list of the clips is missing; its fingerprints are then left out.
+    the list of the clips is missing; its fingerprint is then left out.
     """
-    lists = {
-        "data.train (fingerprint)": None if train is None else train.manifest.fingerprint(),
-        "data.quarantine (fingerprint)": None if train is None else train.kept.fingerprint(),
-    }
+    lists = {"data.train (fingerprint)": None if train is None else train.manifest.fingerprint()}
     scale = {"scale.gpus": plan.virtual_gpus, "scale.clips_per_gpu": plan.clips_per_gpu}
     return Identity(experiment_keys(spec) | scale, lists, {**model.sources, **own_sources(spec, decides=True)})
 

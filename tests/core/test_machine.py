@@ -77,11 +77,11 @@ def test_free_memory_is_what_the_tightest_group_leaves(tmp_path: Path, monkeypat
     _group(mounted / "memory", str(5 * GIB), 3 * GIB, 0, first=True)
     assert free() == [2 * GIB]
     monkeypatch.setattr(machine, "_free_in_groups", free)
-    monkeypatch.setattr(machine, "_told", lambda *_: "3145728 kB")
+    monkeypatch.setattr(machine, "_proc_value", lambda *_: "3145728 kB")
     assert machine.free_memory() == 2 * GIB
-    monkeypatch.setattr(machine, "_told", lambda *_: "1048576 kB")
+    monkeypatch.setattr(machine, "_proc_value", lambda *_: "1048576 kB")
     assert machine.free_memory() == GIB
-    monkeypatch.setattr(machine, "_told", lambda *_: "")
+    monkeypatch.setattr(machine, "_proc_value", lambda *_: "")
     process.unlink()
     assert machine.free_memory() == float("inf")
 

@@ -180,7 +180,8 @@ def _pack_shard(
                 is_whole = False
                 yield DecodeError(facts.path, error.reason)
                 continue
-            clips.append((shard, sample.checksum, start, sample.length, len(pictures), facts.width, facts.height))
+            size = facts.width, facts.height
+            clips.append((shard, sample.checksum, start, sample.length, len(pictures), *size, facts.checksum()))
             pictures += sample.pictures
             frame_counts.append(facts.num_frames)
             yield None

@@ -15,7 +15,6 @@ from summit_train.data.batches import loader
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import Store, open_store
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
-from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video.encode import write_video
 from summit_train.spec import DataSpec
 from tests.worlds import PATIENCE_S
@@ -55,10 +54,9 @@ def data_spec(workers: int = 0, **changes: Any) -> DataSpec:
     return DataSpec(**{**settings, **changes})
 
 
-def reader(data: DataSpec, store: Store, order: Order, kept: Kept | None = None) -> loader.TrainingClips:
-    """What reads the micro-batches of `order`, by default of all clips, with the augmentations that the data name."""
-    kept = kept or Kept(len(store.manifest))
-    return loader.TrainingClips(data, store, order.seed, kept, tuple(data.open_augment()))
+def reader(data: DataSpec, store: Store, order: Order) -> loader.TrainingClips:
+    """What reads the micro-batches of `order`, with the augmentations that the data name."""
+    return loader.TrainingClips(data, store, order.seed, tuple(data.open_augment()))
 
 
 def open_batches(manifest: Manifest, data: DataSpec, **changes: int) -> loader.Batches[loader.MicroBatch]:
