@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 # A packed set: its record, the columns of its manifest, and the folder that exists until it is finished.
 PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER = "pack.json", "manifest", ".packing"
-# The columns of a list that `read_rows` parses; it copies the others.
-_KNOWN = {"path", "label", "num_frames", "group", "sha256", "reversed", "start_frame", "end_frame"}
 _ABOUT = "columns.json"
 
 
@@ -293,7 +291,7 @@ def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:
         found = tables.read_tables(Path(manifest.source))
     clips = iter(range(len(manifest)))
     for lines, cells in found:
-        others = {name: column for name, column in cells.items() if name not in _KNOWN}
+        others = {name: column for name, column in cells.items() if name not in tables.READ_COLUMNS}
         for place in range(len(lines)):
             more = tuple((name, column[place]) for name, column in others.items())
             yield replace(manifest.row(next(clips)), others=more)
