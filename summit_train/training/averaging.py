@@ -174,8 +174,8 @@ class AveragingStep:
     def checkpoint(self, path: Path, step: int) -> dict[str, Any]:
         """Return the parts of the checkpoint `path`, after `step` updates, other than the network. Collective.
 
-        In the middle of a round the network becomes the current average. Where learners differ, each has a file of its
-        own, written first; the checkpoint lists their SHA-256. The optimizer's state is the first learner's.
+        In the middle of a round the network becomes the current average. Where learners differ, the file of each is
+        written first, and the checkpoint lists their SHA-256. The optimizer's state is the first learner's.
         """
         if self._in_round:
             self._average_networks()

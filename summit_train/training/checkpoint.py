@@ -111,8 +111,8 @@ class Writer:
 def prune_checkpoints(spec: Spec, steps_per_epoch: int, newest: Path, best: Path | None = None) -> None:
     """Keep `newest`, `best`, and the newest of whole epochs, which the final accuracy is the mean over.
 
-    Checkpoints after `newest` are left alone and do not count: the run passed over them as damaged, and will write
-    them again. The files of learners stay with theirs.
+    Checkpoints after `newest` stay and do not count: the run passed over them as damaged, and will write them again.
+    Learners' files go with their checkpoint.
     """
     run_path = spec.run_path
     due = [path for path in epoch_checkpoints(spec, steps_per_epoch) if path <= newest]
@@ -222,11 +222,11 @@ def starting_state(
 ) -> tuple[State, list[str]]:
     """Return the newest whole checkpoint of the run, or {} after loading pretrained weights into `model`; and notes.
 
-    train: as in experiment_of. damaged: as in load_newest. extension: asked for, or the last one. It allows another
-    length than the checkpoint's, and going on after an early stop; a new line of checkpoints then begins, with a best
-    and an early stop of its own. Raises CheckpointError if the checkpoint is of another experiment otherwise or none is
-    whole, and UserError for weights that are missing or of another network, and for a foreign network whose norms
-    depend on the ranks.
+    train: as in experiment_of. damaged: as in load_newest. extension: of this start; None: the run folder's last one.
+    With it the checkpoint may come from a shorter run, or one that stopped early; a new line of checkpoints then
+    begins, without a best one or an early stop so far. Raises CheckpointError if the checkpoint is of another
+    experiment or none is whole, and UserError for weights that are missing or of another network, and for a foreign
+    network whose norms depend on the ranks.
     """
     if plan.virtual_gpus > 1:
         check_norms(model)

@@ -12,7 +12,7 @@ from typing import Any
 
 from summit_train.core.checkpoints import best_path, checkpoint_path
 from summit_train.core.files import write_json
-from summit_train.plan import Rung
+from summit_train.plan import BatchSize
 from summit_train.spec import MAIN_MEASURES, Spec, own_parts
 
 Values = Mapping[str, Any]  # of the measures of a validation, by name; None where one is unknown
@@ -25,8 +25,8 @@ class GrowthDecision:
     accuracy: of this validation. best: the highest one before it. In percent.
     """
 
-    before: Rung
-    after: Rung
+    before: BatchSize
+    after: BatchSize
     accuracy: float
     best: float
 
@@ -65,7 +65,7 @@ class Decisions:
     previous line, so it is not the best of this one. own_measures: a digest of each measure of the user's own, by name.
     """
 
-    def __init__(self, spec: Spec, ladder: Sequence[Rung]) -> None:
+    def __init__(self, spec: Spec, ladder: Sequence[BatchSize]) -> None:
         """ladder: the batches, the first one first."""
         self._spec = spec
         self._ladder = ladder
@@ -82,7 +82,7 @@ class Decisions:
         self._stop_score = -math.inf  # the higher the better
         self.stop_best_epoch = 0
         self._last_validated = 0  # after which the last validation was
-        self._rung = 0
+        self._grown = 0  # times that the batch has grown
         self._highest_accuracy = 0.0
         self._validations = 0  # that the batch has taken in
 
@@ -99,9 +99,9 @@ class Decisions:
         return self._stop_sign * self._stop_score
 
     @property
-    def rung(self) -> Rung:
+    def batch_size(self) -> BatchSize:
         """The current batch."""
-        return self._ladder[self._rung]
+        return self._ladder[self._grown]
 
     @property
     def best_checkpoint(self) -> Path | None:
@@ -138,16 +138,16 @@ class Decisions:
         self._validations += 1
         if accuracy is None or self._validations % grow.every:
             return None
-        before = self.rung
+        before = self.batch_size
         best = self._highest_accuracy
         if accuracy < best * grow.margin:
-            self._rung = min(self._rung + 1, len(self._ladder) - 1)
+            self._grown = min(self._grown + 1, len(self._ladder) - 1)
         self._highest_accuracy = max(best, accuracy)
-        return GrowthDecision(before, self.rung, accuracy, best)
+        return GrowthDecision(before, self.batch_size, accuracy, best)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the parts of a checkpoint, by their names there."""
-        batch = {"clips_per_gpu": self.rung.clips_per_gpu, "best": self._highest_accuracy}
+        batch = {"clips_per_gpu": self.batch_size.clips_per_gpu, "best": self._highest_accuracy}
         parts: dict[str, Any] = {
             "line": self.line,
             "growth": batch | {"validations": self._validations},
@@ -165,8 +165,8 @@ class Decisions:
         """Take over the parts of a checkpoint that it has."""
         self.line = int(saved.get("line", 0))
         if growth := saved.get("growth"):
-            reached = sum(rung.clips_per_gpu <= growth["clips_per_gpu"] for rung in self._ladder)
-            self._rung = max(0, reached - 1)
+            reached = sum(size.clips_per_gpu <= growth["clips_per_gpu"] for size in self._ladder)
+            self._grown = max(0, reached - 1)
             self._highest_accuracy = growth["best"]
             self._validations = growth["validations"]
         if stop := saved.get("early_stop"):

@@ -31,7 +31,7 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
     with records, closing(clips_of_steps(run)) as steps:
         for clips in steps:
             # --- data, forward, backward
-            lr = plan.learning_rate(clips.step, clips.rung)
+            lr = plan.learning_rate(clips.step, clips.batch_size)
             run.step.begin(lr, clips.timer)
             for micro_batch in read_step(run, clips):
                 run.step.accumulate(micro_batch)
@@ -84,22 +84,22 @@ def clips_of_steps(run: Run) -> Generator[StepClips, None, None]:
     plan = run.plan
     world = run.world
     step = run.start_step
-    batches_rung = None  # that `batches` are of
+    opened_size = None  # that `batches` are of
     with ExitStack() as open_batches:
         while step < plan.total_steps and not run.decisions.is_stop_reached:
-            rung = run.decisions.rung
-            step = max(step, plan.first_step(step // plan.steps_per_epoch, rung))
+            size = run.decisions.batch_size
+            step = max(step, plan.first_step(step // plan.steps_per_epoch, size))
             number = step + 1
             run.watchdog.at(f"loading the clips of step {number}")
             timer = StepTimer(run.device, number)
             began = time.perf_counter()
-            if rung != batches_rung:
+            if size != opened_size:
                 open_batches.close()
                 steps = range(step, plan.total_steps)
-                batches = run.train_set.training_batches(plan.order(rung), world.rank, world.size, steps)
+                batches = run.train_set.training_batches(plan.order(size), world.rank, world.size, steps)
                 open_batches.callback(batches.close)
-                batches_rung = rung
-            yield StepClips(step, number, rung, batches, timer, time.perf_counter() - began)
+                opened_size = size
+            yield StepClips(step, number, size, batches, timer, time.perf_counter() - began)
             step += 1
 
 

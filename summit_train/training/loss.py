@@ -163,7 +163,7 @@ def one_hot(targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 
 def num_correct(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the number of clips whose highest logit is of their class, of one of several, of the largest mixed one."""
+    """Return the number of clips whose highest logit is of their class; of a mixed clip, of its largest share's."""
     best = logits.detach().argmax(1)
     if targets.dim() == 1:
         return (best == targets).sum()

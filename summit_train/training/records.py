@@ -11,7 +11,7 @@ from typing import NamedTuple
 from summit_train.core.errors import AgreedError
 from summit_train.core.watch import Stopped
 from summit_train.data.batches.loader import Batches, MicroBatch
-from summit_train.plan import Rung
+from summit_train.plan import BatchSize
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
 from summit_train.training.slow_ranks import SlowRanks
@@ -30,7 +30,7 @@ class StepClips:
 
     step: int
     number: int
-    rung: Rung
+    batch_size: BatchSize
     batches: Batches[MicroBatch]
     timer: StepTimer
     wait_s: float
@@ -92,7 +92,7 @@ class Records(AbstractContextManager["Records"]):
         result = launched.result
         number = clips.number
         epoch = clips.step // run.plan.steps_per_epoch
-        vote = result.read(clips.rung.global_batch, run.plan.virtual_gpus, run.world.size)
+        vote = result.read(clips.batch_size.global_batch, run.plan.virtual_gpus, run.world.size)
         timer.lap("allreduce")
         self._check(launched, vote)
         run.bad_clips.add(vote.bad_clips, clips.finished, number, epoch)
@@ -105,7 +105,7 @@ class Records(AbstractContextManager["Records"]):
                 epoch=epoch,
                 loss=vote.loss,
                 lr=launched.lr,
-                clips_per_second=clips.rung.global_batch / step_s,
+                clips_per_second=clips.batch_size.global_batch / step_s,
                 step_s=step_s,
                 data_wait_s=vote.data_wait_s,
                 top1=vote.top1,

@@ -199,10 +199,10 @@ class TrainStep:
         if len(self._losses) == self._accumulation - 1:
             self.statistics.start_mean()
             self._exchange.begin_last_pass()
+            self._timer.lap("other")
         self._step = batch.step
         every = self._settings.noise_every
         self._is_measured = every > 0 and (batch.step + 1) % every == 0
-        self._timer.lap("other")
         with self._squares.listening() if self._is_measured else nullcontext(), self.statistics.kept():
             torch.autograd.backward(loss * self.loss_scale.scale)
         self._timer.lap("backward")

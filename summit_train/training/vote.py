@@ -28,9 +28,8 @@ VOTES = ("votes.0", "votes.1")
 
 
 class VoteRow(NamedTuple):
-    """The row of numbers that each rank brings to the vote of a step, and the sum of all ranks' rows.
+    """The row of numbers that each rank brings to the vote of a step, and the sum of all ranks' rows; see Vote.
 
-    skipped: the gradient is not finite. broken: a loss or the gradient is not, and no loss scale explains it.
     pass_squares, mean_square: squared gradient norms, unscaled: the sum of the passes', NaN where unmeasured, and that
     of their mean.
     """

@@ -35,17 +35,17 @@ def meet(launch: Launch, host: str) -> tuple[TCPStore, str]:
     """
     address = os.environ.get("MASTER_ADDR")
     port = os.environ.get("MASTER_PORT")
-    keeps = launch.rank == 0
-    if (world := _mpi_world(launch)) is not None:
+    world = _mpi_world(launch)
+    if world is not None:
         refuse_mixed(world, "torch", host)
-        if address is None or port is None:
-            return _meet_by_mpi(world, launch, address or host)
-    if address is None or port is None:
-        address, number = job_address(os.environ, launch)
-        return _store(launch, address, number, keeps=keeps), address
-    if not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise UserError(f"MASTER_PORT must be a port's number, got {port!r}")
-    return _store(launch, address, int(port), keeps=keeps_store(launch)), address
+    if address is not None and port is not None:
+        if not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise UserError(f"MASTER_PORT must be a port's number, got {port!r}")
+        return _store(launch, address, int(port), keeps=keeps_store(launch)), address
+    if world is not None:
+        return _meet_by_mpi(world, launch, address or host)
+    address, number = job_address(os.environ, launch)
+    return _store(launch, address, number, keeps=launch.rank == 0), address
 
 
 def keeps_store(launch: Launch) -> bool:

@@ -10,7 +10,8 @@ import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 # A packed set: its record, the columns of its manifest, and the folder that exists until it is finished.
 PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER = "pack.json", "manifest", ".packing"
-# The columns of a list that `read_rows` parses; it copies the others.
-_KNOWN = {"path", "label", "num_frames", "group", "sha256", "reversed", "start_frame", "end_frame"}
 _ABOUT = "columns.json"
 
 
@@ -166,8 +165,9 @@ class Manifest:
         clips = np.concatenate([first, self.more_labels["clip"]])
         return clips, np.concatenate([self.labels[first], self.more_labels["label"]]).astype(np.int64)
 
+    @cached_property
     def clips_per_class(self) -> dict[str, int]:
-        """Return the number of clips of each class, label by label. A clip of several classes counts in each."""
+        """The number of clips of each class, label by label. A clip of several classes counts in each."""
         _, labels = self.label_pairs()
         counts = np.bincount(labels, minlength=len(self.class_names))
         return dict(zip(self.class_names, counts.tolist(), strict=True))
@@ -233,7 +233,7 @@ class Manifest:
     def __reduce__(self) -> str | tuple[Any, ...]:
         if self.is_packed:
             return _reopen, (self.source, self.fingerprint())
-        return _unpickled, (vars(self),)
+        return _unpickled, ({column.name: getattr(self, column.name) for column in fields(self)},)
 
 
 def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
@@ -291,7 +291,7 @@ def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:
         found = tables.read_tables(Path(manifest.source))
     clips = iter(range(len(manifest)))
     for lines, cells in found:
-        others = {name: column for name, column in cells.items() if name not in _KNOWN}
+        others = {name: column for name, column in cells.items() if name not in tables.READ_COLUMNS}
         for place in range(len(lines)):
             more = tuple((name, column[place]) for name, column in others.items())
             yield replace(manifest.row(next(clips)), others=more)
