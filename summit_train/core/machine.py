@@ -22,6 +22,8 @@ TESTED_TORCH = ("2.7", "2.15")  # the oldest and the newest, by tests/matrix.sh
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_MMAP_MAX = -4
+# The memory of a worker process besides what it starts with: several frames of the largest size.
+_WORKER_BYTES = 4 << 30
 
 
 def num_cpus() -> int:
@@ -87,6 +89,18 @@ def _proc_value(file: str, *keys: str) -> str:
         if key.strip() in keys:
             return value.strip()
     return ""
+
+
+def bound_memory() -> None:
+    """Limit what this process may allocate from now on, so that a decoder cannot exhaust the node's memory.
+
+    The limit is on the data (RLIMIT_DATA): libraries reserve many addresses that they never use.
+    """
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
+    limit = pages * resource.getpagesize() + _WORKER_BYTES
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def keep_freed_memory() -> bool:

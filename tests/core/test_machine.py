@@ -123,6 +123,23 @@ def test_readers_keep_the_frames_of_a_clip_and_give_large_blocks_back() -> None:
     assert faults("keep_freed_frames", 16 << 20) > 300
 
 
+_HOARD = """
+import numpy as np
+from summit_train.core.machine import bound_memory
+bound_memory()
+np.ones(1 << 28, np.uint8)
+try:
+    np.ones(1 << 33, np.uint8)
+except MemoryError:
+    print("refused")
+"""
+
+
+def test_a_bounded_process_is_refused_gigabytes_and_lives_on() -> None:
+    done = subprocess.run([sys.executable, "-c", _HOARD], capture_output=True, text=True, check=True)
+    assert done.stdout == "refused\n"
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of a user whose PyTorch was not tested."""
