@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from summit_train.core.checkpoints import CheckpointError, digest_path, find_checkpoints, learner_path
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, read_file, regular
+from summit_train.core.run_folder import CheckpointError, digest_path, find_checkpoints, learner_path
 from summit_train.core.text import from_json
 
 # Weights, two states of a solver, and the average of the weights; each in double at most.
