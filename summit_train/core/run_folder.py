@@ -1,4 +1,4 @@
-"""A run's folder: its lock, its checkpoints by name, and job/, where a job script and its ranks speak of nodes."""
+"""A run's folder: its lock, its checkpoints by name, and job/, for what a job script and its ranks tell each other."""
 
 from __future__ import annotations
 
@@ -152,14 +152,14 @@ class Spares(NamedTuple):
 
 
 def spares(run_path: Path) -> Spares:
-    """Return what the script has written before this start; none without a script, or with one that never moves."""
+    """Return the spares of this start; none without a job script, or with one that never moves."""
     with suppress(OSError, ValueError, TypeError):
         return Spares(*map(int, (run_path / "job" / "spares").read_text("utf-8").split()))
     return Spares()
 
 
 def script_began() -> str | None:
-    """Return what all starts of the ranks by one script have in common; None without a script that restarts them."""
+    """Return when the job script began, as text; None without a script that restarts the ranks."""
     file = os.environ.get(FAILURE)
     return None if file is None else Path(file).name.partition(".")[2].rpartition(".")[0] or None
 

@@ -151,7 +151,7 @@ def _load_safetensors(path: Path, bound: Bound) -> dict[str, Any]:
 
 
 def peek(path: Path) -> Any:
-    """Return what torch saved, on the meta device: no number is read, no digest checked. Raises CheckpointError."""
+    """Load what torch saved onto the meta device: no number is read, no digest checked. Raises CheckpointError."""
     size = _unpacked_size(path)
     if size > (stored := _stored_size(path)):
         raise CheckpointError(f"{path}: unpacks to {size:,} bytes of {stored:,}; torch never compresses what it saves")
