@@ -37,7 +37,7 @@ class FileStore:
 
     @cached_property
     def films(self) -> Films:
-        """Return this process's checks and indexes of films: not a field, because fields are sent to other ranks."""
+        """Return this process's checks and indexes of films: not a field, so that copies have their own."""
         return Films()
 
     def path(self, clip: int) -> str:
