@@ -158,12 +158,18 @@ class Journal:
             file.write(b"\n" + json.dumps(record).encode())  # the line before may be incomplete
 
     def _state(self, path: str) -> list[int] | None:
-        """Return a file's size in bytes and its modification time in ns, None without a file."""
+        """Return a file's size in bytes and its modification time in ns, None without a file.
+
+        Of a folder, those of all that it holds: the total size and the newest time.
+        """
+        full = os.path.join(self.root, path)
         try:
-            status = os.stat(os.path.join(self.root, path))
+            found = [os.stat(full)]
+            if os.path.isdir(full):
+                found += [entry.stat() for entry in os.scandir(full)]
         except (OSError, ValueError):
             return None
-        return [status.st_size, status.st_mtime_ns]
+        return [sum(status.st_size for status in found), max(status.st_mtime_ns for status in found)]
 
 
 @dataclass(frozen=True)
