@@ -58,6 +58,20 @@ needs_ranks = pytest.mark.skipif(
 )
 
 
+def until(condition: Callable[[], bool]) -> bool:
+    """Wait for something that other processes do."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def children(pid: int) -> list[int]:
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+
+
 def environment(**more: str) -> dict[str, str]:
     """This process's environment without any launcher's traces, one thread a rank where it does not say."""
     launchers = (

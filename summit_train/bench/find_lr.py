@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> Values:
         network = initial_network(spec, place.device)
         if spec.model.pretrained is not None:
             place.tell(f"pretrained: {load_pretrained(network, spec.model.pretrained, dataset.manifest.classes)}")
-        loss = build_loss(spec, list(dataset.manifest.clips_per_class().values()))
+        loss = build_loss(spec, list(dataset.manifest.clips_per_class.values()))
         step = build_step(spec, plan, place.world, network, place.device, loss)
         with dataset.training_batches(plan.order(), 0, 1, range(args.steps)) as batches:
             for number in followed(range(args.steps), args.steps, "steps", in_logs=True):

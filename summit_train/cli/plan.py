@@ -274,8 +274,8 @@ def _communication_rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     sent = f"{plan.averaging_bytes / 1e6:,.1f} MB of {state}"
     rows = [("averaging", f"{counted(plan.virtual_gpus, 'learner')}; {counted(rounds, 'average')} an epoch of {sent}")]
     if len(plan.ladder) > 1:
-        sizes = ", ".join(f"{rung.clips_per_gpu:,}" for rung in plan.ladder)
-        lengths = ", ".join(f"{rung.steps_per_epoch:,}" for rung in plan.ladder)
+        sizes = ", ".join(f"{size.clips_per_gpu:,}" for size in plan.ladder)
+        lengths = ", ".join(f"{size.steps_per_epoch:,}" for size in plan.ladder)
         rows.append(("growing batch", f"{sizes} clips of a learner: {lengths} steps an epoch"))
     return rows
 

@@ -7,32 +7,27 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import naming, read_file
 from summit_train.core.text import counted, from_json
+from summit_train.core.workers import Reading, Workers
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest
 from summit_train.data.manifest.folders import folder_table
 from summit_train.data.manifest.reading import read_rows
 from summit_train.data.manifest.tables import is_video
 from summit_train.data.video.clips import holds_pictures, probe_folder
 from summit_train.data.video.films import Films, is_film
-from summit_train.data.video.source import NO_HURRY, DecodeError, VideoInfo, load_video, worker_pool
+from summit_train.data.video.source import NO_HURRY, DecodeError, VideoInfo, load_video
 from summit_train.data.video.stream import probe
 
-_PATHS_PER_WORKER = 16
-# The decoder checks the time itself; its process is killed only where it cannot.
-_PATIENCE = 1.5
+_AHEAD = 16  # answers of each worker that may wait for that of a long video
 
 
 @dataclass(frozen=True)
@@ -79,48 +74,29 @@ def spread(
     root: str,
     items: Iterable[Item],
     workers: int,
-    seconds: float = _PATIENCE * NO_HURRY.seconds,
+    seconds: float = NO_HURRY.seconds,
 ) -> Iterator[Answer | DecodeError]:
     """Examine all items below `root`, paths or clips, in order, by `workers` processes, or by this one for 0.
 
-    A file that crashes its process, or blocks it for `seconds`, is an error like any other bad file.
+    A file that crashes its process, or blocks it for far more than `seconds`, is an error like any other bad file.
     """
-    if not workers:
-        yield from (examine(root, item) for item in items)
-        return
-    in_time, left = partial(_in_time, examine, root, seconds), iter(items)
-    while batch := list(islice(left, workers * _PATHS_PER_WORKER)):
-        with worker_pool(workers) as pool:
-            while batch:
-                num_found = 0
-                try:
-                    for found in pool.map(in_time, batch):
-                        num_found += 1
-                        yield found
-                except BrokenProcessPool:
-                    yield from (_alone(in_time, item, seconds) for item in batch[num_found:])
-                    break
-                batch = list(islice(left, workers * _PATHS_PER_WORKER))
+    make = partial(_examined, examine, root)
+    answers: Workers[Answer | DecodeError] = Workers(
+        make, enumerate(items), workers, error=DecodeError, seconds=seconds, ahead=_AHEAD
+    )
+    with answers:
+        yield from answers
 
 
-def _alone(in_time: Callable[[Item], Answer], item: Item, seconds: float) -> Answer | DecodeError:
-    began = time.monotonic()
-    with worker_pool(1) as pool:
-        try:
-            return pool.submit(in_time, item).result()
-        except BrokenProcessPool:
-            if time.monotonic() - began > seconds:
-                return DecodeError(str(item), f"takes longer than {seconds:g} s to read: its reader never came back")
-            return DecodeError(str(item), "decoding it kills the process")
-
-
-def _in_time(examine: Callable[[str, Item], Answer], root: str, seconds: float, item: Item) -> Answer:
-    """Examine an item in a worker. SIGALRM, which has no handler, kills it if a decoder never returns."""
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+def _examined(
+    examine: Callable[[str, Item], Answer], root: str, numbered: tuple[int, Item], reading: Reading
+) -> Answer | DecodeError:
+    number, item = numbered
     try:
-        return examine(root, item)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        with reading(number, str(item)):
+            return examine(root, item)
+    except DecodeError as error:
+        return error
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class Dataset:
     def training_clips(self, order: Order, epoch: int) -> tuple[TrainingClips, dict[int, Draw]]:
         """Return what reads single clips as training does, and the first draw of each that an epoch, from 0, takes."""
         read, order = self._reader(order.seed), self._balanced(order)
-        numbers = order.numbers_per_epoch or order.steps_per_epoch
+        numbers = order.step_numbers_per_epoch or order.steps_per_epoch
         drawn: dict[int, Draw] = {}
         for step, gpu, _, clips in order.micro_batches(0, 1, range(epoch * numbers, (epoch + 1) * numbers)):
             for draw in read.draws((step, gpu, epoch, clips)):

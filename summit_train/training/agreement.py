@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,17 +51,18 @@ def check_agreement(
     if world.size == 1:
         return
     package = Path(summit_train.__file__).parent
-    takes_first = world.local_rank > 0
-    found = arguments | identity(spec, datasets, network, "" if takes_first else code_digest(package)).values()
-    who, folder, expected = world.broadcast((world.who, str(package), found))
+    takes_digest = world.local_rank > 0
+    values = arguments | identity(spec, datasets, network, "" if takes_digest else code_digest(package)).values()
+    who, folder, expected = world.broadcast((world.who, str(package), values))
 
     def compare() -> None:
-        if takes_first:
-            found[_CODE] = expected[_CODE] if folder == str(package) else code_digest(package)
-        for key in expected | found:
-            if (first := expected.get(key)) != (own := found.get(key)):
+        if takes_digest:
+            values[_CODE] = expected[_CODE] if folder == str(package) else code_digest(package)
+        for key in expected | values:
+            if expected.get(key) != values.get(key):
+                wrong = f"{key} must be {expected.get(key)!r}, got {values.get(key)!r}"
                 right = "start all ranks with the same spec, lists and code"
-                raise UserError(f"{world.who} differs from {who}: {key} must be {first!r}, got {own!r}; {right}")
+                raise UserError(f"{world.who} differs from {who}: {wrong}; {right}")
 
     world.together(compare)
 
@@ -109,10 +111,14 @@ def own_sources(spec: Spec, *, trains: bool = True, decides: bool = False) -> di
         stop = spec.schedule.early_stop
         measures = [(part, name) for part, name in measures if stop is not None and stop.measure == name]
     parts = [*own_parts(spec, *(("loss", "schedule", "data") if trains else ())), *(part for part, _ in measures)]
-    names = [f"{part.key} {Path(part.name).name}" for part in parts]
-    numbers = [names[: place + 1].count(name) for place, name in enumerate(names)]
-    texts = [name if number == 1 else f"{name} {number}" for name, number in zip(names, numbers, strict=True)]
-    return {f"{text} (SHA-256)": part.digest for text, part in zip(texts, parts, strict=True)}
+    counts = Counter[str]()
+    digests = {}
+    for part in parts:
+        name = f"{part.key} {Path(part.name).name}"
+        counts[name] += 1
+        number = "" if counts[name] == 1 else f" {counts[name]}"
+        digests[f"{name}{number} (SHA-256)"] = part.digest
+    return digests
 
 
 def experiment_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, str]:

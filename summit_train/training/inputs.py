@@ -19,15 +19,13 @@ from summit_train.training.state import Extension
 class Inputs:
     """The user's input, read and checked for consistency before the ranks communicate. Each part is made once, here.
 
-    clips_of_class: the training clips of each class, by its name. loss: on the CPU. measures: of validation
-    videos. extension: what --more-epochs asks for.
+    loss: on the CPU. measures: of validation videos. extension: what --more-epochs asks for.
     """
 
     spec: Spec
     plan: Plan
     train: Dataset
     val: Dataset
-    clips_of_class: dict[str, int]
     loss: TaskLoss
     measures: Measures
     extension: Extension | None = None
@@ -40,11 +38,10 @@ class Inputs:
 def read_inputs(spec: Spec, ranks: int, extension: Extension | None = None) -> Inputs:
     """Read the lists, and make what follows from the spec and them. Raises UserError."""
     train, val = open_datasets(spec)
-    clips_of_class = train.manifest.clips_per_class()
-    loss, measures = loss_and_measures(spec, list(clips_of_class.values()))
+    loss, measures = loss_and_measures(spec, list(train.manifest.clips_per_class.values()))
     check_batch(spec)
     plan = make_plan(spec, ranks, len(train))
-    return Inputs(spec, plan, train, val, clips_of_class, loss, measures, extension)
+    return Inputs(spec, plan, train, val, loss, measures, extension)
 
 
 def loss_and_measures(spec: Spec, clips_of_class: Sequence[int] = ()) -> tuple[TaskLoss, Measures]:

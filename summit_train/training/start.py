@@ -139,7 +139,7 @@ def _write_plan(run: Run) -> None:
     leaked = leaks(run.train_set, run.val_set)
     for warning in (*class_warnings(train, val), *leaked.warnings(val)):
         warn(warning)
-    counts = {"train": run.inputs.clips_of_class, "val": val.clips_per_class()}
+    counts = {"train": train.clips_per_class, "val": val.clips_per_class}
     values = run.plan.values() | {"clips_per_class": counts, "val_fingerprint": val.fingerprint(), **leaked.values()}
     write_json(run.spec.run_path / "plan.json", values)
 

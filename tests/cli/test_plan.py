@@ -190,7 +190,7 @@ def test_the_plan_shows_averages_and_the_ladder(write_spec: WriteSpec, plan: Pla
     words = (write_spec(parallel=GROWING, evaluate={"every_epochs": 1}),)
     found, output = plan(*words, "--json"), plan(*words)
     assert found["averaging_bytes"] == 2 * 4 * found["parameters"]  # SGD's momentum
-    assert [rung["clips_per_gpu"] for rung in found["ladder"]] == [2, 4, 8, 16, 20]
+    assert [size["clips_per_gpu"] for size in found["ladder"]] == [2, 4, 8, 16, 20]
     megabytes = f"{found['averaging_bytes'] / 1e6:,.1f}"
     assert f"4 learners; 1 average an epoch of {megabytes} MB of weights and solver state" in output
     assert "2, 4, 8, 16, 20 clips of a learner: 10, 5, 2, 1, 1 steps an epoch" in output

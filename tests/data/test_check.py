@@ -56,14 +56,13 @@ def _hang_at_b(root: str, path: str) -> Found:
 @pytest.mark.parametrize(
     ("examine_b", "seconds", "message"),
     [
-        (_die_of_b, PATIENCE_S, "decoding it kills the process"),
+        (_die_of_b, PATIENCE_S, "kills the process that reads it (exit status 1)"),
         pytest.param(_hang_at_b, 1.5, f"takes longer than 1.5 s to read: {NEVER_BACK}", marks=pytest.mark.nightly),
     ],
 )
 def test_a_file_that_kills_or_holds_its_process_is_named_and_the_rest_follows(
-    monkeypatch: pytest.MonkeyPatch, examine_b: Callable[[str, str], Found], seconds: float, message: str
+    examine_b: Callable[[str, str], Found], seconds: float, message: str
 ) -> None:
-    monkeypatch.setattr("summit_train.data.check._PATHS_PER_WORKER", 2)  # "c" needs a new pool
     found = list(spread(examine_b, "", "abc", workers=1, seconds=seconds))
     assert str(found[1]) == f"b: {message}"
     assert [found[0], *found[2:]] == [FACTS] * 2

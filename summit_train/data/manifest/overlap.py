@@ -111,7 +111,7 @@ def _digests(manifest: Manifest) -> Iterator[list[bytes]]:
 
 def class_warnings(train: Manifest, val: Manifest) -> list[str]:
     """Return a line for each way in which training and validation differ in their classes, and for empty folders."""
-    sides = (("data.train", train, train.clips_per_class()), ("data.val", val, val.clips_per_class()))
+    sides = (("data.train", train, train.clips_per_class), ("data.val", val, val.clips_per_class))
     lines = []
     for (here, _, counts), (there, _, others) in (sides, sides[::-1]):
         only = [name for name, count in others.items() if count and not counts.get(name)]

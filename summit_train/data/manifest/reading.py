@@ -10,7 +10,8 @@ import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
@@ -164,8 +165,9 @@ class Manifest:
         clips = np.concatenate([first, self.more_labels["clip"]])
         return clips, np.concatenate([self.labels[first], self.more_labels["label"]]).astype(np.int64)
 
+    @cached_property
     def clips_per_class(self) -> dict[str, int]:
-        """Return the number of clips of each class, label by label. A clip of several classes counts in each."""
+        """The number of clips of each class, label by label. A clip of several classes counts in each."""
         _, labels = self.label_pairs()
         counts = np.bincount(labels, minlength=len(self.class_names))
         return dict(zip(self.class_names, counts.tolist(), strict=True))
@@ -231,7 +233,7 @@ class Manifest:
     def __reduce__(self) -> str | tuple[Any, ...]:
         if self.is_packed:
             return _reopen, (self.source, self.fingerprint())
-        return _unpickled, (vars(self),)
+        return _unpickled, ({column.name: getattr(self, column.name) for column in fields(self)},)
 
 
 def read_manifest(path: str | Path, region: str | None = None) -> Manifest:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from summit_train.data.batches.stores import Store, open_store
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.video.encode import write_video
 from summit_train.spec import DataSpec
-from tests.worlds import PATIENCE_S
 
 NUM_VIDEOS = 9
 NUM_FRAMES = 12
@@ -77,14 +74,6 @@ def plain(batches: loader.Batches[loader.MicroBatch]) -> list[tuple[Any, ...]]:
 def grey(frames: np.ndarray) -> list[int]:
     """Which frame of the video each of the frames (T, h, w, 3) is, read from its darkest pixel."""
     return [round(int(frame.min()) / GREY_STEP) for frame in frames]
-
-
-def until(condition: Callable[[], bool]) -> bool:
-    """Wait for something that other processes do."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 def all_keys(manifest: Manifest) -> list[Any]:

@@ -28,9 +28,9 @@ from summit_train.data.batches.workers import Slots, check_shared_memory
 from summit_train.data.manifest import Manifest
 from summit_train.spec import EvaluateSpec, load_spec, smallest_spec
 from tests.conftest import WriteSpec
-from tests.data.batches.conftest import data_spec, open_batches, until
+from tests.data.batches.conftest import data_spec, open_batches
 from tests.runs import steps_of
-from tests.worlds import needs_ranks, run, start
+from tests.worlds import needs_ranks, run, start, until
 
 
 @pytest.mark.parametrize("way", ["close", "end", "forget"])

@@ -138,8 +138,8 @@ def _of_labels(path: Path, labels: list[int], names: tuple[str, ...] | None = CL
 
 def test_clips_are_counted_by_class(tmp_path: Path) -> None:
     manifest = _of_labels(tmp_path / "a.csv", [2, 0, 0, 2, 2])
-    assert manifest.clips_per_class() == {"bend": 2, "run": 0, "walk": 3}
-    assert _of_labels(tmp_path / "b" / "b.csv", [1, 1], None).clips_per_class() == {"0": 0, "1": 2}
+    assert manifest.clips_per_class == {"bend": 2, "run": 0, "walk": 3}
+    assert _of_labels(tmp_path / "b" / "b.csv", [1, 1], None).clips_per_class == {"0": 0, "1": 2}
 
 
 def test_classes_of_one_side_alone_are_named_in_a_line_each(tmp_path: Path) -> None:

@@ -417,7 +417,7 @@ def test_a_clip_may_have_several_labels_or_none(tmp_path: Path) -> None:
     assert single.tolist() == [2, 2, 1] and single.dtype == np.int64
     clips, labels = manifest.label_pairs()
     assert sorted(zip(clips.tolist(), labels.tolist(), strict=True)) == [(0, 0), (0, 3), (1, 2), (3, 1), (3, 3), (4, 2)]
-    assert manifest.clips_per_class() == {"sit": 1, "stand": 1, "a;b": 2, "run": 2}
+    assert manifest.clips_per_class == {"sit": 1, "stand": 1, "a;b": 2, "run": 2}
     assert [row.label for row in read_rows(manifest)] == ["0;3", 2, ";", "1;3", 2]
     assert [row.labels for row in read_rows(manifest)] == [(0, 3), (2,), (), (1, 3), (2,)]
     write_manifest(tmp_path / "again.csv", read_rows(manifest))
