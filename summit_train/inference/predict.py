@@ -52,7 +52,7 @@ class Predictions:
 
         With the frames of spans, regions and directions, so that it is a manifest; a video with an error has no class.
         """
-        depth = max((len(video.predictions) for video in self.videos), default=0)
+        depth = max([1, *(len(video.predictions) for video in self.videos)])
         ranks = ["", *(f"_{rank}" for rank in range(2, depth + 1))]
         header = [f"{column}{rank}" for rank in ranks for column in ("label", "name", "score")]
         rows: list[list[object]] = [[*header, "error"]]

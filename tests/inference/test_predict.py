@@ -90,6 +90,7 @@ def test_json_and_csv_by_hand(tmp_path: Path) -> None:
     (tmp_path / "found.csv").write_text(text)
     listed = read_manifest(tmp_path / "found.csv")
     assert listed.labels.tolist() == [2, -1] and listed.clip(1) == videos[1].clip
+    assert Predictions(videos[1:], None).csv_text().splitlines()[1] == "z.mp4,3,,;,,,is empty"
     assert Predictions(videos[:1], None).csv_text().startswith("path,label,name,score,label_2,")
     backwards = Predictions([videos[0], replace(videos[0], clip=Clip("x, y.mp4", is_reversed=True))], None)
     assert backwards.values()["videos"][1] == {"path": "x, y.mp4", "reversed": True, "predictions": first}
