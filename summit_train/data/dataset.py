@@ -66,7 +66,8 @@ class Dataset:
 
     def training_clips(self, order: Order, epoch: int) -> tuple[TrainingClips, dict[int, Draw]]:
         """Return what reads single clips as training does, and the first draw of each that an epoch, from 0, takes."""
-        read, order = self._reader(order.seed), self._balanced(order)
+        read = self._reader(order.seed)
+        order = self._balanced(order)
         numbers = order.step_numbers_per_epoch or order.steps_per_epoch
         drawn: dict[int, Draw] = {}
         for step, gpu, _, clips in order.micro_batches(0, 1, range(epoch * numbers, (epoch + 1) * numbers)):
@@ -109,7 +110,8 @@ def _check_boxes(manifest: Manifest, spec: Spec, which: str) -> None:
 
 def open_datasets(spec: Spec) -> tuple[Dataset, Dataset]:
     """Open the training and the validation set. Raises UserError if one is wrong or they do not fit together."""
-    train, val = Dataset.open(spec, "train"), Dataset.open(spec, "val")
+    train = Dataset.open(spec, "train")
+    val = Dataset.open(spec, "val")
     check_same_classes(val.manifest.source, val.manifest.classes, train.manifest.source, train.manifest.classes)
     return train, val
 

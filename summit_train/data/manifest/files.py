@@ -77,7 +77,8 @@ def located_root(root: str | None, manifest: Manifest) -> str:
 
     Raises UserError for a root that is not a folder, or lacks the first clip if the manifest's own folder has it.
     """
-    beside, first = os.path.dirname(manifest.source), manifest.path(0)
+    beside = os.path.dirname(manifest.source)
+    first = manifest.path(0)
     if root is None:
         return beside
     if os.path.exists(os.path.join(root, first)):
