@@ -26,9 +26,10 @@ from summit_train.core.session import check_single
 from summit_train.core.text import counted
 from summit_train.data.batches.loader import MicroBatch, TrainingClips, training_batches
 from summit_train.data.batches.order import PREFETCHED_PER_WORKER, Order
-from summit_train.data.batches.stores import FlowStore, Store, open_store
+from summit_train.data.batches.stores import FlowStore, open_store
 from summit_train.data.batches.workers import Batches, Slots
 from summit_train.data.dataset import Dataset
+from summit_train.data.loading import Store
 from summit_train.data.manifest import Manifest, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.manifest.quarantine import Kept

@@ -13,7 +13,8 @@ from summit_train.core.errors import UserError
 from summit_train.core.own_parts import OwnPart
 from summit_train.data.batches.order import Classes, Order
 from summit_train.data.batches.spans import SpanStore
-from summit_train.data.batches.stores import Store, open_store
+from summit_train.data.batches.stores import open_store
+from summit_train.data.loading import Draw, Store
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.node_copy import read_shared
 from summit_train.data.manifest.overlap import Leaks, shared_clips
@@ -23,7 +24,7 @@ from summit_train.spec import DataSpec, Spec
 from summit_train.spec.catalog import is_foreign
 
 if TYPE_CHECKING:
-    from summit_train.data.batches.loader import Draw, MicroBatch, TrainingClips
+    from summit_train.data.batches.loader import MicroBatch, TrainingClips
     from summit_train.data.batches.workers import Batches
 
 

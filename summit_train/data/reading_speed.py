@@ -5,8 +5,8 @@ from __future__ import annotations
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed.format import Packing
 from summit_train.data.video.augment import scaled_size
-from summit_train.data.video.clips import holds_pictures
 from summit_train.data.video.decode import open_video
+from summit_train.data.video.pictures import holds_pictures
 from summit_train.data.video.source import LIMITS, Budget, DecodeError, Encoded
 from summit_train.spec import DataSpec
 

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.files import file_sha256
+from summit_train.data.loading import show_open
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.augment import View
-from summit_train.data.video.clips import Frames, read_folder_views, read_views
+from summit_train.data.video.clips import Frames, Numbers, SpanClip, VideoClip, open_folder
 from summit_train.data.video.source import NO_HURRY, DecodeError, load_video
 
 NEAR = 7.0  # bits; chosen by the table in docs/tested.md
@@ -66,16 +67,22 @@ def digest(root: str, path: str) -> bytes | DecodeError:
 def sign(root: str, clip: Clip) -> Signature | DecodeError:
     """Decode a clip and hash it, or return why it cannot be read."""
     path = os.path.join(root, clip.path)
-    choose = clip.span.chosen_in(path, lambda frames: np.arange(0, min(frames, _MOST_FRAMES), _STEP)[None])
-    views_of = lambda width, height: [View(_SIDE, _SIDE, 0, 0, _SIDE, _SIDE)]  # noqa: E731
     try:
-        if os.path.isdir(path):
-            (frames,) = read_folder_views(path, choose, views_of, None, NO_HURRY).views
-        else:
-            (frames,) = read_views(load_video(path, None), choose, views_of, limits=NO_HURRY).views
+        is_folder = os.path.isdir(path)
+        video = open_folder(path, None, NO_HURRY) if is_folder else VideoClip(load_video(path, None), limits=NO_HURRY)
+        with SpanClip(video, clip.span, path) as opened:
+            frames = show_open(opened, _sample, _crop).pixels[0]
     except DecodeError as error:
         return DecodeError(clip.path, error.reason, clip.span)
     return signature(frames[::-1] if clip.is_reversed else frames)
+
+
+def _sample(num_frames: int) -> Numbers:
+    return np.arange(0, min(num_frames, _MOST_FRAMES), _STEP)[None]
+
+
+def _crop(width: int, height: int) -> list[View]:
+    return [View(_SIDE, _SIDE, 0, 0, _SIDE, _SIDE)]
 
 
 def signature(frames: Frames) -> Signature:

@@ -7,12 +7,11 @@ Pixels stay uint8; the device normalises them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain, islice, takewhile
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,12 +20,21 @@ from numpy.typing import NDArray
 from summit_train.core import rng
 from summit_train.core.own_parts import OwnPart
 from summit_train.data.batches.order import PREFETCHED_PER_WORKER, MicroBatchKey, Order
-from summit_train.data.batches.stores import Store
 from summit_train.data.batches.workers import Batches, Reading, Tensors
+from summit_train.data.loading import (
+    Crop,
+    Draw,
+    Sample,
+    Store,
+    Targets,
+    Variation,
+    show,
+    training_clip,
+    whole_video,
+)
 from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video import augment
-from summit_train.data.video.clips import Frames, ViewsOf
-from summit_train.data.video.decode import Playback
+from summit_train.data.video.clips import Frames, Numbers
 from summit_train.data.video.own_augment import OwnAugment
 from summit_train.data.video.rand_augment import RandAugment
 from summit_train.data.video.source import DecodeError
@@ -36,8 +44,6 @@ from summit_train.spec import DataSpec, EvaluateSpec
 _MAX_SUBSTITUTES = 16
 PICTURES_AT_ONCE = 384  # frames times crops of a block of a whole video: 75 MB at 256 x 256 pixels, fewer larger ones
 _NOTHING = torch.empty(0)
-# From the number of a video's frames to the wanted ones, in any order and with repeats. Pure, and can be pickled.
-ChooseFrames = Callable[[int], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -100,10 +106,6 @@ def training_batches(read: TrainingClips, order: Order, rank: int, ranks: int, s
     return Batches(read, clips, data.num_workers(), data.clip_seconds)
 
 
-Targets = list[list[NDArray[np.float32]]]  # the boxes in each frame of each view, see Boxes.targets; or nothing
-Draw = tuple[int, ...]  # (epoch, clip), with data.balance: classes (epoch, clip, step, virtual GPU, place)
-
-
 @dataclass(frozen=True)
 class TrainingClips:
     """Reads the micro-batch of a key, or one clip.
@@ -120,12 +122,12 @@ class TrainingClips:
     num_classes: int | None = None
 
     @cached_property
-    def _steps(self) -> list[tuple[Callable[[Frames, np.random.Generator], Frames], str, tuple[int, ...]]]:
-        """Return what varies the crop of a clip, one after the other, with purpose and number of its draws."""
-        steps: list[Any] = [(OwnAugment(part), "own_augment", (place,)) for place, part in enumerate(self.own)]
+    def _variations(self) -> list[Variation]:
+        """Return what varies the crops of a clip, one after the other."""
+        variations: list[Variation] = []
         if self.data.built_in_augment == "rand_augment":
-            steps.insert(0, (RandAugment(**self.data.rand_augment_settings.model_dump()), "rand_augment", ()))
-        return steps
+            variations.append((RandAugment(**self.data.rand_augment_settings.model_dump()), "rand_augment", ()))
+        return variations + [(OwnAugment(part), "own_augment", (number,)) for number, part in enumerate(self.own)]
 
     def __call__(self, key: MicroBatchKey, reading: Reading) -> MicroBatch:
         step, virtual_gpu, _, _ = key
@@ -165,34 +167,9 @@ class TrainingClips:
         raise DecodeError(failed[0].path, reason)
 
     def clip(self, clip: int, drawn: Draw, reading: Reading) -> tuple[Frames, Targets]:
-        """Read `data.repeats` views of a clip, uint8 (repeats, T, H, W, C), and what they show of its boxes.
-
-        drawn: whose draws it has: those of another clip where it is a substitute, which may have its own turn.
-        """
-        data, manifest, draw = self.data, self.store.manifest, partial(rng.key, self.seed)
-        # The first view has the draws of a clip that is not repeated.
-        places = [(*drawn, *([repeat] if repeat else [])) for repeat in range(data.repeats)]
-
-        def choose(number: int) -> NDArray[np.int64]:
-            generator = draw("sampling", *drawn)
-            frames = augment.train_frames(data.sampling, number, data.num_frames, data.frame_stride, generator)
-            return (number - 1 - frames if manifest.is_reversed(clip) else frames)[None]
-
-        def views_of(width: int, height: int) -> list[augment.View]:
-            return [augment.train_view(data, width, height, draw("augment", *place)) for place in places]
-
-        with reading(clip, manifest.path(clip)):
-            read = self.store.read_views(clip, choose, views_of)
-        targets: Targets = []
-        if (boxes := manifest.boxes) is not None:
-            start = manifest.span(clip).start
-            boxes.check(clip, manifest.path(clip), start + read.num_frames, *read.size)
-            targets = [boxes.targets(clip, start + read.frames[0], view, read.size) for view in read.crops]
-        pixels = read.views
-        for vary, purpose, number in self._steps:
-            generators = (draw(purpose, *number, *place) for place in places)
-            pixels = np.stack([vary(view, own) for view, own in zip(pixels, generators, strict=True)])
-        return pixels, targets
+        """Read a clip, see `training_clip`."""
+        named = reading(clip, self.store.manifest.path(clip))
+        return training_clip(self.data, self.store, self._variations, self.seed, clip, drawn, named)
 
 
 def _padded(clips: Sequence[Frames]) -> Frames:
@@ -205,39 +182,35 @@ def _padded(clips: Sequence[Frames]) -> Frames:
 
 
 def test_batches(
-    data: DataSpec, evaluate: EvaluateSpec, store: Store, videos: Sequence[int], views_of: ViewsOf | None = None
+    data: DataSpec, evaluate: EvaluateSpec, store: Store, videos: Sequence[int], crop: Crop | None = None
 ) -> Batches[TestBatch]:
     """Return the test views of the given videos, in their order: clips times crops each, clip by clip.
 
-    Nothing is random. views_of: other views than the crops of `evaluate`; workers pickle it. A bad video raises
+    Nothing is random. crop: other views than the crops of `evaluate`; workers pickle it. A bad video raises
     DecodeError, or with data.on_bad_clip "skip" has no views, and no substitute.
     """
-    views_of = views_of or partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
-    make = partial(_test_batch, data, store, evaluate.clips, views_of)
+    crop = crop or partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
+    make = partial(_test_batch, data, store, evaluate.clips, crop)
     return Batches(make, [int(video) for video in videos], min(data.num_workers(), len(videos)), data.clip_seconds)
 
 
 test_batches.__test__ = False  # type: ignore[attr-defined]  # nor is this one
 
 
-def _test_batch(
-    data: DataSpec, store: Store, num_clips: int, views_of: ViewsOf, video: int, reading: Reading
-) -> TestBatch:
+def _test_batch(data: DataSpec, store: Store, num_clips: int, crop: Crop, video: int, reading: Reading) -> TestBatch:
     """Read the views of a video."""
-    manifest = store.manifest
 
-    def choose(num_frames: int) -> NDArray[np.int64]:
-        frames = augment.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, num_clips)
-        return num_frames - 1 - frames if manifest.is_reversed(video) else frames
+    def sample(num_frames: int) -> Numbers:
+        return augment.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, num_clips)
 
     try:
-        with reading(video, manifest.path(video)):
-            read = store.read_views(video, choose, views_of)
+        with reading(video, store.manifest.path(video)):
+            shown = show(store, video, sample, crop)
     except DecodeError as error:
         if data.on_bad_clip == "fail":
             raise
         return TestBatch(video, torch.zeros(0, dtype=torch.uint8), BadClip(video, error.path, error.reason, None))
-    return TestBatch(video, torch.from_numpy(read.views), frames=manifest.span(video).start + read.frames)
+    return TestBatch(video, torch.from_numpy(shown.pixels), frames=shown.frames)
 
 
 # Whole videos of a test, from the first frame to the last, in bounded memory: each is read by one worker, in one pass
@@ -282,7 +255,7 @@ class WholeVideo:
 
 
 def whole_videos(
-    data: DataSpec, evaluate: EvaluateSpec, store: Store, videos: Sequence[int], choose_frames: ChooseFrames
+    data: DataSpec, evaluate: EvaluateSpec, store: Store, videos: Sequence[int], sample: Sample
 ) -> Iterator[WholeVideo]:
     """Yield each of the given videos, in their order, in the crops that `evaluate` asks for.
 
@@ -290,8 +263,8 @@ def whole_videos(
     """
     crops, pixels = evaluate.crops if isinstance(evaluate.crops, int) else 1, max(256, evaluate.short_side) ** 2
     size = max(1, PICTURES_AT_ONCE * 256**2 // pixels // crops)
-    views_of = partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
-    make, workers = _Passes(store, choose_frames, views_of, size), min(data.num_workers(), len(videos))
+    crop = partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
+    make, workers = _Passes(store, sample, crop, size), min(data.num_workers(), len(videos))
     lanes = range(max(1, workers))  # of one worker each
     asked = [deque[BlockKey]() for _ in lanes]
     ahead = [dict[int, FrameBlock | None]() for _ in lanes]  # first blocks that are asked for, of videos to come
@@ -335,8 +308,8 @@ class _Passes:
     """Reads the block of a key; a block that is not a video's first continues where the one before it ended."""
 
     store: Store
-    choose_frames: ChooseFrames
-    views_of: ViewsOf
+    sample: Sample
+    crop: Crop
     size: int
     _next: dict[int, tuple[int, Iterator[FrameBlock]]] = field(default_factory=dict)  # by video, in their order
 
@@ -364,23 +337,6 @@ class _Passes:
 
     def _blocks(self, video: int, begin: int) -> Iterator[FrameBlock]:
         """Yield a video's blocks from the one that begins there."""
-        playback, is_reversed = Playback(), self.store.manifest.is_reversed(video)
-
-        def stored(number: int) -> NDArray[np.int64]:
-            frames = np.unique(self.choose_frames(number))
-            return number - 1 - frames if is_reversed else frames
-
-        def edges(number: int) -> NDArray[np.int64]:
-            """Choose a short video whole; of a long one the first frame for its size, and the last for its length."""
-            frames = stored(number)
-            return (frames if len(frames) <= self.size else np.array([frames.min(), frames.max()]))[None]
-
-        read = self.store.read_views(video, edges, self.views_of, playback)
-        views, number, frames = read.views, read.num_frames, stored(read.num_frames)
-        for start in range(begin, len(frames), self.size):
-            here = frames[start : start + self.size]
-            if len(frames) > self.size:
-                choose = lambda _, here=here: here[None]  # noqa: E731
-                views = self.store.read_views(video, choose, lambda *_: read.crops, playback).views
-            played = number - 1 - here if is_reversed else here
-            yield FrameBlock(video, number, len(frames), played, read.size, torch.from_numpy(views))
+        for block in whole_video(self.store, video, self.sample, self.crop, self.size, begin):
+            pixels = torch.from_numpy(block.pixels)
+            yield FrameBlock(video, block.num_frames, block.num_chosen, block.numbers, block.size, pixels)

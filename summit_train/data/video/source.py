@@ -74,6 +74,10 @@ class Budget:
     limits: Limits
     began: float = field(default_factory=time.monotonic)
 
+    def restart(self) -> None:
+        """Give the video its seconds anew."""
+        self.began = time.monotonic()
+
     def size(self, width: int, height: int) -> None:
         """Check a frame's size as a header gives it."""
         is_long = max(width, height) > MAX_SIDE_RATIO * max(1, min(width, height))
