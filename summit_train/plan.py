@@ -25,7 +25,7 @@ _BY_COUNTS = ("gradient_bytes", "averaging_bytes", "memory_bytes_per_rank", "che
 
 
 @dataclass(frozen=True)
-class Rung:
+class BatchSize:
     """One size of the batch, in clips, and the steps that an epoch has with it."""
 
     clips_per_gpu: int
@@ -55,7 +55,7 @@ class Plan:
     warmup_steps: int
     peak_lr: float
     schedule: Schedule
-    ladder: tuple[Rung, ...]
+    ladder: tuple[BatchSize, ...]
     dropped_clips_per_epoch: int
     input_bytes_per_step_and_rank: int
 
@@ -118,32 +118,33 @@ class Plan:
     def checkpoint_bytes(self) -> int:
         return checkpoint_bytes(self.spec, self.network, self.virtual_gpus)
 
-    def first_step(self, epoch: int, rung: Rung) -> int:
-        """The number of the first step of an epoch. A grown batch has fewer steps; their numbers are the epoch's last.
+    def first_step(self, epoch: int, batch: BatchSize) -> int:
+        """Return the number of an epoch's first step, counted from 0.
 
-        So epoch e ends before step (e + 1) * steps_per_epoch whatever the batch, and step numbers tell the epoch.
+        With a grown batch an epoch has fewer steps. They take the last step numbers of the epoch, so that every epoch
+        ends at the same number.
         """
-        return (epoch + 1) * self.steps_per_epoch - rung.steps_per_epoch
+        return (epoch + 1) * self.steps_per_epoch - batch.steps_per_epoch
 
-    def learning_rate(self, step: int, rung: Rung | None = None) -> float:
+    def learning_rate(self, step: int, batch: BatchSize | None = None) -> float:
         """The LR of update number `step`, counted from 0. A grown batch reads the schedule by the epoch's progress."""
-        if rung is None or rung == self.ladder[0]:
+        if batch is None or batch == self.ladder[0]:
             return self.schedule.learning_rate(step)
         epoch = step // self.steps_per_epoch
-        progress = (step - self.first_step(epoch, rung)) / rung.steps_per_epoch
+        progress = (step - self.first_step(epoch, batch)) / batch.steps_per_epoch
         return self.schedule.learning_rate((epoch + progress) * self.steps_per_epoch)
 
-    def order(self, rung: Rung | None = None) -> Order:
+    def order(self, batch: BatchSize | None = None) -> Order:
         """The order of the training clips with this batch; None: the first one."""
-        rung = rung or self.ladder[0]
-        counts = (self.virtual_gpus, rung.clips_per_gpu // self.spec.data.repeats, rung.steps_per_epoch)
-        return Order(self.clips, self.spec.seed, *counts, numbers_per_epoch=self.steps_per_epoch)
+        batch = batch or self.ladder[0]
+        counts = (self.virtual_gpus, batch.clips_per_gpu // self.spec.data.repeats, batch.steps_per_epoch)
+        return Order(self.clips, self.spec.seed, *counts, step_numbers_per_epoch=self.steps_per_epoch)
 
     def values(self) -> dict[str, Any]:
         names = [own.name for own in fields(self) if own.name not in ("spec", "schedule")]
         values: dict[str, Any] = {name: getattr(self, name) for name in (*names, *_BY_COUNTS)}
         values |= {name: getattr(self.network, name) for name in _COUNTS} | {"load_balance": self.load_balance}
-        values["ladder"] = [asdict(rung) for rung in self.ladder]
+        values["ladder"] = [asdict(size) for size in self.ladder]
         return values | asdict(self.schedule) | {"milestones": list(self.schedule.milestones)}
 
 
@@ -218,7 +219,7 @@ def evaluations(spec: Spec) -> tuple[int, int, int]:
     return validations * (evaluate.clips if evaluate.mode == "stream" else 1), networks, views
 
 
-def _ladder(spec: Spec, learners: int, num_clips: int) -> tuple[Rung, ...]:
+def _ladder(spec: Spec, learners: int, num_clips: int) -> tuple[BatchSize, ...]:
     """Return the batches from the first to the largest, each `factor` times the one before.
 
     The largest is grow_batch.max or the largest multiple of the first that a learner's share of an epoch holds: 576 of
@@ -235,7 +236,7 @@ def _ladder(spec: Spec, learners: int, num_clips: int) -> tuple[Rung, ...]:
             raise UserError(f"parallel.grow_batch.max: {largest:,} clips do not fit a learner's epoch: {has}")
         while sizes[-1] < largest:
             sizes.append(min(sizes[-1] * grow.factor, largest))
-    return tuple(Rung(size, learners * size, num_clips // (learners * size)) for size in sizes)
+    return tuple(BatchSize(size, learners * size, num_clips // (learners * size)) for size in sizes)
 
 
 def averages_per_epoch(spec: Spec, steps_per_epoch: int) -> int:

@@ -103,8 +103,8 @@ def write_packed(out: Path, videos: Sequence[Fields], labels: Sequence[int], mod
     for number, fields in enumerate(videos):
         facts = Facts(f"{number}.mp4", labels[number], counts[number], False, fields.shape[3], fields.shape[2])
         contents = [_jpeg(picture) for picture in fields.reshape(-1, *fields.shape[2:])]
-        row = (0, facts.checksum(), len(shard) + CONTENT_AT, sum(map(len, contents)), len(pictures))
-        clips.append((*row, fields.shape[3], fields.shape[2]))
+        row = (0, 0, len(shard) + CONTENT_AT, sum(map(len, contents)), len(pictures))
+        clips.append((*row, fields.shape[3], fields.shape[2], facts.checksum()))
         ends = np.cumsum([len(content) for content in contents]).tolist()
         sums = [picture_checksum(facts.checksum(), i, content) for i, content in enumerate(contents)]
         pictures += zip(ends, sums, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gc
 import importlib
 import importlib.util
@@ -55,6 +56,20 @@ needs_ranks = pytest.mark.skipif(
     find_mpirun() is None or importlib.util.find_spec("horovod") is None,
     reason="needs mpirun and Horovod; `make setup` installs both",
 )
+
+
+def until(condition: Callable[[], bool]) -> bool:
+    """Wait for something that other processes do."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+def children(pid: int) -> list[int]:
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -375,6 +390,11 @@ def succeed(ranks: int, *words: str, comm: str = "torch") -> str:
     status, output = command(ranks, *words, comm=comm)
     assert status == 0, output
     return output
+
+
+def csv_rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def lines(text: str) -> Sequence[str]:

@@ -22,7 +22,6 @@ from summit_train.core.result import TextTable
 from summit_train.core.session import check_single
 from summit_train.core.text import NONE, counted
 from summit_train.data.dataset import Dataset
-from summit_train.data.manifest.quarantine import clips_per_class
 from summit_train.models.network import initial_network
 from summit_train.models.weights import load_pretrained
 from summit_train.plan import make_plan
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> Values:
         network = initial_network(spec, place.device)
         if spec.model.pretrained is not None:
             place.tell(f"pretrained: {load_pretrained(network, spec.model.pretrained, dataset.manifest.classes)}")
-        loss = build_loss(spec, list(clips_per_class(dataset.manifest, dataset.kept).values()))
+        loss = build_loss(spec, list(dataset.manifest.clips_per_class.values()))
         step = build_step(spec, plan, place.world, network, place.device, loss)
         with dataset.training_batches(plan.order(), 0, 1, range(args.steps)) as batches:
             for number in followed(range(args.steps), args.steps, "steps", in_logs=True):

@@ -32,7 +32,6 @@ from summit_train.data.dataset import Dataset
 from summit_train.data.loading import Store
 from summit_train.data.manifest import Manifest, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
-from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.packed.format import OPTIONS, Packing
 from summit_train.data.packed.pack import pack_set
 from summit_train.data.packed.read import ShardStore
@@ -72,7 +71,7 @@ class Subject:
         order = Order(num_clips, self.seed, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=num_clips)
         steps = range(self.step, self.step + count)
         self.step = steps.stop
-        read = TrainingClips(data, self.store, self.seed, Kept(num_clips), tuple(data.open_augment()))
+        read = TrainingClips(data, self.store, self.seed, tuple(data.open_augment()))
         return training_batches(read, order, rank=0, ranks=1, steps=steps)
 
     def seconds(self, count: int, workers: int = 0) -> float:

@@ -97,14 +97,14 @@ class StepBench:
                 self._step.accumulate(batch)
             result = self._step.update()
             if self._last is not None:  # as the loop does, one step late
-                self._last.read(self._plan.global_batch, self._plan.virtual_gpus, self._world.size)
+                self._read(self._last)
                 timer.lap("allreduce")
             self._last = result
             timer.lap("other")
         return mean_phases([timer.seconds() for timer in timers])
 
     def turn(self, turns: measure.Turns, alone: bool) -> dict[str, float]:
-        """Warm up, measure, and end the loader before another bench's turn.
+        """Warm up, measure, and close before another bench's turn, whose votes have the same names.
 
         alone: without another bench only the first turn warms up, and the loader stays.
         """
@@ -118,10 +118,16 @@ class StepBench:
         return seconds
 
     def close(self) -> None:
-        """End the loader. The next step opens another one."""
+        """Read the last step's vote, and end the loader; the next step opens another one."""
+        if self._last is not None:
+            self._read(self._last)
+            self._last = None
         if self._batches is not None:
             self._batches.close()
             self._batches = None
+
+    def _read(self, result: StepResult) -> None:
+        result.read(self._plan.global_batch, self._plan.virtual_gpus, self._world.size)
 
     def _take(self) -> Iterator[MicroBatch]:
         """Return this rank's micro-batches of a step, loaded lazily."""

@@ -15,17 +15,16 @@ from summit_train.cli import compare, data_pack, data_show
 from summit_train.cli.data_pack import SHOWN, num_workers
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.files import check_output
+from summit_train.core.files import check_output, write_text
 from summit_train.core.progress import followed
 from summit_train.core.result import Result, TextTable, show, tell
 from summit_train.core.session import session
-from summit_train.core.text import counted
+from summit_train.core.text import counted, csv_text
 from summit_train.data import check
-from summit_train.data.manifest import ManifestRow, read_classes, read_manifest, write_manifest
+from summit_train.data.manifest import ManifestRow, read_classes, write_manifest
 from summit_train.data.manifest.files import located_root
 from summit_train.data.manifest.folders import skipped_text
 from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, Request
-from summit_train.data.manifest.quarantine import write_quarantine
 from summit_train.data.manifest.reading import PACK_FILE, check_beside, write_classes
 from summit_train.data.manifest.split import split_manifest
 from summit_train.data.manifest.tables import CLASSES_FILE
@@ -137,41 +136,62 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _index(args: argparse.Namespace) -> Result:
+    _check_root(args)
+    with session(this_launch()) as world:
+        listing, found = _surveyed(world, args)
+        if listing is None:
+            return Result()
+        rows, left_out = check.index_clips(listing.rows, found)
+        text = _index_text(listing, rows, found) + _notes(found)
+        return _write_list(args, listing, rows, left_out, text)
+
+
+def _check_root(args: argparse.Namespace) -> None:
     if args.root is not None and args.source.is_dir():
         raise UserError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
+
+
+def _surveyed(
+    world: World, args: argparse.Namespace, region: str | None = None
+) -> tuple[check.Listing | None, dict[str, check.Found]]:
+    """Decode the files of a list; return the list and the findings, on other ranks than 0 nothing. Collective."""
 
     def listed() -> check.Listing:
         for file in (args.out, _left_out_file(args.out)):
             check_output("--out", file, file, args.source)
-        _check_not_packed(args.source)
-        listing = check.list_videos(args.source, args.root)
-        check_beside(args.out, listing.classes, listing.root)
+        if (args.source / PACK_FILE).is_file():
+            wrong = f"{args.source}: is a packed set"
+            raise UserError(f"{wrong}; check it with `summit-train data verify {args.source}`")
+        listing = check.list_videos(args.source, args.root, region)
+        located_root(args.root and str(args.root), listing.manifest)
+        check_beside(args.out, listing.manifest.classes, listing.root)
         return listing
 
-    with session(this_launch()) as world:
-        listing = world.together(lambda: None if world.rank else listed())
-        root = world.broadcast(str(listing.root) if listing else "")
-        found = _survey(world, root, [row.path for row in listing.rows] if listing else (), args.out, args.workers)
-        if listing is None:
-            return Result()
-        rows, left_out = check.sort_clips(listing.rows, found, compare=False)
-        text = _index_text(listing, rows, found) + _notes(found)
-        nothing = f"{args.source}: contains no video that can be used"
-        text += _write(args.out, rows, listing.classes, listing.root, left_out, text, nothing)
-        shutil.rmtree(_journal_folder(args.out), ignore_errors=True)
-        return Result(text)
+    listing = world.together(lambda: None if world.rank else listed())
+    root = world.broadcast(str(listing.root) if listing else "")
+    paths = [row.path for row in listing.rows] if listing else []
+    return listing, _survey(world, root, paths, args.out, args.workers)
 
 
-def _check_not_packed(source: Path) -> None:
-    if (source / PACK_FILE).is_file():
-        raise UserError(f"{source}: is a packed set; check it with `summit-train data verify {source}`")
+def _write_list(
+    args: argparse.Namespace,
+    listing: check.Listing,
+    rows: Sequence[ManifestRow],
+    left_out: Sequence[check.LeftOut],
+    text: Sequence[str | TextTable],
+) -> Result:
+    """Write the clips that can be used and those that are left out, and end the survey."""
+    nothing = f"{args.source}: contains no video that can be used"
+    written = _write(args.out, rows, listing.manifest.classes, listing.root, left_out, text, nothing)
+    shutil.rmtree(_journal_folder(args.out), ignore_errors=True)
+    return Result([*text, *written])
 
 
 def _index_text(
     listing: check.Listing, rows: Sequence[ManifestRow], found: Mapping[str, check.Found]
 ) -> list[str | TextTable]:
     counts = Counter(label for row in rows for label in row.labels)
-    names = listing.classes or tuple(map(str, range(max(counts, default=-1) + 1)))
+    names = listing.manifest.classes or tuple(map(str, range(max(counts, default=-1) + 1)))
     table = [(f"{label:>4}", name, f"{counts[label]:,}") for label, name in enumerate(names)]
     lengths = {path: facts.num_frames for path, facts in found.items() if not isinstance(facts, DecodeError)}
     frames = sum(len(row.span.frames(row.path, lengths[row.path])) for row in rows)
@@ -223,37 +243,32 @@ def _survey(world: World, root: str, paths: Iterable[str], out: Path, workers: i
 
 def _scan_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("manifest", metavar="MANIFEST", type=Path, help="manifest, or folder of class folders")
-    add("--root", metavar="DIR", help="where the manifest's paths start [its own folder]")
-    add("--out", metavar="BAD.csv", type=Path, required=True, help="list for data.quarantine")
+    add("source", metavar="MANIFEST", type=Path, help="manifest, or folder of class folders")
+    add("--root", metavar="DIR", type=Path, help="where the manifest's paths start [its own folder]")
+    clean = "manifest to write, without the bad clips; CLEAN.left_out.csv has those, with reasons"
+    add("--out", metavar="CLEAN.csv", type=Path, required=True, help=clean)
     add("--region", choices=("columns",), help="also check the regions in these columns; see data.region")
     add("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
 
 
 def _scan(args: argparse.Namespace) -> Result:
-    _check_not_packed(args.manifest)
-    check_output("--out", args.out, args.out, args.manifest)
-    manifest = read_manifest(args.manifest, args.region)
-    root = located_root(args.root, manifest)
-    rows = [manifest.row(clip) for clip in range(len(manifest))]
+    _check_root(args)
     with session(this_launch()) as world:
-        found = _survey(world, root, (row.path for row in rows), args.out, args.workers)
-        if world.rank:
+        listing, found = _surveyed(world, args, args.region)
+        if listing is None:
             return Result()
         if all(isinstance(facts, DecodeError) and facts.reason == MISSING for facts in found.values()):
             shutil.rmtree(_journal_folder(args.out), ignore_errors=True)
-            wrong = f"{root}: has none of the {counted(len(found), 'video')} of {args.manifest}"
+            wrong = f"{listing.root}: has none of the {counted(len(found), 'video')} of {args.source}"
             raise UserError(f"{wrong}; try another --root, the folder where its paths start")
-        bad = check.reasons(check.sort_clips(rows, found, compare=True)[1])
-        bad += check.bad_regions(manifest, found)
-        write_quarantine(args.out, bad)
-        shutil.rmtree(_journal_folder(args.out), ignore_errors=True)
-    decoded = sum(not isinstance(facts, DecodeError) for facts in found.values())
-    of = "" if len(found) == len(rows) else f" for {counted(len(rows), 'clip')}"
-    text = [f"{decoded:,} of {counted(len(found), 'video')} decoded{of}, {len(bad):,} bad"]
-    reasons = Counter(error.reason for error in bad).most_common(SHOWN)
-    text += [f"  {count:>6,}  {reason}" for reason, count in reasons] + _notes(found)
-    return Result([*text, f"wrote {args.out}" + (f"; train without them: data.quarantine={args.out}" if bad else "")])
+        rows, left_out = check.scan_clips(listing, found)
+        bad = check.reasons(left_out)
+        decoded = sum(not isinstance(facts, DecodeError) for facts in found.values())
+        clips = "" if len(found) == len(listing.rows) else f" for {counted(len(listing.rows), 'clip')}"
+        summary = f"{decoded:,} of {counted(len(found), 'video')} decoded{clips}, {len(bad):,} bad"
+        reasons = Counter(error.reason for error in bad).most_common(SHOWN)
+        text = [summary, *(f"  {count:>6,}  {reason}" for reason, count in reasons), *_notes(found)]
+        return _write_list(args, listing, rows, left_out, text)
 
 
 def _split_arguments(parser: argparse.ArgumentParser) -> None:
@@ -307,7 +322,7 @@ def _write(
     if whole := [replace(row, others=(*row.others, ("reason", error.reason))) for row, error in left_out if row]:
         write_manifest(path, whole)
     elif left_out:
-        write_quarantine(path, errors)
+        write_text(path, csv_text([("path", "reason"), *((error.path, error.reason) for error in errors)], exact=True))
     if left_out:
         written.append(f"wrote {path}: all {len(left_out):,} that are left out")
     if not rows:
@@ -323,7 +338,7 @@ PARTS = {
     "motion": (_motion_arguments, _motion, "generate videos whose class is their motion, or those of another task"),
     "import": (_import_arguments, _import, "write a manifest from the files that a public data set comes with"),
     "index": (_index_arguments, _index, "decode every video and write a manifest of the intact ones"),
-    "scan": (_scan_arguments, _scan, "decode every clip of a manifest and list the bad ones for data.quarantine"),
+    "scan": (_scan_arguments, _scan, "decode every clip of a manifest and write it without the bad ones"),
     "split": (_split_arguments, _split, "split a manifest into training and validation folds by groups"),
     "compare": (compare.add_arguments, compare.run, "find the clips, or copies, that two lists share or one has twice"),
     "show": (data_show.add_arguments, data_show.run, "write a page of a list's clips as the network sees them"),

@@ -167,7 +167,7 @@ def _in_validation(args: argparse.Namespace) -> _Clips:
     right = np.where(found.scores.hot, shares, 1.0 if softmax else 1 - shares)
     scores = dict[int, tuple[float, str]]()
     places = {clip: place for place, clip in enumerate(found.clips)}
-    for clip in dataset.clips.tolist():
+    for clip in range(len(dataset)):
         if (place := places.get(dataset.manifest.clip(clip), -1)) >= 0 and found.scores.is_read[place]:
             own = int(right[place].argmin())
             top = int(shares[place].argmax())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,22 +69,18 @@ def run(args: argparse.Namespace) -> Result:
         warn(line)
     values = plan.values() | {
         "learning_rates": [{"step": step, "lr": lr} for step, lr in sample_learning_rates(plan)],
-        "quarantined_clips": files.left_out,
         "warnings": warnings,
         "not_checked": files.not_checked,
         "start": start,
         "conflict": conflict and str(conflict),
     }
-    rows = [("left out", f"{files.left_out:,} clips, by {spec.data.quarantine}")] if files.left_out else []
-    rows += start_rows(start, files)
+    rows = start_rows(start, files)
     if site is not None:
         cost = estimate(site, plan, args.walltime, args.speed, files.videos, price=args.price)
         values["site"] = {"name": args.site, "comm": site.comm, "spec": taken, **cost.values()}
         joined = "auto: Horovod where it is installed and MPI starts the ranks, else torch.distributed"
         comm = joined if site.comm == "auto" else f"{site.comm}, by the site profile"
         rows += [*taken_rows(site, taken), ("nodes", f"{cost.nodes:,}"), ("comm", comm), *cost.rows()]
-        values["loader"], loader_rows = _loader(site, files.train, cost.clips_per_second)
-        rows += loader_rows
     result = Result(_text(spec, plan, rows), values=values)
     if conflict is not None:
         show(result, as_json=args.json)
@@ -95,27 +90,6 @@ def run(args: argparse.Namespace) -> Result:
 
 def taken_rows(site: Site, taken: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("spec", f"{', '.join(f'{key}={value}' for key, value in taken.items())}, by {site.name}")] if taken else []
-
-
-def _loader(site: Site, train: Dataset | None, rate: float | None) -> tuple[Any, list[tuple[str, str]]]:
-    """Return estimates of a rank's loader, None if there are none, and a row if it is slower than the rank trains."""
-    if rate is None or train is None:
-        return None, []
-    from summit_train.data.reading_speed import clips_per_second
-
-    if (found := clips_per_second(train.store, train.data, int(train.clips[0]))) is None:
-        return None, []
-    file, side, each = found
-    workers = train.data.workers
-    cores = max(1, site.cores_per_rank - 1 if workers is None else min(site.cores_per_rank - 1, workers))
-    speeds = {kind: cores * speed for kind, speed in each.items()}
-    best = max(speeds, key=lambda kind: min(speeds[kind], rate))  # the first that is enough, else the fastest
-    now = float(f"{speeds['files']:.2g}")
-    needed = math.ceil(rate / each[best])
-    short = f"reads about {now:,g} of the {rate:g} clips/s that a rank trains ({file}, {counted(cores, 'core')}); "
-    way = "reading files" if best == "files" else f"data pack --kind {best}" + f" --short-side {side}" * (side != 256)
-    short += f"{'no kind of data pack is enough: ' * (needed > cores)}{way} takes about {counted(needed, 'core')}"
-    return {"clips_per_second": speeds, "needed": rate, "cores": cores}, [("loader", short)] * (speeds["files"] < rate)
 
 
 def start_rows(start: Sequence[str], files: Files) -> list[tuple[str, str]]:
@@ -144,7 +118,7 @@ def _ranks(args: argparse.Namespace, site: Site | None, spec: Spec) -> int:
 
 @dataclass(frozen=True)
 class Files:
-    """What was found in the files of a spec: training clips, clips that the quarantine leaves out, and warnings.
+    """What was found in the files of a spec: training clips and warnings.
 
     videos: the number in a validation, None if unknown. not_checked: keys whose files were not read. train: the
     training set, None if it was not opened.
@@ -152,7 +126,6 @@ class Files:
 
     clips: int
     videos: int | None = None
-    left_out: int = 0
     warnings: Sequence[str] = ()
     not_checked: Sequence[str] = ()
     train: Dataset | None = None
@@ -161,13 +134,13 @@ class Files:
 def read_files(spec: Spec, clips: int | None) -> Files:
     """Open the data sets as `train` does; with --clips do not read them. Raises UserError for a mistake in a file."""
     if clips is not None:
-        keys = ("train", "val", "root", "quarantine")
+        keys = ("train", "val", "root")
         not_checked = [f"data.{key}" for key in keys if getattr(spec.data, key) is not None]
         has_weights = spec.model.pretrained is None or Path(spec.model.pretrained).exists()
         return Files(clips, not_checked=not_checked if has_weights else [*not_checked, "model.pretrained"])
     # Imported here: with --clips the command needs neither numpy nor PyAV.
     from summit_train.data.dataset import leaks, open_datasets
-    from summit_train.data.manifest.quarantine import class_warnings, quarantine_warnings
+    from summit_train.data.manifest.overlap import class_warnings
 
     for key, path in (("train", spec.data.train), ("val", spec.data.val)):
         if not Path(path).exists():
@@ -175,9 +148,8 @@ def read_files(spec: Spec, clips: int | None) -> Files:
             raise UserError(f"data.{key}: {path} not found; give {number} with --clips N")
     train, val = open_datasets(spec)
     warnings = class_warnings(train.manifest, val.manifest)
-    warnings += quarantine_warnings(spec.data, train.manifest, val.manifest)
     warnings += leaks(train, val).warnings(val.manifest)
-    return Files(len(train), len(val), len(train.kept.excluded), warnings, train=train)
+    return Files(len(train), len(val), warnings, train=train)
 
 
 def start_notes(spec: Spec, plan: Plan, files: Files, sweep: Path | None = None) -> list[str]:
@@ -302,8 +274,8 @@ def _communication_rows(spec: Spec, plan: Plan) -> list[tuple[str, str]]:
     sent = f"{plan.averaging_bytes / 1e6:,.1f} MB of {state}"
     rows = [("averaging", f"{counted(plan.virtual_gpus, 'learner')}; {counted(rounds, 'average')} an epoch of {sent}")]
     if len(plan.ladder) > 1:
-        sizes = ", ".join(f"{rung.clips_per_gpu:,}" for rung in plan.ladder)
-        lengths = ", ".join(f"{rung.steps_per_epoch:,}" for rung in plan.ladder)
+        sizes = ", ".join(f"{size.clips_per_gpu:,}" for size in plan.ladder)
+        lengths = ", ".join(f"{size.steps_per_epoch:,}" for size in plan.ladder)
         rows.append(("growing batch", f"{sizes} clips of a learner: {lengths} steps an epoch"))
     return rows
 

@@ -127,17 +127,16 @@ def _job(args: argparse.Namespace) -> ScaledJob:
 
 
 def _count(option: str, spec: Spec, which: str, kinetics: int) -> int:
-    """Return the number of a data set's clips outside the quarantine, else the paper's number for 400 classes."""
+    """Return the number of a data set's clips, else the paper's number for 400 classes."""
     path = {"train": spec.data.train, "val": spec.data.val}[which]
     if Path(path).exists():
         # Imported here: with the numbers given the command needs no manifest, and so no numpy.
         from summit_train.data.dataset import Dataset
         from summit_train.data.manifest import read_manifest
-        from summit_train.data.manifest.quarantine import kept_clips
 
         manifest = read_manifest(path)
         # Training may cut an annotated list into spans.
-        return len(Dataset.open(spec, which) if manifest.boxes is not None else kept_clips(spec.data, manifest))
+        return len(Dataset.open(spec, which) if manifest.boxes is not None else manifest)
     if spec.model.num_classes == 400:
         return kinetics
     raise UserError(f"{path} not found; give the number of its clips with {option} N")

@@ -9,18 +9,18 @@ import traceback
 from summit_train.core.text import printable
 
 
-class _Told(Exception):
+class _Message(Exception):
     """An error with a message for people: each argument is a line of it."""
 
     def __str__(self) -> str:
         return "\n".join(map(printable, self.args))
 
 
-class UserError(_Told):
+class UserError(_Message):
     """The user's input is wrong; exit status 2. Its message: what is wrong, where, and what would be right."""
 
 
-class RunFailed(_Told):
+class RunFailed(_Message):
     """The run cannot continue, for a known reason, such as a lost rank or a full disk; exit status 1."""
 
 

@@ -22,6 +22,8 @@ TESTED_TORCH = ("2.7", "2.15")  # the oldest and the newest, by tests/matrix.sh
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_MMAP_MAX = -4
+# The memory of a worker process besides what it starts with: several frames of the largest size.
+_WORKER_BYTES = 4 << 30
 
 
 def num_cpus() -> int:
@@ -35,7 +37,7 @@ def rank_cpus(local_ranks: int) -> int:
 
 def free_memory() -> float:
     """Return the bytes that this process may still take, by the machine and its control groups; infinity if unknown."""
-    return min([1024 * float(_told("meminfo", "MemAvailable").removesuffix("kB") or "inf"), *_free_in_groups()])
+    return min([1024 * float(_proc_value("meminfo", "MemAvailable").removesuffix("kB") or "inf"), *_free_in_groups()])
 
 
 def _free_in_groups(process: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> list[float]:
@@ -65,12 +67,12 @@ def raise_open_files() -> int | None:
 
 def processor_name() -> str:
     """Return the model, e.g. "AMD EPYC 9R14"."""
-    return _told("cpuinfo", "model name", "cpu") or platform.processor() or platform.machine()
+    return _proc_value("cpuinfo", "model name", "cpu") or platform.processor() or platform.machine()
 
 
 def instruction_sets() -> frozenset[str]:
     """Return the processor's instruction sets; none where the system does not list them."""
-    return frozenset(_told("cpuinfo", "flags", "Features").split())
+    return frozenset(_proc_value("cpuinfo", "flags", "Features").split())
 
 
 def processor_digest(*settings: str) -> str:
@@ -79,13 +81,26 @@ def processor_digest(*settings: str) -> str:
     return hashlib.sha256(words.encode()).hexdigest()[:12]
 
 
-def _told(file: str, *keys: str) -> str:
+def _proc_value(file: str, *keys: str) -> str:
+    """Return the value of the first of these keys in /proc/FILE, "" without any."""
     path = Path("/proc", file)
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         key, _, value = line.partition(":")
         if key.strip() in keys:
             return value.strip()
     return ""
+
+
+def bound_memory() -> None:
+    """Limit what this process may allocate from now on, so that a decoder cannot exhaust the node's memory.
+
+    The limit is on the data (RLIMIT_DATA): libraries reserve many addresses that they never use.
+    """
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
+    limit = pages * resource.getpagesize() + _WORKER_BYTES
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def keep_freed_memory() -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from summit_train.core.comm import choose_backend
 from summit_train.core.comm.launch import LISTENER, PORTS, RANK, RANKS, SECRET, Launch, this_launch
@@ -87,8 +87,8 @@ def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Calla
             return attend([([*launcher, *program], environ)], say)
         # Not to stderr: mpirun's banners would come after the message of a rank that fails.
         with os.fdopen(os.memfd_create("mpirun"), encoding="utf-8", errors="replace") as notes:
-            own = _ONE_HOST | environ | {NOTES: str(notes.fileno())}
-            return attend([([*launcher, *program], own)], say, notes=notes)
+            environ = _ONE_HOST | environ | {NOTES: str(notes.fileno())}
+            return attend([([*launcher, *program], environ)], say, notes=notes)
     check_open_files(2 * ranks)
     say(f"{counted(ranks, 'rank')} {how}")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -98,7 +98,7 @@ def run_ranks(words: Sequence[str], ranks: int, hosts: Sequence[str], say: Calla
         each = [environ | {RANK: str(rank), RANKS: str(ranks)} for rank in range(ranks)]
         each[0] |= {LISTENER: str(listener.fileno())}
         # A rank that starts keeps a request to stop until it has a handler. mpirun must not: it needs its signals.
-        return attend([(program, own) for own in each], say, blocked=STOP_SIGNALS)
+        return attend([(program, of_rank) for of_rank in each], say, blocked=STOP_SIGNALS)
 
 
 def attend(
@@ -124,10 +124,19 @@ def attend(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)  # a request that came while this command started
     try:
         for words, environ in commands:
-            # A session of its own: the terminal's SIGINT comes to this process alone.
-            kept = [notes.fileno()] if notes else [int(environ[LISTENER])] if LISTENER in environ else []
-            own: dict[str, Any] = {"start_new_session": True, "preexec_fn": begin, "pass_fds": kept}
-            processes.append(subprocess.Popen(words, env=environ, stdin=subprocess.DEVNULL, **own))
+            files = [int(environ[LISTENER])] if LISTENER in environ else []
+            if notes:
+                files.append(notes.fileno())
+            processes.append(
+                subprocess.Popen(
+                    words,
+                    env=environ,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # the terminal's SIGINT comes to this process alone
+                    preexec_fn=begin,
+                    pass_fds=files,
+                )
+            )
         return _exit_status(processes, received, say, notes)
     finally:
         _signal(processes, signal.SIGKILL)
@@ -146,17 +155,7 @@ def _exit_status(
         codes = [process.poll() for process in processes]
         interrupted = received.count(signal.SIGINT) > 1
         if kill_at == math.inf and (interrupted or any(codes)):
-            rank, failed = next(((rank, code) for rank, code in enumerate(codes) if code), (0, 0))
-            status = _INTERRUPTED if interrupted else failed if failed > 0 else 128 - failed
-            if notes:
-                notes.seek(0)
-            said = notes.read().strip() if notes else ""
-            if (number := status - 128) in signal.valid_signals() and not interrupted:
-                named = re.search(r"process rank (\d+) with PID \d+ on node \S+ exited on signal", said)
-                who = f"rank {named[1]}" if named else f"rank {rank}" if processes[1:] else "a rank"
-                say(f"{who} was ended by {signal.Signals(number).name}")
-            elif said and not interrupted and not re.search(_SAID_BY_A_RANK, said):
-                say(said)
+            status = _INTERRUPTED if interrupted else _failure(codes, say, notes)
             _signal(processes, signal.SIGTERM)
             kill_at = time.monotonic() + _SECONDS_TO_END
         elif len(received) > num_seen:
@@ -174,6 +173,24 @@ def _exit_status(
         if time.monotonic() > kill_at:
             _signal(processes, signal.SIGKILL)
         time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _failure(codes: Sequence[int | None], say: Callable[[str], None], notes: TextIO | None) -> int:
+    """Return the exit status of the first command that failed; say why, unless a rank has said it."""
+    rank, code = next((rank, code) for rank, code in enumerate(codes) if code)
+    status = code if code > 0 else 128 - code
+    text = ""
+    if notes:
+        notes.seek(0)
+        text = notes.read().strip()
+    if status - 128 in signal.valid_signals():
+        who = f"rank {rank}" if len(codes) > 1 else "a rank"
+        if named := re.search(r"process rank (\d+) with PID \d+ on node \S+ exited on signal", text):
+            who = f"rank {named[1]}"
+        say(f"{who} was ended by {signal.Signals(status - 128).name}")
+    elif text and not re.search(_SAID_BY_A_RANK, text):
+        say(text)
+    return status
 
 
 def _is_deaf(process: Process) -> bool:

@@ -68,9 +68,9 @@ def report_failure(error: BaseException, launch: Launch) -> None:
     is_common = launch.rank == 0 and isinstance(error, UserError | AgreedError)
     is_named = launch.size > 1 and not is_common and not text.startswith("rank ")
     name = f"summit-train, rank {launch.rank} on {socket.gethostname()}:" if is_named else "summit-train:"
-    said = f"{name}\n{text}" if is_bug(error) else f"{name} {text}"
-    tell(*said.split("\n"))
-    leave_reason(said, exit_status(error))
+    reason = f"{name}\n{text}" if is_bug(error) else f"{name} {text}"
+    tell(*reason.split("\n"))
+    leave_reason(reason, exit_status(error))
 
 
 def leave_reason(text: str, status: int, node: str | None = None) -> None:
@@ -91,8 +91,8 @@ def _write_reason(text: str, status: int, node: str | None) -> None:
         with suppress(OSError):  # the disk may be why this rank fails
             write_json(Path(file), {"message": message})
     if status == 1 and (file := os.environ.get(FAILURE)):
-        with suppress(OSError, UserError), open(file, "x", encoding="utf-8", errors="replace") as said:
-            said.write(f"{text.rstrip()}\n")
+        with suppress(OSError, UserError), open(file, "x", encoding="utf-8", errors="replace") as written:
+            written.write(f"{text.rstrip()}\n")
             run_path = Path(file).parent.parent
             if node is not None and spares(run_path).losable > 0:
                 name_bad_nodes(run_path, {node: text})

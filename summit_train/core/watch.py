@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NamedTuple
 
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import node_name
@@ -80,13 +79,6 @@ class StopRequest:
                     signal.signal(number, handler)
 
 
-class BallotRow(NamedTuple):
-    """The row of numbers that each rank brings to a round, and the sum of all ranks' rows."""
-
-    stop: int
-    busy: int
-
-
 class Ballot:
     """Lets ranks that work through separate lists leave together: when all are done, or when one is asked to stop.
 
@@ -103,12 +95,12 @@ class Ballot:
     def is_over(self, *, busy: bool) -> bool:
         """Vote, or check the votes; return whether all ranks leave: none is busy, or one was asked to stop."""
         if not self._is_over:
-            self._poll = self._poll or self._world.start_sum(BallotRow(bool(self._stop), busy))
+            self._poll = self._poll or self._world.start_sum([bool(self._stop), busy])
             if (sums := self._poll()) is not None:
-                row = BallotRow(*sums)
+                num_stopped, num_busy = sums
                 self._poll = None
-                self.is_stopped = row.stop > 0
-                self._is_over = self.is_stopped or row.busy == 0
+                self.is_stopped = num_stopped > 0
+                self._is_over = self.is_stopped or num_busy == 0
         return self._is_over
 
     def rounds(self) -> Iterator[None]:
@@ -229,8 +221,10 @@ class Watchdog:
                 tell(fault := f"{self._world.who}: {fault}")
                 faulthandler.dump_traceback(file=sys.stderr)
                 is_waiting = self._waits or (before is not None and before.next_has_ended())
-                own = None if is_waiting else node_name(os.environ, self._world.host)
-                leave_reason(fault, 1, before.node if before is not None and before.is_silent(seconds) else own)
+                node = None if is_waiting else node_name(os.environ, self._world.host)
+                if before is not None and before.is_silent(seconds):
+                    node = before.node
+                leave_reason(fault, 1, node)
                 self._world.abort(1)
 
     def _fault(self, seconds: float, before: Neighbour | None) -> str | None:

@@ -65,7 +65,7 @@ class BadClips:
             raise AgreedError(
                 f"{counted(self._in_epoch, 'clip')} of epoch {epoch} could not be read, more than data.max_bad_fraction"
                 f" ({self._fraction:g}) of {self._clips_per_epoch}: {self._path} names them. `summit-train data scan` "
-                "finds all of a manifest at once and writes a list for data.quarantine"
+                "finds all of a manifest at once and writes the list without them"
             )
 
 

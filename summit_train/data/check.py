@@ -7,32 +7,27 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import naming, read_file
 from summit_train.core.text import counted, from_json
+from summit_train.core.workers import Reading, Workers
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest
 from summit_train.data.manifest.folders import folder_table
 from summit_train.data.manifest.reading import read_rows
 from summit_train.data.manifest.tables import is_video
 from summit_train.data.video.films import Films, is_film
 from summit_train.data.video.pictures import holds_pictures, probe_folder
-from summit_train.data.video.source import NO_HURRY, DecodeError, VideoInfo, load_video, worker_pool
+from summit_train.data.video.source import NO_HURRY, DecodeError, VideoInfo, load_video
 from summit_train.data.video.stream import probe
 
-_PATHS_PER_WORKER = 16
-# The decoder checks the time itself; its process is killed only where it cannot.
-_PATIENCE = 1.5
+_AHEAD = 16  # answers of each worker that may wait for that of a long video
 
 
 @dataclass(frozen=True)
@@ -79,48 +74,29 @@ def spread(
     root: str,
     items: Iterable[Item],
     workers: int,
-    seconds: float = _PATIENCE * NO_HURRY.seconds,
+    seconds: float = NO_HURRY.seconds,
 ) -> Iterator[Answer | DecodeError]:
     """Examine all items below `root`, paths or clips, in order, by `workers` processes, or by this one for 0.
 
-    A file that crashes its process, or blocks it for `seconds`, is an error like any other bad file.
+    A file that crashes its process, or blocks it for far more than `seconds`, is an error like any other bad file.
     """
-    if not workers:
-        yield from (examine(root, item) for item in items)
-        return
-    in_time, left = partial(_in_time, examine, root, seconds), iter(items)
-    while batch := list(islice(left, workers * _PATHS_PER_WORKER)):
-        with worker_pool(workers) as pool:
-            while batch:
-                num_found = 0
-                try:
-                    for found in pool.map(in_time, batch):
-                        num_found += 1
-                        yield found
-                except BrokenProcessPool:
-                    yield from (_alone(in_time, item, seconds) for item in batch[num_found:])
-                    break
-                batch = list(islice(left, workers * _PATHS_PER_WORKER))
+    make = partial(_examined, examine, root)
+    answers: Workers[Answer | DecodeError] = Workers(
+        make, enumerate(items), workers, error=DecodeError, seconds=seconds, ahead=_AHEAD
+    )
+    with answers:
+        yield from answers
 
 
-def _alone(in_time: Callable[[Item], Answer], item: Item, seconds: float) -> Answer | DecodeError:
-    began = time.monotonic()
-    with worker_pool(1) as pool:
-        try:
-            return pool.submit(in_time, item).result()
-        except BrokenProcessPool:
-            if time.monotonic() - began > seconds:
-                return DecodeError(str(item), f"takes longer than {seconds:g} s to read: its reader never came back")
-            return DecodeError(str(item), "decoding it kills the process")
-
-
-def _in_time(examine: Callable[[str, Item], Answer], root: str, seconds: float, item: Item) -> Answer:
-    """Examine an item in a worker. SIGALRM, which has no handler, kills it if a decoder never returns."""
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+def _examined(
+    examine: Callable[[str, Item], Answer], root: str, numbered: tuple[int, Item], reading: Reading
+) -> Answer | DecodeError:
+    number, item = numbered
     try:
-        return examine(root, item)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        with reading(number, str(item)):
+            return examine(root, item)
+    except DecodeError as error:
+        return error
 
 
 @dataclass(frozen=True)
@@ -168,68 +144,91 @@ class Journal:
 
 @dataclass(frozen=True)
 class Listing:
-    """The clips to index, with paths relative to `root`.
+    """The clips of `manifest`, with all of its columns and paths relative to `root`.
 
-    classes: their names, label by label, None if a manifest has none. skipped: the number of other files by extension.
+    skipped: the number of other files by extension.
     """
 
+    manifest: Manifest
     root: Path
     rows: list[ManifestRow]
-    classes: tuple[str, ...] | None
     skipped: Counter[str]
 
 
-def list_videos(source: Path, root: Path | None = None) -> Listing:
+def list_videos(source: Path, root: Path | None = None, region: str | None = None) -> Listing:
     """List the videos of class folders, or the clips of a manifest with all of its columns.
 
-    root: where a manifest's paths start (default: its folder). Raises UserError without a video, and for one that is
-    in no class folder.
+    root: where a manifest's paths start (default: its folder). region: data.region. Raises UserError without a video,
+    and for one that is in no class folder.
     """
     is_folder = source.is_dir()
     for name in sorted(os.listdir(source)) if is_folder else ():
         if is_video(name) and (source / name).is_file():
             raise UserError(f"{source / name}: each video must be in the folder of its class; move it into one")
-    manifest = read_manifest(source)
+    manifest = read_manifest(source, region)
     rows = list(read_rows(manifest))
     if not is_folder:
-        return Listing(root or source.parent, rows, manifest.classes, Counter())
+        return Listing(manifest, root or source.parent, rows, Counter())
     rows = [replace(row, path=manifest.stored_path(clip)) for clip, row in enumerate(rows)]
     skipped = Counter[str]()
     folder_table(source, skipped)
-    return Listing(source, rows, manifest.classes, skipped)
+    return Listing(manifest, source, rows, skipped)
 
 
-def sort_clips(
-    rows: Iterable[ManifestRow], found: Mapping[str, Found], *, compare: bool
-) -> tuple[list[ManifestRow], list[LeftOut]]:
+def index_clips(rows: Iterable[ManifestRow], found: Mapping[str, Found]) -> tuple[list[ManifestRow], list[LeftOut]]:
     """Return the clips that can be used, with the facts of their files, and each other clip with why it cannot.
 
-    found: of each path. compare: a file must have the SHA-256 and the number of frames that its row names.
+    found: of each path.
     """
-    good, bad = list[ManifestRow](), list[LeftOut]()
+    good = list[ManifestRow]()
+    bad = list[LeftOut]()
     for row in rows:
         try:
-            good.append(_with_facts(row, found[row.path], compare=compare))
+            good.append(_with_facts(row, _facts(row, found)))
+        except DecodeError as error:
+            bad.append((row, error))
+    return good, bad
+
+
+def scan_clips(listing: Listing, found: Mapping[str, Found]) -> tuple[list[ManifestRow], list[LeftOut]]:
+    """Return the clips that can be used, as they are listed, and each other clip with why it cannot.
+
+    found: of each path. A file must have the SHA-256 and the number of frames that its row names, and its region.
+    """
+    good = list[ManifestRow]()
+    bad = list[LeftOut]()
+    for clip, row in enumerate(listing.rows):
+        try:
+            facts = _facts(row, found)
+            if row.sha256 not in (None, facts.sha256):
+                raise DecodeError(row.path, "has changed since it was indexed: its SHA-256 is not the manifest's")
+            if row.num_frames not in (None, facts.num_frames):
+                frames = counted(facts.num_frames, "frame")
+                raise DecodeError(row.path, f"has {frames}, but the manifest says {row.num_frames}")
+            _check_region(listing.manifest, clip, facts)
+            good.append(row)
         except DecodeError as error:
             bad.append((row, error))
     return good, bad
 
 
 def reasons(left_out: Iterable[LeftOut]) -> list[DecodeError]:
-    """Return each bad file once, and each bad span of a file."""
-    return list({(error.path, error.span): error for _, error in left_out}.values())
+    """Return each bad file once, and each bad span and region of a file."""
+    return list({(error.path, error.span, error.region): error for _, error in left_out}.values())
 
 
-def _with_facts(row: ManifestRow, found: Found, *, compare: bool) -> ManifestRow:
-    if isinstance(found, DecodeError):
-        raise found
-    if compare and row.sha256 not in (None, found.sha256):
-        raise DecodeError(row.path, "has changed since it was indexed: its SHA-256 is not the manifest's")
-    if compare and row.num_frames not in (None, found.num_frames):
-        raise DecodeError(row.path, f"has {counted(found.num_frames, 'frame')}, but the manifest says {row.num_frames}")
-    row.span.frames(row.path, found.num_frames)
+def _facts(row: ManifestRow, found: Mapping[str, Found]) -> FileFacts:
+    """Return the facts of a row's file. Raises DecodeError where that has not what the row names."""
+    facts = found[row.path]
+    if isinstance(facts, DecodeError):
+        raise facts
+    row.span.frames(row.path, facts.num_frames)
     if row.boxes is not None:
-        row.boxes.check(0, row.path, found.num_frames, found.width, found.height)
+        row.boxes.check(0, row.path, facts.num_frames, facts.width, facts.height)
+    return facts
+
+
+def _with_facts(row: ManifestRow, found: FileFacts) -> ManifestRow:
     facts = {name: fact for name, fact in asdict(found).items() if name not in ("can_jump", "notes")}
     if not found.can_jump:
         facts["num_frames"] = None  # with it, training would jump
@@ -238,16 +237,13 @@ def _with_facts(row: ManifestRow, found: Found, *, compare: bool) -> ManifestRow
     return replace(row, **facts)
 
 
-def bad_regions(manifest: Manifest, found: Mapping[str, Found]) -> list[DecodeError]:
-    """Return an error for each clip whose region is not in its frame."""
-    errors = []
-    for clip in range(len(manifest.regions)):
-        path, region = manifest.path(clip), manifest.region(clip)
-        facts = found[path]
-        problem = region.problem(facts.width, facts.height) if isinstance(facts, FileFacts) else None
-        if problem is not None:
-            errors.append(DecodeError(path, f"{problem} ({manifest.place(clip)})", manifest.span(clip), region))
-    return errors
+def _check_region(manifest: Manifest, clip: int, facts: FileFacts) -> None:
+    """Raise DecodeError where a clip's region is not in its frame."""
+    region = manifest.region(clip)
+    problem = region.problem(facts.width, facts.height)
+    if problem is not None:
+        reason = f"{problem} ({manifest.place(clip)})"
+        raise DecodeError(manifest.path(clip), reason, manifest.span(clip), region)
 
 
 def copies(rows: Iterable[ManifestRow]) -> list[tuple[str, str]]:

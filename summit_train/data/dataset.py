@@ -1,4 +1,4 @@
-"""The training or the validation set of a run, opened once: its list, the clips in use, and what reads them."""
+"""The training or the validation set of a run, opened once: its list, and what reads its clips."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from summit_train.data.batches.order import Classes, Order
 from summit_train.data.batches.spans import SpanStore
 from summit_train.data.batches.stores import open_store
 from summit_train.data.loading import Draw, Store
-from summit_train.data.manifest import Manifest
-from summit_train.data.manifest.node_copy import read_shared
+from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.overlap import Leaks, shared_clips
-from summit_train.data.manifest.quarantine import Kept, kept_clips, quarantine_warnings
 from summit_train.data.manifest.reading import check_same_classes
 from summit_train.spec import DataSpec, Spec
 from summit_train.spec.catalog import is_foreign
@@ -30,15 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """The clips of a manifest without those in data.quarantine (`kept`), and the store that reads them.
+    """The clips of a manifest, and the store that reads them.
 
-    A clip is named by its place in the manifest, so a quarantine changes no clip's number. augment: the augmentations
-    of the user's own, of the training set. num_classes: of clips that may have several, see Manifest.class_labels.
+    augment: the augmentations of the user's own, of the training set. num_classes: of clips that may have several, see
+    Manifest.class_labels.
     """
 
     data: DataSpec
     manifest: Manifest
-    kept: Kept
     store: Store
     augment: tuple[OwnPart, ...] = ()
     num_classes: int | None = None
@@ -49,7 +46,7 @@ class Dataset:
         path = {"train": spec.data.train, "val": spec.data.val}[which]
         if not Path(path).exists():
             raise UserError(f"data.{which}: {path} not found (relative paths start at {Path.cwd()})")
-        manifest = read_shared(path, spec.data.region)
+        manifest = read_manifest(path, spec.data.region)
         manifest.check_labels(spec.model.num_classes)
         _check_boxes(manifest, spec, which)
         if spec.loss.base == "softmax" and (several := manifest.not_single()) is not None:
@@ -59,20 +56,14 @@ class Dataset:
         if which == "train" and manifest.boxes is not None and spec.data.span_frames is not None:
             store = SpanStore(store, spec.data.span_frames)
         augment = spec.data.open_augment() if which == "train" else ()
-        kept = kept_clips(spec.data, store.manifest)
-        return cls(spec.data, store.manifest, kept, store, tuple(augment), spec.multi_label_classes)
+        return cls(spec.data, store.manifest, store, tuple(augment), spec.multi_label_classes)
 
     def __len__(self) -> int:
-        return len(self.kept)
-
-    @property
-    def clips(self) -> NDArray[np.int64]:
-        """The clips in use, rising."""
-        return self.shard(0, 1)
+        return len(self.manifest)
 
     def shard(self, rank: int, ranks: int) -> NDArray[np.int64]:
-        """Return the clips that a rank scores: those in use at rank, rank + ranks, ..."""
-        return self.kept.ids(np.arange(rank, len(self.kept), ranks))
+        """Return the clips that a rank scores: rank, rank + ranks, ..."""
+        return np.arange(rank, len(self), ranks)
 
     def training_batches(self, order: Order, rank: int, ranks: int, steps: range) -> Batches[MicroBatch]:
         """Return a rank's micro-batches of `steps`; see `loader.training_batches`. Close them after use."""
@@ -83,32 +74,30 @@ class Dataset:
     def training_clips(self, order: Order, epoch: int) -> tuple[TrainingClips, dict[int, Draw]]:
         """Return what reads single clips as training does, and the first draw of each that an epoch, from 0, takes."""
         read, order = self._reader(order.seed), self._balanced(order)
-        numbers = order.numbers_per_epoch or order.steps_per_epoch
+        numbers = order.step_numbers_per_epoch or order.steps_per_epoch
         drawn: dict[int, Draw] = {}
-        for step, gpu, _, places in order.micro_batches(0, 1, range(epoch * numbers, (epoch + 1) * numbers)):
-            for draw in read.draws((step, gpu, epoch, self.kept.ids(places))):
+        for step, gpu, _, clips in order.micro_batches(0, 1, range(epoch * numbers, (epoch + 1) * numbers)):
+            for draw in read.draws((step, gpu, epoch, clips)):
                 drawn.setdefault(draw[1], draw)
         return read, drawn
 
     def _reader(self, seed: int) -> TrainingClips:
         from summit_train.data.batches.loader import TrainingClips
 
-        return TrainingClips(self.data, self.store, seed, self.kept, self.augment, self.num_classes)
+        return TrainingClips(self.data, self.store, seed, self.augment, self.num_classes)
 
     def _balanced(self, order: Order) -> Order:
         return replace(order, classes=self._classes()) if self.data.balance == "classes" else order
 
     def _classes(self) -> Classes:
-        """Return the clips of each class that has any, as places among those in use; those of no class are one more."""
-        manifest, used = self.manifest, self.clips
-        clips, labels = manifest.label_pairs()
-        without = np.flatnonzero(manifest.labels < 0)
-        clips, labels = np.concatenate([without, clips]), np.concatenate([np.full(len(without), -1), labels])
-        is_used = np.isin(clips, used)
-        places, labels = np.searchsorted(used, clips[is_used]).astype(np.int32), labels[is_used]
+        """Return the clips of each class that has any; those of no class are one more."""
+        clips, labels = self.manifest.label_pairs()
+        without = np.flatnonzero(self.manifest.labels < 0)
+        clips = np.concatenate([without, clips]).astype(np.int32)
+        labels = np.concatenate([np.full(len(without), -1), labels])
         by_label = np.argsort(labels, kind="stable")
         starts = np.flatnonzero(np.diff(labels[by_label])) + 1
-        return tuple(np.split(places[by_label], starts))
+        return tuple(np.split(clips[by_label], starts))
 
 
 def _check_boxes(manifest: Manifest, spec: Spec, which: str) -> None:
@@ -131,14 +120,11 @@ def open_datasets(spec: Spec) -> tuple[Dataset, Dataset]:
     """Open the training and the validation set. Raises UserError if one is wrong or they do not fit together."""
     train, val = Dataset.open(spec, "train"), Dataset.open(spec, "val")
     check_same_classes(val.manifest.source, val.manifest.classes, train.manifest.source, train.manifest.classes)
-    quarantine_warnings(spec.data, train.manifest, val.manifest)
     return train, val
 
 
 def leaks(train: Dataset, val: Dataset) -> Leaks:
-    """Return the pairs (training clip, validation clip) in use that show the same frames, and the shared groups."""
+    """Return the pairs (training clip, validation clip) that show the same frames, and the shared groups."""
     pairs = shared_clips(train.manifest, val.manifest, (train.data.root, val.data.root))
-    excluded = [set(one.kept.excluded.tolist()) for one in (train, val)]
-    pairs = {pair: how for pair, how in pairs.items() if not any(map(set.__contains__, excluded, pair))}
-    groups = set.intersection(*(one.manifest.groups_of(one.clips) for one in (train, val)))
+    groups = {*train.manifest.group_names} & {*val.manifest.group_names}
     return Leaks(pairs, sorted(groups))

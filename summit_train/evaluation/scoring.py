@@ -131,7 +131,7 @@ class VideoScorer(Generic[Result]):
             raise Stopped
         assert len(scores) == len(videos)
         data = self.spec.data
-        clips = self.dataset.clips
+        clips = np.arange(len(self.dataset))
         if self.keeps_records and data.on_bad_clip == "skip":
             check_test(self.world, self.spec.run_path, len(earlier.bad), len(clips), data.max_bad_fraction)
         if gathered is None:

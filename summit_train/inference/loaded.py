@@ -20,7 +20,6 @@ from summit_train.data.batches.loader import test_batches
 from summit_train.data.batches.stores import ArrayStore
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest.files import plain_manifest
-from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.manifest.reading import check_same_classes
 from summit_train.inference.predict import most_probable
 from summit_train.inference.trained import open_trained
@@ -142,7 +141,7 @@ class Loaded:
                 got = f"{source.dtype} {source.shape}"
                 raise UserError(f"an array must be uint8 (frames, height, width, 3), got {got}")
             manifest = plain_manifest(["array"])
-            return VideoList(self.spec.data, manifest, Kept(1), ArrayStore(manifest, source))
+            return VideoList(self.spec.data, manifest, ArrayStore(manifest, source))
         if not isinstance(source, str | Path):
             raise UserError(f"a video must be a path or a uint8 array, got {type(source).__name__}")
         if source not in ("train", "val"):
@@ -153,7 +152,9 @@ class Loaded:
         return dataset
 
     def _read(self, dataset: Dataset) -> Iterator[Sample]:
-        spec, manifest, clips = self.spec, dataset.manifest, dataset.clips
+        spec = self.spec
+        manifest = dataset.manifest
+        clips = np.arange(len(dataset))
         labels = manifest.class_labels(clips, spec.multi_label_classes)
         is_known = not isinstance(dataset, VideoList) or dataset.has_labels
         with test_batches(spec.data, spec.evaluate, dataset.store, clips.tolist()) as batches:

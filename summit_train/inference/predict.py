@@ -86,7 +86,7 @@ def predict_videos(
         if scores is None:  # not rank 0
             continue
         reasons = {one.clip: listing.reason(one) for one in found.bad}
-        for clip, own, label in zip(listing.clips.tolist(), scores.scores, scores.labels, strict=True):
+        for clip, own, label in zip(range(len(listing)), scores.scores, scores.labels, strict=True):
             error = reasons.get(clip) or (None if np.isfinite(own).all() else "its scores are not finite")
             best = most_probable(own, trained.classes, top, spec.loss.base) if error is None else []
             videos.append(PredictedVideo(listing.clip(clip), best, error))

@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from summit_train.core.errors import UserError
-from summit_train.core.text import counted, listed
+from summit_train.core.text import listed
 from summit_train.data.batches.loader import BadClip
 from summit_train.data.batches.stores import file_store, open_store
 from summit_train.data.dataset import Dataset
@@ -19,7 +18,6 @@ from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.files import located_root, plain_manifest
 from summit_train.data.manifest.folders import clips_below, skipped_text
-from summit_train.data.manifest.quarantine import Kept, kept_clips
 from summit_train.data.manifest.reading import PACK_FILE, PACKING_FOLDER
 from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, is_video
 from summit_train.data.video.source import MISSING
@@ -43,8 +41,7 @@ class VideoList(Dataset):
     def message(self) -> dict[str, Any]:
         """Return plain values and arrays for the other ranks. Boxes are left out: no classifier reads them."""
         columns = {field.name: getattr(self.manifest, field.name) for field in fields(Manifest)}
-        kept = {"total": self.kept.total, "excluded": self.kept.excluded}
-        return {"manifest": columns | {"boxes": None}, "kept": kept, "has_labels": self.has_labels, "root": self.root}
+        return {"manifest": columns | {"boxes": None}, "has_labels": self.has_labels, "root": self.root}
 
     @classmethod
     def of_message(cls, message: Mapping[str, Any], data: DataSpec) -> VideoList:
@@ -52,7 +49,7 @@ class VideoList(Dataset):
         manifest = Manifest(**message["manifest"])
         root = message["root"]
         store = open_store(data, manifest) if manifest.is_packed else file_store(data, manifest, root)
-        return cls(data, manifest, Kept(**message["kept"]), store, has_labels=message["has_labels"], root=root)
+        return cls(data, manifest, store, has_labels=message["has_labels"], root=root)
 
     def clip(self, number: int) -> Clip:
         """Return the clip at this place of the manifest, with the path where it is."""
@@ -86,8 +83,8 @@ def list_videos(words: Sequence[str], trained: Trained, tell: Tell, *, use_label
             listings += [_listing(word, trained, tell, use_labels=use_labels) for word in group]
         else:
             manifest = plain_manifest([path for word in group for path in _files(word, tell)])
-            kept, data = Kept(len(manifest)), trained.spec.data
-            listings.append(VideoList(data, manifest, kept, file_store(data, manifest, ""), has_labels=False))
+            data = trained.spec.data
+            listings.append(VideoList(data, manifest, file_store(data, manifest, ""), has_labels=False))
     return listings
 
 
@@ -103,18 +100,12 @@ def _is_list(word: str) -> bool:
 def _listing(word: str, trained: Trained, tell: Tell, *, use_labels: bool) -> VideoList:
     data = trained.spec.data
     manifest = read_manifest(word, data.region)
-    if data.quarantine is not None and not Path(data.quarantine).exists():
-        tell(f"{word}: the list {data.quarantine} (data.quarantine) does not exist, so nothing is left out")
-        data = data.model_copy(update={"quarantine": None})
-    kept = kept_clips(data, manifest)
-    if len(kept.excluded):
-        tell(f"{word}: {counted(len(kept.excluded), 'video')} left out, by {data.quarantine}")
     differing = _differing(manifest, trained)
     if use_labels and differing:
         tell(f"{word}: its labels are not used: {differing}")
-    store = open_store(data, manifest)
     root = "" if manifest.is_packed else located_root(data.root, manifest)
-    return VideoList(data, manifest, kept, store, has_labels=use_labels and not differing, root=root)
+    has_labels = use_labels and not differing
+    return VideoList(data, manifest, open_store(data, manifest), has_labels=has_labels, root=root)
 
 
 def _differing(manifest: Manifest, trained: Trained) -> str:

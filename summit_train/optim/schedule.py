@@ -76,7 +76,7 @@ class Schedule:
         progress = (step - self.warmup_steps) / after_warmup
         epoch = step / self.steps_per_epoch
         if isinstance(self.decay, OwnPart):
-            factor = self._own(progress, epoch)
+            factor = self._decay_function(progress, epoch)
             if isinstance(factor, bool) or not isinstance(factor, Real) or not 0 <= float(factor) < math.inf:
                 raise self.decay.wrong("a finite factor, 0 or more", f"{factor!r:.60} at epoch {epoch:g}")
             return self.peak_lr * float(factor)
@@ -93,7 +93,7 @@ class Schedule:
         return float(self.peak_lr * self.factor ** sum(step >= milestone for milestone in self.milestones))
 
     @cached_property
-    def _own(self) -> Callable[..., Any]:
+    def _decay_function(self) -> Callable[..., Any]:
         assert isinstance(self.decay, OwnPart)
         return self.decay.make("progress", "epoch")
 

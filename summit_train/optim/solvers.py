@@ -37,14 +37,13 @@ def parameter_groups(
     groups: list[dict[str, Any]] = []
     for epochs, factor in product(dict.fromkeys((0.0, *until.values())), dict.fromkeys((1.0, *factors.values()))):
         kind = (epochs, factor)
-        own = {n: p for n, p in model.named_parameters() if (until.get(n, 0.0), factors.get(n, 1.0)) == kind}
-        large = [p for name, p in own.items() if p.ndim > 1 and name not in undecayed]
-        small = [p for name, p in own.items() if p.ndim <= 1 or name in undecayed]
+        named = {n: p for n, p in model.named_parameters() if (until.get(n, 0.0), factors.get(n, 1.0)) == kind}
+        large = [p for name, p in named.items() if p.ndim > 1 and name not in undecayed]
+        small = [p for name, p in named.items() if p.ndim <= 1 or name in undecayed]
         small_decay = weight_decay if decay_norms else 0.0
         for params, decay, has_ratio in ((large, weight_decay, True), (small, small_decay, False)):
             if params:  # a convolution without a bias has one group
-                group = {"params": params, "weight_decay": decay, "lr_factor": factor, "has_ratio": has_ratio}
-                groups.append(group)
+                groups.append({"params": params, "weight_decay": decay, "lr_factor": factor, "has_ratio": has_ratio})
     return groups
 
 
@@ -141,7 +140,7 @@ class ForeachSolver(torch.optim.Optimizer):
     def _gradients(self, weights: Tensors) -> tuple[torch.Tensor, Tensors]:
         """Return keep and the unscaled gradients, zeros where the update is skipped."""
         gradients = [weight.grad for weight in weights if weight.grad is not None]
-        # As they are in memory, which is dense: in another layout than the weights' each operation would take longer.
+        # In the order of their dense memory: in another layout than the weights' each operation would take longer.
         flat = torch.cat([gradient.as_strided((gradient.numel(),), (1,)) for gradient in gradients])
         if self.grad_scale is not None:
             flat = flat / self.grad_scale
@@ -150,7 +149,7 @@ class ForeachSolver(torch.optim.Optimizer):
             keep = (self.found_inf <= 0).to(flat.dtype)
             flat = torch.where(keep > 0, flat, 0)  # a product would keep a NaN
         parts = torch.split(flat, [gradient.numel() for gradient in gradients])
-        return keep, [part.as_strided(one.shape, one.stride()) for part, one in zip(parts, gradients, strict=True)]
+        return keep, [part.as_strided(g.shape, g.stride()) for part, g in zip(parts, gradients, strict=True)]
 
     def _state(self, name: str, weights: Tensors, like: torch.Tensor | None = None) -> Tensors:
         """Return one state of each weight, of the weight's shape or that of `like`, zeros at first."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
@@ -188,6 +188,11 @@ Augment = Annotated[
 class DataSpec(Section):
     """The videos, the frames taken from them, and the crop."""
 
+    removed: ClassVar = {
+        "quarantine": "was removed; write the list without bad clips by `summit-train data scan LIST --out CLEAN.csv` "
+        "and use that, then delete this key or set it to null"
+    }
+
     train: Annotated[PathText, Scope.PLACE | Scope.PRECISE_BN]
     """Training set: a manifest (CSV, or lines `path label`), a folder of class folders, or the folder of a packed
     set."""
@@ -239,8 +244,6 @@ class DataSpec(Section):
     """Random erasing: probability that a box of a clip, the same in all frames, is replaced by noise."""
     mix: Annotated[MixSpec | None, CLASSIFYING] = None
     """Mixup and CutMix; null: neither."""
-    quarantine: Annotated[PathText | None, Scope.PLACE | Scope.SCORES] = None
-    """List of clips to leave out, as `data scan` writes it."""
     on_bad_clip: Annotated[Literal["fail", "skip"], Scope.SCORES] = "fail"
     """A clip that cannot be read ends the run (fail), or another clip replaces it (skip). Replacements are counted and
     named; an unreadable validation video counts as wrong."""

@@ -6,10 +6,10 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, Strict
 from pydantic_core import PydanticKnownError, ValidationError, core_schema
@@ -103,7 +103,12 @@ CLASSIFYING = ReadWith("task", "classification")
 
 
 class Section(BaseModel):
-    """A section of keys: frozen, no unknown keys, no text for a number. A text below a key describes it."""
+    """A section of keys: frozen, no unknown keys, no text for a number. A text below a key describes it.
+
+    removed: keys of earlier versions, with what to do instead.
+    """
+
+    removed: ClassVar[Mapping[str, str]] = {}
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -166,9 +171,20 @@ def validated(model: type[SectionType], tree: Tree) -> SectionType:
     """
     try:
         # Through JSON, as strict mode then takes a YAML list for a tuple and still no string for a number.
-        return model.model_validate_json(json.dumps(tree.values, default=str))
+        return model.model_validate_json(json.dumps(_without_removed(model, tree.values), default=str))
     except ValidationError as error:
         raise UserError(*(_line(model, tree, details) for details in error.errors())) from None
+
+
+def _without_removed(section: type[Section], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values without removed keys that are null, as the files of earlier versions have them."""
+    kept = dict[str, Any]()
+    for key, value in values.items():
+        if value is None and key in section.removed:
+            continue
+        below = section_in(section.model_fields[key].annotation) if key in section.model_fields else None
+        kept[key] = value if below is None or not isinstance(value, dict) else _without_removed(below, value)
+    return kept
 
 
 def _line(model: type[Section], tree: Tree, details: Any) -> str:
@@ -176,7 +192,10 @@ def _line(model: type[Section], tree: Tree, details: Any) -> str:
     kind = details["type"]
     given = details["input"]
     if kind == "extra_forbidden":
-        message = f"unknown key; {_cut_off(tree, path) or _known_keys(model, path)}"
+        section = _section_of(model, path)
+        message = section.removed.get(path[-1]) or (
+            f"unknown key; {_cut_off(tree, path) or _choices(path[-1], list(section.model_fields))}"
+        )
     elif kind == "missing":
         message = "is missing and has no default"
     elif kind == "literal_error":
@@ -196,12 +215,13 @@ def section_in(annotation: Any) -> type[Section] | None:
     return next(filter(None, map(section_in, get_args(annotation))), None)
 
 
-def _known_keys(model: type[Section], path: KeyPath) -> str:
+def _section_of(model: type[Section], path: KeyPath) -> type[Section]:
+    """Return the section that a key is in."""
     section = model
     for key in path[:-1]:
         if key in section.model_fields:  # else it is an item's number, or its name
             section = section_in(section.model_fields[key].annotation) or section
-    return _choices(path[-1], list(section.model_fields))
+    return section
 
 
 def _cut_off(tree: Tree, path: KeyPath) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,33 +45,31 @@ def check_agreement(
     """Raise AgreedError on all ranks if one was started with something other than rank 0. Collective.
 
     The message names the rank, its host and the first key that differs. datasets: by their keys in the spec's `data`.
-    network: the spec's. arguments: those of the command. The code is read by the first rank of each node, which shares
-    its files, and by those that run it from a folder other than rank 0's.
+    network: the spec's. arguments: those of the command. Only one rank of a node hashes the code; a rank that runs it
+    from another folder than rank 0 hashes its own.
     """
     if world.size == 1:
         return
     package = Path(summit_train.__file__).parent
-    takes_first = world.local_rank > 0
-    found = arguments | identity(spec, datasets, network, "" if takes_first else code_digest(package)).values()
-    who, folder, expected = world.broadcast((world.who, str(package), found))
+    takes_digest = world.local_rank > 0
+    values = arguments | identity(spec, datasets, network, "" if takes_digest else code_digest(package)).values()
+    who, folder, expected = world.broadcast((world.who, str(package), values))
 
     def compare() -> None:
-        if takes_first:
-            found[_CODE] = expected[_CODE] if folder == str(package) else code_digest(package)
-        for key in expected | found:
-            if (first := expected.get(key)) != (own := found.get(key)):
+        if takes_digest:
+            values[_CODE] = expected[_CODE] if folder == str(package) else code_digest(package)
+        for key in expected | values:
+            if expected.get(key) != values.get(key):
+                wrong = f"{key} must be {expected.get(key)!r}, got {values.get(key)!r}"
                 right = "start all ranks with the same spec, lists and code"
-                raise UserError(f"{world.who} differs from {who}: {key} must be {first!r}, got {own!r}; {right}")
+                raise UserError(f"{world.who} differs from {who}: {wrong}; {right}")
 
     world.together(compare)
 
 
 def identity(spec: Spec, datasets: Mapping[str, Dataset], network: VideoNetwork, digest: str | None = None) -> Identity:
     """Return what must be equal on all ranks of a run, the most telling first. digest: of the code, where known."""
-    lists = dict[str, str | None]()
-    for name, dataset in datasets.items():
-        lists[f"data.{name} (fingerprint)"] = dataset.manifest.fingerprint()
-        lists[f"data.quarantine of data.{name} (fingerprint)"] = dataset.kept.fingerprint()
+    lists = {f"data.{name} (fingerprint)": dataset.manifest.fingerprint() for name, dataset in datasets.items()}
     shapes = repr([(name, tuple(value.shape), value.dtype) for name, value in network.state_dict().items()])
     code = {
         "summit_train (version)": summit_train.__version__,
@@ -95,12 +94,9 @@ def experiment_of(spec: Spec, plan: Plan, train: Dataset | None, model: VideoNet
     """Return what must be equal for one run to resume from another's checkpoint.
 
     The number of ranks is not part of it, nor where the data are, nor what only changes the speed. train: None where
-    the list of the clips is missing; its fingerprints are then left out.
+    the list of the clips is missing; its fingerprint is then left out.
     """
-    lists = {
-        "data.train (fingerprint)": None if train is None else train.manifest.fingerprint(),
-        "data.quarantine (fingerprint)": None if train is None else train.kept.fingerprint(),
-    }
+    lists = {"data.train (fingerprint)": None if train is None else train.manifest.fingerprint()}
     scale = {"scale.gpus": plan.virtual_gpus, "scale.clips_per_gpu": plan.clips_per_gpu}
     return Identity(experiment_keys(spec) | scale, lists, {**model.sources, **own_sources(spec, decides=True)})
 
@@ -115,10 +111,14 @@ def own_sources(spec: Spec, *, trains: bool = True, decides: bool = False) -> di
         stop = spec.schedule.early_stop
         measures = [(part, name) for part, name in measures if stop is not None and stop.measure == name]
     parts = [*own_parts(spec, *(("loss", "schedule", "data") if trains else ())), *(part for part, _ in measures)]
-    names = [f"{part.key} {Path(part.name).name}" for part in parts]
-    numbers = [names[: place + 1].count(name) for place, name in enumerate(names)]
-    texts = [name if number == 1 else f"{name} {number}" for name, number in zip(names, numbers, strict=True)]
-    return {f"{text} (SHA-256)": part.digest for text, part in zip(texts, parts, strict=True)}
+    counts = Counter[str]()
+    digests = {}
+    for part in parts:
+        name = f"{part.key} {Path(part.name).name}"
+        counts[name] += 1
+        number = "" if counts[name] == 1 else f" {counts[name]}"
+        digests[f"{name}{number} (SHA-256)"] = part.digest
+    return digests
 
 
 def experiment_differences(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, str]:

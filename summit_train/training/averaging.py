@@ -14,8 +14,8 @@ Algorithm 2 writes the last line as 1/P sum_j (s_j + mu_j^2) - mu^2: the same va
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Mapping, Sequence
+from itertools import chain, cycle
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,13 +39,10 @@ Tensors = list[torch.Tensor]
 
 
 class AveragingStep:
-    """Make a step by TrainStep's three calls: each of this rank's learners updates its own network.
+    """Makes a step by TrainStep's three calls: each of this rank's learners updates its own network.
 
-    Every `period` steps a round ends with an average. So does the end of an epoch: the network of a whole epoch is the
-    average of all.
-    learners: the step of each of this rank's, in a world of its own, by the number of its virtual GPU, of which the run
-    has `virtual_gpus`. model: becomes the average.
-    A learner whose gradient is not finite skips its update. Nothing here waits for the device.
+    A round of spec.period steps ends with an average of the networks; so does an epoch. A learner whose gradient is not
+    finite skips its update. Nothing here waits for the device.
     """
 
     on_skip = "the learner concerned skipped its update"
@@ -58,17 +55,21 @@ class AveragingStep:
         virtual_gpus: int,
         world: World,
         device: torch.device,
-        numbers_per_epoch: int,
+        steps_per_epoch: int,
     ) -> None:
+        """learners: each learner's step, in a world of one rank, by the number of its virtual GPU.
+
+        virtual_gpus: of the run. model: becomes the average. steps_per_epoch: of the first batch (see Plan).
+        """
         self._spec = spec
         self._model = model
         self._learners = dict(learners)
         self._virtual_gpus = virtual_gpus
         self._world = world
         self._device = device
-        self._numbers_per_epoch = numbers_per_epoch
+        self._steps_per_epoch = steps_per_epoch
         self._in_round = 0  # steps since the last average
-        self._votes = itertools.cycle(VOTES)
+        self._votes = cycle(VOTES)
         self._sent = 0  # bytes given to averages
 
     def begin(self, lr: float, timer: StepTimer | None = None) -> None:
@@ -98,11 +99,11 @@ class AveragingStep:
         votes = torch.stack([*rows, VoteRow(**requests._asdict()).tensor(self._device)]).sum(0)
         loss = torch.stack([result.local_loss for result in results]).sum()
         self._in_round += 1
-        ends_epoch = (self._step + 1) % self._numbers_per_epoch == 0
+        ends_epoch = (self._step + 1) % self._steps_per_epoch == 0
         averaging = self._end_round() if ends_epoch or self._in_round == self._spec.period else None
         self._timer.lap("allreduce")
         wait = self._world.start_total(votes, next(self._votes))
-        return StepResult(votes, loss, results[0].ratios, has_squares=False, wait=wait, averaging=averaging)
+        return StepResult(votes, loss, results[0].ratios, wait, averaging)
 
     def unfreeze(self, epoch: int) -> int:
         """Train what optimizer.freeze has frozen for `epoch` epochs, as TrainStep does; return its elements."""
@@ -118,8 +119,8 @@ class AveragingStep:
         for learner in self._learners.values():
             _copy(_weights(learner.model), _weights(self._model))
             if self._spec.bn == "merge":
-                for own, merged in zip(_statistics(learner.model), _statistics(self._model), strict=True):
-                    _copy(own, merged)
+                for buffers, merged in zip(_statistics(learner.model), _statistics(self._model), strict=True):
+                    _copy(buffers, merged)
         if self._spec.optimizer_state == "average":
             self._average_state()
         self._in_round = 0
@@ -134,11 +135,11 @@ class AveragingStep:
         if not means:
             return
         # In double, as each is small and the spread of the means can be smaller still.
-        own = [[[one.double() for one in buffers] for buffers in _statistics(learner)] for learner in learners]
-        pooled = self._mean([mean + variance for mean, variance in own], "batch_norm")
+        statistics = [[_doubles(buffers) for buffers in _statistics(learner)] for learner in learners]
+        pooled = self._mean([learner_means + within for learner_means, within in statistics], "batch_norm")
         mean = pooled[: len(means)]
         within = pooled[len(means) :]
-        spreads = [torch._foreach_sub(means_of_one, mean) for means_of_one, _ in own]
+        spreads = [torch._foreach_sub(learner_means, mean) for learner_means, _ in statistics]
         between = self._mean([list(torch._foreach_mul(spread, spread)) for spread in spreads], "batch_norm_spread")
         _copy(means, mean)
         _copy(variances, torch._foreach_add(within, between))
@@ -150,43 +151,43 @@ class AveragingStep:
         """
         states = [_state(learner.optimizer) for learner in self._learners.values()]
         for name, are_counts in (("solver_state", False), ("solver_counts", True)):
-            own = [[tensor for tensor in state if (tensor.ndim == 0) == are_counts] for state in states]
+            tensors = [[tensor for tensor in state if (tensor.ndim == 0) == are_counts] for state in states]
             # Counts in double, as the sum of many is beyond the whole numbers of fp32.
-            mean = self._mean([[one.double() if are_counts else one for one in mine] for mine in own], name)
-            for mine in own:
-                _copy(mine, mean)
+            mean = self._mean(list(map(_doubles, tensors)) if are_counts else tensors, name)
+            for of_learner in tensors:
+                _copy(of_learner, mean)
 
-    def _mean(self, tensors: Sequence[Tensors], name: str) -> Tensors:
-        """Return the mean over all learners, given the tensors of each of this rank's, over the ranks too."""
-        shapes = tensors[0]
-        if not shapes:
+    def _mean(self, learners: Sequence[Tensors], name: str) -> Tensors:
+        """Return the mean over the learners of all ranks, given the tensors of each of this rank's learners."""
+        first = learners[0]
+        if not first:
             return []
-        total = torch.cat([tensor.flatten() for tensor in shapes])
-        for others in tensors[1:]:
-            total += torch.cat([tensor.flatten() for tensor in others])
+        total = torch.cat([tensor.flatten() for tensor in first])
+        for tensors in learners[1:]:
+            total += torch.cat([tensor.flatten() for tensor in tensors])
         total /= self._virtual_gpus / self._world.size  # the mean over the ranks is then that over all learners
         average(total, self._world, name)
         self._sent += total.nbytes
-        parts = torch.split(total, [tensor.numel() for tensor in shapes])
-        return [part.view_as(tensor) for part, tensor in zip(parts, shapes, strict=True)]
+        parts = torch.split(total, [tensor.numel() for tensor in first])
+        return [part.view_as(tensor) for part, tensor in zip(parts, first, strict=True)]
 
     def checkpoint(self, path: Path, step: int) -> dict[str, Any]:
         """Return the parts of the checkpoint `path`, after `step` updates, other than the network. Collective.
 
-        In the middle of a round the network becomes the current average. Where learners differ, each has a file of its
-        own, written first; the checkpoint lists their SHA-256. The optimizer's state is the first learner's.
+        In the middle of a round the network becomes the current average. Where learners differ, the file of each is
+        written first, and the checkpoint lists their SHA-256. The optimizer's state is the first learner's.
         """
         if self._in_round:
             self._average_networks()
         differ = self._in_round > 0 or self._spec.optimizer_state == "local" or self._spec.bn == "local"
         count_updates(self._model, step)
         parts = {number: learner.checkpoint(path, step) for number, learner in self._learners.items()}
-        mine = []
+        digests_and_scales = []
         for number, learner in self._learners.items():
             state = {"step": step, "model": learner.model.state_dict(), **parts[number]}
             digest = save_checkpoint(learner_path(path, number), state) if differ else None
-            mine.append((digest, parts[number]["loss_scale"]))
-        learners = [one for theirs in self._world.gather(mine) or [] for one in theirs]
+            digests_and_scales.append((digest, parts[number]["loss_scale"]))
+        learners = list(chain.from_iterable(self._world.gather(digests_and_scales) or []))
         return parts[min(parts)] | {
             "in_round": self._in_round,
             "learner_digests": [digest for digest, _ in learners] if differ else [],
@@ -216,17 +217,17 @@ class AveragingStep:
         scales: Any = saved.get("loss_scales") or {}
         if scales:
             scales = dict(enumerate(scales)) if isinstance(scales, list) else scales
-            own = next(iter(self._learners.values())).loss_scale.state_dict()
-            check_fit(path, "loss_scales", scales, dict.fromkeys(range(self._virtual_gpus), own))
+            first = next(iter(self._learners.values())).loss_scale.state_dict()
+            check_fit(path, "loss_scales", scales, dict.fromkeys(range(self._virtual_gpus), first))
         return cast(Mapping[int, Any], scales)
 
     def _read_learners(self, path: Path) -> None:
         for number, learner in self._learners.items():
             file = learner_path(path, number)
             state = load_checkpoint(file, bound_of(learner.model), checked=True)
-            own = Checkpoint(file, state, World())
-            own.restore(learner.model)
-            learner.restore(own)
+            checkpoint = Checkpoint(file, state, World())
+            checkpoint.restore(learner.model)
+            learner.restore(checkpoint)
 
 
 def _weights(model: nn.Module) -> Tensors:
@@ -247,6 +248,10 @@ def _state(optimizer: torch.optim.Optimizer) -> Tensors:
         for value in optimizer.state.get(parameter, {}).values()
         if isinstance(value, torch.Tensor)
     ]
+
+
+def _doubles(tensors: Tensors) -> Tensors:
+    return [tensor.double() for tensor in tensors]
 
 
 def _copy(targets: Tensors, values: Sequence[torch.Tensor]) -> None:

@@ -111,13 +111,14 @@ class Writer:
 def prune_checkpoints(spec: Spec, steps_per_epoch: int, newest: Path, best: Path | None = None) -> None:
     """Keep `newest`, `best`, and the newest of whole epochs, which the final accuracy is the mean over.
 
-    Checkpoints after `newest` are left alone and do not count: the run passed over them as damaged, and will write
-    them again. The files of learners stay with theirs.
+    Checkpoints after `newest` stay and do not count: the run passed over them as damaged, and will write them again.
+    Learners' files go with their checkpoint.
     """
     run_path = spec.run_path
     due = [path for path in epoch_checkpoints(spec, steps_per_epoch) if path <= newest]
+    kept = {best, *due[-spec.checkpoint.keep :]}
     for path in find_checkpoints(run_path):
-        if path < newest and path != best and path not in due[-spec.checkpoint.keep :]:
+        if path < newest and path not in kept:
             path.unlink(missing_ok=True)
             digest_path(path).unlink(missing_ok=True)  # after its file
             measures_path(path).unlink(missing_ok=True)
@@ -141,8 +142,8 @@ def steps_per_epoch(run_path: Path) -> int:
 
 def epoch_checkpoints(spec: Spec, steps_per_epoch: int) -> list[Path]:
     """Return the run's checkpoints of the epochs that are due, oldest first."""
-    places = [(path, *divmod(step_of(path), steps_per_epoch)) for path in find_checkpoints(spec.run_path)]
-    return [path for path, epoch, inside in places if inside == 0 and is_due(spec, epoch)]
+    epochs = [(path, *divmod(step_of(path), steps_per_epoch)) for path in find_checkpoints(spec.run_path)]
+    return [path for path, epoch, inside in epochs if inside == 0 and is_due(spec, epoch)]
 
 
 def current_line(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
@@ -177,8 +178,8 @@ def begin_solver_state(path: Path, optimizer: torch.optim.Optimizer, saved: Any)
 
     Returns the tensors to fill, by their names in the checkpoint. Raises CheckpointError for another solver's state.
     """
-    own = optimizer.state_dict()
-    groups = [group["params"] for group in own["param_groups"]]
+    current = optimizer.state_dict()
+    groups = [group["params"] for group in current["param_groups"]]
     try:
         state = saved["state"]
         saved_groups = [group["params"] for group in saved["param_groups"]]
@@ -189,23 +190,23 @@ def begin_solver_state(path: Path, optimizer: torch.optim.Optimizer, saved: Any)
     if isinstance(state, Mapping) and state.keys() <= known:  # earlier versions kept a state of frozen ones, too
         state = {number: tensors for number, tensors in state.items() if parameters[number].requires_grad}
     # A solver that has already begun, such as SGD with momentum, knows which parameters have a state.
-    fits = isinstance(state, Mapping) and state.keys() <= known and (own["state"] or state).keys() == state.keys()
+    begun = current["state"]
+    fits = isinstance(state, Mapping) and state.keys() <= known and (begun or state).keys() == state.keys()
     if not fits or saved_groups != groups:
         raise CheckpointError(f"{path}: does not fit: optimizer has other groups of parameters than this run")
     kept = kept_state(optimizer)
-    begun = {}
+    restored = {}
     for number, tensors in state.items():
         weight = parameters[number].detach()
-        wanted = {name: weight if has_shape else torch.zeros(()) for name, has_shape in kept.items()}
-        check_fit(path, f"optimizer.state.{number}", tensors, wanted)
-        present = own["state"].get(number, {})
+        patterns = {name: weight if has_shape else torch.zeros(()) for name, has_shape in kept.items()}
+        check_fit(path, f"optimizer.state.{number}", tensors, patterns)
         # Strides must be the weight's, because the fused solvers ignore them.
-        fitting = {name for name, tensor in present.items() if tensor.stride() == wanted[name].stride()}
-        begun[number] = {name: present[name] if name in fitting else torch.empty_like(wanted[name]) for name in tensors}
-    optimizer.load_state_dict({**own, "state": begun})
+        usable = {n: t for n, t in begun.get(number, {}).items() if t.stride() == patterns[n].stride()}
+        restored[number] = {n: usable[n] if n in usable else torch.empty_like(patterns[n]) for n in tensors}
+    optimizer.load_state_dict({**current, "state": restored})
     return {
         f"optimizer.state.{number}.{name}": optimizer.state[parameters[number]][name]
-        for number, tensors in begun.items()
+        for number, tensors in restored.items()
         for name in tensors
     }
 
@@ -221,11 +222,11 @@ def starting_state(
 ) -> tuple[State, list[str]]:
     """Return the newest whole checkpoint of the run, or {} after loading pretrained weights into `model`; and notes.
 
-    train: as in experiment_of. damaged: as in load_newest. extension: asked for, or the last one. It allows another
-    length than the checkpoint's, and going on after an early stop; a new line of checkpoints then begins, with a best
-    and an early stop of its own. Raises CheckpointError if the checkpoint is of another experiment otherwise or none is
-    whole, and UserError for weights that are missing or of another network, and for a foreign network whose norms
-    depend on the ranks.
+    train: as in experiment_of. damaged: as in load_newest. extension: of this start; None: the run folder's last one.
+    With it the checkpoint may come from a shorter run, or one that stopped early; a new line of checkpoints then
+    begins, without a best one or an early stop so far. Raises CheckpointError if the checkpoint is of another
+    experiment or none is whole, and UserError for weights that are missing or of another network, and for a foreign
+    network whose norms depend on the ranks.
     """
     if plan.virtual_gpus > 1:
         check_norms(model)
@@ -254,8 +255,8 @@ def starting_state(
         if is_length or has_stopped:
             lr = f"LR continues at {plan.learning_rate(state['step']):.6g}, as in a run of {epochs} epochs"
             notes.append(f"more epochs: {epochs} instead of {extension.before}; {lr}")
-            begun = {key: value for key, value in state.items() if not key.startswith(("best_", "early_stop"))}
-            return begun | {"line": state["step"]}, [*notes, f"resumes from {path}"]
+            kept = {key: value for key, value in state.items() if not key.startswith(("best_", "early_stop"))}
+            return kept | {"line": state["step"]}, [*notes, f"resumes from {path}"]
     if differing:
         right = f"Give this run another name; to begin it with these weights, set model.pretrained to {spec.run_path}"
         if is_length and before < epochs:
@@ -281,13 +282,13 @@ def shared_starting_state(
         if not digests:
             break
         path = checkpoint_path(run_path, state["step"])
-        wrong = None
+        complaint = None
         try:
             check_learners(path, digests, world.rank, world.size, watchdog.at)
         except CheckpointError as error:
-            wrong = str(error)
+            complaint = str(error)
         watchdog.at("waiting for the other ranks' learners", waits=True)
-        complaints = world.broadcast(list(filter(None, world.gather(wrong) or [])))
+        complaints = world.broadcast(list(filter(None, world.gather(complaint) or [])))
         if not complaints:
             break
         damaged[path] = complaints[0]

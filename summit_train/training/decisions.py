@@ -12,7 +12,7 @@ from typing import Any
 
 from summit_train.core.checkpoints import best_path, checkpoint_path
 from summit_train.core.files import write_json
-from summit_train.plan import Rung
+from summit_train.plan import BatchSize
 from summit_train.spec import MAIN_MEASURES, Spec, own_parts
 
 Values = Mapping[str, Any]  # of the measures of a validation, by name; None where one is unknown
@@ -25,8 +25,8 @@ class GrowthDecision:
     accuracy: of this validation. best: the highest one before it. In percent.
     """
 
-    before: Rung
-    after: Rung
+    before: BatchSize
+    after: BatchSize
     accuracy: float
     best: float
 
@@ -65,15 +65,15 @@ class Decisions:
     previous line, so it is not the best of this one. own_measures: a digest of each measure of the user's own, by name.
     """
 
-    def __init__(self, spec: Spec, ladder: Sequence[Rung]) -> None:
+    def __init__(self, spec: Spec, ladder: Sequence[BatchSize]) -> None:
         """ladder: the batches, the first one first."""
         self._spec = spec
         self._ladder = ladder
         self.line = 0
         self.own_measures = _own_measures(spec)
         self._best_measure = spec.checkpoint.keep_best
-        own = self.own_measures.get(str(self._best_measure))
-        self._best_name = f"best_{self._best_measure}" if own is None else f"best_{self._best_measure}_{own}"
+        digest = self.own_measures.get(str(self._best_measure))
+        self._best_name = f"best_{self._best_measure}" if digest is None else f"best_{self._best_measure}_{digest}"
         self.best_step = 0
         self.best_value = -math.inf
         self._stop = spec.schedule.early_stop
@@ -82,13 +82,13 @@ class Decisions:
         self._stop_score = -math.inf  # the higher the better
         self.stop_best_epoch = 0
         self._last_validated = 0  # after which the last validation was
-        self._rung = 0
+        self._grown = 0  # times that the batch has grown
         self._highest_accuracy = 0.0
         self._validations = 0  # that the batch has taken in
 
     @property
     def is_stop_reached(self) -> bool:
-        """Tell whether training ends here by schedule.early_stop."""
+        """Whether training ends here by schedule.early_stop."""
         if self._stop is None or self.stop_best_epoch == 0:
             return False
         return self._last_validated - max(self.stop_best_epoch, self._stop_from) >= self._stop.epochs
@@ -99,9 +99,9 @@ class Decisions:
         return self._stop_sign * self._stop_score
 
     @property
-    def rung(self) -> Rung:
+    def batch_size(self) -> BatchSize:
         """The current batch."""
-        return self._ladder[self._rung]
+        return self._ladder[self._grown]
 
     @property
     def best_checkpoint(self) -> Path | None:
@@ -112,26 +112,24 @@ class Decisions:
 
         After the last epoch only the best checkpoint is left to decide.
         """
-        is_best = self._best_measure is not None and self._compare_with_best(step, measures.get(self._best_measure))
+        is_best = self._is_new_best(step, measures)
+        if is_best:
+            self.best_step = step
+            self.best_value = measures[str(self._best_measure)]
         if epoch == self._spec.schedule.epochs:
             return Decided(is_best)
         if self._stop is not None:
-            self._count_towards_stop(epoch, measures.get(self._stop.measure))
+            self._last_validated = epoch
+            value = measures.get(self._stop.measure)
+            if value is not None and self._stop_sign * value > self._stop_score:
+                self.stop_best_epoch = epoch
+                self._stop_score = self._stop_sign * value
         growth = self._grow(epoch, measures.get(MAIN_MEASURES[self._spec.loss.base]))
         return Decided(is_best, self.is_stop_reached, growth)
 
-    def _compare_with_best(self, step: int, value: float | None) -> bool:
-        if value is None or not value > self.best_value or step <= self.line:  # nor NaN
-            return False
-        self.best_step = step
-        self.best_value = value
-        return True
-
-    def _count_towards_stop(self, epoch: int, value: float | None) -> None:
-        self._last_validated = epoch
-        if value is not None and self._stop_sign * value > self._stop_score:
-            self.stop_best_epoch = epoch
-            self._stop_score = self._stop_sign * value
+    def _is_new_best(self, step: int, measures: Values) -> bool:
+        value = None if self._best_measure is None else measures.get(self._best_measure)
+        return value is not None and value > self.best_value and step > self.line  # NaN is not above any
 
     def _grow(self, epoch: int, accuracy: float | None) -> GrowthDecision | None:
         grow = self._spec.parallel.grow_batch
@@ -140,16 +138,16 @@ class Decisions:
         self._validations += 1
         if accuracy is None or self._validations % grow.every:
             return None
-        before = self.rung
+        before = self.batch_size
         best = self._highest_accuracy
         if accuracy < best * grow.margin:
-            self._rung = min(self._rung + 1, len(self._ladder) - 1)
+            self._grown = min(self._grown + 1, len(self._ladder) - 1)
         self._highest_accuracy = max(best, accuracy)
-        return GrowthDecision(before, self.rung, accuracy, best)
+        return GrowthDecision(before, self.batch_size, accuracy, best)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the parts of a checkpoint, by their names there."""
-        batch = {"clips_per_gpu": self.rung.clips_per_gpu, "best": self._highest_accuracy}
+        batch = {"clips_per_gpu": self.batch_size.clips_per_gpu, "best": self._highest_accuracy}
         parts: dict[str, Any] = {
             "line": self.line,
             "growth": batch | {"validations": self._validations},
@@ -167,8 +165,8 @@ class Decisions:
         """Take over the parts of a checkpoint that it has."""
         self.line = int(saved.get("line", 0))
         if growth := saved.get("growth"):
-            reached = sum(rung.clips_per_gpu <= growth["clips_per_gpu"] for rung in self._ladder)
-            self._rung = max(0, reached - 1)
+            reached = sum(size.clips_per_gpu <= growth["clips_per_gpu"] for size in self._ladder)
+            self._grown = max(0, reached - 1)
             self._highest_accuracy = growth["best"]
             self._validations = growth["validations"]
         if stop := saved.get("early_stop"):
@@ -195,8 +193,8 @@ class Decisions:
 
 def _own_measures(spec: Spec) -> dict[str, str]:
     """Return a digest of the options and the file of each measure of the user's own, by its name."""
-    found = {}
+    digests = {}
     for name, part in zip(spec.evaluate.own_names, own_parts(spec, "evaluate"), strict=True):
-        what = json.dumps([Path(part.name).name, part.options, part.digest], sort_keys=True)
-        found[name] = hashlib.sha256(what.encode()).hexdigest()[:16]
-    return found
+        content = json.dumps([Path(part.name).name, part.options, part.digest], sort_keys=True)
+        digests[name] = hashlib.sha256(content.encode()).hexdigest()[:16]
+    return digests

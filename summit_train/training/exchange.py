@@ -44,9 +44,10 @@ def split_buckets(parameters: Iterable[nn.Parameter]) -> list[Bucket]:
     buckets = list[Bucket]()
     trained = reversed([parameter for parameter in parameters if parameter.requires_grad])
     for _, same_type in itertools.groupby(trained, lambda parameter: parameter.dtype):
-        run = iter(together := list(same_type))
-        for count in bucket_counts([parameter.nbytes for parameter in together]):
-            members = list(itertools.islice(run, count))
+        group = list(same_type)
+        rest = iter(group)
+        for count in bucket_counts([parameter.nbytes for parameter in group]):
+            members = list(itertools.islice(rest, count))
             sizes = [parameter.numel() for parameter in members]
             flat = members[0].new_empty(sum(sizes)).detach()
             parts = zip(torch.split(flat, sizes), members, strict=True)

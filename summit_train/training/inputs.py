@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from summit_train.data.dataset import Dataset, open_datasets
-from summit_train.data.manifest.quarantine import clips_per_class
 from summit_train.data.video.own_augment import try_augment
 from summit_train.evaluation.measures import Measures, open_measures
 from summit_train.models.network import check_batch
@@ -20,15 +19,13 @@ from summit_train.training.state import Extension
 class Inputs:
     """The user's input, read and checked for consistency before the ranks communicate. Each part is made once, here.
 
-    clips_of_class: the training clips in use of each class, by its name. loss: on the CPU. measures: of validation
-    videos. extension: what --more-epochs asks for.
+    loss: on the CPU. measures: of validation videos. extension: what --more-epochs asks for.
     """
 
     spec: Spec
     plan: Plan
     train: Dataset
     val: Dataset
-    clips_of_class: dict[str, int]
     loss: TaskLoss
     measures: Measures
     extension: Extension | None = None
@@ -41,11 +38,10 @@ class Inputs:
 def read_inputs(spec: Spec, ranks: int, extension: Extension | None = None) -> Inputs:
     """Read the lists, and make what follows from the spec and them. Raises UserError."""
     train, val = open_datasets(spec)
-    clips_of_class = clips_per_class(train.manifest, train.kept)
-    loss, measures = loss_and_measures(spec, list(clips_of_class.values()))
+    loss, measures = loss_and_measures(spec, list(train.manifest.clips_per_class.values()))
     check_batch(spec)
     plan = make_plan(spec, ranks, len(train))
-    return Inputs(spec, plan, train, val, clips_of_class, loss, measures, extension)
+    return Inputs(spec, plan, train, val, loss, measures, extension)
 
 
 def loss_and_measures(spec: Spec, clips_of_class: Sequence[int] = ()) -> tuple[TaskLoss, Measures]:

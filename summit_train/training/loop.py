@@ -31,7 +31,7 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
     with records, closing(clips_of_steps(run)) as steps:
         for clips in steps:
             # --- data, forward, backward
-            lr = plan.learning_rate(clips.step, clips.rung)
+            lr = plan.learning_rate(clips.step, clips.batch_size)
             run.step.begin(lr, clips.timer)
             for micro_batch in read_step(run, clips):
                 run.step.accumulate(micro_batch)
@@ -42,18 +42,18 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
             result = run.step.update(Requests(bool(stop), run.is_checkpoint_due(), clips.wait_s))
 
             # --- the previous step's vote: all ranks have begun it long since
-            asked = records.end_step(clips, lr, result)
+            requests = records.end_step(clips, lr, result)
 
             # --- this step's own vote, where the step is waited for anyway
             step = clips.number
             epoch, inside = divmod(step, plan.steps_per_epoch)
-            if inside == 0 or asked.stop or asked.checkpoint:
+            if inside == 0 or requests.stop or requests.checkpoint:
                 latest = records.read(clips.timer)
-                asked = Requests(asked.stop or latest.stop, asked.checkpoint or latest.checkpoint)
+                requests = Requests(requests.stop or latest.stop, requests.checkpoint or latest.checkpoint)
 
             # --- a checkpoint that is due, or that the ranks voted for
-            stopping = asked.stop and step < plan.total_steps
-            is_saved = stopping or asked.checkpoint or (inside == 0 and saves(spec, epoch))
+            stopping = requests.stop and step < plan.total_steps
+            is_saved = stopping or requests.checkpoint or (inside == 0 and saves(spec, epoch))
             if is_saved:
                 save(run, records.log, step)
                 clips.timer.lap("checkpoint")
@@ -72,7 +72,8 @@ def train(run: Run, records: Records, stop: StopRequest) -> None:
                     clips.timer.lap("validation")
                 if (number := run.step.unfreeze(epoch)) and records.log is not None:
                     records.log.say(f"epoch {epoch}: optimizer.freeze ends for {counted(number, 'parameter')}")
-            records.trace.end_step(step)
+            if records.trace is not None:
+                records.trace.end_step(step)
 
 
 def clips_of_steps(run: Run) -> Generator[StepClips, None, None]:
@@ -83,21 +84,22 @@ def clips_of_steps(run: Run) -> Generator[StepClips, None, None]:
     plan = run.plan
     world = run.world
     step = run.start_step
-    rung = run.decisions.rung
-    batches = None
-    with ExitStack() as held:
+    opened_size = None  # that `batches` are of
+    with ExitStack() as open_batches:
         while step < plan.total_steps and not run.decisions.is_stop_reached:
-            step = max(step, plan.first_step(step // plan.steps_per_epoch, run.decisions.rung))
-            run.watchdog.at(f"loading the clips of step {step + 1}")
-            timer = StepTimer(run.device, step + 1)
+            size = run.decisions.batch_size
+            step = max(step, plan.first_step(step // plan.steps_per_epoch, size))
+            number = step + 1
+            run.watchdog.at(f"loading the clips of step {number}")
+            timer = StepTimer(run.device, number)
             began = time.perf_counter()
-            if batches is None or rung != run.decisions.rung:
-                held.close()
-                rung = run.decisions.rung
+            if size != opened_size:
+                open_batches.close()
                 steps = range(step, plan.total_steps)
-                batches = run.train_set.training_batches(plan.order(rung), world.rank, world.size, steps)
-                held.callback(batches.close)
-            yield StepClips(step, rung, batches, timer, time.perf_counter() - began)
+                batches = run.train_set.training_batches(plan.order(size), world.rank, world.size, steps)
+                open_batches.callback(batches.close)
+                opened_size = size
+            yield StepClips(step, number, size, batches, timer, time.perf_counter() - began)
             step += 1
 
 
@@ -106,18 +108,19 @@ def read_step(run: Run, clips: StepClips) -> Iterator[MicroBatch]:
 
     Raises RunFailed with rank and step where a clip cannot be read.
     """
+    number = clips.number
     for _ in run.plan.virtual_gpus_of(run.world.rank):
-        run.watchdog.at(f"loading the clips of step {clips.number}")
+        run.watchdog.at(f"loading the clips of step {number}")
         began = time.perf_counter()
         try:
             batch = next(clips.batches)
         except Exception as error:
             if is_bug(error):
                 raise
-            raise RunFailed(f"{run.world.who}, step {clips.number}: {describe(error)}") from error
+            raise RunFailed(f"{run.world.who}, step {number}: {describe(error)}") from error
         clips.wait_s += time.perf_counter() - began
         clips.timer.lap("data_wait")
-        run.watchdog.at(f"computing step {clips.number}")
+        run.watchdog.at(f"computing step {number}")
         assert batch.step == clips.step
         clips.finished.append(batch.without_clips())
         yield batch

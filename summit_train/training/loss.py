@@ -97,31 +97,30 @@ class Loss:
 class OwnLoss(Loss):
     """The mean of a loss of the user's own (docs/own_parts.md); kind: the built-in one that it is like.
 
-    part: named in messages. own: takes logits (n, K) and targets, and returns the loss of each clip, (n,), or the mean.
-    are_shares: targets are always floats (n, K), because mixing makes some of them so. num_classes, dtype: of the
+    part: named in messages. function: takes logits (n, K) and targets, and returns the loss of each clip, (n,), or the
+    mean. are_shares: targets are always floats (n, K), because mixing makes some of them so. num_classes, dtype: of the
     training logits.
     """
 
     part: OwnPart
-    own: Callable[..., Any]
+    function: Callable[..., Any]
     are_shares: bool
     num_classes: int
     dtype: torch.dtype
 
     def __call__(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        given = one_hot(targets, logits) if self.are_shares else targets
-        found = self.own(logits.clone(), given.clone())  # it may work in place, and what is right is counted later
-        is_loss = isinstance(found, torch.Tensor) and found.is_floating_point()
-        if not is_loss or found.shape not in ((len(logits),), ()):
-            got = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-            raise self.part.wrong(f"the loss of each clip, floats ({len(logits)},), or their mean", got)
-        loss: torch.Tensor = found.mean()
-        return loss
+        targets = one_hot(targets, logits) if self.are_shares else targets
+        losses = self.function(logits.clone(), targets.clone())  # it may work in place; num_correct reads both later
+        shapes = ((len(logits),), ())
+        if isinstance(losses, torch.Tensor) and losses.is_floating_point() and losses.shape in shapes:
+            return losses.mean()
+        got = f"{losses.dtype} {tuple(losses.shape)}" if isinstance(losses, torch.Tensor) else type(losses).__name__
+        raise self.part.wrong(f"the loss of each clip, floats ({len(logits)},), or their mean", got)
 
     def of_batch(
         self, outputs: torch.Tensor, targets: torch.Tensor, size: tuple[int, int], seed: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A draw that `check` did not see is keyed, and changes no other."""
+        """Seed torch's generators for a draw that `check` did not see; others do not change."""
         with torch.random.fork_rng([outputs.device] if outputs.is_cuda else []):
             torch.default_generator.manual_seed(seed)
             if outputs.is_cuda:
@@ -132,16 +131,16 @@ class OwnLoss(Loss):
         if device.type == "cpu":  # where it was tried
             return self
         # It may have made tensors on the CPU in its first call.
-        other = replace(self, own=self.part.make("logits", "targets"))
-        other.check(self.dtype, device)
-        return other
+        loss = replace(self, function=self.part.make("logits", "targets"))
+        loss.check(self.dtype, device)
+        return loss
 
     def check(self, dtype: torch.dtype, device: torch.device) -> None:
         """Try the loss on random logits. Raises UserError if training could not start with it, or not repeat."""
-        module = self.own if isinstance(self.own, nn.Module) else nn.Module()
+        module = self.function if isinstance(self.function, nn.Module) else nn.Module()
         if list(module.parameters()):
             raise UserError(f"{self.part.key}: {self.part.name} must have no parameters: nothing trains them")
-        buffers = [one.clone() for one in module.buffers()]
+        buffers = [buffer.clone() for buffer in module.buffers()]
         draw = torch.Generator().manual_seed(0)
         batches = [torch.randn(n, self.num_classes, generator=draw).to(device, dtype).requires_grad_() for n in (3, 1)]
         labels = torch.arange(3, device=device) % self.num_classes
@@ -152,9 +151,8 @@ class OwnLoss(Loss):
             raise self.part.wrong("finite losses", f"{loss.item()} of logits of a normal distribution")
         if not torch.equal(loss, again) or not all(map(torch.equal, buffers, module.buffers())):
             right = "draw nothing, and keep no state between calls"
-            raise UserError(
-                f"{self.part.key}: {self.part.name} must return the same for the same scores and labels; {right}"
-            )
+            wrong = f"{self.part.name} must return the same for the same scores and labels"
+            raise UserError(f"{self.part.key}: {wrong}; {right}")
 
 
 def one_hot(targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
@@ -165,13 +163,13 @@ def one_hot(targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 
 
 def num_correct(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the number of clips whose highest logit is of their class, of one of several, of the largest mixed one."""
+    """Return the number of clips whose highest logit is of their class; of a mixed clip, of its largest share's."""
     best = logits.detach().argmax(1)
     if targets.dim() == 1:
         return (best == targets).sum()
-    hot = one_hot(targets, logits)
-    own = hot.gather(1, best[:, None])[:, 0]
-    return ((own > 0) & (own == hot.amax(1))).sum()
+    shares = one_hot(targets, logits)
+    predicted = shares.gather(1, best[:, None])[:, 0]
+    return ((predicted > 0) & (predicted == shares.amax(1))).sum()
 
 
 def build_loss(spec: Spec, clips_of_class: Sequence[int] = ()) -> TaskLoss:
@@ -186,17 +184,17 @@ def build_loss(spec: Spec, clips_of_class: Sequence[int] = ()) -> TaskLoss:
         return DetectionLoss(spec.model.detector, spec.model.num_classes)
     dtype = parameter_type(spec.precision)
     for part in own_parts(spec, "loss"):
-        own = OwnLoss(
+        loss = OwnLoss(
             spec.loss.base,
             part=part,
-            own=part.make("logits", "targets"),
+            function=part.make("logits", "targets"),
             are_shares=spec.loss.base == "binary" or spec.data.mix is not None,
             num_classes=spec.model.num_classes,
             dtype=dtype,
         )
         for kind in (dtype, torch.float64):  # validation has doubles
-            own.check(kind, torch.device("cpu"))
-        return own
+            loss.check(kind, torch.device("cpu"))
+        return loss
     weights = spec.loss.class_weights
     if weights == "balanced":
         total = sum(clips_of_class)

@@ -49,10 +49,10 @@ class RunLog(AbstractContextManager["RunLog"]):
             self._events.close()
 
     def _append(self, text: str) -> None:
-        left = text.encode()
+        remaining = text.encode()
         with naming(self._file.name):
-            while left:
-                left = left[self._file.write(left) :]
+            while remaining:
+                remaining = remaining[self._file.write(remaining) :]
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one record; a number that is not finite becomes null, as JSON has no NaN."""
@@ -83,14 +83,13 @@ class RunLog(AbstractContextManager["RunLog"]):
         now = time.monotonic()
         if now - self._last_line >= _SECONDS_BETWEEN_LINES or step == self._total:
             self._last_line = now
-            left = (now - self._began) / max(1, step - self._start) * (self._total - step)
-            self.say(f"{self._title}: step {step}/{self._total}  {state}  {duration(left)} left")
+            remaining_s = (now - self._began) / max(1, step - self._start) * (self._total - step)
+            self.say(f"{self._title}: step {step}/{self._total}  {state}  {duration(remaining_s)} left")
 
-    def warn(self, step: int, text: str | None) -> None:
-        """Record and print what is wrong after a step, if anything is."""
-        if text is not None:
-            self.write("warning", step=step, text=text)
-            self.say(f"{self._title}: WARNING: {text}")
+    def warn(self, step: int, text: str) -> None:
+        """Record and print a warning after a step."""
+        self.write("warning", step=step, text=text)
+        self.say(f"{self._title}: WARNING: {text}")
 
     def say(self, text: str) -> None:
         """Print a line. The first one that cannot be printed leaves a record; the run continues."""

@@ -12,7 +12,7 @@ from summit_train.core.errors import AgreedError
 from summit_train.core.watch import Stopped
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.data.batches.workers import Batches
-from summit_train.plan import Rung
+from summit_train.plan import BatchSize
 from summit_train.training.metrics import RunLog
 from summit_train.training.run import Run
 from summit_train.training.slow_ranks import SlowRanks
@@ -23,22 +23,19 @@ from summit_train.training.vote import Requests, StepResult, Vote
 
 @dataclass
 class StepClips:
-    """This rank's clips of one step, counted from 0.
+    """This rank's clips of one step.
 
+    step: counted from 0. number: counted from 1, as in records and messages: that of the updates after the step.
     batches: the loader. wait_s: waited for them so far. finished: the micro-batches that were read, without clips.
     """
 
     step: int
-    rung: Rung
+    number: int
+    batch_size: BatchSize
     batches: Batches[MicroBatch]
     timer: StepTimer
     wait_s: float
     finished: list[MicroBatch] = field(default_factory=list)
-
-    @property
-    def number(self) -> int:
-        """The step's number in records and messages, which is that of the updates after it."""
-        return self.step + 1
 
 
 class LaunchedStep(NamedTuple):
@@ -59,7 +56,7 @@ class Records(AbstractContextManager["Records"]):
     def __init__(self, run: Run, log: RunLog | None, traced: range) -> None:
         self.log = log
         self._run = run
-        self.trace = Trace(traced, run, log)
+        self.trace = Trace(traced, run, log) if traced else None
         self._slow_ranks = SlowRanks(run, log)
         self._unread: LaunchedStep | None = None
         self._ratio_every = max(1, run.plan.total_steps // 100)  # steps between two records of the trust ratios
@@ -68,20 +65,21 @@ class Records(AbstractContextManager["Records"]):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None or kind is Stopped:  # on all ranks
             self._slow_ranks.finish()
-        if kind is Stopped:
+        if kind is Stopped and self.trace is not None:
             self.trace.write()
 
     def end_step(self, clips: StepClips, lr: float, result: StepResult) -> Requests:
-        """Take in a step that was launched; read the one before, and return what its ranks asked for."""
-        launched = LaunchedStep(clips, lr, result, Mark(self._run.device))
-        self.trace.add(clips.timer)
-        asked = self.read(clips.timer)
+        """Take in a step that was launched; read the one before, and return its ranks' requests."""
+        launched = LaunchedStep(clips, lr, result, clips.timer.laps[-1][1])
+        if self.trace is not None:
+            self.trace.add(clips.timer)
+        requests = self.read(clips.timer)
         self._unread = launched
         clips.timer.lap("other")
-        return asked
+        return requests
 
     def read(self, timer: StepTimer) -> Requests:
-        """Wait for the unread step, if there is one, and record it; return what its ranks asked for.
+        """Wait for the unread step, if there is one, and record it; return its ranks' requests.
 
         timer: of the current step; the wait for the other ranks counts as its allreduce. Raises AgreedError on all
         ranks at too many broken steps or bad clips.
@@ -91,23 +89,24 @@ class Records(AbstractContextManager["Records"]):
         if launched is None:
             return Requests()
         run = self._run
-        clips, lr, result, end = launched
+        clips = launched.clips
+        result = launched.result
         number = clips.number
         epoch = clips.step // run.plan.steps_per_epoch
-        vote = result.read(clips.rung.global_batch, run.plan.virtual_gpus, run.world.size)
+        vote = result.read(clips.batch_size.global_batch, run.plan.virtual_gpus, run.world.size)
         timer.lap("allreduce")
         self._check(launched, vote)
         run.bad_clips.add(vote.bad_clips, clips.finished, number, epoch)
         self._slow_ranks.end_step(clips.timer, len(clips.finished))
         noise = {} if vote.squares is None else run.noise.add(vote.squares)
         if (log := self.log) is not None:
-            step_s = clips.timer.start.seconds_to(end)
+            step_s = clips.timer.start.seconds_to(launched.end)
             log.step(
                 step=number,
                 epoch=epoch,
                 loss=vote.loss,
-                lr=lr,
-                clips_per_second=clips.rung.global_batch / step_s,
+                lr=launched.lr,
+                clips_per_second=clips.batch_size.global_batch / step_s,
                 step_s=step_s,
                 data_wait_s=vote.data_wait_s,
                 top1=vote.top1,
@@ -115,11 +114,11 @@ class Records(AbstractContextManager["Records"]):
                 bad_clips=run.bad_clips.total,
                 **noise,
             )
-            log.warn(number, run.health.of_step(number, vote.loss))
+            if (warning := run.health.of_step(number, vote.loss)) is not None:
+                log.warn(number, warning)
             if (averaging := result.averaging) is not None:
                 seconds = averaging.start.seconds_to(averaging.end)
-                sent = averaging.num_bytes
-                log.write("average", step=number, epoch=epoch, seconds=seconds, bytes=sent)
+                log.write("average", step=number, epoch=epoch, seconds=seconds, bytes=averaging.num_bytes)
             if result.ratios is not None and not vote.skipped and number % self._ratio_every == 0:
                 log.write("trust_ratio", step=number, ratios=result.ratios.read())
         return Requests(vote.stop, vote.checkpoint)
@@ -142,7 +141,7 @@ class Records(AbstractContextManager["Records"]):
         if len(self._broken) == self._broken.maxlen:
             at_fault = any(is_bad for is_bad, _ in self._broken)
             steps = "; ".join(text for _, text in self._broken)
-            everyone = run.world.gather((at_fault, f"{run.world.who}: {steps}")) or []
-            named = [text for fault, text in everyone if fault] or [text for _, text in everyone]
+            ranks = run.world.gather((at_fault, f"{run.world.who}: {steps}")) or []
+            texts = [text for is_at_fault, text in ranks if is_at_fault] or [text for _, text in ranks]
             wrong = "steps in a row had a loss or gradient that is not finite"
-            raise AgreedError(f"{len(self._broken)} {wrong}. {' | '.join(named)}")
+            raise AgreedError(f"{len(self._broken)} {wrong}. {' | '.join(texts)}")

@@ -216,10 +216,7 @@ def _notes(run: Run, unfrozen: int) -> Iterator[str]:
     spec = run.spec
     plan = run.plan
     world = run.world
-    kept = run.train_set.kept
     yield f"network: {run.model.execution}"
-    if spec.data.quarantine is not None:
-        yield f"left out: {len(kept.excluded):,} of {kept.total:,} training clips, by {spec.data.quarantine}"
     if (workers := spec.data.workers or 0) > (cpus := rank_cpus(world.local_size)):
         yield f"data.workers: {workers} loader processes share {counted(cpus, 'core')} of a rank"
     if unfrozen:

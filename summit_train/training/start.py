@@ -22,7 +22,7 @@ from summit_train.core.text import from_json
 from summit_train.core.watch import Watchdog
 from summit_train.data.batches.workers import check_shared_memory
 from summit_train.data.dataset import leaks
-from summit_train.data.manifest.quarantine import class_warnings, clips_per_class, quarantine_warnings
+from summit_train.data.manifest.overlap import class_warnings
 from summit_train.data.video.source import check_temporary_folder
 from summit_train.evaluation.evaluation import EVALS, RESULT_FILE
 from summit_train.evaluation.scores import PREDICTIONS
@@ -137,13 +137,9 @@ def _write_plan(run: Run) -> None:
     train = run.train_set.manifest
     val = run.val_set.manifest
     leaked = leaks(run.train_set, run.val_set)
-    for warning in (
-        *class_warnings(train, val),
-        *quarantine_warnings(run.spec.data, train, val),
-        *leaked.warnings(val),
-    ):
+    for warning in (*class_warnings(train, val), *leaked.warnings(val)):
         warn(warning)
-    counts = {"train": run.inputs.clips_of_class, "val": clips_per_class(val, run.val_set.kept)}
+    counts = {"train": train.clips_per_class, "val": val.clips_per_class}
     values = run.plan.values() | {"clips_per_class": counts, "val_fingerprint": val.fingerprint(), **leaked.values()}
     write_json(run.spec.run_path / "plan.json", values)
 

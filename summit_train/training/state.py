@@ -1,4 +1,4 @@
-"""The state of a run in files beside its checkpoints: what validations found, and what --more-epochs asked for."""
+"""The state of a run in files beside its checkpoints: results of validations, and the last --more-epochs."""
 
 from __future__ import annotations
 

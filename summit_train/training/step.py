@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -198,10 +199,10 @@ class TrainStep:
         if len(self._losses) == self._accumulation - 1:
             self.statistics.start_mean()
             self._exchange.begin_last_pass()
+            self._timer.lap("other")
         self._step = batch.step
         every = self._settings.noise_every
         self._is_measured = every > 0 and (batch.step + 1) % every == 0
-        self._timer.lap("other")
         with self._squares.listening() if self._is_measured else nullcontext(), self.statistics.kept():
             torch.autograd.backward(loss * self.loss_scale.scale)
         self._timer.lap("backward")
@@ -234,7 +235,7 @@ class TrainStep:
             self.average.update(skipped)
         timer.lap("update")
         wait = self._world.start_total(row, next(self._votes))
-        return StepResult(row, loss, ratios, self._is_measured, wait)
+        return StepResult(row, loss, ratios, wait)
 
     def checkpoint(self, path: Path, step: int) -> dict[str, Any]:
         count_updates(self.model, step)
@@ -290,7 +291,7 @@ class TrainStep:
             skipped=skipped,
             # An fp16 gradient that overflows is the loss scale's business until the scale has come down to 1.
             broken=~torch.isfinite(loss) | ((skipped > 0) & (scale <= 1)),
-            pass_squares=self._squares.take() / scale.square() if self._is_measured else 0.0,
+            pass_squares=self._squares.take() / scale.square() if self._is_measured else math.nan,
             mean_square=(norm.double() / scale).square(),
             bad_clips=self._num_bad,
             **requests._asdict(),

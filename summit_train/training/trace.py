@@ -118,20 +118,23 @@ class SlowestRank:
 
 
 def slowest_ranks(ranks: Sequence[RankTrace]) -> list[SlowestRank]:
+    """Return the slowest rank of each phase that was recorded, in a step's order."""
     seconds: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0] * len(ranks)))
     for rank, trace in enumerate(ranks):
-        for one in trace.slices:
-            if one.thread == "phases":
-                seconds[one.name][one.step][rank] += one.end - one.start
-    found = []
-    for phase in (phase for phase in (*PHASES, "checkpoint") if phase in seconds):
+        for part in trace.slices:
+            if part.thread == "phases":
+                seconds[part.name][part.step][rank] += part.end - part.start
+    rows = []
+    for phase in (*PHASES, "checkpoint"):
+        if phase not in seconds:
+            continue
         steps = list(seconds[phase].values())
         means = [fmean(of_rank) for of_rank in zip(*steps, strict=True)]
         slowest = min if phase == WAIT else max
         rank = means.index(slowest(means))
         times = sum(step[rank] == slowest(step) for step in steps)
-        found.append(SlowestRank(phase, median(means), rank, means[rank], times, len(steps)))
-    return found
+        rows.append(SlowestRank(phase, median(means), rank, means[rank], times, len(steps)))
+    return rows
 
 
 def slowest_text(ranks: Sequence[RankTrace], slowest: Sequence[SlowestRank]) -> list[str]:
@@ -143,8 +146,8 @@ def slowest_text(ranks: Sequence[RankTrace], slowest: Sequence[SlowestRank]) -> 
         rows.append((row.phase, who, f"{1000 * row.seconds:.1f} ms", f"{1000 * row.median_s:.1f} ms", often))
     lines = [str(TextTable(rows, left=2, indent="  "))]
     for last in (row for row in slowest if row.phase == WAIT and len(ranks) > 1):
-        own = [row for row in slowest if row.phase != WAIT and row.rank == last.rank]
-        why = max(own, key=lambda row: (row.seconds - row.median_s) * row.steps, default=None)
+        work = [row for row in slowest if row.phase != WAIT and row.rank == last.rank]
+        why = max(work, key=lambda row: (row.seconds - row.median_s) * row.steps, default=None)
         most = f", most by its {why.phase}: {1000 * (why.seconds - why.median_s):.1f} ms over the median" if why else ""
         often = f"the last in {last.times_slowest} of {counted(last.steps, 'step')}"
         late_ms = 1000 * (last.median_s - last.seconds)
@@ -160,8 +163,8 @@ def write_trace(path: Path, ranks: Sequence[RankTrace], facts: dict[str, Any]) -
 
     A process has the number rank + 1, as 0 is the kernel's to Perfetto; so has its thread of phases, the main one.
     """
-    threads = list(dict.fromkeys(["phases", *(one.thread for trace in ranks for one in trace.slices)]))
-    origin = min(one.start for trace in ranks for one in trace.slices)
+    threads = list(dict.fromkeys(["phases", *(part.thread for trace in ranks for part in trace.slices)]))
+    origin = min(part.start for trace in ranks for part in trace.slices)
 
     def events() -> Iterator[dict[str, Any]]:
         for pid, trace in enumerate(ranks, 1):
@@ -170,11 +173,11 @@ def write_trace(path: Path, ranks: Sequence[RankTrace], facts: dict[str, Any]) -
             tids = {name: pid + number * len(ranks) for number, name in enumerate(threads)}
             for name, tid in tids.items():
                 yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
-            for one in trace.slices:
-                start, end = (round(1e6 * (second - origin)) for second in (one.start, one.end))
-                args = {"step": one.step} | ({} if one.num_bytes is None else {"bytes": one.num_bytes})
-                place = {"ph": "X", "pid": pid, "tid": tids[one.thread], "name": one.name}
-                yield place | {"ts": start, "dur": end - start, "args": args}
+            for part in trace.slices:
+                start, end = (round(1e6 * (second - origin)) for second in (part.start, part.end))
+                args = {"step": part.step} | ({} if part.num_bytes is None else {"bytes": part.num_bytes})
+                event = {"ph": "X", "pid": pid, "tid": tids[part.thread], "name": part.name}
+                yield event | {"ts": start, "dur": end - start, "args": args}
 
     with replacing(path) as file:
         file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(facts)}, "traceEvents": [\n'.encode())
@@ -184,14 +187,14 @@ def write_trace(path: Path, ranks: Sequence[RankTrace], facts: dict[str, Any]) -
 
 
 class Trace:
-    """Records the given steps, empty for none, and writes them to RUN/trace/."""
+    """Records the given steps and writes them to RUN/trace/."""
 
     def __init__(self, steps: range, run: Run, log: RunLog | None) -> None:
         self._steps = steps
         self._run = run
         self._log = log
         self._timers = list[StepTimer]()
-        if log is not None and steps and steps[-1] <= run.start_step:
+        if log is not None and steps[-1] <= run.start_step:
             log.say(f"trace: steps {steps[0]} to {steps[-1]} were done before this start; nothing is traced")
 
     def add(self, timer: StepTimer) -> None:
@@ -201,7 +204,7 @@ class Trace:
 
     def end_step(self, step: int) -> None:
         """Write the file after the last traced step, which a growing batch may have left out. Collective."""
-        if self._steps and step >= self._steps[-1]:
+        if step >= self._steps[-1]:
             self.write()
 
     def write(self) -> None:
@@ -214,7 +217,7 @@ class Trace:
         self._run.watchdog.at("writing the trace", waits=world.rank > 0)
         now = idle_mark(self._run.device)
         offset, error = compare_clocks(world)
-        slices: list[Any] = [tuple(each) for step in steps for each in slices_of(step, now, offset)]
+        slices: list[Any] = [tuple(part) for step in steps for part in slices_of(step, now, offset)]
         virtual_gpus = len(self._run.plan.virtual_gpus_of(world.rank))
         gathered = world.gather((world.who, offset, error, slices, virtual_gpus)) or []
         ranks = [

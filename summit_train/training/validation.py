@@ -10,6 +10,7 @@ from summit_train.core.text import counted
 from summit_train.core.watch import StopRequest
 from summit_train.evaluation.evaluation import build_scorer
 from summit_train.evaluation.measures import left_out, say_left_out
+from summit_train.evaluation.scores import Scored
 from summit_train.plan import validates
 from summit_train.training.decisions import Decided, Values
 from summit_train.training.metrics import RunLog
@@ -80,28 +81,33 @@ def validate(run: Run, log: RunLog | None, stop: StopRequest, epoch: int) -> Val
     scorer = build_scorer(spec, run.val_set, run.world, run.device, stop)
     scores = scorer.score(run.model, progress, source=f"validation after epoch {epoch}")
 
-    def figures() -> dict[str, Any]:  # by code of the user's own, too
+    def values() -> dict[str, Any]:
         assert scores is not None  # on rank 0
         loss = run.loss.of_scores(scores)
         known_loss = loss if loss is not None and math.isfinite(loss) else None  # JSON has no NaN
         return run.measures.values(scores) | {"val_loss": known_loss, "classes": run.measures.by_class(scores)}
 
-    measures = run.world.from_first(figures)
-    known = run.measures
-    seconds = time.perf_counter() - began
+    measures = run.world.from_first(values)  # the user's code may fail in it
     if log is not None and scores is not None:
+        is_streamed = spec.evaluate.mode == "stream"
+        clips = {"videos": len(scores.videos), "clips": None if is_streamed else 1}
         step = epoch * run.plan.steps_per_epoch
-        videos = len(scores.videos)
-        bad = f"{scores.num_bad} unreadable, counted as wrong" if scores.num_bad else ""
-        missing = say_left_out(left_out(scores, run.val_set.manifest.class_names))
-        views, clips = ("one clip each", 1) if spec.evaluate.mode == "clips" else ("all frames streamed", None)
-        loss = measures["val_loss"]
-        record = measures | {"videos": videos, "clips": clips, "seconds": seconds}
-        log.write("eval", epoch=epoch, step=step, **record)
-        unknown = (
-            "" if measures[known.main.key] is not None else f"{known.main.name} is unknown; nothing is decided by it"
-        )
-        about = "; ".join(filter(None, (f"{counted(videos, 'video')}, {views}", bad, missing, unknown)))
-        log.say(f"epoch {epoch}: {known.text(measures)}{'' if loss is None else f'  loss {loss:.4f}'}  ({about})")
-        log.warn(step, run.health.of_validation(step, scores, run.val_set.manifest.class_names))
+        log.write("eval", epoch=epoch, step=step, **measures, **clips, seconds=time.perf_counter() - began)
+        log.say(f"epoch {epoch}: {_text(run, scores, measures, is_streamed=is_streamed)}")
+        if (warning := run.health.of_validation(step, scores, run.val_set.manifest.class_names)) is not None:
+            log.warn(step, warning)
     return measures
+
+
+def _text(run: Run, scores: Scored, measures: Values, *, is_streamed: bool) -> str:
+    """Return a line for people about a validation."""
+    main = run.measures.main
+    notes = [f"{counted(len(scores.videos), 'video')}, {'all frames streamed' if is_streamed else 'one clip each'}"]
+    if scores.num_bad:
+        notes.append(f"{scores.num_bad} unreadable, counted as wrong")
+    if missing := say_left_out(left_out(scores, run.val_set.manifest.class_names)):
+        notes.append(missing)
+    if measures[main.key] is None:
+        notes.append(f"{main.name} is unknown; nothing is decided by it")
+    loss = measures["val_loss"]
+    return f"{run.measures.text(measures)}{'' if loss is None else f'  loss {loss:.4f}'}  ({'; '.join(notes)})"

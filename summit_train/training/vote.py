@@ -28,11 +28,10 @@ VOTES = ("votes.0", "votes.1")
 
 
 class VoteRow(NamedTuple):
-    """The row of numbers that each rank brings to the vote of a step, and the sum of all ranks' rows.
+    """The row of numbers that each rank brings to the vote of a step, and the sum of all ranks' rows; see Vote.
 
-    skipped: the gradient is not finite. broken: a loss or the gradient is not, and no loss scale explains it.
-    pass_squares, mean_square: squared gradient norms, unscaled: the sum of the passes', 0 where unmeasured, and that of
-    their mean.
+    pass_squares, mean_square: squared gradient norms, unscaled: the sum of the passes', NaN where unmeasured, and that
+    of their mean.
     """
 
     loss: Any = 0.0
@@ -93,7 +92,6 @@ class StepResult:
     votes: torch.Tensor
     local_loss: torch.Tensor
     ratios: Ratios | None
-    has_squares: bool
     wait: Callable[[], None]
     averaging: Averaging | None = None
 
@@ -103,7 +101,7 @@ class StepResult:
         sums = VoteRow(*self.votes.tolist())
         skipped = sums.skipped > 0
         squares = None
-        if self.has_squares and not skipped and math.isfinite(sums.pass_squares):
+        if not skipped and math.isfinite(sums.pass_squares):
             squares = Squares(sums.pass_squares / virtual_gpus, sums.mean_square / ranks)
         return Vote(
             loss=sums.loss / virtual_gpus,

@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,18 @@ import torch
 from summit_train.__main__ import main
 from summit_train.bench.figure3 import PAPERS, add_networks, table_1_text
 from summit_train.bench.loader import PARTS, verdict
-from summit_train.bench.measure import training_multiply_adds
-from summit_train.bench.steps import as_text, mean_phases, step_ratios, step_seconds, step_values
+from summit_train.bench.measure import Turns, training_multiply_adds
+from summit_train.bench.steps import (
+    StepBench,
+    as_text,
+    experiment_of,
+    mean_phases,
+    step_ratios,
+    step_seconds,
+    step_values,
+)
+from summit_train.core.comm import World
+from summit_train.core.watch import Watchdog
 from summit_train.models import build_model
 from summit_train.models.fast import accelerate
 from summit_train.plan import make_plan
@@ -115,6 +127,35 @@ def test_step_compares_two_specs_in_turn(write_spec: WriteSpec, bench: Bench) ->
     assert values["ratios"]["step"]["max"] == pytest.approx(max(a / b for a, b in zip(first, second, strict=True)))
     text = as_text(values)
     assert "RANDOM CLIPS" in text and "one over other, median (min .. max) of 2 pairs" in text
+
+
+class _Votes(World):
+    """A rank that keeps the names of the votes which have begun and were not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unread = list[str]()
+
+    def start_total(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
+        if not name.startswith("votes"):
+            return lambda: None
+        assert name not in self.unread
+        self.unread.append(name)
+        return partial(self.unread.remove, name)
+
+
+def test_a_bench_reads_its_last_vote_before_another_ones_turn(write_spec: WriteSpec) -> None:
+    experiment = experiment_of(load_spec(write_spec()), 1, synthetic=True)
+    world = _Votes()
+    turns = Turns(repeats=1, steps=2, warm_up=1)
+    with Watchdog(world, None) as watchdog:
+        bench = StepBench(experiment, world, torch.device("cpu"), watchdog)
+        bench.turn(turns, alone=False)
+        assert world.unread == []
+        bench.turn(turns, alone=True)
+        assert len(world.unread) == 1
+        bench.close()
+    assert world.unread == []
 
 
 def test_step_on_three_ranks_one_of_which_has_two_virtual_gpus(write_spec: WriteSpec) -> None:

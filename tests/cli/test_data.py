@@ -17,11 +17,10 @@ from summit_train.__main__ import main
 from summit_train.cli.data_pack import parse_size
 from summit_train.core.comm.launch import this_launch
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
-from summit_train.data.manifest.quarantine import read_quarantine
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.region import Region
 from summit_train.data.video.span import Span
-from tests.worlds import PATIENCE_S, ROOT, Say, command, forked, lines, start, succeed
+from tests.worlds import PATIENCE_S, ROOT, Say, command, csv_rows, forked, lines, start, succeed
 
 
 @pytest.fixture
@@ -55,7 +54,7 @@ def test_index_writes_the_good_and_names_the_bad(folder: Path, say: Say) -> None
     assert "left out: 1\n  jump/torn.mp4: is not a video" in printed
     assert "2 videos, 6 frames, 2 classes" in printed
     assert "the same bytes as another: 1\n  walk/b.mp4 = jump/a.mp4" in printed
-    assert read_quarantine(folder.parent / "list.left_out.csv")[0].path == "jump/torn.mp4"
+    assert csv_rows(folder.parent / "list.left_out.csv")[0]["path"] == "jump/torn.mp4"
     names = ["classes.txt", "list.csv", "list.left_out.csv", "set"]
     assert [path.name for path in sorted(folder.parent.iterdir())] == names
 
@@ -85,20 +84,42 @@ def test_mistakes_exit_2_and_write_nothing(folder: Path, say: Say, words: str, m
     assert [path.name for path in folder.parent.iterdir()] == ["set"]
 
 
-def test_scan_lists_what_should_not_be_trained_on(folder: Path, say: Say) -> None:
+def test_scan_writes_the_list_without_the_bad_clips(folder: Path, say: Say) -> None:
     listed = folder.parent / "list.csv"
     assert say("data", "index", folder, "--out", listed, "--workers", 0)[0] == 0
     video = folder / "walk" / "b.mp4"
     video.write_bytes(video.read_bytes()[:-1] + b"?")  # in the title, which no decoder looks at
-    bad = folder.parent / "bad.csv"
-    status, printed, _ = say("data", "scan", listed, "--root", folder, "--out", bad, "--workers", 0)
+    clean = folder.parent / "clean.csv"
+    left_out = folder.parent / "clean.left_out.csv"
+    status, printed, _ = say("data", "scan", listed, "--root", folder, "--out", clean, "--workers", 0)
     assert status == 0
     reason = "has changed since it was indexed: its SHA-256 is not the manifest's"
-    assert list(map(str, read_quarantine(bad))) == [f"walk/b.mp4: {reason}"]
-    assert f"2 of 2 videos decoded, 1 bad\n       1  {reason}\n" in printed and f"data.quarantine={bad}" in printed
+    head, good, bad = listed.read_text().splitlines()
+    assert clean.read_text().splitlines() == [head, good]
+    assert left_out.read_text().splitlines() == [f"{head},reason", f"{bad},{reason}"]
+    assert printed.splitlines() == [
+        "2 of 2 videos decoded, 1 bad",
+        f"       1  {reason}",
+        "left out: 1",
+        f"  walk/b.mp4: {reason}",
+        f"wrote {left_out}: all 1 that are left out",
+        f"wrote {clean}; set data.root={folder}",
+    ]
+    # Of class folders, too; with no bad clip, the rows of an earlier scan go.
+    (folder / "jump" / "torn.mp4").unlink()
+    assert say("data", "scan", folder, "--out", clean, "--workers", 0)[0] == 0
+    assert read_manifest(clean).classes == ("jump", "walk") and not left_out.exists()
+    assert clean.read_text() == "path,label\njump/a.mp4,0\nwalk/b.mp4,1\n"
 
 
 # Clips that are spans of their files.
+
+
+OUTSIDE = [("a.mp4", "15", "21"), ("a.mp4", "20", ""), ("torn.mp4", "2", "3"), ("gone.mp4", "", "")]
+
+
+def _left_out(path: Path) -> list[tuple[str, str, str]]:
+    return [(row["path"], row["start_frame"], row["end_frame"]) for row in csv_rows(path)]
 
 
 @pytest.fixture
@@ -121,8 +142,7 @@ def test_index_leaves_out_what_is_missing_torn_or_outside_its_file(spans: Path, 
     assert "3 clips, 40 frames, 2 classes" in printed
     assert "left out: 4\n  a.mp4: has 20 frames, and the span 15:21 does not lie among them\n" in printed
     assert "gone.mp4: No such file" in printed
-    left_out = [(error.path, error.span) for error in read_quarantine(spans.parent / "indexed.left_out.csv")]
-    assert left_out == [("a.mp4", Span(15, 21)), ("a.mp4", Span(20)), ("torn.mp4", Span(2, 3)), ("gone.mp4", Span())]
+    assert _left_out(spans.parent / "indexed.left_out.csv") == OUTSIDE
 
 
 def test_the_rows_that_index_leaves_out_are_kept_whole(spans: Path, say: Say) -> None:
@@ -184,10 +204,10 @@ def test_scan_refuses_what_is_all_missing_and_packed_sets(spans: Path, say: Say)
 
 
 def test_scan_decodes_a_file_once_and_names_spans_outside_it(spans: Path, say: Say) -> None:
-    bad = spans.parent / "bad.csv"
-    status, printed, _ = say("data", "scan", spans, "--out", bad, "--workers", 0)
-    found = [(error.path, error.span) for error in read_quarantine(bad)]
-    assert found == [("a.mp4", Span(15, 21)), ("a.mp4", Span(20)), ("torn.mp4", Span()), ("gone.mp4", Span())]
+    clean = spans.parent / "clean.csv"
+    status, printed, _ = say("data", "scan", spans, "--out", clean, "--workers", 0)
+    assert _left_out(spans.parent / "clean.left_out.csv") == OUTSIDE
+    assert clean.read_text() == "path,label,start_frame,end_frame\na.mp4,0,,8\na.mp4,1,8,\na.mp4,1,,\n"
     assert status == 0 and "1 of 3 videos decoded for 7 clips, 4 bad" in printed
 
 
@@ -199,17 +219,20 @@ def test_index_keeps_regions_and_scan_names_those_outside_their_frame(tmp_path: 
         write_video(tmp_path / f"{name}.mp4", np.zeros((3, 16, 32, 3), np.uint8))
     rows = "a.mp4,0,2,3,30,13\nb.mp4,1,2,3,30,14\nb.mp4,0,,,,\n"
     (tmp_path / "list.csv").write_text(f"path,label,left,top,width,height\n{rows}")
-    out, bad = tmp_path / "indexed.csv", tmp_path / "bad.csv"
+    out = tmp_path / "indexed.csv"
+    clean = tmp_path / "clean.csv"
     assert say("data", "index", tmp_path / "list.csv", "--out", out, "--workers", 0)[0] == 0
     indexed = read_manifest(out, "columns")
     assert [indexed.region(clip) for clip in range(3)] == [Region(2, 3, 30, 13), Region(2, 3, 30, 14), Region()]
     assert indexed.num_frames(0) == 3 and indexed.sha256(2)
-    status, printed, _ = say("data", "scan", out, "--out", bad, "--workers", 0)
+    status, printed, _ = say("data", "scan", out, "--out", clean, "--workers", 0)
     assert status == 0 and "0 bad" in printed  # without the option the columns are not read
-    status, printed, _ = say("data", "scan", out, "--out", bad, "--workers", 0, "--region", "columns")
+    status, printed, _ = say("data", "scan", out, "--out", clean, "--workers", 0, "--region", "columns")
     reason = f"its region, 30 x 14 pixels at 2, 3, exceeds the frame of 32 x 16 ({out}:3)"
-    assert status == 0 and [str(error) for error in read_quarantine(bad)] == [f"b.mp4: {reason}"]
-    assert read_quarantine(bad)[0].region == Region(2, 3, 30, 14)
+    ((bad,),) = [csv_rows(tmp_path / "clean.left_out.csv")]
+    assert status == 0 and (bad["path"], bad["top"], bad["height"], bad["reason"]) == ("b.mp4", "3", "14", reason)
+    found = read_manifest(clean, "columns")
+    assert [found.region(clip) for clip in range(2)] == [Region(2, 3, 30, 13), Region()] and len(found) == 2
 
 
 # Killed, and on several ranks.

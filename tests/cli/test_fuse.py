@@ -102,17 +102,16 @@ def test_8_and_4_frames_from_files_and_from_a_packed_set(
 def test_two_regions_of_a_video_are_two_clips_in_files_and_packed(
     trained_run: Path, motion_set: Path, here: Path, say: Say
 ) -> None:
-    """The whole frame is a third one. A region in quarantine leaves the two others."""
+    """The whole frame is a third one. A list without one region leaves the two others."""
     video = "videos/val_000000.mp4"
     rows = f"{video},0,0,0,20,20\n{video},1,8,12,24,20\n{video},2,,,,\n"
     Path("list.csv").write_text(f"path,label,left,top,width,height\n{rows}")
-    Path("bad.csv").write_text(f"path,reason,left,top,width,height\n{video},blurred,8,12,24,20\n")
+    Path("less.csv").write_text(f"path,label,left,top,width,height\n{video},0,0,0,20,20\n{video},2,,,,\n")
     how = ("--root", motion_set, "--kind", "jpeg", "--region", "columns", "--workers", 0)
     assert say("data", "pack", "list.csv", "packed", *how)[0] == 0
-    runs = {"files": "list.csv", "packed": "packed", "left": "list.csv"}
+    runs = {"files": "list.csv", "packed": "packed", "left": "less.csv"}
     for name, val in runs.items():
         words = [f"name={name}", "data.region=columns", f"data.val={val}", f"data.root={motion_set}", "run_dir=."]
-        words += ["data.quarantine=bad.csv"] if name == "left" else []
         checkpoint = trained_run / "checkpoints/step_00000020.pt"
         assert say("eval", trained_run / "spec.yaml", "--checkpoints", checkpoint, *words)[0] == 0
     values = json.loads(say("fuse", "files", "packed", "--json")[1])

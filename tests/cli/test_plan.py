@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +13,8 @@ import pytest
 import torch
 import yaml
 
-from summit_train.data import reading_speed
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
-from summit_train.data.manifest.quarantine import write_quarantine
 from summit_train.data.manifest.reading import write_classes
-from summit_train.data.video.source import DecodeError
 from summit_train.models import build_model
 from tests.conftest import WriteSpec
 from tests.worlds import Say, refused, train
@@ -64,7 +60,11 @@ COMMANDS = (["plan"], ["submit", "--site", "slurm_generic", "--nodes", "1", "--d
         ("data.train=no.csv", "data.train: no.csv not found"),
         ("data.val=no.csv", "data.val: no.csv not found"),
         ("data.root={folder}", "start, got {folder}, which lacks videos/train_000000.mp4"),
-        ("data.quarantine=no.csv", "no.csv: "),
+        (
+            "data.quarantine=bad.csv",
+            "override 'data.quarantine=bad.csv': data.quarantine: was removed; write the list without bad clips by "
+            "`summit-train data scan LIST --out CLEAN.csv` and use that, then delete this key or set it to null\n",
+        ),
         ("model.num_classes=3", "label 3"),
         ("model.num_classes=5", "model.num_classes must be 4, got 5: "),
         ("data.modality=flow", "is a video, and data.modality is flow"),
@@ -139,9 +139,10 @@ def test_with_clips_plan_says_what_it_has_not_checked(write_spec: WriteSpec, pla
 def test_plan_and_simulate_count_the_same_clips(
     write_spec: WriteSpec, say: Say, motion_set: Path, tmp_path: Path
 ) -> None:
-    names = [line.split(",")[0] for line in (motion_set / "train.csv").read_text().splitlines()[1:]]
-    write_quarantine(tmp_path / "bad.csv", [DecodeError(name, "is damaged") for name in names[:3]])
-    spec = write_spec(data={"quarantine": str(tmp_path / "bad.csv")})
+    lines = (motion_set / "train.csv").read_text().splitlines(keepends=True)
+    shutil.copy(motion_set / "classes.txt", tmp_path)
+    (tmp_path / "train.csv").write_text("".join([lines[0], *lines[4:]]))
+    spec = write_spec(data={"train": str(tmp_path / "train.csv"), "root": str(motion_set)})
     assert json.loads(say("plan", spec, "--json")[1])["clips"] == 77
     words = ("--site", "summit", "--clips-per-second", 10, "--nodes", 1, "--json", "scale.gpus=null")
     simulated = json.loads(say("simulate", spec, *words)[1])
@@ -189,7 +190,7 @@ def test_the_plan_shows_averages_and_the_ladder(write_spec: WriteSpec, plan: Pla
     words = (write_spec(parallel=GROWING, evaluate={"every_epochs": 1}),)
     found, output = plan(*words, "--json"), plan(*words)
     assert found["averaging_bytes"] == 2 * 4 * found["parameters"]  # SGD's momentum
-    assert [rung["clips_per_gpu"] for rung in found["ladder"]] == [2, 4, 8, 16, 20]
+    assert [size["clips_per_gpu"] for size in found["ladder"]] == [2, 4, 8, 16, 20]
     megabytes = f"{found['averaging_bytes'] / 1e6:,.1f}"
     assert f"4 learners; 1 average an epoch of {megabytes} MB of weights and solver state" in output
     assert "2, 4, 8, 16, 20 clips of a learner: 10, 5, 2, 1, 1 steps an epoch" in output
@@ -256,20 +257,13 @@ def test_clips_and_groups_of_both_sets_are_named(
     (line,) = json.loads(out)["warnings"]
     assert status == 0 and err == f"warning: {line}\n"
     assert line.startswith(f"data.val shares 2 clips with data.train, such as {val.path(3)} (same path): the accuracy")
-    bad = tmp_path / "bad.csv"  # a clip that is left out is not trained on
-    bad.write_text(f"path,reason\n{leaked[0].path},x\n{leaked[1].path},x\n")
-    assert json.loads(say("plan", spec, "--json", f"data.quarantine={bad}")[1])["warnings"] == []
     for side in ("train", "val"):  # the same persons, and other files
         manifest = read_manifest(motion_set / f"{side}.csv")
         rows = [replace(manifest.row(clip), group=f"g{clip % 4}") for clip in range(len(manifest))]
         rows = [replace(row, path=str(motion_set / row.path)) for row in rows]
         write_manifest(tmp_path / f"more/{side}.csv", rows)
-    bad.write_text("path,reason\n" + "".join(f"{row.path},x\n" for row in rows if row.group == "g3"))
-    words = (spec, "--json", f"data.val={tmp_path}/more/val.csv")
-    for more, number in (((), 4), ((f"data.quarantine={bad}",), 3)):
-        (line,) = json.loads(say("plan", *words, *more)[1])["warnings"]
-        shared = f"data.val shares {number} groups (column group) with data.train, such as g0, g1, g2: the accuracy"
-        assert line.startswith(shared)
+    (line,) = json.loads(say("plan", spec, "--json", f"data.val={tmp_path}/more/val.csv")[1])["warnings"]
+    assert line.startswith("data.val shares 4 groups (column group) with data.train, such as g0, g1, g2: the accuracy")
 
 
 def test_an_early_stop_makes_the_steps_the_most_and_frozen_parts_are_named(write_spec: WriteSpec, say: Say) -> None:
@@ -282,62 +276,3 @@ def test_an_early_stop_makes_the_steps_the_most_and_frozen_parts_are_named(write
     # conv1 has 8 x 3 x 7 x 7 weights
     found = json.loads(say("plan", write_spec(), freeze, "--json")[1])
     assert found["parameters"] - found["trained_parameters"] == 8 * 3 * 49
-
-
-@pytest.fixture
-def loader(write_spec: WriteSpec, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Plan:
-    """Plans on a site with 6 cores for a rank's loader, each as fast as given; the row `loader`, and the values."""
-
-    def planned(speed: float | None, *words: str, each: dict[str, float] | None = None, side: int = 256) -> Any:
-        if each is not None:
-            monkeypatch.setattr(reading_speed, "clips_per_second", lambda *_: ("64x48 h264", side, each))
-        rate = [] if speed is None else ["--speed", str(speed)]
-        common = (write_spec(), "--site", "summit", "--nodes", "1", *rate, "scale.gpus=6", "scale.clips_per_gpu=1")
-        rows = [line.split(None, 1)[1] for line in plan(*common, *words).splitlines() if line.startswith("  loader ")]
-        return rows, plan(*common, *words, "--json")["loader"]
-
-    return planned
-
-
-def test_a_loader_that_is_too_slow_is_named_with_what_helps(loader: Plan) -> None:
-    each, null = {"files": 10.0, "video": 25.0, "jpeg": 50.0}, "data.workers=null"
-    short = "reads about 60 of the {} clips/s that a rank trains (64x48 h264, 6 cores); "
-    rows, values = loader(150, null, each=each)
-    assert rows == [short.format(150) + "data pack --kind video takes about 6 cores"]
-    assert values == {
-        "clips_per_second": {"files": 60, "video": 150, "jpeg": 300}, "needed": 150, "cores": 6,
-    }  # fmt: skip
-    (row,), _ = loader(151, null, each=each)
-    assert row == short.format(151) + "data pack --kind jpeg takes about 4 cores"
-    (row,), _ = loader(151, null, each=each, side=320)
-    assert row == short.format(151) + "data pack --kind jpeg --short-side 320 takes about 4 cores"
-    (row,), _ = loader(301, null, each=each)
-    assert row == short.format(301) + "no kind of data pack is enough: data pack --kind jpeg takes about 7 cores"
-    (row,), _ = loader(301, null, each={"files": 10.0, "video": 9.0, "jpeg": 8.0})
-    assert row == short.format(301) + "no kind of data pack is enough: reading files takes about 31 cores"
-    rows, values = loader(60, null, each=each)
-    assert rows == [] and values["cores"] == 6
-
-
-@pytest.mark.parametrize(("workers", "cores"), [(0, 1), (2, 2), (9, 6)])
-def test_a_loader_has_the_cores_of_its_workers(loader: Plan, workers: int, cores: int) -> None:
-    rows, values = loader(1e6, f"data.workers={workers}")
-    assert values["cores"] == cores and f"(32x32 h264, {cores} core" in rows[0]
-
-
-def test_a_loader_of_unknown_speed_is_not_judged(
-    loader: Plan, motion_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the site has no speed, without the list, and where its videos cannot be read, as on a login node."""
-    unknown = ([], None)
-    assert loader(1e6, "--clips", "40") == unknown
-    videos = read_manifest(motion_set / "train.csv")
-    shutil.copytree(motion_set, tmp_path / "set")
-    (tmp_path / "set" / videos.path(0)).unlink()
-    lost = f"data.train={tmp_path}/set/train.csv"
-    assert loader(1e6, lost) == unknown
-    write_quarantine(tmp_path / "bad.csv", [DecodeError(videos.stored_path(0), "is damaged")])
-    rows, _ = loader(1e6, lost, f"data.quarantine={tmp_path}/bad.csv")
-    assert rows
-    monkeypatch.setitem(sys.modules, "summit_train.data.reading_speed", None)
-    assert loader(None) == unknown

@@ -77,11 +77,11 @@ def test_free_memory_is_what_the_tightest_group_leaves(tmp_path: Path, monkeypat
     _group(mounted / "memory", str(5 * GIB), 3 * GIB, 0, first=True)
     assert free() == [2 * GIB]
     monkeypatch.setattr(machine, "_free_in_groups", free)
-    monkeypatch.setattr(machine, "_told", lambda *_: "3145728 kB")
+    monkeypatch.setattr(machine, "_proc_value", lambda *_: "3145728 kB")
     assert machine.free_memory() == 2 * GIB
-    monkeypatch.setattr(machine, "_told", lambda *_: "1048576 kB")
+    monkeypatch.setattr(machine, "_proc_value", lambda *_: "1048576 kB")
     assert machine.free_memory() == GIB
-    monkeypatch.setattr(machine, "_told", lambda *_: "")
+    monkeypatch.setattr(machine, "_proc_value", lambda *_: "")
     process.unlink()
     assert machine.free_memory() == float("inf")
 
@@ -121,6 +121,23 @@ def test_a_block_of_64_mib_is_taken_from_the_system_once() -> None:
 def test_readers_keep_the_frames_of_a_clip_and_give_large_blocks_back() -> None:
     assert faults("keep_freed_frames", 2 << 20) < 100
     assert faults("keep_freed_frames", 16 << 20) > 300
+
+
+_HOARD = """
+import numpy as np
+from summit_train.core.machine import bound_memory
+bound_memory()
+np.ones(1 << 28, np.uint8)
+try:
+    np.ones(1 << 33, np.uint8)
+except MemoryError:
+    print("refused")
+"""
+
+
+def test_a_bounded_process_is_refused_gigabytes_and_lives_on() -> None:
+    done = subprocess.run([sys.executable, "-c", _HOARD], capture_output=True, text=True, check=True)
+    assert done.stdout == "refused\n"
 
 
 @pytest.fixture

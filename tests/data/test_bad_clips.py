@@ -82,22 +82,15 @@ def test_too_many_bad_clips_or_by_default_one_end_the_run(
     assert "rank 0" in output and ".mp4: " in output and "Traceback" not in output
 
 
-def test_what_a_scan_lists_is_left_out_and_part_of_the_experiment(
+def test_a_run_on_what_a_scan_writes_has_no_bad_clip(
     write_spec: WriteSpec, tmp_path: Path, data: dict[str, Any]
 ) -> None:
-    bad = tmp_path / "bad.csv"
-    bad.write_text("path,reason\n")
+    keys = {**data, "on_bad_clip": "fail", "root": str(Path(data["train"]).parent)}
     for which in ("train", "val"):
-        out = tmp_path / f"{which}.bad.csv"
-        succeed(0, "data", "scan", data[which], "--out", str(out), "--workers", "0")
-        bad.write_text(bad.read_text() + "".join(out.read_text().splitlines(keepends=True)[1:]))
-    keys = {**data, "on_bad_clip": "fail", "quarantine": str(bad)}
+        keys[which] = str(tmp_path / f"{which}.clean.csv")
+        succeed(0, "data", "scan", data[which], "--out", keys[which], "--workers", "0")
     spec = str(write_spec(data=keys, schedule={"epochs": 1}))
     plan = json.loads(succeed(0, "plan", spec, "--json"))
-    assert (plan["clips"], plan["quarantined_clips"], plan["steps_per_epoch"]) == (78, 2, 9)
-    output = train(0, spec)
-    assert f"left out: 2 of 80 training clips, by {bad}" in output
+    assert (plan["clips"], plan["steps_per_epoch"]) == (78, 9)
+    train(0, spec)
     assert json.loads((tmp_path / "runs/run/eval.json").read_text())["videos"] == 10
-    bad.write_text("path,reason\n")
-    status, output = command(0, "train", spec)
-    assert status == 2 and "data.quarantine (fingerprint)" in output

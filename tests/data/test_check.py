@@ -21,9 +21,10 @@ from summit_train.data.check import (
     Listing,
     copies,
     examine,
+    index_clips,
     list_videos,
     reasons,
-    sort_clips,
+    scan_clips,
     spread,
 )
 from summit_train.data.manifest import ManifestRow, write_manifest
@@ -55,14 +56,13 @@ def _hang_at_b(root: str, path: str) -> Found:
 @pytest.mark.parametrize(
     ("examine_b", "seconds", "message"),
     [
-        (_die_of_b, PATIENCE_S, "decoding it kills the process"),
+        (_die_of_b, PATIENCE_S, "kills the process that reads it (exit status 1)"),
         pytest.param(_hang_at_b, 1.5, f"takes longer than 1.5 s to read: {NEVER_BACK}", marks=pytest.mark.nightly),
     ],
 )
 def test_a_file_that_kills_or_holds_its_process_is_named_and_the_rest_follows(
-    monkeypatch: pytest.MonkeyPatch, examine_b: Callable[[str, str], Found], seconds: float, message: str
+    examine_b: Callable[[str, str], Found], seconds: float, message: str
 ) -> None:
-    monkeypatch.setattr("summit_train.data.check._PATHS_PER_WORKER", 2)  # "c" needs a new pool
     found = list(spread(examine_b, "", "abc", workers=1, seconds=seconds))
     assert str(found[1]) == f"b: {message}"
     assert [found[0], *found[2:]] == [FACTS] * 2
@@ -117,7 +117,7 @@ def test_a_journal_knows_what_two_ranks_found_in_files_that_did_not_change(
 def _indexed(listing: Listing, workers: int = 0) -> tuple[list[ManifestRow], list[LeftOut]]:
     paths = list(dict.fromkeys(row.path for row in listing.rows))
     found = spread(examine, str(listing.root), paths, workers)
-    return sort_clips(listing.rows, dict(zip(paths, found, strict=True)), compare=False)
+    return index_clips(listing.rows, dict(zip(paths, found, strict=True)))
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def folder(tmp_path: Path) -> Path:
 def test_class_folders_become_rows_with_what_decoding_found(folder: Path, workers: int) -> None:
     listing = list_videos(folder)
     rows, bad = _indexed(listing, workers)
-    assert (listing.classes, listing.skipped) == (("run", "walk"), Counter({".txt": 1}))
+    assert (listing.manifest.classes, listing.skipped) == (("run", "walk"), Counter({".txt": 1}))
     expected = [("run/deep/c.avi", 0, 3), ("walk/a.mkv", 1, 4), ("walk/b.mp4", 1, 5)]
     assert [(row.path, row.label, row.num_frames) for row in rows] == expected
     assert [error.path for _, error in bad] == ["run/bad.mp4", "run/empty.mp4"] and bad[1][1].reason == "is empty"
@@ -152,7 +152,7 @@ def test_a_manifest_keeps_its_labels_groups_and_directions(tmp_path: Path, folde
     write_manifest(tmp_path / "old.csv", old)
     (tmp_path / "classes.txt").write_text("dash\nstroll\n")
     listing = list_videos(tmp_path / "old.csv", root=folder)
-    assert listing.classes == ("dash", "stroll")
+    assert listing.manifest.classes == ("dash", "stroll")
     rows, _ = _indexed(listing)
     found = [(row.label, row.group, row.reversed, row.num_frames) for row in rows]
     assert found == [(1, "ann", True, 5), (0, None, False, 3)]
@@ -177,7 +177,7 @@ def test_clips_are_sorted_into_good_ones_and_errors_each_once() -> None:
     rows = [ManifestRow(path, 0) for path in "ffacd"]
     # A video in both directions is not a copy of itself; of a file with a bad span the others are good.
     rows += [replace(rows[2], reversed=True), rows[2].with_span(Span(8, 10)), rows[2].with_span(Span(5))]
-    good, bad = sort_clips(rows, found, compare=False)
+    good, bad = index_clips(rows, found)
     assert [(row.path, row.span) for row in good] == [(path, Span()) for path in "acda"] + [("a", Span(5))]
     outside = "a: has 9 frames, and the span 8:10 does not lie among them"
     assert [row.path for row, _ in bad if row] == ["f", "f", "a"]
@@ -193,9 +193,12 @@ def test_clips_are_sorted_into_good_ones_and_errors_each_once() -> None:
         (FACTS, None),
     ],
 )
-def test_a_scan_compares_the_files_with_the_manifest(facts: FileFacts, reason: str | None) -> None:
+def test_a_scan_compares_the_files_with_the_manifest(tmp_path: Path, facts: FileFacts, reason: str | None) -> None:
+    """A clip that can be used stays as it is listed."""
     rows = [ManifestRow("a", 0, 9, sha256="ab" * 32), ManifestRow("b", 0)]
-    _, bad = sort_clips(rows, {"a": facts, "b": facts}, compare=True)
+    write_manifest(tmp_path / "list.csv", rows)
+    good, bad = scan_clips(list_videos(tmp_path / "list.csv"), {"a": facts, "b": facts})
+    assert good == (rows if reason is None else rows[1:])
     assert [(error.path, error.reason) for _, error in bad] == ([] if reason is None else [("a", reason)])
 
 
@@ -222,6 +225,6 @@ def test_the_weizmann_clips_have_the_frames_and_hashes_that_are_known() -> None:
     with open(CLIPS / "weizmann" / "clips.csv", newline="") as file:
         wanted = {row["path"]: (int(row["num_frames"]), row["sha256"]) for row in csv.DictReader(file)}
     listing = list_videos(CLIPS / "weizmann")
-    assert listing.classes is not None and len(listing.classes) == 10
+    assert listing.manifest.classes is not None and len(listing.manifest.classes) == 10
     rows, _ = _indexed(listing)
     assert {row.path: (row.num_frames, row.sha256) for row in rows} == wanted

@@ -168,9 +168,9 @@ def batches_of(spec: Spec) -> Iterator[tuple[str, list[NDArray[Any]]]]:
         batch = next(batches)
         yield "training", [batch.clips.numpy(), batch.labels.numpy(), batch.ids.numpy()]
     val = Dataset.open(spec, "val")
-    with read_test_batches(spec.data, spec.evaluate, val.store, val.clips.tolist()) as tests:
+    with read_test_batches(spec.data, spec.evaluate, val.store, range(len(val))) as tests:
         yield "test", [array for test in tests for array in (test.views.numpy(), test.frames)]
-    videos = whole_videos(spec.data, spec.evaluate, val.store, val.clips.tolist(), np.arange)
+    videos = whole_videos(spec.data, spec.evaluate, val.store, range(len(val)), np.arange)
     blocks = [block for video in videos for block in video.blocks()]
     yield "whole videos", [array for block in blocks for array in (block.views.numpy(), block.numbers)]
 

@@ -56,21 +56,20 @@ def test_a_folder_is_searched_at_any_depth_and_pictures_are_one_clip(folder: Pat
 
 
 def test_other_ranks_read_the_same_videos(folder: Path, motion_set: Path, trained: Trained, tmp_path: Path) -> None:
-    """Those of files, of a list below data.root, where one is in the quarantine, and of a packed set."""
+    """Those of files, of a list below data.root, and of a packed set."""
     words = ["data", "pack", str(motion_set / "val.csv"), str(tmp_path / "packed"), "--kind", "bytes", "--workers", "0"]
     assert main(words) == 0
-    (tmp_path / "bad.csv").write_text("path,reason\nvideos/val_000003.mp4,torn\n")
-    data = trained.spec.data.model_copy(update={"root": str(motion_set), "quarantine": str(tmp_path / "bad.csv")})
+    data = trained.spec.data.model_copy(update={"root": str(motion_set)})
     trained = replace(trained, spec=trained.spec.model_copy(update={"data": data}))
     listings, _ = listed(trained, folder, motion_set / "val.csv", tmp_path / "packed")
     for listing in listings:
         other = VideoList.of_message(received(listing.message()), data)
-        assert paths(other) == paths(listing) and other.clips.tolist() == listing.clips.tolist()
+        assert paths(other) == paths(listing)
         assert other.manifest.fingerprint() == listing.manifest.fingerprint()
         assert (other.has_labels, type(other.store)) == (listing.has_labels, type(listing.store))
         if isinstance(listing.store, FileStore):
             assert isinstance(other.store, FileStore) and other.store.path(0) == listing.store.path(0)
-    assert list(map(len, listings)) == [4, 10, 10]
+    assert list(map(len, listings)) == [4, 11, 11]
 
 
 def test_neighbouring_files_and_folders_are_read_by_one_store(folder: Path, motion_set: Path, trained: Trained) -> None:
@@ -127,18 +126,6 @@ def test_labels_of_other_classes_are_not_used(
     (listing,), notes = listed(network, tmp_path / "list.csv")
     assert listing.has_labels == (not reason)
     assert notes == ([f"{tmp_path}/list.csv: its labels are not used: {reason}"] if reason else [])
-
-
-def test_the_quarantine_counts_if_it_exists(motion_set: Path, tmp_path: Path, trained_run: Path) -> None:
-    bad, val = tmp_path / "bad.csv", motion_set / "val.csv"
-    bad.write_text("path,reason\nvideos/val_000000.mp4,is empty\n")
-    trained = open_trained(trained_run, [f"data.quarantine={bad}"])
-    (listing,), notes = listed(trained, val)
-    assert listing.clips.tolist() == list(range(1, 11)) and notes == [f"{val}: 1 video left out, by {bad}"]
-    bad.unlink()
-    (listing,), notes = listed(trained, val)
-    assert len(listing) == 11
-    assert notes == [f"{val}: the list {bad} (data.quarantine) does not exist, so nothing is left out"]
 
 
 def test_words_that_name_nothing(folder: Path, trained: Trained) -> None:

@@ -55,7 +55,7 @@ checkpoint.every_epochs checkpoint.every_minutes checkpoint.keep checkpoint.keep
 watch.nonfinite_steps watch.stall_seconds noise_scale.every_steps execution.recompute execution.compile
 """
 # Keys that ranks need not agree on: those of no score, of the batches that precise BN reads, and of scores.
-PLACES = {"data.root": "", "data.stage": "", "data.train": BATCHES, "data.val": SCORES, "data.quarantine": SCORES}
+PLACES = {"data.root": "", "data.stage": "", "data.train": BATCHES, "data.val": SCORES}
 
 
 def _spec(**sections: Any) -> Spec:

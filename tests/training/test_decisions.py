@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from summit_train.core.checkpoints import best_checkpoint, best_path
-from summit_train.plan import Rung
+from summit_train.plan import BatchSize
 from summit_train.spec import Spec, smallest_spec
 from summit_train.spec.keys import EarlyStopSpec, FreezeSpec, GrowBatchSpec
 from summit_train.training.decisions import Decisions
 from tests.runs import small_checkpoints
 
-LADDER = [Rung(size, 2 * size, 24 // size) for size in (4, 8, 12)]
+LADDER = [BatchSize(size, 2 * size, 24 // size) for size in (4, 8, 12)]
 EPOCHS = 100  # more than any test has
 
 
@@ -158,7 +158,7 @@ def test_the_batch_goes_on_from_a_checkpoint() -> None:
     for epoch, accuracy in ((1, 10.0), (2, 9.0)):
         run.update(epoch, epoch, {"top1": accuracy})
     again = _again(run, spec)
-    assert again.rung == LADDER[1]
+    assert again.batch_size == LADDER[1]
     assert again.update(2, 2, {"top1": 0.0}).growth is None  # it was taken in before
     growth = again.update(3, 3, {"top1": 9.5}).growth
     assert growth is not None

@@ -36,11 +36,11 @@ def _spec(clips_per_gpu: int = 32, epochs: int = 10, **grow: Any) -> Spec:
 def test_the_ladder_is_that_of_the_paper() -> None:
     """Section III: 576 is the largest multiple of 32 that a learner's 596 clips hold; 18 steps an epoch at first."""
     plan = make_plan(_spec(), 16, UCF101)
-    assert [rung.clips_per_gpu for rung in plan.ladder] == [32, 64, 128, 256, 512, 576]
-    assert [rung.steps_per_epoch for rung in plan.ladder] == [18, 9, 4, 2, 1, 1]
-    assert [rung.global_batch for rung in plan.ladder] == [16 * rung.clips_per_gpu for rung in plan.ladder]
-    assert [rung.clips_per_gpu for rung in make_plan(_spec(64), 16, UCF101).ladder] == [64, 128, 256, 512, 576]
-    assert [rung.clips_per_gpu for rung in make_plan(_spec(factor=4, max=300), 16, UCF101).ladder] == [32, 128, 300]
+    assert [size.clips_per_gpu for size in plan.ladder] == [32, 64, 128, 256, 512, 576]
+    assert [size.steps_per_epoch for size in plan.ladder] == [18, 9, 4, 2, 1, 1]
+    assert [size.global_batch for size in plan.ladder] == [16 * size.clips_per_gpu for size in plan.ladder]
+    assert [size.clips_per_gpu for size in make_plan(_spec(64), 16, UCF101).ladder] == [64, 128, 256, 512, 576]
+    assert [size.clips_per_gpu for size in make_plan(_spec(factor=4, max=300), 16, UCF101).ladder] == [32, 128, 300]
     assert plan.values()["ladder"][1] == {"clips_per_gpu": 64, "global_batch": 1024, "steps_per_epoch": 9}
 
 
@@ -52,7 +52,7 @@ def test_a_batch_beyond_the_share_is_refused() -> None:
 
 def test_the_steps_of_a_grown_batch_have_the_last_numbers_of_the_epoch() -> None:
     """6 numbers an epoch, 2 steps: 4, 5, 10, 11, with the clips of steps 0 to 3 of an order that has 2 an epoch."""
-    grown, plain = Order(24, 7, 2, 6, 2, numbers_per_epoch=6), Order(24, 7, 2, 6, 2)
+    grown, plain = Order(24, 7, 2, 6, 2, step_numbers_per_epoch=6), Order(24, 7, 2, 6, 2)
     found = list(grown.micro_batches(0, 1, range(12)))
     wanted = list(plain.micro_batches(0, 1, range(4)))
     assert [key[0] for key in found] == [4, 4, 5, 5, 10, 10, 11, 11]
@@ -62,7 +62,7 @@ def test_the_steps_of_a_grown_batch_have_the_last_numbers_of_the_epoch() -> None
 
 
 def test_the_learning_rate_is_read_by_the_progress_of_the_epoch() -> None:
-    """18 numbers an epoch; 4 steps of the third rung are read at 0, 4.5, 9 and 13.5 of them."""
+    """18 numbers an epoch; 4 steps of the third size are read at 0, 4.5, 9 and 13.5 of them."""
     plan = make_plan(_spec(), 16, UCF101)
     grown = plan.ladder[2]
     assert plan.first_step(3, grown) == 4 * 18 - 4 and plan.first_step(3, plan.ladder[0]) == 54

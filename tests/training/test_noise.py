@@ -149,7 +149,7 @@ def test_a_gradient_in_parts_is_not_measured() -> None:
         torch.autograd.backward(y.sum())
     assert math.isnan(squares.take().item())
     votes = torch.tensor([math.nan if name == "pass_squares" else 0.0 for name in VoteRow._fields])
-    assert StepResult(votes, votes[0], None, has_squares=True, wait=lambda: None).read(4, 2, 1).squares is None
+    assert StepResult(votes, votes[0], None, wait=lambda: None).read(4, 2, 1).squares is None
 
 
 def test_fp16_is_unscaled_and_a_skipped_step_has_no_squares() -> None:

@@ -74,14 +74,14 @@ def this_launch() -> Launch:
 def job_address(environ: Mapping[str, str], launch: Launch) -> tuple[str, int]:
     """Return MASTER_ADDR or the job's first host, and a port that its number gives. Raises UserError outside a job."""
     in_step = launch.launcher == "srun"  # mpirun starts its own daemons by srun, whose step is not the ranks'
-    found = environ.get("MASTER_ADDR") or first_host(environ, in_step=in_step)
+    address = environ.get("MASTER_ADDR") or first_host(environ, in_step=in_step)
     job = next((environ[name] for name in _JOBS if name in environ), None)
-    if found is None or job is None:
+    if address is None or job is None:
         started = f"{launch.size} processes were started by {launch.launcher}, and nothing says where rank 0 is"
         raise UserError(f"{started}: set MASTER_ADDR and MASTER_PORT, start them with torchrun, or install mpi4py")
     # Two steps of one Slurm job do not meet each other.
     step = f"{job}.{environ.get('SLURM_STEP_ID', '') if in_step else ''}"
-    return found, PORTS[zlib.crc32(step.encode()) % len(PORTS)]
+    return address, PORTS[zlib.crc32(step.encode()) % len(PORTS)]
 
 
 def first_host(environ: Mapping[str, str], *, in_step: bool = False) -> str | None:

@@ -116,11 +116,11 @@ class World:
             if is_bug(error):
                 raise
             failure = self.who, describe(error), exit_status(error)
-        failures = [found for found in self.gather(failure) or [] if found is not None]
-        told = self.broadcast((failures[0], len(failures)) if failures else None)
-        if told is None:
+        failures = [each for each in self.gather(failure) or [] if each is not None]
+        first = self.broadcast((failures[0], len(failures)) if failures else None)
+        if first is None:
             return value
-        (who, message, status), count = told
+        (who, message, status), count = first
         if count < self.size and not (message.startswith("rank ") or who.startswith("rank 0 ")):
             message = f"{who}: {message}"
         raise AgreedError(message, status)
@@ -132,8 +132,8 @@ class World:
 
 def refuse_mixed(mpi: Any, backend: str, host: str) -> None:
     """Raise UserError where the ranks of MPI's world were started for different back ends. Collective."""
-    told = messages.gather((backend, host), mpi.rank, mpi.size, partial(mpi.Send, dest=0), messages.by_mpi(mpi))
-    ranks = messages.broadcast(told, mpi.rank, mpi.Bcast) or []
+    gathered = messages.gather((backend, host), mpi.rank, mpi.size, partial(mpi.Send, dest=0), messages.by_mpi(mpi))
+    ranks = messages.broadcast(gathered, mpi.rank, mpi.Bcast) or []
     first, first_host = ranks[0]
     for rank, (other, other_host) in enumerate(ranks):
         if other != first:

@@ -32,7 +32,6 @@ from summit_train.data.loading import (
     training_clip,
     whole_video,
 )
-from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video import augment
 from summit_train.data.video.clips import Frames, Numbers
 from summit_train.data.video.own_augment import OwnAugment
@@ -97,27 +96,25 @@ class TestBatch(Tensors):
 def training_batches(read: TrainingClips, order: Order, rank: int, ranks: int, steps: range) -> Batches[MicroBatch]:
     """Return a rank's micro-batches of `steps`, those of one step one after the other.
 
-    order: of the kept clips. The workers live through the whole run, so epochs end without a pause. With
+    The workers live through the whole run, so epochs end without a pause. With
     data.on_bad_clip "fail" the batch with a bad video raises DecodeError when it is asked for; with "skip" it names the
     substitutes.
     """
-    keys, data = order.micro_batches(rank, ranks, steps), read.data
-    clips = ((step, virtual_gpu, epoch, read.kept.ids(places)) for step, virtual_gpu, epoch, places in keys)
-    return Batches(read, clips, data.num_workers(), data.clip_seconds)
+    data = read.data
+    return Batches(read, order.micro_batches(rank, ranks, steps), data.num_workers(), data.clip_seconds)
 
 
 @dataclass(frozen=True)
 class TrainingClips:
     """Reads the micro-batch of a key, or one clip.
 
-    kept: the clips in use. own: the augmentations of the user's own, as the run began with them. num_classes: of clips
-    that may have several, see Manifest.class_labels.
+    own: the augmentations of the user's own, as the run began with them. num_classes: of clips that may have several,
+    see Manifest.class_labels.
     """
 
     data: DataSpec
     store: Store
     seed: int
-    kept: Kept
     own: tuple[OwnPart, ...] = ()
     num_classes: int | None = None
 
@@ -152,8 +149,8 @@ class TrainingClips:
         """Read a clip, or where it is bad a substitute, and add those that are bad to `bad`."""
         failed: list[BadClip] = []
         # The substitutes are a function of (seed, draw).
-        places = rng.key(self.seed, "substitute", *draw).integers(len(self.kept), size=_MAX_SUBSTITUTES)
-        for tried in (draw[1], *(other for other in self.kept.ids(places).tolist() if other != draw[1])):
+        others = rng.key(self.seed, "substitute", *draw).integers(len(self.store.manifest), size=_MAX_SUBSTITUTES)
+        for tried in (draw[1], *(other for other in others.tolist() if other != draw[1])):
             try:
                 found = self.clip(tried, draw, reading)
             except DecodeError as error:

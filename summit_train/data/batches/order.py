@@ -58,9 +58,9 @@ def virtual_gpus_of(rank: int, ranks: int, virtual_gpus: int) -> range:
 class Order:
     """The clips of a run by step and virtual GPU. Steps count over the whole run, from 0.
 
-    The remainder of num_clips by the global batch differs from epoch to epoch. numbers_per_epoch: the step numbers of
-    an epoch if they are more than its steps, those of a smaller batch; its steps have the last ones. classes: each
-    class's clips, where all are to have the same share of an epoch.
+    The remainder of num_clips by the global batch differs from epoch to epoch. step_numbers_per_epoch: the steps of an
+    epoch with a smaller batch, if that is the first one; the epoch's steps have the last of these numbers. classes:
+    each class's clips, where all are to have the same share of an epoch.
     """
 
     num_clips: int
@@ -68,13 +68,13 @@ class Order:
     virtual_gpus: int
     clips_per_gpu: int
     steps_per_epoch: int
-    numbers_per_epoch: int | None = None
+    step_numbers_per_epoch: int | None = None
     classes: Classes | None = None
 
     def micro_batches(self, rank: int, ranks: int, steps: range) -> Iterator[MicroBatchKey]:
         """Yield a rank's micro-batches of `steps`, those of one step one after the other."""
         shape = (self.steps_per_epoch, self.virtual_gpus, self.clips_per_gpu)
-        numbers = self.numbers_per_epoch or self.steps_per_epoch
+        numbers = self.step_numbers_per_epoch or self.steps_per_epoch
         for epoch in range(steps.start // numbers, -(-steps.stop // numbers)):
             first = (epoch + 1) * numbers - self.steps_per_epoch
             if self.classes is None:

@@ -1,4 +1,4 @@
-"""Find the clips of one list that share frames with clips of another, by the lists' columns: nothing is decoded."""
+"""Compare two lists by their columns: the clips that share frames, and the classes that one lacks."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _Spans = list[tuple[int, int, int]]
 _UNKNOWN = bytes(32)
 _BLOCK = 1 << 12  # paths that are objects at a time
 _NO_END = 1 << 32  # behind every frame
+_NAMED = 5  # classes in a message
 
 
 def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None]) -> Pairs:
@@ -106,3 +107,23 @@ def _paths(manifest: Manifest, root: str | None) -> Iterator[list[bytes]]:
 def _digests(manifest: Manifest) -> Iterator[list[bytes]]:
     for start in range(0, len(manifest.digests), _BLOCK):
         yield manifest.digests[start : start + _BLOCK].tolist()
+
+
+def class_warnings(train: Manifest, val: Manifest) -> list[str]:
+    """Return a line for each way in which training and validation differ in their classes, and for empty folders."""
+    sides = (("data.train", train, train.clips_per_class), ("data.val", val, val.clips_per_class))
+    lines = []
+    for (here, _, counts), (there, _, others) in (sides, sides[::-1]):
+        only = [name for name, count in others.items() if count and not counts.get(name)]
+        if only:
+            lines.append(f"{_named(only)} in {there} and not in {here}")
+    for side, manifest, counts in sides:
+        empty = [name for name, count in counts.items() if not count]
+        if manifest.folder and empty:
+            lines.append(f"{_named(empty)} without a video in {side}: the class folders in {manifest.source} are empty")
+    return lines
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{len(names)} class{'es' if len(names) > 1 else ''} ({', '.join(names[:_NAMED])}{more})"

@@ -1,6 +1,6 @@
 """A data set's list of clips: read from a CSV, a header-less list, class folders or a packed set.
 
-That of a packed set is a folder of .npy files, mapped by all processes of a node; `node_copy` makes one of large lists.
+That of a packed set is a folder of .npy files, which all processes of a node map.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import hashlib
 import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 # A packed set: its record, the columns of its manifest, and the folder that exists until it is finished.
 PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER = "pack.json", "manifest", ".packing"
-# The columns of a list that `read_rows` parses; it copies the others.
-_KNOWN = {"path", "label", "num_frames", "group", "sha256", "reversed", "start_frame", "end_frame"}
 _ABOUT = "columns.json"
 
 
@@ -114,10 +112,10 @@ class Manifest:
         """Return what tells a clip from all others, with its stored path."""
         return Clip(self.stored_path(index), self.span(index), self.is_reversed(index), self.region(index))
 
-    def groups_of(self, clips: NDArray[np.int64] | Sequence[int]) -> set[str]:
-        """Return the names of the groups that clips belong to."""
-        codes = set(self.groups[clips].tolist()) if self.group_names else set()
-        return {self.group_names[code] for code in codes if code >= 0}
+    def group(self, index: int) -> str | None:
+        """Return the name of the group that a clip belongs to."""
+        number = int(self.groups[index]) if self.group_names else -1
+        return self.group_names[number] if number >= 0 else None
 
     @property
     def has_spans(self) -> bool:
@@ -130,7 +128,7 @@ class Manifest:
         row = ManifestRow(self.path(index), label_text(self.labels_of(index)), self.num_frames(index))
         row = replace(row, sha256=digest.hex() if digest else None, reversed=self.is_reversed(index))
         row = replace(row, boxes=self.boxes and self.boxes.only(index))
-        row = replace(row, group=next(iter(self.groups_of([index])), None))
+        row = replace(row, group=self.group(index))
         return row.with_span(self.span(index))
 
     @property
@@ -166,6 +164,13 @@ class Manifest:
         first = np.flatnonzero(self.labels >= 0)
         clips = np.concatenate([first, self.more_labels["clip"]])
         return clips, np.concatenate([self.labels[first], self.more_labels["label"]]).astype(np.int64)
+
+    @cached_property
+    def clips_per_class(self) -> dict[str, int]:
+        """The number of clips of each class, label by label. A clip of several classes counts in each."""
+        _, labels = self.label_pairs()
+        counts = np.bincount(labels, minlength=len(self.class_names))
+        return dict(zip(self.class_names, counts.tolist(), strict=True))
 
     def not_single(self) -> str | None:
         """Return which clip has no label or several, with its place; None where each has one."""
@@ -228,7 +233,7 @@ class Manifest:
     def __reduce__(self) -> str | tuple[Any, ...]:
         if self.is_packed:
             return _reopen, (self.source, self.fingerprint())
-        return _mapped_again, ({name: _in_file(value) for name, value in vars(self).items()},)
+        return _unpickled, ({column.name: getattr(self, column.name) for column in fields(self)},)
 
 
 def read_manifest(path: str | Path, region: str | None = None) -> Manifest:
@@ -286,7 +291,7 @@ def read_rows(manifest: Manifest) -> Iterator[ManifestRow]:
         found = tables.read_tables(Path(manifest.source))
     clips = iter(range(len(manifest)))
     for lines, cells in found:
-        others = {name: column for name, column in cells.items() if name not in _KNOWN}
+        others = {name: column for name, column in cells.items() if name not in tables.READ_COLUMNS}
         for place in range(len(lines)):
             more = tuple((name, column[place]) for name, column in others.items())
             yield replace(manifest.row(next(clips)), others=more)
@@ -332,16 +337,8 @@ def _reopen(source: str, fingerprint: str) -> Manifest:
     return manifest
 
 
-def _in_file(column: Any) -> Any:
-    """Return what maps a mapped column again, for another process of this node; anything else as it is."""
-    file = getattr(column, "base", None)
-    if not isinstance(file, np.memmap) or file.size != column.size or not os.path.exists(str(file.filename)):
-        return column
-    return partial(load_column, Path(str(file.filename)), column.dtype)
-
-
-def _mapped_again(values: dict[str, Any]) -> Manifest:
-    return Manifest(**{name: value() if isinstance(value, partial) else value for name, value in values.items()})
+def _unpickled(values: dict[str, Any]) -> Manifest:
+    return Manifest(**values)
 
 
 def write_packed_manifest(folder: Path, manifest: Manifest) -> str:

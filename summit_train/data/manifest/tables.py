@@ -7,7 +7,8 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from io import StringIO
 from itertools import chain, islice
@@ -20,14 +21,11 @@ from numpy.typing import DTypeLike, NDArray
 from summit_train.core.errors import UserError
 from summit_train.core.files import regular
 from summit_train.data.video.region import Region
-from summit_train.data.video.span import TO_THE_END, DecodeError, Span
+from summit_train.data.video.span import TO_THE_END, Span
 
 VIDEO_EXTENSIONS = (
     ".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4",
     ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv",
-)  # fmt: skip
-COLUMNS = (
-    "path", "label", "num_frames", "fps", "width", "height", "group", "sha256", "reversed", "start_frame", "end_frame"
 )  # fmt: skip
 CLASSES_FILE = "classes.txt"
 _BLOCK = 1 << 20  # characters that are read at once
@@ -36,8 +34,67 @@ _INT32_MAX = 2**31 - 1
 # int() and float() also take `nan`, `1_0` and the digits of every script.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,400}")
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_FLAGS = {"": False, "0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
-_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+_FLAGS = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
+
+
+def parse_number(text: str) -> float:
+    """Parse a finite decimal number. Raises ValueError."""
+    if not _NUMBER.fullmatch(text.strip()) or not math.isfinite(float(text)):
+        raise ValueError(f"{text!r} is not a number")
+    return float(text)
+
+
+def parse_integer(text: str) -> int:
+    """Parse an integer. Raises ValueError."""
+    if not _INTEGER.fullmatch(text.strip()):
+        raise ValueError(f"{text!r} is not an integer")
+    return int(text)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column whose cells may be empty.
+
+    default: the value of an empty cell, and of each clip of a list without the column. parse: turns another cell into
+    a value, or raises ValueError. check: whether that is a right one. expected: a right cell, for the message.
+    """
+
+    dtype: DTypeLike
+    default: Any
+    parse: Callable[[str], Any]
+    check: Callable[[Any], bool]
+    expected: str
+
+    def value(self, name: str, text: str) -> Any:
+        """Return the value of a cell. Raises ValueError."""
+        word = text.strip()
+        if not word:
+            return self.default
+        with suppress(ValueError):
+            value = self.parse(word)
+            if self.check(value):
+                return value
+        raise ValueError(f"{name} must be {self.expected}, got {text!r}")
+
+
+FLAG = Column(np.bool_, False, lambda word: _FLAGS.get(word.lower()), lambda flag: flag is not None, "0 or 1")
+_COUNT = Column(
+    np.int32, -1, parse_integer, lambda count: count == -1 or 0 < count <= _INT32_MAX, "a positive integer, or empty"
+)
+_START = Column(
+    np.int32, 0, parse_integer, lambda frame: 0 <= frame <= _INT32_MAX, "the number of a frame, 0 or more, or empty"
+)
+_SHA256 = Column("V32", bytes(32), bytes.fromhex, lambda digest: len(digest) == 32, "64 hexadecimal digits, or empty")
+# The optional columns that commands read, by name.
+OPTIONAL_COLUMNS = {
+    "num_frames": _COUNT,
+    "sha256": _SHA256,
+    "reversed": FLAG,
+    "start_frame": _START,
+    "end_frame": replace(_START, default=TO_THE_END),
+}
+READ_COLUMNS = ("path", "label", "group", *OPTIONAL_COLUMNS)
+COLUMNS = (*READ_COLUMNS, "fps", "width", "height")
 
 # The columns with a row for each clip, see `reading.Manifest`.
 DTYPES: dict[str, DTypeLike] = {
@@ -65,22 +122,19 @@ def opened(path: str | Path, what: str = "") -> Iterator[TextIO]:
         raise UserError(f"{path}: {what}cannot be read: {reason}") from error
 
 
-def read_tables(
-    source: Path, columns: tuple[str, str] = ("path", "label"), what: str = "the manifest "
-) -> Iterator[Table]:
-    """Read a CSV whose header has these columns, or header-less lines `path label` or `path num_frames label`.
+def read_tables(source: Path) -> Iterator[Table]:
+    """Read a CSV with a header, or header-less lines `path label` or `path num_frames label`. Raises UserError.
 
-    Yields an empty table, and the rows in tables of some thousand, since a list may have millions. Raises UserError,
-    with `what` if the file cannot be read.
+    Yields an empty table, and the rows in tables of some thousand, since a list may have millions.
     """
-    with opened(source, what) as file:
+    with opened(source, "the manifest ") as file:
         filled = ((line, text) for line, text in enumerate(iter(file.readline, ""), 1) if text.strip())
         line, head = next(filled, (1, ""))
         blocks = iter(lambda: file.read(_BLOCK) + file.readline(), "")
         names = [name.strip().strip('"') for name in head.split(",")]
-        if set(columns) & set(names):
+        if {"path", "label"} & set(names):
             place = f"{source}:{line}"
-            for name in columns:
+            for name in ("path", "label"):
                 if names.count(name) != 1:
                     raise UserError(f"{place}: the header must have one column {name!r}, got {', '.join(names)}")
             check_names(place, names, COLUMNS)
@@ -130,16 +184,21 @@ def is_video(name: str) -> bool:
 
 
 def check_names(place: str, names: Sequence[str], known: Sequence[str]) -> None:
-    """Raise UserError for a column that is nearly a known one which the list lacks; others may have any name."""
-    for name in names:
-        near = difflib.get_close_matches(name, [column for column in known if column not in names], n=1, cutoff=0.8)
-        if near and name not in known and not _is_series(name, near[0]):
-            raise UserError(f"{place}: unknown column {name!r}: did you mean {near[0]!r}?")
+    """Raise UserError for a column that is one edit from a known one which the list lacks; others may have any name.
+
+    A plural is a name of the user's own: groups.
+    """
+    lacking = [column for column in known if column not in names]
+    for name in set(names).difference(known):
+        for column in lacking:
+            if name != f"{column}s" and _is_one_edit(name, column):
+                raise UserError(f"{place}: unknown column {name!r}: did you mean {column!r}?")
 
 
-def _is_series(name: str, column: str) -> bool:
-    """Return whether a name is the plural of a column's, or that with a number: labels, label_2."""
-    return re.fullmatch(rf"{re.escape(column)}(s|_?\d+)", name) is not None
+def _is_one_edit(name: str, other: str) -> bool:
+    """Return whether a letter more, a letter less, another one, or one at another place makes one name the other."""
+    shorter, wanted = ({text[:place] + text[place + 1 :] for place in range(len(text))} for text in (name, other))
+    return other in shorter or name in wanted or not shorter.isdisjoint(wanted)
 
 
 def check_classes(place: str | Path, classes: Iterable[str]) -> None:
@@ -208,56 +267,62 @@ def _parse_table(
     each = cells["path"] if paths.isascii() else [path.encode("utf-8", "surrogateescape") for path in cells["path"]]
     if "" in cells["path"]:
         raise UserError(f"{source}:{lines[cells['path'].index('')]}: the path is empty")
-
-    def parsed(name: str, parse: Callable[[str], object], dtype: DTypeLike) -> NDArray[Any]:
-        """Parse a column, each different text once; a missing one has empty cells."""
-        if name not in cells:
-            return np.full(len(lines), parse(""), dtype)
-        texts = cells[name]
-        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-        values = np.empty(len(places), dtype)
-        for text, place in places.items():
-            try:
-                values[place] = parse(text)
-            except ValueError as error:
-                raise UserError(f"{source}:{lines[texts.index(text)]}: {error}") from None
-        return values[np.fromiter(map(places.__getitem__, texts), np.int64, len(texts))]
-
     labels_of = cache(partial(_labels, numbers))
     more = ((clip, text) for clip, text in enumerate(cells["label"]) if ";" in text)
-    labels = parsed("label", lambda text: (*labels_of(text), -1)[0], np.int32)
-    frame_counts = parsed("num_frames", partial(_optional, "num_frames"), np.int32)
-    spans = parse_spans(source, table, frame_counts.tolist()) if cells.keys() & {"start_frame", "end_frame"} else []
+    values = {
+        name: _parsed(source, table, name, partial(column.value, name), column.dtype)
+        for name, column in OPTIONAL_COLUMNS.items()
+    }
+    has_spans = bool(cells.keys() & {"start_frame", "end_frame"})
     return {
         "paths": np.frombuffer(paths, np.uint8),
         "lengths": np.fromiter(map(len, each), np.int64, len(each)),
-        "labels": labels,
-        "frame_counts": frame_counts,
-        "reversed_flags": parsed("reversed", partial(_optional, "reversed"), np.bool_),
-        "lines": np.array(lines, np.int32),
-        "digests": parsed("sha256", partial(_optional, "sha256"), "V32") if "sha256" in cells else np.zeros(0, "V32"),
-        "spans": np.array(spans, DTYPES["spans"]),
-        "groups": parsed("group", lambda name: groups.setdefault(name, len(groups) - 1), np.int32),
+        "labels": _parsed(source, table, "label", lambda text: (*labels_of(text), -1)[0], np.int32),
         "more_labels": np.array(
             [(clip, label) for clip, text in more for label in labels_of(text)[1:]], DTYPES["more_labels"]
         ),
+        "frame_counts": values["num_frames"],
+        "reversed_flags": values["reversed"],
+        "lines": np.array(lines, np.int32),
+        "digests": values["sha256"] if "sha256" in cells else np.zeros(0, "V32"),
+        "spans": _spans(source, lines, values) if has_spans else np.zeros(0, DTYPES["spans"]),
+        "groups": _parsed(source, table, "group", lambda name: groups.setdefault(name, len(groups) - 1), np.int32),
     }
 
 
-def parse_spans(source: Path, table: Table, frame_counts: Sequence[int]) -> list[Span]:
-    """Return each clip's span, which must be within its video's frames if above 0. Raises UserError at a bad one."""
+def _parsed(source: Path, table: Table, name: str, parse: Callable[[str], object], dtype: DTypeLike) -> NDArray[Any]:
+    """Return the values of a column; a missing one has empty cells. Each different text is parsed once.
+
+    Raises UserError at the first text of which `parse` raises ValueError.
+    """
     lines, cells = table
-    starts, ends = (cells.get(name, [""] * len(lines)) for name in ("start_frame", "end_frame"))
-    spans = []
-    for line, num_frames, start, end in zip(lines, frame_counts, starts, ends, strict=True):
+    if name not in cells:
+        return np.full(len(lines), parse(""), dtype)
+    texts = cells[name]
+    places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+    values = np.empty(len(places), dtype)
+    for text, place in places.items():
         try:
-            spans.append(parse_span(start, end))
-            if num_frames > 0:
-                spans[-1].frames("a video", num_frames)
-        except DecodeError as error:
-            raise UserError(f"{source}:{line}: {error.path} {error.reason}") from None
+            values[place] = parse(text)
         except ValueError as error:
-            raise UserError(f"{source}:{line}: {error}") from None
+            raise UserError(f"{source}:{lines[texts.index(text)]}: {error}") from None
+    return values[np.fromiter(map(places.__getitem__, texts), np.int64, len(texts))]
+
+
+def _spans(source: Path, lines: Sequence[int], values: dict[str, NDArray[Any]]) -> NDArray[np.void]:
+    """Return each clip's span, which must be within its video's frames where these are known. Raises UserError."""
+    spans = np.empty(len(lines), DTYPES["spans"])
+    spans["start"] = values["start_frame"]
+    spans["end"] = values["end_frame"]
+    counts = values["num_frames"]
+    ends = np.where(spans["end"] == TO_THE_END, np.where(counts > 0, counts, _INT32_MAX), spans["end"])
+    bad = np.flatnonzero((spans["start"] >= ends) | ((counts > 0) & (ends > counts)))
+    if len(bad):
+        span = Span(*spans[bad[0]].item())
+        wrong = f"end_frame must be after start_frame, got {span.start} to {span.end}"
+        if span.end == TO_THE_END or span.start < span.end:
+            wrong = f"a video has {counts[bad[0]]} frames, and the span {span} does not lie among them"
+        raise UserError(f"{source}:{lines[bad[0]]}: {wrong}")
     return spans
 
 
@@ -279,20 +344,6 @@ def parse_regions(source: Path, table: Table) -> NDArray[np.void]:
             raise UserError(f"{source}:{line}: {','.join(Region._fields)} must be {right}, got {','.join(texts)}")
         regions.append(tuple(numbers))
     return np.array(regions, DTYPES["regions"])
-
-
-def parse_span(start: str = "", end: str = "") -> Span:
-    """Parse a span's two cells; an empty one means the video's own start or end. Raises ValueError."""
-    numbers = [0, TO_THE_END]
-    for place, (name, text) in enumerate((("start_frame", start.strip()), ("end_frame", end.strip()))):
-        if text:
-            numbers[place] = int(text) if _INTEGER.fullmatch(text) else -1
-            if not 0 <= numbers[place] <= _INT32_MAX:
-                raise ValueError(f"{name} must be the number of a frame, 0 or more, or empty, got {text!r}")
-    span = Span(*numbers)
-    if span.end != TO_THE_END and span.start >= span.end:
-        raise ValueError(f"end_frame must be after start_frame, got {span.start} to {span.end}")
-    return span
 
 
 def label_text(labels: Sequence[int]) -> int | str:
@@ -329,40 +380,3 @@ def parse_label(numbers: dict[str, int], text: str) -> int:
     near = difflib.get_close_matches(name, numbers, n=1)
     hint = f": did you mean {near[0]!r}?" if near else f" with its {len(numbers)} classes"
     raise ValueError(f"the class {name!r} is not in {CLASSES_FILE}{hint}")
-
-
-def parse_number(text: str) -> float:
-    """Parse a finite decimal number. Raises ValueError."""
-    if not _NUMBER.fullmatch(text.strip()) or not math.isfinite(float(text)):
-        raise ValueError(f"{text!r} is not a number")
-    return float(text)
-
-
-def parse_integer(text: str) -> int:
-    """Parse an integer. Raises ValueError."""
-    if not _INTEGER.fullmatch(text.strip()):
-        raise ValueError(f"{text!r} is not an integer")
-    return int(text)
-
-
-def parse_flag(name: str, text: str) -> bool:
-    """Parse the cell of a flag; an empty one is False. Raises ValueError."""
-    word = text.strip().lower()
-    if word not in _FLAGS:
-        raise ValueError(f"{name} must be 0 or 1, got {text!r}")
-    return _FLAGS[word]
-
-
-def _optional(name: str, text: str) -> object:
-    """Parse a cell of num_frames (-1: unknown), reversed or sha256 (zeros: unknown); it may be empty."""
-    word = text.strip()
-    if name == "num_frames":
-        count = int(word or -1) if _INTEGER.fullmatch(word or "-1") else 0
-        if count != -1 and not 0 < count <= _INT32_MAX:
-            raise ValueError(f"num_frames must be a positive integer, or empty, got {text!r}")
-        return count
-    if name == "reversed":
-        return parse_flag(name, word)
-    if text and not _SHA256.fullmatch(text):
-        raise ValueError(f"sha256 must be 64 hexadecimal digits, or empty, got {text!r}")
-    return bytes.fromhex(text) if text else bytes(32)

@@ -38,20 +38,22 @@ INDEX_FOLDER, CLIPS, PICTURES = "index", "clips.npy", "pictures.npy"
 MAX_MEMBER_BYTES = 8 << 30
 # The index stores a picture's end within its clip in 32 bits.
 MAX_PICTURES_BYTES = 1 << 32
-# start, length: of the clip's bytes in its shard. checksum: of facts and bytes; of a clip of pictures, of its facts
-# alone, because each picture has a checksum of its own. first: the row of the clip's first picture.
+# start, length: of the clip's bytes in its shard. first: the row of the clip's first picture. checksum: the CRC-32 of
+# the clip's bytes; 0 of a clip of pictures, each of which has its own. facts_checksum: that of Facts.
 CLIP_ROW = np.dtype(
     [
         ("shard", "<u4"), ("checksum", "<u4"), ("start", "<i8"), ("length", "<i8"), ("first", "<i8"),
-        ("width", "<u4"), ("height", "<u4"),
+        ("width", "<u4"), ("height", "<u4"), ("facts_checksum", "<u4"),
     ]
 )  # fmt: skip
+# Format 1 lacks the last. Its checksum is of the facts and then the bytes; of a clip of pictures, of its facts alone.
+CLIP_ROW_1 = np.dtype([(name, CLIP_ROW[name]) for name in (CLIP_ROW.names or ())[:-1]])
 # end: of the picture, counted from the clip's start.
 PICTURE_ROW = np.dtype([("end", "<u4"), ("checksum", "<u4")])
 # Where a sample's first member has its content, behind a header of one block; and the two blocks that end a tar file.
 CONTENT_AT = _BLOCK = 512
 SHARD_END = bytes(2 * _BLOCK)
-_FORMAT = 1
+FORMAT = 2  # 1: up to version 0.3.0
 _MAX_BOUND = 1024
 # A record may come from a stranger, and its files are opened and copied: no name may lead out of the set's folder.
 _FILE_NAME = re.compile(rf"({PACKED_MANIFEST}|{INDEX_FOLDER})/[a-z_]+\.(npy|json)")
@@ -75,7 +77,7 @@ class Facts:
     span: Span = WHOLE
 
     def checksum(self) -> int:
-        """Return the CRC-32 of the facts, with which those of the clip's bytes start.
+        """Return the CRC-32 of the facts.
 
         It finds every burst of up to 32 changed bits, and any other change with probability 1 - 2^-32. Training checks
         it in every read; a cryptographic hash would take several times as long.
@@ -94,25 +96,8 @@ def facts_of(manifest: Manifest, clip: int, width: int = 0, height: int = 0) -> 
 
 
 def picture_checksum(facts_checksum: int, number: int, payload: bytes) -> int:
-    """Return the CRC-32 of the clip's facts, the picture's number and its bytes."""
+    """Return the CRC-32 of a clip's facts, the picture's number and its bytes."""
     return zlib.crc32(payload, zlib.crc32(number.to_bytes(8, "little"), facts_checksum))
-
-
-def crc_after(before: int, crc: int, length: int) -> int:
-    """Return zlib.crc32(content, before), where zlib.crc32(content) of its `length` bytes is `crc`."""
-
-    def product(one: int, other: int) -> int:  # of two polynomials, bit 31 the constant, modulo that of the CRC
-        total = 0
-        for bit in reversed(range(32)):
-            total ^= other if one >> bit & 1 else 0
-            other = other >> 1 ^ (0xEDB88320 if other & 1 else 0)
-        return total
-
-    power = 1 << 31 - 8  # x to the 8, of one byte
-    while length > 0:
-        before = product(power, before) if length & 1 else before
-        power, length = product(power, power), length >> 1
-    return before ^ crc
 
 
 def shard_name(number: int) -> str:
@@ -230,7 +215,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Pack:
-    """The record of a packed set: all of its files but pack.json. fingerprint: of its manifest."""
+    """The record of a packed set: all of its files but pack.json. fingerprint: of its manifest. format: 1 or 2."""
 
     packing: Packing
     clips: int
@@ -238,6 +223,7 @@ class Pack:
     fingerprint: str
     shards: tuple[StoredFile, ...]
     files: tuple[StoredFile, ...]
+    format: int = FORMAT
 
     @property
     def every_file(self) -> tuple[StoredFile, ...]:
@@ -245,7 +231,7 @@ class Pack:
 
     def text(self) -> str:
         """Return pack.json: one line a file, and last the SHA-256 of all lines before it."""
-        values = asdict(self) | {"format": _FORMAT, "packing": self.packing.entries()}
+        values = asdict(self) | {"packing": self.packing.entries()}
         lists = {name: values.pop(name) for name in ("shards", "files")}
         lines = [f" {json.dumps(name)}: {json.dumps(values[name])},\n" for name in sorted(values)]
         for name in sorted(lists):
@@ -261,8 +247,8 @@ def read_pack(folder: str | Path) -> Pack:
     try:
         text = read_file(path).decode()
         values = from_json(text)
-        if values["format"] != _FORMAT:
-            raise ValueError(f"format must be {_FORMAT}, got {values['format']!r}")
+        if values["format"] not in (1, FORMAT):
+            raise ValueError(f"format must be 1 or {FORMAT}, got {values['format']!r}")
         shards, files = (tuple(StoredFile(**item) for item in values[name]) for name in ("shards", "files"))
         for number, shard in enumerate(shards):
             if shard.name != shard_name(number):
@@ -271,7 +257,8 @@ def read_pack(folder: str | Path) -> Pack:
             if not _FILE_NAME.fullmatch(file.name):
                 raise ValueError(f"a file is named {file.name!r}")
         packing = Packing(**({"colour": "half"} if values["packing"]["kind"] == "jpeg" else {}) | values["packing"])
-        pack = Pack(packing, int(values["clips"]), int(values["clips_per_shard"]), values["fingerprint"], shards, files)
+        counts = int(values["clips"]), int(values["clips_per_shard"])
+        pack = Pack(packing, *counts, values["fingerprint"], shards, files, values["format"])
         if pack.text() != text:
             raise ValueError("its content does not match its checksum")
     except FileNotFoundError as error:

@@ -7,14 +7,14 @@ bytes, and so does a packing that was killed and continued.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import shutil
-from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, groupby, islice
+from functools import partial
+from itertools import accumulate, chain, groupby, islice, tee
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,17 @@ from numpy.typing import NDArray
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, locked, read_file, replacing, write_json, write_text
 from summit_train.core.text import counted, from_json
+from summit_train.core.workers import Reading, Workers
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER, write_packed_manifest
 from summit_train.data.manifest.tables import DTYPES
 from summit_train.data.packed import format as packed
 from summit_train.data.packed.payload import PackedSample, make_samples
 from summit_train.data.video.flow import PRESETS
-from summit_train.data.video.source import DecodeError, worker_pool
+from summit_train.data.video.source import NO_HURRY, DecodeError
 from summit_train.data.video.span import WHOLE
 
 _SAMPLED_CLIPS = 16
-_READ_AHEAD = 2  # clips of each worker
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,7 @@ def missing_shards(job: PackJob) -> list[int]:
 def pack_shards(job: PackJob, shards: Iterable[int], workers: int) -> Iterator[DecodeError | None]:
     """Pack some shards; yield for each clip None, or why it cannot be packed. A shard with such a clip is not written.
 
-    workers: processes that read and encode; 0 uses this one. Raises UserError where one of them dies, OSError where a
-    shard cannot be written.
+    workers: processes that read and encode; 0 uses this one. Raises OSError where a shard cannot be written.
     """
     shards = list(shards)
     with closing(_samples(job, chain.from_iterable(map(job.clips, shards)), workers)) as samples:
@@ -180,7 +179,8 @@ def _pack_shard(
                 is_whole = False
                 yield DecodeError(facts.path, error.reason)
                 continue
-            clips.append((shard, sample.checksum, start, sample.length, len(pictures), facts.width, facts.height))
+            size = facts.width, facts.height
+            clips.append((shard, sample.checksum, start, sample.length, len(pictures), *size, facts.checksum()))
             pictures += sample.pictures
             frame_counts.append(facts.num_frames)
             yield None
@@ -199,34 +199,34 @@ def _pack_shard(
 
 
 def _samples(job: PackJob, clips: Iterable[int], workers: int) -> Generator[PackedSample | DecodeError, None, None]:
-    """Yield each clip's sample in order, or why it has none. Raises UserError where a worker dies."""
+    """Yield each clip's sample in order, or why it has none."""
+    grouped = (list(run) for _, run in groupby(clips, lambda n: (n // job.clips_per_shard, job.source(n))))
+    runs, keys = tee(grouped)
+    seconds = NO_HURRY.seconds if job.packing.method is None else math.inf  # flow may take any time
+    make = partial(_samples_of_run, job)
+    samples: Workers[PackedSample | DecodeError] = Workers(make, keys, workers, error=DecodeError, seconds=seconds)
+    with samples:
+        for run in runs:
+            yield from islice(samples, len(run))
+            _scratch(job, run).unlink(missing_ok=True)
+
+
+def _samples_of_run(job: PackJob, run: list[int], reading: Reading) -> Iterator[PackedSample | DecodeError]:
+    """Yield the samples of clips that have one source."""
     manifest = job.store.manifest
-    runs = (list(run) for _, run in groupby(clips, lambda n: (n // job.clips_per_shard, job.source(n))))
-    asked = (
-        (run, job.store.path(n), [packed.facts_of(manifest, one) for one in run], job.packing, *about)
-        for run in runs
-        for n in run[:1]
-        for about in [(manifest.sha256(n), manifest.region(n), job.folder / PACKING_FOLDER / f".{n:09}.writing")]
-    )
-    if not workers:
-        for words in asked:
-            yield from make_samples(*words)
-            words[-1].unlink(missing_ok=True)
-        return
-    with worker_pool(workers) as pool:
-        futures = ((words, pool.submit(make_samples, *words)) for words in asked)
-        waiting = deque(islice(futures, 1 + _READ_AHEAD * workers))
-        try:
-            while waiting:
-                words, samples = waiting[0]
-                yield from samples.result()
-                words[-1].unlink(missing_ok=True)
-                waiting.popleft()
-                waiting.extend(islice(futures, 1))
-        except BrokenProcessPool as error:
-            paths = ", ".join(manifest.path(run[0]) for (run, *_), _ in waiting)
-            why = "is one of them damaged (see `data scan`), or is there too little memory (--workers)?"
-            raise UserError(f"a worker died while it packed one of {paths}: {why}") from error
+    first = run[0]
+    facts = [packed.facts_of(manifest, clip) for clip in run]
+    about = (manifest.sha256(first), manifest.region(first), _scratch(job, run))
+    try:
+        with reading(first, manifest.path(first)):
+            samples = make_samples(run, job.store.path(first), facts, job.packing, *about)
+    except DecodeError as error:
+        samples = [DecodeError(one.path, error.reason) for one in facts]
+    yield from samples
+
+
+def _scratch(job: PackJob, run: list[int]) -> Path:
+    return job.folder / PACKING_FOLDER / f".{run[0]:09}.writing"
 
 
 def finish(job: PackJob) -> packed.Pack:

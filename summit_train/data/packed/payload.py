@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.data.packed import format as packed
-from summit_train.data.packed.format import Facts, Packing, crc_after, encode_sample, ending_of, picture_checksum
+from summit_train.data.packed.format import Facts, Packing, encode_sample, ending_of, picture_checksum
 from summit_train.data.video.augment import View, scaled_size
 from summit_train.data.video.decode import check_whole, count_packets, every_frame, naming_errors
 from summit_train.data.video.encode import Encoding, encoder, jpeg
@@ -42,7 +42,8 @@ _FPS = 25  # any will do: training does not use times
 class PackedSample:
     """A clip as it is packed: its parts (bytes or Encoded), and what the index says of its content.
 
-    checksum: see CLIP_ROW. pictures: (end, checksum) of each. is_shared: the content is that of the sample before.
+    checksum: of its bytes, see CLIP_ROW. pictures: (end, checksum) of each. is_shared: the content is that of the
+    sample before.
     """
 
     facts: Facts
@@ -90,21 +91,29 @@ def _sample(
         return DecodeError(facts.path, error.reason)
     if not parts:
         return DecodeError(facts.path, "has one frame: flow is the motion from a frame to the next")
-    length, base, more, pictures = sum(map(len, parts)), facts.checksum(), dict[str, Any](), list[tuple[int, int]]()
+    length = sum(map(len, parts))
+    checksum = 0
+    more = dict[str, Any]()
+    pictures = list[tuple[int, int]]()
     if kind == "video":
-        ending, max_bytes, checksum = ".mp4", packed.MAX_MEMBER_BYTES, base
+        ending = ".mp4"
+        max_bytes = packed.MAX_MEMBER_BYTES
         for piece in chain.from_iterable(map(packed.pieces_of, parts)):
             checksum = zlib.crc32(piece, checksum)
     elif holder is None:
-        ends, max_bytes, checksum, is_jpeg = list(accumulate(map(len, parts))), packed.MAX_PICTURES_BYTES, base, True
+        ends = list(accumulate(map(len, parts)))
+        max_bytes = packed.MAX_PICTURES_BYTES
+        is_jpeg = True
         for number, part in enumerate(parts):
             content = b"".join(packed.pieces_of(part))
             is_jpeg &= content.startswith(b"\xff\xd8")
-            pictures.append((ends[number], picture_checksum(base, number, content)))
-        ending, more = ".mjpeg" if is_jpeg else ".pictures", {"picture_ends": ends}
+            pictures.append((ends[number], picture_checksum(facts.checksum(), number, content)))
+        ending = ".mjpeg" if is_jpeg else ".pictures"
+        more = {"picture_ends": ends}
     else:
-        ending, max_bytes = ending_of(facts.path), packed.MAX_MEMBER_BYTES
-        checksum = crc_after(base, holder[1], length)
+        ending = ending_of(facts.path)
+        max_bytes = packed.MAX_MEMBER_BYTES
+        checksum = holder[1]
     if length >= max_bytes:
         return DecodeError(facts.path, f"is too large to be packed: {length:,} bytes; list spans of it")
     if holder is None or holder[0] == clip:

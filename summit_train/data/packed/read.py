@@ -20,7 +20,7 @@ from summit_train.core.text import printable
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.reading import PACK_FILE, load_column
 from summit_train.data.packed import format as packed
-from summit_train.data.packed.format import Facts, Pack, StoredFile, crc_after, facts_of, picture_checksum, read_pack
+from summit_train.data.packed.format import Facts, Pack, StoredFile, facts_of, picture_checksum, read_pack
 from summit_train.data.video.augment import View
 from summit_train.data.video.clips import DerivedClip, Frames, Numbers, OpenClip, PictureClip, SpanClip, VideoClip
 from summit_train.data.video.films import Films, is_film
@@ -44,12 +44,17 @@ def staged_folder(dest: str | Path, source: str | Path) -> Path:
 
 
 class _Entry(NamedTuple):
-    """A clip in the manifest and in the index. pictures: their rows, PICTURE_ROW; none in a set of original bytes."""
+    """A clip in the manifest and in the index. pictures: their rows, PICTURE_ROW; none in a set of videos.
+
+    facts_checksum: as it was packed. checksum: the CRC-32 of its bytes, begun with `seed`.
+    """
 
     shard: Path
     name: str  # in messages
     facts: Facts
+    facts_checksum: int
     checksum: int
+    seed: int
     start: int
     length: int
     pictures: NDArray[Any]
@@ -92,7 +97,8 @@ class ShardStore:
         self._shared = Path(manifest.source)
         self._damaged: set[Path] = set()  # shards whose clips are read from the shared set, by its own index, instead
         self._files: dict[Path, IO[bytes]] = {}
-        self._films, self._crcs = Films(), dict[Encoded, int]()
+        self._films = Films()
+        self._crcs = dict[tuple[Encoded, int], int]()  # of a film's bytes, begun with a seed
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardStore, (self.manifest, self._local, self._limits)
@@ -113,7 +119,7 @@ class ShardStore:
     def _index(self) -> tuple[NDArray[Any], NDArray[Any]]:
         folder = self._folder / packed.INDEX_FOLDER
         try:
-            clips = load_column(folder / packed.CLIPS, packed.CLIP_ROW)
+            clips = load_column(folder / packed.CLIPS, packed.CLIP_ROW if self.pack.format > 1 else packed.CLIP_ROW_1)
             pictures = load_column(folder / packed.PICTURES, packed.PICTURE_ROW)
             if len(clips) != len(self.manifest):
                 raise ValueError(f"{len(clips)} clips instead of {len(self.manifest)}")
@@ -151,11 +157,17 @@ class ShardStore:
 
     def _entry(self, clip: int) -> _Entry:
         clips, pictures = self._index
-        number, checksum, start, length, first, width, height = clips[clip].item()
+        number, checksum, start, length, first, width, height, *later = clips[clip].item()
         end = int(clips[clip + 1]["first"]) if clip + 1 < len(clips) else len(pictures)
-        shard, facts = self._folder / packed.shard_name(number), facts_of(self.manifest, clip, width, height)
+        shard = self._folder / packed.shard_name(number)
         name = f"{shard}:{self.manifest.path(clip)}"
-        return _Entry(shard, name, facts, checksum, start, length, pictures[first:end])
+        facts = facts_of(self.manifest, clip, width, height)
+        if self.pack.format > 1:
+            seed = 0
+            (facts_checksum,) = later
+        else:  # one checksum for the facts and then the bytes
+            seed = facts_checksum = facts.checksum()
+        return _Entry(shard, name, facts, facts_checksum, checksum, seed, start, length, pictures[first:end])
 
     def _give_up(self, entry: _Entry, error: _DamagedError) -> None:
         """Read the clips of a damaged local shard from the shared set from now on. Raises the error of a shared one."""
@@ -184,21 +196,21 @@ class ShardStore:
 
     def _video(self, entry: _Entry, num_frames: int | None) -> Encoded:
         """Return a clip's video after a check of its bytes, those of a film once in each process."""
-        base, part = entry.facts.checksum(), (str(entry.shard), entry.start, entry.length)
+        part = (str(entry.shard), entry.start, entry.length)
         if not is_film(entry.length, num_frames):
             video = Encoded(entry.name, self._read(entry, 0, entry.length))
-            checksum = video.crc32(base)
+            checksum = video.crc32(entry.seed)
         else:
             try:
                 self._shard_with(entry, 0, entry.length)
                 video = Encoded(entry.name, state=Encoded(entry.name, part=part).check(), part=part)
-                self._crcs[video] = self._crcs.get(video) or video.crc32()
+                checksum = self._crcs.get((video, entry.seed)) or video.crc32(entry.seed)
             except OSError as error:
                 raise _DamagedError(entry.name, error.strerror or str(error)) from error
             except DecodeError as error:
                 raise _DamagedError(entry.name, error.reason) from error
-            checksum = crc_after(base, self._crcs[video], entry.length)
-        if checksum != entry.checksum:
+            self._crcs[video, entry.seed] = checksum
+        if (entry.facts.checksum(), checksum) != (entry.facts_checksum, entry.checksum):
             raise _DamagedError(entry.name, _CHANGED)
         return video if video.state is None or num_frames is None else self._films.indexed(video, self._limits)
 
@@ -206,7 +218,9 @@ class ShardStore:
         """Raise _DamagedError unless the index has `count` pictures of a clip, one after the other."""
         edges = [0, *entry.pictures["end"].tolist()]
         is_sound = sorted(set(edges)) == edges and edges[-1] == entry.length
-        if len(entry.pictures) != count or not is_sound or entry.facts.checksum() != entry.checksum:
+        # The CRC-32 of no bytes is its seed.
+        changed = (entry.facts.checksum(), entry.seed) != (entry.facts_checksum, entry.checksum)
+        if len(entry.pictures) != count or changed or not is_sound:
             raise _DamagedError(entry.name, _CHANGED)
 
     def _fetch(self, clip: int, entry: _Entry, numbers: Sequence[int]) -> Iterator[tuple[str, bytes]]:
@@ -223,7 +237,8 @@ class ShardStore:
 
     def _pictures(self, entry: _Entry, numbers: Sequence[int]) -> dict[int, bytes]:
         """Return the bytes of the pictures `numbers`, which rise; those that are close are read together."""
-        base, rows = entry.facts.checksum(), entry.pictures
+        base = entry.facts.checksum()
+        rows = entry.pictures
         edges = [0, *rows["end"].tolist()]  # picture n from edges[n] to edges[n + 1]
         groups: list[list[int]] = []
         for number in numbers:

@@ -10,7 +10,6 @@ import errno
 import hashlib
 import multiprocessing
 import os
-import resource
 import shutil
 import stat
 import tempfile
@@ -18,7 +17,6 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -33,7 +31,7 @@ from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, read_file
-from summit_train.core.machine import keep_freed_frames
+from summit_train.core.machine import bound_memory, keep_freed_frames
 from summit_train.data.video.region import MAX_SIDE_RATIO
 from summit_train.data.video.span import DecodeError as DecodeError
 
@@ -43,8 +41,6 @@ _PIECE_BYTES = 1 << 20
 # The reason of the error for a file that does not exist.
 MISSING = os.strerror(errno.ENOENT)
 _MOST_BYTES_OF_TMPDIR = 107 - len("/summit-abcdef-4194304/listener-abcdefgh")  # <sys/un.h>: a path has 107 bytes
-# The memory of a worker process besides what it starts with: several frames of the largest size.
-_WORKER_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -248,18 +244,6 @@ def read_bytes(path: str) -> bytes:
         raise DecodeError(path, error.strerror or str(error)) from error
 
 
-def bound_memory() -> None:
-    """Limit what this process may allocate from now on, so that a decoder cannot exhaust the node's memory.
-
-    The limit is on the data (RLIMIT_DATA): libraries reserve many addresses that they never use.
-    """
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5])
-    limit = pages * resource.getpagesize() + _WORKER_BYTES
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if hard == resource.RLIM_INFINITY or limit < hard:
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-
-
 def prepare_reader(worker: int = 0) -> None:
     """Set up a worker process: limit its memory, reuse freed frames, and end it when the main process dies.
 
@@ -317,10 +301,3 @@ def _is_alive(process: str) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return after_name.split()[0] != b"Z"  # a zombie has no files left
-
-
-def worker_pool(workers: int) -> ProcessPoolExecutor:
-    """Return processes for work on clips, with limited memory; they end with this process."""
-    claim_leftovers()
-    # Not fork: a child of a process with threads (MPI's, torch's) can hang.
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), initializer=prepare_reader)

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> Result:
     mapper = Mapper(trained, choose_device(World()), args.wanted)
     measured = measure_threshold(mapper) if args.threshold is None else {"threshold": args.threshold}
 
-    clips = [(listing, listing.clip(number)) for listing in listings for number in listing.clips.tolist()]
+    clips = [(listing, listing.clip(number)) for listing in listings for number in range(len(listing))]
     names = output_names([clip.path for _, clip in clips])
     for (_, clip), name in zip(clips, names, strict=True):  # a picture may be a clip
         check_output("--out", args.out, args.out / f"{name}.png", clip.path)

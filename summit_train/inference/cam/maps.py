@@ -110,7 +110,7 @@ class Mapper:
         With on_bad_clip "fail" a bad video raises DecodeError. Raises RunFailed for NaN or infinity.
         """
         data = self.trained.spec.data.model_copy(update={"on_bad_clip": on_bad_clip})
-        for batch in test_batches(data, self._evaluate, dataset.store, dataset.clips.tolist()):
+        for batch in test_batches(data, self._evaluate, dataset.store, range(len(dataset))):
             yield batch.bad or self._heatmap(batch, dataset.manifest.path(batch.video), label)
 
     def _maps(self, clips: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -77,7 +77,7 @@ def _check_written(path: Path, weights: dict[str, torch.Tensor], size: int) -> N
 def public_spec(spec: Spec) -> Spec:
     """Return a spec without the folders of the machine: of each path only the file's name."""
     weights = spec.model.pretrained
-    places = {"root": None, "quarantine": None, "stage": None}
+    places = {"root": None, "stage": None}
     data = spec.data.model_copy(update=places | {"train": _name(spec.data.train), "val": _name(spec.data.val)})
     model = spec.model.model_copy(update={"pretrained": weights and _name(weights)})
     public = spec.model_copy(update={"data": data, "model": model, "run_dir": "runs"})

@@ -142,7 +142,8 @@ class Export:
             dataset = Dataset.open(spec, "val")
         except UserError as error:
             return "", None, str(error)
-        videos, view = dataset.clips[:_MOST_TRIES].tolist(), partial(centre_view, self.short_side, self.crop)
+        videos = range(min(len(dataset), _MOST_TRIES))
+        view = partial(centre_view, self.short_side, self.crop)
         for batch in test_batches(data, evaluate, dataset.store, videos, view):
             if batch.bad is None:
                 return dataset.manifest.path(batch.video), batch.views, None

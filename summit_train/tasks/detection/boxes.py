@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import tables
-from summit_train.data.manifest.tables import DTYPES, Table, check_names, csv_rows, opened, parse_flag, parse_label
+from summit_train.data.manifest.tables import DTYPES, FLAG, Table, check_names, csv_rows, opened, parse_label
 from summit_train.data.video.augment import View
 from summit_train.data.video.encode import with_areas
 from summit_train.data.video.source import DecodeError
@@ -233,7 +233,7 @@ class _Rows:
         numbers = {name: number for number, name in enumerate(classes or ())}
         # Each different cell is parsed once.
         self._label = cache(partial(parse_label, numbers))
-        self._flags = {name: cache(partial(parse_flag, name)) for name in FLAGS}
+        self._flags = {name: cache(partial(FLAG.value, name)) for name in FLAGS}
         self._names = names
         self.videos, self.first_lines, self.facts = dict[str, int](), list[int](), list[dict[str, str]]()
 

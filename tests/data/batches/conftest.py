@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,8 @@ from summit_train.data.batches import loader
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import Store, open_store
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
-from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video.encode import write_video
 from summit_train.spec import DataSpec
-from tests.worlds import PATIENCE_S
 
 NUM_VIDEOS = 9
 NUM_FRAMES = 12
@@ -55,10 +51,9 @@ def data_spec(workers: int = 0, **changes: Any) -> DataSpec:
     return DataSpec(**{**settings, **changes})
 
 
-def reader(data: DataSpec, store: Store, order: Order, kept: Kept | None = None) -> loader.TrainingClips:
-    """What reads the micro-batches of `order`, by default of all clips, with the augmentations that the data name."""
-    kept = kept or Kept(len(store.manifest))
-    return loader.TrainingClips(data, store, order.seed, kept, tuple(data.open_augment()))
+def reader(data: DataSpec, store: Store, order: Order) -> loader.TrainingClips:
+    """What reads the micro-batches of `order`, with the augmentations that the data name."""
+    return loader.TrainingClips(data, store, order.seed, tuple(data.open_augment()))
 
 
 def open_batches(manifest: Manifest, data: DataSpec, **changes: int) -> loader.Batches[loader.MicroBatch]:
@@ -79,14 +74,6 @@ def plain(batches: loader.Batches[loader.MicroBatch]) -> list[tuple[Any, ...]]:
 def grey(frames: np.ndarray) -> list[int]:
     """Which frame of the video each of the frames (T, h, w, 3) is, read from its darkest pixel."""
     return [round(int(frame.min()) / GREY_STEP) for frame in frames]
-
-
-def until(condition: Callable[[], bool]) -> bool:
-    """Wait for something that other processes do."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 def all_keys(manifest: Manifest) -> list[Any]:

@@ -13,16 +13,15 @@ import numpy as np
 import pytest
 
 from summit_train.data.batches import loader
-from summit_train.data.batches.order import Order, epoch_order
+from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import open_store
 from summit_train.data.loading import Store, show
 from summit_train.data.manifest import Manifest
-from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video import augment
 from summit_train.data.video.clips import OpenClip
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import EvaluateSpec
-from tests.data.batches.conftest import NUM_VIDEOS, all_keys, data_spec, open_batches, reader
+from tests.data.batches.conftest import all_keys, data_spec, open_batches, reader
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -51,14 +50,6 @@ def test_a_bad_video_of_the_test_ends_it_or_is_left_out(broken: Manifest, worker
 
 
 # Substitutes for what cannot be read.
-
-
-def test_clips_in_quarantine_are_left_out(manifest: Manifest) -> None:
-    data, kept = data_spec(), Kept(NUM_VIDEOS, np.array([2, 3, 8]))
-    run = Order(6, 5, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=6)
-    batches = loader.training_batches(reader(data, open_store(data, manifest), run, kept), run, 0, 1, range(6))
-    order_ = epoch_order(6, 5, 0)
-    assert [batch.ids.item() for batch in batches] == [[0, 1, 4, 5, 6, 7][place] for place in order_]
 
 
 def _substituted(broken: Manifest, workers: int, **changes: int) -> list[Any]:

@@ -16,7 +16,6 @@ from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
-from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Frames
 from summit_train.data.video.source import DecodeError
@@ -39,7 +38,7 @@ def _batches(folder: Path, row: ManifestRow, data: DataSpec) -> tuple[Any, Any]:
     write_manifest(folder / "list.csv", [row])
     store = open_store(data, read_manifest(folder / "list.csv"))
     order = Order(1, 7, virtual_gpus=1, clips_per_gpu=1, steps_per_epoch=1)
-    read = TrainingClips(data, store, order.seed, Kept(1))
+    read = TrainingClips(data, store, order.seed)
     drawn = [batch.clips.numpy() for batch in training_batches(read, order, 0, 1, range(2))]
     (tested,) = test_batches(data, EvaluateSpec(clips=3, crops=1, short_side=24), store, [0])
     return np.concatenate(drawn), tested.views.numpy()

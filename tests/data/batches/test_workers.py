@@ -28,9 +28,9 @@ from summit_train.data.batches.workers import Slots, check_shared_memory
 from summit_train.data.manifest import Manifest
 from summit_train.spec import EvaluateSpec, load_spec, smallest_spec
 from tests.conftest import WriteSpec
-from tests.data.batches.conftest import data_spec, open_batches, until
+from tests.data.batches.conftest import data_spec, open_batches
 from tests.runs import steps_of
-from tests.worlds import needs_ranks, run, start
+from tests.worlds import needs_ranks, run, start, until
 
 
 @pytest.mark.parametrize("way", ["close", "end", "forget"])
@@ -154,12 +154,11 @@ from summit_train.data.batches import loader
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import read_manifest
-from summit_train.data.manifest.quarantine import Kept
 from summit_train.spec import DataSpec
 
 if __name__ == "__main__":
     data = DataSpec(train="x", val="x", num_frames=4, frame_stride=2, short_side=(24, 32), crop=24, workers=2)
-    read = loader.TrainingClips(data, open_store(data, read_manifest({manifest!r})), 0, Kept(9))
+    read = loader.TrainingClips(data, open_store(data, read_manifest({manifest!r})), 0)
     batches = loader.training_batches(read, Order(9, 0, 1, 1, 9), rank=0, ranks=1, steps=range(1000))
     next(batches)
     print(*[worker.pid for worker in multiprocessing.active_children()], flush=True)

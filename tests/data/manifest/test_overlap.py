@@ -1,4 +1,4 @@
-"""Clips that two lists share, by their columns."""
+"""Clips that two lists share, by their columns, and classes that one of them lacks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import plain_manifest
-from summit_train.data.manifest.overlap import Leaks, shared_clips
+from summit_train.data.manifest.overlap import Leaks, class_warnings, shared_clips
+from summit_train.data.manifest.reading import write_classes
 from summit_train.data.manifest.tables import DTYPES
 
 A, B = "a" * 64, "b" * 64
@@ -120,3 +121,50 @@ def test_the_warning_names_the_first_clip_and_counts_each_once(tmp_path: Path) -
     assert Leaks({}).warnings(val) == []
     (line,) = Leaks({}, ["p1", "p2", "p3", "p4"]).warnings(val)
     assert line.startswith("data.val shares 4 groups (column group) with data.train, such as p1, p2, p3: the")
+
+
+# Clips per class, and what is said where training and validation have different classes.
+
+CLASSES = ("bend", "run", "walk")
+
+
+def _of_labels(path: Path, labels: list[int], names: tuple[str, ...] | None = CLASSES) -> Manifest:
+    path.parent.mkdir(exist_ok=True)
+    if names is not None:
+        write_classes(path.parent, names)
+    write_manifest(path, [ManifestRow(f"{i}.mp4", label) for i, label in enumerate(labels)])
+    return read_manifest(path)
+
+
+def test_clips_are_counted_by_class(tmp_path: Path) -> None:
+    manifest = _of_labels(tmp_path / "a.csv", [2, 0, 0, 2, 2])
+    assert manifest.clips_per_class == {"bend": 2, "run": 0, "walk": 3}
+    assert _of_labels(tmp_path / "b" / "b.csv", [1, 1], None).clips_per_class == {"0": 0, "1": 2}
+
+
+def test_classes_of_one_side_alone_are_named_in_a_line_each(tmp_path: Path) -> None:
+    train, val = _of_labels(tmp_path / "train.csv", [0, 0, 2]), _of_labels(tmp_path / "val.csv", [0, 1])
+    assert class_warnings(train, val) == [
+        "1 class (run) in data.val and not in data.train",
+        "1 class (walk) in data.train and not in data.val",
+    ]
+    # A name of classes.txt without a clip on either side is no mistake.
+    assert class_warnings(train, train) == []
+    many = _of_labels(tmp_path / "many" / "train.csv", list(range(8)), None)
+    assert class_warnings(many, _of_labels(tmp_path / "many" / "val.csv", [0, 9], None)) == [
+        "1 class (9) in data.val and not in data.train",
+        "7 classes (1, 2, 3, 4, 5 and 2 more) in data.train and not in data.val",
+    ]
+
+
+def test_empty_class_folders_are_named(tmp_path: Path) -> None:
+    for name in ("bend/0.mp4", "run/no_video.txt", "walk/0.mp4"):
+        for side in ("train", "val"):
+            path = tmp_path / side / name
+            path.parent.mkdir(parents=True)
+            path.touch()
+    train, val = read_manifest(tmp_path / "train"), read_manifest(tmp_path / "val")
+    assert class_warnings(train, val) == [
+        f"1 class (run) without a video in data.train: the class folders in {tmp_path}/train are empty",
+        f"1 class (run) without a video in data.val: the class folders in {tmp_path}/val are empty",
+    ]

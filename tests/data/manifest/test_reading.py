@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, reading, tables, write_manifest
-from summit_train.data.manifest.quarantine import Kept, clips_per_class
-from summit_train.data.manifest.reading import check_same_classes, read_classes, read_rows, write_classes
+from summit_train.data.manifest.reading import check_beside, check_same_classes, read_classes, read_rows, write_classes
 from summit_train.data.video.span import TO_THE_END, WHOLE, Span
 
 
@@ -400,8 +399,7 @@ def test_a_clip_may_have_several_labels_or_none(tmp_path: Path) -> None:
     assert single.tolist() == [2, 2, 1] and single.dtype == np.int64
     clips, labels = manifest.label_pairs()
     assert sorted(zip(clips.tolist(), labels.tolist(), strict=True)) == [(0, 0), (0, 3), (1, 2), (3, 1), (3, 3), (4, 2)]
-    assert clips_per_class(manifest) == {"sit": 1, "stand": 1, "a;b": 2, "run": 2}
-    assert clips_per_class(manifest, Kept(5, np.array([0, 1]))) == {"sit": 0, "stand": 1, "a;b": 1, "run": 1}
+    assert manifest.clips_per_class == {"sit": 1, "stand": 1, "a;b": 2, "run": 2}
     assert [row.label for row in read_rows(manifest)] == ["0;3", 2, ";", "1;3", 2]
     assert [row.labels for row in read_rows(manifest)] == [(0, 3), (2,), (), (1, 3), (2,)]
     write_manifest(tmp_path / "again.csv", read_rows(manifest))
@@ -438,3 +436,11 @@ def test_bad_lists_of_labels_are_refused(tmp_path: Path, label: str, message: st
         _read(tmp_path, "path,label\nx,2;7\n").check_labels(7)
     with pytest.raises(UserError, match="must have a label, and no clip has one"):
         _read(tmp_path, "path,label\nx,;\n").check_labels(7)
+
+
+def test_a_manifest_is_not_put_beside_the_names_of_other_classes(tmp_path: Path) -> None:
+    write_classes(tmp_path, ("bend", "run", "walk"))
+    assert read_classes(tmp_path / "classes.txt") == ("bend", "run", "walk")
+    check_beside(tmp_path / "new.csv", ("bend", "run", "walk"), tmp_path / "source")
+    with pytest.raises(UserError, match=r"classes\.txt: has other classes than .*source; write to another folder"):
+        check_beside(tmp_path / "new.csv", ("bend", "run"), tmp_path / "source")

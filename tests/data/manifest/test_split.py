@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -211,7 +210,7 @@ def test_the_lists_groups_stay_together_unless_an_expression_is_given(
     assert f"{tmp_path}/out/fold1: {sizes}" in printed
     for fold in (1, 2, 3):
         train, val = _sides(tmp_path / "out", fold)
-        sides = [side.groups_of(np.arange(len(side))) for side in (train, val)]
+        sides = [{side.group(clip) for clip in range(len(side))} for side in (train, val)]
         assert not set.intersection(*sides) and len(set.union(*sides)) == groups
         assert (tmp_path / f"out/fold{fold}/val.csv").read_text().startswith("path,label,group,own\n")
 

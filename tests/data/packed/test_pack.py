@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from summit_train.data.manifest import ManifestRow, read_manifest, write_manifes
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import pack as pack_module
 from summit_train.data.packed.format import Packing, read_pack
-from summit_train.data.packed.pack import begin, missing_shards, pack_shards
+from summit_train.data.packed.pack import PackJob, begin, missing_shards, pack_shards
 from summit_train.spec.identity import smallest_spec
 from tests.data.clips import all_of, stored_clip
 from tests.data.packed.conftest import (
@@ -65,6 +65,27 @@ def test_pictures_are_scaled_down_and_never_up(pack_set: PackSet, side: int, siz
     out = pack_set(kind="jpeg", short_side=side)
     start = np.load(out / "index" / "clips.npy")[0]["start"]
     assert Image.open(io.BytesIO((out / "000000.tar").read_bytes()[start:])).size == size
+
+
+@dataclass(frozen=True)
+class Trap(FileStore):
+    """A store in which looking for the clip 1 ends the process."""
+
+    def path(self, clip: int) -> str:
+        if clip == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().path(clip)
+
+
+def test_a_clip_that_ends_its_worker_is_named_and_the_others_are_packed(raw: FileStore, tmp_path: Path) -> None:
+    trap = Trap(raw.manifest, raw.root, raw.limits)
+    num_clips = len(raw.manifest)
+    job = PackJob(trap, tmp_path, Packing("bytes"), 2)
+    found = list(pack_shards(job, missing_shards(job), workers=2))
+    reason = "kills the process that reads it (exit status -9: killed, or out of memory?)"
+    assert [str(error) for error in found if error] == [f"{raw.manifest.path(1)}: {reason}"]
+    assert [clip for clip, error in enumerate(found) if error] == [1] and len(found) == num_clips
+    assert missing_shards(job) == [0]
 
 
 # What is begun again.

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pickle
 import shutil
+import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from summit_train.data.loading import show
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import read as store_module
+from summit_train.data.packed.format import CLIP_ROW_1, facts_of, read_pack, shard_name
 from summit_train.data.packed.read import ShardStore
-from summit_train.data.video import augment
+from summit_train.data.video import augment, films
 from summit_train.data.video.clips import Frames
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import DataSpec
@@ -87,6 +90,34 @@ def test_a_set_of_version_0_1_is_read(pack_set: PackSet) -> None:
         start = b"\x93NUMPY\x01\x00" + (502).to_bytes(2, "little")
         path.write_bytes(start + f"{text:<501}\n".encode() + rows.tobytes())
     assert all(np.array_equal(all_frames(_open(out), clip), before[clip]) for clip in range(NUM_VIDEOS))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "jpeg"])
+@pytest.mark.parametrize("films_from", [1, 1 << 30])
+def test_a_set_of_format_1_is_read_and_checked(
+    pack_set: PackSet, monkeypatch: pytest.MonkeyPatch, kind: str, films_from: int
+) -> None:
+    """Up to version 0.3.0 one checksum was of the facts and then the bytes, or of the facts of a clip of pictures."""
+    monkeypatch.setattr(films, "_MIN_FRAMES", films_from)
+    out = pack_set(kind=kind)
+    store = _open(out)
+    before = [all_frames(store, clip) for clip in range(NUM_VIDEOS)]
+    rows = np.load(out / "index/clips.npy")
+    shards = {number: (out / shard_name(number)).read_bytes() for number in set(rows["shard"].tolist())}
+    for clip, row in enumerate(rows):
+        content = shards[int(row["shard"])][row["start"] : row["start"] + row["length"]]
+        facts = facts_of(store.manifest, clip, int(row["width"]), int(row["height"]))
+        row["checksum"] = zlib.crc32(content if kind == "bytes" else b"", facts.checksum())
+    np.save(out / "index/clips.npy", rows[list(CLIP_ROW_1.names or ())].astype(CLIP_ROW_1))
+    pack = out / "pack.json"
+    pack.write_text(replace(read_pack(out), format=1).text())
+    assert all(np.array_equal(all_frames(_open(out), clip), before[clip]) for clip in range(NUM_VIDEOS))
+
+    rows = np.load(out / "index/clips.npy")
+    rows["checksum"][1] ^= 1
+    np.save(out / "index/clips.npy", rows)
+    with pytest.raises(DecodeError, match="is not what was packed: its checksum differs"):
+        all_frames(_open(out), 1)
 
 
 def test_files_are_closed_when_there_are_many(pack_set: PackSet, monkeypatch: pytest.MonkeyPatch) -> None:

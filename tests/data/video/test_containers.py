@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from av.packet import Packet
 
-from summit_train.data.check import FileFacts, examine, sort_clips
+from summit_train.data.check import FileFacts, examine, index_clips
 from summit_train.data.manifest import ManifestRow
 from summit_train.data.video.encode import write_video
 from tests.data.clips import all_of, probe, read_clip
@@ -88,7 +88,7 @@ def test_an_index_leaves_out_the_number_of_frames_where_jumps_give_others(tmp_pa
     _write(tmp_path / "videos/a/right.mkv", "libx264")
     facts = {path: examine(str(tmp_path / "videos"), path) for path in ("a/odd.mkv", "a/right.mkv")}
     assert all(isinstance(one, FileFacts) for one in facts.values())
-    rows, left_out = sort_clips([ManifestRow(path, 0) for path in facts], facts, compare=False)
+    rows, left_out = index_clips([ManifestRow(path, 0) for path in facts], facts)
     assert [row.num_frames for row in rows] == [None, NUM_FRAMES] and left_out == []
     status, out, err = say("data", "index", tmp_path / "videos", "--out", tmp_path / "clips.csv", "--workers", 0)
     assert status == 0 and "2 videos, 96 frames, 1 classes" in out, err

@@ -19,7 +19,6 @@ from summit_train.data.batches.stores import Store, open_store
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore
-from summit_train.data.manifest.quarantine import Kept
 from summit_train.data.video.augment import View, scaled_size
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError
@@ -55,7 +54,7 @@ def _spec(folder: Path, **changes: Any) -> DataSpec:
 
 def box_batches(data: DataSpec, store: Store, clips: int, epochs: int, seed: int = 3) -> list[MicroBatch]:
     order = Order(len(store.manifest), seed, virtual_gpus=1, clips_per_gpu=clips, steps_per_epoch=1)
-    read = TrainingClips(data, store, seed, Kept(len(store.manifest)))
+    read = TrainingClips(data, store, seed)
     with training_batches(read, order, 0, 1, range(epochs)) as batches:
         return list(batches)
 

@@ -1,4 +1,4 @@
-"""Lists with boxes in the commands and the rooms that know lists: scan, index, split, quarantine, packed sets."""
+"""Lists with boxes in the commands and the rooms that know lists: scan, index, split, packed sets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from summit_train.data.batches.spans import SpanStore
 from summit_train.data.batches.stores import open_store
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore
-from summit_train.data.manifest.quarantine import kept_clips, read_quarantine
 from summit_train.data.motion import write_motion_set
 from summit_train.data.packed.format import Packing
 from summit_train.spec import DataSpec
@@ -20,7 +19,7 @@ from summit_train.tasks.detection.boxes import Boxes
 from summit_train.tasks.detection.moving_objects import MovingObjects
 from tests.data.packed.conftest import complaints, packed_store
 from tests.tasks.detection.test_batches import box_batches
-from tests.worlds import Say
+from tests.worlds import Say, csv_rows
 
 REAL = Path(__file__).parents[4] / "shared" / "data" / "boxes"
 
@@ -49,10 +48,10 @@ def _broken(videos: Path) -> Path:
 def test_scan_and_index_name_the_boxes_that_are_in_no_frame(videos: Path, say: Say) -> None:
     path = _broken(videos)
     num_lines = len(path.read_text().splitlines())
-    status, printed, _ = say("data", "scan", path, "--out", videos / "bad.csv", "--workers", 0)
+    status, printed, _ = say("data", "scan", path, "--out", videos / "clean.csv", "--workers", 0)
     assert status == 0 and "6 videos decoded, 2 bad" in printed
-    bad = read_quarantine(videos / "bad.csv")
-    assert [(error.path, error.reason) for error in bad] == [
+    reasons = {row["video"]: row["reason"] for row in csv_rows(videos / "clean.left_out.csv")}
+    assert list(reasons.items()) == [
         (
             "videos/train_000002.mp4",
             f"its box of track 9 in frame 12 ({path}:{num_lines - 1}) has no frame: the video has 12, numbered from 0",
@@ -62,11 +61,8 @@ def test_scan_and_index_name_the_boxes_that_are_in_no_frame(videos: Path, say: S
             f"its box of track 9 in frame 3 ({path}:{num_lines}) lies outside the frame of 48 x 48: 48, 1 to 53, 6",
         ),
     ]
-    # Training without them; a quarantine works on spans, too.
-    data = _data(path, quarantine=str(videos / "bad.csv"))
-    store = open_store(data, read_manifest(path))
-    assert kept_clips(data, store.manifest).excluded.tolist() == [2, 4]
-    assert kept_clips(data, SpanStore(store, 6).manifest).excluded.tolist() == [4, 5, 8, 9]
+    clean = read_manifest(videos / "clean.csv")
+    assert [clean.path(clip)[-5] for clip in range(4)] == ["0", "1", "3", "5"] and clean.sha256(3) is None
     status, printed, _ = say("data", "index", path, "--out", videos / "good.csv", "--workers", 0)
     assert status == 0 and "left out: 2" in printed
     good, train = read_manifest(videos / "good.csv"), read_manifest(videos / "train.csv")

@@ -1,0 +1,435 @@
+"""Worker processes that make results by key: watched, replaced where one dies or hangs, and always ended.
+
+A worker is a new Python process that imports what `make` needs, without torch unless that needs it. Keys reach it
+through its connection. It writes each result into one of its pages, memory that both processes map, and sends the sizes
+to read it by; this process copies the result and returns the page. Pages have no name, so that a killed run leaves
+nothing behind. They are used in turn, as page faults of new memory cost more than copying a clip.
+
+A worker notes in shared memory what it reads, and since when. If it dies meanwhile, or is killed because it takes far
+too long, a new one makes the same key, and there reading it raises an error.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate, chain, pairwise
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from summit_train.core.errors import RunFailed
+from summit_train.core.machine import bound_memory, keep_freed_frames
+
+Result = TypeVar("Result")
+Key = Any
+# Enters a block that reads something: its number, and its name in the error if reading it ends the worker.
+Reading = Callable[[int, str], AbstractContextManager[None]]
+# Returns the result of a key, or an iterator over several. Workers unpickle it.
+Make = Callable[[Key, Reading], Result | Iterator[Result]]
+
+Allocate = Callable[[int], NDArray[np.uint8]]
+
+READ_AHEAD = 2  # keys of each worker, and its pages
+OPEN_FILES = 1 + 2 * (1 + READ_AHEAD)  # of this process for each worker: a page has one more that maps it
+_PATIENCE = 2.0  # times the seconds: what reads checks the time itself, and is killed only where it cannot
+_SECONDS_TO_DIE = 5.0
+_LOOK_SECONDS = 1.0  # between looks at who is late
+_START = "import sys; sys.path[:] = sys.argv[2:]; from summit_train.core.workers import serve; serve(sys.argv[1])"
+# A scheduler signals all processes of a job. The main one decides what to do, and still needs its workers.
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+
+
+def _new_bytes(size: int) -> NDArray[np.uint8]:
+    return np.empty(size, np.uint8)
+
+
+class Page:
+    """Memory without a name that two processes share, for one value after the other. It grows with them."""
+
+    def __init__(self, file: int | None = None) -> None:
+        """Make a page, or map the file of another process's page."""
+        if file is None and hasattr(os, "memfd_create"):
+            file = os.memfd_create("summit-train")
+        elif file is None:  # a Python built for an old system
+            file = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)
+        self.file = file
+        self._mapped = memoryview(b"")
+
+    def write(self, value: object) -> list[int]:
+        """Write a value, its arrays beside its pickle, and return the sizes to read it by. Raises RunFailed."""
+        buffers = list[pickle.PickleBuffer]()
+        pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        parts = [memoryview(pickled), *(buffer.raw() for buffer in buffers)]
+        sizes = [part.nbytes for part in parts]
+        self._make_room(sum(sizes))
+        for part, place in zip(parts, self._places(sizes), strict=True):
+            place[:] = part
+        return sizes
+
+    def read(self, sizes: list[int], allocate: Allocate = _new_bytes) -> Any:
+        """Return the value of these sizes, its arrays in memory that `allocate` returns for a number of bytes."""
+        pickled, *shared = self._places(sizes)
+        buffers = [allocate(place.nbytes) for place in shared]
+        for buffer, place in zip(buffers, shared, strict=True):
+            buffer[:] = place
+        return pickle.loads(pickled, buffers=buffers)
+
+    def numbers(self, count: int) -> memoryview:
+        """Return the page as integers, which start as 0."""
+        self._make_room(8 * count)
+        (place,) = self._places([8 * count])
+        return place.cast("q")
+
+    def close(self) -> None:
+        self._mapped = memoryview(b"")
+        os.close(self.file)
+
+    def _make_room(self, size: int) -> None:
+        if size <= len(self._mapped):
+            return
+        try:
+            os.posix_fallocate(self.file, 0, size)  # without room, writing would be a SIGBUS
+        except OSError as error:
+            raise RunFailed(f"no room in shared memory for {size / 1e6:,.1f} MB: {error.strerror}") from error
+
+    def _places(self, sizes: list[int]) -> list[memoryview]:
+        if sum(sizes) > len(self._mapped):
+            self._mapped = memoryview(mmap.mmap(self.file, sum(sizes)))
+        ends = list(accumulate(sizes, initial=0))
+        return [self._mapped[start:end] for start, end in pairwise(ends)]
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """What `make` raised in a worker, and the traceback there."""
+
+    error: Exception
+    traceback: str
+
+
+# The sizes of a result in the next page, or what was raised, or neither after the last of several; is it the last?
+_Answer = tuple[list[int] | _Raised | None, bool]
+
+
+@dataclass(eq=False)
+class _Task(Generic[Result]):
+    """A key, and its results that have come and were not taken. to_skip: results that a second worker makes again."""
+
+    key: Key
+    results: deque[Result | _Raised] = field(default_factory=deque)
+    num_results: int = 0
+    to_skip: int = 0
+    is_done: bool = False
+    has_failed: bool = False
+
+
+class _Worker:
+    """A process and its tasks that are not done, the current one first.
+
+    reading: the number of what it reads + 1, or 0, and since when, in nanoseconds. pages: the one of the next result
+    first.
+    """
+
+    def __init__(self, work: Page, sizes: list[int]) -> None:
+        self.tasks = deque[_Task[Any]]()
+        self.connection, theirs = Pipe()
+        self.pages = deque(Page() for _ in range(READ_AHEAD))
+        self._notes = Page()
+        self.reading = self._notes.numbers(2)
+        files = [theirs.fileno(), work.file, self._notes.file, *(page.file for page in self.pages)]
+        program = [sys.executable, "-X", f"utf8={sys.flags.utf8_mode}", "-c", _START, " ".join(map(str, files))]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # the workers share the cores
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # the process inherits it
+        try:
+            self._process = subprocess.Popen(
+                [*program, *sys.path], stdin=subprocess.DEVNULL, pass_fds=files, env=environment
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+        self.connection.send(sizes)
+
+    def send(self, task: _Task[Any], given_up: dict[int, str]) -> None:
+        self.tasks.append(task)
+        with suppress(OSError):  # it has died: its connection will say so
+            self.connection.send((task.key, given_up))
+
+    def end(self) -> int | None:
+        """Kill the process and return its exit status, None if the system does not end it."""
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):  # it waits for a file system
+            self._process.wait(_SECONDS_TO_DIE)
+        self.connection.close()
+        for page in (self._notes, *self.pages):
+            page.close()
+        return self._process.returncode
+
+
+class Workers(Iterator[Result]):
+    """An iterator over the results that `make` makes of the keys, in the order of the keys.
+
+    It owns its worker processes until its end, an error or `close()`. num_workers: 0 makes each result in this process,
+    when it is asked for. error: makes what reading raises, of a name and a reason. seconds: that reading may take.
+    advice: ends the reason about the seconds. ahead: keys for each worker that may be made before they are asked for.
+    allocate: see Page.read.
+
+    Raises in its turn what `make` raised, and RunFailed where two workers die at the same key while they read nothing.
+    """
+
+    def __init__(
+        self,
+        make: Make[Result],
+        keys: Iterable[Key],
+        num_workers: int,
+        *,
+        error: Callable[[str, str], Exception],
+        seconds: float,
+        advice: str = "",
+        ahead: int = READ_AHEAD,
+        allocate: Allocate = _new_bytes,
+    ) -> None:
+        self._keys = iter(keys)
+        self._seconds = seconds
+        self._advice = advice
+        self._most_tasks = ahead * num_workers
+        self._allocate = allocate
+        self._tasks = deque[_Task[Result]]()
+        self._given_up = dict[int, str]()  # the numbers of what cannot be read, and why
+        self._made_here = chain.from_iterable(_several(make(key, _reading_here)) for key in self._keys)
+        self._workers = list[_Worker]()
+        self._work = Page()
+        self._end = weakref.finalize(self, _end_all, self._workers, self._work)
+        self._sizes = self._work.write((make, error)) if num_workers else []
+        for _ in range(num_workers):
+            self._workers.append(_Worker(self._work, self._sizes))
+        self._send_keys()
+
+    def __enter__(self) -> Workers[Result]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill the workers and drop the results that were made ahead. May be called again."""
+        self._keys = iter(())
+        self._made_here = chain()
+        self._tasks.clear()
+        self._end()
+
+    def __next__(self) -> Result:
+        try:
+            result = self._next_result()
+            if isinstance(result, _Raised):
+                raise result.error from RuntimeError(f"in a worker process:\n{result.traceback}")
+            return result
+        except BaseException:
+            self.close()
+            raise
+
+    def _next_result(self) -> Result | _Raised:
+        while self._tasks:
+            task = self._tasks[0]
+            has_result = bool(task.results)
+            if has_result:
+                result = task.results.popleft()
+            if task.is_done and not task.results:
+                self._tasks.popleft()
+                self._send_keys()
+            if has_result:
+                return result
+            if not task.is_done:
+                self._receive()
+        return next(self._made_here)
+
+    def _send_keys(self) -> None:
+        """Send keys, each to the worker that has the fewest, as far as results may wait here."""
+        while len(self._tasks) < self._most_tasks:
+            worker = min(self._workers, key=lambda worker: len(worker.tasks))
+            if len(worker.tasks) == READ_AHEAD:
+                return
+            for key in self._keys:
+                self._tasks.append(_Task(key))
+                worker.send(self._tasks[-1], self._given_up)
+                break
+            else:
+                return
+
+    def _receive(self) -> None:
+        """Wait for answers, and replace the workers that have died or are late."""
+        # The results of a later key stay in its worker's pages, where there is no room for many.
+        current = self._tasks[0]
+        busy = [worker for worker in self._workers if worker.tasks]
+        heard = {
+            worker.connection: worker
+            for worker in busy
+            if worker.tasks[0] is current or len(worker.tasks[0].results) < READ_AHEAD
+        }
+        ready = wait([*heard], _LOOK_SECONDS)
+        for connection in ready:
+            worker = heard[connection]  # type: ignore[index]
+            try:
+                self._take(worker, worker.connection.recv())
+            except (EOFError, ConnectionError):
+                self._replace(worker)
+        for worker in busy if not ready else ():
+            number, since = worker.reading
+            if number and time.monotonic_ns() - since > 1e9 * _PATIENCE * self._seconds:
+                reason = f"takes longer than {self._seconds:g} s to read: its reader never came back{self._advice}"
+                self._replace(worker, reason)
+
+    def _take(self, worker: _Worker, answer: _Answer) -> None:
+        """Add an answer to the worker's current task."""
+        task = worker.tasks[0]
+        result, task.is_done = answer
+        if task.is_done:
+            worker.tasks.popleft()
+        if isinstance(result, _Raised):
+            task.results.append(result)
+        elif result is not None and task.to_skip:
+            task.to_skip -= 1
+        elif result is not None:
+            task.results.append(worker.pages[0].read(result, self._allocate))
+            task.num_results += 1
+        if isinstance(result, list):
+            worker.pages.rotate(-1)
+            worker.connection.send(None)  # that page may be used again
+
+    def _replace(self, worker: _Worker, reason: str | None = None) -> None:
+        """Start a worker for the tasks of another, which has died or, with a reason, is to be killed."""
+        status = worker.end()
+        self._workers.remove(worker)
+        hint = ": killed, or out of memory?" if status == -signal.SIGKILL else ""
+        number, _ = worker.reading
+        for task in [*worker.tasks][:1]:
+            if number:
+                self._given_up[number - 1] = reason or f"kills the process that reads it (exit status {status}{hint})"
+            elif task.has_failed:
+                raise RunFailed(f"a worker process has died twice at the same work (exit status {status}{hint})")
+            task.has_failed = not number
+            task.to_skip = 0 if number else task.num_results
+        new = _Worker(self._work, self._sizes)
+        self._workers.append(new)
+        for task in worker.tasks:
+            new.send(task, self._given_up)
+
+
+def _end_all(workers: list[_Worker], work: Page) -> None:
+    for worker in workers:
+        worker.end()
+    workers.clear()
+    work.close()
+
+
+def _several(made: Result | Iterator[Result]) -> Iterator[Result]:
+    return made if isinstance(made, Iterator) else iter([made])
+
+
+@contextmanager
+def _reading_here(number: int, name: str) -> Iterator[None]:
+    yield
+
+
+# In a worker.
+
+
+class _Server:
+    """Receives keys and answers with their results, in a worker process."""
+
+    def __init__(self, connection: Connection, notes: int, pages: Sequence[int]) -> None:
+        self._connection = connection
+        self._notes = Page(notes).numbers(2)
+        self._pages = deque(map(Page, pages))
+        self._free_pages = len(pages)
+        self._keys = deque[tuple[Key, dict[int, str]]]()
+
+    def serve(self, make: Make[Any], error: Callable[[str, str], Exception]) -> None:
+        while True:
+            while not self._keys:
+                self._receive()
+            key, given_up = self._keys.popleft()
+            for answer in self._answers(make, key, partial(self._reading, error, given_up)):
+                self._connection.send(answer)
+
+    def _answers(self, make: Make[Any], key: Key, reading: Reading) -> Iterator[_Answer]:
+        try:
+            made = make(key, reading)
+            for result in _several(made):
+                while not self._free_pages:
+                    self._receive()
+                self._free_pages -= 1
+                self._pages.rotate(-1)
+                yield self._pages[-1].write(result), made is result
+            if isinstance(made, Iterator):
+                yield None, True
+        except Exception as error:
+            yield _Raised(_sendable(error), traceback.format_exc()), True
+
+    def _receive(self) -> None:
+        message = self._connection.recv()
+        if message is None:
+            self._free_pages += 1
+        else:
+            self._keys.append(message)
+
+    @contextmanager
+    def _reading(
+        self, error: Callable[[str, str], Exception], given_up: dict[int, str], number: int, name: str
+    ) -> Iterator[None]:
+        """Note what is read in the block. Raises `error` if it was given up, or needs too much memory."""
+        if number in given_up:
+            raise error(name, given_up[number])
+        self._notes[1] = time.monotonic_ns()
+        self._notes[0] = number + 1
+        try:
+            yield
+        except MemoryError as problem:
+            raise error(name, "needs more memory than a worker process may have") from problem
+        finally:
+            self._notes[0] = 0
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return the error, or one with its text if it cannot be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def serve(files: str) -> None:
+    """Make results for the process that started this one, until that ends. files: as _Worker names them."""
+    channel, work, notes, *pages = map(int, files.split())
+    threading.Thread(target=_end_with, args=(channel,), daemon=True).start()
+    keep_freed_frames()
+    connection = Connection(channel)
+    make, error = Page(work).read(connection.recv())
+    bound_memory()
+    with suppress(EOFError, ConnectionError):  # the other process has ended
+        _Server(connection, notes, pages).serve(make, error)
+
+
+def _end_with(channel: int) -> None:
+    """End this process when the one that started it does, even while a decoder is at work."""
+    ended = select.poll()
+    ended.register(channel, 0)  # for the end of the connection alone
+    ended.poll()
+    os._exit(1)

@@ -1,0 +1,255 @@
+"""Worker processes: the order of their results, their memory, and how they die."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.workers import OPEN_FILES, Page, Workers
+from tests.core.work import (
+    Trap,
+    Unloadable,
+    Unreadable,
+    die_once,
+    fail,
+    fill,
+    modules,
+    several,
+    squares,
+    squares_slower,
+)
+from tests.worlds import PATIENCE_S, ROOT, children, until
+
+
+def started(make: Any, keys: Any, num_workers: int, **options: Any) -> Workers[Any]:
+    return Workers(make, keys, num_workers, **{"error": Unreadable, "seconds": PATIENCE_S} | options)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("make", [squares, squares_slower])
+def test_results_have_the_order_of_their_keys(make: Any, num_workers: int) -> None:
+    found = list(started(make, iter(range(20)), num_workers))
+    assert [key for key, _ in found] == list(range(20))
+    for key, values in found:
+        np.testing.assert_array_equal(values, np.full(key * 1000, key * key))
+        assert values.flags.writeable and values.dtype == np.int32
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_a_key_may_have_several_results_or_none(num_workers: int) -> None:
+    keys = [3, 0, 1, 9, 0]
+    found = list(started(several, keys, num_workers))
+    assert found == [(key, number) for key in keys for number in range(key)]
+
+
+def test_a_worker_loads_no_torch_and_nothing_of_the_package_that_its_work_does_not_need() -> None:
+    (found,) = started(modules, ["key"], 1)
+    assert {name for name in found if name.startswith("summit_train")} == {"summit_train", "summit_train.core"} | {
+        f"summit_train.core.{name}" for name in ("errors", "machine", "text", "workers")
+    }
+    assert "torch" not in found and "numpy" in found
+
+
+# Memory.
+
+
+@pytest.mark.parametrize("has_memfd", [True, False])
+def test_a_page_takes_values_in_turn_and_grows_with_them(monkeypatch: pytest.MonkeyPatch, has_memfd: bool) -> None:
+    if not has_memfd:
+        monkeypatch.delattr(os, "memfd_create")
+    mine = Page()
+    theirs = Page(os.dup(mine.file))
+    held = []
+    for size in (3, 100_000, 5, 200_000):
+        value = {"name": "a", "pixels": np.arange(size, dtype=np.uint8), "back": np.arange(size)[::-1], "none": []}
+        held.append((value, theirs.read(mine.write(value))))
+    for value, found in held:
+        assert found.keys() == value.keys()
+        np.testing.assert_array_equal(found["pixels"], value["pixels"])
+        np.testing.assert_array_equal(found["back"], value["back"])
+    assert os.fstat(mine.file).st_nlink == 0
+
+
+def test_arrays_lie_in_memory_that_the_caller_allocates() -> None:
+    memory = list[np.ndarray]()
+
+    def allocate(size: int) -> np.ndarray:
+        memory.append(np.zeros(size, np.uint8))
+        return memory[-1]
+
+    found = list(started(squares, range(1, 6), 2, allocate=allocate))
+    pieces = {len(piece): piece for piece in memory}
+    assert sorted(pieces) == [4000 * key for key in range(1, 6)]
+    assert all(np.shares_memory(values, pieces[4000 * key]) for key, values in found)
+
+
+def test_a_result_without_room_in_shared_memory_is_one_line() -> None:
+    results = started(fill, [1000, 2 << 20, 1000], 1)
+    assert len(next(results)) == 1000
+    with pytest.raises(RunFailed, match=rf"^no room .* 2\.1 MB: {os.strerror(errno.EFBIG)}"):
+        next(results)
+    assert list(results) == []
+
+
+def test_the_open_files_are_those_that_are_counted_and_all_are_closed() -> None:
+    def num_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = num_files()
+    with started(squares, range(100), 3) as results:
+        assert [next(results)[0] for _ in range(20)] == list(range(20))  # all pages are in use
+        assert num_files() == before + 3 * OPEN_FILES + 2
+    assert num_files() == before
+
+
+# What goes wrong.
+
+
+LATE = "takes longer than 0.2 s to read: its reader never came back; raise it"
+TRAPS = [
+    ("kill", "kills the process that reads it (exit status -9: killed, or out of memory?)"),
+    ("crash", f"kills the process that reads it (exit status {-signal.SIGSEGV})"),
+    ("hang", LATE),
+    ("stop", LATE),
+    ("memory", "needs more memory than a worker process may have"),
+]
+
+
+@pytest.mark.parametrize(("kind", "reason"), TRAPS)
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_what_ends_or_holds_its_reader_is_named_and_the_rest_is_whole(
+    kind: str, reason: str, num_workers: int, tmp_path: Path
+) -> None:
+    seconds = 0.2 if reason == LATE else PATIENCE_S
+    keys = [0, 1, 2, 3, 4, 5, 6, 7, 3, 8]  # the second 3 is sent after the first is answered
+    found = list(started(Trap(kind, tmp_path), keys, num_workers, seconds=seconds, advice="; raise it"))
+    assert found == [(key, f"3.mp4\n{reason}" if key == 3 else "read") for key in keys]
+    times = 2 if kind == "memory" else 1  # what was given up is not tried again
+    assert (tmp_path / "falls").read_text() == times * "x"
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_the_results_before_a_death_come_once_and_then_the_error(num_workers: int, tmp_path: Path) -> None:
+    found = list(started(Trap("kill", tmp_path, several=True), [2, 3, 4], num_workers))
+    assert found[:5] == [(2, "0"), (2, "1"), (2, "2"), (3, "0"), (3, "1")]
+    assert found[5][1].startswith("3.mp4\nkills the process") and found[6:] == [(4, "0"), (4, "1"), (4, "2")]
+
+
+def test_a_key_at_which_a_worker_dies_without_reading_is_made_again_but_once(tmp_path: Path) -> None:
+    results = started(die_once, [tmp_path / name for name in ("never", "once", "always")], 1)
+    with pytest.raises(RunFailed, match=r"died twice at the same work \(exit status 5\)"):
+        for wanted in [f"{name} {number}" for name in ("never", "once") for number in range(4)]:
+            assert next(results) == wanted
+        assert [next(results), next(results)] == ["always 0", "always 1"]
+        next(results)
+    assert list(results) == []
+
+
+def test_an_idle_worker_that_is_killed_is_replaced() -> None:
+    results = started(squares, range(30), 2)
+    assert next(results)[0] == 0
+    for pid in children(os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+    assert [key for key, _ in results] == list(range(1, 30))
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "text"),
+    [
+        ([0, 2, 1], UserError, "two is wrong"),
+        ([0, 3, 1], BlockingIOError, "odd"),
+        ([0, 4, 1], RuntimeError, "Local: cannot be pickled"),
+    ],
+)
+def test_an_error_is_raised_in_its_turn_and_ends_the_workers(keys: list[int], error: Any, text: str) -> None:
+    results = started(fail, keys, 2)
+    assert next(results) == 0
+    with pytest.raises(error, match=text) as caught:
+        next(results)
+    assert "in fail" in str(caught.value.__cause__)
+    assert list(results) == [] and not children(os.getpid())
+    with pytest.raises(error if keys[1] != 4 else Exception, match=text.removeprefix("Local: ")):
+        list(started(fail, keys, 0))
+
+
+def test_what_a_worker_cannot_load_ends_it_with_an_error(capfd: pytest.CaptureFixture[str]) -> None:
+    make = Trap("kill", Path())
+    object.__setattr__(make, "folder", Unloadable())
+    with pytest.raises(RunFailed, match=r"died twice at the same work \(exit status 1\)"):
+        next(started(make, [0], 1))
+    assert "cannot be loaded" in capfd.readouterr().err
+
+
+# Their end.
+
+
+@pytest.mark.parametrize("way", ["close", "end", "forget"])
+def test_workers_end_with_their_results(way: str) -> None:
+    results = started(squares, range(10), 2)
+    assert next(results)[0] == 0 and len(children(os.getpid())) == 2
+    if way == "end":
+        assert len(list(results)) == 9
+    elif way == "close":
+        results.close()
+        assert list(results) == []
+        results.close()
+    else:
+        del results
+        gc.collect()
+    assert not children(os.getpid())
+
+
+_SCRIPT = """
+import os, pathlib, time
+from summit_train.core.workers import Workers
+from tests.core.work import Trap, Unreadable, squares
+results = Workers({make}, range(3, 1000), 2, error=Unreadable, seconds=600)
+{ask}
+print(open(f"/proc/self/task/{{os.getpid()}}/children").read(), flush=True)
+{ending}
+"""
+
+
+@pytest.mark.parametrize("ending", ["raise SystemExit(7)", "os.kill(os.getpid(), 9)", "os._exit(7)"])
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_workers_end_with_the_process_whatever_ends_it(is_busy: bool, ending: str, tmp_path: Path) -> None:
+    make, ask = "squares", "next(results)"
+    if is_busy:
+        make = f"Trap('hang', pathlib.Path({str(tmp_path)!r}))"
+        ask = f"while not os.path.exists({str(tmp_path / 'falls')!r}): time.sleep(0.01)"
+    script = _SCRIPT.format(make=make, ask=ask, ending=ending)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode in (7, -9) and done.stderr == ""
+    pids = list(map(int, done.stdout.split()))
+    assert len(pids) == 2 and until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def test_signals_to_a_job_reach_the_main_process_alone() -> None:
+    held = list[int]()
+    before = signal.signal(signal.SIGUSR1, lambda number, _: held.append(number))
+    try:
+        with started(squares_slower, range(40), 2) as results:
+            found = [next(results)]
+            os.kill(os.getpid(), signal.SIGUSR1)
+            for pid in children(os.getpid()):
+                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+                    os.kill(pid, number)
+            workers = children(os.getpid())
+            found += [next(results) for _ in range(20)]
+            assert children(os.getpid()) == workers
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert [key for key, _ in found] == list(range(21)) and held == [signal.SIGUSR1]

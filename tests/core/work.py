@@ -1,0 +1,121 @@
+"""What the workers of test_workers.py do. They import this module, so it is small."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from summit_train.core.errors import UserError
+from summit_train.core.workers import Reading
+
+
+class Unreadable(UserError):
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+
+
+def squares(key: int, reading: Reading) -> tuple[int, np.ndarray]:
+    return key, np.full(key * 1000, key * key, np.int32)
+
+
+def squares_slower(key: int, reading: Reading) -> tuple[int, np.ndarray]:
+    time.sleep(0.05 * (key % 3 == 0))
+    return squares(key, reading)
+
+
+def several(key: int, reading: Reading) -> Iterator[tuple[int, int]]:
+    for number in range(key):
+        yield key, number
+
+
+def modules(key: str, reading: Reading) -> list[str]:
+    return sorted(sys.modules)
+
+
+def fill(key: int, reading: Reading) -> np.ndarray:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, -1))
+    return np.zeros(key, np.uint8)
+
+
+@dataclass(frozen=True)
+class Trap:
+    """Reads its key, but what is 3 for it ends its process, or does not come back, or takes all memory."""
+
+    kind: str
+    folder: Path
+    several: bool = False
+
+    def __call__(self, key: int, reading: Reading) -> Any:
+        return self.blocks(key, reading) if self.several else self.result(key, reading)
+
+    def result(self, key: int, reading: Reading) -> tuple[int, str]:
+        try:
+            with reading(key, f"{key}.mp4"):
+                if key == 3:
+                    self.fall()
+        except Unreadable as error:
+            return key, str(error)
+        return key, "read"
+
+    def blocks(self, key: int, reading: Reading) -> Iterator[tuple[int, str]]:
+        for number in range(3):
+            try:
+                with reading(key, f"{key}.mp4"):
+                    if key == 3 and number == 2:
+                        self.fall()
+            except Unreadable as error:
+                yield key, str(error)
+                return
+            yield key, str(number)
+
+    def fall(self) -> None:
+        with (self.folder / "falls").open("a") as file:
+            file.write("x")
+        if self.kind == "hang":
+            time.sleep(1000)
+        if self.kind == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if self.kind == "memory":
+            np.ones(1 << 33, np.uint8)
+        if self.kind == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_once(key: Path, reading: Reading) -> Iterator[str]:
+    for number in range(4):
+        yield f"{key.name} {number}"
+        if number == 1 and key.name == "once" and not key.exists():
+            key.touch()
+            os._exit(5)
+        if number == 1 and key.name == "always":
+            os._exit(5)
+
+
+def fail(key: int, reading: Reading) -> int:
+    if key == 2:
+        raise UserError("two is wrong")
+    if key == 3:
+        raise BlockingIOError(7, "odd")
+    if key == 4:
+        raise type("Local", (Exception,), {})("cannot be pickled")
+    return key
+
+
+class Unloadable:
+    def __reduce__(self) -> Any:
+        return _unloadable, (os.getpid(),)
+
+
+def _unloadable(pid: int) -> None:
+    if pid != os.getpid():
+        raise ImportError("cannot be loaded")
