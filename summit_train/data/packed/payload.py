@@ -91,7 +91,7 @@ def _sample(
         return DecodeError(facts.path, error.reason)
     if not parts:
         return DecodeError(facts.path, "has one frame: flow is the motion from a frame to the next")
-    length = sum(map(len, parts))
+    length = sum(map(packed.size_of, parts))
     checksum = 0
     more = dict[str, Any]()
     pictures = list[tuple[int, int]]()
@@ -101,7 +101,7 @@ def _sample(
         for piece in chain.from_iterable(map(packed.pieces_of, parts)):
             checksum = zlib.crc32(piece, checksum)
     elif holder is None:
-        ends = list(accumulate(map(len, parts)))
+        ends = list(accumulate(map(packed.size_of, parts)))
         max_bytes = packed.MAX_PICTURES_BYTES
         is_jpeg = True
         for number, part in enumerate(parts):

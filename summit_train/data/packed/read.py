@@ -225,15 +225,18 @@ class ShardStore:
 
     def _fetch(self, clip: int, entry: _Entry, numbers: Sequence[int]) -> Iterator[tuple[str, bytes]]:
         """Yield the names and the bytes of the pictures `numbers`, which rise."""
+        if entry.shard in self._damaged:
+            shared = self._shared_store
+            yield from shared._fetch(clip, shared._entry(clip), numbers)
+            return
         try:
             pictures = self._pictures(entry, numbers)
         except _DamagedError as error:
             self._give_up(entry, error)
-            shared = self._shared_store
-            yield from shared._fetch(clip, shared._entry(clip), numbers)
-        else:
-            for number in numbers:
-                yield f"{entry.name}, picture {number}", pictures[number]
+            yield from self._fetch(clip, entry, numbers)
+            return
+        for number in numbers:
+            yield f"{entry.name}, picture {number}", pictures[number]
 
     def _pictures(self, entry: _Entry, numbers: Sequence[int]) -> dict[int, bytes]:
         """Return the bytes of the pictures `numbers`, which rise; those that are close are read together."""

@@ -172,7 +172,7 @@ class VideoClip(DecodedClip):
             return
         if self._can_jump:
             # Where a seek does not lead to the packets of the index, the file is read up to them.
-            for seeks in (True, False) if self._video.index else (False,):
+            for seeks in (False,) if self._video.index is None else (True, False):
                 # Decoding from the start decides: it gives the frames, or the error at its right place.
                 with suppress(DecodeError):
                     yield from frames_by_jumps(self._video, wanted, self.num_frames, self._budget, seeks=seeks)
@@ -192,9 +192,10 @@ class VideoClip(DecodedClip):
 
     def _from_start(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
         """Yield the wanted frames. Raises ChooseAgain if the video turns out to have another number of frames."""
+        chosen = frozenset(wanted)
         num_seen = 0
         for frame in every_frame(self._video, self._budget):
-            if num_seen in wanted:
+            if num_seen in chosen:
                 check_whole(self._video.name, num_seen, frame)
                 yield num_seen, frame
             num_seen += 1
