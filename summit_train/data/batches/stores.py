@@ -40,12 +40,9 @@ class FlowClip(DerivedClip):
         num_fields = self.video.num_frames // 2
         return num_fields if self.sampling == "dense" else max(1, num_fields - self.length + 1)
 
-    def size(self, frames: Numbers) -> tuple[int, int]:
-        return self.video.size(self._pictures_of(frames))
-
     def read(self, frames: Numbers, views: Sequence[View]) -> Frames:
         """Read K clips in C views: uint8 (K * C, T, height, width, 2 * length)."""
-        grey = self.video.read(self._pictures_of(frames), views)[..., 0]
+        grey = super().read(frames, views)[..., 0]
         stacked = grey.reshape(len(grey), -1, 2 * self.length, *grey.shape[2:])
         for number, view in enumerate(views):
             if view.flip:
@@ -53,7 +50,7 @@ class FlowClip(DerivedClip):
                 across[:] = mirrored_x(across)
         return np.ascontiguousarray(np.moveaxis(stacked, 2, -1))
 
-    def _pictures_of(self, frames: Numbers) -> Numbers:
+    def _in_video(self, frames: Numbers) -> Numbers:
         """Return the pictures (K, 2 * length * T) of frames (K, T)."""
         last = self.video.num_frames // 2 - 1
         fields = np.minimum(frames[..., None] + np.arange(self.length, dtype=np.int64), last)

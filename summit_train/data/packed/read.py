@@ -21,8 +21,7 @@ from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.reading import PACK_FILE, load_column
 from summit_train.data.packed import format as packed
 from summit_train.data.packed.format import Facts, Pack, StoredFile, facts_of, picture_checksum, read_pack
-from summit_train.data.video.augment import View
-from summit_train.data.video.clips import DerivedClip, Frames, Numbers, OpenClip, PictureClip, SpanClip, VideoClip
+from summit_train.data.video.clips import DerivedClip, Numbers, OpenClip, PictureClip, SpanClip, VideoClip
 from summit_train.data.video.films import Films, is_film
 from summit_train.data.video.source import LIMITS, DecodeError, Encoded, Limits
 
@@ -75,11 +74,11 @@ class _ThinnedClip(DerivedClip):
     def num_frames(self) -> int:
         return self.thinned_from
 
-    def size(self, frames: Numbers) -> tuple[int, int]:
-        return self.whole_size if any(self.whole_size) else self.video.size(frames // self.every)
+    def _in_video(self, frames: Numbers) -> Numbers:
+        return frames // self.every
 
-    def read(self, frames: Numbers, views: Sequence[View]) -> Frames:
-        return self.video.read(frames // self.every, views)
+    def size(self, frames: Numbers) -> tuple[int, int]:
+        return self.whole_size if any(self.whole_size) else super().size(frames)
 
     def shown(self, frames: Numbers) -> Numbers:
         return frames // self.every * self.every

@@ -269,6 +269,16 @@ class DerivedClip(OpenClip):
     def num_frames(self) -> int:
         return self.video.num_frames
 
+    def _in_video(self, frames: Numbers) -> Numbers:
+        """Return the numbers that these frames have in the other one."""
+        return frames
+
+    def size(self, frames: Numbers) -> tuple[int, int]:
+        return self.video.size(self._in_video(frames))
+
+    def read(self, frames: Numbers, views: Sequence[View]) -> Frames:
+        return self.video.read(self._in_video(frames), views)
+
 
 @dataclass(frozen=True)
 class SpanClip(DerivedClip):
@@ -281,11 +291,8 @@ class SpanClip(DerivedClip):
     def num_frames(self) -> int:
         return len(self.span.frames(self.name, self.video.num_frames))
 
-    def size(self, frames: Numbers) -> tuple[int, int]:
-        return self.video.size(self.span.start + frames)
-
-    def read(self, frames: Numbers, views: Sequence[View]) -> Frames:
-        return self.video.read(self.span.start + frames, views)
+    def _in_video(self, frames: Numbers) -> Numbers:
+        return self.span.start + frames
 
 
 @dataclass(frozen=True)
