@@ -16,7 +16,7 @@ from summit_train.data.video.clips import ArrayClip, ChooseAgain, DerivedClip, R
 from summit_train.data.video.decode import NumberedFrame
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.region import Region
-from summit_train.data.video.source import DecodeError, Encoded
+from summit_train.data.video.source import DecodeError, Encoded, Limits
 from summit_train.data.video.span import Span
 from tests.data.clips import all_of, as_film
 
@@ -58,6 +58,28 @@ def test_later_reads_decode_on_and_jump_back(video: Encoded, monkeypatch: pytest
         for numbers in ([0, 23], [0, 1, 2], [3, 4], [9, 23], [1, 2]):
             assert _numbers(opened.read(np.array([numbers]), [all_of(48, 32)])) == [numbers]
     assert begun == ["start"]
+
+
+def test_a_later_read_far_ahead_jumps(video: Encoded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clips, "_MAX_SKIPPED_FRAMES", 10)
+    jumps, by_jumps = list[list[int]](), clips.frames_by_jumps
+    monkeypatch.setattr(clips, "frames_by_jumps", lambda *a, **k: jumps.append(a[1]) or by_jumps(*a, **k))
+    with VideoClip(video, NUM_FRAMES) as opened:
+        for numbers in ([20], [1, 2], [12], [23], [22]):
+            assert _numbers(opened.read(np.array([numbers]), [all_of(48, 32)])) == [numbers]
+    assert jumps == [[20], [23]]
+
+
+def test_each_read_after_the_first_has_its_own_seconds(video: Encoded) -> None:
+    frames, views = np.array([[3]]), [all_of(48, 32)]
+    with VideoClip(video, NUM_FRAMES, Limits(seconds=1000)) as opened:
+        for _ in range(3):
+            assert _numbers(opened.read(frames, views)) == [[3]]
+            opened._budget.began -= 1000
+    with VideoClip(video, NUM_FRAMES, Limits(seconds=1000)) as opened:
+        opened._budget.began -= 1000
+        with pytest.raises(DecodeError, match="takes longer than 1000 s to read"):
+            opened.read(frames, views)
 
 
 @pytest.mark.parametrize("claimed", [NUM_FRAMES + 6, 2 * NUM_FRAMES])
