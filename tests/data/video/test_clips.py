@@ -48,16 +48,19 @@ def test_a_read_goes_on_from_the_frame_whose_size_was_asked_for(
         assert opened.num_frames == NUM_FRAMES
         assert opened.size(frames) == (48, 32)
         assert _numbers(opened.read(frames, [all_of(48, 32)])) == frames.tolist()
-    assert begun == ["start" if num_frames is None else "jumps"]
+        assert begun == ["start" if num_frames is None else "jumps"]
+        assert _numbers(opened.read(frames, [all_of(48, 32)])) == frames.tolist()
 
 
 def test_later_reads_decode_on_and_jump_back(video: Encoded, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, every_frame = list[str](), clips.every_frame
+    begun = list[object]()
+    by_jumps, every_frame = clips.frames_by_jumps, clips.every_frame
+    monkeypatch.setattr(clips, "frames_by_jumps", lambda *a, **k: begun.append(a[1]) or by_jumps(*a, **k))
     monkeypatch.setattr(clips, "every_frame", lambda *a: begun.append("start") or every_frame(*a))
     with VideoClip(video, NUM_FRAMES) as opened:
         for numbers in ([0, 23], [0, 1, 2], [3, 4], [9, 23], [1, 2]):
             assert _numbers(opened.read(np.array([numbers]), [all_of(48, 32)])) == [numbers]
-    assert begun == ["start"]
+    assert begun == [[0, 23], "start", [1, 2]]
 
 
 def test_a_later_read_far_ahead_jumps(video: Encoded, monkeypatch: pytest.MonkeyPatch) -> None:
