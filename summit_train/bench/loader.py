@@ -44,12 +44,12 @@ _WARM_UP = 3  # batches of each worker before the clock starts
 PARTS = {
     "read": ("core/files.py:", "video/source.py:", "packed/read.py:"),
     "open": ("decode.py:open_video",),
-    "decode": ("decode.py:_jumped", "decode.py:every_frame", "clips.py:decode_picture"),
+    "decode": ("decode.py:_jumped", "decode.py:every_frame", "pictures.py:decode_picture"),
     "demux": ("video/decode.py:",),
     "scale": ("render.py:_scaled",),
     "crop": ("render.py:", "augment.py:cut"),
     "sample": ("core/rng.py:", "video/augment.py:"),
-    "collate": ("clips.py:_clip_by_clip", "loader.py:_padded"),
+    "collate": ("clips.py:read", "loader.py:_padded"),
     "share": ("workers.py:shared",),
 }
 
