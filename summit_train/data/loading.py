@@ -38,7 +38,7 @@ class Store(Protocol):
         """Open a clip; numbers count its own frames, in the order in which they are stored. Raises DecodeError."""
 
 
-class Shown(NamedTuple):
+class Decoded(NamedTuple):
     """K clips of a video in C views, and what they were cut from and by.
 
     pixels: uint8 (K * C, T, height, width, channels), clip by clip. frames: their numbers in the video, int64 (K, T).
@@ -73,16 +73,16 @@ class Block(NamedTuple):
     num_chosen: int
 
 
-def show(store: Store, clip: int, sample: Sample, crop: Crop) -> Shown:
+def read_clip(store: Store, clip: int, sample: Sample, crop: Crop) -> Decoded:
     """Read the clips that `sample` and `crop` choose of a clip of a list. Raises DecodeError."""
     manifest = store.manifest
     with store.open(clip) as opened:
-        shown = show_open(opened, sample, crop, is_reversed=manifest.is_reversed(clip))
-    return shown._replace(frames=manifest.span(clip).start + shown.frames)
+        decoded = read_open(opened, sample, crop, is_reversed=manifest.is_reversed(clip))
+    return decoded._replace(frames=manifest.span(clip).start + decoded.frames)
 
 
-def show_open(opened: OpenClip, sample: Sample, crop: Crop, *, is_reversed: bool = False) -> Shown:
-    """Read an open clip as `show` does, its own frames numbered from 0.
+def read_open(opened: OpenClip, sample: Sample, crop: Crop, *, is_reversed: bool = False) -> Decoded:
+    """Read an open clip as `read_clip` does, its own frames numbered from 0.
 
     Where the container was wrong about the length, all is chosen again.
     """
@@ -96,7 +96,7 @@ def show_open(opened: OpenClip, sample: Sample, crop: Crop, *, is_reversed: bool
             pixels = opened.read(frames, views)
         except ChooseAgain:
             continue
-        return Shown(pixels, opened.shown(frames), views, num_frames, size)
+        return Decoded(pixels, opened.stored(frames), views, num_frames, size)
 
 
 def training_clip(
@@ -124,12 +124,12 @@ def training_clip(
         return [train_view(data, width, height, rng.key(seed, "augment", *turn)) for turn in turns]
 
     with reading:
-        shown = show(store, clip, sample, crop)
-    pixels = shown.pixels
+        decoded = read_clip(store, clip, sample, crop)
+    pixels = decoded.pixels
     for vary, purpose, numbers in variations:
         generators = [rng.key(seed, purpose, *numbers, *turn) for turn in turns]
         pixels = np.stack([vary(view, generator) for view, generator in zip(pixels, generators, strict=True)])
-    return pixels, shown.targets(store.manifest, clip)
+    return pixels, decoded.targets(store.manifest, clip)
 
 
 def whole_video(store: Store, video: int, sample: Sample, crop: Crop, size: int, begin: int = 0) -> Iterator[Block]:
@@ -149,12 +149,12 @@ def whole_video(store: Store, video: int, sample: Sample, crop: Crop, size: int,
         return (frames if len(frames) <= size else frames[[0, -1]])[None]
 
     with store.open(video) as opened:
-        shown = show_open(opened, edges, crop, is_reversed=is_reversed)
-        frames = chosen(shown.num_frames)
+        decoded = read_open(opened, edges, crop, is_reversed=is_reversed)
+        frames = chosen(decoded.num_frames)
         if len(frames) <= size:
-            yield Block(shown.pixels, frames, shown.num_frames, shown.size, len(frames))
+            yield Block(decoded.pixels, frames, decoded.num_frames, decoded.size, len(frames))
             return
         for start in range(begin, len(frames), size):
             played = frames[start : start + size]
-            stored = shown.num_frames - 1 - played if is_reversed else played
-            yield Block(opened.read(stored[None], shown.views), played, shown.num_frames, shown.size, len(frames))
+            stored = decoded.num_frames - 1 - played if is_reversed else played
+            yield Block(opened.read(stored[None], decoded.views), played, decoded.num_frames, decoded.size, len(frames))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.data.dataset import Dataset
-from summit_train.data.loading import Crop, Sample, Store, show
+from summit_train.data.loading import Crop, Sample, Store, read_clip
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.video.clips import Frames
 from summit_train.data.video.encode import jpeg
@@ -48,9 +48,9 @@ def film(frames: Frames) -> Film:
 
 def seen(store: Store, sample: Sample, crop: Crop, clip: int) -> Seen:
     """Return the view of a clip in chosen frames. Raises DecodeError."""
-    shown = show(store, clip, sample, crop)
-    targets = shown.targets(store.manifest, clip)
-    return shown.pixels[0], targets[0] if targets else None
+    decoded = read_clip(store, clip, sample, crop)
+    targets = decoded.targets(store.manifest, clip)
+    return decoded.pixels[0], targets[0] if targets else None
 
 
 class Videos:
@@ -75,7 +75,7 @@ class Videos:
         try:
             if place >= len(listed) or clip != listed.clip(place):
                 raise UserError(f"{listed.source}: has changed since the evaluation; {clip} is in another place")
-            shown = show(self._store, place, sample, crop)
-            return replace(film(shown.pixels[0]), stored_size=shown.size)
+            decoded = read_clip(self._store, place, sample, crop)
+            return replace(film(decoded.pixels[0]), stored_size=decoded.size)
         except (UserError, OSError) as error:
             return Film(reason=str(error))

@@ -11,7 +11,7 @@ import av
 import numpy as np
 import pytest
 
-from summit_train.data.loading import Crop, Sample, Store, show_open
+from summit_train.data.loading import Crop, Sample, Store, read_open
 from summit_train.data.video import films, stream
 from summit_train.data.video.augment import View
 from summit_train.data.video.clips import Frames, VideoClip
@@ -42,14 +42,14 @@ def _single(sample: Sample, view_of: ViewOf) -> tuple[Sample, Crop]:
 
 def read_clip(video: Video, sample: Sample, view_of: ViewOf, num_frames: int | None = None, **how: Any) -> Frames:
     with VideoClip(encoded(video), num_frames, **how) as opened:
-        clip: Frames = show_open(opened, *_single(sample, view_of)).pixels[0]
+        clip: Frames = read_open(opened, *_single(sample, view_of)).pixels[0]
     return clip
 
 
 def stored_clip(store: Store, clip: int, sample: Sample, view_of: ViewOf) -> Frames:
     """The frames that are chosen of a clip, numbered in the order in which they are stored."""
     with store.open(clip) as opened:
-        found: Frames = show_open(opened, *_single(sample, view_of)).pixels[0]
+        found: Frames = read_open(opened, *_single(sample, view_of)).pixels[0]
     return found
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from summit_train.core import rng
-from summit_train.data.loading import Store, show, training_clip, whole_video
+from summit_train.data.loading import Store, read_clip, training_clip, whole_video
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.video.augment import View, train_frames, train_view
@@ -50,7 +50,7 @@ def _whole(width: int, height: int) -> list[View]:
 def test_frames_are_chosen_in_order_of_playing_and_numbered_in_the_video(
     store: Store, clip: int, num_frames: int, shown: list[int]
 ) -> None:
-    found = show(store, clip, lambda number: np.array([[0, 1, number - 1]]), _whole)
+    found = read_clip(store, clip, lambda number: np.array([[0, 1, number - 1]]), _whole)
     assert (found.num_frames, found.size, found.views) == (num_frames, (WIDTH, HEIGHT), _whole(WIDTH, HEIGHT))
     assert found.frames.tolist() == [shown] and _numbers(found.pixels[0]) == shown
     assert found.targets(store.manifest, clip) == []

@@ -28,7 +28,7 @@ from summit_train.data.loading import (
     Store,
     Targets,
     Variation,
-    show,
+    read_clip,
     training_clip,
     whole_video,
 )
@@ -202,12 +202,12 @@ def _test_batch(data: DataSpec, store: Store, num_clips: int, crop: Crop, video:
 
     try:
         with reading(video, store.manifest.path(video)):
-            shown = show(store, video, sample, crop)
+            decoded = read_clip(store, video, sample, crop)
     except DecodeError as error:
         if data.on_bad_clip == "fail":
             raise
         return TestBatch(video, torch.zeros(0, dtype=torch.uint8), BadClip(video, error.path, error.reason, None))
-    return TestBatch(video, torch.from_numpy(shown.pixels), frames=shown.frames)
+    return TestBatch(video, torch.from_numpy(decoded.pixels), frames=decoded.frames)
 
 
 # Whole videos of a test, from the first frame to the last, in bounded memory: each is read by one worker, in one pass

@@ -80,7 +80,7 @@ class _ThinnedClip(DerivedClip):
     def size(self, frames: Numbers) -> tuple[int, int]:
         return self.whole_size if any(self.whole_size) else super().size(frames)
 
-    def shown(self, frames: Numbers) -> Numbers:
+    def stored(self, frames: Numbers) -> Numbers:
         return frames // self.every * self.every
 
 

@@ -82,7 +82,7 @@ class OpenClip:
         """
         raise NotImplementedError
 
-    def shown(self, frames: Numbers) -> Numbers:
+    def stored(self, frames: Numbers) -> Numbers:
         """Return the numbers of the frames that `read` gives for these: others where only every n-th is stored."""
         return frames
 

@@ -15,7 +15,7 @@ import pytest
 from summit_train.data.batches import loader
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import open_store
-from summit_train.data.loading import Store, show
+from summit_train.data.loading import Store, read_clip
 from summit_train.data.manifest import Manifest
 from summit_train.data.video import augment
 from summit_train.data.video.clips import OpenClip
@@ -145,4 +145,4 @@ def test_the_run_goes_on_without_a_clip_that_ends_or_holds_its_reader(
 def test_a_clip_that_takes_too_long_names_the_key_and_the_way_out(manifest: Manifest) -> None:
     store = open_store(data_spec(clip_seconds=1e-6), manifest)
     with pytest.raises(DecodeError, match=r"longer than 1e-06 s to read; raise data\.clip_seconds, .*data index"):
-        show(store, 0, lambda n: np.array([[n - 1]]), lambda w, h: augment.test_views(24, 1, w, h))
+        read_clip(store, 0, lambda n: np.array([[n - 1]]), lambda w, h: augment.test_views(24, 1, w, h))

@@ -13,7 +13,7 @@ import pytest
 from summit_train.core import rng
 from summit_train.core.errors import UserError
 from summit_train.data.batches.stores import Store, open_store
-from summit_train.data.loading import show
+from summit_train.data.loading import read_clip
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import read as store_module
@@ -49,14 +49,14 @@ def _test_views(store: Store, clip: int) -> Frames:
     def choose(num_frames: int) -> np.ndarray:
         return augment.test_frames("uniform", num_frames, 4, 1, 3)
 
-    return show(store, clip, choose, lambda w, h: augment.test_views(24, 3, w, h)).pixels
+    return read_clip(store, clip, choose, lambda w, h: augment.test_views(24, 3, w, h)).pixels
 
 
 def test_of_every_nth_frame_the_one_before_is_taken(raw: FileStore, pack_set: PackSet) -> None:
     packed = _open(pack_set(kind="jpeg", every=5, quality=95), frame_stride=5)
     for frame in range(NUM_FRAMES):
         ours, files = (
-            show(store, 1, lambda n, f=f: np.array([[f]]), lambda w, h: augment.test_views(40, "full", w, h))
+            read_clip(store, 1, lambda n, f=f: np.array([[f]]), lambda w, h: augment.test_views(40, "full", w, h))
             for store, f in ((packed, frame), (raw, frame // 5 * 5))
         )
         assert np.abs(ours.pixels.astype(int) - files.pixels).mean() < 12

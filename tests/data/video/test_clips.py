@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from av.video.frame import VideoFrame
 
-from summit_train.data.loading import show_open
+from summit_train.data.loading import read_open
 from summit_train.data.video import clips
 from summit_train.data.video.augment import View
 from summit_train.data.video.clips import ArrayClip, ChooseAgain, DerivedClip, RegionClip, SpanClip, VideoClip
@@ -31,7 +31,7 @@ def video(tmp_path: Path) -> Encoded:
 
 
 def _numbers(pixels: np.ndarray) -> list[list[int]]:
-    """Which frames of PIXELS are shown."""
+    """Which frames of PIXELS are decoded."""
     return np.rint(pixels.mean((2, 3, 4)) / 10).astype(int).tolist()
 
 
@@ -100,9 +100,9 @@ def test_a_wrong_number_of_frames_misleads_once(tmp_path: Path, video: Encoded, 
         opened.read(np.array([[0, claimed - 1]]), [all_of(48, 32)])
     asked = list[int]()
     with SpanClip(VideoClip(video, claimed), Span(2), "a.mp4") as span:
-        shown = show_open(span, lambda n: asked.append(n) or np.array([[0, n - 1]]), lambda w, h: [all_of(w, h)])
+        decoded = read_open(span, lambda n: asked.append(n) or np.array([[0, n - 1]]), lambda w, h: [all_of(w, h)])
     assert asked == [claimed - 2, NUM_FRAMES - 2]
-    assert (shown.num_frames, shown.frames.tolist(), _numbers(shown.pixels)) == (22, [[0, 21]], [[2, 23]])
+    assert (decoded.num_frames, decoded.frames.tolist(), _numbers(decoded.pixels)) == (22, [[0, 21]], [[2, 23]])
     with SpanClip(VideoClip(video, claimed), Span(2, NUM_FRAMES + 1), "a.mp4") as span:
         with pytest.raises(ChooseAgain):
             span.size(last - 3)
@@ -127,15 +127,15 @@ def test_frames_of_another_size_after_a_jump_that_failed_are_cropped_anew(
         return [all_of(width, height)]
 
     with VideoClip(video, NUM_FRAMES) as opened:
-        shown = show_open(opened, lambda n: np.array([[5, 6]]), crop)
+        decoded = read_open(opened, lambda n: np.array([[5, 6]]), crop)
     assert sizes == [(40, 20), (48, 32)]
-    assert (shown.size, shown.pixels.shape, _numbers(shown.pixels)) == ((48, 32), (1, 2, 32, 48, 3), [[5, 6]])
+    assert (decoded.size, decoded.pixels.shape, _numbers(decoded.pixels)) == ((48, 32), (1, 2, 32, 48, 3), [[5, 6]])
 
 
 def test_a_clip_played_backwards_is_chosen_in_order_of_playing() -> None:
     with ArrayClip(PIXELS) as opened:
-        shown = show_open(opened, lambda n: np.array([[0, 1, n - 1]]), lambda w, h: [all_of(w, h)], is_reversed=True)
-    assert shown.frames.tolist() == _numbers(shown.pixels) == [[23, 22, 0]]
+        decoded = read_open(opened, lambda n: np.array([[0, 1, n - 1]]), lambda w, h: [all_of(w, h)], is_reversed=True)
+    assert decoded.frames.tolist() == _numbers(decoded.pixels) == [[23, 22, 0]]
 
 
 @pytest.mark.parametrize("numbers", [[], [-1], [NUM_FRAMES]])

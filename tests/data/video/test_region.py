@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from summit_train.core.errors import UserError
-from summit_train.data.loading import show
+from summit_train.data.loading import read_clip
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.video.augment import test_views as evaluation_views
@@ -45,10 +45,10 @@ def test_a_region_has_the_pixels_of_a_picture_that_was_cut(tmp_path: Path, crops
     store = FileStore(_listed(tmp_path, "whole,0,5,7,41,27", "cut,0,,,,"), str(tmp_path))
     for side in (27, 40, 16):  # as it is, scaled up, scaled down
         views_of = lambda width, height, side=side: evaluation_views(side, crops, width, height)  # noqa: E731
-        clips = [show(store, number, lambda n: _all(n)[None], views_of).pixels for number in (0, 1)]
+        clips = [read_clip(store, number, lambda n: _all(n)[None], views_of).pixels for number in (0, 1)]
         assert np.array_equal(*clips)
         mirrored = lambda width, height, of=views_of: [replace(one, flip=True) for one in of(width, height)]  # noqa: E731
-        assert np.array_equal(show(store, 0, lambda n: _all(n)[None], mirrored).pixels, clips[0][:, :, :, ::-1])
+        assert np.array_equal(read_clip(store, 0, lambda n: _all(n)[None], mirrored).pixels, clips[0][:, :, :, ::-1])
 
 
 @pytest.mark.parametrize("rotation", [0, 90, 180])
