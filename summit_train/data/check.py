@@ -22,8 +22,8 @@ from summit_train.data.manifest import Manifest, ManifestRow, read_manifest
 from summit_train.data.manifest.folders import folder_table
 from summit_train.data.manifest.reading import read_rows
 from summit_train.data.manifest.tables import is_video
-from summit_train.data.video.clips import holds_pictures, probe_folder
 from summit_train.data.video.films import Films, is_film
+from summit_train.data.video.pictures import holds_pictures, probe_folder
 from summit_train.data.video.source import NO_HURRY, DecodeError, VideoInfo, load_video
 from summit_train.data.video.stream import probe
 

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.own_parts import OwnPart
-from summit_train.data.batches.loader import Batches, Draw, MicroBatch, TrainingClips, training_batches
+from summit_train.data.batches.loader import Batches, MicroBatch, TrainingClips, training_batches
 from summit_train.data.batches.order import Classes, Order
 from summit_train.data.batches.spans import SpanStore
-from summit_train.data.batches.stores import Store, open_store
+from summit_train.data.batches.stores import open_store
+from summit_train.data.loading import Draw, Store
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.overlap import Leaks, shared_clips
 from summit_train.data.manifest.reading import check_same_classes
