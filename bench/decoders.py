@@ -24,7 +24,7 @@ from summit_train.bench.measure import in_turn, spread
 from summit_train.core.machine import keep_freed_frames
 from summit_train.core.result import TextTable
 from summit_train.data.video.augment import View, scaled_size
-from summit_train.data.video.clips import read_views
+from summit_train.data.video.clips import VideoClip
 from summit_train.data.video.decode import every_frame
 from summit_train.data.video.source import NO_HURRY, Budget, load_video
 
@@ -42,7 +42,7 @@ def cropped(pictures: Any) -> Any:
 def with_summit_train(video: Video, wanted: Sequence[int]) -> Any:
     path, num_frames, size = video
     view = View(*size, *((side - CROP) // 2 for side in size), CROP, CROP)
-    return read_views(load_video(path, None), lambda _: np.array([wanted]), lambda *_: [view], num_frames).views[0]
+    return VideoClip(load_video(path, None), num_frames).read(np.array([wanted]), [view])[0]
 
 
 def with_pyav(video: Video, wanted: Sequence[int]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from summit_train.core.checkpoints import checkpoint_path
+from summit_train.core.run_folder import checkpoint_path
 from summit_train.core.saved import Bound, load_checkpoint
 from summit_train.training.checkpoint import save_checkpoint
 

@@ -22,7 +22,7 @@ FLOORS = (
     "inference", "cluster", "bench", "sweep", "cli", "__main__",
 )  # fmt: skip
 # The rooms of data/, likewise; data.motion stands beside them.
-DATA_ROOMS = ("video", "manifest", "check", "packed", "batches", "dataset", "bad_clips")
+DATA_ROOMS = ("video", "manifest", "loading", "check", "packed", "batches", "dataset", "bad_clips")
 # A feature is a folder that no other module imports.
 FEATURES = ("inference.cam", "inference.export", "inference.stream")
 
@@ -34,7 +34,7 @@ OWNERS = {
     "torch.distributed": {"core.comm.rendezvous", "core.comm.torch_world"},
     "av": {"data.video"},
     "cv2": {"data.video.flow"},
-    "PIL": {"data.video.clips", "data.video.encode", "data.video.rand_augment"},
+    "PIL": {"data.video.pictures", "data.video.encode", "data.video.rand_augment"},
     "mlflow": {"report.sinks"},
     "onnx": {"inference.export.onnx_file"},
     "onnxruntime": {"inference.export.onnx_file"},

@@ -27,8 +27,9 @@ from summit_train.core.text import counted
 from summit_train.core.workers import Page
 from summit_train.data.batches.loader import Batches, MicroBatch, TrainingClips, training_batches
 from summit_train.data.batches.order import Order
-from summit_train.data.batches.stores import FlowStore, Store, open_store
+from summit_train.data.batches.stores import FlowStore, open_store
 from summit_train.data.dataset import Dataset
+from summit_train.data.loading import Store
 from summit_train.data.manifest import Manifest, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed.format import OPTIONS, Packing
@@ -43,12 +44,12 @@ _WARM_UP = 3  # batches of each worker before the clock starts
 PARTS = {
     "read": ("core/files.py:", "video/source.py:", "packed/read.py:"),
     "open": ("decode.py:open_video",),
-    "decode": ("decode.py:_jumped", "decode.py:every_frame", "clips.py:decode_picture"),
+    "decode": ("decode.py:_jumped", "decode.py:every_frame", "pictures.py:decode_picture"),
     "demux": ("video/decode.py:",),
     "scale": ("render.py:_scaled",),
     "crop": ("render.py:", "augment.py:cut"),
     "sample": ("core/rng.py:", "video/augment.py:"),
-    "collate": ("clips.py:_clip_by_clip", "loader.py:_padded"),
+    "collate": ("clips.py:read", "loader.py:_padded"),
     "share": ("core/workers.py:",),
 }
 

@@ -25,7 +25,7 @@ from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.reading import check_same_classes
 from summit_train.data.packed.format import read_pack
-from summit_train.data.video.augment import test_frames, test_views
+from summit_train.data.video.augment import View, test_frames, test_views
 from summit_train.data.video.clips import Frames
 from summit_train.data.video.encode import scaled
 from summit_train.data.video.source import DecodeError
@@ -111,9 +111,14 @@ def _whole(args: argparse.Namespace) -> _Clips:
         packing = read_pack(manifest.source).packing
         data = data.model_copy(update={"modality": packing.modality, "region": packing.region})
     store = open_store(data, manifest)
-    frames_of = lambda number: test_frames("uniform", number, args.frames, 1, 1)  # noqa: E731
-    views_of = lambda width, height: test_views(min(pixels, width, height), "full", width, height)  # noqa: E731
-    see = partial(seen, store, frames_of, views_of)
+
+    def sample(num_frames: int) -> NDArray[np.int64]:
+        return test_frames("uniform", num_frames, args.frames, 1, 1)
+
+    def crop(width: int, height: int) -> list[View]:
+        return test_views(min(pixels, width, height), "full", width, height)
+
+    see = partial(seen, store, sample, crop)
     what = "Whole frames" if data.modality == "rgb" else "The x of whole fields of optical flow"
     return _Clips(manifest, np.arange(len(manifest)), see, f"{what}, evenly spaced.")
 
@@ -179,11 +184,14 @@ def _in_validation(args: argparse.Namespace) -> _Clips:
             scores[clip] = float(right[place, own]), text
     if not scores:
         raise UserError(f"{args.manifest}: has none of the videos that {args.run} has scored; give its data.val")
-    frames_of = lambda number: test_frames(data.sampling, number, data.num_frames, data.frame_stride, 1)  # noqa: E731
-    views_of = partial(test_views, spec.evaluate.short_side, 1, long_side=data.long_side)
+
+    def sample(num_frames: int) -> NDArray[np.int64]:
+        return test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, 1)
+
+    crop = partial(test_views, spec.evaluate.short_side, 1, long_side=data.long_side)
     how = f"As {args.run} validates them" if spec.evaluate.mode == "clips" else f"A clip of each stream of {args.run}"
     how += f"; the lowest scores of {found.path.name} first."
-    see = partial(seen, dataset.store, frames_of, views_of)
+    see = partial(seen, dataset.store, sample, crop)
     return _Clips(dataset.manifest, np.array(list(scores), np.int64), see, how, scores)
 
 

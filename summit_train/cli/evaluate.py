@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from summit_train.core.checkpoints import CheckpointError, best_checkpoint
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.device import choose_device
 from summit_train.core.errors import UserError
@@ -25,6 +24,7 @@ from summit_train.core.files import check_output, figure_path, read_file, write_
 from summit_train.core.machine import warn_untested
 from summit_train.core.progress import watched
 from summit_train.core.result import Result, TextTable, tell
+from summit_train.core.run_folder import CheckpointError, best_checkpoint
 from summit_train.core.saved import peek
 from summit_train.core.session import session
 from summit_train.core.text import counted, from_json, percent

@@ -12,11 +12,11 @@ from typing import Any
 
 from summit_train.cli.evaluate import accuracy_result
 from summit_train.cluster.node_check import check_nodes
-from summit_train.core.checkpoints import find_checkpoints
 from summit_train.core.comm.launch import this_launch
 from summit_train.core.errors import AgreedError, RunFailed, UserError
 from summit_train.core.files import write_text
 from summit_train.core.result import Result, say, tell
+from summit_train.core.run_folder import find_checkpoints
 from summit_train.core.session import leave_reason
 from summit_train.core.text import duration
 from summit_train.core.watch import Stopped, StopRequest, leave_if_asked

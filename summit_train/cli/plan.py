@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from summit_train.cluster.estimate import check_ranks, estimate
 from summit_train.cluster.site import Site, load_site, load_spec_on, parse_walltime
-from summit_train.core.checkpoints import CheckpointError, find_checkpoints
 from summit_train.core.errors import UserError
 from summit_train.core.result import Result, TextTable, show, warn
+from summit_train.core.run_folder import CheckpointError, find_checkpoints
 from summit_train.core.text import binary_size, counted, share
 from summit_train.plan import Plan, averages_per_epoch, make_plan, sample_learning_rates
 from summit_train.spec import Spec, own_parts

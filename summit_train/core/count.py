@@ -64,7 +64,7 @@ class Count:
 
     @property
     def gradient_bytes(self) -> int:
-        """Return what one rank gives to the allreduce of a step, in fp32."""
+        """Return the bytes that one rank sends into the allreduce of a step, in fp32."""
         return 4 * self.trained_parameters
 
     @property

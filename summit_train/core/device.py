@@ -34,7 +34,7 @@ def choose_device(world: World) -> torch.device:
 
 
 def environment(world: World, device: torch.device, hosts: Sequence[str], kernels: str) -> dict[str, Any]:
-    """Return what a person needs to trust or repeat a run's figures. hosts: every rank's. kernels: their CPU level."""
+    """Return the versions and the machine that a run's figures belong to. hosts: every rank's. kernels: CPU level."""
     versions = {}
     for package in _PACKAGES:
         try:

@@ -58,7 +58,7 @@ def exit_status(error: BaseException) -> int:
 
 
 def describe(error: BaseException) -> str:
-    """Return the one line of an error, or the traceback of a bug. A value that makes it too long is cut."""
+    """Return an error's line, or the traceback of a bug. A value that makes it too long is cut."""
     if is_bug(error):
         return "".join(traceback.format_exception(error)).rstrip()
     if _too_many_files(error):

@@ -41,7 +41,7 @@ def free_memory() -> float:
 
 
 def _free_in_groups(process: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> list[float]:
-    """Return what the limit of each control group leaves (version 1 and 2), cached files counted as free."""
+    """Return the bytes that each control group has left (version 1 and 2), cached files counted as free."""
     found = []
     for line in process.read_text(encoding="utf-8").splitlines() if process.is_file() else []:
         _, kind, path = line.split(":", 2)
@@ -130,7 +130,7 @@ def _mallopt(options: dict[int, int]) -> bool:
 
 
 def untested(torch_version: str) -> str:
-    """Return what to say of a PyTorch that is older or newer than those that were tested, "" of any other."""
+    """Return a warning of a PyTorch that is older or newer than those that were tested, "" for any other."""
     first, last, this = ([int(n) for n in re.findall(r"\d+", text)[:2]] for text in (*TESTED_TORCH, torch_version))
     if first <= this <= last:
         return ""
@@ -138,7 +138,7 @@ def untested(torch_version: str) -> str:
 
 
 def warn_untested(torch_version: str) -> None:
-    """Warn of such a PyTorch the first time that it runs in this environment."""
+    """Warn of a PyTorch that was not tested, the first time that it runs in this environment."""
     text = untested(torch_version)
     if not text:
         return

@@ -56,7 +56,7 @@ def _last_words(stderr: str) -> str:
 
 
 def output(command: Sequence[str]) -> str:
-    """Return what a command prints, "" if it cannot be run."""
+    """Return the output of a command, "" if it cannot be run."""
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):

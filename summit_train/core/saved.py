@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from summit_train.core.checkpoints import CheckpointError, digest_path, find_checkpoints, learner_path
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, read_file, regular
+from summit_train.core.run_folder import CheckpointError, digest_path, find_checkpoints, learner_path
 from summit_train.core.text import from_json
 
 # Weights, two states of a solver, and the average of the weights; each in double at most.
@@ -151,7 +151,7 @@ def _load_safetensors(path: Path, bound: Bound) -> dict[str, Any]:
 
 
 def peek(path: Path) -> Any:
-    """Return what torch saved, on the meta device: no number is read, no digest checked. Raises CheckpointError."""
+    """Load what torch saved onto the meta device: no number is read, no digest checked. Raises CheckpointError."""
     size = _unpacked_size(path)
     if size > (stored := _stored_size(path)):
         raise CheckpointError(f"{path}: unpacks to {size:,} bytes of {stored:,}; torch never compresses what it saves")

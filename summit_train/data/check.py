@@ -22,8 +22,8 @@ from summit_train.data.manifest import Manifest, ManifestRow, read_manifest
 from summit_train.data.manifest.folders import folder_table
 from summit_train.data.manifest.reading import read_rows
 from summit_train.data.manifest.tables import is_video
-from summit_train.data.video.clips import holds_pictures, probe_folder
 from summit_train.data.video.films import Films, is_film
+from summit_train.data.video.pictures import holds_pictures, probe_folder
 from summit_train.data.video.source import NO_HURRY, DecodeError, VideoInfo, load_video
 from summit_train.data.video.stream import probe
 
@@ -134,12 +134,18 @@ class Journal:
             file.write(b"\n" + json.dumps(record).encode())  # the line before may be incomplete
 
     def _state(self, path: str) -> list[int] | None:
-        """Return a file's size in bytes and its modification time in ns, None without a file."""
+        """Return a file's size in bytes and its modification time in ns, None without a file.
+
+        Of a folder, those of all that it holds: the total size and the newest time.
+        """
+        full = os.path.join(self.root, path)
         try:
-            status = os.stat(os.path.join(self.root, path))
+            found = [os.stat(full)]
+            if os.path.isdir(full):
+                found += [entry.stat() for entry in os.scandir(full)]
         except (OSError, ValueError):
             return None
-        return [status.st_size, status.st_mtime_ns]
+        return [sum(status.st_size for status in found), max(status.st_mtime_ns for status in found)]
 
 
 @dataclass(frozen=True)
@@ -199,13 +205,7 @@ def scan_clips(listing: Listing, found: Mapping[str, Found]) -> tuple[list[Manif
     bad = list[LeftOut]()
     for clip, row in enumerate(listing.rows):
         try:
-            facts = _facts(row, found)
-            if row.sha256 not in (None, facts.sha256):
-                raise DecodeError(row.path, "has changed since it was indexed: its SHA-256 is not the manifest's")
-            if row.num_frames not in (None, facts.num_frames):
-                frames = counted(facts.num_frames, "frame")
-                raise DecodeError(row.path, f"has {frames}, but the manifest says {row.num_frames}")
-            _check_region(listing.manifest, clip, facts)
+            _check_region(listing.manifest, clip, _facts(row, found, compare=True))
             good.append(row)
         except DecodeError as error:
             bad.append((row, error))
@@ -217,11 +217,18 @@ def reasons(left_out: Iterable[LeftOut]) -> list[DecodeError]:
     return list({(error.path, error.span, error.region): error for _, error in left_out}.values())
 
 
-def _facts(row: ManifestRow, found: Mapping[str, Found]) -> FileFacts:
-    """Return the facts of a row's file. Raises DecodeError where that has not what the row names."""
+def _facts(row: ManifestRow, found: Mapping[str, Found], *, compare: bool = False) -> FileFacts:
+    """Return the facts of a row's file. Raises DecodeError where it lacks the row's span or boxes.
+
+    compare: also where it has another SHA-256 or number of frames than the row.
+    """
     facts = found[row.path]
     if isinstance(facts, DecodeError):
         raise facts
+    if compare and row.sha256 not in (None, facts.sha256):
+        raise DecodeError(row.path, "has changed since it was indexed: its SHA-256 is not the manifest's")
+    if compare and row.num_frames not in (None, facts.num_frames):
+        raise DecodeError(row.path, f"has {counted(facts.num_frames, 'frame')}, but the manifest says {row.num_frames}")
     row.span.frames(row.path, facts.num_frames)
     if row.boxes is not None:
         row.boxes.check(0, row.path, facts.num_frames, facts.width, facts.height)

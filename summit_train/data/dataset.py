@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.core.own_parts import OwnPart
-from summit_train.data.batches.loader import Batches, Draw, MicroBatch, TrainingClips, training_batches
+from summit_train.data.batches.loader import Batches, MicroBatch, TrainingClips, training_batches
 from summit_train.data.batches.order import Classes, Order
 from summit_train.data.batches.spans import SpanStore
-from summit_train.data.batches.stores import Store, open_store
+from summit_train.data.batches.stores import open_store
+from summit_train.data.loading import Draw, Store
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.overlap import Leaks, shared_clips
 from summit_train.data.manifest.reading import check_same_classes
@@ -66,7 +67,8 @@ class Dataset:
 
     def training_clips(self, order: Order, epoch: int) -> tuple[TrainingClips, dict[int, Draw]]:
         """Return what reads single clips as training does, and the first draw of each that an epoch, from 0, takes."""
-        read, order = self._reader(order.seed), self._balanced(order)
+        read = self._reader(order.seed)
+        order = self._balanced(order)
         numbers = order.step_numbers_per_epoch or order.steps_per_epoch
         drawn: dict[int, Draw] = {}
         for step, gpu, _, clips in order.micro_batches(0, 1, range(epoch * numbers, (epoch + 1) * numbers)):
@@ -109,7 +111,8 @@ def _check_boxes(manifest: Manifest, spec: Spec, which: str) -> None:
 
 def open_datasets(spec: Spec) -> tuple[Dataset, Dataset]:
     """Open the training and the validation set. Raises UserError if one is wrong or they do not fit together."""
-    train, val = Dataset.open(spec, "train"), Dataset.open(spec, "val")
+    train = Dataset.open(spec, "train")
+    val = Dataset.open(spec, "val")
     check_same_classes(val.manifest.source, val.manifest.classes, train.manifest.source, train.manifest.classes)
     return train, val
 

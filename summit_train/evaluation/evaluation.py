@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from summit_train.core.checkpoints import digest_path
 from summit_train.core.comm import World
 from summit_train.core.files import read_file, write_json
+from summit_train.core.run_folder import digest_path
 from summit_train.core.saved import bound_of, give_weights, load_checkpoint, unmapped
 from summit_train.core.watch import StopRequest, Watchdog, leave_if_asked
 from summit_train.data.dataset import Dataset

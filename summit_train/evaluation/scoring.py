@@ -23,8 +23,9 @@ from summit_train.core.errors import RunFailed
 from summit_train.core.files import replacing
 from summit_train.core.watch import Ballot, Stopped, StopRequest
 from summit_train.data.bad_clips import check_test, record_test
-from summit_train.data.batches.loader import BadClip, ChooseFrames, FrameBlock, WholeVideo, test_batches, whole_videos
+from summit_train.data.batches.loader import BadClip, FrameBlock, WholeVideo, test_batches, whole_videos
 from summit_train.data.dataset import Dataset
+from summit_train.data.loading import Sample
 from summit_train.data.video.augment import stream_frames
 from summit_train.data.video.source import DecodeError
 from summit_train.evaluation.scores import Scored, Scores
@@ -180,12 +181,10 @@ class VideoScorer(Generic[Result]):
         """Return the results of all `clips`, in their order, as one object."""
         raise NotImplementedError
 
-    def each_video(
-        self, videos: Sequence[int], choose_frames: ChooseFrames, score: Callable[[WholeVideo], Results]
-    ) -> Results:
+    def each_video(self, videos: Sequence[int], sample: Sample, score: Callable[[WholeVideo], Results]) -> Results:
         """Yield what `score` yields for the chosen frames of each video, or why it cannot be read."""
         data = self.spec.data.on_node(self.world.local_size)
-        for video in whole_videos(data, self.spec.evaluate, self.dataset.store, videos, choose_frames):
+        for video in whole_videos(data, self.spec.evaluate, self.dataset.store, videos, sample):
             try:
                 yield from score(video)
             except DecodeError as error:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from summit_train.core.comm import World
 from summit_train.core.text import csv_text
 from summit_train.data.manifest.clip import Clip, clip_columns
+from summit_train.data.manifest.tables import label_text
 from summit_train.evaluation.measures import measures_of
 from summit_train.evaluation.scores import Scores, probabilities
 from summit_train.evaluation.scoring import PartialScores, Progress, Scorer
@@ -49,14 +50,14 @@ class Predictions:
     def csv_text(self) -> str:
         """Return a CSV with a row for each video: path, label, name, score, label_2, ... and error.
 
-        With the frames of spans and the directions, so that the rows without an error are a manifest.
+        With the frames of spans, regions and directions, so that it is a manifest; a video with an error has no class.
         """
-        depth = max((len(video.predictions) for video in self.videos), default=0)
+        depth = max([1, *(len(video.predictions) for video in self.videos)])
         ranks = ["", *(f"_{rank}" for rank in range(2, depth + 1))]
         header = [f"{column}{rank}" for rank in ranks for column in ("label", "name", "score")]
         rows: list[list[object]] = [[*header, "error"]]
         for video in self.videos:
-            cells = [cell for one in video.predictions for cell in one.values()]
+            cells = [cell for one in video.predictions for cell in one.values()] or [label_text(())]
             rows.append([*cells, *[""] * (len(header) - len(cells)), video.error or ""])
         places = clip_columns([video.clip for video in self.videos])
         return csv_text([*place, *row] for place, row in zip(places, rows, strict=True))

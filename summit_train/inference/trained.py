@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from summit_train.core import saved
-from summit_train.core.checkpoints import CheckpointError, best_checkpoint
 from summit_train.core.errors import UserError
+from summit_train.core.run_folder import CheckpointError, best_checkpoint
 from summit_train.models import VideoNetwork
 from summit_train.models.build import build_network
 from summit_train.models.foreign import check_sources, sources_of

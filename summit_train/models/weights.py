@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from summit_train.core.checkpoints import find_checkpoints
 from summit_train.core.errors import UserError
+from summit_train.core.run_folder import find_checkpoints
 from summit_train.core.saved import bound_of, check_digest, load_newest, load_saved
 from summit_train.models.names import is_mmactions_resnet, our_names
 from summit_train.models.non_local import NonLocal

@@ -6,16 +6,16 @@ Without a script: where motion is not wanted, and on paper, the same picture sho
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
-from summit_train.data.batches.stores import Store
 from summit_train.data.dataset import Dataset
+from summit_train.data.loading import Crop, Sample, Store, read_clip
 from summit_train.data.manifest.clip import Clip
-from summit_train.data.video.clips import Choose, Frames, ViewsOf
+from summit_train.data.video.clips import Frames
 from summit_train.data.video.encode import jpeg
 from summit_train.report.records import RunRecord
 from summit_train.spec import spec_from_values
@@ -26,13 +26,17 @@ Seen = tuple[Frames, list[NDArray[np.float32]] | None]
 
 @dataclass(frozen=True)
 class Film:
-    """`count` frames of width x height pixels, as a data URI. Without any it is empty, and `reason` says why."""
+    """`count` frames of width x height pixels, as a data URI. Without any it is empty, and `reason` says why.
+
+    stored_size: width and height of the video's upright frame.
+    """
 
     uri: str = ""
     count: int = 0
     width: int = 0
     height: int = 0
     reason: str = ""
+    stored_size: tuple[int, int] = (0, 0)
 
 
 def film(frames: Frames) -> Film:
@@ -42,19 +46,11 @@ def film(frames: Frames) -> Film:
     return Film(f"data:image/jpeg;base64,{picture}", count, width, height)
 
 
-def seen(store: Store, frames_of: Choose, views_of: ViewsOf, clip: int) -> Seen:
+def seen(store: Store, sample: Sample, crop: Crop, clip: int) -> Seen:
     """Return the view of a clip in chosen frames. Raises DecodeError."""
-    manifest = store.manifest
-
-    def choose(number: int) -> NDArray[np.int64]:
-        return number - 1 - frames_of(number) if manifest.is_reversed(clip) else frames_of(number)
-
-    read = store.read_views(clip, choose, views_of)
-    if manifest.boxes is None:
-        return read.views[0], None
-    start = manifest.span(clip).start
-    manifest.boxes.check(clip, manifest.path(clip), start + read.num_frames, *read.size)
-    return read.views[0], manifest.boxes.targets(clip, start + read.frames[0], read.crops[0], read.size)
+    decoded = read_clip(store, clip, sample, crop)
+    targets = decoded.targets(store.manifest, clip)
+    return decoded.pixels[0], targets[0] if targets else None
 
 
 class Videos:
@@ -71,7 +67,7 @@ class Videos:
         except (UserError, OSError) as error:
             self._reason = str(error)
 
-    def film(self, place: int, clip: Clip, frames_of: Choose, views_of: ViewsOf) -> Film:
+    def film(self, place: int, clip: Clip, sample: Sample, crop: Crop) -> Film:
         """Return chosen frames of the clip at this place of the set."""
         if self._store is None:
             return Film(reason=self._reason)
@@ -79,6 +75,7 @@ class Videos:
         try:
             if place >= len(listed) or clip != listed.clip(place):
                 raise UserError(f"{listed.source}: has changed since the evaluation; {clip} is in another place")
-            return film(seen(self._store, frames_of, views_of, place)[0])
+            decoded = read_clip(self._store, place, sample, crop)
+            return replace(film(decoded.pixels[0]), stored_size=decoded.size)
         except (UserError, OSError) as error:
             return Film(reason=str(error))

@@ -22,8 +22,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from summit_train.core.checkpoints import learner_path
 from summit_train.core.comm import World
+from summit_train.core.run_folder import learner_path
 from summit_train.core.saved import Checkpoint, bound_of, check_fit, load_checkpoint
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.models.by_name import freeze_by_name

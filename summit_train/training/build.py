@@ -36,7 +36,7 @@ def build_step(
         virtual_gpus=virtual_gpus,
         precision=spec.precision,
         clip_norm=solver.clip_norm,
-        loss=(build_loss(spec) if loss is None else loss).to(device).of_batch,
+        loss=(build_loss(spec) if loss is None else loss).to(device),
         noise_every=spec.noise_scale.every_steps if virtual_gpus > 1 else 0,
         ema_decay=spec.ema.decay,
         modality=spec.data.input,

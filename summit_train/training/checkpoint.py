@@ -15,7 +15,10 @@ from typing import Any
 
 import torch
 
-from summit_train.core.checkpoints import (
+from summit_train.core.comm import World
+from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.files import read_file, replacing, write_text
+from summit_train.core.run_folder import (
     CheckpointError,
     checkpoint_path,
     digest_path,
@@ -23,9 +26,6 @@ from summit_train.core.checkpoints import (
     measures_path,
     step_of,
 )
-from summit_train.core.comm import World
-from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.files import read_file, replacing, write_text
 from summit_train.core.saved import bound_of, check_fit, check_learners, load_newest, peek, without_numbers
 from summit_train.core.text import from_json
 from summit_train.core.watch import Watchdog

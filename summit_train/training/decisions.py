@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from summit_train.core.checkpoints import best_path, checkpoint_path
 from summit_train.core.files import write_json
+from summit_train.core.run_folder import best_path, checkpoint_path
 from summit_train.plan import BatchSize
 from summit_train.spec import MAIN_MEASURES, Spec, own_parts
 

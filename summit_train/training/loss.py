@@ -18,17 +18,18 @@ from summit_train.models.precision import parameter_type
 from summit_train.spec import Spec, own_parts
 
 _AT_ONCE = 1024  # videos of whose logits there is a copy
-# From the network's outputs, the targets, the frames' height and width in pixels, and the seed of random draws on the
-# device, to the mean loss of a micro-batch and the number of its clips that are right.
-BatchLoss = Callable[[torch.Tensor, torch.Tensor, tuple[int, int], int], tuple[torch.Tensor, torch.Tensor]]
 
 
 class TaskLoss(Protocol):
-    """The loss of a task. of_batch: a BatchLoss."""
+    """The loss of a task."""
 
     def of_batch(
         self, outputs: torch.Tensor, targets: torch.Tensor, size: tuple[int, int], seed: int
-    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the mean loss of a micro-batch and the number of its clips that are right.
+
+        size: the frames' height and width in pixels. seed: of random draws on the device.
+        """
 
     def of_scores(self, scored: Scored) -> float | None:
         """Return the mean loss of validation videos; None where there is none."""

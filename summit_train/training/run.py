@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from summit_train.core.checkpoints import checkpoint_path, measures_path
 from summit_train.core.comm import World
 from summit_train.core.machine import raise_open_files, rank_cpus
-from summit_train.core.run_folder import RunLock
+from summit_train.core.run_folder import RunLock, checkpoint_path, measures_path
 from summit_train.core.saved import Checkpoint, check_fit
 from summit_train.core.text import counted
 from summit_train.core.watch import Watchdog

@@ -57,6 +57,8 @@ class RunningStatistics:
             self._moved = torch.zeros_like(self._before)
             for norm in self._norms:
                 norm.momentum = 1.0
+            for calls in self._calls:
+                calls.clear()  # of a norm whose momentum is 1, outside of a step
 
     def end_pass(self) -> None:
         """Take in what the norms have seen in a forward pass."""

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import torch
 
-from summit_train.core.checkpoints import remove_half_written
 from summit_train.core.comm.launch import Launch
 from summit_train.core.device import choose_device, environment
 from summit_train.core.files import read_file, write_json, write_text
 from summit_train.core.machine import warn_untested
 from summit_train.core.processes import seconds_alive
 from summit_train.core.result import warn
-from summit_train.core.run_folder import RunLock, script_began, wait_for_lock
+from summit_train.core.run_folder import RunLock, remove_half_written, script_began, wait_for_lock
 from summit_train.core.session import session
 from summit_train.core.text import from_json
 from summit_train.core.watch import Watchdog

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from summit_train.core.checkpoints import CheckpointError, find_checkpoints, measures_path
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file, write_json
+from summit_train.core.run_folder import CheckpointError, find_checkpoints, measures_path
 from summit_train.core.saved import peek
 from summit_train.core.text import from_json
 from summit_train.spec import Spec, run_spec

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from summit_train.spec.catalog import RGB, Modality
 from summit_train.spec.model_data import MixSpec
 from summit_train.training.checkpoint import begin_solver_state
 from summit_train.training.exchange import Exchange
-from summit_train.training.loss import BatchLoss, Loss
+from summit_train.training.loss import Loss, TaskLoss
 from summit_train.training.noise import PassSquares
 from summit_train.training.running_statistics import RunningStatistics
 from summit_train.training.timer import StepTimer
@@ -125,7 +125,7 @@ class StepSettings:
     virtual_gpus: int
     precision: str
     clip_norm: float | None = None
-    loss: BatchLoss = Loss().of_batch
+    loss: TaskLoss = field(default_factory=Loss)
     noise_every: int = 0
     ema_decay: float | None = None
     modality: Modality | None = RGB
@@ -278,7 +278,7 @@ class TrainStep:
         outputs = outputs.to(self._dtype)
         targets = labels if mix is None else mix.targets(labels, outputs)
         size = (clips.shape[-2], clips.shape[-1])
-        loss, correct = settings.loss(outputs, targets, size, rng.seed_of(settings.seed, "loss", *key))
+        loss, correct = settings.loss.of_batch(outputs, targets, size, rng.seed_of(settings.seed, "loss", *key))
         self._timer.lap("forward")
         return loss, correct
 

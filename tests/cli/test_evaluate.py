@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from summit_train.cli.evaluate import _changed_keys, _result_folder
-from summit_train.core.checkpoints import checkpoint_path
+from summit_train.core.run_folder import checkpoint_path
 from summit_train.evaluation.measures import interval
 from summit_train.spec import dump_spec, load_spec
 from summit_train.training.checkpoint import save_checkpoint

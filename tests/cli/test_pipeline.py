@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from summit_train.cli import pipeline
-from summit_train.core.checkpoints import checkpoint_path
+from summit_train.core.run_folder import checkpoint_path
 from summit_train.evaluation.scoring import Scorer
 from summit_train.models.fast import execution
 from summit_train.models.fast.kernels import loaded

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from summit_train.core import saved
-from summit_train.core.checkpoints import CheckpointError, checkpoint_path, digest_path
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
+from summit_train.core.run_folder import CheckpointError, checkpoint_path, digest_path
 from summit_train.core.saved import (
     Checkpoint,
     bound_of,

@@ -11,10 +11,10 @@ import av
 import numpy as np
 import pytest
 
-from summit_train.data.batches.stores import Store
+from summit_train.data.loading import Crop, Sample, Store, read_open
 from summit_train.data.video import films, stream
 from summit_train.data.video.augment import View
-from summit_train.data.video.clips import Choose, Frames, read_views
+from summit_train.data.video.clips import Frames, VideoClip
 from summit_train.data.video.source import LIMITS, Encoded, VideoInfo
 
 CLIPS = Path(__file__).parents[2].parent / "shared" / "clips"
@@ -36,17 +36,20 @@ def probe(video: Video, *limits: Any) -> VideoInfo:
     return stream.probe(encoded(video), *limits)
 
 
-def _single(choose: Choose, view_of: ViewOf) -> tuple[Choose, Callable[[int, int], list[View]]]:
-    return lambda n: choose(n)[None], lambda w, h: [view_of(w, h)]
+def _single(sample: Sample, view_of: ViewOf) -> tuple[Sample, Crop]:
+    return lambda n: sample(n)[None], lambda w, h: [view_of(w, h)]
 
 
-def read_clip(video: Video, choose: Choose, view_of: ViewOf, num_frames: int | None = None, **how: Any) -> Frames:
-    clip: Frames = read_views(encoded(video), *_single(choose, view_of), num_frames, **how).views[0]
+def read_clip(video: Video, sample: Sample, view_of: ViewOf, num_frames: int | None = None, **how: Any) -> Frames:
+    with VideoClip(encoded(video), num_frames, **how) as opened:
+        clip: Frames = read_open(opened, *_single(sample, view_of)).pixels[0]
     return clip
 
 
-def stored_clip(store: Store, clip: int, choose: Choose, view_of: ViewOf) -> Frames:
-    found: Frames = store.read_views(clip, *_single(choose, view_of)).views[0]
+def stored_clip(store: Store, clip: int, sample: Sample, view_of: ViewOf) -> Frames:
+    """The frames that are chosen of a clip, numbered in the order in which they are stored."""
+    with store.open(clip) as opened:
+        found: Frames = read_open(opened, *_single(sample, view_of)).pixels[0]
     return found
 
 

@@ -111,6 +111,25 @@ def test_a_journal_knows_what_two_ranks_found_in_files_that_did_not_change(
     assert list(journal.read(["c.mp4"])) == ["c.mp4"]
 
 
+def test_a_journal_forgets_a_folder_in_which_a_picture_changed(tmp_path: Path) -> None:
+    (tmp_path / "clip").mkdir()
+    picture = tmp_path / "clip" / "1.jpg"
+    picture.write_text("x")
+    journal = Journal(tmp_path / ".journal", str(tmp_path))
+    journal.add(0, "clip", FACTS)
+    assert list(journal.read(["clip"])) == ["clip"]
+    before = picture.stat().st_mtime_ns
+    with picture.open("r+") as file:  # in place: the folder's own state stays
+        file.write("y")
+    os.utime(picture, ns=(before + 1_000_000, before + 1_000_000))
+    assert journal.read(["clip"]) == {}
+    os.utime(picture, ns=(before, before))
+    assert list(journal.read(["clip"])) == ["clip"]
+    picture.write_text("xy")
+    os.utime(picture, ns=(before, before))
+    assert journal.read(["clip"]) == {}
+
+
 # Indexing: from videos to rows.
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from summit_train.core.checkpoints import checkpoint_path
 from summit_train.core.comm import World
 from summit_train.core.errors import UserError
+from summit_train.core.run_folder import checkpoint_path
 from summit_train.data.batches import loader
 from summit_train.data.dataset import Dataset
 from summit_train.evaluation.observed import TENTHS, _curves, parse_fractions, score_observed

@@ -22,7 +22,7 @@ from summit_train.data.batches.loader import FrameBlock, whole_videos
 from summit_train.data.batches.stores import open_store
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import read_manifest
-from summit_train.data.video import decode, films
+from summit_train.data.video import clips, decode, films
 from summit_train.data.video.augment import stream_frames
 from summit_train.data.video.films import Films
 from summit_train.data.video.source import DecodeError
@@ -96,7 +96,7 @@ def test_a_long_video_is_loaded_and_decoded_once(
     monkeypatch.setattr(loader, "PICTURES_AT_ONCE", 4)
     every_frame, load, decoded, loaded = decode.every_frame, Films.load, list[int](), list[str]()
     counting = lambda *args: (decoded.append(frame.width) or frame for frame in every_frame(*args))  # noqa: E731
-    monkeypatch.setattr(decode, "every_frame", counting)
+    monkeypatch.setattr(clips, "every_frame", counting)
     monkeypatch.setattr(Films, "load", lambda *args: loaded.append(args[1]) or load(*args))
     store = open_store(spec.data, read_manifest(spec.data.val))
     for one in whole_videos(spec.data, spec.evaluate, store, [0], np.arange):

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import summit_train
-from summit_train.core.checkpoints import checkpoint_path
 from summit_train.core.errors import UserError
+from summit_train.core.run_folder import checkpoint_path
 from summit_train.data.manifest import read_manifest
 from summit_train.inference.loaded import Loaded
 from summit_train.inference.trained import Trained

@@ -63,7 +63,7 @@ def test_the_softmax_by_hand_and_the_order_of_equal_classes() -> None:
     assert len(most_probable(logits, NAMES, 9)) == 4
 
 
-def test_json_and_csv_by_hand() -> None:
+def test_json_and_csv_by_hand(tmp_path: Path) -> None:
     first = [{"label": 2, "name": "c", "score": 0.75}, {"label": 0, "name": "a", "score": 0.125}]
     videos = (
         PredictedVideo(Clip("x, y.mp4"), first),
@@ -85,8 +85,12 @@ def test_json_and_csv_by_hand() -> None:
     assert list(csv.reader(io.StringIO(text))) == [
         ["path", "start_frame", "end_frame", "label", "name", "score", "label_2", "name_2", "score_2", "error"],
         ["x, y.mp4", "", "", "2", "c", "0.75", "0", "a", "0.125", ""],
-        ["z.mp4", "3", "", *[""] * 6, "is empty"],
+        ["z.mp4", "3", "", ";", *[""] * 5, "is empty"],
     ]
+    (tmp_path / "found.csv").write_text(text)
+    listed = read_manifest(tmp_path / "found.csv")
+    assert listed.labels.tolist() == [2, -1] and listed.clip(1) == videos[1].clip
+    assert Predictions(videos[1:], None).csv_text().splitlines()[1] == "z.mp4,3,,;,,,is empty"
     assert Predictions(videos[:1], None).csv_text().startswith("path,label,name,score,label_2,")
     backwards = Predictions([videos[0], replace(videos[0], clip=Clip("x, y.mp4", is_reversed=True))], None)
     assert backwards.values()["videos"][1] == {"path": "x, y.mp4", "reversed": True, "predictions": first}

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from summit_train.core.checkpoints import best_path, checkpoint_path
 from summit_train.core.errors import UserError
+from summit_train.core.run_folder import best_path, checkpoint_path
 from summit_train.inference.arguments import open_named
 from summit_train.inference.trained import Trained, open_trained
 from tests.closeness import assert_near

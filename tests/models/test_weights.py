@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from summit_train.core.checkpoints import checkpoint_path
 from summit_train.core.errors import UserError
+from summit_train.core.run_folder import checkpoint_path
 from summit_train.models import VideoNetwork, build_model
 from summit_train.models.weights import LoadReport, load_pretrained
 from summit_train.training.checkpoint import save_checkpoint

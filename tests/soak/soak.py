@@ -27,9 +27,9 @@ from typing import Any
 
 import yaml
 
-from summit_train.core.checkpoints import find_checkpoints
 from summit_train.core.files import file_sha256
 from summit_train.core.processes import find_mpirun, mpi_environment, mpirun_command, torchrun_command
+from summit_train.core.run_folder import find_checkpoints
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.report.goodput import goodput_rows, time_spent
 from summit_train.report.log_records import StepRecord

@@ -281,6 +281,20 @@ def test_a_hostile_name_is_a_name(tmp_path: Path, name: str) -> None:
     assert spec.run_path.parent == tmp_path
 
 
+def test_a_removed_key_may_be_null_and_else_names_what_to_do() -> None:
+    """Specs and checkpoints of earlier versions have every key."""
+    values = _values()
+    values["data"]["quarantine"] = None
+    assert spec_from_values(values, "checkpoint") == spec_from_values(_values(), "checkpoint")
+    values["data"]["quarantine"] = "bad.csv"
+    with pytest.raises(UserError, match=r"^checkpoint: data\.quarantine: was removed; .* data scan LIST --out CLEAN"):
+        spec_from_values(values, "checkpoint")
+    values["data"].pop("quarantine")
+    values["model"]["quarantine"] = None  # a key of no version
+    with pytest.raises(UserError, match=r"^checkpoint: model\.quarantine: unknown key"):
+        spec_from_values(values, "checkpoint")
+
+
 def _sections() -> list[BaseModel]:
     spec = spec_from_values(_values(), "here")
     return [spec, *(part for name in Spec.model_fields if isinstance(part := getattr(spec, name), BaseModel))]

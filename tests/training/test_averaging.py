@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from summit_train.core.checkpoints import CheckpointError, checkpoint_path, learner_path
 from summit_train.core.comm import World
+from summit_train.core.run_folder import CheckpointError, checkpoint_path, learner_path
 from summit_train.core.saved import Checkpoint, bound_of, load_checkpoint
 from summit_train.data.batches.loader import MicroBatch
 from summit_train.spec.keys import ParallelSpec

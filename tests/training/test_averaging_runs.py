@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from summit_train.core import saved
-from summit_train.core.checkpoints import learner_path
 from summit_train.core.files import file_sha256
+from summit_train.core.run_folder import learner_path
 from summit_train.core.saved import load_newest
 from summit_train.core.watch import Watchdog
 from tests.closeness import assert_near

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from summit_train.core.checkpoints import best_checkpoint, best_path, checkpoint_path, find_checkpoints, step_of
 from summit_train.core.comm import World
+from summit_train.core.run_folder import best_checkpoint, best_path, checkpoint_path, find_checkpoints, step_of
 from summit_train.core.watch import Watchdog
 from summit_train.models.network import initial_network
 from summit_train.spec import Spec, load_spec

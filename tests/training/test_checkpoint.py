@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from summit_train.core.checkpoints import checkpoint_path, digest_path, find_checkpoints, learner_path, step_of
 from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.run_folder import checkpoint_path, digest_path, find_checkpoints, learner_path, step_of
 from summit_train.core.saved import load_newest, tensors_of, without_numbers
 from summit_train.optim.solvers import build_solver, set_learning_rate
 from summit_train.spec import CheckpointSpec, Spec, smallest_spec

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from summit_train.core.checkpoints import best_checkpoint, best_path
+from summit_train.core.run_folder import best_checkpoint, best_path
 from summit_train.plan import BatchSize
 from summit_train.spec import Spec, smallest_spec
 from summit_train.spec.keys import EarlyStopSpec, FreezeSpec, GrowBatchSpec

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from summit_train.core.checkpoints import find_checkpoints, step_of
 from summit_train.core.errors import UserError
+from summit_train.core.run_folder import find_checkpoints, step_of
 from summit_train.plan import is_due
 from summit_train.report.records import RunRecord
 from summit_train.report.tables import notes_of

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from summit_train.__main__ import main
-from summit_train.core.checkpoints import find_checkpoints, step_of
+from summit_train.core.run_folder import find_checkpoints, step_of
 from summit_train.data.motion import MotionSet, write_motion_set
 from summit_train.spec import load_spec
 from tests.conftest import spec_writer

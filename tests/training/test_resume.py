@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from summit_train.core.checkpoints import find_checkpoints
+from summit_train.core.run_folder import find_checkpoints
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.run import Run
 from tests.conftest import WriteSpec

@@ -16,7 +16,7 @@ import pytest
 
 from summit_train.__main__ import main
 from summit_train.cli import pipeline
-from summit_train.core.checkpoints import remove_half_written, step_of
+from summit_train.core.run_folder import remove_half_written, step_of
 from summit_train.evaluation import evaluation
 from summit_train.report import page
 from summit_train.report.records import RunRecord

@@ -148,3 +148,15 @@ def test_outside_of_a_step_a_norm_is_torchs_own() -> None:
     RunningStatistics(norm, 1, World())
     norm(batch)
     assert_near(norm.get_buffer("running_mean"), 0.5 * batch.mean((0, 2, 3)), 1e-13)
+
+
+def test_a_call_outside_of_a_step_is_not_counted_within_it() -> None:
+    norm, (outside, inside) = _Foreign(3, momentum=1.0, dtype=torch.float64), _normed_batches(2)
+    statistics = RunningStatistics(norm, 1, World())
+    norm(outside)
+    statistics.begin_step()
+    norm(inside)
+    statistics.end_pass()
+    statistics.start_mean()
+    statistics.finish(torch.zeros(()), 0)
+    assert_near(norm.get_buffer("running_mean"), inside.mean((0, 2, 3)), 1e-13)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from summit_train.core.checkpoints import CheckpointError, find_checkpoints, measures_path
 from summit_train.core.errors import UserError
+from summit_train.core.run_folder import CheckpointError, find_checkpoints, measures_path
 from summit_train.training.checkpoint import save_checkpoint
 from summit_train.training.state import EXTENSION_FILE, Extension, Validation
 from tests.runs import load_any

@@ -119,7 +119,7 @@ def test_the_vote_has_the_mean_loss_the_top1_and_the_requests(smoothing: float) 
             chosen = logs[torch.arange(len(logs)), batch.labels]
             losses.append(float(((1 - smoothing) * chosen + smoothing * logs.mean(1)).mean()))
             right += int((logs.argmin(1) == batch.labels).sum())
-    step = _step(model, 2, loss=Loss(label_smoothing=smoothing).of_batch)
+    step = _step(model, 2, loss=Loss(label_smoothing=smoothing))
     vote = take_step(step, batches, 0.1, Requests(stop=True, data_wait_s=0.25)).read(4, 2, 1)
     assert vote.loss == pytest.approx(sum(losses) / 2, rel=1e-12)
     assert vote.top1 == pytest.approx(100 * right / 4)
@@ -131,7 +131,7 @@ def test_mixed_and_erased_clips_are_keyed_by_step_and_virtual_gpu() -> None:
     settings: dict[str, Any] = {
         "mix": MixSpec(mixup=0.8, cutmix=1.0),
         "erase": 0.5,
-        "loss": Loss(label_smoothing=0.1).of_batch,
+        "loss": Loss(label_smoothing=0.1),
     }
     model, batches, losses, right = _model(), _micro_batches(3, clips=4), [], 0
     for batch in batches:
@@ -203,12 +203,13 @@ def test_every_solver_skips_an_overflow_of_fp16_and_goes_on(solver: str, kind: s
 def test_a_loss_that_alone_is_not_finite_is_reported_and_the_gradient_decides() -> None:
     """A rank knows its own losses alone, and the mean gradient is that of all ranks: all must decide alike."""
 
-    def infinite(outputs: Any, targets: Any, size: tuple[int, int], draws: int) -> tuple[torch.Tensor, torch.Tensor]:
-        loss, correct = Loss().of_batch(outputs, targets, size, draws)
-        return loss + torch.inf, correct
+    class Infinite(Loss):
+        def of_batch(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            loss, correct = super().of_batch(*arguments)
+            return loss + torch.inf, correct
 
     models = [_model() for _ in range(2)]
-    vote = take_step(_step(models[0], 2, loss=infinite), _micro_batches(2), 0.1).read(4, 2, 1)
+    vote = take_step(_step(models[0], 2, loss=Infinite()), _micro_batches(2), 0.1).read(4, 2, 1)
     assert vote.broken and not vote.skipped and vote.loss == torch.inf
     take_step(_step(models[1], 2), _micro_batches(2), 0.1)
     assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True))
@@ -226,12 +227,13 @@ def test_every_solver_clips_in_the_precision_of_the_run(solver: str, kind: str |
     factor = 0.05 / torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
     assert factor < 1
 
-    def smaller(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        loss, correct = Loss().of_batch(*arguments)
-        return loss * factor, correct
+    class Smaller(Loss):
+        def of_batch(self, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            loss, correct = super().of_batch(*arguments)
+            return loss * factor, correct
 
     take_step(_step(models[0], 2, solver=solver, trust=kind, clip_norm=0.05), batches, 0.1)
-    take_step(_step(models[1], 2, solver=solver, trust=kind, loss=smaller), batches, 0.1)
+    take_step(_step(models[1], 2, solver=solver, trust=kind, loss=Smaller()), batches, 0.1)
     assert_all_near(models[0].parameters(), models[1].parameters(), 1e-12)
 
 

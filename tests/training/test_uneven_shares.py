@@ -15,8 +15,8 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from summit_train.core.checkpoints import learner_path
 from summit_train.core.comm import World, open_world
+from summit_train.core.run_folder import learner_path
 from summit_train.core.saved import Checkpoint
 from summit_train.data.batches.loader import BadClip, MicroBatch
 from summit_train.models import VideoNetwork

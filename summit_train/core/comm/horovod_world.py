@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from summit_train.core.comm import messages
 from summit_train.core.comm.world import SAME_EVERY_TIME, World, refuse_mixed
@@ -68,9 +68,6 @@ class HorovodWorld(World):
     def start_total(self, tensor: torch.Tensor, name: str) -> Callable[[], None]:
         handle = self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Sum)
         return lambda: self._hvd.synchronize(handle)
-
-    def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        return cast("torch.Tensor", self._hvd.allreduce(tensor, name=name, op=self._hvd.Sum))
 
     def exchange(self, tensor: torch.Tensor, partner: int) -> torch.Tensor:
         import torch

@@ -142,12 +142,6 @@ class TorchWorld(World):
 
         return finish
 
-    def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        total = tensor.clone()
-        with self._joined():
-            self._dist.all_reduce(total)
-        return total
-
     def exchange(self, tensor: torch.Tensor, partner: int) -> torch.Tensor:
         import torch
 

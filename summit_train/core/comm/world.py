@@ -56,7 +56,9 @@ class World:
 
     def sum(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Return the sum of `tensor` over the ranks, the same bits on each."""
-        return tensor
+        total = tensor.clone()
+        self.start_total(total, name)()
+        return total
 
     def exchange(self, tensor: torch.Tensor, partner: int) -> torch.Tensor:
         """Give `tensor` to another rank, and return the one that it gives. Ranks without a partner do not call this.
@@ -73,7 +75,7 @@ class World:
         return lambda: list(numbers)
 
     def broadcast(self, value: T) -> T:
-        """Return rank 0's value on every rank: what `messages.encode` takes."""
+        """Return rank 0's value on every rank: plain values, arrays and tensors (`messages.encode`)."""
         return value
 
     def broadcast_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:

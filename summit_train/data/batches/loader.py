@@ -19,10 +19,19 @@ from summit_train.core import rng
 from summit_train.core.own_parts import OwnPart
 from summit_train.core.workers import Make, Reading, Workers, new_bytes
 from summit_train.data.batches.order import MicroBatchKey, Order
-from summit_train.data.batches.stores import Store
+from summit_train.data.loading import (
+    Crop,
+    Draw,
+    Sample,
+    Store,
+    Targets,
+    Variation,
+    read_clip,
+    training_clip,
+    whole_video,
+)
 from summit_train.data.video import augment
-from summit_train.data.video.clips import Frames, ViewsOf
-from summit_train.data.video.decode import Playback
+from summit_train.data.video.clips import Frames, Numbers
 from summit_train.data.video.rand_augment import RandAugment
 from summit_train.data.video.source import RAISE_SECONDS, DecodeError
 from summit_train.spec import DataSpec, EvaluateSpec
@@ -34,8 +43,6 @@ if TYPE_CHECKING:
 _MAX_SUBSTITUTES = 16
 _OWN_AUGMENT = "summit_train.data.video.own_augment"
 PICTURES_AT_ONCE = 384  # frames times crops of a block of a whole video: 75 MB at 256 x 256 pixels, fewer larger ones
-# From the number of a video's frames to the wanted ones, in any order and with repeats. Pure, and can be pickled.
-ChooseFrames = Callable[[int], NDArray[np.int64]]
 
 
 AnyTensors = TypeVar("AnyTensors", bound="Tensors")
@@ -164,10 +171,6 @@ def training_batches(read: TrainingClips, order: Order, rank: int, ranks: int, s
     return Batches(read, keys, data.num_workers(), data.clip_seconds, [_OWN_AUGMENT] if read.own else [])
 
 
-Targets = list[list[NDArray[np.float32]]]  # the boxes in each frame of each view, see Boxes.targets; or nothing
-Draw = tuple[int, ...]  # (epoch, clip), with data.balance: classes (epoch, clip, step, virtual GPU, place)
-
-
 @dataclass(frozen=True)
 class TrainingClips:
     """Reads the micro-batch of a key, or one clip.
@@ -183,16 +186,16 @@ class TrainingClips:
     num_classes: int | None = None
 
     @cached_property
-    def _steps(self) -> list[tuple[Callable[[Frames, np.random.Generator], Frames], str, tuple[int, ...]]]:
-        """Return what varies the crop of a clip, one after the other, with purpose and number of its draws."""
-        steps: list[Any] = []
+    def _variations(self) -> list[Variation]:
+        """Return what varies the crops of a clip, one after the other."""
+        variations: list[Variation] = []
+        if self.data.built_in_augment == "rand_augment":
+            variations.append((RandAugment(**self.data.rand_augment_settings.model_dump()), "rand_augment", ()))
         if self.own:
             from summit_train.data.video.own_augment import OwnAugment  # loads torch, to seed it
 
-            steps += [(OwnAugment(part), "own_augment", (place,)) for place, part in enumerate(self.own)]
-        if self.data.built_in_augment == "rand_augment":
-            steps.insert(0, (RandAugment(**self.data.rand_augment_settings.model_dump()), "rand_augment", ()))
-        return steps
+            variations += [(OwnAugment(part), "own_augment", (number,)) for number, part in enumerate(self.own)]
+        return variations
 
     def __call__(self, key: MicroBatchKey, reading: Reading) -> MicroBatch:
         step, virtual_gpu, _, _ = key
@@ -232,34 +235,9 @@ class TrainingClips:
         raise DecodeError(failed[0].path, reason)
 
     def clip(self, clip: int, drawn: Draw, reading: Reading) -> tuple[Frames, Targets]:
-        """Read `data.repeats` views of a clip, uint8 (repeats, T, H, W, C), and what they show of its boxes.
-
-        drawn: whose draws it has: those of another clip where it is a substitute, which may have its own turn.
-        """
-        data, manifest, draw = self.data, self.store.manifest, partial(rng.key, self.seed)
-        # The first view has the draws of a clip that is not repeated.
-        places = [(*drawn, *([repeat] if repeat else [])) for repeat in range(data.repeats)]
-
-        def choose(number: int) -> NDArray[np.int64]:
-            generator = draw("sampling", *drawn)
-            frames = augment.train_frames(data.sampling, number, data.num_frames, data.frame_stride, generator)
-            return (number - 1 - frames if manifest.is_reversed(clip) else frames)[None]
-
-        def views_of(width: int, height: int) -> list[augment.View]:
-            return [augment.train_view(data, width, height, draw("augment", *place)) for place in places]
-
-        with reading(clip, manifest.path(clip)):
-            read = self.store.read_views(clip, choose, views_of)
-        targets: Targets = []
-        if (boxes := manifest.boxes) is not None:
-            start = manifest.span(clip).start
-            boxes.check(clip, manifest.path(clip), start + read.num_frames, *read.size)
-            targets = [boxes.targets(clip, start + read.frames[0], view, read.size) for view in read.crops]
-        pixels = read.views
-        for vary, purpose, number in self._steps:
-            generators = (draw(purpose, *number, *place) for place in places)
-            pixels = np.stack([vary(view, own) for view, own in zip(pixels, generators, strict=True)])
-        return pixels, targets
+        """Read a clip, see `training_clip`."""
+        named = reading(clip, self.store.manifest.path(clip))
+        return training_clip(self.data, self.store, self._variations, self.seed, clip, drawn, named)
 
 
 def _padded(clips: Sequence[Frames]) -> Frames:
@@ -272,39 +250,35 @@ def _padded(clips: Sequence[Frames]) -> Frames:
 
 
 def test_batches(
-    data: DataSpec, evaluate: EvaluateSpec, store: Store, videos: Sequence[int], views_of: ViewsOf | None = None
+    data: DataSpec, evaluate: EvaluateSpec, store: Store, videos: Sequence[int], crop: Crop | None = None
 ) -> Batches[TestBatch]:
     """Return the test views of the given videos, in their order: clips times crops each, clip by clip.
 
-    Nothing is random. views_of: other views than the crops of `evaluate`; workers pickle it. A bad video raises
+    Nothing is random. crop: other views than the crops of `evaluate`; workers pickle it. A bad video raises
     DecodeError, or with data.on_bad_clip "skip" has no views, and no substitute.
     """
-    views_of = views_of or partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
-    make = partial(_test_batch, data, store, evaluate.clips, views_of)
+    crop = crop or partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
+    make = partial(_test_batch, data, store, evaluate.clips, crop)
     return Batches(make, [int(video) for video in videos], min(data.num_workers(), len(videos)), data.clip_seconds)
 
 
 test_batches.__test__ = False  # type: ignore[attr-defined]  # nor is this one
 
 
-def _test_batch(
-    data: DataSpec, store: Store, num_clips: int, views_of: ViewsOf, video: int, reading: Reading
-) -> TestBatch:
+def _test_batch(data: DataSpec, store: Store, num_clips: int, crop: Crop, video: int, reading: Reading) -> TestBatch:
     """Read the views of a video."""
-    manifest = store.manifest
 
-    def choose(num_frames: int) -> NDArray[np.int64]:
-        frames = augment.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, num_clips)
-        return num_frames - 1 - frames if manifest.is_reversed(video) else frames
+    def sample(num_frames: int) -> Numbers:
+        return augment.test_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, num_clips)
 
     try:
-        with reading(video, manifest.path(video)):
-            read = store.read_views(video, choose, views_of)
+        with reading(video, store.manifest.path(video)):
+            decoded = read_clip(store, video, sample, crop)
     except DecodeError as error:
         if data.on_bad_clip == "fail":
             raise
         return TestBatch(video, _tensor(np.zeros(0, np.uint8)), BadClip(video, error.path, error.reason, None))
-    return TestBatch(video, _tensor(read.views), frames=manifest.span(video).start + read.frames)
+    return TestBatch(video, _tensor(decoded.pixels), frames=decoded.frames)
 
 
 # Whole videos of a test, from the first frame to the last, in bounded memory: each is read by one worker, in one pass
@@ -346,7 +320,7 @@ class WholeVideo:
 
 
 def whole_videos(
-    data: DataSpec, evaluate: EvaluateSpec, store: Store, videos: Sequence[int], choose_frames: ChooseFrames
+    data: DataSpec, evaluate: EvaluateSpec, store: Store, videos: Sequence[int], sample: Sample
 ) -> Iterator[WholeVideo]:
     """Yield each of the given videos, in their order, in the crops that `evaluate` asks for.
 
@@ -354,8 +328,8 @@ def whole_videos(
     """
     crops, pixels = evaluate.crops if isinstance(evaluate.crops, int) else 1, max(256, evaluate.short_side) ** 2
     size = max(1, PICTURES_AT_ONCE * 256**2 // pixels // crops)
-    views_of = partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
-    read = _Blocks(store, choose_frames, views_of, size)
+    crop = partial(augment.test_views, evaluate.short_side, evaluate.crops, long_side=data.long_side)
+    read = _Blocks(store, sample, crop, size)
     keys = [int(video) for video in videos]
     with Batches(read, keys, min(data.num_workers(), len(keys)), data.clip_seconds) as blocks:
         for video, later in groupby(blocks, lambda block: block.video):
@@ -367,8 +341,8 @@ class _Blocks:
     """Reads the blocks of a video, the last of which has the error if it cannot be read. size: frames of a block."""
 
     store: Store
-    choose_frames: ChooseFrames
-    views_of: ViewsOf
+    sample: Sample
+    crop: Crop
     size: int
 
     def __call__(self, video: int, reading: Reading) -> Iterator[FrameBlock]:
@@ -384,24 +358,6 @@ class _Blocks:
             yield FrameBlock(video, 0, 0, np.zeros(0, np.int64), (0, 0), _tensor(np.zeros(0, np.uint8)), error)
 
     def _read(self, video: int) -> Iterator[FrameBlock]:
-        playback = Playback()
-        is_reversed = self.store.manifest.is_reversed(video)
-
-        def stored(number: int) -> NDArray[np.int64]:
-            frames = np.unique(self.choose_frames(number))
-            return number - 1 - frames if is_reversed else frames
-
-        def edges(number: int) -> NDArray[np.int64]:
-            """Choose a short video whole; of a long one the first frame for its size, and the last for its length."""
-            frames = stored(number)
-            return (frames if len(frames) <= self.size else np.array([frames.min(), frames.max()]))[None]
-
-        read = self.store.read_views(video, edges, self.views_of, playback)
-        views, number, frames = read.views, read.num_frames, stored(read.num_frames)
-        for start in range(0, len(frames), self.size):
-            here = frames[start : start + self.size]
-            if len(frames) > self.size:
-                choose = lambda _, here=here: here[None]  # noqa: E731
-                views = self.store.read_views(video, choose, lambda *_: read.crops, playback).views
-            played = number - 1 - here if is_reversed else here
-            yield FrameBlock(video, number, len(frames), played, read.size, _tensor(views))
+        for block in whole_video(self.store, video, self.sample, self.crop, self.size):
+            pixels = _tensor(block.pixels)
+            yield FrameBlock(video, block.num_frames, block.num_chosen, block.numbers, block.size, pixels)

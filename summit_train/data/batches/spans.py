@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train.data.batches.stores import Store
+from summit_train.data.loading import Store
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.tables import DTYPES
-from summit_train.data.video.clips import Choose, Decoded, ViewsOf
-from summit_train.data.video.decode import Playback
+from summit_train.data.video.clips import SpanClip
 from summit_train.data.video.span import TO_THE_END
 
 
 @dataclass(frozen=True)
 class SpanStore:
-    """The clips of an annotated list, each cut into spans of `span_frames` frames or a few more (see stores.Store).
+    """The clips of an annotated list, each cut into spans of `span_frames` frames or a few more (see loading.Store).
 
     Only a video with fewer frames gives a shorter span: a clip never starts over where it could have gone on. A video
     whose number of frames is not known is cut up to its last annotated frame. The workers cut the list for themselves.
@@ -74,8 +73,6 @@ class SpanStore:
             **columns,
         )
 
-    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf, playback: Playback | None = None) -> Decoded:
-        """Read a span's frames, see Store; `choose` numbers them from the span's first."""
-        name, video, span = self.manifest.path(clip), int(self._videos[clip]), self.manifest.span(clip)
-        read = self.whole.read_views(video, span.chosen_in(name, choose), views_of, playback)
-        return read._replace(num_frames=len(span.frames(name, read.num_frames)), frames=read.frames - span.start)
+    def open(self, clip: int) -> SpanClip:
+        video = self.whole.open(int(self._videos[clip]))
+        return SpanClip(video, self.manifest.span(clip), self.manifest.path(clip))

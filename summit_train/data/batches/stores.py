@@ -3,45 +3,63 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
+from summit_train.data.loading import Store
 from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.files import FileStore, located_root
 from summit_train.data.packed.read import ShardStore, staged_folder
-from summit_train.data.video.augment import mirrored_x
-from summit_train.data.video.clips import Choose, Decoded, Frames, ViewsOf, holds_flow, read_array_views
-from summit_train.data.video.decode import Playback
+from summit_train.data.video.augment import View, mirrored_x
+from summit_train.data.video.clips import ArrayClip, DerivedClip, Frames, Numbers
+from summit_train.data.video.pictures import holds_flow
 from summit_train.data.video.source import RAISE_SECONDS, Limits
 from summit_train.spec import DataSpec
 
 _MAKE_FLOW = "make its flow with `summit-train data flow`, and name that instead"
 
 
-class Store(Protocol):
-    """The clips of a manifest. It is pickled to the loader's workers, so it opens files where it reads."""
+@dataclass(frozen=True)
+class FlowClip(DerivedClip):
+    """A clip of flow: each frame stacks `length` consecutive fields, channels x, y, x, y, ...
+
+    A frame may start at each field with dense sampling, and the last field repeats; with uniform sampling wherever all
+    of the frame is in the video. Source: the TSM authors' code (ops/dataset.py). In a mirrored view x changes its sign.
+    video: grey pictures, of which 2 t has the x component of field t, and 2 t + 1 the y component.
+    """
+
+    length: int
+    sampling: str
 
     @property
-    def manifest(self) -> Manifest:
-        """The list of the clips."""
+    def num_frames(self) -> int:
+        """The number of places where a frame may start."""
+        num_fields = self.video.num_frames // 2
+        return num_fields if self.sampling == "dense" else max(1, num_fields - self.length + 1)
 
-    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf, playback: Playback | None = None) -> Decoded:
-        """Read K clips in C views, uint8 (K * C, T, height, width, channels), as `clips.read_views` does."""
+    def read(self, frames: Numbers, views: Sequence[View]) -> Frames:
+        """Read K clips in C views: uint8 (K * C, T, height, width, 2 * length)."""
+        grey = super().read(frames, views)[..., 0]
+        stacked = grey.reshape(len(grey), -1, 2 * self.length, *grey.shape[2:])
+        for number, view in enumerate(views):
+            if view.flip:
+                across = stacked[number :: len(views), :, ::2]
+                across[:] = mirrored_x(across)
+        return np.ascontiguousarray(np.moveaxis(stacked, 2, -1))
+
+    def _in_video(self, frames: Numbers) -> Numbers:
+        """Return the pictures (K, 2 * length * T) of frames (K, T)."""
+        last = self.video.num_frames // 2 - 1
+        fields = np.minimum(frames[..., None] + np.arange(self.length, dtype=np.int64), last)
+        return np.stack([2 * fields, 2 * fields + 1], -1).reshape(len(frames), -1)
 
 
 @dataclass(frozen=True)
 class FlowStore:
-    """Clips of flow: each frame stacks `length` consecutive fields, channels x, y, x, y, ... (see Store).
-
-    A frame may start at each field with dense sampling, and the last field repeats; with uniform sampling wherever all
-    of the frame is in the video. Source: the TSM authors' code (ops/dataset.py). In a mirrored view x changes its sign.
-    pictures: the store of the fields' pictures, whose `choose` gives numbers of pictures for a number of fields:
-    picture 2 t has the x component of field t, picture 2 t + 1 the y component.
-    """
+    """Clips of flow, stacked of the pictures that another store has (see FlowClip)."""
 
     pictures: Store
     length: int
@@ -51,39 +69,19 @@ class FlowStore:
     def manifest(self) -> Manifest:
         return self.pictures.manifest
 
-    def _num_starts(self, num_fields: int) -> int:
-        """Return the number of places where a frame may start."""
-        return num_fields if self.sampling == "dense" else max(1, num_fields - self.length + 1)
-
-    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf, playback: Playback | None = None) -> Decoded:
-        """Read K clips in C views: uint8 (K * C, T, height, width, 2 * length)."""
-
-        def chosen(num_fields: int) -> NDArray[np.int64]:
-            starts = choose(self._num_starts(num_fields))  # (K, T)
-            fields = np.minimum(starts[..., None] + np.arange(self.length, dtype=np.int64), num_fields - 1)
-            return np.stack([2 * fields, 2 * fields + 1], -1).reshape(len(starts), -1)
-
-        read = self.pictures.read_views(clip, chosen, views_of, playback)
-        grey, channels = read.views[..., 0], 2 * self.length
-        frames = grey.reshape(len(grey), -1, channels, *grey.shape[2:])
-        for number, view in enumerate(read.crops):
-            if view.flip:
-                mirrored = frames[number :: len(read.crops), :, ::2]
-                mirrored[:] = mirrored_x(mirrored)
-        stacked = np.ascontiguousarray(np.moveaxis(frames, 2, -1))
-        starts = read.frames[:, ::channels] // 2
-        return Decoded(stacked, self._num_starts(read.num_frames), read.size, starts, read.crops)
+    def open(self, clip: int) -> FlowClip:
+        return FlowClip(self.pictures.open(clip), self.length, self.sampling)
 
 
 @dataclass(frozen=True)
 class ArrayStore:
-    """One video in memory: RGB frames, uint8 (F, height, width, 3) (see Store)."""
+    """One video in memory: RGB frames, uint8 (F, height, width, 3)."""
 
     manifest: Manifest
     frames: Frames
 
-    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf, playback: Playback | None = None) -> Decoded:
-        return read_array_views(self.frames, choose, views_of)
+    def open(self, clip: int) -> ArrayClip:
+        return ArrayClip(self.frames)
 
 
 def open_store(data: DataSpec, manifest: Manifest) -> Store:

@@ -14,20 +14,20 @@ import numpy as np
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.reading import Manifest
 from summit_train.data.manifest.tables import parse_tables
-from summit_train.data.video.clips import Choose, Decoded, ViewsOf, holds_pictures, read_folder_views, read_views
-from summit_train.data.video.decode import Playback
+from summit_train.data.video.clips import OpenClip, RegionClip, SpanClip, VideoClip, open_folder
 from summit_train.data.video.films import Films
+from summit_train.data.video.pictures import holds_pictures
 from summit_train.data.video.region import WHOLE_FRAME
-from summit_train.data.video.render import views_of_region
 from summit_train.data.video.source import LIMITS, Limits
+from summit_train.data.video.span import WHOLE
 
 
 @dataclass(frozen=True)
 class FileStore:
-    """Each clip is a video file or a folder of pictures; relative paths start at `root` (see batches.stores.Store).
+    """Each clip is a video file or a folder of pictures; relative paths start at `root` (see loading.Store).
 
     A file must match the manifest's SHA-256: a codec often decodes changed bytes without an error.
-    is_flow: each clip is a folder of pictures of flow, read as `clips.read_folder_views` does.
+    is_flow: each clip is a folder of pictures of flow, see `clips.open_folder`.
     """
 
     manifest: Manifest
@@ -37,32 +37,24 @@ class FileStore:
 
     @cached_property
     def films(self) -> Films:
-        """Return this process's checks and indexes of films: not a field, because fields are sent to other ranks."""
+        """Return this process's checks and indexes of films: not a field, so that copies have their own."""
         return Films()
 
     def path(self, clip: int) -> str:
         return os.path.join(self.root, self.manifest.path(clip))
 
-    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf, playback: Playback | None = None) -> Decoded:
+    def open(self, clip: int) -> OpenClip:
         path, num_frames, span = self.path(clip), self.manifest.num_frames(clip), self.manifest.span(clip)
-        region, sha256 = self.manifest.region(clip), self.manifest.sha256(clip)
-        views_of = views_of_region(region, views_of, path, self.manifest.place(clip))
-        if self.is_flow:
-            read = read_folder_views(path, choose, views_of, num_frames, self.limits, is_flow=True)
-            return read._replace(size=read.size if region == WHOLE_FRAME else region[2:])
-        choose = span.chosen_in(path, choose)
-        if holds_pictures(path):
-            read = read_folder_views(path, choose, views_of, num_frames, self.limits)
+        region = self.manifest.region(clip)
+        opened: OpenClip
+        if self.is_flow or holds_pictures(path):
+            opened = open_folder(path, num_frames, self.limits, is_flow=self.is_flow)
         else:
-            playback = playback or Playback()
-            if playback.video is None:
-                playback.video = self.films.load(path, sha256, num_frames, self.limits)
-            video = playback.video
-            read = read_views(video, choose, views_of, num_frames, self.limits, playback)
-            video.check()
-        size = read.size if region == WHOLE_FRAME else region[2:]
-        num_frames = len(span.frames(path, read.num_frames))
-        return read._replace(num_frames=num_frames, size=size, frames=read.frames - span.start)
+            video = self.films.load(path, self.manifest.sha256(clip), num_frames, self.limits)
+            opened = VideoClip(video, num_frames, self.limits)
+        if region != WHOLE_FRAME:
+            opened = RegionClip(opened, region, path, self.manifest.place(clip))
+        return opened if span == WHOLE else SpanClip(opened, span, path)
 
 
 def plain_manifest(paths: Sequence[str]) -> Manifest:
@@ -77,7 +69,8 @@ def located_root(root: str | None, manifest: Manifest) -> str:
 
     Raises UserError for a root that is not a folder, or lacks the first clip if the manifest's own folder has it.
     """
-    beside, first = os.path.dirname(manifest.source), manifest.path(0)
+    beside = os.path.dirname(manifest.source)
+    first = manifest.path(0)
     if root is None:
         return beside
     if os.path.exists(os.path.join(root, first)):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from summit_train.core.errors import UserError
 from summit_train.data.manifest.tables import Table, is_video
-from summit_train.data.video.clips import is_picture
+from summit_train.data.video.pictures import is_picture
 
 
 def class_folders(source: Path) -> tuple[str, ...]:

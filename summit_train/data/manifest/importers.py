@@ -20,7 +20,7 @@ from summit_train.data.manifest import tables
 from summit_train.data.manifest.folders import class_folders, clips_below
 from summit_train.data.manifest.rows import ManifestRow
 from summit_train.data.manifest.tables import is_video, label_text, opened
-from summit_train.data.video.clips import list_clip
+from summit_train.data.video.pictures import list_clip
 from summit_train.data.video.source import MISSING, DecodeError
 
 HMDB51_PARTS = {"train": "1", "test": "2"}

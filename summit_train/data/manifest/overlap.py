@@ -29,7 +29,8 @@ def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None])
     roots: data.root of each list. A packed set stores paths without a root, so its paths are compared as they are
     stored, together with the numbers of frames where both lists have them.
     """
-    pairs, lists = Pairs(), (first, second)
+    pairs = Pairs()
+    lists = (first, second)
     as_stored = first.is_packed or second.is_packed
     places = [None if as_stored else located_root(root, one) for one, root in zip(lists, roots, strict=True)]
     paths = [_paths(one, place) for one, place in zip(lists, places, strict=True)]
@@ -58,22 +59,24 @@ class Leaks:
 
     def warnings(self, val: Manifest) -> list[str]:
         """Return a line for clips of data.val that are training clips, too, with the first of them, and for groups."""
-        lines, numbers = [], self.values()
+        lines = []
+        numbers = self.values()
         if self.clips:
             (_, clip), how = next(iter(self.clips.items()))
-            name, count = val.clip(clip), counted(numbers["shared_clips"], "clip")
-            found = f"data.val shares {count} with data.train, such as {name} (same {how})"
+            count = counted(numbers["shared_clips"], "clip")
+            found = f"data.val shares {count} with data.train, such as {val.clip(clip)} (same {how})"
             lines.append(f"{found}: the accuracy will be too high; `summit-train data compare` lists them all")
         if self.groups:
-            count, names = counted(numbers["shared_groups"], "group"), ", ".join(self.groups[:3])
-            found = f"data.val shares {count} (column group) with data.train, such as {names}"
+            count = counted(numbers["shared_groups"], "group")
+            found = f"data.val shares {count} (column group) with data.train, such as {', '.join(self.groups[:3])}"
             lines.append(f"{found}: the accuracy will be too high; `summit-train data split` keeps groups on one side")
         return lines
 
 
 def _by_file(manifest: Manifest, blocks: Iterable[list[bytes]], among: Set[bytes]) -> dict[bytes, _Spans]:
     """Return the spans of each file among these, by start: (start, end, clip), the end exclusive."""
-    found, first = defaultdict[bytes, _Spans](list), 0
+    found = defaultdict[bytes, _Spans](list)
+    first = 0
     for keys in blocks:
         for clip, key in enumerate(() if among.isdisjoint(keys) else keys, first):
             if key in among:
@@ -99,9 +102,10 @@ def _paths(manifest: Manifest, root: str | None) -> Iterator[list[bytes]]:
     above = b"" if root is None else os.fsencode(os.path.join(os.path.abspath(root), manifest.folder, ""))
     for start in range(0, len(manifest), _BLOCK):
         offsets = manifest.offsets[start : start + _BLOCK + 1]
-        paths, ends = manifest.paths[offsets[0] : offsets[-1]].tobytes(), pairwise((offsets - offsets[0]).tolist())
+        content = manifest.paths[offsets[0] : offsets[-1]].tobytes()
+        paths = (content[start:end] for start, end in pairwise((offsets - offsets[0]).tolist()))
         # Not os.path.join, which takes as long again as all else for a million clips.
-        yield [one if one.startswith(b"/") else above + one for start, end in ends for one in [paths[start:end]]]
+        yield [path if path.startswith(b"/") else above + path for path in paths]
 
 
 def _digests(manifest: Manifest) -> Iterator[list[bytes]]:

@@ -210,7 +210,8 @@ def check_classes(place: str | Path, classes: Iterable[str]) -> None:
 
 def csv_rows(source: Path, texts: Iterable[str], first: int, width: int) -> Iterator[tuple[Any, ...]]:
     """Yield (line, cells) of the rows of texts that follow the first lines. Raises UserError."""
-    rows, line = csv.reader(texts), first + 1
+    rows = csv.reader(texts)
+    line = first + 1
     try:
         for row in rows:
             if len(row) == width:
@@ -246,7 +247,9 @@ def parse_tables(
     region: data.region. Raises UserError at the first bad cell of a table's column.
     """
     numbers = {name: number for number, name in enumerate(classes or ())}
-    groups, clips, parts = {"": -1}, 0, list[dict[str, NDArray[Any]]]()
+    groups = {"": -1}
+    clips = 0
+    parts = list[dict[str, NDArray[Any]]]()
     for table in tables:
         parts.append(_parse_table(source, table, numbers, groups))
         parts[-1]["more_labels"]["clip"] += clips
@@ -364,7 +367,8 @@ def _labels(numbers: dict[str, int], text: str) -> tuple[int, ...]:
 
 def parse_label(numbers: dict[str, int], text: str) -> int:
     """Parse a label: an integer as it is, a name by its place among the classes. Raises ValueError."""
-    name, limit = text.strip(), len(numbers) or _INT32_MAX
+    name = text.strip()
+    limit = len(numbers) or _INT32_MAX
     if _INTEGER.fullmatch(name):
         if not 0 <= int(name) < limit:
             what = f"{CLASSES_FILE} has {limit} classes" if numbers else "labels start from 0"

@@ -104,6 +104,11 @@ def shard_name(number: int) -> str:
     return f"{number:06}.tar"
 
 
+def size_of(part: bytes | Encoded) -> int:
+    """Return the number of bytes of a part of a sample."""
+    return part.num_bytes if isinstance(part, Encoded) else len(part)
+
+
 def pieces_of(part: bytes | Encoded) -> Iterable[bytes]:
     """Return the bytes of a part of a sample. Raises DecodeError if it is of a file that has changed."""
     return part.pieces() if isinstance(part, Encoded) else [part]
@@ -124,7 +129,7 @@ def encode_sample(
     encoded = list[Any]()
     for name, parts in members:
         info = tarfile.TarInfo(f"{clip:09}{name}")
-        info.size, info.mode = sum(map(len, parts)), 0o644
+        info.size, info.mode = sum(map(size_of, parts)), 0o644
         encoded += [info.tobuf(tarfile.USTAR_FORMAT), *parts, bytes(-info.size % _BLOCK)]
     return encoded
 

@@ -131,7 +131,7 @@ def _mean_bytes(job: PackJob, workers: int) -> float:
                     first -= 1
                 while end < num_clips and job.source(end) == job.source(clip):
                     end += 1
-            sizes.append(sum(map(len, sample.encoded)) / (end - first))
+            sizes.append(sum(map(packed.size_of, sample.encoded)) / (end - first))
     if not sizes:
         source, tried = job.store.manifest.source, f"none of {counted(len(chosen), 'clip')} that were tried can be read"
         raise UserError(f"{source}: {tried} below {job.store.root}; the first: {samples[0]}")

@@ -20,12 +20,12 @@ from summit_train.core.errors import UserError
 from summit_train.data.packed import format as packed
 from summit_train.data.packed.format import Facts, Packing, encode_sample, ending_of, picture_checksum
 from summit_train.data.video.augment import View, scaled_size
-from summit_train.data.video.clips import decode_picture, holds_pictures, list_pictures
-from summit_train.data.video.decode import count_packets, read_from_start
+from summit_train.data.video.decode import check_whole, count_packets, every_frame, naming_errors
 from summit_train.data.video.encode import Encoding, encoder, jpeg
 from summit_train.data.video.flow import encode, flow_method, grey
+from summit_train.data.video.pictures import decode_picture, holds_pictures, list_pictures
 from summit_train.data.video.region import WHOLE_FRAME, Region
-from summit_train.data.video.render import Frames, Renderer, turn_in, views_of_region
+from summit_train.data.video.render import Frames, Renderer, upright_size
 from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, load_video, read_bytes
 from summit_train.data.video.span import Span
 
@@ -91,7 +91,7 @@ def _sample(
         return DecodeError(facts.path, error.reason)
     if not parts:
         return DecodeError(facts.path, "has one frame: flow is the motion from a frame to the next")
-    length = sum(map(len, parts))
+    length = sum(map(packed.size_of, parts))
     checksum = 0
     more = dict[str, Any]()
     pictures = list[tuple[int, int]]()
@@ -101,7 +101,7 @@ def _sample(
         for piece in chain.from_iterable(map(packed.pieces_of, parts)):
             checksum = zlib.crc32(piece, checksum)
     elif holder is None:
-        ends = list(accumulate(map(len, parts)))
+        ends = list(accumulate(map(packed.size_of, parts)))
         max_bytes = packed.MAX_PICTURES_BYTES
         is_jpeg = True
         for number, part in enumerate(parts):
@@ -136,10 +136,16 @@ def _of_video(convert: _Converter, facts: Sequence[Facts], sha256: bytes | None)
     spans = {one.span for one in facts}
     ends = {span: min(span.end if span.end >= 0 else limit, limit) for span in spans}
     clips = {span: range(span.start, end, packing.every) for span, end in ends.items()}
-    # No frame has the number -1, so the video is decoded to its end.
-    wanted = frozenset(chain([-1], *clips.values()))
+    wanted = frozenset(chain.from_iterable(clips.values()))
     convert.begin(clips)
-    pictures, num_frames = read_from_start(video, wanted, convert, convert.budget)
+    pictures = dict[int, list[Any]]()
+    num_frames = 0
+    with naming_errors(path):
+        for number, frame in enumerate(every_frame(video, convert.budget)):
+            num_frames = number + 1
+            if number in wanted:
+                check_whole(path, number, frame)
+                pictures[number] = convert(frame)
     video.check()
 
     def read(one: Facts) -> tuple[Facts, Sequence[Any]]:
@@ -208,39 +214,47 @@ class _Converter:
             self._compute = flow_method(packing.method, packing.preset or "")
         self._before: NDArray[np.uint8] | None = None
         self._size: tuple[int, int] | None = None  # of an upright frame
-
-        def whole_frame(width: int, height: int) -> list[View]:
-            """Scale the upright frame down to the short side of the packing; never up, as that adds nothing."""
-            self._size = (width, height)
-            scaled = scaled_size(width, height, min(packing.short_side, width, height))
-            if packing.kind == "video":  # with colour at half the resolution
-                scaled = (max(2, scaled[0] // 2 * 2), max(2, scaled[1] // 2 * 2))
-                if max(scaled) > _MAX_SIDE:
-                    limit = f"a side of an MPEG-4 video must be at most {_MAX_SIDE:,} pixels"
-                    raise DecodeError(path, f"{limit}, got {scaled[0]} x {scaled[1]}")
-            return [View(*scaled, 0, 0, *scaled)]
-
-        self._renderer = Renderer(views_of_region(region, whole_frame, path, "data.region"))
+        self._renderer: Renderer | None = None  # for the first frame's size
 
     def begin(self, clips: Mapping[Span, range]) -> None:
         """Take all frames of these clips from now on."""
         self._videos = _Videos(self, clips) if self.packing.kind == "video" else None
 
     def __call__(self, frame: Any) -> list[Any]:
-        (picture,) = self._renderer(frame)
-        return list(map(self.kept, self._encoded(picture)))
+        return list(map(self.kept, self._encoded(self._rendered(frame))))
 
     def picture(self, path: str) -> list[bytes]:
         """Return what is packed of the next frame, a picture file: its own bytes if they are a JPEG that is small."""
         content = read_bytes(path)
         codec, frame = decode_picture(path, content, self.budget)
         if self._compute is None and self.region == WHOLE_FRAME and self._videos is None:
-            width, height = turn_in(frame).size(frame.width, frame.height)
-            self._size = self._size or (width, height)
-            if codec == "mjpeg" and min(width, height) <= self.packing.short_side:
+            size = upright_size(frame)
+            self._size = self._size or size
+            if codec == "mjpeg" and min(size) <= self.packing.short_side:
                 return [content]
+        return self._encoded(self._rendered(frame))
+
+    def _rendered(self, frame: Any) -> Frames:
+        if self._renderer is None:
+            self._renderer = Renderer([self._view(*upright_size(frame))])
         (picture,) = self._renderer(frame)
-        return self._encoded(picture)
+        return picture
+
+    def _view(self, width: int, height: int) -> View:
+        """Scale a frame of this size, or its region, down to the packing's short side, but never up."""
+        region = None
+        if self.region != WHOLE_FRAME:
+            if (problem := self.region.problem(width, height)) is not None:
+                raise DecodeError(self.path, f"{problem} (data.region)")
+            region, width, height = self.region, self.region.width, self.region.height
+        self._size = (width, height)
+        scaled = scaled_size(width, height, min(self.packing.short_side, width, height))
+        if self.packing.kind == "video":  # with colour at half the resolution
+            scaled = (max(2, scaled[0] // 2 * 2), max(2, scaled[1] // 2 * 2))
+            if max(scaled) > _MAX_SIDE:
+                limit = f"a side of an MPEG-4 video must be at most {_MAX_SIDE:,} pixels"
+                raise DecodeError(self.path, f"{limit}, got {scaled[0]} x {scaled[1]}")
+        return View(*scaled, 0, 0, *scaled, region=region)
 
     def _encoded(self, picture: NDArray[np.uint8]) -> list[bytes]:
         """Return what is packed of the next frame, RGB (height, width, 3)."""

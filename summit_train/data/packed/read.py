@@ -7,11 +7,11 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
@@ -21,10 +21,8 @@ from summit_train.data.manifest import Manifest
 from summit_train.data.manifest.reading import PACK_FILE, load_column
 from summit_train.data.packed import format as packed
 from summit_train.data.packed.format import Facts, Pack, StoredFile, facts_of, picture_checksum, read_pack
-from summit_train.data.video.clips import Choose, Decoded, ViewsOf, read_picture_views, read_views
-from summit_train.data.video.decode import Playback
+from summit_train.data.video.clips import DerivedClip, Numbers, OpenClip, PictureClip, SpanClip, VideoClip
 from summit_train.data.video.films import Films, is_film
-from summit_train.data.video.render import Renderer
 from summit_train.data.video.source import LIMITS, DecodeError, Encoded, Limits
 
 # Pictures with at most this between them are read together: the bytes between them cost less than a request.
@@ -61,8 +59,33 @@ class _Entry(NamedTuple):
     pictures: NDArray[Any]
 
 
+@dataclass(frozen=True)
+class _ThinnedClip(DerivedClip):
+    """A clip of which every n-th frame is stored, scaled down.
+
+    whole_size: that before, or 0, 0 if it is the stored one. Views for it give the pixels that the video itself gives.
+    """
+
+    thinned_from: int
+    every: int
+    whole_size: tuple[int, int]
+
+    @property
+    def num_frames(self) -> int:
+        return self.thinned_from
+
+    def _in_video(self, frames: Numbers) -> Numbers:
+        return frames // self.every
+
+    def size(self, frames: Numbers) -> tuple[int, int]:
+        return self.whole_size if any(self.whole_size) else super().size(frames)
+
+    def stored(self, frames: Numbers) -> Numbers:
+        return frames // self.every * self.every
+
+
 class ShardStore:
-    """The clips of a packed set (see batches.stores.Store), read by one `pread` each.
+    """The clips of a packed set (see loading.Store), read by one `pread` each.
 
     local: the folder of a node's own copy, which is read if it is complete. Pickling keeps the three arguments; each
     process opens the files that it reads from.
@@ -116,23 +139,20 @@ class ShardStore:
         note = "summit-train: warning: %s; %s is read from %s instead"
         logging.getLogger(__name__).warning(note, error, what, printable(str(self._shared)))
 
-    def read_views(self, clip: int, choose: Choose, views_of: ViewsOf, playback: Playback | None = None) -> Decoded:
-        """Read clips in several views, see Store. Frame numbers are the video's, also where every n-th is packed.
+    def open(self, clip: int) -> OpenClip:
+        """Open a clip, see Store. Frame numbers are the video's, also where every n-th is packed.
 
-        Of a span the numbers are its own; where pictures are packed, only its pictures are. In a set of flow `choose`
-        gives numbers of pictures, from 0 to 2 F - 1, for the number of fields F; the pictures are grey, see
-        `clips.read_folder_views`. Damage to a local shard or index is reported, and the shared set is read instead.
+        Of a span the numbers are its own; where pictures are packed, only its pictures are. In a set of flow the frames
+        are pictures, two of each field, and grey. Damage to a local shard or index is reported, and the shared set is
+        read instead.
         """
         entry = self._entry(clip)
         if entry.shard not in self._damaged:
             try:
-                return self._read_from(entry, choose, views_of, playback or Playback())
+                return self._open(clip, entry)
             except _DamagedError as error:
-                if self._folder == self._shared:
-                    raise
-                self._warn(error, "this shard")
-                self._damaged.add(entry.shard)
-        return self._shared_store.read_views(clip, choose, views_of, playback)
+                self._give_up(entry, error)
+        return self._shared_store.open(clip)
 
     def _entry(self, clip: int) -> _Entry:
         clips, pictures = self._index
@@ -148,37 +168,30 @@ class ShardStore:
             seed = facts_checksum = facts.checksum()
         return _Entry(shard, name, facts, facts_checksum, checksum, seed, start, length, pictures[first:end])
 
-    def _read_from(self, entry: _Entry, choose: Choose, views_of: ViewsOf, playback: Playback) -> Decoded:
+    def _give_up(self, entry: _Entry, error: _DamagedError) -> None:
+        """Read the clips of a damaged local shard from the shared set from now on. Raises the error of a shared one."""
+        if self._folder == self._shared:
+            raise error
+        self._warn(error, "this shard")
+        self._damaged.add(entry.shard)
+
+    def _open(self, clip: int, entry: _Entry) -> OpenClip:
         name, facts, packing = entry.name, entry.facts, self.pack.packing
-        every, is_flow = packing.every, packing.modality == "flow"
-        if not len(entry.pictures):
-            count, chosen = facts.num_frames if facts.num_frames > 0 else None, facts.span.chosen_in(name, choose)
-            if packing.kind == "video":  # with the frames of this clip alone, every n-th, and scaled
-                num_frames = len(facts.span.frames(name, facts.num_frames))
-                count, chosen = -(-num_frames // every), lambda _: np.asarray(choose(num_frames)) // every
-                whole, views_of = views_of, lambda *_: whole(facts.width, facts.height)
-            if playback.video is None:
-                playback.video = self._video(entry, count)
-            video = playback.video
-            read = read_views(video, chosen, views_of, count, self._limits, playback)
-            video.check()
-            shown = read.frames * every
-            if packing.kind != "video":
-                num_frames, shown = len(facts.span.frames(name, read.num_frames)), read.frames - facts.span.start
+        if not len(entry.pictures) and packing.kind != "video":
+            count = facts.num_frames if facts.num_frames > 0 else None
+            return SpanClip(VideoClip(self._video(entry, count), count, self._limits), facts.span, name)
+        # A span counts frames; the facts of flow count fields, one less, of two pictures each.
+        is_flow = packing.modality == "flow"
+        num_frames = (len(facts.span.frames(name, facts.num_frames + is_flow)) - is_flow) * (1 + is_flow)
+        count = -(-num_frames // packing.every)
+        stored: OpenClip
+        if not len(entry.pictures):  # a video with the frames of this clip alone
+            stored = VideoClip(self._video(entry, count), count, self._limits)
         else:
-            # A span counts frames; the facts of flow count fields, one less, of two pictures each.
-            num_frames = len(facts.span.frames(name, facts.num_frames + is_flow)) - is_flow
-            if len(entry.pictures) != -(-num_frames // every) * (1 + is_flow):
-                raise _DamagedError(name, _CHANGED)
-            numbers: NDArray[np.int64] = np.asarray(choose(num_frames)) // every
-            pictures = self._pictures(entry, np.unique(numbers).tolist())
-            # The size before packing scaled the frame down gives the same view as the video itself.
-            render = Renderer(lambda w, h: views_of(facts.width or w, facts.height or h), is_grey=is_flow)
-            fetch = lambda number: (f"{name}, picture {number}", pictures[number])  # noqa: E731
-            read = read_picture_views(name, fetch, lambda _: numbers, render, len(entry.pictures), self._limits)
-            shown = read.frames * every
-        size = (facts.width or read.size[0], facts.height or read.size[1])
-        return Decoded(read.views, num_frames, size, shown, read.crops)
+            self._check_pictures(entry, count)
+            fetch = partial(self._fetch, clip, entry)
+            stored = PictureClip(name, fetch, count, self._limits, is_grey=is_flow)
+        return _ThinnedClip(stored, num_frames, packing.every, (facts.width, facts.height))
 
     def _video(self, entry: _Entry, num_frames: int | None) -> Encoded:
         """Return a clip's video after a check of its bytes, those of a film once in each process."""
@@ -200,14 +213,35 @@ class ShardStore:
             raise _DamagedError(entry.name, _CHANGED)
         return video if video.state is None or num_frames is None else self._films.indexed(video, self._limits)
 
+    def _check_pictures(self, entry: _Entry, count: int) -> None:
+        """Raise _DamagedError unless the index has `count` pictures of a clip, one after the other."""
+        edges = [0, *entry.pictures["end"].tolist()]
+        is_sound = sorted(set(edges)) == edges and edges[-1] == entry.length
+        # The CRC-32 of no bytes is its seed.
+        changed = (entry.facts.checksum(), entry.seed) != (entry.facts_checksum, entry.checksum)
+        if len(entry.pictures) != count or changed or not is_sound:
+            raise _DamagedError(entry.name, _CHANGED)
+
+    def _fetch(self, clip: int, entry: _Entry, numbers: Sequence[int]) -> Iterator[tuple[str, bytes]]:
+        """Yield the names and the bytes of the pictures `numbers`, which rise."""
+        if entry.shard in self._damaged:
+            shared = self._shared_store
+            yield from shared._fetch(clip, shared._entry(clip), numbers)
+            return
+        try:
+            pictures = self._pictures(entry, numbers)
+        except _DamagedError as error:
+            self._give_up(entry, error)
+            yield from self._fetch(clip, entry, numbers)
+            return
+        for number in numbers:
+            yield f"{entry.name}, picture {number}", pictures[number]
+
     def _pictures(self, entry: _Entry, numbers: Sequence[int]) -> dict[int, bytes]:
         """Return the bytes of the pictures `numbers`, which rise; those that are close are read together."""
         base = entry.facts.checksum()
         rows = entry.pictures
         edges = [0, *rows["end"].tolist()]  # picture n from edges[n] to edges[n + 1]
-        changed = (base, entry.seed) != (entry.facts_checksum, entry.checksum)  # the CRC-32 of no bytes is its seed
-        if sorted(set(edges)) != edges or edges[-1] != entry.length or changed:
-            raise _DamagedError(entry.name, _CHANGED)
         groups: list[list[int]] = []
         for number in numbers:
             if groups and edges[number] - edges[groups[-1][-1] + 1] <= _JOINED_BYTES:

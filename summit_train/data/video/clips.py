@@ -1,283 +1,247 @@
-"""Clips of a video file or of a folder of pictures: the chosen frames, in the chosen views.
+"""An open clip: the number of its frames, their size, and their pixels in the chosen views.
 
-Frame i is the i-th in presentation order, whatever a file says of times or counts. A folder holds one JPEG or PNG for
-each frame, numbered without a gap; or two for each field of optical flow, see video.flow.
+Frame i is the i-th in presentation order, whatever a file says of times or counts. To read a clip, choose K times T of
+`num_frames` frames, cut views for their `size`, and `read` both.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
-import re
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import NamedTuple, cast
+from typing import TypeAlias
 
-import av
 import numpy as np
-from av.packet import Packet
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from numpy.typing import NDArray
-from PIL import ExifTags, Image
 
 from summit_train.data.video.augment import View
-from summit_train.data.video.decode import Playback, codec_options, count_packets, read_by_jumps, read_from_start
+from summit_train.data.video.decode import (
+    NumberedFrame,
+    check_whole,
+    count_packets,
+    every_frame,
+    frames_by_jumps,
+    naming_errors,
+    wanted_frames,
+)
+from summit_train.data.video.pictures import decode_picture, list_pictures
+from summit_train.data.video.region import Region
 from summit_train.data.video.render import Frames as Frames
-from summit_train.data.video.render import Renderer, turn_in
-from summit_train.data.video.render import ViewsOf as ViewsOf
-from summit_train.data.video.source import LIMITS, NO_HURRY, Budget, DecodeError, Encoded, Limits, VideoInfo, read_bytes
-from summit_train.data.video.span import Choose as Choose
+from summit_train.data.video.render import Renderer, upright_size
+from summit_train.data.video.source import LIMITS, Budget, DecodeError, Encoded, Limits, read_bytes
+from summit_train.data.video.span import Span
 
-Fetch = Callable[[int], tuple[str, bytes]]
+Numbers: TypeAlias = NDArray[np.int64]
+# From numbers of pictures, which rise, to the name for messages and the bytes of each.
+Fetch = Callable[[Sequence[int]], Iterator[tuple[str, bytes]]]
 
-# By a picture's first bytes: its codec, and what is among its last bytes.
-_PICTURES = {b"\xff\xd8": ("mjpeg", b"\xff\xd9"), b"\x89PNG": ("png", b"IEND")}
-_SCAN = b"\xff\xda"  # begins the pixels of a JPEG
-_TRAILING_BYTES = 256  # that some programs leave behind a picture's end
-_NUMBERED = re.compile(r"(.*?)(\d+)\.(jpe?g|png)", re.IGNORECASE)
-# The series of the x components of flow: flow_x_*.jpg, x_*.jpg, 000123-x_*.jpg.
-_ACROSS = re.compile(r"(|.*[_-])([xX])([_-]?\*\..*)")
+# A video that is read on decodes at most this many frames that are not needed before it gives way to a jump.
+_MAX_SKIPPED_FRAMES = 1000
 
 
-class Decoded(NamedTuple):
-    """Clips, uint8 (K * C, T, height, width, channels), and what they were cut from and by.
+class ChooseAgain(Exception):
+    """The container was wrong about the number or the size of the frames, and now the clip knows the right ones."""
 
-    num_frames, size: the arguments of `choose` and `views_of`. frames: the numbers of the frames that are shown, int64
-    (K, T), of the same count as `choose` has them. crops: the C views that `views_of` returned. Use these: drawn again
-    for another number or size, keyed ones would differ.
+
+class OpenClip:
+    """A clip whose frames can be read, once or several times, until it is closed.
+
+    frames: their numbers, int64 (K, T), in any order and with repeats. All methods raise DecodeError if the clip cannot
+    be read, something that the frames need is damaged, or it takes more than its limits; `size` and `read` ChooseAgain.
     """
 
-    views: Frames
-    num_frames: int
-    size: tuple[int, int]
-    frames: NDArray[np.int64]
-    crops: Sequence[View]
+    def __enter__(self) -> OpenClip:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files."""
+
+    @property
+    def num_frames(self) -> int:
+        """The number of frames, as far as is known: an entry of a list and a container's packets can be wrong."""
+        raise NotImplementedError
+
+    def size(self, frames: Numbers) -> tuple[int, int]:
+        """Return the upright (width, height) of the first of these frames in the clip, which counts for all.
+
+        A `read` of the same frames does not decode it once more.
+        """
+        raise NotImplementedError
+
+    def read(self, frames: Numbers, views: Sequence[View]) -> Frames:
+        """Read K clips in C views: uint8 (K * C, T, height, width, channels), clip by clip.
+
+        views: of frames of `size`; their crops have one size. A frame is decoded and scaled once.
+        """
+        raise NotImplementedError
+
+    def stored(self, frames: Numbers) -> Numbers:
+        """Return the numbers of the frames that `read` gives for these: others where only every n-th is stored."""
+        return frames
 
 
-def read_views(
-    video: Encoded,
-    choose: Choose,
-    views_of: ViewsOf,
-    num_frames: int | None = None,
-    limits: Limits = LIMITS,
-    playback: Playback | None = None,
-) -> Decoded:
-    """Read K clips of T frames of a video in C views: uint8 RGB (K * C, T, height, width, 3), clip by clip.
+class DecodedClip(OpenClip):
+    """A clip whose frames are decoded one after the other."""
 
-    choose: from the number of frames to frame numbers int64 (K, T), in any order and with repeats. views_of: from the
-    upright (width, height) in pixels to C views whose crops have one size. Both must be pure: they may be called again.
-    num_frames: from the manifest; with it a video is decoded from the nearest key frames if that is certain to give
-    the same frames. Without it the packets are counted and, where some can lack a frame, the frames. If the video holds
-    another number of frames, `choose` is called again with the true one. A frame is decoded and scaled once. playback:
-    of the earlier reads.
-    Raises DecodeError if the video cannot be read, something that the wanted frames need is damaged, or it takes more
-    than `limits`.
+    is_grey = False
+
+    def __init__(self, name: str, num_frames: int, limits: Limits) -> None:
+        self._num_frames, self._budget = num_frames, Budget(name, limits)
+        self._decoded: Iterator[NumberedFrame] = iter(())
+        self._size: tuple[int, int] | None = None  # that was returned for these frames
+        self._wanted: list[int] | None = None  # their numbers, where a read may go on from there
+        self._was_read = False
+
+    @property
+    def num_frames(self) -> int:
+        return self._num_frames
+
+    def close(self) -> None:
+        self._decoded = iter(())
+
+    def _decode(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
+        """Yield frames of these rising numbers; all of them once more where those before may be wrong."""
+        raise NotImplementedError
+
+    def size(self, frames: Numbers) -> tuple[int, int]:
+        wanted = _once_each(frames, self.num_frames)
+        self._begin(wanted)
+        first = next(self._decoded)
+        self._decoded = chain([first], self._decoded)
+        self._wanted, self._size = wanted, upright_size(first[1])
+        return self._size
+
+    def read(self, frames: Numbers, views: Sequence[View]) -> Frames:
+        wanted = _once_each(frames, self.num_frames)
+        if wanted != self._wanted:
+            self._begin(wanted)
+        self._wanted = None
+        render = Renderer(views, is_grey=self.is_grey)
+        pictures = dict[int, list[Frames]]()
+        with naming_errors(self._budget.name):
+            for number, frame in self._decoded:
+                if number == wanted[0] and self._size not in (None, upright_size(frame)):
+                    raise ChooseAgain
+                pictures[number] = render(frame)
+        self._was_read = True
+        clips = [[pictures[number] for number in row] for row in frames.tolist()]
+        return np.array([view for clip in clips for view in zip(*clip, strict=True)])
+
+    def _begin(self, wanted: list[int]) -> None:
+        if self._was_read:
+            self._budget.restart()
+        self._decoded = self._decode(wanted)
+        self._size = None
+
+
+class VideoClip(DecodedClip):
+    """All frames of a video.
+
+    num_frames: from a list; with it frames are decoded from the nearest key frames if that is certain to give the
+    right ones. Without it the packets are counted and, where some can lack a frame, the frames. After the first read
+    the next ones continue where the last one stopped, if they go forwards.
     """
-    budget, playback, render = Budget(video.name, limits), playback or Playback(), Renderer(views_of)
-    number, is_exact = num_frames or playback.num_frames, True
-    if not number:
-        number, is_exact = count_packets(video, budget)
-    chosen, wanted = _chosen(choose, number)
-    pictures = playback.read_on(video, wanted, render, budget) if playback.num_frames else {}
-    if not pictures and num_frames:
-        pictures = read_by_jumps(video, wanted, render, num_frames, budget)
-    if not pictures:
-        render = Renderer(views_of)
-        pictures, num_seen = read_from_start(video, wanted, render, budget, to_end=not is_exact)
-        if num_seen <= chosen.max() or (not is_exact and num_seen != number):
-            number, render = num_seen, Renderer(views_of)
-            chosen, wanted = _chosen(choose, number)
-            pictures, _ = read_from_start(video, wanted, render, budget)
-    playback.num_frames = number
-    return Decoded(_clip_by_clip(chosen, pictures), number, render.size, chosen, render.views)
+
+    def __init__(self, video: Encoded, num_frames: int | None = None, limits: Limits = LIMITS) -> None:
+        super().__init__(video.name, num_frames or 0, limits)
+        self._video, self._can_jump, self._is_exact = video, bool(num_frames), True
+        self._playing: Iterator[NumberedFrame] | None = None  # from the start, over several reads
+        self._next = 0  # the number of its next frame
+        if not num_frames:
+            self._num_frames, self._is_exact = count_packets(video, self._budget)
+
+    def close(self) -> None:
+        super().close()
+        self._playing = None
+
+    def read(self, frames: Numbers, views: Sequence[View]) -> Frames:
+        pixels = super().read(frames, views)
+        self._video.check()
+        return pixels
+
+    def _decode(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
+        if self._was_read and 0 <= wanted[0] - self._next < _MAX_SKIPPED_FRAMES:
+            yield from self._play_on(wanted)
+            return
+        if self._can_jump:
+            # Where a seek does not lead to the packets of the index, the file is read up to them.
+            for seeks in (False,) if self._video.index is None else (True, False):
+                # Decoding from the start decides: it gives the frames, or the error at its right place.
+                with suppress(DecodeError):
+                    yield from frames_by_jumps(self._video, wanted, self.num_frames, self._budget, seeks=seeks)
+                    return
+            self._can_jump = False
+        yield from self._from_start(wanted)
+
+    def _play_on(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
+        if self._playing is None:
+            self._playing = enumerate(every_frame(self._video, self._budget))
+        for number, frame in wanted_frames(self._video.name, self._playing, wanted):
+            yield number, frame
+            self._next = number + 1
+        if self._next <= wanted[-1]:
+            reason = f"is damaged: decoded from the start, it lacks frame {wanted[-1]}"
+            raise DecodeError(self._video.name, reason)
+
+    def _from_start(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
+        """Yield the wanted frames. Raises ChooseAgain if the video turns out to have another number of frames."""
+        chosen = frozenset(wanted)
+        num_seen = 0
+        for frame in every_frame(self._video, self._budget):
+            if num_seen in chosen:
+                check_whole(self._video.name, num_seen, frame)
+                yield num_seen, frame
+            num_seen += 1
+            if self._is_exact and num_seen > wanted[-1]:
+                return
+        self._is_exact = True
+        if num_seen != self.num_frames:
+            self._num_frames = num_seen
+            raise ChooseAgain
 
 
-def read_picture_views(
-    name: str, fetch: Fetch, choose: Choose, render: Renderer, num_frames: int, limits: Limits = LIMITS
-) -> Decoded:
-    """Read clips as `read_views` does, from frames that are stored as pictures of their own, in the renderer's views.
+class PictureClip(DecodedClip):
+    """Frames that are stored as JPEG or PNG pictures of their own.
 
-    name: of the whole, for messages. fetch: from a frame's number to its name for messages and the bytes of its JPEG or
-    PNG picture; called once a frame. The first wanted frame's size counts for all. Raises DecodeError as `fetch` does,
-    and for a bad picture.
+    name: of the whole, for messages. fetch: is called for the pictures of a read. is_grey: as those of optical flow.
     """
-    chosen, wanted = _chosen(choose, num_frames)
-    budget, decoders, pictures = Budget(name, limits), dict[bytes, VideoCodecContext](), dict[int, list[Frames]]()
-    for number in sorted(wanted):
-        _, frame = decode_picture(*fetch(number), budget, decoders)
-        pictures[number] = render(frame)
-    return Decoded(_clip_by_clip(chosen, pictures), num_frames, render.size, chosen, render.views)
+
+    def __init__(
+        self, name: str, fetch: Fetch, num_frames: int, limits: Limits = LIMITS, *, is_grey: bool = False
+    ) -> None:
+        super().__init__(name, num_frames, limits)
+        self.is_grey, self._fetch = is_grey, fetch
+        self._decoders = dict[bytes, VideoCodecContext]()
+
+    def _decode(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
+        for number, (name, content) in zip(wanted, self._fetch(wanted), strict=True):
+            _, frame = decode_picture(name, content, self._budget, self._decoders)
+            yield number, frame
 
 
-def read_array_views(frames: Frames, choose: Choose, views_of: ViewsOf) -> Decoded:
-    """Read clips as `read_views` does, from RGB frames in memory, uint8 (F, height, width, 3)."""
-    (chosen, wanted), render = _chosen(choose, len(frames)), Renderer(views_of)
-    pictures = dict[int, list[Frames]]()
-    for number in wanted:
-        pictures[number] = render(VideoFrame.from_ndarray(np.ascontiguousarray(frames[number]), "rgb24"))
-    return Decoded(_clip_by_clip(chosen, pictures), len(frames), render.size, chosen, render.views)
+class ArrayClip(DecodedClip):
+    """RGB frames in memory, uint8 (F, height, width, 3)."""
+
+    def __init__(self, frames: Frames) -> None:
+        super().__init__("", len(frames), LIMITS)
+        self._frames = frames
+
+    def _decode(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
+        for number in wanted:
+            yield number, VideoFrame.from_ndarray(np.ascontiguousarray(self._frames[number]), "rgb24")
 
 
-def _chosen(choose: Choose, num_frames: int) -> tuple[NDArray[np.int64], frozenset[int]]:
-    """Return the numbers of the chosen frames (K, T), and each of them once."""
-    chosen = np.asarray(choose(num_frames))
-    if not chosen.size or chosen.min() < 0 or chosen.max() >= num_frames:
-        raise ValueError(f"the frames chosen of {num_frames} do not lie among them: {chosen.tolist()}")
-    return chosen, frozenset(chosen.ravel().tolist())
+def open_folder(folder: str, num_frames: int | None, limits: Limits = LIMITS, *, is_flow: bool = False) -> PictureClip:
+    """Return the clip of a folder's pictures. Raises DecodeError, also for a wrong `num_frames`.
 
-
-def _clip_by_clip(chosen: NDArray[np.int64], pictures: dict[int, list[Frames]]) -> Frames:
-    """Put the pictures of each view into the order of the chosen frames (K, T)."""
-    clips = [[pictures[number] for number in row] for row in chosen.tolist()]
-    return np.array([view for clip in clips for view in zip(*clip, strict=True)])
-
-
-# Pictures.
-
-
-def decode_picture(
-    name: str, content: bytes, budget: Budget, decoders: dict[bytes, VideoCodecContext] | None = None
-) -> tuple[str, VideoFrame]:
-    """Return the codec and the frame of a JPEG or PNG picture. Raises DecodeError, also for one that is cut short.
-
-    decoders: those of former pictures by what stands before the pixels; opening one takes a tenth of the decoding.
-    """
-    codec, end = next((kind for start, kind in _PICTURES.items() if content.startswith(start)), ("", b""))
-    if not codec:
-        raise DecodeError(name, "is not a JPEG or PNG picture" if content else "is empty")
-    if end not in content[-_TRAILING_BYTES:]:
-        raise DecodeError(name, "is cut short")
-    budget.check()
-    # A decoder keeps a JPEG's tables. Only those of equal ones may be used: another picture might lack its own.
-    decoders, head = {} if decoders is None else decoders, content[: content.find(_SCAN)]
-    decoder = decoders.get(head)
-    if decoder is None:
-        decoder = cast(VideoCodecContext, av.CodecContext.create(codec, "r"))
-        # Else missing parts of a picture would be grey.
-        decoder.options = {"err_detect": "explode", **codec_options(budget)}
-        decoder.thread_count = 1
-    try:
-        frames = decoder.decode(Packet(content))
-    except (av.FFmpegError, MemoryError) as error:
-        raise DecodeError(name, f"cannot be decoded: {getattr(error, 'strerror', error)}") from error
-    if len(frames) != 1:
-        raise DecodeError(name, "is damaged: no picture can be decoded")
-    budget.size(frames[0].width, frames[0].height)
-    if head not in decoders and (codec == "mjpeg" or b"eXIf" in content) and _is_mirrored(content):
-        raise DecodeError(name, "has a mirrored EXIF orientation; run mogrify -auto-orient on it")
-    if codec == "mjpeg":  # a decoder of PNG pictures gives wrong pixels the second time
-        decoders[head] = decoder
-    return codec, frames[0]
-
-
-def _is_mirrored(content: bytes) -> bool:
-    """Return whether the EXIF orientation mirrors the picture, of which FFmpeg passes on an angle alone."""
-    try:
-        return Image.open(io.BytesIO(content)).getexif().get(ExifTags.Base.Orientation) in (2, 4, 5, 7)
-    except (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError):  # damaged: no orientation
-        return False
-
-
-# Folders of pictures.
-
-
-def is_picture(name: str) -> bool:
-    """Return whether a file's name is that of a frame in a folder of pictures, such as 00001.jpg."""
-    return _NUMBERED.fullmatch(name) is not None
-
-
-def holds_pictures(path: str) -> bool:
-    """Return whether a clip is a folder of pictures, or one picture."""
-    return os.path.isdir(path) or is_picture(os.path.basename(path))
-
-
-def picture_size(path: str) -> tuple[int, int]:
-    """Return the width and height of an upright picture. Raises DecodeError."""
-    _, frame = decode_picture(path, read_bytes(path), Budget(path, NO_HURRY))
-    return turn_in(frame).size(frame.width, frame.height)
-
-
-def list_pictures(folder: str, *, is_flow: bool = False) -> list[str]:
-    """Return the paths of a folder's frames in order, or of its flow: x and y of the first field, of the second, ...
-
-    Frames are one series, such as 00001.jpg or img_00001.jpg. Flow is two whose names differ in x and y alone:
-    flow_x_00001.jpg and flow_y_00001.jpg, x_00001.jpg and y_00001.jpg, 000123-x_00001.jpg and 000123-y_00001.jpg.
-    Other files are left out, and flow beside frames. Raises DecodeError without such a series, for several (nothing
-    tells which one is the clip), for a missing number, and for a number that only x or y has. A picture file, in place
-    of a folder, is a video of one frame.
-    """
-    if os.path.isfile(folder):
-        return [folder]
-    series, pairs = _series(folder)
-    clips = pairs if is_flow else [(name,) for name in series if name not in chain.from_iterable(pairs)]
-    if len(clips) != 1:
-        what = "of flow such as flow_x_00001.jpg with flow_y_00001.jpg" if is_flow else "of frames such as 00001.jpg"
-        raise DecodeError(folder, f"must hold one series {what}, got {', '.join(list(series)[:5]) or 'no picture'}")
-    numbers = [{number for number, _ in series[name]} for name in clips[0]]
-    if lone := numbers[0] ^ numbers[-1]:
-        both = " and ".join(f"{len(series[name])} pictures {name}" for name in clips[0])
-        raise DecodeError(folder, f"holds {both}: number {min(lone)} is only in one of them")
-    for name in clips[0]:
-        for expected, (number, file) in enumerate(series[name], start=min(numbers[0])):
-            if number != expected:
-                raise DecodeError(folder, f"the frame before {file} is missing, or there twice")
-    ordered = [[os.path.join(folder, file) for _, file in series[name]] for name in clips[0]]
-    return list(chain.from_iterable(zip(*ordered, strict=True)))
-
-
-def holds_flow(folder: str) -> bool:
-    """Return whether a folder's clip is optical flow: pictures of flow, and no frames. Raises DecodeError."""
-    series, pairs = _series(folder)
-    return bool(series) and set(series) == set(chain.from_iterable(pairs))
-
-
-def list_clip(folder: str) -> tuple[list[str], int]:
-    """Return the paths of a folder's pictures in order, and the number of its frames, or of fields if it is flow.
-
-    Raises DecodeError as `list_pictures` does.
-    """
-    is_flow = os.path.isdir(folder) and holds_flow(folder)
-    paths = list_pictures(folder, is_flow=is_flow)
-    return paths, len(paths) // 2 if is_flow else len(paths)
-
-
-def _series(folder: str) -> tuple[dict[str, list[tuple[int, str]]], list[tuple[str, ...]]]:
-    """Return the numbers and names of a folder's pictures, in order, of each series, flow_x_*.jpg and so on.
-
-    Return also the pairs of series that are the two components of flow, x first.
-    """
-    try:
-        matches = [match for name in os.listdir(folder) if (match := _NUMBERED.fullmatch(name))]
-    except OSError as error:
-        raise DecodeError(folder, error.strerror or str(error)) from error
-    series: dict[str, list[tuple[int, str]]] = {}
-    for match in sorted(matches, key=lambda match: (match[1], match[3], int(match[2]), match[0])):
-        series.setdefault(f"{match[1]}*.{match[3]}", []).append((int(match[2]), match[0]))
-    pairs: list[tuple[str, ...]] = []
-    for name in series:
-        if across := _ACROSS.fullmatch(name):
-            down = f"{across[1]}{'y' if across[2] == 'x' else 'Y'}{across[3]}"
-            pairs += [(name, down)] if down in series else []
-    return series, pairs
-
-
-def read_folder_views(
-    folder: str,
-    choose: Choose,
-    views_of: ViewsOf,
-    num_frames: int | None,
-    limits: Limits = LIMITS,
-    *,
-    is_flow: bool = False,
-) -> Decoded:
-    """Read clips of a folder as `read_views` does. Raises DecodeError, also for a wrong `num_frames`.
-
-    is_flow: read its pictures of flow, uint8 grey (K * C, P, height, width, 1). `num_frames` and the argument of
-    `choose` are then numbers of fields, and the result of `choose` numbers of pictures (K, P), in the order of
-    `list_pictures`.
+    is_flow: its pictures of flow, grey, in the order of `list_pictures`; `num_frames` then counts fields.
     """
     if is_flow and os.path.isfile(folder):
         raise DecodeError(folder, "is a video, and data.modality is flow: make its flow with `summit-train data flow`")
@@ -285,27 +249,71 @@ def read_folder_views(
     each, what = (2, "fields of flow") if is_flow else (1, "pictures")
     if num_frames not in (None, len(paths) // each):
         raise DecodeError(folder, f"holds {len(paths) // each} {what}, but the manifest says {num_frames}")
-    fetch = lambda number: (paths[number], read_bytes(paths[number]))  # noqa: E731
-    render = Renderer(views_of, is_grey=is_flow)
-    read = read_picture_views(folder, fetch, lambda pictures: choose(pictures // each), render, len(paths), limits)
-    return read._replace(num_frames=len(paths) // each)
+
+    def fetch(numbers: Sequence[int]) -> Iterator[tuple[str, bytes]]:
+        return ((paths[number], read_bytes(paths[number])) for number in numbers)
+
+    return PictureClip(folder, fetch, len(paths), limits, is_grey=is_flow)
 
 
-def probe_folder(folder: str) -> tuple[VideoInfo, str]:
-    """Decode every picture; return what the folder holds and the SHA-256 of the pictures' SHA-256s, in their order.
+@dataclass(frozen=True)
+class DerivedClip(OpenClip):
+    """A clip that is made of the frames of another one, which it closes."""
 
-    Of flow its fields count as frames. Raises DecodeError, also for pictures of several sizes.
-    """
-    paths, num_frames = list_clip(folder)
-    budget, digest, first = Budget(folder, NO_HURRY), hashlib.sha256(), ("", 0, 0)
-    for path in paths:
-        content = read_bytes(path)
-        codec, frame = decode_picture(path, content, budget)
-        kind = (codec, *turn_in(frame).size(frame.width, frame.height))
-        first = first if any(first) else kind
-        if kind != first:
-            differs = "{} {} x {}, not {} {} x {}".format(*kind, *first)
-            raise DecodeError(path, f"differs from the frames before it: {differs}")
-        digest.update(hashlib.sha256(content).digest())
-    codec, width, height = first
-    return VideoInfo(num_frames, None, width, height, None, codec), digest.hexdigest()
+    video: OpenClip
+
+    def close(self) -> None:
+        self.video.close()
+
+    @property
+    def num_frames(self) -> int:
+        return self.video.num_frames
+
+    def _in_video(self, frames: Numbers) -> Numbers:
+        """Return the numbers that these frames have in the other one."""
+        return frames
+
+    def size(self, frames: Numbers) -> tuple[int, int]:
+        return self.video.size(self._in_video(frames))
+
+    def read(self, frames: Numbers, views: Sequence[View]) -> Frames:
+        return self.video.read(self._in_video(frames), views)
+
+
+@dataclass(frozen=True)
+class SpanClip(DerivedClip):
+    """A span of a video. name: of the video, for messages."""
+
+    span: Span
+    name: str
+
+    @property
+    def num_frames(self) -> int:
+        return len(self.span.frames(self.name, self.video.num_frames))
+
+    def _in_video(self, frames: Numbers) -> Numbers:
+        return self.span.start + frames
+
+
+@dataclass(frozen=True)
+class RegionClip(DerivedClip):
+    """A region of a video's frames. name, place: of the video and of its line, for messages."""
+
+    region: Region
+    name: str
+    place: str
+
+    def size(self, frames: Numbers) -> tuple[int, int]:
+        if (problem := self.region.problem(*self.video.size(frames))) is not None:
+            raise DecodeError(self.name, f"{problem} ({self.place})")
+        return self.region.width, self.region.height
+
+    def read(self, frames: Numbers, views: Sequence[View]) -> Frames:
+        return self.video.read(frames, [replace(view, region=self.region) for view in views])
+
+
+def _once_each(frames: Numbers, num_frames: int) -> list[int]:
+    """Return the numbers of the frames, rising."""
+    if not frames.size or frames.min() < 0 or frames.max() >= num_frames:
+        raise ValueError(f"the frames chosen of {num_frames} do not lie among them: {frames.tolist()}")
+    return sorted(set(frames.ravel().tolist()))

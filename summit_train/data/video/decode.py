@@ -22,12 +22,10 @@ from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from summit_train.data.video.render import Renderer
 from summit_train.data.video.source import MAX_HELD_BYTES, Budget, DecodeError, Encoded, PacketIndex
 
 Packet: TypeAlias = "AnyPacket[VideoStream]"
-Render = Callable[[VideoFrame], list[Any]]
-Pictures = dict[int, list[Any]]
+NumberedFrame: TypeAlias = tuple[int, VideoFrame]
 # The packets to decode, and the numbers of the wanted frames among them by their times.
 Jump = tuple[slice, dict[int | None, int]]
 Fetch = Callable[[slice], Iterable[Packet]]  # the packets at these places in decoding order
@@ -51,8 +49,6 @@ _MIN_SAVED_FRAMES = 4
 _DEFAULT_TRACK_PIXELS = 5_000_000
 _ORDER_SAMPLE = 24  # packets by which the order of frames is checked: the longest runs of B-frames have 16
 _OTHER_ORDER = "shows its frames in another order than that of their times"
-# A playback decodes at most this many frames that are not needed before it gives way to a jump.
-_MAX_SKIPPED_FRAMES = 1000
 
 
 @contextmanager
@@ -67,7 +63,7 @@ def open_video(
     """
     if pipe is None:
         video.check()
-    with _naming_errors(video.name), ExitStack() as stack:
+    with naming_errors(video.name), ExitStack() as stack:
         # An opened file: PyAV would take a name such as "a:b.mp4" for a protocol, and refuse one that is not UTF-8.
         if pipe is None:
             pipe = stack.enter_context(video.opened())
@@ -107,7 +103,7 @@ def main_track(tracks: list[VideoStream]) -> VideoStream:
 
 
 @contextmanager
-def _naming_errors(name: str) -> Iterator[None]:
+def naming_errors(name: str) -> Iterator[None]:
     """Turn the errors of FFmpeg in the block into DecodeErrors."""
     try:
         yield
@@ -165,104 +161,63 @@ def every_frame(video: Encoded, budget: Budget) -> Iterator[VideoFrame]:
         raise DecodeError(video.name, "no frame can be decoded")
 
 
-def read_from_start(
-    video: Encoded, wanted: frozenset[int], render: Render, budget: Budget, *, to_end: bool = False
-) -> tuple[Pictures, int]:
-    """Decode from the start; return the wanted frames' pictures and the number of frames seen. Raises DecodeError.
+def check_whole(name: str, number: int, frame: VideoFrame) -> None:
+    """Raise DecodeError if a part of a frame is missing or was guessed."""
+    if frame.is_corrupt:
+        raise DecodeError(name, f"frame {number} is damaged")
 
-    to_end: see all frames, also those behind the last wanted one.
+
+def wanted_frames(name: str, numbered: Iterable[NumberedFrame], wanted: Iterable[int]) -> Iterator[NumberedFrame]:
+    """Yield the wanted ones of these frames, up to the last of them. Raises DecodeError if one is damaged."""
+    left = set(wanted)
+    for number, frame in numbered:
+        if number in left:
+            check_whole(name, number, frame)
+            yield number, frame
+            left.remove(number)
+            if not left:
+                return
+
+
+def frames_by_jumps(
+    video: Encoded, wanted: Sequence[int], num_frames: int, budget: Budget, *, seeks: bool = False
+) -> Iterator[NumberedFrame]:
+    """Yield the wanted frames, decoded from the nearest key frames. Raises DecodeError where they might be wrong.
+
+    seeks: in a video with an index, jump to the packets; otherwise it is read up to them.
     """
-    return _pick(video.name, enumerate(every_frame(video, budget)), wanted, render, to_end=to_end)
-
-
-class Playback:
-    """What reads of one video that go forwards share: after the first, each continues where the last one stopped.
-
-    video, num_frames: as the first read loaded and counted it.
-    """
-
-    def __init__(self) -> None:
-        self.video: Encoded | None = None
-        self.num_frames = 0
-        self._budget: Budget | None = None
-        self._frames: Iterator[tuple[int, VideoFrame]] = iter(())
-        self._next = 0
-
-    def read_on(self, video: Encoded, wanted: frozenset[int], render: Render, budget: Budget) -> Pictures:
-        """Decode on to the wanted frames; return none if they are behind, or far ahead."""
-        if not 0 <= min(wanted) - self._next < _MAX_SKIPPED_FRAMES:
-            return {}
-        if self._budget is None:
-            self._budget, self._frames = budget, enumerate(every_frame(video, budget))
-        self._budget.began = budget.began
-        pictures, self._next = _pick(video.name, self._frames, wanted, render)
-        if len(pictures) < len(wanted):
-            raise DecodeError(video.name, f"is damaged: decoded from the start, it lacks frame {max(wanted)}")
-        return pictures
-
-
-def read_by_jumps(
-    video: Encoded, wanted: frozenset[int], render: Renderer, num_frames: int, budget: Budget
-) -> Pictures:
-    """Decode from the nearest key frames; return the wanted pictures, or none if they might be wrong."""
-    # Where a seek does not lead to the packets of the index, the file is read up to them.
-    for seeks in (True, False) if video.index else (False,):
-        try:
-            # A film is sought by its index: what FFmpeg read ahead in search of a picture would be lost.
-            is_film = video.index is not None
-            with open_video(video, budget, in_order=is_film) as (container, stream):
-                first_size, codec = (stream.width, stream.height), stream.codec_context
-                # AVI stores no presentation times: with reordering FFmpeg's own guesses are wrong. Without a picture
-                # H.264 does not tell of it.
-                is_avi, unknown = container.format.name == "avi", not is_film and codec.name in _SKIPPING_CODECS
-                if is_avi and (codec.has_b_frames or unknown):
-                    return {}
-                fetch: Fetch
-                if video.index is None:
-                    packets = list(demuxed(container, stream, budget, MAX_HELD_BYTES))
-                    index, fetch = index_of(packets, lambda _: 0), packets.__getitem__
-                else:
-                    index, fetch = video.index, _Sought(container, stream, budget, video.index, seeks)
-                jumps = plan_jumps(index, num_frames, wanted)
-                # Without reordering, other times than those of decoding are wrong.
-                if jumps is None or not (codec.has_b_frames or index.is_in_decoding_order):
-                    return {}
-                # A remuxed AVI keeps the times of decoding, in whose order its frames are not shown.
-                if codec.has_b_frames and index.is_in_decoding_order:
-                    _check_order(video.name, stream, fetch(slice(0, _ORDER_SAMPLE)))
-                pictures, _ = _pick(video.name, _jumped(video.name, stream, fetch, jumps), wanted, render)
-        except DecodeError:
-            # Decoding from the start decides: it gives the frames, or the error at its right place.
-            continue
-        # A video that changes its size is scaled by its first frame, which a jump does not see.
-        if render.stored_size == first_size and len(pictures) == len(wanted):
-            return pictures
-    return {}
-
-
-def _pick(
-    name: str,
-    numbered: Iterable[tuple[int, VideoFrame]],
-    wanted: frozenset[int],
-    render: Render,
-    *,
-    to_end: bool = False,
-) -> tuple[Pictures, int]:
-    """Render the wanted frames; return them and the number of frames up to the last of them, or to the file's end.
-
-    Raises DecodeError if a wanted frame is damaged.
-    """
-    pictures, num_seen = Pictures(), 0
-    with _naming_errors(name):
-        for number, frame in numbered:
-            num_seen = number + 1
-            if number in wanted:
-                if frame.is_corrupt:
-                    raise DecodeError(name, f"frame {number} is damaged")
-                pictures[number] = render(frame)
-                if len(pictures) == len(wanted) and not to_end:
-                    break
-    return pictures, num_seen
+    # A film is sought by its index: what FFmpeg read ahead in search of a picture would be lost.
+    is_film = video.index is not None
+    unsure = DecodeError(video.name, "does not tell which packets hold the wanted frames")
+    with open_video(video, budget, in_order=is_film) as (container, stream):
+        first_size, codec = (stream.width, stream.height), stream.codec_context
+        # AVI stores no presentation times: with reordering FFmpeg's own guesses are wrong. Without a picture
+        # H.264 does not tell of it.
+        is_avi, unknown = container.format.name == "avi", not is_film and codec.name in _SKIPPING_CODECS
+        if is_avi and (codec.has_b_frames or unknown):
+            raise unsure
+        fetch: Fetch
+        if video.index is None:
+            packets = list(demuxed(container, stream, budget, MAX_HELD_BYTES))
+            index, fetch = index_of(packets, lambda _: 0), packets.__getitem__
+        else:
+            index, fetch = video.index, _Sought(container, stream, budget, video.index, seeks)
+        jumps = plan_jumps(index, num_frames, wanted)
+        # Without reordering, other times than those of decoding are wrong.
+        if jumps is None or not (codec.has_b_frames or index.is_in_decoding_order):
+            raise unsure
+        # A remuxed AVI keeps the times of decoding, in whose order its frames are not shown.
+        if codec.has_b_frames and index.is_in_decoding_order:
+            _check_order(video.name, stream, fetch(slice(0, _ORDER_SAMPLE)))
+        num_shown = 0
+        for number, frame in wanted_frames(video.name, _jumped(video.name, stream, fetch, jumps), wanted):
+            # A video that changes its size is scaled by its first frame, which a jump does not see.
+            if not num_shown and (frame.width, frame.height) != first_size:
+                raise unsure
+            yield number, frame
+            num_shown += 1
+        if num_shown < len(wanted):
+            raise unsure
 
 
 class _Sought:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -15,11 +15,8 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
 from summit_train.data.video.augment import View, cut
-from summit_train.data.video.region import WHOLE_FRAME, Region
-from summit_train.data.video.span import DecodeError
 
 Frames: TypeAlias = NDArray[np.uint8]
-ViewsOf = Callable[[int, int], Sequence[View]]
 
 # Eight bits, colour at half the resolution: what most videos and JPEG pictures have.
 _HALF_COLOUR = frozenset({"yuv420p", "yuvj420p"})
@@ -72,18 +69,9 @@ def turn_in(frame: VideoFrame) -> Turn:
     return Turn() if matrix is None else turn_of(bytes(matrix))
 
 
-def views_of_region(region: Region, views_of: ViewsOf, video: str, place: str) -> ViewsOf:
-    """Return the views that `views_of` gives of a frame of the region's size, as views of the region.
-
-    They raise DecodeError, which names the video and the `place` of its line, for a frame that lacks the region.
-    """
-
-    def views(width: int, height: int) -> list[View]:
-        if (problem := region.problem(width, height)) is not None:
-            raise DecodeError(video, f"{problem} ({place})")
-        return [replace(view, region=region) for view in views_of(region.width, region.height)]
-
-    return views_of if region == WHOLE_FRAME else views
+def upright_size(frame: VideoFrame) -> tuple[int, int]:
+    """Return the (width, height) of a frame as it is shown."""
+    return turn_in(frame).size(frame.width, frame.height)
 
 
 class Renderer:
@@ -93,27 +81,21 @@ class Renderer:
     neighbouring pixels. is_grey: the crops are grey, (crop_height, crop_width, 1): pictures of flow.
     """
 
-    def __init__(self, views_of: ViewsOf, *, is_grey: bool = False) -> None:
-        self._views_of, self._is_grey = views_of, is_grey
-        self.views: Sequence[View] = ()  # for the first frame's size
+    def __init__(self, views: Sequence[View], *, is_grey: bool = False) -> None:
+        self._views, self._is_grey = views, is_grey
         self._scaler, self._painter = VideoReformatter(), VideoReformatter()
-        self.stored_size = self.size = (0, 0)  # of the first frame, stored and upright
 
     def __call__(self, frame: VideoFrame) -> list[Frames]:
-        """Return one contiguous (crop_height, crop_width, C) picture a view; the first frame's size counts."""
+        """Return one contiguous (crop_height, crop_width, C) picture a view."""
         turn = turn_in(frame)
-        if not self.views:
-            self.stored_size = (frame.width, frame.height)
-            self.size = turn.size(*self.stored_size)
-            self.views = self._views_of(*self.size)
-        if (region := self.views[0].region) is not None:
+        if (region := self._views[0].region) is not None:
             whole = View(*turn.size(frame.width, frame.height), *region)
             picture = self._crop(whole, turn, self._scaled(frame, (frame.width, frame.height)))
             pixels, kind = (picture[..., 0], "gray") if self._is_grey else (picture, "rgb24")
             frame, turn = VideoFrame.from_ndarray(pixels, kind), Turn()
-        sizes = {(view.width, view.height) for view in self.views}
+        sizes = {(view.width, view.height) for view in self._views}
         scaled = {size: self._scaled(frame, turn.size(*size)) for size in sizes}
-        return [self._crop(view, turn, scaled[view.width, view.height]) for view in self.views]
+        return [self._crop(view, turn, scaled[view.width, view.height]) for view in self._views]
 
     def _scaled(self, frame: VideoFrame, size: tuple[int, int]) -> VideoFrame:
         """Return a frame at this size. Its pixel format defines the pixels of a clip.

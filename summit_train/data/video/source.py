@@ -59,6 +59,10 @@ class Budget:
     limits: Limits
     began: float = field(default_factory=time.monotonic)
 
+    def restart(self) -> None:
+        """Give the video its seconds anew."""
+        self.began = time.monotonic()
+
     def size(self, width: int, height: int) -> None:
         """Check a frame's size as a header gives it."""
         is_long = max(width, height) > MAX_SIDE_RATIO * max(1, min(width, height))
@@ -156,11 +160,10 @@ class Encoded:
             raise DecodeError(self.name, "has changed while it was read")
         return state
 
-    def __len__(self) -> int:
+    @property
+    def num_bytes(self) -> int:
+        """The number of bytes in memory or of the part; 0 of a whole file."""
         return len(self.content or b"") if self.part is None else self.part[2]
-
-    def __bool__(self) -> bool:  # a whole file has no bytes here
-        return True
 
     def opened(self) -> BytesIO | FileIO:
         """Return a file of the bytes and of that name. Raises OSError."""

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from summit_train.core.errors import UserError
 from summit_train.data.video.region import WHOLE_FRAME, Region
-
-Choose = Callable[[int], NDArray[np.int64]]
 
 TO_THE_END = -1
 
@@ -37,10 +31,6 @@ class Span(NamedTuple):
         if not self.start < end <= video_frames:
             raise DecodeError(video, f"has {video_frames} frames, and the span {self} does not lie among them", self)
         return range(self.start, end)
-
-    def chosen_in(self, video: str, choose: Choose) -> Choose:
-        """Return a choice of the video's frames that takes those that `choose` takes of the span's."""
-        return lambda video_frames: self.start + choose(len(self.frames(video, video_frames)))
 
 
 WHOLE = Span()

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from io import RawIOBase
@@ -30,14 +30,15 @@ from summit_train.data.video.decode import (
     Packet,
     PacketRow,
     demuxed,
+    every_frame,
+    frames_by_jumps,
     index_of_rows,
     open_video,
     packet_row,
-    read_by_jumps,
-    read_from_start,
     video_tracks,
+    wanted_frames,
 )
-from summit_train.data.video.render import Renderer, turn_in
+from summit_train.data.video.render import Frames, Renderer, upright_size
 from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, Limits, VideoInfo
 
 PIPE = "standard input"
@@ -100,7 +101,7 @@ def probe(video: Encoded, limits: Limits = NO_HURRY) -> VideoInfo:
     with _error_log() as log, open_video(video, budget) as (container, stream):
         for frame, _ in _every_frame(container, stream, log, budget, reading):
             if reading.num_frames == 1:
-                size = turn_in(frame).size(frame.width, frame.height)
+                size = upright_size(frame)
             shown.append((frame.pts, frame.key_frame))
             if frame.pts is not None:
                 times.append((frame.pts, frame.duration))
@@ -130,18 +131,22 @@ def _jumps_agree(video: Encoded, num_frames: int, limits: Limits, *, only_keys_d
 
     only_keys_differ: else the order of frames is in doubt, and a jump is enough to say no.
     """
-    numbers = np.linspace(0, num_frames - 1, _SAMPLES).astype(int).tolist()
-
-    def whole() -> Renderer:
-        return Renderer(lambda width, height: [View(width, height, 0, 0, width, height)])
-
-    right, _ = read_from_start(video, frozenset(numbers), whole(), Budget(video.name, limits))
-    for number in numbers:
-        wanted = frozenset([number])
-        found = read_by_jumps(video, wanted, whole(), num_frames, Budget(video.name, limits))
-        if found and not (only_keys_differ and np.array_equal(found[number], right[number])):
-            return False
+    numbers = sorted(set(np.linspace(0, num_frames - 1, _SAMPLES).astype(int).tolist()))
+    every = enumerate(every_frame(video, Budget(video.name, limits)))
+    right = {number: _whole(frame) for number, frame in wanted_frames(video.name, every, numbers)}
+    for wanted in numbers:
+        with suppress(DecodeError):
+            for number, frame in frames_by_jumps(video, [wanted], num_frames, Budget(video.name, limits)):
+                if not only_keys_differ or not np.array_equal(_whole(frame), right[number]):
+                    return False
     return True
+
+
+def _whole(frame: VideoFrame) -> Frames:
+    """Return the pixels of a frame as a clip would have them."""
+    width, height = upright_size(frame)
+    (picture,) = Renderer([View(width, height, 0, 0, width, height)])(frame)
+    return picture
 
 
 def duration_of(times: list[tuple[int, int]], unit: Fraction | None) -> float | None:

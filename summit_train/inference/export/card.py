@@ -14,9 +14,9 @@ from typing import Any
 import jinja2
 import torch
 
-from summit_train.core.checkpoints import digest_path
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.files import check_output, replacing, write_text
+from summit_train.core.run_folder import digest_path
 from summit_train.core.saved import SAFETENSORS_KEY, load_checkpoint
 from summit_train.core.text import percent
 from summit_train.inference.trained import Trained

@@ -19,7 +19,7 @@ from summit_train.core.result import Result, show, tell
 from summit_train.core.session import check_single
 from summit_train.data.video.augment import View
 from summit_train.data.video.encode import Encoding, Write, open_writer
-from summit_train.data.video.render import Frames, Renderer
+from summit_train.data.video.render import Frames, Renderer, upright_size
 from summit_train.data.video.stream import PIPE, USUAL_FPS, Reading, StreamFrame, file_frames, pipe_frames, raw_frames
 from summit_train.inference.arguments import add_network, checked, open_named
 from summit_train.inference.stream.stream import Follower, Show, Stream, Values
@@ -145,13 +145,16 @@ def drawn_in(path: str, source: str, reading: Reading, draw: Callable[[Frames, V
     if Path(path).suffix.lower() not in _ENDINGS:
         raise UserError(f"--draw must be a name that ends in {', '.join(_ENDINGS)}, got {path}")
     check_output("--draw", path, path, source)
-    render = Renderer(lambda width, height: [View(width, height, 0, 0, width, height)])
+    render: Renderer | None = None
     write: Write | None = None
     last = -1
 
     def add(frame: StreamFrame, values: Values | None) -> None:
-        nonlocal write, last
-        picture = render(frame.decoded)[0]
+        nonlocal render, write, last
+        if render is None:
+            width, height = upright_size(frame.decoded)
+            render = Renderer([View(width, height, 0, 0, width, height)])
+        (picture,) = render(frame.decoded)
         if write is None:
             size = (picture.shape[1], picture.shape[0])
             write = stack.enter_context(open_writer(path, size, reading.fps, Encoding(tick=_TICK)))

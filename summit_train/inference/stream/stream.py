@@ -19,8 +19,8 @@ import torch
 
 from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.text import counted
-from summit_train.data.video.augment import test_views
-from summit_train.data.video.render import Frames, Renderer
+from summit_train.data.video.augment import View, test_views
+from summit_train.data.video.render import Frames, Renderer, upright_size
 from summit_train.data.video.stream import Reading, StreamFrame
 from summit_train.inference.trained import Trained
 from summit_train.models.online import StreamNetwork
@@ -47,8 +47,17 @@ class Stream:
     def __init__(self, trained: Trained, device: torch.device) -> None:
         network = trained.network(device, ready=False)
         self._network, self._names = StreamNetwork(network), trained.classes
-        self._normalise, self._render = Normalise(next(network.parameters()).dtype, device), renderer(trained.spec)
+        self._normalise = Normalise(next(network.parameters()).dtype, device)
+        self._spec = trained.spec
+        self._render: Renderer | None = None  # for the first frame's size
         self._caches: Sequence[torch.Tensor] = ()
+
+    def picture(self, frame: StreamFrame) -> Frames:
+        """Return the crop of the next frame, uint8 RGB (H, W, 3); it has one size, by the first frame."""
+        if self._render is None:
+            self._render = Renderer([stream_view(self._spec, *upright_size(frame.decoded))])
+        (picture,) = self._render(frame.decoded)
+        return picture
 
     def output(self, picture: Frames) -> torch.Tensor:
         """Return logits or maps (1, ...) of the next frame, uint8 RGB (H, W, 3). RunFailed for NaN or infinity."""
@@ -75,10 +84,11 @@ class Stream:
         raise NotImplementedError
 
 
-def renderer(spec: Spec) -> Renderer:
-    """Return what renders a frame as in evaluation: the centre square, or the whole frame."""
+def stream_view(spec: Spec, width: int, height: int) -> View:
+    """Return the view of a frame as in evaluation: the centre square, or the whole frame."""
     short_side, crops = spec.evaluate.short_side, "full" if spec.evaluate.crops == "full" else 1
-    return Renderer(lambda width, height: test_views(short_side, crops, width, height, long_side=spec.data.long_side))
+    (view,) = test_views(short_side, crops, width, height, long_side=spec.data.long_side)
+    return view
 
 
 @dataclass

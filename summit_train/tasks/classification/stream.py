@@ -51,7 +51,7 @@ class Labeller(Stream):
         return np.stack(self._last).mean(0) if self._window else self._mean
 
     def see(self, frame: StreamFrame) -> Values:
-        (best,) = most_probable(self.logits(self._render(frame.decoded)[0]), self._names, 1, self._kind)
+        (best,) = most_probable(self.logits(self.picture(frame)), self._names, 1, self._kind)
         return {**best, "score": round(best["score"], 6)}
 
     def key(self, values: Values) -> object:

@@ -141,15 +141,12 @@ def _rounded(edges: NDArray[np.float32]) -> list[float]:
 
 def _picture(videos: Videos, place: int, path: str, frame: int) -> tuple[str, tuple[int, int], str]:
     """Return the picture of a frame, the size of the stored one, and the reason if there is none."""
-    size = (0, 0)
 
-    def views_of(width: int, height: int) -> list[View]:
-        nonlocal size
-        size = width, height
+    def crop(width: int, height: int) -> list[View]:
         return test_views(min(SHORT_SIDE, width, height), "full", width, height)
 
-    film = videos.film(place, Clip(path), lambda _: np.array([[frame]]), views_of)
-    return film.uri, size, film.reason
+    film = videos.film(place, Clip(path), lambda _: np.array([[frame]]), crop)
+    return film.uri, film.stored_size, film.reason
 
 
 def _curves(curves: dict[str, Curve], lowest: list[str], mean: Floats, checkpoint: str) -> Picture:

@@ -8,7 +8,7 @@ import torch
 
 from summit_train.core.text import listed
 from summit_train.data.video.encode import with_areas
-from summit_train.data.video.render import Frames, turn_in
+from summit_train.data.video.render import Frames, upright_size
 from summit_train.data.video.stream import StreamFrame
 from summit_train.inference.stream.stream import Stream, Values
 from summit_train.inference.trained import Trained
@@ -40,8 +40,8 @@ class BoxFinder(Stream):
     def see(self, frame: StreamFrame) -> Values:
         """Return the boxes, best first, in pixels of the upright frame; a frame of another size counts as the first."""
         if not any(self._size):
-            self._size = turn_in(frame.decoded).size(frame.decoded.width, frame.decoded.height)
-        (picture,) = self._render(frame.decoded)
+            self._size = upright_size(frame.decoded)
+        picture = self.picture(frame)
         across = self._size[0] / picture.shape[1]
         down = self._size[1] / picture.shape[0]
         boxes = []

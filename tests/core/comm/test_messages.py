@@ -63,6 +63,7 @@ def test_arrays_and_tensors_arrive_bit_for_bit(monkeypatch: pytest.MonkeyPatch, 
         torch.nn.Parameter(large.double()),
     ]
     arrays = [np.asfortranarray(large[0].numpy()), STRUCTURED, np.zeros(2, "V32"), np.array(3, ">i2"), np.zeros((2, 0))]
+    arrays += [np.arange(size, dtype=np.uint16).view(np.uint8) for size in ((1 << 15) - 1, 1 << 15)]  # small, large
     frozen = np.arange(50_000)
     frozen.flags.writeable = False
     value = {"tensors": tensors, "arrays": [*arrays, frozen]}

@@ -25,6 +25,7 @@ def test_every_world_has_the_same_functions(kind: type[World]) -> None:
         "from_first",
         "wait",
         "barrier",
+        "sum",
         *({"abort"} if kind is TorchWorld else ()),
     }  # made of the others
     names = [name for name in vars(World) if not name.startswith("_") and callable(getattr(World, name))]

@@ -14,9 +14,11 @@ import pytest
 
 from summit_train.data.batches import loader
 from summit_train.data.batches.order import Order
-from summit_train.data.batches.stores import Store, open_store
+from summit_train.data.batches.stores import open_store
+from summit_train.data.loading import Store, read_clip
 from summit_train.data.manifest import Manifest
 from summit_train.data.video import augment
+from summit_train.data.video.clips import OpenClip
 from summit_train.data.video.source import DecodeError
 from summit_train.spec import EvaluateSpec
 from tests.data.batches.conftest import all_keys, data_spec, open_batches, reader
@@ -111,10 +113,10 @@ class Trap:
     def manifest(self) -> Manifest:
         return self.store.manifest
 
-    def read_views(self, clip: int, choose: Any, views_of: Any, *more: Any) -> Any:
+    def open(self, clip: int) -> OpenClip:
         if clip == 3:
             time.sleep(1000) if self.hangs else os.kill(os.getpid(), signal.SIGKILL)
-        return self.store.read_views(clip, choose, views_of, *more)
+        return self.store.open(clip)
 
 
 def _trapped(manifest: Manifest, hangs: bool) -> loader.Batches[loader.MicroBatch]:
@@ -143,4 +145,4 @@ def test_the_run_goes_on_without_a_clip_that_ends_or_holds_its_reader(
 def test_a_clip_that_takes_too_long_names_the_key_and_the_way_out(manifest: Manifest) -> None:
     store = open_store(data_spec(clip_seconds=1e-6), manifest)
     with pytest.raises(DecodeError, match=r"longer than 1e-06 s to read; raise data\.clip_seconds, .*data index"):
-        store.read_views(0, lambda n: np.array([[n - 1]]), lambda w, h: augment.test_views(24, 1, w, h))
+        read_clip(store, 0, lambda n: np.array([[n - 1]]), lambda w, h: augment.test_views(24, 1, w, h))

@@ -62,15 +62,9 @@ def test_a_frame_stacks_consecutive_fields_and_the_last_one_repeats(tmp_path: Pa
     [("uniform", 20, 16), ("uniform", 5, 1), ("uniform", 3, 1), ("dense", 20, 20), ("dense", 3, 3)],
 )
 def test_the_places_where_a_frame_may_start(tmp_path: Path, sampling: str, num_fields: int, places: int) -> None:
-    seen = []
-
-    def choose(number: int) -> np.ndarray:
-        seen.append(number)
-        return np.zeros((1, 2), np.int64)
-
     store = open_store(_spec(sampling=sampling), _set(tmp_path, num_fields))
-    store.read_views(0, choose, lambda width, height: [WHOLE])
-    assert set(seen) == {places}
+    with store.open(0) as opened:
+        assert opened.num_frames == places
 
 
 def test_uniform_training_draws_one_start_of_each_segment(tmp_path: Path) -> None:
@@ -118,8 +112,9 @@ def test_a_flipped_clip_is_the_flow_of_the_flipped_clip(tmp_path: Path) -> None:
     assert np.array_equal(clip, _read(store, [0, 2, 3], 1, same))
     assert not np.array_equal(clip[..., ::2], _read(store, [0, 2, 3], 0, same)[..., ::2])
     # Only the mirrored ones of several views are turned round.
-    views = store.read_views(0, lambda number: np.array([[0], [1]]), lambda width, height: [same, flipped]).views
-    plain = store.read_views(0, lambda number: np.array([[0], [1]]), lambda width, height: [same, same]).views
+    with store.open(0) as opened:
+        views = opened.read(np.array([[0], [1]]), [same, flipped])
+        plain = opened.read(np.array([[0], [1]]), [same, same])
     assert [np.array_equal(a, b) for a, b in zip(views, plain, strict=True)] == [True, False, True, False]
 
 

@@ -202,10 +202,28 @@ def test_a_path_of_any_bytes_survives(tmp_path: Path) -> None:
     assert os.fsencode(read_manifest(tmp_path / "m.csv").path(0)) == b"clip \xff\xe9.mp4"
 
 
-@pytest.mark.parametrize("name", ["labels", "paths", "groups", "label_2", "label2", "widths"])
+@pytest.mark.parametrize("name", ["labels", "paths", "second_label", "groups", "label_2", "label2", "widths", "foo"])
 def test_columns_of_the_users_own_may_resemble_known_ones(tmp_path: Path, name: str) -> None:
     (tmp_path / "list.csv").write_text(f"path,label,{name}\na.mp4,1,x\n")
     assert read_manifest(tmp_path / "list.csv").labels.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [
+        ("num_frame", "num_frames"), ("reversedd", "reversed"), ("sha265", "sha256"), ("gruop", "group"),
+        ("Group", "group"), ("endframe", "end_frame"),
+    ],
+)  # fmt: skip
+def test_a_column_that_is_one_edit_from_a_known_one_is_named_where_the_list_lacks_that(
+    tmp_path: Path, name: str, column: str
+) -> None:
+    """A letter less, more, swapped with its neighbour, or another."""
+    with pytest.raises(UserError, match=rf"list\.csv:1: unknown column '{name}': did you mean '{column}'\?"):
+        _read(tmp_path, f"path,label,{name}\na.mp4,1,\n")
+    assert _read(tmp_path, f"path,label,{name},{column}\na.mp4,1,,\n").labels.tolist() == [1]
+    two = f"{name[1:]}_{name[:1]}"  # two edits from it
+    assert _read(tmp_path, f"path,label,{two}\na.mp4,1,\n").labels.tolist() == [1]
 
 
 # Links.

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +16,9 @@ from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import pack as packing_module
 from summit_train.data.packed.format import Packing, read_pack
 from summit_train.data.packed.read import ShardStore, stray_files, verify_files
-from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Frames
+from tests.data.clips import all_of, stored_clip
 
 NUM_VIDEOS, NUM_FRAMES, SHARD_BYTES = 7, 12, 16_000
 PackSet = Callable[..., Path]
@@ -92,8 +92,7 @@ def bad_clips(store: FileStore, out: Path, packing: Packing) -> list[str]:
 
 def all_frames(store: Any, clip: int) -> Frames:
     """All frames of a clip in their own size: (T, H, W, 3)."""
-    read = store.read_views(clip, lambda n: np.arange(n)[None], lambda w, h: [View(w, h, 0, 0, w, h)])
-    return cast(Frames, read.views[0])
+    return stored_clip(store, clip, np.arange, all_of)
 
 
 def complaints(folder: Path) -> list[str]:

@@ -19,8 +19,8 @@ from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed.format import Packing, read_pack
 from summit_train.data.packed.pack import begin
 from summit_train.data.packed.read import ShardStore
-from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
+from tests.data.clips import all_of, stored_clip
 from tests.data.packed.conftest import bad_clips, complaints, content_of, packed_store, stored
 from tests.data.video.test_flow import textured
 from tests.flows import decode
@@ -54,9 +54,8 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _pictures(store: ShardStore, clip: int) -> NDArray[np.uint8]:
     """All pictures of a clip, (F, H, W, 2)."""
-    read = store.read_views(clip, lambda fields: np.arange(2 * fields)[None], lambda w, h: [View(w, h, 0, 0, w, h)])
-    views = read.views
-    return views[0, ..., 0].reshape(-1, 2, *views.shape[2:4]).transpose(0, 2, 3, 1)
+    pictures = stored_clip(store, clip, np.arange, all_of)
+    return pictures[..., 0].reshape(-1, 2, *pictures.shape[1:3]).transpose(0, 2, 3, 1)
 
 
 # What is packed.
@@ -91,9 +90,9 @@ def test_the_record_says_how(videos: Path, tmp_path: Path) -> None:
 def test_frames_are_scaled_before_their_flow(videos: Path, tmp_path: Path) -> None:
     half = Packing(**{**DIS.entries(), "short_side": HEIGHT // 2})
     packed = packed_store(stored(videos), tmp_path / "out", half)
-    views = packed.read_views(0, lambda fields: np.array([[0, 1]]), lambda w, h: [View(w, h, 0, 0, w, h)]).views
-    assert views.shape[2:4] == (HEIGHT, WIDTH)  # views are chosen for the video's own size
-    assert np.median(decode(views[0, ..., 0]), (1, 2)) == pytest.approx([1.5, -1], abs=0.2)
+    pictures = stored_clip(packed, 0, lambda pictures: np.arange(2), all_of)
+    assert pictures.shape[1:3] == (HEIGHT, WIDTH)  # views are chosen for the video's own size
+    assert np.median(decode(pictures[..., 0]), (1, 2)) == pytest.approx([1.5, -1], abs=0.2)
 
 
 def test_the_command_packs_the_same(videos: Path, tmp_path: Path, say: Say) -> None:

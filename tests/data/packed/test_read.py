@@ -13,6 +13,7 @@ import pytest
 from summit_train.core import rng
 from summit_train.core.errors import UserError
 from summit_train.data.batches.stores import Store, open_store
+from summit_train.data.loading import read_clip
 from summit_train.data.manifest import read_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import read as store_module
@@ -48,17 +49,17 @@ def _test_views(store: Store, clip: int) -> Frames:
     def choose(num_frames: int) -> np.ndarray:
         return augment.test_frames("uniform", num_frames, 4, 1, 3)
 
-    return store.read_views(clip, choose, lambda w, h: augment.test_views(24, 3, w, h)).views
+    return read_clip(store, clip, choose, lambda w, h: augment.test_views(24, 3, w, h)).pixels
 
 
 def test_of_every_nth_frame_the_one_before_is_taken(raw: FileStore, pack_set: PackSet) -> None:
     packed = _open(pack_set(kind="jpeg", every=5, quality=95), frame_stride=5)
     for frame in range(NUM_FRAMES):
         ours, files = (
-            store.read_views(1, lambda n, f=f: np.array([[f]]), lambda w, h: augment.test_views(40, "full", w, h))
+            read_clip(store, 1, lambda n, f=f: np.array([[f]]), lambda w, h: augment.test_views(40, "full", w, h))
             for store, f in ((packed, frame), (raw, frame // 5 * 5))
         )
-        assert np.abs(ours.views.astype(int) - files.views).mean() < 12
+        assert np.abs(ours.pixels.astype(int) - files.pixels).mean() < 12
         assert ours.frames.tolist() == files.frames.tolist() == [[frame // 5 * 5]]
     with pytest.raises(UserError, match=r"has one frame in 5, and data\.frame_stride is 4: must be a multiple of 5"):
         _open(Path(packed.manifest.source), frame_stride=4)

@@ -1,237 +1,162 @@
-"""Clips of pictures: which files of a folder are its frames or its flow, and the pixels of each picture."""
+"""Open clips: the two steps of a read, and what happens where a container is wrong."""
 
 from __future__ import annotations
 
-import hashlib
-import io
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from av.video.frame import VideoFrame
-from numpy.typing import NDArray
-from PIL import Image, ImageOps
 
+from summit_train.data.loading import read_open
+from summit_train.data.video import clips
 from summit_train.data.video.augment import View
-from summit_train.data.video.clips import (
-    decode_picture,
-    holds_flow,
-    list_pictures,
-    probe_folder,
-    read_folder_views,
-    read_picture_views,
-)
-from summit_train.data.video.render import Renderer
-from summit_train.data.video.source import LIMITS, Budget, DecodeError, Limits
+from summit_train.data.video.clips import ArrayClip, ChooseAgain, DerivedClip, RegionClip, SpanClip, VideoClip
+from summit_train.data.video.decode import NumberedFrame
+from summit_train.data.video.encode import write_video
+from summit_train.data.video.region import Region
+from summit_train.data.video.source import DecodeError, Encoded, Limits
+from summit_train.data.video.span import Span
+from tests.data.clips import all_of, as_film
 
-GREY_STEP = 20
-
-
-def _picture(path: Path, grey: int, width: int = 48, height: int = 32) -> None:
-    VideoFrame.from_ndarray(np.full((height, width, 3), grey, np.uint8), "rgb24").save(str(path))
-
-
-@pytest.fixture(params=["{:05}.jpg", "img_{:05}.jpg", "{}.png", "{}.JPG"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Twelve frames; frame i is grey of the value 20 i. Beside them lies a file that is no frame."""
-    (tmp_path / "clip").mkdir()
-    for number in range(12):
-        name = request.param.format(number + 1)
-        _picture(tmp_path / "clip" / name.lower(), GREY_STEP * number)
-        (tmp_path / "clip" / name.lower()).rename(tmp_path / "clip" / name)
-    (tmp_path / "clip" / "Thumbs.db").touch()
-    return tmp_path / "clip"
-
-
-def _all_of(width: int, height: int) -> list[View]:
-    return [View(width, height, 0, 0, width, height)]
-
-
-def _these(*numbers: int) -> Callable[[int], NDArray[np.int64]]:
-    return lambda num_frames: np.array([numbers])
-
-
-def _grey(frames: NDArray[np.uint8]) -> list[int]:
-    return [round(float(frame.mean()) / GREY_STEP) for frame in frames]
-
-
-def test_frames_are_read_by_their_numbers_in_any_order_in_several_views(folder: Path) -> None:
-    two = [View(24, 16, 0, 2, 10, 12), View(24, 16, 14, 2, 10, 12, flip=True)]
-    views = read_folder_views(str(folder), _these(9, 1, 1, 11), _all_of, 12).views
-    assert views.shape == (1, 4, 32, 48, 3) and _grey(views[0]) == [9, 1, 1, 11]
-    views = read_folder_views(str(folder), lambda n: np.array([[0, n - 1], [5, 6]]), lambda w, h: two, None).views
-    assert views.shape == (4, 2, 12, 10, 3)
-    assert [_grey(view) for view in views] == [[0, 11], [0, 11], [5, 6], [5, 6]]
-
-
-def test_probe_decodes_every_picture_and_digests_them_in_order(folder: Path) -> None:
-    info, digest = probe_folder(str(folder))
-    assert (info.num_frames, info.width, info.height, info.fps) == (12, 48, 32, None)
-    assert info.codec in ("mjpeg", "png")
-    digests = [hashlib.sha256(Path(name).read_bytes()).digest() for name in list_pictures(str(folder))]
-    assert digest == hashlib.sha256(b"".join(digests)).hexdigest()
-
-
-# What is not a clip.
+NUM_FRAMES = 24
+PIXELS = np.arange(0, 240, 10, dtype=np.uint8)[:, None, None, None] * np.ones((1, 32, 48, 3), np.uint8)
 
 
 @pytest.fixture
-def frames(tmp_path: Path) -> Path:
-    for number in range(1, 5):
-        _picture(tmp_path / f"{number:05}.jpg", 100)
-    return tmp_path
+def video(tmp_path: Path) -> Encoded:
+    write_video(tmp_path / "a.mp4", PIXELS)
+    return Encoded(str(tmp_path / "a.mp4"))
 
 
-@pytest.mark.parametrize(
-    ("gone", "more", "num_frames", "reason"),
-    [
-        ([], ["flow_x_00001.jpg"], None, r"one series of frames .* got \*\.jpg, flow_x_\*\.jpg"),
-        ([4], [], 4, "holds 3 pictures, but the manifest says 4"),
-        ([2, 4], [], None, r"the frame before 00003\.jpg is missing"),
-        ([1, 2, 3, 4], ["notes.txt"], None, r"one series of frames such as 00001\.jpg, got no picture"),
-    ],
-)
-def test_folders_that_are_not_a_clip_say_why(
-    frames: Path, gone: list[int], more: list[str], num_frames: int | None, reason: str
+def _numbers(pixels: np.ndarray) -> list[list[int]]:
+    """Which frames of PIXELS are decoded."""
+    return np.rint(pixels.mean((2, 3, 4)) / 10).astype(int).tolist()
+
+
+@pytest.mark.parametrize("num_frames", [None, NUM_FRAMES])
+def test_a_read_goes_on_from_the_frame_whose_size_was_asked_for(
+    video: Encoded, num_frames: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in gone:
-        (frames / f"{number:05}.jpg").unlink()
-    for name in more:
-        (frames / name).touch()
-    with pytest.raises(DecodeError, match=reason):
-        read_folder_views(str(frames), _these(0), _all_of, num_frames)
+    begun = list[str]()
+    by_jumps, every_frame = clips.frames_by_jumps, clips.every_frame
+    monkeypatch.setattr(clips, "frames_by_jumps", lambda *a, **k: begun.append("jumps") or by_jumps(*a, **k))
+    monkeypatch.setattr(clips, "every_frame", lambda *a: begun.append("start") or every_frame(*a))
+    frames = np.array([[7, 3, 3], [20, 4, 5]])
+    with VideoClip(video, num_frames) as opened:
+        assert opened.num_frames == NUM_FRAMES
+        assert opened.size(frames) == (48, 32)
+        assert _numbers(opened.read(frames, [all_of(48, 32)])) == frames.tolist()
+        assert begun == ["start" if num_frames is None else "jumps"]
+        assert _numbers(opened.read(frames, [all_of(48, 32)])) == frames.tolist()
 
 
-@pytest.mark.parametrize("keep", [0, 1, 100, 0.5, 0.99])
-def test_a_picture_that_is_cut_short_is_named(frames: Path, keep: float) -> None:
-    path = frames / "00003.jpg"
-    content = path.read_bytes()
-    path.write_bytes(content[: int(keep if keep >= 1 else keep * len(content))])
-    for read in (probe_folder, lambda folder: read_folder_views(folder, _these(2), _all_of, 4)):
-        with pytest.raises(DecodeError, match=r"00003\.jpg"):
-            read(str(frames))
+def test_later_reads_decode_on_and_jump_back(video: Encoded, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = list[object]()
+    by_jumps, every_frame = clips.frames_by_jumps, clips.every_frame
+    monkeypatch.setattr(clips, "frames_by_jumps", lambda *a, **k: begun.append(a[1]) or by_jumps(*a, **k))
+    monkeypatch.setattr(clips, "every_frame", lambda *a: begun.append("start") or every_frame(*a))
+    with VideoClip(video, NUM_FRAMES) as opened:
+        for numbers in ([0, 23], [0, 1, 2], [3, 4], [9, 23], [1, 2]):
+            assert _numbers(opened.read(np.array([numbers]), [all_of(48, 32)])) == [numbers]
+    assert begun == [[0, 23], "start", [1, 2]]
 
 
-def test_a_picture_of_another_size_is_named(frames: Path) -> None:
-    _picture(frames / "00003.jpg", 100, width=64)
-    with pytest.raises(DecodeError, match=r"00003\.jpg: differs .*: mjpeg 64 x 32, not mjpeg 48 x 32"):
-        probe_folder(str(frames))
+def test_a_later_read_far_ahead_jumps(video: Encoded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clips, "_MAX_SKIPPED_FRAMES", 10)
+    jumps, by_jumps = list[list[int]](), clips.frames_by_jumps
+    monkeypatch.setattr(clips, "frames_by_jumps", lambda *a, **k: jumps.append(a[1]) or by_jumps(*a, **k))
+    with VideoClip(video, NUM_FRAMES) as opened:
+        for numbers in ([20], [1, 2], [12], [23], [22]):
+            assert _numbers(opened.read(np.array([numbers]), [all_of(48, 32)])) == [numbers]
+    assert jumps == [[20], [23]]
 
 
-# Optical flow.
+def test_each_read_after_the_first_has_its_own_seconds(video: Encoded) -> None:
+    frames, views = np.array([[3]]), [all_of(48, 32)]
+    with VideoClip(video, NUM_FRAMES, Limits(seconds=1000)) as opened:
+        for _ in range(3):
+            assert _numbers(opened.read(frames, views)) == [[3]]
+            opened._budget.began -= 1000
+    with VideoClip(video, NUM_FRAMES, Limits(seconds=1000)) as opened:
+        opened._budget.began -= 1000
+        with pytest.raises(DecodeError, match="takes longer than 1000 s to read"):
+            opened.read(frames, views)
 
 
-@pytest.fixture(params=["flow_{}_{:05}.jpg", "{}_{:05}.jpg", "000123-{}_{}.png", "{}{:04}.jpg", "img_{}-{}.JPG"])
-def fields(request: pytest.FixtureRequest, tmp_path: Path) -> list[Path]:
-    """Eleven fields, x and y; number 10 is the tenth also where names have no zeros."""
-    paths = [tmp_path / request.param.format(axis, number) for number in range(1, 12) for axis in "xy"]
-    for path in paths:
-        path.touch()
-    (tmp_path / "notes.txt").touch()
-    return paths
+@pytest.mark.parametrize("claimed", [NUM_FRAMES + 6, 2 * NUM_FRAMES])
+@pytest.mark.parametrize("film", [False, True])
+def test_a_wrong_number_of_frames_misleads_once(tmp_path: Path, video: Encoded, claimed: int, film: bool) -> None:
+    if film:
+        video = as_film(tmp_path / "a.mp4", claimed)
+    last = np.array([[claimed - 1]])
+    with VideoClip(video, claimed) as opened:
+        with pytest.raises(ChooseAgain):
+            opened.size(last)
+        assert opened.num_frames == NUM_FRAMES
+        assert opened.size(np.array([[23]])) == (48, 32)
+    with VideoClip(video, claimed) as opened, pytest.raises(ChooseAgain):
+        opened.read(np.array([[0, claimed - 1]]), [all_of(48, 32)])
+    asked = list[int]()
+    with SpanClip(VideoClip(video, claimed), Span(2), "a.mp4") as span:
+        decoded = read_open(span, lambda n: asked.append(n) or np.array([[0, n - 1]]), lambda w, h: [all_of(w, h)])
+    assert asked == [claimed - 2, NUM_FRAMES - 2]
+    assert (decoded.num_frames, decoded.frames.tolist(), _numbers(decoded.pixels)) == (22, [[0, 21]], [[2, 23]])
+    with SpanClip(VideoClip(video, claimed), Span(2, NUM_FRAMES + 1), "a.mp4") as span:
+        with pytest.raises(ChooseAgain):
+            span.size(last - 3)
+        with pytest.raises(DecodeError, match="has 24 frames, and the span 2:25 does not lie among them"):
+            print(span.num_frames)
 
 
-def test_flow_is_listed_field_by_field_alone_and_beside_frames(fields: list[Path], tmp_path: Path) -> None:
-    folder, paths = str(tmp_path), [str(path) for path in fields]
-    assert list_pictures(folder, is_flow=True) == paths and holds_flow(folder)
-    with pytest.raises(DecodeError, match=r"must hold one series of frames .*, got \S+, \S+$"):
-        list_pictures(folder)
-    frames = [tmp_path / f"frame{number}.jpg" for number in range(12)]
-    for path in frames:
-        path.touch()
-    assert list_pictures(folder) == [str(path) for path in frames]
-    assert list_pictures(folder, is_flow=True) == paths and not holds_flow(folder)
+def test_frames_of_another_size_after_a_jump_that_failed_are_cropped_anew(
+    video: Encoded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The container promises 40 x 20, and the decoder contradicts it in the middle."""
+
+    def jumps(video: Encoded, wanted: Sequence[int], *_: object, seeks: bool) -> Iterator[NumberedFrame]:
+        yield wanted[0], VideoFrame.from_ndarray(np.zeros((20, 40, 3), np.uint8), "rgb24")
+        raise DecodeError(video.name, "is damaged")
+
+    monkeypatch.setattr(clips, "frames_by_jumps", jumps)
+    sizes = list[tuple[int, int]]()
+
+    def crop(width: int, height: int) -> list[View]:
+        sizes.append((width, height))
+        return [all_of(width, height)]
+
+    with VideoClip(video, NUM_FRAMES) as opened:
+        decoded = read_open(opened, lambda n: np.array([[5, 6]]), crop)
+    assert sizes == [(40, 20), (48, 32)]
+    assert (decoded.size, decoded.pixels.shape, _numbers(decoded.pixels)) == ((48, 32), (1, 2, 32, 48, 3), [[5, 6]])
 
 
-def test_flow_that_is_not_whole_is_named(fields: list[Path], tmp_path: Path) -> None:
-    def remove(*paths: Path, reason: str) -> None:
-        for path in paths:
-            path.unlink()
-        with pytest.raises(DecodeError, match=reason):
-            list_pictures(str(tmp_path), is_flow=True)
-
-    lone = r"holds 11 pictures \S+ and 10 pictures \S+: number 11 is only in one of them"
-    remove(fields[-1], reason=lone)  # y of the last field
-    remove(fields[-2], *fields[4:6], reason=r"the frame before \S+4\.\w+ is missing")
-    remove(*tmp_path.glob("*[yY]*"), reason=r"one series of flow such as .*, got \S*x\S+")
+def test_a_clip_played_backwards_is_chosen_in_order_of_playing() -> None:
+    with ArrayClip(PIXELS) as opened:
+        decoded = read_open(opened, lambda n: np.array([[0, 1, n - 1]]), lambda w, h: [all_of(w, h)], is_reversed=True)
+    assert decoded.frames.tolist() == _numbers(decoded.pixels) == [[23, 22, 0]]
 
 
-def test_flow_of_two_kinds_is_not_guessed_between(frames: Path) -> None:
-    for name in ("x_1.jpg", "y_1.jpg", "flow_x_1.jpg", "flow_y_1.jpg"):
-        (frames / name).touch()
-    with pytest.raises(DecodeError, match=r"got \*\.jpg, flow_x_\*\.jpg, flow_y_\*\.jpg, x_\*\.jpg, y_\*\.jpg"):
-        list_pictures(str(frames), is_flow=True)
+@pytest.mark.parametrize("numbers", [[], [-1], [NUM_FRAMES]])
+def test_frames_that_are_not_there_are_a_mistake_of_the_caller(numbers: list[int]) -> None:
+    with ArrayClip(PIXELS) as opened, pytest.raises(ValueError, match="chosen of 24 do not lie among them"):
+        opened.read(np.array([numbers], np.int64), [all_of(48, 32)])
 
 
-def test_a_folder_of_flow_counts_its_fields(tmp_path: Path) -> None:
-    for number in range(1, 4):
-        for axis in "xy":
-            _picture(tmp_path / f"flow_{axis}_{number}.jpg", 128)
-    assert probe_folder(str(tmp_path))[0].num_frames == 3
+def test_a_region_has_its_own_size_and_is_checked_against_the_frame() -> None:
+    frames, region = np.array([[3]]), Region(8, 4, 20, 10)
+    with RegionClip(ArrayClip(PIXELS), region, "a.mp4", "list.csv:2") as opened:
+        assert (opened.num_frames, opened.size(frames)) == (NUM_FRAMES, (20, 10))
+        assert opened.read(frames, [View(20, 10, 2, 3, 5, 6)]).shape == (1, 1, 6, 5, 3)
+    outside = RegionClip(ArrayClip(PIXELS), Region(29, 4, 20, 10), "a.mp4", "list.csv:2")
+    with pytest.raises(DecodeError, match=r"a.mp4: its region, 20 x 10 pixels at 29, 4, exceeds .* \(list.csv:2"):
+        outside.size(frames)
 
 
-# One picture.
-
-
-def _encoded(kind: str = "JPEG", seed: int = 0, **options: Any) -> bytes:
-    """Colourful noise of 4 x 4 pixels, 96 x 64."""
-    coarse = np.random.default_rng(seed).integers(0, 256, (16, 24, 3), np.uint8)
-    stream = io.BytesIO()
-    Image.fromarray(coarse.repeat(4, 0).repeat(4, 1)).save(stream, kind, **options)
-    return stream.getvalue()
-
-
-def _pixels(*contents: bytes, limits: Limits = LIMITS) -> NDArray[np.uint8]:
-    """The pictures of a clip, whole."""
-    fetch = lambda number: (f"picture {number}", contents[number])  # noqa: E731
-    clip: NDArray[np.uint8] = read_picture_views(
-        "clip", fetch, lambda n: np.arange(n)[None], Renderer(_all_of), len(contents), limits
-    ).views[0]
-    return clip
-
-
-def test_a_picture_does_not_depend_on_those_before_it() -> None:
-    """Tables of one picture must not serve another: here of several qualities, and one without its own tables."""
-    kinds = [{"quality": 90}, {"quality": 30, "optimize": True}, {"progressive": True}, {"kind": "PNG"}]
-    contents = [_encoded(**options, seed=seed) for options in kinds for seed in (0, 1)]
-    contents += contents[-1:]
-    alone = [_pixels(content)[0] for content in contents]
-    np.testing.assert_array_equal(_pixels(*contents), alone)
-    at = contents[0].index(b"\xff\xc4")
-    bare = contents[0][:at] + contents[0][contents[0].index(b"\xff\xda") :]  # uses the standard's Huffman tables
-    np.testing.assert_array_equal(_pixels(contents[2], bare)[1], alone[0])
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
-def test_the_orientation_of_a_camera_is_undone(orientation: int, kind: str) -> None:
-    exif, as_stored = Image.Exif(), Image.fromarray(_pixels(_encoded(kind))[0])
-    exif[0x0112] = orientation
-    as_stored.getexif()[0x0112] = orientation
-    upright = np.asarray(ImageOps.exif_transpose(as_stored))
-    np.testing.assert_array_equal(_pixels(_encoded(kind, exif=exif))[0], upright)
-    exif[0x0112] = {1: 4, 3: 2, 6: 5, 8: 7}[orientation]
-    with pytest.raises(DecodeError, match="has a mirrored EXIF orientation; run mogrify"):
-        _pixels(_encoded(kind, exif=exif))
-
-
-@pytest.mark.parametrize(
-    ("limits", "reason"),
-    [(Limits(seconds=0), "takes longer than 0 s to read"), (Limits(pixels=96 * 64 - 1), "picture 0")],
-)
-def test_pictures_are_held_to_the_clock_and_to_the_size(limits: Limits, reason: str) -> None:
-    with pytest.raises(DecodeError, match=reason):
-        _pixels(_encoded(), limits=limits)
-
-
-def test_the_damaged_one_of_several_pictures_is_named() -> None:
-    contents = [_encoded(seed=seed) for seed in range(3)]
-    at = contents[2].index(b"\xff\xda") + 14
-    contents[2] = contents[2][:at] + b"\xff\xc4" + contents[2][at + 2 :]
-    with pytest.raises(DecodeError, match="picture 2"):
-        _pixels(*contents)
-    for content in (b"", b"\xff\xd8", b"\xff\xd8\xff\xe0\x00", b"GIF89a", b"\xff" * 99):
-        with pytest.raises(DecodeError, match="thing: is "):
-            decode_picture("thing", content, Budget("thing", LIMITS))
+def test_what_is_made_of_a_clip_closes_it(video: Encoded) -> None:
+    opened = VideoClip(video, NUM_FRAMES)
+    with DerivedClip(opened) as derived:
+        assert derived.num_frames == NUM_FRAMES
+        opened.size(np.array([[3]]))
+    assert list(opened._decoded) == []

@@ -16,7 +16,7 @@ from PIL import Image
 
 from summit_train.data.video import decode
 from summit_train.data.video.augment import View
-from summit_train.data.video.clips import read_views
+from summit_train.data.video.clips import VideoClip
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.render import Renderer
 from summit_train.data.video.source import LIMITS, Budget, DecodeError, Encoded, PacketIndex
@@ -164,18 +164,19 @@ def test_a_jump_passes_over_damage_that_the_frames_do_not_need(video: Path, tmp_
 @pytest.mark.parametrize("name", ["numbered.mp4", "numbered.mkv", "numbered.ts"])
 def test_a_jump_opens_h264_without_a_picture_and_gives_the_same_ones(tmp_path: Path, name: str) -> None:
     write_video(tmp_path / name, _numbered(), b_frames=3, codec="libx264")
-    encoded, whole = Encoded(str(tmp_path / name)), lambda w, h: [View(w, h, 0, 0, w, h)]
+    encoded, render = Encoded(str(tmp_path / name)), Renderer([all_of(48, 32)])
     for in_order in (True, False):
         with decode.open_video(encoded, Budget(name, LIMITS), in_order=in_order) as (_, stream):
             assert (stream.width, stream.height) == (48, 32)
             # A picture has been decoded if its pixels' format is known; the header lacks it.
             assert (stream.codec_context.pix_fmt is None) == (not in_order)
             assert stream.codec_context.skip_frame == "DEFAULT"
-    budget, wanted = Budget(name, LIMITS), frozenset([3, 17, 18, 39])
-    jumped = decode.read_by_jumps(encoded, wanted, Renderer(whole), NUM_FRAMES, budget)
-    decoded, _ = decode.read_from_start(encoded, wanted, Renderer(whole), budget)
-    assert jumped.keys() == wanted == decoded.keys()
-    assert all(np.array_equal(jumped[number], decoded[number]) for number in wanted)
+    budget, wanted = Budget(name, LIMITS), [3, 17, 18, 39]
+    jumps = decode.frames_by_jumps(encoded, wanted, NUM_FRAMES, budget)
+    decoded = decode.wanted_frames(name, enumerate(decode.every_frame(encoded, budget)), wanted)
+    for number, jumped, right in zip(wanted, jumps, decoded, strict=True):
+        assert jumped[0] == right[0] == number
+        assert np.array_equal(render(jumped[1]), render(right[1]))
 
 
 def test_an_avi_that_begins_to_reorder_its_frames_late_is_decoded_from_its_start(tmp_path: Path) -> None:
@@ -231,9 +232,8 @@ def test_a_choice_outside_the_video_is_the_callers_mistake(video: Path, wanted: 
 def test_views_are_crops_of_the_scaled_picture_clip_by_clip(video: Path) -> None:
     whole = read_clip(video, _these(5, 6, 7), lambda w, h: View(24, 16, 0, 0, 24, 16), NUM_FRAMES)
     left, right = View(24, 16, 0, 2, 10, 12), View(24, 16, 14, 2, 10, 12, flip=True)
-    views = read_views(
-        Encoded(str(video)), lambda n: np.array([[5, 6], [7, 5]]), lambda w, h: [left, right], NUM_FRAMES
-    ).views
+    with VideoClip(Encoded(str(video)), NUM_FRAMES) as opened:
+        views = opened.read(np.array([[5, 6], [7, 5]]), [left, right])
     assert views.shape == (4, 2, 12, 10, 3) and views.flags.c_contiguous and views.dtype == np.uint8
     np.testing.assert_array_equal(views[0], whole[[0, 1], 2:14, :10])
     np.testing.assert_array_equal(views[1], whole[[0, 1], 2:14, 14:][:, :, ::-1])
@@ -276,7 +276,7 @@ def test_limited_and_full_range_and_ten_bits_give_the_same_grey(
     for plane, level in zip(frame.planes, levels, strict=True):
         sample = np.dtype(np.uint16 if pixels.endswith("le") else np.uint8)
         plane.update(np.full(plane.buffer_size // sample.itemsize, level, sample).tobytes())
-    [picture] = Renderer(lambda w, h: [all_of(w, h)])(frame)
+    [picture] = Renderer([all_of(16, 16)])(frame)
     np.testing.assert_allclose(picture, 191, atol=3)  # swscale's fast path is off by 2
 
 

@@ -10,13 +10,12 @@ import pytest
 from PIL import Image
 
 from summit_train.core.errors import UserError
+from summit_train.data.loading import read_clip
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.files import FileStore
-from summit_train.data.video.augment import View
 from summit_train.data.video.augment import test_views as evaluation_views
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.region import WHOLE_FRAME, Region
-from summit_train.data.video.render import views_of_region
 from summit_train.data.video.source import DecodeError
 from tests.data.clips import all_of, stored_clip
 
@@ -46,10 +45,10 @@ def test_a_region_has_the_pixels_of_a_picture_that_was_cut(tmp_path: Path, crops
     store = FileStore(_listed(tmp_path, "whole,0,5,7,41,27", "cut,0,,,,"), str(tmp_path))
     for side in (27, 40, 16):  # as it is, scaled up, scaled down
         views_of = lambda width, height, side=side: evaluation_views(side, crops, width, height)  # noqa: E731
-        clips = [store.read_views(number, lambda n: _all(n)[None], views_of).views for number in (0, 1)]
+        clips = [read_clip(store, number, lambda n: _all(n)[None], views_of).pixels for number in (0, 1)]
         assert np.array_equal(*clips)
         mirrored = lambda width, height, of=views_of: [replace(one, flip=True) for one in of(width, height)]  # noqa: E731
-        assert np.array_equal(store.read_views(0, lambda n: _all(n)[None], mirrored).views, clips[0][:, :, :, ::-1])
+        assert np.array_equal(read_clip(store, 0, lambda n: _all(n)[None], mirrored).pixels, clips[0][:, :, :, ::-1])
 
 
 @pytest.mark.parametrize("rotation", [0, 90, 180])
@@ -91,12 +90,3 @@ def test_a_list_without_the_columns_is_refused(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,label,left,top\na.mp4,0,1,2\n")
     with pytest.raises(UserError, match=r"must have left,top,width,height with data\.region columns; lacks width, h"):
         read_manifest(tmp_path / "list.csv", "columns")
-
-
-def test_a_view_of_a_region_is_a_view() -> None:
-    views_of = views_of_region(Region(5, 7, 41, 27), all_of_list, "a.mp4", "list.csv:2")
-    assert views_of(64, 48) == [View(41, 27, 0, 0, 41, 27, region=(5, 7, 41, 27))]
-
-
-def all_of_list(width: int, height: int) -> list[View]:
-    return [all_of(width, height)]

@@ -23,7 +23,7 @@ def _frame(kind: str, width: int = WIDTH, height: int = HEIGHT) -> VideoFrame:
 
 
 def _pictures(frame: VideoFrame, *views: View) -> list[NDArray[np.uint8]]:
-    return Renderer(lambda width, height: views)(frame)
+    return Renderer(views)(frame)
 
 
 @pytest.mark.parametrize("kind", ["yuv420p", "yuvj420p", "yuv422p", "yuv444p", "yuv420p10le", "gray", "rgb24"])
@@ -67,11 +67,10 @@ def test_scaling_down_keeps_the_colours_of_the_file(kind: str, space: int) -> No
     np.testing.assert_array_equal(flipped, plain[:, ::-1])
 
 
-def test_the_first_frames_size_counts_for_all() -> None:
-    render = Renderer(lambda width, height: [View(width, height, 0, 0, width, height)])
+def test_frames_of_several_sizes_get_the_size_of_the_view() -> None:
+    render = Renderer([View(WIDTH, HEIGHT, 0, 0, WIDTH, HEIGHT)])
     assert render(_frame("yuv420p"))[0].shape == (HEIGHT, WIDTH, 3)
     assert render(_frame("yuv420p", 24, 18))[0].shape == (HEIGHT, WIDTH, 3)
-    assert render.stored_size == (WIDTH, HEIGHT)
 
 
 # Turning pictures upright.

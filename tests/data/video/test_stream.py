@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from summit_train.data.video.augment import View
 from summit_train.data.video.encode import write_video
-from summit_train.data.video.render import Renderer
+from summit_train.data.video.render import Renderer, upright_size
 from summit_train.data.video.source import DecodeError
 from summit_train.data.video.stream import (
     Reading,
@@ -61,13 +60,10 @@ def of_pipe(path: Path, reading: Reading) -> Iterator[StreamFrame]:
     return pipe_frames(Arriving(path.read_bytes()), reading)
 
 
-def whole(width: int, height: int) -> list[View]:
-    return [all_of(width, height)]
-
-
 def pictures(frames: Iterator[StreamFrame]) -> Frames:
-    render = Renderer(whole)
-    return np.stack([render(frame.decoded)[0] for frame in frames])
+    decoded = [frame.decoded for frame in frames]
+    render = Renderer([all_of(*upright_size(decoded[0]))])
+    return np.stack([render(frame)[0] for frame in decoded])
 
 
 def stored(path: Path) -> Frames:

@@ -15,8 +15,8 @@ import pytest
 import torch
 import yaml
 
-from summit_train.core.checkpoints import checkpoint_path
 from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.run_folder import checkpoint_path
 from summit_train.core.saved import SAFETENSORS_KEY
 from summit_train.inference.export import card
 from summit_train.inference.export.card import write_card

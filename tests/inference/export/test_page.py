@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from summit_train.core.comm import World
 from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.video.encode import write_video
-from summit_train.data.video.render import Renderer
+from summit_train.data.video.render import Renderer, upright_size
 from summit_train.evaluation.scoring import Scorer
 from summit_train.inference.export.export import centre_view
 from summit_train.inference.trained import open_trained
@@ -94,7 +93,7 @@ def test_a_frame_is_what_the_evaluation_sees(clip_model: Path, videos: Path, mon
         seen = ran(BEGIN)["seen"]
         for number in range(len(VIDEOS)):
             picture = next(av.open(str(videos / f"{number}.mp4")).decode(video=0))
-            (ours,) = Renderer(partial(centre_view, 32, crop))(picture)
+            (ours,) = Renderer(centre_view(32, crop, *upright_size(picture)))(picture)
             expected = Normalise(torch.float32, CPU)(torch.from_numpy(ours)[None, None])[0, 0].numpy()
             assert_near(seen(picture), expected, 1e-6, str(number))
 

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from summit_train.__main__ import main
 from summit_train.core.errors import UserError
 from summit_train.data.video.encode import with_caption, write_video
-from summit_train.data.video.render import Renderer
+from summit_train.data.video.render import Renderer, upright_size
 from summit_train.data.video.stream import Reading, StreamFrame, file_frames
 from summit_train.inference.stream.command import drawn_in
-from tests.data.video.test_stream import noise, whole
+from tests.data.clips import all_of
+from tests.data.video.test_stream import noise
 from tests.runs import changed_copy
 from tests.worlds import PATIENCE_S, ROOT, Said, Say, main_said, refused
 
@@ -229,7 +230,8 @@ def turned(tmp_path: Path) -> Path:
 
 
 def read(path: Path) -> tuple[list[StreamFrame], NDArray[np.uint8]]:
-    found, render = list(file_frames(str(path), Reading())), Renderer(whole)
+    found = list(file_frames(str(path), Reading()))
+    render = Renderer([all_of(*upright_size(found[0].decoded))])
     return found, np.stack([render(frame.decoded)[0] for frame in found])
 
 

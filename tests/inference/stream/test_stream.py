@@ -16,10 +16,10 @@ from av.video.frame import VideoFrame
 from numpy.typing import NDArray
 
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.data.video.clips import read_views
+from summit_train.data.video.clips import VideoClip
 from summit_train.data.video.source import DecodeError, Encoded
 from summit_train.data.video.stream import Reading, StreamFrame, file_frames
-from summit_train.inference.stream.stream import Follower, Show, newest, renderer
+from summit_train.inference.stream.stream import Follower, Show, newest, stream_view
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.models.online import StreamNetwork
 from summit_train.models.precision import Normalise, parameter_type
@@ -38,15 +38,14 @@ def trained(trained_run: Path) -> Trained:
 @pytest.fixture(scope="module")
 def pictures(trained: Trained, motion_set: Path) -> list[Frames]:
     """All 8 frames of a video, as the stream sees them."""
-    render = renderer(trained.spec)
-    path = str(motion_set / "videos/val_000002.mp4")
-    return [render(frame.decoded)[0] for frame in file_frames(path, Reading())]
+    stream, path = Labeller(trained, CPU), str(motion_set / "videos/val_000002.mp4")
+    return [stream.picture(frame) for frame in file_frames(path, Reading())]
 
 
 def clip_logits(trained: Trained, video: Path, frames: Sequence[int]) -> NDArray[np.float64]:
     """What the clip network, run as evaluation runs it, gives these frames of a file."""
-    views_of = lambda width, height: renderer(trained.spec)._views_of(width, height)  # noqa: E731
-    views = read_views(Encoded(str(video)), lambda n: np.array([frames]), views_of).views
+    with VideoClip(Encoded(str(video))) as opened:
+        views = opened.read(np.array([frames]), [stream_view(trained.spec, *opened.size(np.array([frames])))])
     normalise = Normalise(parameter_type(trained.spec.precision), CPU)
     with torch.inference_mode():
         logits: NDArray[np.float64] = trained.network(CPU)(normalise(torch.from_numpy(views)))[0].double().numpy()
@@ -116,7 +115,7 @@ def test_the_2d_twin_streams_and_an_accelerated_network_does_not(
 @pytest.mark.parametrize(("crops", "size"), [("1", (20, 20)), ("3", (20, 20)), ("full", (40, 20))])
 def test_the_picture_is_the_centre_or_the_whole(trained_run: Path, crops: str, size: tuple[int, int]) -> None:
     spec = open_trained(trained_run, ["evaluate.short_side=20", f"evaluate.crops={crops}"]).spec
-    (view,) = renderer(spec)._views_of(80, 40)
+    view = stream_view(spec, 80, 40)
     assert (view.crop_width, view.crop_height) == size and view.x == (40 - size[0]) // 2
 
 

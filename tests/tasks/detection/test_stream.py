@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.stream import Reading, file_frames
 from summit_train.inference.stream.command import drawn_in
-from summit_train.inference.stream.stream import Stream, renderer
+from summit_train.inference.stream.stream import Stream
 from summit_train.inference.trained import Trained, open_trained
 from summit_train.models.build import build_network
 from summit_train.models.precision import Normalise, parameter_type
@@ -64,8 +64,8 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pictures_of(trained: Trained, video: Path) -> list[NDArray[np.uint8]]:
-    render = renderer(trained.spec)
-    return [render(frame.decoded)[0] for frame in file_frames(str(video), Reading())]
+    stream = Stream(trained, CPU)
+    return [stream.picture(frame) for frame in file_frames(str(video), Reading())]
 
 
 def clip_maps(trained: Trained, pictures: Sequence[NDArray[np.uint8]]) -> torch.Tensor:

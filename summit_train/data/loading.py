@@ -1,0 +1,160 @@
+"""From a clip of a list to arrays: which frames, which views, their pixels, and what an annotation says of them.
+
+What is drawn for training is a function of a key, (seed, epoch, clip), and of nothing else: not of the rank or the
+worker that reads the clip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from summit_train.core import rng
+from summit_train.data.manifest import Manifest
+from summit_train.data.video.augment import View, train_frames, train_view
+from summit_train.data.video.clips import ChooseAgain, Frames, Numbers, OpenClip
+from summit_train.spec import DataSpec
+
+Sample = Callable[[int], Numbers]  # from a number of frames to those of K clips, int64 (K, T), in order of playing
+Crop = Callable[[int, int], Sequence[View]]  # from a frame's width and height to C views whose crops have one size
+Targets = list[list[NDArray[np.float32]]]  # the boxes in each frame of each view, see Boxes.targets; or nothing
+Draw = tuple[int, ...]  # (epoch, clip), with data.balance: classes (epoch, clip, step, virtual GPU, place)
+# What varies the pixels of a view by a generator, and the purpose of its key with the numbers that tell it from others.
+Variation = tuple[Callable[[Frames, np.random.Generator], Frames], str, tuple[int, ...]]
+
+
+class Store(Protocol):
+    """The clips of a manifest. It is pickled to the loader's workers, so it opens files where it reads."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """The list of the clips."""
+
+    def open(self, clip: int) -> OpenClip:
+        """Open a clip; numbers count its own frames, in the order in which they are stored. Raises DecodeError."""
+
+
+class Decoded(NamedTuple):
+    """K clips of a video in C views, and what they were cut from and by.
+
+    pixels: uint8 (K * C, T, height, width, channels), clip by clip. frames: their numbers in the video, int64 (K, T).
+    num_frames, size: of the clip.
+    """
+
+    pixels: Frames
+    frames: Numbers
+    views: Sequence[View]
+    num_frames: int
+    size: tuple[int, int]
+
+    def targets(self, manifest: Manifest, clip: int) -> Targets:
+        """Return what the views show of a clip's boxes; nothing of a list without any. Raises DecodeError."""
+        if (boxes := manifest.boxes) is None:
+            return []
+        boxes.check(clip, manifest.path(clip), manifest.span(clip).start + self.num_frames, *self.size)
+        return [boxes.targets(clip, self.frames[0], view, self.size) for view in self.views]
+
+
+class Block(NamedTuple):
+    """Some of the chosen frames of a whole video.
+
+    pixels: uint8 (crops, len(numbers), height, width, C). numbers: of the frames here, in order of playing. num_frames:
+    of the video. size: width and height of its upright frame as it is stored. num_chosen: frames of all blocks.
+    """
+
+    pixels: Frames
+    numbers: Numbers
+    num_frames: int
+    size: tuple[int, int]
+    num_chosen: int
+
+
+def read_clip(store: Store, clip: int, sample: Sample, crop: Crop) -> Decoded:
+    """Read the clips that `sample` and `crop` choose of a clip of a list. Raises DecodeError."""
+    manifest = store.manifest
+    with store.open(clip) as opened:
+        decoded = read_open(opened, sample, crop, is_reversed=manifest.is_reversed(clip))
+    return decoded._replace(frames=manifest.span(clip).start + decoded.frames)
+
+
+def read_open(opened: OpenClip, sample: Sample, crop: Crop, *, is_reversed: bool = False) -> Decoded:
+    """Read an open clip as `read_clip` does, its own frames numbered from 0.
+
+    Where the container was wrong about the length, all is chosen again.
+    """
+    while True:
+        num_frames = opened.num_frames
+        played = sample(num_frames)
+        frames = num_frames - 1 - played if is_reversed else played
+        try:
+            size = opened.size(frames)
+            views = crop(*size)
+            pixels = opened.read(frames, views)
+        except ChooseAgain:
+            continue
+        return Decoded(pixels, opened.stored(frames), views, num_frames, size)
+
+
+def training_clip(
+    data: DataSpec,
+    store: Store,
+    variations: Sequence[Variation],
+    seed: int,
+    clip: int,
+    drawn: Draw,
+    reading: AbstractContextManager[None],
+) -> tuple[Frames, Targets]:
+    """Read `data.repeats` views of a clip for training, uint8 (repeats, T, H, W, C), and what they show of its boxes.
+
+    drawn: whose draws it has: those of another clip where it is a substitute, which may have its own turn. reading: is
+    entered while the clip is read.
+    """
+    # The first view has the draws of a clip that is not repeated.
+    turns = [drawn, *((*drawn, repeat) for repeat in range(1, data.repeats))]
+
+    def sample(num_frames: int) -> Numbers:
+        generator = rng.key(seed, "sampling", *drawn)
+        return train_frames(data.sampling, num_frames, data.num_frames, data.frame_stride, generator)[None]
+
+    def crop(width: int, height: int) -> list[View]:
+        return [train_view(data, width, height, rng.key(seed, "augment", *turn)) for turn in turns]
+
+    with reading:
+        decoded = read_clip(store, clip, sample, crop)
+    pixels = decoded.pixels
+    for vary, purpose, numbers in variations:
+        generators = [rng.key(seed, purpose, *numbers, *turn) for turn in turns]
+        pixels = np.stack([vary(view, generator) for view, generator in zip(pixels, generators, strict=True)])
+    return pixels, decoded.targets(store.manifest, clip)
+
+
+def whole_video(store: Store, video: int, sample: Sample, crop: Crop, size: int) -> Iterator[Block]:
+    """Yield the chosen frames of a video, each once, in blocks of `size` in one view of each crop.
+
+    sample: is taken as a set of frames, which are shown in order of playing. It is one pass if the video does not play
+    backwards. Raises DecodeError.
+    """
+    is_reversed = store.manifest.is_reversed(video)
+
+    def chosen(num_frames: int) -> Numbers:
+        return np.unique(sample(num_frames))
+
+    def edges(num_frames: int) -> Numbers:
+        """Choose a short video whole; of a long one the first frame for its size, and the last for its length."""
+        frames = chosen(num_frames)
+        return (frames if len(frames) <= size else frames[[0, -1]])[None]
+
+    with store.open(video) as opened:
+        decoded = read_open(opened, edges, crop, is_reversed=is_reversed)
+        frames = chosen(decoded.num_frames)
+        if len(frames) <= size:
+            yield Block(decoded.pixels, frames, decoded.num_frames, decoded.size, len(frames))
+            return
+        for start in range(0, len(frames), size):
+            played = frames[start : start + size]
+            stored = decoded.num_frames - 1 - played if is_reversed else played
+            yield Block(opened.read(stored[None], decoded.views), played, decoded.num_frames, decoded.size, len(frames))

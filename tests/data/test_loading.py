@@ -1,0 +1,104 @@
+"""From a clip of a list to arrays: what is drawn for it, and whole videos in blocks."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from summit_train.core import rng
+from summit_train.data.loading import Store, read_clip, training_clip, whole_video
+from summit_train.data.manifest import read_manifest
+from summit_train.data.manifest.files import FileStore
+from summit_train.data.video.augment import View, train_frames, train_view
+from summit_train.data.video.clips import Frames
+from summit_train.spec import DataSpec
+from tests.data.clips import all_of
+
+NUM_FRAMES, WIDTH, HEIGHT = 23, 40, 30
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """A folder of 23 pictures, brighter from the left to the right and from one to the next; whole, and in spans."""
+    (tmp_path / "a").mkdir()
+    across = np.broadcast_to(np.arange(WIDTH, dtype=np.uint8)[None, :, None], (HEIGHT, WIDTH, 3))
+    for number in range(NUM_FRAMES):
+        Image.fromarray(10 * number + across // 8).save(tmp_path / "a" / f"{number:03}.png")
+    rows = ["a,0,,,0", "a,0,,,1", "a,0,5,15,0", "a,0,5,15,1"]
+    lines = ["path,label,start_frame,end_frame,reversed", *rows]
+    (tmp_path / "list.csv").write_text("\n".join(lines) + "\n")
+    return FileStore(read_manifest(tmp_path / "list.csv"), str(tmp_path))
+
+
+def _numbers(pixels: Frames) -> list[int]:
+    return (pixels.min((1, 2, 3)) // 10).tolist()
+
+
+def _whole(width: int, height: int) -> list[View]:
+    return [all_of(width, height)]
+
+
+@pytest.mark.parametrize(
+    ("clip", "num_frames", "shown"),
+    [(0, 23, [0, 1, 22]), (1, 23, [22, 21, 0]), (2, 10, [5, 6, 14]), (3, 10, [14, 13, 5])],
+)
+def test_frames_are_chosen_in_order_of_playing_and_numbered_in_the_video(
+    store: Store, clip: int, num_frames: int, shown: list[int]
+) -> None:
+    found = read_clip(store, clip, lambda number: np.array([[0, 1, number - 1]]), _whole)
+    assert (found.num_frames, found.size, found.views) == (num_frames, (WIDTH, HEIGHT), _whole(WIDTH, HEIGHT))
+    assert found.frames.tolist() == [shown] and _numbers(found.pixels[0]) == shown
+    assert found.targets(store.manifest, clip) == []
+
+
+@pytest.mark.parametrize("balanced", [(), (4, 0, 1)])
+def test_a_training_clip_is_drawn_by_its_keys(store: Store, balanced: tuple[int, ...]) -> None:
+    data = DataSpec(
+        train="x", val="x", num_frames=3, frame_stride=2, short_side=(24, 30), crop=20, repeats=2, sampling="uniform"
+    )
+    drawn = (7, 2, *balanced)
+    noted = list[int]()
+
+    def vary(view: Frames, generator: np.random.Generator) -> Frames:
+        noted.append(int(generator.integers(1 << 30)))
+        return view + np.uint8(len(noted))
+
+    entered = nullcontext()
+    pixels, targets = training_clip(data, store, [(vary, "own_augment", (5,))], 9, 2, drawn, entered)
+    frames = train_frames("uniform", 10, 3, 2, rng.key(9, "sampling", *drawn))
+    turns = [drawn, (*drawn, 1)]
+    views = [train_view(data, WIDTH, HEIGHT, rng.key(9, "augment", *turn)) for turn in turns]
+    assert views[0] != views[1]
+    with store.open(2) as opened:
+        expected: NDArray[np.uint8] = opened.read(frames[None], views)
+    assert np.array_equal(pixels, expected + np.array([1, 2], np.uint8)[:, None, None, None, None])
+    assert noted == [int(rng.key(9, "own_augment", 5, *turn).integers(1 << 30)) for turn in turns]
+    assert targets == []
+
+
+@pytest.mark.parametrize("clip", [0, 1, 2, 3])
+@pytest.mark.parametrize("size", [4, 10, 23])
+def test_a_whole_video_is_shown_in_blocks_in_order_of_playing(store: Store, clip: int, size: int) -> None:
+    num_frames = 23 if clip < 2 else 10
+    stored = list(range(num_frames)) if clip < 2 else list(range(5, 15))
+    played = stored[::-1] if clip % 2 else stored
+    for step in (1, 3):
+        # Each frame once, whatever the order of the choice.
+        blocks = list(
+            whole_video(store, clip, lambda number, step=step: np.arange(0, number, step)[::-1].repeat(2), _whole, size)
+        )
+        chosen = list(range(0, num_frames, step))
+        assert [len(block.numbers) for block in blocks] == [
+            min(size, len(chosen) - start) for start in range(0, len(chosen), size)
+        ]
+        assert [number for block in blocks for number in block.numbers.tolist()] == chosen
+        assert [number for block in blocks for number in _numbers(block.pixels[0])] == played[::step]
+        facts = {(block.num_frames, block.size, block.num_chosen) for block in blocks}
+        assert facts == {(num_frames, (WIDTH, HEIGHT), len(chosen))}
+    later = whole_video(store, clip, np.arange, _whole, 4, begin=8)
+    assert next(later).numbers.tolist() == list(range(8, min(12, num_frames)))
