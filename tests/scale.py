@@ -47,6 +47,7 @@ from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.motion import FPS, MotionSet
 from summit_train.data.video.encode import open_writer
+from summit_train.data.video.span import Span
 from summit_train.spec import load_spec
 from summit_train.training.step import TrainStep
 from summit_train.training.vote import NO_REQUESTS, Requests, StepResult
@@ -156,7 +157,7 @@ def rehearse_film(seconds: int, folder: Path, side: int = 240, span: int = 10, c
     starts = [(length - span * FPS) * number // clips for number in range(clips)]
     of_all = {"num_frames": length, "sha256": file_sha256(film)}
     write_manifest(folder / "train.csv", [
-        ManifestRow(film.name, label % 4, **of_all, start_frame=begin, end_frame=begin + span * FPS)  # type: ignore[arg-type]
+        ManifestRow(film.name, label % 4, **of_all, span=Span(begin, begin + span * FPS))  # type: ignore[arg-type]
         for label, begin in enumerate(starts)
     ])  # fmt: skip
     data = Dataset.open(load_spec(write_spec(folder, 1, num_frames=8, frame_stride=16)), "train")

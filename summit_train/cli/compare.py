@@ -20,10 +20,8 @@ from summit_train.core.session import check_single
 from summit_train.core.text import counted
 from summit_train.data.check import spread
 from summit_train.data.manifest import Manifest, read_manifest
-from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.files import located_root
 from summit_train.data.manifest.overlap import shared_clips
-from summit_train.data.manifest.reading import read_rows
 from summit_train.data.video.source import DecodeError
 
 _SHOWN = 20  # pairs on the screen; --json has them all
@@ -49,23 +47,20 @@ class _Side:
     workers: int
     bad: list[DecodeError] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        rows = list(read_rows(self.manifest))
-        self.clips = [Clip(row.path, row.span, row.reversed) for row in rows]
-        self.groups = [row.group for row in rows]
-
     def hashed(self) -> Manifest:
         """Return the list with the SHA-256 of every file."""
-        known = [self.manifest.sha256(number) for number in range(len(self.clips))]
-        paths = list(dict.fromkeys(clip.path for clip, sha256 in zip(self.clips, known, strict=True) if sha256 is None))
-        hashes = spread(_digest, self.root, paths, min(self.workers, len(paths)))
+        clips = range(len(self.manifest))
+        paths = list(map(self.manifest.path, clips))
+        known = list(map(self.manifest.sha256, clips))
+        unknown = list(dict.fromkeys(path for path, sha256 in zip(paths, known, strict=True) if sha256 is None))
+        hashes = spread(_digest, self.root, unknown, min(self.workers, len(unknown)))
         found = dict[str, bytes]()
-        for path, digest in zip(paths, followed(hashes, len(paths), "files", in_logs=True), strict=True):
+        for path, digest in zip(unknown, followed(hashes, len(unknown), "files", in_logs=True), strict=True):
             if isinstance(digest, DecodeError):
                 self.bad.append(digest)
             else:
                 found[path] = digest
-        digests = [sha256 or found.get(clip.path, bytes(32)) for clip, sha256 in zip(self.clips, known, strict=True)]
+        digests = [sha256 or found.get(path, bytes(32)) for path, sha256 in zip(paths, known, strict=True)]
         return replace(self.manifest, digests=np.array(digests, "V32"))
 
 
@@ -108,7 +103,7 @@ def _compared(sides: Sequence[_Side]) -> Result:
         shared = {(clip, other): how for (clip, other), how in shared.items() if clip < other}
     pairs = [_pair(sides, places, shared[places]) for places in sorted(shared, key=lambda pair: (shared[pair], pair))]
     bad = [error for side in sides for error in side.bad]
-    values: dict[str, Any] = {"clips": [len(side.clips) for side in sides], "pairs": pairs}
+    values: dict[str, Any] = {"clips": [len(side.manifest) for side in sides], "pairs": pairs}
     values["unreadable"] = [{"path": error.path, "error": error.reason} for error in bad]
     text = _text(pairs)
     first = {clip for clip, _ in shared}
@@ -116,7 +111,7 @@ def _compared(sides: Sequence[_Side]) -> Result:
     counts = [first | second] if is_one else [first, second]
     wheres = ["here twice or more"] if is_one else ["also in B", "also in A"]
     for side, clips, where in zip(sides, counts, wheres, strict=True):
-        text.append(f"{side.manifest.source}: {len(clips):,} of {counted(len(side.clips), 'clip')} {where}")
+        text.append(f"{side.manifest.source}: {len(clips):,} of {counted(len(side.manifest), 'clip')} {where}")
     return Result([*text, *(f"not compared: {error}" for error in bad)], values=values)
 
 
@@ -124,8 +119,9 @@ def _pair(sides: Sequence[_Side], places: tuple[int, int], how: str) -> dict[str
     """Return the JSON object of a pair."""
     pair: dict[str, Any] = {"by": how}
     for name, side, clip in zip("ab", (sides[0], sides[-1]), places, strict=True):
-        group = side.groups[clip]
-        pair[name] = side.clips[clip].values() | ({"group": group} if group else {})
+        listed = replace(side.manifest.clip(clip), path=side.manifest.path(clip))
+        group = side.manifest.group(clip)
+        pair[name] = listed.values() | ({"group": group} if group else {})
     return pair
 
 

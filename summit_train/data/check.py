@@ -30,14 +30,7 @@ from summit_train.data.video.stream import probe
 _AHEAD = 16  # answers of each worker that may wait for that of a long video
 
 
-@dataclass(frozen=True)
-class FileFacts(VideoInfo):
-    """What a video or a folder of pictures holds. sha256: in hexadecimal digits."""
-
-    sha256: str
-
-
-Found = FileFacts | DecodeError
+Found = VideoInfo | DecodeError
 LeftOut = tuple[ManifestRow | None, DecodeError]  # None: of a clip that has no row
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -54,10 +47,10 @@ def examine(root: str, path: str) -> Found:
     full = os.path.join(root, path)
     try:
         if holds_pictures(full):
-            info, digest = probe_folder(full)
+            info = probe_folder(full)
         else:
             video = load_video(full, None)
-            info, digest = probe(video), video.sha256()
+            info = probe(video)
             if info.can_jump and is_film(os.path.getsize(full), info.num_frames):
                 _films().load(full, None, info.num_frames, NO_HURRY)  # keeps the index for training
     except DecodeError as error:
@@ -66,7 +59,7 @@ def examine(root: str, path: str) -> Found:
     except OSError as error:
         return DecodeError(path, error.strerror or str(error))
     fps, duration = (value and round(value, 6) for value in (info.fps, info.duration))
-    return FileFacts(**asdict(info) | {"fps": fps, "duration": duration, "sha256": digest})
+    return replace(info, fps=fps, duration=duration)
 
 
 def spread(
@@ -122,7 +115,7 @@ class Journal:
                     error = record.get("error")
                     facts = record.get("facts", {})
                     facts["notes"] = tuple(facts.get("notes", ()))
-                    found[path] = FileFacts(**facts) if error is None else DecodeError(path, error)
+                    found[path] = VideoInfo(**facts) if error is None else DecodeError(path, error)
         return found
 
     def add(self, rank: int, path: str, found: Found) -> None:
@@ -175,7 +168,7 @@ def list_videos(source: Path, root: Path | None = None, region: str | None = Non
     rows = list(read_rows(manifest))
     if not is_folder:
         return Listing(manifest, root or source.parent, rows, Counter())
-    rows = [replace(row, path=manifest.stored_path(clip)) for clip, row in enumerate(rows)]
+    rows = [replace(row, path=manifest.clip(clip).path) for clip, row in enumerate(rows)]
     skipped = Counter[str]()
     folder_table(source, skipped)
     return Listing(manifest, source, rows, skipped)
@@ -217,7 +210,7 @@ def reasons(left_out: Iterable[LeftOut]) -> list[DecodeError]:
     return list({(error.path, error.span, error.region): error for _, error in left_out}.values())
 
 
-def _facts(row: ManifestRow, found: Mapping[str, Found], *, compare: bool = False) -> FileFacts:
+def _facts(row: ManifestRow, found: Mapping[str, Found], *, compare: bool = False) -> VideoInfo:
     """Return the facts of a row's file. Raises DecodeError where it lacks the row's span or boxes.
 
     compare: also where it has another SHA-256 or number of frames than the row.
@@ -235,7 +228,7 @@ def _facts(row: ManifestRow, found: Mapping[str, Found], *, compare: bool = Fals
     return facts
 
 
-def _with_facts(row: ManifestRow, found: FileFacts) -> ManifestRow:
+def _with_facts(row: ManifestRow, found: VideoInfo) -> ManifestRow:
     facts = {name: fact for name, fact in asdict(found).items() if name not in ("can_jump", "notes")}
     if not found.can_jump:
         facts["num_frames"] = None  # with it, training would jump
@@ -244,13 +237,13 @@ def _with_facts(row: ManifestRow, found: FileFacts) -> ManifestRow:
     return replace(row, **facts)
 
 
-def _check_region(manifest: Manifest, clip: int, facts: FileFacts) -> None:
+def _check_region(manifest: Manifest, clip: int, facts: VideoInfo) -> None:
     """Raise DecodeError where a clip's region is not in its frame."""
-    region = manifest.region(clip)
-    problem = region.problem(facts.width, facts.height)
+    listed = manifest.clip(clip)
+    problem = listed.region.problem(facts.width, facts.height)
     if problem is not None:
         reason = f"{problem} ({manifest.place(clip)})"
-        raise DecodeError(manifest.path(clip), reason, manifest.span(clip), region)
+        raise DecodeError(manifest.path(clip), reason, listed.span, listed.region)
 
 
 def copies(rows: Iterable[ManifestRow]) -> list[tuple[str, str]]:

@@ -55,7 +55,7 @@ class Decoded(NamedTuple):
         """Return what the views show of a clip's boxes; nothing of a list without any. Raises DecodeError."""
         if (boxes := manifest.boxes) is None:
             return []
-        boxes.check(clip, manifest.path(clip), manifest.span(clip).start + self.num_frames, *self.size)
+        boxes.check(clip, manifest.path(clip), manifest.clip(clip).span.start + self.num_frames, *self.size)
         return [boxes.targets(clip, self.frames[0], view, self.size) for view in self.views]
 
 
@@ -75,10 +75,10 @@ class Block(NamedTuple):
 
 def read_clip(store: Store, clip: int, sample: Sample, crop: Crop) -> Decoded:
     """Read the clips that `sample` and `crop` choose of a clip of a list. Raises DecodeError."""
-    manifest = store.manifest
+    listed = store.manifest.clip(clip)
     with store.open(clip) as opened:
-        decoded = read_open(opened, sample, crop, is_reversed=manifest.is_reversed(clip))
-    return decoded._replace(frames=manifest.span(clip).start + decoded.frames)
+        decoded = read_open(opened, sample, crop, is_reversed=listed.is_reversed)
+    return decoded._replace(frames=listed.span.start + decoded.frames)
 
 
 def read_open(opened: OpenClip, sample: Sample, crop: Crop, *, is_reversed: bool = False) -> Decoded:
@@ -138,7 +138,7 @@ def whole_video(store: Store, video: int, sample: Sample, crop: Crop, size: int)
     sample: is taken as a set of frames, which are shown in order of playing. It is one pass if the video does not play
     backwards. Raises DecodeError.
     """
-    is_reversed = store.manifest.is_reversed(video)
+    is_reversed = store.manifest.clip(video).is_reversed
 
     def chosen(num_frames: int) -> Numbers:
         return np.unique(sample(num_frames))

@@ -137,7 +137,7 @@ def test_index_leaves_out_what_is_missing_torn_or_outside_its_file(spans: Path, 
     status, printed, _ = say("data", "index", spans, "--out", out, "--workers", 0)
     assert status == 0
     manifest, digest = read_manifest(out), hashlib.sha256((spans.parent / "a.mp4").read_bytes()).digest()
-    assert [manifest.span(clip) for clip in range(len(manifest))] == [Span(0, 8), Span(8), Span()]
+    assert [manifest.clip(clip).span for clip in range(len(manifest))] == [Span(0, 8), Span(8), Span()]
     assert [(manifest.num_frames(clip), manifest.sha256(clip)) for clip in range(3)] == [(20, digest)] * 3
     assert "3 clips, 40 frames, 2 classes" in printed
     assert "left out: 4\n  a.mp4: has 20 frames, and the span 15:21 does not lie among them\n" in printed
@@ -163,7 +163,7 @@ def test_the_rows_that_index_leaves_out_are_kept_whole(spans: Path, say: Say) ->
     assert status == 2 and err.endswith(f"--out must be another file than {left_out}, which it would replace\n")
     assert say("data", "index", left_out, "--out", spans.parent / "rest.csv", "--workers", 0)[0] == 0
     rest = read_manifest(spans.parent / "rest.csv")
-    assert [(rest.labels_of(clip), rest.span(clip)) for clip in (0, 1)] == [((0, 2), Span(0, 8)), ((1,), Span(8))]
+    assert [(rest.labels_of(clip), rest.clip(clip).span) for clip in (0, 1)] == [((0, 2), Span(0, 8)), ((1,), Span(8))]
 
 
 @pytest.mark.parametrize("out", ["list.csv", "link.csv", "../{}/list.csv"])
@@ -223,7 +223,7 @@ def test_index_keeps_regions_and_scan_names_those_outside_their_frame(tmp_path: 
     clean = tmp_path / "clean.csv"
     assert say("data", "index", tmp_path / "list.csv", "--out", out, "--workers", 0)[0] == 0
     indexed = read_manifest(out, "columns")
-    assert [indexed.region(clip) for clip in range(3)] == [Region(2, 3, 30, 13), Region(2, 3, 30, 14), Region()]
+    assert [indexed.clip(clip).region for clip in range(3)] == [Region(2, 3, 30, 13), Region(2, 3, 30, 14), Region()]
     assert indexed.num_frames(0) == 3 and indexed.sha256(2)
     status, printed, _ = say("data", "scan", out, "--out", clean, "--workers", 0)
     assert status == 0 and "0 bad" in printed  # without the option the columns are not read
@@ -232,7 +232,7 @@ def test_index_keeps_regions_and_scan_names_those_outside_their_frame(tmp_path: 
     ((bad,),) = [csv_rows(tmp_path / "clean.left_out.csv")]
     assert status == 0 and (bad["path"], bad["top"], bad["height"], bad["reason"]) == ("b.mp4", "3", "14", reason)
     found = read_manifest(clean, "columns")
-    assert [found.region(clip) for clip in range(2)] == [Region(2, 3, 30, 13), Region()] and len(found) == 2
+    assert [found.clip(clip).region for clip in range(2)] == [Region(2, 3, 30, 13), Region()] and len(found) == 2
 
 
 # Killed, and on several ranks.

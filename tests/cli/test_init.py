@@ -127,7 +127,7 @@ def test_class_folders_of_frames_are_split_trained_and_indexed(
     indexed, listed = read_manifest("index/clips.csv"), read_manifest("frames")
     paths = [f"{name}/clip {clip}" for name, first in (("left", 0), ("right", 1)) for clip in range(first, 8, 2)]
     for manifest in (indexed, listed):
-        assert [manifest.stored_path(clip) for clip in range(8)] == paths
+        assert [manifest.clip(clip).path for clip in range(8)] == paths
     assert indexed.frame_counts.tolist() == [3] * 8 and indexed.labels.tolist() == listed.labels.tolist()
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from summit_train.core.errors import UserError
 from summit_train.data.check import (
-    FileFacts,
     Found,
     Journal,
     LeftOut,
@@ -29,13 +28,13 @@ from summit_train.data.check import (
 )
 from summit_train.data.manifest import ManifestRow, write_manifest
 from summit_train.data.video.encode import write_video
-from summit_train.data.video.source import DecodeError
+from summit_train.data.video.source import DecodeError, VideoInfo
 from summit_train.data.video.span import Span
 from tests.worlds import PATIENCE_S
 
 CLIPS = Path(__file__).parents[2].parent / "shared" / "clips"
 needs_clips = pytest.mark.skipif(not CLIPS.is_dir(), reason="the real clips in ../shared/clips are not here")
-FACTS = FileFacts(9, 29.97, 32, 16, 0.3003, "h264", "ab" * 32)
+FACTS = VideoInfo(9, 29.97, 32, 16, 0.3003, "h264", "ab" * 32)
 
 
 def _die_of_b(root: str, path: str) -> Found:
@@ -195,7 +194,7 @@ def test_clips_are_sorted_into_good_ones_and_errors_each_once() -> None:
     found: dict[str, Found] = dict.fromkeys("acd", FACTS) | {"f": DecodeError("f", "is empty")}
     rows = [ManifestRow(path, 0) for path in "ffacd"]
     # A video in both directions is not a copy of itself; of a file with a bad span the others are good.
-    rows += [replace(rows[2], reversed=True), rows[2].with_span(Span(8, 10)), rows[2].with_span(Span(5))]
+    rows += [replace(rows[2], reversed=True), replace(rows[2], span=Span(8, 10)), replace(rows[2], span=Span(5))]
     good, bad = index_clips(rows, found)
     assert [(row.path, row.span) for row in good] == [(path, Span()) for path in "acda"] + [("a", Span(5))]
     outside = "a: has 9 frames, and the span 8:10 does not lie among them"
@@ -212,7 +211,7 @@ def test_clips_are_sorted_into_good_ones_and_errors_each_once() -> None:
         (FACTS, None),
     ],
 )
-def test_a_scan_compares_the_files_with_the_manifest(tmp_path: Path, facts: FileFacts, reason: str | None) -> None:
+def test_a_scan_compares_the_files_with_the_manifest(tmp_path: Path, facts: VideoInfo, reason: str | None) -> None:
     """A clip that can be used stays as it is listed."""
     rows = [ManifestRow("a", 0, 9, sha256="ab" * 32), ManifestRow("b", 0)]
     write_manifest(tmp_path / "list.csv", rows)

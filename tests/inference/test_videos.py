@@ -147,6 +147,6 @@ def test_a_network_of_regions_takes_lists_that_name_them(motion_set: Path, tmp_p
         listed(trained, video)
     (tmp_path / "list.csv").write_text(f"path,label,left,top,width,height\n{video},0,3,4,20,10\n")
     ((listing,), _) = listed(trained, tmp_path / "list.csv")
-    assert listing.manifest.region(0) == (3, 4, 20, 10)
+    assert listing.manifest.clip(0).region == (3, 4, 20, 10)
     with pytest.raises(UserError, match=r"trained on regions of frames \(data\.region\)"):
         Labeller(trained, torch.device("cpu"))

@@ -48,7 +48,7 @@ def run(write_run, tmp_path: Path) -> Path:
     write_manifest(
         tmp_path / "val.csv",
         [
-            ManifestRow(clip.path, int(label), reversed=clip.is_reversed).with_span(clip.span)
+            ManifestRow(clip.path, int(label), reversed=clip.is_reversed, span=clip.span)
             for clip, label in zip(clips, LABELS, strict=True)
         ],
     )

@@ -55,7 +55,7 @@ class SpanStore:
         spans["end"] = np.where(places + 1 < counts, (places + 1) * lengths // counts, TO_THE_END)
         assert whole.boxes is not None
         boxes = whole.boxes.cut(videos, spans["start"])
-        paths = [os.fsencode(whole.stored_path(video)) for video in range(len(whole))]
+        paths = [os.fsencode(whole.clip(video).path) for video in range(len(whole))]
         sizes = np.diff(whole.offsets.astype(np.int64))[videos]
         identity = hashlib.blake2b(f"{whole.fingerprint()} {self.span_frames}".encode(), digest_size=16)
         columns: dict[str, Any] = boxes.clip_columns()
@@ -75,4 +75,4 @@ class SpanStore:
 
     def open(self, clip: int) -> SpanClip:
         video = self.whole.open(int(self._videos[clip]))
-        return SpanClip(video, self.manifest.span(clip), self.manifest.path(clip))
+        return SpanClip(video, self.manifest.clip(clip).span, self.manifest.path(clip))

@@ -44,17 +44,18 @@ class FileStore:
         return os.path.join(self.root, self.manifest.path(clip))
 
     def open(self, clip: int) -> OpenClip:
-        path, num_frames, span = self.path(clip), self.manifest.num_frames(clip), self.manifest.span(clip)
-        region = self.manifest.region(clip)
+        listed = self.manifest.clip(clip)
+        path = self.path(clip)
+        num_frames = self.manifest.num_frames(clip)
         opened: OpenClip
         if self.is_flow or holds_pictures(path):
             opened = open_folder(path, num_frames, self.limits, is_flow=self.is_flow)
         else:
             video = self.films.load(path, self.manifest.sha256(clip), num_frames, self.limits)
             opened = VideoClip(video, num_frames, self.limits)
-        if region != WHOLE_FRAME:
-            opened = RegionClip(opened, region, path, self.manifest.place(clip))
-        return opened if span == WHOLE else SpanClip(opened, span, path)
+        if listed.region != WHOLE_FRAME:
+            opened = RegionClip(opened, listed.region, path, self.manifest.place(clip))
+        return opened if listed.span == WHOLE else SpanClip(opened, listed.span, path)
 
 
 def plain_manifest(paths: Sequence[str]) -> Manifest:

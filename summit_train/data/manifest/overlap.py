@@ -80,7 +80,7 @@ def _by_file(manifest: Manifest, blocks: Iterable[list[bytes]], among: Set[bytes
     for keys in blocks:
         for clip, key in enumerate(() if among.isdisjoint(keys) else keys, first):
             if key in among:
-                start, end = manifest.span(clip)
+                start, end = manifest.clip(clip).span
                 found[key].append((start, _NO_END if end == TO_THE_END else end, clip))
         first += len(keys)
     return {key: sorted(spans) for key, spans in found.items()}

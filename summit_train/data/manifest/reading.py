@@ -81,12 +81,17 @@ class Manifest:
 
     def path(self, index: int) -> str:
         """Return a clip's path: absolute, or relative to `data.root`."""
-        return os.path.join(self.folder, self.stored_path(index))
+        return os.path.join(self.folder, self.clip(index).path)
+
+    def clip(self, index: int) -> Clip:
+        """Return a clip with its path as it enters the fingerprint: in class folders relative to them."""
+        path = self.paths[self.offsets[index] : self.offsets[index + 1]].tobytes()
+        span = Span(*self.spans[index].item()) if len(self.spans) else WHOLE
+        region = Region(*self.regions[index].item()) if len(self.regions) else WHOLE_FRAME
+        return Clip(path.decode("utf-8", "surrogateescape"), span, bool(self.reversed_flags[index]), region)
 
     def stored_path(self, index: int) -> str:
-        """Return a clip's path as it enters the fingerprint: in class folders relative to them."""
-        content = self.paths[self.offsets[index] : self.offsets[index + 1]].tobytes()
-        return content.decode("utf-8", "surrogateescape")
+        return self.clip(index).path
 
     def num_frames(self, index: int) -> int | None:
         """Return the video's frame count, or None where unknown."""
@@ -98,19 +103,11 @@ class Manifest:
         digest = self.digests[index : index + 1].tobytes()
         return digest if any(digest) else None
 
-    def is_reversed(self, index: int) -> bool:
-        return bool(self.reversed_flags[index])
-
     def span(self, index: int) -> Span:
-        return Span(*self.spans[index].item()) if len(self.spans) else WHOLE
+        return self.clip(index).span
 
     def region(self, index: int) -> Region:
-        """Return the part of the frame that is the clip's picture."""
-        return Region(*self.regions[index].item()) if len(self.regions) else WHOLE_FRAME
-
-    def clip(self, index: int) -> Clip:
-        """Return what tells a clip from all others, with its stored path."""
-        return Clip(self.stored_path(index), self.span(index), self.is_reversed(index), self.region(index))
+        return self.clip(index).region
 
     def group(self, index: int) -> str | None:
         """Return the name of the group that a clip belongs to."""
@@ -124,12 +121,18 @@ class Manifest:
 
     def row(self, index: int) -> ManifestRow:
         """Return a clip's row without the columns that training does not read (see `read_rows`)."""
+        clip = self.clip(index)
         digest = self.sha256(index)
-        row = ManifestRow(self.path(index), label_text(self.labels_of(index)), self.num_frames(index))
-        row = replace(row, sha256=digest.hex() if digest else None, reversed=self.is_reversed(index))
-        row = replace(row, boxes=self.boxes and self.boxes.only(index))
-        row = replace(row, group=self.group(index))
-        return row.with_span(self.span(index))
+        return ManifestRow(
+            self.path(index),
+            label_text(self.labels_of(index)),
+            self.num_frames(index),
+            group=self.group(index),
+            sha256=digest.hex() if digest else None,
+            reversed=clip.is_reversed,
+            span=clip.span,
+            boxes=self.boxes and self.boxes.only(index),
+        )
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from summit_train.core.files import write_text
 from summit_train.core.text import csv_text
-from summit_train.data.video.span import TO_THE_END, Span
+from summit_train.data.video.span import WHOLE, Span
 
 if TYPE_CHECKING:
     from summit_train.tasks.detection.boxes import Boxes
+
+# Those of a list, in the order in which they are written.
+_COLUMNS = (
+    "path", "label", "num_frames", "fps", "width", "height", "group", "sha256", "reversed", "start_frame", "end_frame",
+    "duration", "codec",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ManifestRow:
     """One row of a manifest file. label: an integer or a class name, or several, `3;17`. None becomes an empty cell.
 
-    num_frames: of the whole video. start_frame, end_frame: set if the clip is a span of it; the end is exclusive.
+    num_frames: of the whole video. span: the clip's frames in it, the columns start_frame and end_frame.
     duration, codec: for people; not read back, because other lists may use these names for other things.
     others: names and cells of further columns; a field of the same name wins. boxes: of this clip alone.
     """
@@ -34,8 +40,7 @@ class ManifestRow:
     group: str | None = None
     sha256: str | None = None
     reversed: bool = False
-    start_frame: int | None = None
-    end_frame: int | None = None
+    span: Span = WHOLE
     duration: float | None = None
     codec: str | None = None
     others: tuple[tuple[str, str], ...] = ()
@@ -45,13 +50,6 @@ class ManifestRow:
     def labels(self) -> tuple[int, ...]:
         """Return the numbers of a row without names."""
         return tuple(int(number) for number in str(self.label).split(";") if number)
-
-    @property
-    def span(self) -> Span:
-        return Span(self.start_frame or 0, TO_THE_END if self.end_frame is None else self.end_frame)
-
-    def with_span(self, span: Span) -> ManifestRow:
-        return replace(self, start_frame=span.start or None, end_frame=None if span.end == TO_THE_END else span.end)
 
 
 def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
@@ -65,12 +63,12 @@ def write_manifest(path: str | Path, rows: Iterable[ManifestRow]) -> None:
         return
     cells: list[dict[str, object]] = []
     for row in rows:
-        own = vars(row) | {"reversed": int(row.reversed) or None, "others": None, "boxes": None}
+        start, end = row.span.cells
+        columns = vars(row) | {"reversed": int(row.reversed) or "", "start_frame": start, "end_frame": end}
         others: dict[str, object] = {name: cell for name, cell in row.others if cell}
-        cells.append(others | {name: value for name, value in own.items() if value is not None})
-    order = [field.name for field in fields(ManifestRow)]
+        cells.append(others | {name: columns[name] for name in _COLUMNS if columns[name] not in (None, "")})
     filled = dict.fromkeys(chain(("path", "label"), *cells))
-    names = [*(name for name in order if name in filled), *(name for name in filled if name not in order)]
+    names = [*(name for name in _COLUMNS if name in filled), *(name for name in filled if name not in _COLUMNS)]
     empty = {"reversed": 0}
     table: list[Iterable[object]] = [names, *([row.get(name, empty.get(name)) for name in names] for row in cells)]
     write_text(path, csv_text(table, exact=True))

@@ -90,9 +90,10 @@ class Facts:
 
 def facts_of(manifest: Manifest, clip: int, width: int = 0, height: int = 0) -> Facts:
     """Return the facts of a manifest's clip. width, height: see Facts."""
-    label, num_frames = label_text(manifest.labels_of(clip)), int(manifest.frame_counts[clip])
-    path, is_reversed = manifest.stored_path(clip), manifest.is_reversed(clip)
-    return Facts(path, label, num_frames, is_reversed, width, height, manifest.span(clip))
+    listed = manifest.clip(clip)
+    label = label_text(manifest.labels_of(clip))
+    num_frames = int(manifest.frame_counts[clip])
+    return Facts(listed.path, label, num_frames, listed.is_reversed, width, height, listed.span)
 
 
 def picture_checksum(facts_checksum: int, number: int, payload: bytes) -> int:

@@ -162,10 +162,11 @@ def _series(folder: str) -> tuple[dict[str, list[tuple[int, str]]], list[tuple[s
     return series, pairs
 
 
-def probe_folder(folder: str) -> tuple[VideoInfo, str]:
-    """Decode every picture; return what the folder holds and the SHA-256 of the pictures' SHA-256s, in their order.
+def probe_folder(folder: str) -> VideoInfo:
+    """Decode every picture and return what the folder holds.
 
-    Of flow its fields count as frames. Raises DecodeError, also for pictures of several sizes.
+    Its SHA-256 is that of the pictures' SHA-256s, in their order. Of flow its fields count as frames. Raises
+    DecodeError, also for pictures of several sizes.
     """
     paths, num_frames = list_clip(folder)
     budget, digest, first = Budget(folder, NO_HURRY), hashlib.sha256(), ("", 0, 0)
@@ -179,4 +180,4 @@ def probe_folder(folder: str) -> tuple[VideoInfo, str]:
             raise DecodeError(path, f"differs from the frames before it: {differs}")
         digest.update(hashlib.sha256(content).digest())
     codec, width, height = first
-    return VideoInfo(num_frames, None, width, height, None, codec), digest.hexdigest()
+    return VideoInfo(num_frames, None, width, height, None, codec, digest.hexdigest())

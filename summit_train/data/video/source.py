@@ -199,6 +199,7 @@ class VideoInfo:
     """The result of a full decode. width, height: of the upright picture. duration: seconds; None without times.
 
     can_jump: whether jumps to its key frames give the frames of the full decode. notes: what else a person should know.
+    sha256: in hexadecimal digits.
     """
 
     num_frames: int
@@ -209,6 +210,7 @@ class VideoInfo:
     codec: str
     can_jump: bool = field(default=True, kw_only=True)
     notes: tuple[str, ...] = field(default=(), kw_only=True)
+    sha256: str
 
 
 def load_video(path: str, sha256: bytes | None) -> Encoded:

@@ -93,7 +93,8 @@ def probe(video: Encoded, limits: Limits = NO_HURRY) -> VideoInfo:
 
     Where the container contradicts the decoder, of the order of frames or of what is a key frame, jumps are tried at
     sample points.
-    Raises DecodeError for a file that is not a video, and for a video that is damaged or cut short anywhere.
+    Raises DecodeError for a file that is not a video, and for a video that is damaged or cut short anywhere, and
+    OSError where the file cannot be read to its end.
     """
     budget, reading, size = Budget(video.name, limits), Reading(packets=[]), (0, 0)
     times = list[tuple[int, int]]()
@@ -123,7 +124,9 @@ def probe(video: Encoded, limits: Limits = NO_HURRY) -> VideoInfo:
     )
     if not can_jump:
         notes.append("is read from its start: its container is wrong about times or key frames")
-    return VideoInfo(reading.num_frames, fps, *size, duration, codec, can_jump=can_jump, notes=tuple(notes))
+    return VideoInfo(
+        reading.num_frames, fps, *size, duration, codec, video.sha256(), can_jump=can_jump, notes=tuple(notes)
+    )
 
 
 def _jumps_agree(video: Encoded, num_frames: int, limits: Limits, *, only_keys_differ: bool) -> bool:

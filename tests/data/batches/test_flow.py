@@ -19,6 +19,7 @@ from summit_train.data.packed.format import read_pack
 from summit_train.data.video import augment
 from summit_train.data.video.augment import View
 from summit_train.data.video.source import DecodeError
+from summit_train.data.video.span import Span
 from summit_train.spec import DataSpec, EvaluateSpec
 from tests.data.batches.conftest import data_spec, reader
 from tests.data.clips import stored_clip
@@ -172,7 +173,7 @@ def test_a_set_without_the_flow_or_the_pictures_of_the_spec_is_refused(
     write_folders(tmp_path, [numbered_fields(8)], [0], "raw")
     row = ManifestRow("raw/000", 0)
     write_manifest(tmp_path / "back.csv", [row, replace(row, reversed=True)])
-    write_manifest(tmp_path / "span.csv", [replace(row, start_frame=2, end_frame=5)])
+    write_manifest(tmp_path / "span.csv", [replace(row, span=Span(2, 5))])
     path = videos / "list.csv" if manifest == "videos/list.csv" else tmp_path / manifest
     with pytest.raises(UserError, match=message) as caught:
         open_store(_spec(modality=modality), read_manifest(path))

@@ -62,7 +62,7 @@ def test_a_span_gives_the_frames_of_the_cut_file(
         train="x", val="x", num_frames=4, frame_stride=stride, sampling=sampling, short_side=(24, 32), crop=24,
         workers=0,
     )  # fmt: skip
-    whole = ManifestRow("whole.mkv", 0, NUM_FRAMES if is_counted else None, reversed=is_reversed).with_span(span)
+    whole = ManifestRow("whole.mkv", 0, NUM_FRAMES if is_counted else None, reversed=is_reversed, span=span)
     cut = ManifestRow("cut.mkv", 0, len(frames) if is_counted else None, reversed=is_reversed)
     found, wanted = _batches(tmp_path, whole, data), _batches(tmp_path, cut, data)
     np.testing.assert_array_equal(found[0], wanted[0])
@@ -73,7 +73,7 @@ def test_a_span_gives_the_frames_of_the_cut_file(
 def test_frame_numbers_are_those_in_the_video(tmp_path: Path, is_reversed: bool, numbers: list[int]) -> None:
     write_video(tmp_path / "whole.mkv", FRAMES, codec="ffv1", b_frames=0)
     # 9 frames and a window of 2 * 4: the only clip starts at the first of two places.
-    row = ManifestRow("whole.mkv", 0, reversed=is_reversed).with_span(Span(3, 12))
+    row = ManifestRow("whole.mkv", 0, reversed=is_reversed, span=Span(3, 12))
     write_manifest(tmp_path / "list.csv", [row])
     data = DataSpec(train="x", val="x", num_frames=4, frame_stride=2, short_side=(24, 32), crop=24, workers=0)
     store = open_store(data, read_manifest(tmp_path / "list.csv"))
@@ -88,7 +88,7 @@ def test_a_span_of_a_video_of_key_frames_and_others(tmp_path: Path, num_frames: 
     write_video(tmp_path / "a.mp4", FRAMES, key_every=5)
 
     def read(span: Span) -> Frames:
-        write_manifest(tmp_path / "list.csv", [ManifestRow("a.mp4", 0, num_frames).with_span(span)])
+        write_manifest(tmp_path / "list.csv", [ManifestRow("a.mp4", 0, num_frames, span=span)])
         return stored_clip(FileStore(read_manifest(tmp_path / "list.csv"), str(tmp_path)), 0, np.arange, all_of)
 
     every = read(WHOLE)

@@ -112,7 +112,7 @@ def test_a_read_returns_the_frames_and_the_views_that_were_used(tmp_path: Path, 
     for _ in range(8):
         read = read_clip(store, 0, sample, crop)
         with store.open(0) as opened:
-            again = opened.read(read.frames - manifest.span(0).start, read.views)
+            again = opened.read(read.frames - manifest.clip(0).span.start, read.views)
         np.testing.assert_array_equal(again, read.pixels)
         assert (read.frames.shape, len(read.views), len(read.pixels)) == ((2, 3), 2, 4)
 

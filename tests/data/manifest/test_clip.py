@@ -45,5 +45,5 @@ def test_a_clip_of_class_folders_has_the_path_of_a_list(tmp_path: Path) -> None:
     (tmp_path / "set/hop/x.mp4").touch()
     (tmp_path / "list.csv").write_text("path,label,start_frame,end_frame,reversed\nhop/x.mp4,0,,,0\nhop/x.mp4,0,3,,1\n")
     folders, listed = read_manifest(tmp_path / "set"), read_manifest(tmp_path / "list.csv")
-    assert folders.stored_path(0) == listed.stored_path(0) == "hop/x.mp4"
+    assert folders.clip(0).path == listed.clip(0).path == "hop/x.mp4"
     assert folders.clip(0) == listed.clip(0) and listed.clip(1) == Clip("hop/x.mp4", Span(3), is_reversed=True)

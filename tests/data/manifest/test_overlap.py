@@ -15,6 +15,7 @@ from summit_train.data.manifest.files import plain_manifest
 from summit_train.data.manifest.overlap import Leaks, class_warnings, shared_clips
 from summit_train.data.manifest.reading import write_classes
 from summit_train.data.manifest.tables import DTYPES
+from summit_train.data.video.span import TO_THE_END, Span
 
 A, B = "a" * 64, "b" * 64
 
@@ -24,8 +25,8 @@ def _read(path: Path, *rows: ManifestRow) -> Manifest:
     return read_manifest(path)
 
 
-def _clip(path: str, sha256: str | None = None, start: int | None = None, end: int | None = None) -> ManifestRow:
-    return ManifestRow(path, 0, sha256=sha256, start_frame=start, end_frame=end)
+def _clip(path: str, sha256: str | None = None, start: int = 0, end: int = TO_THE_END) -> ManifestRow:
+    return ManifestRow(path, 0, sha256=sha256, span=Span(start, end))
 
 
 def test_a_file_is_shared_by_its_path_or_its_content(tmp_path: Path) -> None:
@@ -64,12 +65,12 @@ def test_clips_of_long_lists_are_found_at_their_places(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("train", "val", "shares"),
     [
-        ((0, 10), (10, 20), False), ((0, 11), (10, 20), True), ((None, 10), (9, None), True),
-        ((10, None), (0, 10), False), ((None, None), (5, 6), True), ((30, 40), (10, 30), False),
+        ((0, 10), (10, 20), False), ((0, 11), (10, 20), True), ((0, 10), (9, TO_THE_END), True),
+        ((10, TO_THE_END), (0, 10), False), ((0, TO_THE_END), (5, 6), True), ((30, 40), (10, 30), False),
     ],
 )  # fmt: skip
 def test_spans_of_a_file_are_shared_where_they_overlap(
-    tmp_path: Path, train: tuple[int | None, int | None], val: tuple[int | None, int | None], shares: bool
+    tmp_path: Path, train: tuple[int, int], val: tuple[int, int], shares: bool
 ) -> None:
     lists = [_read(tmp_path / f"{n}.csv", _clip(f"{n}.mp4", A, *span)) for n, span in enumerate((train, val))]
     assert shared_clips(*lists, (None, None)) == ({(0, 0): "sha256"} if shares else {})

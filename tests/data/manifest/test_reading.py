@@ -49,7 +49,7 @@ def test_a_csv_with_all_columns(tmp_path: Path) -> None:
     )
     assert _clips(manifest) == [("a/1.mp4", 2), ("a/2, b.mp4", 0), ("/abs/3.mp4", 1)]
     assert [manifest.num_frames(index) for index in range(3)] == [84, None, None]
-    assert [manifest.is_reversed(index) for index in range(3)] == [False, True, False]
+    assert [manifest.clip(index).is_reversed for index in range(3)] == [False, True, False]
     assert [manifest.sha256(index) for index in range(3)] == [b"x" * 31 + b"\0", None, None]
     assert (len(manifest), manifest.classes, manifest.class_names) == (3, None, ("0", "1", "2"))
     assert manifest.labels.dtype == np.int32
@@ -78,7 +78,7 @@ def test_cells_of_spans_are_read_and_empty_ones_are_the_videos_own(tmp_path: Pat
         ("group", "a,0,\n", [()]),
     ):
         manifest = _read(tmp_path, f"path,label,{columns}\n{rows}")
-        assert [manifest.span(clip) for clip in range(len(manifest))] == [Span(*span) for span in spans]
+        assert [manifest.clip(clip).span for clip in range(len(manifest))] == [Span(*span) for span in spans]
 
 
 def test_names_are_labels_by_their_place_in_classes_txt(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ _SPANS = st.just(WHOLE) | st.builds(
     st.none() | st.integers(1, 10**6),
 )
 _ROWS = st.builds(
-    lambda row, span: replace(row.with_span(span), num_frames=row.num_frames if span == WHOLE else None),
+    lambda row, span: replace(row, span=span, num_frames=row.num_frames if span == WHOLE else None),
     st.builds(
         ManifestRow,
         path=_TEXT,
@@ -153,7 +153,7 @@ def test_what_is_written_is_read(tmp_path: Path, rows: list[ManifestRow]) -> Non
     write_manifest(path, iter(rows))
     manifest, text = read_manifest(path), path.read_text()
     assert list(read_rows(manifest)) == list(read_rows(pickle.loads(pickle.dumps(manifest)))) == rows
-    assert [manifest.span(clip) for clip in range(len(rows))] == [row.span for row in rows]
+    assert [manifest.clip(clip).span for clip in range(len(rows))] == [row.span for row in rows]
     write_manifest(path, list(read_rows(manifest)))
     assert path.read_text() == text
 
@@ -244,7 +244,7 @@ def test_videos_behind_links_are_clips(tmp_path: Path) -> None:
     manifest = read_manifest(tmp_path / "set")
     assert manifest.classes == ("jump", "run", "walk")
     paths = ["jump/4.mp4", "run/1.mp4", "run/5.mp4", "walk/1.mp4", "walk/session/2.mp4", "walk/session/deeper/3.mp4"]
-    assert [manifest.stored_path(clip) for clip in range(len(manifest))] == paths
+    assert [manifest.clip(clip).path for clip in range(len(manifest))] == paths
 
 
 @pytest.mark.parametrize(

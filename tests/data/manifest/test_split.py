@@ -33,7 +33,7 @@ def _manifest(folder: Path, classes: bool = True) -> Path:
 
 
 def _clips(manifest: Manifest) -> list[tuple[str, int, bool]]:
-    return [(manifest.path(i), manifest.labels[i], manifest.is_reversed(i)) for i in range(len(manifest))]
+    return [(manifest.path(i), manifest.labels[i], manifest.clip(i).is_reversed) for i in range(len(manifest))]
 
 
 def _sides(out: Path, fold: int) -> tuple[Manifest, Manifest]:
@@ -154,11 +154,11 @@ def test_classes_are_taken_with_their_labels_and_names(tmp_path: Path, named: bo
 
 @pytest.mark.parametrize("both", [False, True])
 def test_a_split_keeps_spans_and_never_divides_a_files(tmp_path: Path, both: bool) -> None:
-    rows = [ManifestRow(f"{n % 4}.mp4", n % 4 % 2).with_span(Span(n, n + 9)) for n in range(12)]
+    rows = [ManifestRow(f"{n % 4}.mp4", n % 4 % 2, span=Span(n, n + 9)) for n in range(12)]
     write_manifest(tmp_path / "clips.csv", rows)
     _split(tmp_path, 2, None, both_directions=both)
     sides = _sides(tmp_path / "out", 1)
-    found = [[(side.path(clip), side.span(clip)) for clip in range(len(side))] for side in sides]
+    found = [[(side.path(clip), side.clip(clip).span) for clip in range(len(side))] for side in sides]
     assert sorted({*found[0], *found[1]}) == sorted((row.path, row.span) for row in rows)
     assert not {path for path, _ in found[0]} & {path for path, _ in found[1]}
     assert sum(map(len, found)) == (24 if both else 12)
@@ -277,8 +277,8 @@ def test_a_list_of_several_labels_with_all_columns_keeps_them(
             manifest = read_manifest(tmp_path / f"out/fold{fold}/{side}.csv", "columns")
             assert sorted(text[0].split(",")) == sorted(header.split(","))
             assert all(line.endswith(f'"n ""{manifest.path(n)[0]}"""') for n, line in enumerate(text[1:]))
-            found += [(manifest.row(clip), manifest.region(clip)) for clip in range(4)]
-        assert sorted(found, key=str) == [(source.row(clip), source.region(clip)) for clip in range(8)]
+            found += [(manifest.row(clip), manifest.clip(clip).region) for clip in range(4)]
+        assert sorted(found, key=str) == [(source.row(clip), source.clip(clip).region) for clip in range(8)]
 
 
 def test_several_labels_are_split_by_each_and_kept(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from summit_train.data.packed.format import Packing, read_pack
 from summit_train.data.packed.pack import begin
 from summit_train.data.packed.read import ShardStore
 from summit_train.data.video.encode import write_video
+from summit_train.data.video.span import Span
 from tests.data.clips import all_of, stored_clip
 from tests.data.packed.conftest import bad_clips, complaints, content_of, packed_store, stored
 from tests.data.video.test_flow import textured
@@ -113,7 +114,7 @@ def test_bad_clips_are_named(videos: Path, tmp_path: Path) -> None:
     (tmp_path / "frames").mkdir()
     shutil.copy(videos / "frames" / "00000.png", tmp_path / "frames")
     rows = [ManifestRow(name, 0) for name in ("one.mp4", "small.mp4", "good.mkv", "frames")]
-    rows.append(ManifestRow("good.mkv", 0, start_frame=2, end_frame=3))
+    rows.append(ManifestRow("good.mkv", 0, span=Span(2, 3)))
     store = stored(videos, [ManifestRow("0.mkv", 0), ManifestRow("1.mkv", 0, reversed=True)], "backwards.csv")
     with pytest.raises(UserError, match=r"backwards\.csv:3: this clip is played backwards"):
         begin(store, tmp_path / "out", DIS, 1, workers=0)
@@ -162,7 +163,7 @@ def given(tmp_path: Path) -> FileStore:
             Image.fromarray(picture).save(tmp_path / name / f"{prefix}{axis}_{number:05}.{kind}")
     for number in range(1, 7):
         Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(tmp_path / "a" / f"img_{number:05}.jpg")
-    rows = [ManifestRow("a", 0), ManifestRow("b", 1), ManifestRow("a", 0, start_frame=2, end_frame=4)]
+    rows = [ManifestRow("a", 0), ManifestRow("b", 1), ManifestRow("a", 0, span=Span(2, 4))]
     return stored(tmp_path, rows)
 
 

@@ -187,7 +187,7 @@ def test_every_flip_in_the_index_is_an_error_or_changes_nothing(pack_set: PackSe
             for clip in range(NUM_VIDEOS):
                 assert np.array_equal(_test_views(store, clip), before[clip]), f"a flip at {place} of {path}"
                 assert store.manifest.labels[clip] == clip % 2
-                assert store.manifest.is_reversed(clip) == (clip % 3 == 2)
+                assert store.manifest.clip(clip).is_reversed == (clip % 3 == 2)
         except UserError as error:
             assert str(out) in str(error)
             found += 1

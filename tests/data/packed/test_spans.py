@@ -33,7 +33,7 @@ SPANS = (Span(0, 5), Span(3, 9), Span(8), WHOLE, Span(2, 4), Span(11, 12))
 
 def _rows(path: str) -> list[ManifestRow]:
     return [
-        ManifestRow(path, n % 2, NUM_FRAMES if n % 3 else None, reversed=n % 2 == 1).with_span(span)
+        ManifestRow(path, n % 2, NUM_FRAMES if n % 3 else None, reversed=n % 2 == 1, span=span)
         for n, span in enumerate(SPANS)
     ]
 
@@ -185,7 +185,7 @@ def test_a_clip_of_a_packed_film_reads_its_own_packets(
     frames = np.concatenate([*FRAMES] * 10)
     write_video(tmp_path / name, frames)
     spans = (Span(0, 5), Span(130, 136), Span(228), WHOLE)
-    store = stored(tmp_path, [ManifestRow(name, 0, len(frames)).with_span(span) for span in spans])
+    store = stored(tmp_path, [ManifestRow(name, 0, len(frames), span=span) for span in spans])
     packed = packed_store(store, tmp_path / "out", Packing("bytes"))
     whole = [all_frames(packed, clip) for clip in range(4)]
     _same(packed, store, 4)
@@ -232,9 +232,9 @@ def test_a_clip_of_a_packed_film_reads_its_own_packets(
     ("kind", "bad"), [("jpeg", ["0.mkv", "0.mkv", "p"]), ("video", ["0.mkv", "0.mkv", "p"]), ("bytes", ["p"])]
 )
 def test_a_span_outside_its_file_is_named_alone(folder: Path, tmp_path: Path, kind: str, bad: list[str]) -> None:
-    rows = [ManifestRow("0.mkv", 0).with_span(span) for span in (Span(0, 4), Span(4, 2**31 - 1), Span(12))]
+    rows = [ManifestRow("0.mkv", 0, span=span) for span in (Span(0, 4), Span(4, 2**31 - 1), Span(12))]
     found = bad_clips(
-        stored(folder, [*rows, ManifestRow("p", 0, start_frame=5, end_frame=20)], "bad.csv"),
+        stored(folder, [*rows, ManifestRow("p", 0, span=Span(5, 20))], "bad.csv"),
         tmp_path / "out",
         Packing(kind),
     )
@@ -242,7 +242,7 @@ def test_a_span_outside_its_file_is_named_alone(folder: Path, tmp_path: Path, ki
 
 
 def test_bytes_of_a_span_outside_its_file_are_a_bad_clip(folder: Path, tmp_path: Path) -> None:
-    store = stored(folder, [ManifestRow("0.mkv", 0, start_frame=4, end_frame=13)], "bad.csv")
+    store = stored(folder, [ManifestRow("0.mkv", 0, span=Span(4, 13))], "bad.csv")
     with pytest.raises(DecodeError, match=r"0.mkv: has 12 frames, and the span 4:13 does not lie among them"):
         all_frames(_pack(store, tmp_path / "out", "bytes"), 0)
 

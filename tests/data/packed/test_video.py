@@ -76,7 +76,7 @@ SOURCES: dict[str, Callable[[Path], None]] = {
 def test_frame_i_is_the_clips_frame_i(tmp_path: Path, name: str) -> None:
     SOURCES[name](tmp_path / name)
     spans = [WHOLE, Span(3, 10), Span(5, 6), Span(8), Span(3, 10)]
-    store = stored(tmp_path, [ManifestRow(name, 0).with_span(span) for span in spans])
+    store = stored(tmp_path, [ManifestRow(name, 0, span=span) for span in spans])
     for every in (1, 3):
         packed = packed_store(store, tmp_path / str(every), Packing("video", every=every, gop=4))
         assert packed.manifest.frame_counts.tolist() == [NUM_FRAMES] * len(spans)

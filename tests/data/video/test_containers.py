@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from av.packet import Packet
 
-from summit_train.data.check import FileFacts, examine, index_clips
+from summit_train.data.check import examine, index_clips
 from summit_train.data.manifest import ManifestRow
 from summit_train.data.video.encode import write_video
+from summit_train.data.video.source import VideoInfo
 from tests.data.clips import all_of, probe, read_clip
 from tests.worlds import Say
 
@@ -87,7 +88,7 @@ def test_an_index_leaves_out_the_number_of_frames_where_jumps_give_others(tmp_pa
     _remux(tmp_path / "whole.mkv", tmp_path / "videos/a/odd.mkv", _show_some_later)
     _write(tmp_path / "videos/a/right.mkv", "libx264")
     facts = {path: examine(str(tmp_path / "videos"), path) for path in ("a/odd.mkv", "a/right.mkv")}
-    assert all(isinstance(one, FileFacts) for one in facts.values())
+    assert all(isinstance(one, VideoInfo) for one in facts.values())
     rows, left_out = index_clips([ManifestRow(path, 0) for path in facts], facts)
     assert [row.num_frames for row in rows] == [None, NUM_FRAMES] and left_out == []
     status, out, err = say("data", "index", tmp_path / "videos", "--out", tmp_path / "clips.csv", "--workers", 0)

@@ -62,7 +62,7 @@ def test_a_region_is_of_the_upright_frame(tmp_path: Path, rotation: int) -> None
 def test_without_the_key_the_columns_are_not_read(tmp_path: Path) -> None:
     write_video(tmp_path / "a.mp4", PIXELS)
     plain, cut = (_listed(tmp_path, "a.mp4,0,11,3,20,-1", region=None), _listed(tmp_path, "a.mp4,0,11,3,20,30"))
-    assert plain.region(0) == WHOLE_FRAME and cut.region(0) == Region(11, 3, 20, 30)
+    assert plain.clip(0).region == WHOLE_FRAME and cut.clip(0).region == Region(11, 3, 20, 30)
     assert stored_clip(FileStore(plain, str(tmp_path)), 0, _all, all_of).shape == (3, 48, 64, 3)
     others = [_listed(tmp_path, row) for row in ("a.mp4,0,11,3,20,31", "a.mp4,0,,,,")]
     prints = {one.fingerprint() for one in (plain, cut, *others)}

@@ -172,7 +172,7 @@ def test_spans_divide_the_frames_and_the_boxes_of_every_video(tmp_path: Path) ->
     store = SpanStore(FileStore(read_manifest(tmp_path / "list.csv"), str(tmp_path)), 8)
     cut = store.manifest
     # a: 23 frames by its last box; b: 40 as it says; c: not known; d: shorter than a span.
-    assert [(cut.path(clip), str(cut.span(clip))) for clip in range(len(cut))] == [
+    assert [(cut.path(clip), str(cut.clip(clip).span)) for clip in range(len(cut))] == [
         ("a", "0:11"), ("a", "11:"),
         ("b", "0:8"), ("b", "8:16"), ("b", "16:24"), ("b", "24:32"), ("b", "32:"), ("c", "0:"), ("d", "0:"),
     ]  # fmt: skip
