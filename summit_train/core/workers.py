@@ -1,9 +1,9 @@
 """Worker processes that make results by key: watched, replaced where one dies or hangs, and always ended.
 
-A worker is a new Python process that imports what `make` needs, without torch unless that needs it. Keys reach it
-through its connection. It writes each result into one of its pages, memory that both processes map, and sends the sizes
-to read it by; this process copies the result and returns the page. Pages have no name, so that a killed run leaves
-nothing behind. They are used in turn, as page faults of new memory cost more than copying a clip.
+A worker is forked by the fork server, which has imported what `make` needs: no torch, unless that needs it. Keys reach
+it through its connection. It writes each result into one of its pages, memory that both processes map, and sends the
+sizes to read it by; this process copies the result and returns the page. Pages have no name, so that a killed run
+leaves nothing behind. They are used in turn, as page faults of new memory cost more than copying a clip.
 
 A worker notes in shared memory what it reads, and since when. If it dies meanwhile, or is killed because it takes far
 too long, a new one makes the same key, and there reading it raises an error.
@@ -251,16 +251,14 @@ class Workers(Iterator[Result]):
     def _next_result(self) -> Result | _Raised:
         while self._tasks:
             task = self._tasks[0]
-            has_result = bool(task.results)
-            if has_result:
-                result = task.results.popleft()
+            while not task.results and not task.is_done:
+                self._receive()
+            results = [task.results.popleft()] if task.results else []
             if task.is_done and not task.results:
                 self._tasks.popleft()
                 self._send_keys()
-            if has_result:
-                return result
-            if not task.is_done:
-                self._receive()
+            if results:
+                return results[0]
         return next(self._made_here)
 
     def _send_keys(self) -> None:
@@ -326,13 +324,15 @@ class Workers(Iterator[Result]):
         if worker.status == -signal.SIGKILL:
             ending += ": killed, or out of memory?"
         number, _ = worker.reading
-        for task in [*worker.tasks][:1]:
-            if number:
-                self._given_up[number - 1] = reason or f"kills the process that reads it ({ending})"
-            elif task.has_failed:
+        if number:
+            self._given_up[number - 1] = reason or f"kills the process that reads it ({ending})"
+            worker.tasks[0].to_skip = 0
+        elif worker.tasks:
+            task = worker.tasks[0]
+            if task.has_failed:
                 raise RunFailed(f"a worker process has died twice at the same work ({ending})")
-            task.has_failed = not number
-            task.to_skip = 0 if number else task.num_results
+            task.has_failed = True
+            task.to_skip = task.num_results
         new = _Worker(self._work, self._sizes, self._modules)
         self._workers.append(new)
         for task in worker.tasks:

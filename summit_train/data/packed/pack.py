@@ -29,7 +29,7 @@ from summit_train.data.manifest.files import FileStore
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER, write_packed_manifest
 from summit_train.data.manifest.tables import DTYPES
 from summit_train.data.packed import format as packed
-from summit_train.data.packed.payload import PackedSample, make_samples
+from summit_train.data.packed.payload import PackedSample, Source, make_samples
 from summit_train.data.video.flow import PRESETS
 from summit_train.data.video.source import NO_HURRY, DecodeError
 from summit_train.data.video.span import WHOLE
@@ -55,9 +55,9 @@ class PackJob:
         return [self.folder / PACKING_FOLDER / f"{shard:06}.npz" for shard in range(num_shards)]
 
     def source(self, clip: int) -> tuple[Any, ...]:
-        """Return what is equal for neighbouring clips that are made from one reading of a file: spans of one video."""
+        """Return what is equal for neighbouring clips that share the bytes of one file: spans of a video."""
         manifest = self.store.manifest
-        alone = clip if manifest.span(clip) == WHOLE else None
+        alone = clip if self.packing.kind != "bytes" or manifest.span(clip) == WHOLE else None
         return manifest.stored_path(clip), manifest.sha256(clip), alone, manifest.region(clip)
 
 
@@ -218,10 +218,11 @@ def _samples_of_run(job: PackJob, run: list[int], reading: Reading) -> Iterator[
     manifest = job.store.manifest
     first = run[0]
     facts = [packed.facts_of(manifest, clip) for clip in run]
-    about = (manifest.sha256(first), manifest.region(first), _scratch(job, run))
     try:
         with reading(first, manifest.path(first)):
-            samples = make_samples(run, job.store.path(first), facts, job.packing, *about)
+            path = job.store.path(first)
+            source = Source(path, manifest.sha256(first), manifest.region(first), _scratch(job, run))
+            samples = list(make_samples(source, run, facts, job.packing))
     except DecodeError as error:
         samples = [DecodeError(one.path, error.reason) for one in facts]
     yield from samples

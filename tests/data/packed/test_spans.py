@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import tarfile
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -140,13 +141,33 @@ def test_workers_change_nothing(folder: Path, tmp_path: Path) -> None:
     assert content_of(tmp_path / "0") == content_of(tmp_path / "2")
 
 
-def test_a_file_is_read_once_for_its_spans(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_of_a_file_are_read_once_for_its_spans(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, read = stored(folder, [row for row in _rows("0.mkv") if row.span != WHOLE], "some.csv"), list[str]()
-    job = begin(store, tmp_path / "packed", Packing("jpeg"), 1 << 30, workers=0)
+    job = begin(store, tmp_path / "packed", Packing("bytes"), 1 << 30, workers=0)
     assert job is not None
     monkeypatch.setattr(payload, "load_video", lambda path, sha256: (read.append(path), load_video(path, sha256))[1])
     assert list(pack_shards(job, [0], workers=0)) == [None] * 5
     assert read == [str(folder / "0.mkv")]
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "video"])
+def test_a_span_is_decoded_from_the_nearest_key_frame(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    rows = [replace(row, num_frames=NUM_FRAMES) for row in _rows("0.mkv")]
+    store = stored(folder, rows, "some.csv")
+    monkeypatch.setattr(payload, "frames_by_jumps", _unsure)
+    pack_set(store, tmp_path / "from_start", Packing(kind), SHARD_BYTES)
+    monkeypatch.setattr(payload, "frames_by_jumps", decode.frames_by_jumps)
+    monkeypatch.setattr(payload, "every_frame", _unsure)
+    pack_set(store, tmp_path / "jumped", Packing(kind), SHARD_BYTES)
+    assert content_of(tmp_path / "jumped") == content_of(tmp_path / "from_start")
+
+
+def _unsure(video: source.Encoded, *_: object) -> NoReturn:
+    raise DecodeError(video.name, "is not read in this way here")
 
 
 # Films: their bytes are neither packed nor read as one.
@@ -171,7 +192,7 @@ def test_a_film_that_changes_before_it_is_copied_is_a_bad_clip(
     job = begin(stored(tmp_path, [ManifestRow("a.mkv", 0)]), tmp_path / "out", Packing("bytes"), 1, workers=0)
     assert job is not None
     make = pack_module.make_samples
-    later = lambda *words: (make(*words), os.utime(tmp_path / "a.mkv", (0, 0)))[0]  # noqa: E731
+    later = lambda *words: (list(make(*words)), os.utime(tmp_path / "a.mkv", (0, 0)))[0]  # noqa: E731
     monkeypatch.setattr(pack_module, "make_samples", later)
     assert list(map(str, pack_shards(job, [0], workers=0))) == ["a.mkv: has changed while it was read"]
     assert not (tmp_path / "out/000000.tar").exists()
