@@ -14,13 +14,18 @@ from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import Any
 
-from av.video.frame import VideoFrame
-
 from summit_train.core.errors import UserError
 from summit_train.data.packed import format as packed
 from summit_train.data.packed.format import Facts, Packing, encode_sample, ending_of, picture_checksum
 from summit_train.data.video.augment import View, scaled_size
-from summit_train.data.video.decode import count_packets, every_frame, frames_by_jumps, naming_errors, wanted_frames
+from summit_train.data.video.decode import (
+    NumberedFrame,
+    count_packets,
+    every_frame,
+    frames_by_jumps,
+    naming_errors,
+    wanted_frames,
+)
 from summit_train.data.video.encode import Encoding, encoder, jpeg
 from summit_train.data.video.flow import encode, flow_method, grey
 from summit_train.data.video.pictures import decode_picture, holds_pictures, list_pictures
@@ -151,12 +156,12 @@ def _of_video(source: Source, facts: Facts, packing: Packing, kept: _Kept) -> tu
         with suppress(DecodeError):
             numbers = facts.span.frames(path, num_frames)[:: packing.every]
             jumped = frames_by_jumps(video, numbers, num_frames, _budget(path, packing))
-            return _encoded(source, facts, packing, kept, num_frames, (frame for _, frame in jumped), video)
+            return _encoded(source, facts, packing, kept, num_frames, jumped, video)
     with naming_errors(path):
         num_frames = sum(1 for _ in every_frame(video, _budget(path, packing)))
     numbers = facts.span.frames(path, num_frames)[:: packing.every]
     decoded = wanted_frames(path, enumerate(every_frame(video, _budget(path, packing))), numbers)
-    return _encoded(source, facts, packing, kept, num_frames, (frame for _, frame in decoded), video)
+    return _encoded(source, facts, packing, kept, num_frames, decoded, video)
 
 
 def _budget(path: str, packing: Packing) -> Budget:
@@ -181,8 +186,8 @@ def _of_folder(source: Source, facts: Facts, packing: Packing, kept: _Kept) -> t
     if packing.kind == "jpeg" and packing.method is None and source.region == WHOLE_FRAME:
         return _jpegs(source, replace(facts, num_frames=len(paths)), packing, kept, chosen)
     budget = _budget(path, packing)
-    pictures = (decode_picture(picture, read_bytes(picture), budget)[1] for picture in chosen)
-    return _encoded(source, facts, packing, kept, len(paths), pictures)
+    decoded = ((number, decode_picture(paths[number], read_bytes(paths[number]), budget)[1]) for number in numbers)
+    return _encoded(source, facts, packing, kept, len(paths), decoded)
 
 
 def _jpegs(
@@ -208,7 +213,7 @@ def _encoded(
     packing: Packing,
     kept: _Kept,
     num_frames: int,
-    frames: Iterable[VideoFrame],
+    frames: Iterable[NumberedFrame],
     video: Encoded | None = None,
 ) -> tuple[Facts, list[Any]]:
     """Return a clip's facts and parts, of its frames in order. num_frames, video: that the frames are taken of.
@@ -217,7 +222,7 @@ def _encoded(
     """
     rendering = _Rendering(source, packing)
     with naming_errors(source.path):
-        pictures = map(rendering, frames)
+        pictures = (rendering(frame) for _, frame in frames)
         if packing.kind == "video":
             parts = _video_of(pictures, packing, kept)
         elif packing.method is None:
@@ -286,7 +291,7 @@ class _Rendering:
         self._renderer: Renderer | None = None  # for the first frame's size
         self.size = (0, 0)
 
-    def __call__(self, frame: VideoFrame) -> Frames:
+    def __call__(self, frame: Any) -> Frames:
         if self._renderer is None:
             self._renderer = Renderer([self._view(*upright_size(frame))])
         (picture,) = self._renderer(frame)
