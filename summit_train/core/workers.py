@@ -315,6 +315,8 @@ class Workers(Iterator[Result]):
             worker.pages.rotate(-1)
             with suppress(ConnectionError):
                 worker.connection.send(None)  # that page may be used again
+        if task.is_done:
+            self._send_keys()
 
     def _replace(self, worker: _Worker, reason: str | None = None) -> None:
         """Start a worker for the tasks of one that has died. reason: why it was killed."""

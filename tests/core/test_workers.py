@@ -21,6 +21,7 @@ from tests.core.work import (
     Trap,
     Unloadable,
     Unreadable,
+    WaitAtFirst,
     die_once,
     fail,
     fill,
@@ -51,6 +52,13 @@ def test_a_key_may_have_several_results_or_none(num_workers: int) -> None:
     keys = [3, 0, 1, 9, 0]
     found = list(started(several, keys, num_workers))
     assert found == [(key, number) for key in keys for number in range(key)]
+
+
+@pytest.mark.parametrize(("ahead", "begun"), [(2, 7), (5, 19), (16, 63)])
+def test_while_a_key_is_made_as_many_later_ones_are_as_may_wait(ahead: int, begun: int, tmp_path: Path) -> None:
+    found = list(started(WaitAtFirst(tmp_path, begun - 1), range(80), 4, ahead=ahead))
+    assert [key for key, _ in found] == list(range(80))
+    assert found[0][1] == begun  # all but the one that waits for the same worker
 
 
 _LOADED = """

@@ -37,6 +37,26 @@ def several(key: int, reading: Reading) -> Iterator[tuple[int, int]]:
         yield key, number
 
 
+@dataclass(frozen=True)
+class WaitAtFirst:
+    """Notes each key in the folder. Key 0 is made when `others` more have begun, or after a minute without them."""
+
+    folder: Path
+    others: int
+
+    def __call__(self, key: int, reading: Reading) -> tuple[int, int]:
+        (self.folder / str(key)).touch()
+        deadline = time.monotonic() + 60
+        while key == 0 and self.begun() <= self.others and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if key == 0:
+            time.sleep(0.3)  # time for more than may begin
+        return key, self.begun()
+
+    def begun(self) -> int:
+        return len(list(self.folder.iterdir()))
+
+
 def modules(key: str, reading: Reading) -> list[str]:
     return sorted(sys.modules)
 
