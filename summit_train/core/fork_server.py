@@ -6,6 +6,7 @@ fork. So this process starts another one, which has none of them, once for all o
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -21,6 +22,8 @@ from importlib import import_module
 from itertools import count
 from multiprocessing.connection import Connection, Pipe, wait
 
+from summit_train.core.machine import PR_SET_PDEATHSIG
+
 _START = """
 import sys
 sys.path[:] = sys.argv[2:]
@@ -34,7 +37,7 @@ _MOST_FILES = 16
 
 
 class ForkServer:
-    """The process, which lives as long as this one and kills its workers when it ends. It is replaced if it dies."""
+    """The process, which lives as long as this one. Its workers end with it. It is replaced if it dies."""
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -134,13 +137,17 @@ def _fork(
         with suppress(ImportError):  # the worker will say so
             import_module(module)
     alive, theirs = Pipe(duplex=False)
+    libc = ctypes.CDLL(None)
+    server = os.getpid()
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             for other in others:
                 other.close()
-            work(files)
+            if os.getppid() == server:  # else it has died before this process could be told
+                work(files)
             status = 0
         except BaseException:
             traceback.print_exc()

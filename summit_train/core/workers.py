@@ -47,7 +47,7 @@ Allocate = Callable[[int], NDArray[np.uint8]]
 READ_AHEAD = 2  # keys of each worker, and its pages
 OPEN_FILES = 1 + 2 * (1 + READ_AHEAD)  # of this process for each worker: a page has one more that maps it
 _PATIENCE = 2.0  # times the seconds: what reads checks the time itself, and is killed only where it cannot
-_SECONDS_TO_DIE = 5.0
+SECONDS_TO_DIE = 5.0
 _LOOK_SECONDS = 1.0  # between looks at who is late
 
 
@@ -138,8 +138,8 @@ class _Task(Generic[Result]):
 class _Worker:
     """A process and its tasks that are not done, the current one first.
 
-    status: its exit status, after its end. reading: the number of what it reads + 1, or 0, and since when, in
-    nanoseconds. pages: the one of the next result first.
+    status: its exit status, after its end; None if the fork server has died, and all its workers with it. reading: the
+    number of what it reads + 1, or 0, and since when, in nanoseconds. pages: the one of the next result first.
     """
 
     def __init__(self, work: Page, sizes: list[int], modules: Sequence[str]) -> None:
@@ -177,7 +177,7 @@ class _Worker:
 
     def close(self) -> None:
         """Wait for the end of a process that was killed, unless it waits for a file system, and free its memory."""
-        while self.status is None and self.connection.poll(_SECONDS_TO_DIE) and self.receive() is not None:
+        while self.status is None and self.connection.poll(SECONDS_TO_DIE) and self.receive() is not None:
             pass
         self.connection.close()
         for page in (self._notes, *self.pages):
@@ -326,7 +326,7 @@ class Workers(Iterator[Result]):
         if worker.status == -signal.SIGKILL:
             ending += ": killed, or out of memory?"
         number, _ = worker.reading
-        if number:
+        if number and (reason or worker.status is not None):
             self._given_up[number - 1] = reason or f"kills the process that reads it ({ending})"
             worker.tasks[0].to_skip = 0
         elif worker.tasks:

@@ -98,9 +98,12 @@ class Trap:
             yield key, str(number)
 
     def fall(self) -> None:
-        with (self.folder / "falls").open("a") as file:
+        falls = self.folder / "falls"
+        if self.kind == "hang once" and falls.exists():
+            return
+        with falls.open("a") as file:
             file.write("x")
-        if self.kind == "hang":
+        if self.kind.startswith("hang"):
             time.sleep(1000)
         if self.kind == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
