@@ -219,7 +219,7 @@ class Workers(Iterator[Result]):
         self._workers = list[_Worker]()
         self._work = Page()
         self._modules = modules
-        self._end = weakref.finalize(self, _end_all, self._workers, self._work)
+        self._end = weakref.finalize(self, _end_all, os.getpid(), self._workers, self._work)
         self._sizes = self._work.write((make, error)) if num_workers else []
         for _ in range(num_workers):
             self._workers.append(_Worker(self._work, self._sizes, self._modules))
@@ -341,7 +341,10 @@ class Workers(Iterator[Result]):
             new.send(task, self._given_up)
 
 
-def _end_all(workers: list[_Worker], work: Page) -> None:
+def _end_all(process: int, workers: list[_Worker], work: Page) -> None:
+    """End the workers of a process, unless this one is a copy of it that was forked."""
+    if os.getpid() != process:
+        return
     for worker in workers:
         worker.kill()
     for worker in workers:

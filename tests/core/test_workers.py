@@ -258,6 +258,24 @@ def test_workers_end_with_the_process_whatever_ends_it(is_busy: bool, ending: st
     assert len(pids) == 2 and until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
+_FORK = """
+if os.fork() == 0:
+    {ending}
+assert os.wait()[1] == 0
+pids = workers_of(os.getpid())
+assert [key for key, _ in results] == list(range(4, 1000))
+print(*pids, flush=True)
+"""
+
+
+@pytest.mark.parametrize("ending", ["raise SystemExit", "results.close(); os._exit(0)"])
+def test_a_forked_copy_of_the_process_leaves_it_its_workers(ending: str) -> None:
+    done = python(_SCRIPT.format(make="squares", ask="next(results)", ending=_FORK.format(ending=ending)))
+    assert done.stderr == ""
+    before, after = done.stdout.splitlines()
+    assert before == after and len(after.split()) == 2
+
+
 def test_signals_to_a_job_reach_the_main_process_alone() -> None:
     held = list[int]()
     before = signal.signal(signal.SIGUSR1, lambda number, _: held.append(number))
