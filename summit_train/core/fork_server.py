@@ -62,7 +62,7 @@ class ForkServer:
         """Fork a worker and return its number, by which it can be killed. It receives the files.
 
         modules: are imported first, if they can be. When the worker ends, its exit status is sent through the
-        connection.
+        connection; if it cannot be started, a text that says why.
         """
         number = next(self._numbers)
         request = json.dumps([number, modules]).encode()
@@ -119,7 +119,13 @@ def serve(channel: int, work: Callable[[Sequence[int]], None]) -> None:
                 break
             number, modules = json.loads(request)
             if files:
-                workers[number] = _fork(work, modules, files, [requests, *workers.values()])
+                try:
+                    workers[number] = _fork(work, modules, files, [requests, *workers.values()])
+                except OSError as error:
+                    with suppress(ConnectionError), Connection(files[0]) as connection:
+                        connection.send(f"cannot start a worker process: {error.strerror}")
+                    for file in files[1:]:
+                        os.close(file)
             elif number in workers:
                 os.kill(workers[number].pid, signal.SIGKILL)
     for worker in workers.values():
@@ -134,11 +140,11 @@ def _fork(
 ) -> _Forked:
     """Fork a worker. others: what it inherits and must not hold open."""
     for module in modules:
-        with suppress(ImportError):  # the worker will say so
+        with suppress(Exception, SystemExit):  # the worker will say so
             import_module(module)
-    alive, theirs = Pipe(duplex=False)
     libc = ctypes.CDLL(None)
     server = os.getpid()
+    alive, theirs = Pipe(duplex=False)
     pid = os.fork()
     if pid == 0:
         status = 1

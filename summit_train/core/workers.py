@@ -138,13 +138,15 @@ class _Task(Generic[Result]):
 class _Worker:
     """A process and its tasks that are not done, the current one first.
 
-    status: its exit status, after its end; None if the fork server has died, and all its workers with it. reading: the
-    number of what it reads + 1, or 0, and since when, in nanoseconds. pages: the one of the next result first.
+    status: its exit status, after its end; None if the fork server has died, and all its workers with it. failure: why
+    it could not be started. reading: the number of what it reads + 1, or 0, and since when, in nanoseconds. pages: the
+    one of the next result first.
     """
 
     def __init__(self, work: Page, sizes: list[int], modules: Sequence[str]) -> None:
         self.tasks = deque[_Task[Any]]()
         self.status: int | None = None
+        self.failure: str | None = None
         self.pages = deque(Page() for _ in range(READ_AHEAD))
         self._notes = Page()
         self.reading = self._notes.numbers(2)
@@ -167,12 +169,15 @@ class _Worker:
     def receive(self) -> _Answer | None:
         """Return the next answer, or None if the process has died."""
         try:
-            answer: _Answer | int = self.connection.recv()
+            answer: _Answer | int | str = self.connection.recv()
         except (EOFError, ConnectionError):  # the fork server has died, too
             return None
         if isinstance(answer, tuple):
             return answer
-        self.status = answer
+        if isinstance(answer, str):
+            self.failure = answer
+        else:
+            self.status = answer
         return None
 
     def close(self) -> None:
@@ -322,6 +327,8 @@ class Workers(Iterator[Result]):
         """Start a worker for the tasks of one that has died. reason: why it was killed."""
         self._workers.remove(worker)
         worker.close()
+        if worker.failure:
+            raise RunFailed(worker.failure)
         ending = f"exit status {'unknown' if worker.status is None else worker.status}"
         if worker.status == -signal.SIGKILL:
             ending += ": killed, or out of memory?"
