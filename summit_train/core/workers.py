@@ -31,7 +31,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train.core.errors import RunFailed
+from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.fork_server import fork_server
 from summit_train.core.machine import bound_memory, keep_freed_frames
 
@@ -48,6 +48,7 @@ READ_AHEAD = 2  # keys of each worker, and its pages
 OPEN_FILES = 1 + 2 * (1 + READ_AHEAD)  # of this process for each worker: a page has one more that maps it
 _PATIENCE = 2.0  # times the seconds: what reads checks the time itself, and is killed only where it cannot
 SECONDS_TO_DIE = 5.0
+_MOST_TEXT = 16 << 10  # bytes of an error, or of a traceback: a connection has room for both
 _LOOK_SECONDS = 1.0  # between looks at who is late
 
 
@@ -170,7 +171,7 @@ class _Worker:
         """Return the next answer, or None if the process has died."""
         try:
             answer: _Answer | int | str = self.connection.recv()
-        except (EOFError, ConnectionError):  # the fork server has died, too
+        except (EOFError, OSError):  # it died in the middle of an answer, or the fork server has died, too
             return None
         if isinstance(answer, tuple):
             return answer
@@ -412,7 +413,7 @@ class _Process:
             if isinstance(made, Iterator):
                 yield None, True
         except Exception as error:
-            yield _Raised(_sendable(error), traceback.format_exc()), True
+            yield _Raised(_sendable(error), traceback.format_exc()[-_MOST_TEXT:]), True
 
     def _receive(self) -> None:
         message = self._connection.recv()
@@ -438,12 +439,16 @@ class _Process:
 
 
 def _sendable(error: Exception) -> Exception:
-    """Return the error, or one with its text if it cannot be pickled."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+    """Return the error, or one with its text if it cannot be pickled or is too long."""
+    with suppress(Exception):
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)
+        if len(pickled) <= _MOST_TEXT:
+            return error
+    if isinstance(error, UserError | RunFailed):
+        kind = UserError if isinstance(error, UserError) else RunFailed
+        return kind(str(error)[:_MOST_TEXT])
+    return RuntimeError(f"{type(error).__name__}: {error}"[:_MOST_TEXT])
 
 
 def work(files: Sequence[int]) -> None:

@@ -61,6 +61,11 @@ def modules(key: str, reading: Reading) -> list[str]:
     return sorted(sys.modules)
 
 
+def many_arrays(key: int, reading: Reading) -> list[np.ndarray]:
+    """Return arrays whose sizes are more than a connection holds."""
+    return [*np.zeros((200_000, 300), np.uint8)]
+
+
 def fill(key: int, reading: Reading) -> np.ndarray:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, -1))
     return np.zeros(key, np.uint8)
@@ -131,6 +136,10 @@ def fail(key: int, reading: Reading) -> int:
         raise BlockingIOError(7, "odd")
     if key == 4:
         raise type("Local", (Exception,), {})("cannot be pickled")
+    if key == 5:
+        raise ValueError("long " * 1_000_000)
+    if key == 6:
+        raise Unreadable("name", "long " * 1_000_000)
     return key
 
 
