@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Generic, TypeVar
 
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 Key = Any
 # Enters a block that reads something: its number, and its name in the error if reading it ends the worker.
 Reading = Callable[[int, str], AbstractContextManager[None]]
-# Returns the result of a key, or an iterator over several. Workers unpickle it.
+# Returns the result of a key, or an iterator over several. Workers unpickle it; its arrays are read-only there.
 Make = Callable[[Key, Reading], Result | Iterator[Result]]
 
 Allocate = Callable[[int], NDArray[np.uint8]]
@@ -48,6 +48,7 @@ READ_AHEAD = 2  # keys of each worker, and its pages
 OPEN_FILES = 1 + 2 * (1 + READ_AHEAD)  # of this process for each worker: a page has one more that maps it
 _PATIENCE = 2.0  # times the seconds: what reads checks the time itself, and is killed only where it cannot
 SECONDS_TO_DIE = 5.0
+_ALIGNMENT = 64
 _MOST_TEXT = 16 << 10  # bytes of an error, or of a traceback: a connection has room for both
 _LOOK_SECONDS = 1.0  # between looks at who is late
 
@@ -74,7 +75,7 @@ class Page:
         pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         parts = [memoryview(pickled), *(buffer.raw() for buffer in buffers)]
         sizes = [part.nbytes for part in parts]
-        self._make_room(sum(sizes))
+        self._make_room(sizes)
         for part, place in zip(parts, self._places(sizes), strict=True):
             place[:] = part
         return sizes
@@ -87,9 +88,14 @@ class Page:
             buffer[:] = place
         return pickle.loads(pickled, buffers=buffers)
 
+    def view(self, sizes: list[int]) -> Any:
+        """Return the value of these sizes, its arrays read-only in the page itself, which must not be written again."""
+        pickled, *shared = self._places(sizes)
+        return pickle.loads(pickled, buffers=[place.toreadonly() for place in shared])
+
     def numbers(self, count: int) -> memoryview:
         """Return the page as integers, which start as 0."""
-        self._make_room(8 * count)
+        self._make_room([8 * count])
         (place,) = self._places([8 * count])
         return place.cast("q")
 
@@ -97,7 +103,8 @@ class Page:
         self._mapped = memoryview(b"")
         os.close(self.file)
 
-    def _make_room(self, size: int) -> None:
+    def _make_room(self, sizes: list[int]) -> None:
+        size = _starts(sizes)[-1]
         if size <= len(self._mapped):
             return
         try:
@@ -106,10 +113,15 @@ class Page:
             raise RunFailed(f"no room in shared memory for {size / 1e6:,.1f} MB: {error.strerror}") from error
 
     def _places(self, sizes: list[int]) -> list[memoryview]:
-        if sum(sizes) > len(self._mapped):
-            self._mapped = memoryview(mmap.mmap(self.file, sum(sizes)))
-        ends = list(accumulate(sizes, initial=0))
-        return [self._mapped[start:end] for start, end in pairwise(ends)]
+        *starts, end = _starts(sizes)
+        if end > len(self._mapped):
+            self._mapped = memoryview(mmap.mmap(self.file, end))
+        return [self._mapped[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
+def _starts(sizes: list[int]) -> list[int]:
+    """Return where each part of a page starts, and the end of the last. Arrays that lie there are aligned."""
+    return list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
 
 
 @dataclass(frozen=True)
@@ -387,7 +399,7 @@ class _Process:
 
     @cached_property
     def _loaded(self) -> tuple[Make[Any], Callable[[str, str], Exception]]:
-        make, error = self._work.read(self._sizes)
+        make, error = self._work.view(self._sizes)
         bound_memory()
         return make, error
 
