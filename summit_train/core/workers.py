@@ -206,9 +206,10 @@ class Workers(Iterator[Result]):
     """An iterator over the results that `make` makes of the keys, in the order of the keys.
 
     It owns its worker processes until its end, an error or `close()`. num_workers: 0 makes each result in this process,
-    when it is asked for. modules: those of `make`, which are imported once for all workers. error: makes what reading
-    raises, of a name and a reason. seconds: that reading may take. advice: ends the reason about the seconds. ahead:
-    keys for each worker that may be made before they are asked for. allocate: see Page.read.
+    when it is asked for; nothing is then killed, and neither time nor memory is bounded. modules: those of `make`,
+    which are imported once for all workers. error: makes what reading raises, of a name and a reason. seconds: that
+    reading may take. advice: ends the reason about the seconds. ahead: keys for each worker that may be made before
+    they are asked for. allocate: see Page.read.
 
     Raises in its turn what `make` raised, and RunFailed where two workers die at the same key while they read nothing.
     """
