@@ -135,8 +135,8 @@ def training_clip(
 def whole_video(store: Store, video: int, sample: Sample, crop: Crop, size: int) -> Iterator[Block]:
     """Yield the chosen frames of a video, each once, in blocks of `size` in one view of each crop.
 
-    sample: is taken as a set of frames, which are shown in order of playing. It is one pass if the video does not play
-    backwards. Raises DecodeError.
+    sample: is taken as a set of frames, which are shown in order of playing. With a listed number of frames it is one
+    pass if the video does not play backwards. Raises DecodeError.
     """
     is_reversed = store.manifest.clip(video).is_reversed
 
