@@ -68,7 +68,7 @@ class OpenClip:
         raise NotImplementedError
 
     def size(self, frames: Numbers) -> tuple[int, int]:
-        """Return the upright (width, height) of the first of these frames in the clip, which counts for all.
+        """Return the upright (width, height) in pixels of the first of these frames in the clip; views are cut for it.
 
         A `read` of the same frames does not decode it once more.
         """
@@ -82,7 +82,7 @@ class OpenClip:
         raise NotImplementedError
 
     def stored(self, frames: Numbers) -> Numbers:
-        """Return the numbers of the frames that `read` gives for these: others where only every n-th is stored."""
+        """Return the numbers of what `read` gives: the frame at or before each, where only every n-th is stored."""
         return frames
 
 
