@@ -123,7 +123,7 @@ def serve(channel: int, work: Callable[[Sequence[int]], None]) -> None:
                     workers[number] = _fork(work, modules, files, [requests, *workers.values()])
                 except OSError as error:
                     with suppress(ConnectionError), Connection(files[0]) as connection:
-                        connection.send(f"cannot start a worker process: {error.strerror}")
+                        connection.send(f"cannot start a worker process: {error.strerror or error}")
                     for file in files[1:]:
                         os.close(file)
             elif number in workers:
