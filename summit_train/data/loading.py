@@ -21,7 +21,7 @@ from summit_train.spec import DataSpec
 
 Sample = Callable[[int], Numbers]  # from a number of frames to those of K clips, int64 (K, T), in order of playing
 Crop = Callable[[int, int], Sequence[View]]  # from a frame's width and height to C views whose crops have one size
-Targets = list[list[NDArray[np.float32]]]  # the boxes in each frame of each view, see Boxes.targets; or nothing
+Targets = list[list[NDArray[np.float32]]]  # boxes as Boxes.targets gives them, [view][frame]; [] without
 Draw = tuple[int, ...]  # (epoch, clip), with data.balance: classes (epoch, clip, step, virtual GPU, place)
 # What varies the pixels of a view by a generator, and the purpose of its key with the numbers that tell it from others.
 Variation = tuple[Callable[[Frames, np.random.Generator], Frames], str, tuple[int, ...]]
@@ -35,7 +35,7 @@ class Store(Protocol):
         """The list of the clips."""
 
     def open(self, clip: int) -> OpenClip:
-        """Open a clip; numbers count its own frames, in the order in which they are stored. Raises DecodeError."""
+        """Open a clip; frame 0 is its first stored frame. Raises DecodeError."""
 
 
 class Decoded(NamedTuple):
@@ -84,7 +84,7 @@ def read_clip(store: Store, clip: int, sample: Sample, crop: Crop) -> Decoded:
 def read_open(opened: OpenClip, sample: Sample, crop: Crop, *, is_reversed: bool = False) -> Decoded:
     """Read an open clip as `read_clip` does, its own frames numbered from 0.
 
-    Where the container was wrong about the length, all is chosen again.
+    If decoding shows another length or size than the container states, call `sample` and `crop` again.
     """
     while True:
         num_frames = opened.num_frames
@@ -110,8 +110,8 @@ def training_clip(
 ) -> tuple[Frames, Targets]:
     """Read `data.repeats` views of a clip for training, uint8 (repeats, T, H, W, C), and what they show of its boxes.
 
-    drawn: whose draws it has: those of another clip where it is a substitute, which may have its own turn. reading: is
-    entered while the clip is read.
+    drawn: the key of its random draws; a substitute has that of the clip which it replaces. reading: a context that is
+    held while the clip is read. Raises DecodeError.
     """
     # The first view has the draws of a clip that is not repeated.
     turns = [drawn, *((*drawn, repeat) for repeat in range(1, data.repeats))]
@@ -135,8 +135,8 @@ def training_clip(
 def whole_video(store: Store, video: int, sample: Sample, crop: Crop, size: int) -> Iterator[Block]:
     """Yield the chosen frames of a video, each once, in blocks of `size` in one view of each crop.
 
-    sample: is taken as a set of frames, which are shown in order of playing. It is one pass if the video does not play
-    backwards. Raises DecodeError.
+    sample: is taken as a set of frames, which are shown in order of playing. With a listed number of frames it is one
+    pass if the video does not play backwards. Raises DecodeError.
     """
     is_reversed = store.manifest.clip(video).is_reversed
 

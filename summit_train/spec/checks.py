@@ -37,7 +37,7 @@ RESERVED_NAMES = (
     "measure", "last", "best", "mean", "macro", "low", "high", "evaluation", "x", "top1_by_clips", "top1_macro",
     "top1_interval",
 )  # fmt: skip
-_UNTRAINED = "must be false without model.pretrained, got true: only trained weights are frozen"
+_UNTRAINED = "must be false without model.pretrained, got true; try setting model.pretrained"
 _STATISTICS = ("_mean", "_std", "_last", "_best")  # endings of a measure's columns
 
 
@@ -219,7 +219,8 @@ def _solver_problems(optimizer: OptimizerSpec, schedule: ScheduleSpec, parallel:
         bounds = f"lower is {trust.lower:g} and upper {trust.upper:g}"
         yield "optimizer.trust_ratio.lower", f"must be at most upper: {bounds}"
     if trust is not None and trust.kind == "lars" and optimizer.name == "lamb":
-        yield "optimizer.trust_ratio", "must be null with optimizer.name lamb, which has its own, got lars"
+        right = "must be null with optimizer.name lamb, which already includes a trust ratio"
+        yield "optimizer.trust_ratio", f"{right}, got lars"
     for frozen in optimizer.freeze:
         if frozen.until_epoch is not None and frozen.until_epoch >= schedule.epochs:
             right = f"must be below the run's {counted(schedule.epochs, 'epoch')}, got {frozen.until_epoch}"
@@ -234,7 +235,8 @@ def _solver_problems(optimizer: OptimizerSpec, schedule: ScheduleSpec, parallel:
         rising = f"must be rising epochs between 0 and {schedule.epochs} with schedule.decay steps"
         yield "schedule.milestones", f"{rising}, got [{given}]; try [30, 60, 80]"
     if parallel.method == "averaging" and optimizer.compression != "none":
-        yield "optimizer.compression", "must be none with parallel.method averaging: weights are not rounded"
+        right = f"must be none with parallel.method averaging, got {optimizer.compression}"
+        yield "optimizer.compression", f"{right}: it sends weights, unrounded"
 
 
 def _validation_problems(spec: Spec) -> Iterator[Problem]:
@@ -245,7 +247,7 @@ def _validation_problems(spec: Spec) -> Iterator[Problem]:
     deciding = {"parallel.grow_batch": grow, "checkpoint.keep_best": best, "schedule.early_stop": stop}
     for key, value in deciding.items():
         if value is not None and not spec.evaluate.every_epochs:
-            yield key, "must be null without validations during training; or set evaluate.every_epochs to 1 or more"
+            yield key, "must be null if evaluate.every_epochs is 0; try evaluate.every_epochs 1"
     own = spec.evaluate.own_names
     measures = [MAIN_MEASURES[spec.loss.base], *own]
     if best is not None and best not in measures:
@@ -277,11 +279,15 @@ def _validation_problems(spec: Spec) -> Iterator[Problem]:
 def _other_problems(spec: Spec) -> Iterator[Problem]:
     model = spec.model
     if spec.parallel.method == "averaging" and spec.ema.decay is not None:
-        yield "ema.decay", "must be null with parallel.method averaging: each learner has weights of its own"
+        right = f"must be null with parallel.method averaging, got {spec.ema.decay:g}"
+        yield "ema.decay", f"{right}: each learner has separate weights"
     if model.drop_path and spec.execution.compile:
         yield "execution.compile", "must be false, got true: torch.compile cannot use the generator of drop_path"
     if model.freeze_bn != "none" and model.pretrained is None and not is_foreign(model.arch):
-        yield "model.freeze_bn", f"must be none without model.pretrained, got {model.freeze_bn}"
+        yield (
+            "model.freeze_bn",
+            f"must be none without model.pretrained, got {model.freeze_bn}; try setting model.pretrained",
+        )
     if model.freeze_trunk and model.pretrained is None:
         yield "model.freeze_trunk", _UNTRAINED
     cannot_stream = stream_problem(model)
@@ -308,14 +314,14 @@ def network_problems(network: NetworkSpec, num_frames: int, crop: int | None = N
         yield "data.num_frames", f"must be at most {most} for {arch}, got {num_frames}"
     if backbone not in (known.backbones or (None,)):
         valid = f"must be one of {', '.join(known.backbones)} for {arch}, got {backbone}"
-        without = f"must be left out for {arch}, which has none, got {backbone}"
+        without = f"must be left out for {arch}, which has no backbone, got {backbone}"
         yield "model.backbone", valid if known.backbones else without
     elif network.non_local and not (known.non_local and backbone in BOTTLENECK_BACKBONES):
         takers = ", ".join(name for name, other in ARCHITECTURES.items() if other.non_local)
         right = f"{takers} take non-local blocks, on one of {', '.join(BOTTLENECK_BACKBONES)}"
         yield "model.non_local", f"must be false for {f'{arch} on {backbone}' if backbone else arch}; {right}"
     elif network.non_local and crop is not None and crop <= 16:
-        yield "model.non_local", f"must be false with a crop below 17 pixels, got a crop of {crop}"
+        yield "model.non_local", f"must be false if data.crop is below 17, got true with data.crop {crop}"
     if network.zero_init_residual and not known.norm_ends_branch:
         yield "model.zero_init_residual", f"must be false for {arch}, whose residual branches do not end in a norm"
     if arch == "vit" and network.adapter == "shift" and network.shift_place != "residual":

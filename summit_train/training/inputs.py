@@ -1,4 +1,4 @@
-"""Read what the user gives to a run, before its ranks meet: the spec, its lists, and what follows from them."""
+"""Read a run's spec and lists, before its ranks meet, and make what follows from them."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def read_inputs(spec: Spec, ranks: int, extension: Extension | None = None) -> I
 
 
 def loss_and_measures(spec: Spec, clips_of_class: Sequence[int] = ()) -> tuple[TaskLoss, Measures]:
-    """Return the spec's loss and measures, after a call of each part of the user's own.
+    """Call each part of the user's own once, then return the spec's loss and measures.
 
-    clips_of_class: as in build_loss. Raises UserError for a part that does not do what it must.
+    clips_of_class: as in build_loss. Raises UserError if a part returns a wrong type or shape.
     """
     for part in own_parts(spec, "data"):
         try_augment(part, spec.data.clip_shape)

@@ -1,4 +1,4 @@
-"""Start a run: agree with the other ranks, take the run folder, and write there what the run is."""
+"""Start a run: join the ranks, lock the run folder, and write its spec, plan and environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from summit_train.training.state import EXTENSION_FILE, Extension
 
 @contextmanager
 def open_rank(launch: Launch, inputs: Inputs, **arguments: object) -> Iterator[Rank]:
-    """Join the ranks of a launch for the block, agree with them, and hold the run folder's lock. Collective.
+    """Join the ranks, check that their inputs agree, and hold the run folder's lock during the block. Collective.
 
     arguments: the command's, which must be the same on all ranks.
     """
@@ -85,7 +85,7 @@ def begin_log(run: Run) -> Iterator[RunLog | None]:
 
 
 def _begin_extension(run: Run) -> Extension | None:
-    """Write what --more-epochs asks for; return it, or the former one of a run that continues without asking."""
+    """Write what --more-epochs asks for; return it or, without that, the extension that the run already has."""
     folder = run.spec.run_path
     wanted = run.inputs.extension
     former = Extension.read(folder)

@@ -222,7 +222,7 @@ def test_memory_has_every_learner_of_a_rank(write_spec: WriteSpec, plan: Plan) -
         ),
         ("parallel.grow_batch.max=1", "parallel.grow_batch.max: must be at least scale.clips_per_gpu, 2, got 1"),
         ("parallel.grow_batch.factor=1", "parallel.grow_batch.factor: Input should be greater than or equal to 2"),
-        ("evaluate.every_epochs=0", "parallel.grow_batch: must be null without validations"),
+        ("evaluate.every_epochs=0", "parallel.grow_batch: must be null if evaluate.every_epochs is 0"),
         ("parallel.period=0", "parallel.period: must be epoch or a number of steps from 1 to 1,000,000, got 0"),
         (
             "parallel.period=epochs",

@@ -36,7 +36,7 @@ from summit_train.report.log_records import StepRecord
 from summit_train.report.records import RunRecord
 from tests import slurm
 from tests.runs import assert_bit_equal, final_state
-from tests.worlds import PATIENCE_S, ROOT, environment
+from tests.worlds import PATIENCE_S, ROOT, children, environment
 
 MARK = "SUMMIT_TRAIN_SOAK"  # in the environment of every process of a soak
 STEPS_AN_EPOCH, PULSES, ROOM = 40, 8, 1 << 20
@@ -124,8 +124,9 @@ class Job:
         return found
 
     def workers(self) -> list[int]:
-        """The processes that load clips."""
-        return sorted(pid for pid, words in self.processes().items() if "summit_train.core.workers" in words)
+        """The processes that load clips: what the ranks' fork servers have forked."""
+        servers = {pid for pid, words in self.processes().items() if "fork_server.serve" in words}
+        return sorted(pid for server in servers for pid in children(server) if pid in servers)
 
     def clear(self) -> list[str]:
         """Give the processes of this start a moment to end; kill those that have not, and name them."""

@@ -23,7 +23,7 @@ from tests.worlds import command, needs_ranks, train
 @pytest.mark.parametrize(
     ("sections", "wrong"),
     [
-        ({}, r"schedule\.early_stop: must be null without validations during training; or set evaluate\.every_epochs"),
+        ({}, r"schedule\.early_stop: must be null if evaluate\.every_epochs is 0"),
         (
             {"schedule": {"early_stop": {"measure": "top5", "epochs": 2}}, "evaluate": {"every_epochs": 1}},
             r"schedule\.early_stop\.measure: must be top1 or val_loss with loss\.kind softmax, got top5",

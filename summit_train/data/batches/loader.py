@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +84,7 @@ class Batches(Workers[AnyTensors]):
         import torch
 
         self._is_pinned = torch.cuda.is_available()
-        allocate = _pinned if self._is_pinned else new_bytes
+        self._blocks = WeakValueDictionary[int, torch.Tensor]()  # of page-locked memory, by their addresses
         super().__init__(
             make,
             keys,
@@ -92,22 +93,33 @@ class Batches(Workers[AnyTensors]):
             error=DecodeError,
             seconds=seconds,
             advice=RAISE_SECONDS,
-            allocate=allocate,
+            allocate=self._page_locked if self._is_pinned else new_bytes,
         )
 
     def __next__(self) -> AnyTensors:
-        import torch
-
-        batch = super().__next__().moved(torch.from_numpy)
+        batch = super().__next__().moved(self._tensor)
         return batch.pin_memory() if self._is_pinned else batch
 
+    def _page_locked(self, size: int) -> NDArray[np.uint8]:
+        import torch
 
-def _pinned(size: int) -> NDArray[np.uint8]:
-    """Return page-locked memory. A tensor of it is copied without waiting, as CUDA knows it by its address."""
-    import torch
+        block = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        self._blocks[block.data_ptr()] = block
+        array: NDArray[np.uint8] = block.numpy()
+        return array
 
-    array: NDArray[np.uint8] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-    return array
+    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        """Return an array as a tensor; of page-locked memory a view of its block.
+
+        Only so does CUDA's allocator learn that a copy of a slice is under way, and wait with using the block again.
+        """
+        import torch
+
+        tensor = torch.from_numpy(array)
+        block = self._blocks.get(tensor.data_ptr())
+        if block is None or not array.flags.c_contiguous:
+            return tensor
+        return block.view(tensor.dtype).view(tensor.shape)
 
 
 @dataclass(frozen=True)

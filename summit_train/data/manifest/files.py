@@ -37,8 +37,11 @@ class FileStore:
 
     @cached_property
     def films(self) -> Films:
-        """Return this process's checks and indexes of films: not a field, so that copies have their own."""
+        """The checks and indexes of films of this process."""
         return Films()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.manifest, self.root, self.limits, self.is_flow)  # a copy makes its own checks
 
     def path(self, clip: int) -> str:
         return os.path.join(self.root, self.manifest.path(clip))

@@ -222,7 +222,7 @@ def _samples_of_run(job: PackJob, run: list[int], reading: Reading) -> Iterator[
     try:
         with reading(first, manifest.path(first)):
             path = job.store.path(first)
-            source = Source(path, manifest.sha256(first), facts[0].clip.region, _scratch(job, run))
+            source = Source(path, manifest.sha256(first), facts[0].clip.region, job.store.films, _scratch(job, run))
             samples = list(make_samples(source, run, facts, job.packing))
     except DecodeError as error:
         samples = [DecodeError(one.clip.path, error.reason) for one in facts]

@@ -14,19 +14,19 @@ from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import Any
 
-from av.video.frame import VideoFrame
-
 from summit_train.core.errors import UserError
 from summit_train.data.packed import format as packed
 from summit_train.data.packed.format import Facts, Packing, encode_sample, ending_of, picture_checksum
 from summit_train.data.video.augment import View, scaled_size
-from summit_train.data.video.decode import count_packets, every_frame, frames_by_jumps, naming_errors, wanted_frames
+from summit_train.data.video.clips import ChooseAgain, VideoClip
+from summit_train.data.video.decode import NumberedFrame, count_packets, naming_errors
 from summit_train.data.video.encode import Encoding, encoder, jpeg
+from summit_train.data.video.films import Films
 from summit_train.data.video.flow import encode, flow_method, grey
 from summit_train.data.video.pictures import decode_picture, holds_pictures, list_pictures
 from summit_train.data.video.region import WHOLE_FRAME, Region
 from summit_train.data.video.render import Frames, Renderer, upright_size
-from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, load_video, read_bytes
+from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, Limits, load_video, read_bytes
 
 _MAX_HELD_BYTES = 64 << 20  # of the frames of one clip; the others wait on disk
 _MAX_OPEN_BYTES = 4 << 20  # of a video while it is encoded
@@ -56,12 +56,14 @@ class PackedSample:
 class Source:
     """The file or folder of some clips. sha256: that it must have, None: any. region: of its frames that is packed.
 
-    scratch: a file for pictures that are too many to be held; whoever has written the samples deletes it.
+    films: those of the process. scratch: a file for pictures that are too many to be held; whoever has written the
+    samples deletes it.
     """
 
     path: str
     sha256: bytes | None
     region: Region
+    films: Films
     scratch: Path
 
 
@@ -141,27 +143,28 @@ def _too_large(path: str, length: int) -> DecodeError:
 def _of_video(source: Source, facts: Facts, packing: Packing, kept: _Kept) -> tuple[Facts, list[Any]]:
     """Decode a clip of a video; return its facts with the size and the number of frames, and the parts of its sample.
 
-    It is decoded from the nearest key frames where that is certain to give the right ones.
+    Of a video whose number of frames is listed it is decoded from the nearest key frames, as in training.
     """
     path = source.path
-    video = load_video(path, source.sha256)
-    num_frames, is_exact = count_packets(video, _budget(path, packing))
-    if is_exact or num_frames == facts.num_frames:
-        # Decoding from the start decides: it gives the frames, or the error at its right place.
-        with suppress(DecodeError):
+    limits = _limits(packing)
+    listed = facts.num_frames if facts.num_frames > 0 else None
+    video = source.films.load(path, source.sha256, listed, limits)
+    if listed is not None:
+        index = video.index
+        counted = count_packets(video, Budget(path, limits))[0] if index is None else len(index.times)
+        listed = listed if counted == listed else None
+    opened = VideoClip(video, listed, limits)
+    with opened:
+        while True:
+            num_frames = opened.num_frames
             numbers = facts.clip.span.frames(path, num_frames)[:: packing.every]
-            jumped = frames_by_jumps(video, numbers, num_frames, _budget(path, packing))
-            return _encoded(source, facts, packing, kept, num_frames, (frame for _, frame in jumped), video)
-    with naming_errors(path):
-        num_frames = sum(1 for _ in every_frame(video, _budget(path, packing)))
-    numbers = facts.clip.span.frames(path, num_frames)[:: packing.every]
-    decoded = wanted_frames(path, enumerate(every_frame(video, _budget(path, packing))), numbers)
-    return _encoded(source, facts, packing, kept, num_frames, (frame for _, frame in decoded), video)
+            with suppress(ChooseAgain):
+                return _encoded(source, facts, packing, kept, num_frames, opened.frames(numbers))
 
 
-def _budget(path: str, packing: Packing) -> Budget:
-    """Return the limits of reading a video once; flow may take any time."""
-    return Budget(path, NO_HURRY if packing.method is None else replace(NO_HURRY, seconds=math.inf))
+def _limits(packing: Packing) -> Limits:
+    """Return the limits of reading a video; flow may take any time."""
+    return NO_HURRY if packing.method is None else replace(NO_HURRY, seconds=math.inf)
 
 
 def _of_folder(source: Source, facts: Facts, packing: Packing, kept: _Kept) -> tuple[Facts, list[Any]]:
@@ -180,16 +183,16 @@ def _of_folder(source: Source, facts: Facts, packing: Packing, kept: _Kept) -> t
     chosen = [paths[number] for number in numbers]
     if packing.kind == "jpeg" and packing.method is None and source.region == WHOLE_FRAME:
         return _jpegs(source, replace(facts, num_frames=len(paths)), packing, kept, chosen)
-    budget = _budget(path, packing)
-    pictures = (decode_picture(picture, read_bytes(picture), budget)[1] for picture in chosen)
-    return _encoded(source, facts, packing, kept, len(paths), pictures)
+    budget = Budget(path, _limits(packing))
+    decoded = ((number, decode_picture(paths[number], read_bytes(paths[number]), budget)[1]) for number in numbers)
+    return _encoded(source, facts, packing, kept, len(paths), decoded)
 
 
 def _jpegs(
     source: Source, facts: Facts, packing: Packing, kept: _Kept, paths: Sequence[str]
 ) -> tuple[Facts, list[Any]]:
     """Return pictures as JPEG: the bytes of those that are it already, and small."""
-    budget = _budget(source.path, packing)
+    budget = Budget(source.path, _limits(packing))
     rendering = _Rendering(source, packing)
     parts = []
     for path in paths:
@@ -208,16 +211,15 @@ def _encoded(
     packing: Packing,
     kept: _Kept,
     num_frames: int,
-    frames: Iterable[VideoFrame],
-    video: Encoded | None = None,
+    frames: Iterable[NumberedFrame],
 ) -> tuple[Facts, list[Any]]:
-    """Return a clip's facts and parts, of its frames in order. num_frames, video: that the frames are taken of.
+    """Return a clip's facts and parts, of its frames in order. num_frames: of its video.
 
     Of n frames there are n JPEG pictures, one video, or the two grey JPEG pictures, x and y, of n - 1 fields of flow.
     """
     rendering = _Rendering(source, packing)
     with naming_errors(source.path):
-        pictures = map(rendering, frames)
+        pictures = (rendering(frame) for _, frame in frames)
         if packing.kind == "video":
             parts = _video_of(pictures, packing, kept)
         elif packing.method is None:
@@ -225,8 +227,6 @@ def _encoded(
         else:
             fields = _flow_of(pictures, source.path, packing)
             parts = [kept(jpeg(code[..., axis], packing.quality)) for code in fields for axis in (0, 1)]
-    if video is not None:
-        video.check()
     width, height = rendering.size
     num_packed = num_frames - (packing.method is not None)
     return replace(facts, num_frames=num_packed, width=width, height=height), parts
@@ -286,7 +286,7 @@ class _Rendering:
         self._renderer: Renderer | None = None  # for the first frame's size
         self.size = (0, 0)
 
-    def __call__(self, frame: VideoFrame) -> Frames:
+    def __call__(self, frame: Any) -> Frames:
         if self._renderer is None:
             self._renderer = Renderer([self._view(*upright_size(frame))])
         (picture,) = self._renderer(frame)

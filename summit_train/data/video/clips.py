@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeAlias
@@ -69,7 +68,7 @@ class OpenClip:
         raise NotImplementedError
 
     def size(self, frames: Numbers) -> tuple[int, int]:
-        """Return the upright (width, height) of the first of these frames in the clip, which counts for all.
+        """Return the upright (width, height) in pixels of the first of these frames in the clip; views are cut for it.
 
         A `read` of the same frames does not decode it once more.
         """
@@ -83,7 +82,7 @@ class OpenClip:
         raise NotImplementedError
 
     def stored(self, frames: Numbers) -> Numbers:
-        """Return the numbers of the frames that `read` gives for these: others where only every n-th is stored."""
+        """Return the numbers of what `read` gives: the frame at or before each, where only every n-th is stored."""
         return frames
 
 
@@ -151,11 +150,15 @@ class VideoClip(DecodedClip):
 
     def __init__(self, video: Encoded, num_frames: int | None = None, limits: Limits = LIMITS) -> None:
         super().__init__(video.name, num_frames or 0, limits)
-        self._video, self._can_jump, self._is_exact = video, bool(num_frames), True
+        self._video = video
+        # The ways of jumping that are left, by whether they seek. Where a seek does not lead to the packets of the
+        # index, the file is read up to them.
+        self._jumps = [True, False] if num_frames and video.index else [False] if num_frames else []
+        self._count_is_final = True
         self._playing: Iterator[NumberedFrame] | None = None  # from the start, over several reads
         self._next = 0  # the number of its next frame
         if not num_frames:
-            self._num_frames, self._is_exact = count_packets(video, self._budget)
+            self._num_frames, self._count_is_final = count_packets(video, self._budget)
 
     def close(self) -> None:
         super().close()
@@ -166,18 +169,27 @@ class VideoClip(DecodedClip):
         self._video.check()
         return pixels
 
+    def frames(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
+        """Yield the frames of these rising numbers. Raises ChooseAgain also where those so far may be wrong."""
+        last = -1
+        for number, frame in self._decode(wanted):
+            if number <= last:  # decoding has begun again
+                raise ChooseAgain
+            last = number
+            yield number, frame
+        self._video.check()
+
     def _decode(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
         if self._was_read and 0 <= wanted[0] - self._next < _MAX_SKIPPED_FRAMES:
             yield from self._play_on(wanted)
             return
-        if self._can_jump:
-            # Where a seek does not lead to the packets of the index, the file is read up to them.
-            for seeks in (False,) if self._video.index is None else (True, False):
+        while self._jumps:
+            try:
+                yield from frames_by_jumps(self._video, wanted, self.num_frames, self._budget, seeks=self._jumps[0])
+                return
+            except DecodeError:
                 # Decoding from the start decides: it gives the frames, or the error at its right place.
-                with suppress(DecodeError):
-                    yield from frames_by_jumps(self._video, wanted, self.num_frames, self._budget, seeks=seeks)
-                    return
-            self._can_jump = False
+                del self._jumps[0]
         yield from self._from_start(wanted)
 
     def _play_on(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
@@ -199,12 +211,16 @@ class VideoClip(DecodedClip):
                 check_whole(self._video.name, num_seen, frame)
                 yield num_seen, frame
             num_seen += 1
-            if self._is_exact and num_seen > wanted[-1]:
+            if self._count_is_final and num_seen > wanted[-1]:
                 return
-        self._is_exact = True
-        if num_seen != self.num_frames:
-            self._num_frames = num_seen
-            raise ChooseAgain
+        self._count_is_final = True
+        if num_seen == self.num_frames:
+            return
+        if self._was_read:  # what was shown before was chosen of another number of frames
+            reason = f"is damaged: decoded from the start, it has {num_seen} frames instead of {self.num_frames}"
+            raise DecodeError(self._video.name, reason)
+        self._num_frames = num_seen
+        raise ChooseAgain
 
 
 class PictureClip(DecodedClip):

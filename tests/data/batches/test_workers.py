@@ -98,6 +98,9 @@ def test_where_there_is_cuda_each_tensor_is_pinned_once_and_starts_its_own_memor
     assert all(map(torch.equal, (batch.clips for batch in held), wanted))
     tensors = [tensor for batch in held for tensor in (batch.clips, batch.labels, batch.ids)]
     assert all(tensor.is_pinned() for tensor in tensors)
+    # A slice is known by its storage, which must be a block's own.
+    own = {block.untyped_storage()._cdata for block in blocks.values()}
+    assert all(tensor[-1:].untyped_storage()._cdata in own for tensor in tensors)
     assert len(copied) == (0 if workers else len(tensors))
 
 

@@ -20,7 +20,7 @@ from tests.worlds import Say
 NUM_FRAMES, STEP = 48, 5
 
 
-def _write(path: Path, codec: str, b_frames: int = 2) -> None:
+def write_grey(path: Path, codec: str, b_frames: int = 2) -> None:
     """48 frames, frame i of the grey 5 i with a moving white square, a key frame every 12."""
     frames = np.empty((NUM_FRAMES, 48, 64, 3), np.uint8)
     frames[:] = np.arange(NUM_FRAMES, dtype=np.uint8)[:, None, None, None] * STEP
@@ -65,7 +65,7 @@ def _wrong_frames(path: Path, num_frames: int) -> list[int]:
 )
 def test_times_in_decoding_order_are_not_believed(tmp_path: Path, codec: str, name: str) -> None:
     """As an AVI with B-frames has them that was copied into another container."""
-    _write(tmp_path / "whole.mp4", codec)
+    write_grey(tmp_path / "whole.mp4", codec)
     _remux(tmp_path / "whole.mp4", tmp_path / name, _decoding_times)
     assert _wrong_frames(tmp_path / name, NUM_FRAMES) == []
 
@@ -83,10 +83,10 @@ def test_packets_that_are_called_key_frames_and_are_none_are_not_believed(
 
 
 def test_an_index_leaves_out_the_number_of_frames_where_jumps_give_others(tmp_path: Path, say: Say) -> None:
-    _write(tmp_path / "whole.mkv", "libx264")
+    write_grey(tmp_path / "whole.mkv", "libx264")
     (tmp_path / "videos/a").mkdir(parents=True)
     _remux(tmp_path / "whole.mkv", tmp_path / "videos/a/odd.mkv", _show_some_later)
-    _write(tmp_path / "videos/a/right.mkv", "libx264")
+    write_grey(tmp_path / "videos/a/right.mkv", "libx264")
     facts = {path: examine(str(tmp_path / "videos"), path) for path in ("a/odd.mkv", "a/right.mkv")}
     assert all(isinstance(one, VideoInfo) for one in facts.values())
     rows, left_out = index_clips([ManifestRow(path, 0) for path in facts], facts)
@@ -138,7 +138,7 @@ def test_the_track_is_that_which_ffmpeg_takes(
 def test_a_packet_without_a_frame_is_not_counted(tmp_path: Path, is_reversed: bool) -> None:
     """As DivX writes for "as before". The frames that are chosen are those that a list with num_frames gives."""
     not_coded = int(f"01 0 1 {9:05b} 1 0 01111".replace(" ", ""), 2)  # P, no second, marker, time, marker, not coded
-    _write(tmp_path / "whole.avi", "mpeg4", b_frames=0)
+    write_grey(tmp_path / "whole.avi", "mpeg4", b_frames=0)
     with av.open(str(tmp_path / "whole.avi")) as old, av.open(str(tmp_path / "more.avi"), "w") as new:
         stream = new.add_stream_from_template(old.streams.video[0])
         contents = [bytes(packet) for packet in old.demux(video=0) if packet.size]
