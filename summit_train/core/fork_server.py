@@ -6,6 +6,7 @@ fork. So this process starts another one, which has none of them, once for all o
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -21,6 +22,8 @@ from importlib import import_module
 from itertools import count
 from multiprocessing.connection import Connection, Pipe, wait
 
+from summit_train.core.machine import PR_SET_PDEATHSIG
+
 _START = """
 import sys
 sys.path[:] = sys.argv[2:]
@@ -34,7 +37,7 @@ _MOST_FILES = 16
 
 
 class ForkServer:
-    """The process, which lives as long as this one and kills its workers when it ends. It is replaced if it dies."""
+    """The process, which lives as long as this one. Its workers end with it. It is replaced if it dies."""
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -59,7 +62,7 @@ class ForkServer:
         """Fork a worker and return its number, by which it can be killed. It receives the files.
 
         modules: are imported first, if they can be. When the worker ends, its exit status is sent through the
-        connection.
+        connection; if it cannot be started, a text that says why.
         """
         number = next(self._numbers)
         request = json.dumps([number, modules]).encode()
@@ -116,7 +119,13 @@ def serve(channel: int, work: Callable[[Sequence[int]], None]) -> None:
                 break
             number, modules = json.loads(request)
             if files:
-                workers[number] = _fork(work, modules, files, [requests, *workers.values()])
+                try:
+                    workers[number] = _fork(work, modules, files, [requests, *workers.values()])
+                except OSError as error:
+                    with suppress(ConnectionError), Connection(files[0]) as connection:
+                        connection.send(f"cannot start a worker process: {error.strerror}")
+                    for file in files[1:]:
+                        os.close(file)
             elif number in workers:
                 os.kill(workers[number].pid, signal.SIGKILL)
     for worker in workers.values():
@@ -131,16 +140,20 @@ def _fork(
 ) -> _Forked:
     """Fork a worker. others: what it inherits and must not hold open."""
     for module in modules:
-        with suppress(ImportError):  # the worker will say so
+        with suppress(Exception, SystemExit):  # the worker will say so
             import_module(module)
+    libc = ctypes.CDLL(None)
+    server = os.getpid()
     alive, theirs = Pipe(duplex=False)
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             for other in others:
                 other.close()
-            work(files)
+            if os.getppid() == server:  # else it has died before this process could be told
+                work(files)
             status = 0
         except BaseException:
             traceback.print_exc()

@@ -18,6 +18,7 @@ from summit_train.core.result import warn
 
 TESTED_TORCH = ("2.7", "2.15")  # the oldest and the newest, by tests/matrix.sh
 
+PR_SET_PDEATHSIG = 1  # prctl(2): a signal for this process when its parent ends
 # <malloc.h> of glibc.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3

@@ -26,7 +26,7 @@ from summit_train.core.comm import choose_backend
 from summit_train.core.comm.launch import LISTENER, PORTS, RANK, RANKS, SECRET, Launch, this_launch
 from summit_train.core.comm.torch_world import check_open_files
 from summit_train.core.errors import UserError
-from summit_train.core.machine import num_cpus
+from summit_train.core.machine import PR_SET_PDEATHSIG, num_cpus
 from summit_train.core.processes import NOTES, ROOT_ALLOWED, find_mpirun, mpirun_command, refuses_root
 from summit_train.core.text import counted
 from summit_train.core.watch import STOP_SIGNALS
@@ -37,7 +37,6 @@ _STOPPED = 85
 _SECONDS_TO_END = 3.0  # from SIGTERM to SIGKILL
 _SECONDS_TO_LISTEN = 7.0  # from a request to the end of ranks that cannot hear it yet
 _SECONDS_BETWEEN_LOOKS = 0.05
-_PR_SET_PDEATHSIG = 1  # prctl(2)
 _ONE_HOST = {"OMPI_MCA_btl": "^tcp"}  # ranks that share memory need no ports
 # What ranks of other hosts need of this environment. Open MPI sends its own variables.
 _FORWARDED = ("PATH", "LD_LIBRARY_PATH", "PYTHON", "OMP_", "MASTER_", "SUMMIT_TRAIN_", "NCCL_", "GLOO_", "HOROVOD_")
@@ -115,7 +114,7 @@ def attend(
     libc = ctypes.CDLL(None)
 
     def begin() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR2)  # if this process is killed, the ranks save and stop
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGUSR2)  # if this process is killed, the ranks save and stop
         signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
 
     received: list[int] = []

@@ -24,14 +24,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from summit_train.core.errors import RunFailed
+from summit_train.core.errors import RunFailed, UserError
 from summit_train.core.fork_server import fork_server
 from summit_train.core.machine import bound_memory, keep_freed_frames
 
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 Key = Any
 # Enters a block that reads something: its number, and its name in the error if reading it ends the worker.
 Reading = Callable[[int, str], AbstractContextManager[None]]
-# Returns the result of a key, or an iterator over several. Workers unpickle it.
+# Returns the result of a key, or an iterator over several. Workers unpickle it; its arrays are read-only there.
 Make = Callable[[Key, Reading], Result | Iterator[Result]]
 
 Allocate = Callable[[int], NDArray[np.uint8]]
@@ -47,7 +47,9 @@ Allocate = Callable[[int], NDArray[np.uint8]]
 READ_AHEAD = 2  # keys of each worker, and its pages
 OPEN_FILES = 1 + 2 * (1 + READ_AHEAD)  # of this process for each worker: a page has one more that maps it
 _PATIENCE = 2.0  # times the seconds: what reads checks the time itself, and is killed only where it cannot
-_SECONDS_TO_DIE = 5.0
+SECONDS_TO_DIE = 5.0
+_ALIGNMENT = 64
+_MOST_TEXT = 16 << 10  # bytes of an error, or of a traceback: a connection has room for both
 _LOOK_SECONDS = 1.0  # between looks at who is late
 
 
@@ -73,7 +75,7 @@ class Page:
         pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         parts = [memoryview(pickled), *(buffer.raw() for buffer in buffers)]
         sizes = [part.nbytes for part in parts]
-        self._make_room(sum(sizes))
+        self._make_room(sizes)
         for part, place in zip(parts, self._places(sizes), strict=True):
             place[:] = part
         return sizes
@@ -86,9 +88,14 @@ class Page:
             buffer[:] = place
         return pickle.loads(pickled, buffers=buffers)
 
+    def view(self, sizes: list[int]) -> Any:
+        """Return the value of these sizes, its arrays read-only in the page itself, which must not be written again."""
+        pickled, *shared = self._places(sizes)
+        return pickle.loads(pickled, buffers=[place.toreadonly() for place in shared])
+
     def numbers(self, count: int) -> memoryview:
         """Return the page as integers, which start as 0."""
-        self._make_room(8 * count)
+        self._make_room([8 * count])
         (place,) = self._places([8 * count])
         return place.cast("q")
 
@@ -96,7 +103,8 @@ class Page:
         self._mapped = memoryview(b"")
         os.close(self.file)
 
-    def _make_room(self, size: int) -> None:
+    def _make_room(self, sizes: list[int]) -> None:
+        size = _starts(sizes)[-1]
         if size <= len(self._mapped):
             return
         try:
@@ -105,10 +113,15 @@ class Page:
             raise RunFailed(f"no room in shared memory for {size / 1e6:,.1f} MB: {error.strerror}") from error
 
     def _places(self, sizes: list[int]) -> list[memoryview]:
-        if sum(sizes) > len(self._mapped):
-            self._mapped = memoryview(mmap.mmap(self.file, sum(sizes)))
-        ends = list(accumulate(sizes, initial=0))
-        return [self._mapped[start:end] for start, end in pairwise(ends)]
+        *starts, end = _starts(sizes)
+        if end > len(self._mapped):
+            self._mapped = memoryview(mmap.mmap(self.file, end))
+        return [self._mapped[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+
+def _starts(sizes: list[int]) -> list[int]:
+    """Return where each part of a page starts, and the end of the last. Arrays that lie there are aligned."""
+    return list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
 
 
 @dataclass(frozen=True)
@@ -138,13 +151,15 @@ class _Task(Generic[Result]):
 class _Worker:
     """A process and its tasks that are not done, the current one first.
 
-    status: its exit status, after its end. reading: the number of what it reads + 1, or 0, and since when, in
-    nanoseconds. pages: the one of the next result first.
+    status: its exit status, after its end; None if the fork server has died, and all its workers with it. failure: why
+    it could not be started. reading: the number of what it reads + 1, or 0, and since when, in nanoseconds. pages: the
+    one of the next result first.
     """
 
     def __init__(self, work: Page, sizes: list[int], modules: Sequence[str]) -> None:
         self.tasks = deque[_Task[Any]]()
         self.status: int | None = None
+        self.failure: str | None = None
         self.pages = deque(Page() for _ in range(READ_AHEAD))
         self._notes = Page()
         self.reading = self._notes.numbers(2)
@@ -167,17 +182,20 @@ class _Worker:
     def receive(self) -> _Answer | None:
         """Return the next answer, or None if the process has died."""
         try:
-            answer: _Answer | int = self.connection.recv()
-        except (EOFError, ConnectionError):  # the fork server has died, too
+            answer: _Answer | int | str = self.connection.recv()
+        except (EOFError, OSError):  # it died in the middle of an answer, or the fork server has died, too
             return None
         if isinstance(answer, tuple):
             return answer
-        self.status = answer
+        if isinstance(answer, str):
+            self.failure = answer
+        else:
+            self.status = answer
         return None
 
     def close(self) -> None:
         """Wait for the end of a process that was killed, unless it waits for a file system, and free its memory."""
-        while self.status is None and self.connection.poll(_SECONDS_TO_DIE) and self.receive() is not None:
+        while self.status is None and self.connection.poll(SECONDS_TO_DIE) and self.receive() is not None:
             pass
         self.connection.close()
         for page in (self._notes, *self.pages):
@@ -188,9 +206,10 @@ class Workers(Iterator[Result]):
     """An iterator over the results that `make` makes of the keys, in the order of the keys.
 
     It owns its worker processes until its end, an error or `close()`. num_workers: 0 makes each result in this process,
-    when it is asked for. modules: those of `make`, which are imported once for all workers. error: makes what reading
-    raises, of a name and a reason. seconds: that reading may take. advice: ends the reason about the seconds. ahead:
-    keys for each worker that may be made before they are asked for. allocate: see Page.read.
+    when it is asked for; nothing is then killed, and neither time nor memory is bounded. modules: those of `make`,
+    which are imported once for all workers. error: makes what reading raises, of a name and a reason. seconds: that
+    reading may take. advice: ends the reason about the seconds. ahead: keys for each worker that may be made before
+    they are asked for. allocate: see Page.read.
 
     Raises in its turn what `make` raised, and RunFailed where two workers die at the same key while they read nothing.
     """
@@ -219,7 +238,7 @@ class Workers(Iterator[Result]):
         self._workers = list[_Worker]()
         self._work = Page()
         self._modules = modules
-        self._end = weakref.finalize(self, _end_all, self._workers, self._work)
+        self._end = weakref.finalize(self, _end_all, os.getpid(), self._workers, self._work)
         self._sizes = self._work.write((make, error)) if num_workers else []
         for _ in range(num_workers):
             self._workers.append(_Worker(self._work, self._sizes, self._modules))
@@ -315,16 +334,20 @@ class Workers(Iterator[Result]):
             worker.pages.rotate(-1)
             with suppress(ConnectionError):
                 worker.connection.send(None)  # that page may be used again
+        if task.is_done:
+            self._send_keys()
 
     def _replace(self, worker: _Worker, reason: str | None = None) -> None:
         """Start a worker for the tasks of one that has died. reason: why it was killed."""
         self._workers.remove(worker)
         worker.close()
+        if worker.failure:
+            raise RunFailed(worker.failure)
         ending = f"exit status {'unknown' if worker.status is None else worker.status}"
         if worker.status == -signal.SIGKILL:
             ending += ": killed, or out of memory?"
         number, _ = worker.reading
-        if number:
+        if number and (reason or worker.status is not None):
             self._given_up[number - 1] = reason or f"kills the process that reads it ({ending})"
             worker.tasks[0].to_skip = 0
         elif worker.tasks:
@@ -339,7 +362,10 @@ class Workers(Iterator[Result]):
             new.send(task, self._given_up)
 
 
-def _end_all(workers: list[_Worker], work: Page) -> None:
+def _end_all(process: int, workers: list[_Worker], work: Page) -> None:
+    """End the workers of a process, unless this one is a copy of it that was forked."""
+    if os.getpid() != process:
+        return
     for worker in workers:
         worker.kill()
     for worker in workers:
@@ -374,7 +400,7 @@ class _Process:
 
     @cached_property
     def _loaded(self) -> tuple[Make[Any], Callable[[str, str], Exception]]:
-        make, error = self._work.read(self._sizes)
+        make, error = self._work.view(self._sizes)
         bound_memory()
         return make, error
 
@@ -400,7 +426,7 @@ class _Process:
             if isinstance(made, Iterator):
                 yield None, True
         except Exception as error:
-            yield _Raised(_sendable(error), traceback.format_exc()), True
+            yield _Raised(_sendable(error), traceback.format_exc()[-_MOST_TEXT:]), True
 
     def _receive(self) -> None:
         message = self._connection.recv()
@@ -426,12 +452,16 @@ class _Process:
 
 
 def _sendable(error: Exception) -> Exception:
-    """Return the error, or one with its text if it cannot be pickled."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+    """Return the error, or one with its text if it cannot be pickled or is too long."""
+    with suppress(Exception):
+        pickled = pickle.dumps(error)
+        pickle.loads(pickled)
+        if len(pickled) <= _MOST_TEXT:
+            return error
+    if isinstance(error, UserError | RunFailed):
+        kind = UserError if isinstance(error, UserError) else RunFailed
+        return kind(str(error)[:_MOST_TEXT])
+    return RuntimeError(f"{type(error).__name__}: {error}"[:_MOST_TEXT])
 
 
 def work(files: Sequence[int]) -> None:

@@ -71,7 +71,8 @@ def spread(
 ) -> Iterator[Answer | DecodeError]:
     """Examine all items below `root`, paths or clips, in order, by `workers` processes, or by this one for 0.
 
-    A file that crashes its process, or blocks it for far more than `seconds`, is an error like any other bad file.
+    A file that crashes its process, or blocks it for far more than `seconds`, is an error like any other bad file; with
+    0 workers it crashes or blocks this process.
     """
     make = partial(_examined, examine, root)
     answers: Workers[Answer | DecodeError] = Workers(

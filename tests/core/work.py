@@ -37,8 +37,45 @@ def several(key: int, reading: Reading) -> Iterator[tuple[int, int]]:
         yield key, number
 
 
+@dataclass(frozen=True)
+class WaitAtFirst:
+    """Notes each key in the folder. Key 0 is made when `others` more have begun, or after a minute without them."""
+
+    folder: Path
+    others: int
+
+    def __call__(self, key: int, reading: Reading) -> tuple[int, int]:
+        (self.folder / str(key)).touch()
+        deadline = time.monotonic() + 60
+        while key == 0 and self.begun() <= self.others and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if key == 0:
+            time.sleep(0.3)  # time for more than may begin
+        return key, self.begun()
+
+    def begun(self) -> int:
+        return len(list(self.folder.iterdir()))
+
+
 def modules(key: str, reading: Reading) -> list[str]:
     return sorted(sys.modules)
+
+
+def many_arrays(key: int, reading: Reading) -> list[np.ndarray]:
+    """Return arrays whose sizes are more than a connection holds."""
+    return [*np.zeros((200_000, 300), np.uint8)]
+
+
+@dataclass(frozen=True)
+class OwnMemory:
+    """Returns the bytes of its process's memory that are not shared, and the sum of its list."""
+
+    numbers: np.ndarray
+
+    def __call__(self, key: int, reading: Reading) -> tuple[int, int]:
+        total = int(self.numbers.sum())
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(status.partition("RssAnon:")[2].split()[0]), total
 
 
 def fill(key: int, reading: Reading) -> np.ndarray:
@@ -78,9 +115,12 @@ class Trap:
             yield key, str(number)
 
     def fall(self) -> None:
-        with (self.folder / "falls").open("a") as file:
+        falls = self.folder / "falls"
+        if self.kind == "hang once" and falls.exists():
+            return
+        with falls.open("a") as file:
             file.write("x")
-        if self.kind == "hang":
+        if self.kind.startswith("hang"):
             time.sleep(1000)
         if self.kind == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -108,6 +148,10 @@ def fail(key: int, reading: Reading) -> int:
         raise BlockingIOError(7, "odd")
     if key == 4:
         raise type("Local", (Exception,), {})("cannot be pickled")
+    if key == 5:
+        raise ValueError("long " * 1_000_000)
+    if key == 6:
+        raise Unreadable("name", "long " * 1_000_000)
     return key
 
 
