@@ -80,13 +80,8 @@ def test_endings_are_the_files_own_where_they_are_safe() -> None:
 def test_every_fact_enters_the_checksums() -> None:
     clips = [replace(CLIP, path="walk/\udcff.mp4"), replace(CLIP, is_reversed=False)]
     clips += [replace(CLIP, span=Span(1)), replace(CLIP, span=Span(0, 84))]
-    others = [replace(FACTS, clip=clip) for clip in clips]
-    others += [
-        replace(FACTS, label=4),
-        replace(FACTS, num_frames=85),
-        replace(FACTS, width=1),
-        replace(FACTS, height=1),
-    ]
+    others = [Facts(clip, 3, 84) for clip in clips]
+    others += [Facts(CLIP, 4, 84), Facts(CLIP, 3, 85), Facts(CLIP, 3, 84, width=1), Facts(CLIP, 3, 84, height=1)]
     sums = [facts.checksum() for facts in [FACTS, *others]]
     assert len(set(sums)) == len({picture_checksum(one, 0, b"bytes") for one in sums}) == 9
     assert len({picture_checksum(1, 0, b"x"), picture_checksum(1, 1, b"x"), picture_checksum(2, 0, b"x")}) == 3
