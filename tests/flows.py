@@ -13,6 +13,7 @@ from PIL import Image
 
 from summit_train.core.files import file_sha256
 from summit_train.data.manifest import ManifestRow, write_manifest
+from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.files import plain_manifest
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, write_packed_manifest
 from summit_train.data.packed.format import (
@@ -101,7 +102,7 @@ def write_packed(out: Path, videos: Sequence[Fields], labels: Sequence[int], mod
     clips, pictures, shard = list[tuple[int, ...]](), list[tuple[int, int]](), b""
     counts = [len(fields) * (1 if modality == "flow" else 2) for fields in videos]
     for number, fields in enumerate(videos):
-        facts = Facts(f"{number}.mp4", labels[number], counts[number], False, fields.shape[3], fields.shape[2])
+        facts = Facts(Clip(f"{number}.mp4"), labels[number], counts[number], fields.shape[3], fields.shape[2])
         contents = [_jpeg(picture) for picture in fields.reshape(-1, *fields.shape[2:])]
         row = (0, 0, len(shard) + CONTENT_AT, sum(map(len, contents)), len(pictures))
         clips.append((*row, fields.shape[3], fields.shape[2], facts.checksum()))

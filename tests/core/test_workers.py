@@ -248,7 +248,8 @@ def test_an_error_of_loading_the_work_is_raised() -> None:
 @pytest.mark.parametrize("way", ["close", "end", "forget"])
 def test_workers_end_with_their_results(way: str) -> None:
     results = started(squares, range(10), 2)
-    assert next(results)[0] == 0 and len(workers_of(os.getpid())) == 2
+    assert next(results)[0] == 0
+    assert until(lambda: len(workers_of(os.getpid())) == 2)  # the second may come later
     if way == "end":
         assert len(list(results)) == 9
     elif way == "close":
@@ -258,16 +259,17 @@ def test_workers_end_with_their_results(way: str) -> None:
     else:
         del results
         gc.collect()
-    assert not workers_of(os.getpid())
+    assert until(lambda: not workers_of(os.getpid()))
 
 
 _SCRIPT = """
 import os, pathlib, time
 from summit_train.core.workers import Workers
 from tests.core.work import Trap, Unreadable, squares
-from tests.worlds import workers_of
+from tests.worlds import until, workers_of
 results = Workers({make}, range(3, 1000), 2, modules=[], error=Unreadable, seconds=600)
 {ask}
+assert until(lambda: len(workers_of(os.getpid())) == 2)
 print(*workers_of(os.getpid()), flush=True)
 {ending}
 """
@@ -311,6 +313,7 @@ def test_signals_to_a_job_reach_the_main_process_alone() -> None:
     try:
         with started(squares_slower, range(40), 2) as results:
             found = [next(results)]
+            assert until(lambda: len(workers_of(os.getpid())) == 2)
             os.kill(os.getpid(), signal.SIGUSR1)
             for pid in workers_of(os.getpid()):
                 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):

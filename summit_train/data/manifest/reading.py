@@ -90,9 +90,6 @@ class Manifest:
         region = Region(*self.regions[index].item()) if len(self.regions) else WHOLE_FRAME
         return Clip(path.decode("utf-8", "surrogateescape"), span, bool(self.reversed_flags[index]), region)
 
-    def stored_path(self, index: int) -> str:
-        return self.clip(index).path
-
     def num_frames(self, index: int) -> int | None:
         """Return the video's frame count, or None where unknown."""
         count = int(self.frame_counts[index])
@@ -102,12 +99,6 @@ class Manifest:
         """Return the SHA-256 of the clip's file, 32 bytes, or None where unknown."""
         digest = self.digests[index : index + 1].tobytes()
         return digest if any(digest) else None
-
-    def span(self, index: int) -> Span:
-        return self.clip(index).span
-
-    def region(self, index: int) -> Region:
-        return self.clip(index).region
 
     def group(self, index: int) -> str | None:
         """Return the name of the group that a clip belongs to."""

@@ -28,10 +28,11 @@ import numpy as np
 from summit_train.core.errors import UserError
 from summit_train.core.files import read_file
 from summit_train.core.text import from_json
+from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, Manifest
 from summit_train.data.manifest.tables import label_text
 from summit_train.data.video.source import Encoded
-from summit_train.data.video.span import WHOLE, Span
+from summit_train.data.video.span import WHOLE
 
 INDEX_FOLDER, CLIPS, PICTURES = "index", "clips.npy", "pictures.npy"
 # The limit of ustar's size field.
@@ -61,20 +62,17 @@ _FILE_NAME = re.compile(rf"({PACKED_MANIFEST}|{INDEX_FOLDER})/[a-z_]+\.(npy|json
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a clip besides its bytes. All of it enters the clip's checksums.
+    """What is known of a clip besides its bytes. All of it but the region enters the clip's checksums.
 
-    num_frames: of the video, in a set of flow its fields, one less; -1 where unknown. width, height: of the upright
-    frame before packing, 0 in a set of the original bytes. span: the clip's frames in the video. label: as a manifest
-    has it, `3;17` for several.
+    label: as a manifest has it, `3;17` for several. num_frames: of the video, in a set of flow its fields, one less; -1
+    where unknown. width, height: of the upright frame before packing, 0 in a set of the original bytes.
     """
 
-    path: str
+    clip: Clip
     label: int | str
     num_frames: int
-    reversed: bool
     width: int = 0
     height: int = 0
-    span: Span = WHOLE
 
     def checksum(self) -> int:
         """Return the CRC-32 of the facts.
@@ -82,18 +80,16 @@ class Facts:
         It finds every burst of up to 32 changed bits, and any other change with probability 1 - 2^-32. Training checks
         it in every read; a cryptographic hash would take several times as long.
         """
-        fields: list[object] = [self.label, self.num_frames, int(self.reversed), self.width, self.height]
-        if self.span != WHOLE:
-            fields += self.span
-        return zlib.crc32(os.fsencode(self.path), zlib.crc32("".join(f"{field} " for field in fields).encode()))
+        fields: list[object] = [self.label, self.num_frames, int(self.clip.is_reversed), self.width, self.height]
+        if self.clip.span != WHOLE:
+            fields += self.clip.span
+        return zlib.crc32(os.fsencode(self.clip.path), zlib.crc32("".join(f"{field} " for field in fields).encode()))
 
 
 def facts_of(manifest: Manifest, clip: int, width: int = 0, height: int = 0) -> Facts:
     """Return the facts of a manifest's clip. width, height: see Facts."""
-    listed = manifest.clip(clip)
     label = label_text(manifest.labels_of(clip))
-    num_frames = int(manifest.frame_counts[clip])
-    return Facts(listed.path, label, num_frames, listed.is_reversed, width, height, listed.span)
+    return Facts(manifest.clip(clip), label, int(manifest.frame_counts[clip]), width, height)
 
 
 def picture_checksum(facts_checksum: int, number: int, payload: bytes) -> int:
@@ -122,9 +118,11 @@ def encode_sample(
 
     They are in parts, each with a length, as those of the payload. more: further entries of KEY.json.
     """
-    about = {name: value for name, value in vars(facts).items() if name != "span"} | more
-    if facts.span != WHOLE:
-        about |= {"start_frame": facts.span.start, "end_frame": facts.span.end}
+    listed = facts.clip
+    about = vars(facts) | {"path": listed.path, "reversed": listed.is_reversed} | more
+    del about["clip"]
+    if listed.span != WHOLE:
+        about |= {"start_frame": listed.span.start, "end_frame": listed.span.end}
     members: list[tuple[str, Sequence[Any]]] = [] if payload is None else [(ending, payload)]
     members += [(".cls", [str(facts.label).encode()]), (".json", [json.dumps(about, sort_keys=True).encode()])]
     encoded = list[Any]()

@@ -57,8 +57,9 @@ class PackJob:
     def source(self, clip: int) -> tuple[Any, ...]:
         """Return what is equal for neighbouring clips that share the bytes of one file: spans of a video."""
         manifest = self.store.manifest
-        alone = clip if self.packing.kind != "bytes" or manifest.span(clip) == WHOLE else None
-        return manifest.stored_path(clip), manifest.sha256(clip), alone, manifest.region(clip)
+        listed = manifest.clip(clip)
+        alone = clip if self.packing.kind != "bytes" or listed.span == WHOLE else None
+        return listed.path, manifest.sha256(clip), alone, listed.region
 
 
 @contextmanager
@@ -177,7 +178,7 @@ def _pack_shard(
                     file.write(content)
             except DecodeError as error:
                 is_whole = False
-                yield DecodeError(facts.path, error.reason)
+                yield DecodeError(facts.clip.path, error.reason)
                 continue
             size = facts.width, facts.height
             clips.append((shard, sample.checksum, start, sample.length, len(pictures), *size, facts.checksum()))
@@ -221,10 +222,10 @@ def _samples_of_run(job: PackJob, run: list[int], reading: Reading) -> Iterator[
     try:
         with reading(first, manifest.path(first)):
             path = job.store.path(first)
-            source = Source(path, manifest.sha256(first), manifest.region(first), job.store.films, _scratch(job, run))
+            source = Source(path, manifest.sha256(first), facts[0].clip.region, job.store.films, _scratch(job, run))
             samples = list(make_samples(source, run, facts, job.packing))
     except DecodeError as error:
-        samples = [DecodeError(one.path, error.reason) for one in facts]
+        samples = [DecodeError(one.clip.path, error.reason) for one in facts]
     yield from samples
 
 

@@ -81,7 +81,7 @@ def make_samples(
             for clip, one in zip(clips, facts, strict=True):
                 yield _of_frames(source, clip, one, packing)
     except DecodeError as error:
-        yield from (DecodeError(one.path, error.reason) for one in facts)
+        yield from (DecodeError(one.clip.path, error.reason) for one in facts)
 
 
 def _bytes_of_video(
@@ -96,7 +96,7 @@ def _bytes_of_video(
     checksum = video.crc32()
     if length >= packed.MAX_MEMBER_BYTES:
         raise _too_large(source.path, length)
-    ending = ending_of(facts[0].path)
+    ending = ending_of(facts[0].clip.path)
     for clip, one in zip(clips, facts, strict=True):
         if clip == clips[0]:
             encoded = encode_sample(clip, ending, [video], one, {})
@@ -114,13 +114,13 @@ def _of_frames(source: Source, clip: int, facts: Facts, packing: Packing) -> Pac
         else:
             facts, parts = _of_video(source, facts, packing, kept)
     except DecodeError as error:
-        return DecodeError(facts.path, error.reason)
+        return DecodeError(facts.clip.path, error.reason)
     if not parts:
-        return DecodeError(facts.path, "has one frame: flow is the motion from a frame to the next")
+        return DecodeError(facts.clip.path, "has one frame: flow is the motion from a frame to the next")
     ends = list(accumulate(map(packed.size_of, parts)))
     is_video = packing.kind == "video"
     if ends[-1] >= (packed.MAX_MEMBER_BYTES if is_video else packed.MAX_PICTURES_BYTES):
-        return _too_large(facts.path, ends[-1])
+        return _too_large(facts.clip.path, ends[-1])
     if is_video:
         checksum = 0
         for piece in chain.from_iterable(map(packed.pieces_of, parts)):
@@ -157,7 +157,7 @@ def _of_video(source: Source, facts: Facts, packing: Packing, kept: _Kept) -> tu
     with opened:
         while True:
             num_frames = opened.num_frames
-            numbers = facts.span.frames(path, num_frames)[:: packing.every]
+            numbers = facts.clip.span.frames(path, num_frames)[:: packing.every]
             with suppress(ChooseAgain):
                 return _encoded(source, facts, packing, kept, num_frames, opened.frames(numbers))
 
@@ -174,10 +174,10 @@ def _of_folder(source: Source, facts: Facts, packing: Packing, kept: _Kept) -> t
     paths = list_pictures(path, is_flow=is_flow)
     if is_flow:
         fields = len(paths) // 2
-        frames = facts.span.frames(path, fields + 1)
+        frames = facts.clip.span.frames(path, fields + 1)
         chosen = paths[2 * frames.start : 2 * (frames.stop - 1)]
         return replace(facts, num_frames=fields), [kept(read_bytes(picture)) for picture in chosen]
-    numbers = facts.span.frames(path, len(paths))[:: packing.every]
+    numbers = facts.clip.span.frames(path, len(paths))[:: packing.every]
     if packing.kind == "bytes":
         return replace(facts, num_frames=len(paths)), [kept(read_bytes(paths[number])) for number in numbers]
     chosen = [paths[number] for number in numbers]

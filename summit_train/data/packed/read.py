@@ -179,10 +179,10 @@ class ShardStore:
         name, facts, packing = entry.name, entry.facts, self.pack.packing
         if not len(entry.pictures) and packing.kind != "video":
             count = facts.num_frames if facts.num_frames > 0 else None
-            return SpanClip(VideoClip(self._video(entry, count), count, self._limits), facts.span, name)
+            return SpanClip(VideoClip(self._video(entry, count), count, self._limits), facts.clip.span, name)
         # A span counts frames; the facts of flow count fields, one less, of two pictures each.
         is_flow = packing.modality == "flow"
-        num_frames = (len(facts.span.frames(name, facts.num_frames + is_flow)) - is_flow) * (1 + is_flow)
+        num_frames = (len(facts.clip.span.frames(name, facts.num_frames + is_flow)) - is_flow) * (1 + is_flow)
         count = -(-num_frames // packing.every)
         stored: OpenClip
         if not len(entry.pictures):  # a video with the frames of this clip alone

@@ -13,6 +13,7 @@ from PIL import Image
 
 from summit_train.core.errors import UserError
 from summit_train.data.manifest import read_manifest
+from summit_train.data.manifest.clip import Clip
 from summit_train.data.packed.format import (
     CONTENT_AT,
     SHARD_END,
@@ -28,7 +29,8 @@ from summit_train.data.packed.format import (
 from summit_train.data.video.span import Span
 from tests.data.packed.conftest import NUM_FRAMES, NUM_VIDEOS, PackSet
 
-FACTS = Facts("walk/a.mp4", 3, 84, True)
+CLIP = Clip("walk/a.mp4", is_reversed=True)
+FACTS = Facts(CLIP, 3, 84)
 
 
 def test_a_shard_is_a_tar_file_with_webdatasets_names() -> None:
@@ -76,9 +78,10 @@ def test_endings_are_the_files_own_where_they_are_safe() -> None:
 
 
 def test_every_fact_enters_the_checksums() -> None:
-    values = ("path", "walk/\udcff.mp4"), ("label", 4), ("num_frames", 85), ("reversed", False), ("width", 1)
-    others = [replace(FACTS, **{name: value}) for name, value in values]  # type: ignore[arg-type]
-    others += [replace(FACTS, height=1), replace(FACTS, span=Span(1)), replace(FACTS, span=Span(0, 84))]
+    clips = [replace(CLIP, path="walk/\udcff.mp4"), replace(CLIP, is_reversed=False)]
+    clips += [replace(CLIP, span=Span(1)), replace(CLIP, span=Span(0, 84))]
+    others = [Facts(clip, 3, 84) for clip in clips]
+    others += [Facts(CLIP, 4, 84), Facts(CLIP, 3, 85), Facts(CLIP, 3, 84, width=1), Facts(CLIP, 3, 84, height=1)]
     sums = [facts.checksum() for facts in [FACTS, *others]]
     assert len(set(sums)) == len({picture_checksum(one, 0, b"bytes") for one in sums}) == 9
     assert len({picture_checksum(1, 0, b"x"), picture_checksum(1, 1, b"x"), picture_checksum(2, 0, b"x")}) == 3
