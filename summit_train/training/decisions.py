@@ -88,7 +88,7 @@ class Decisions:
 
     @property
     def is_stop_reached(self) -> bool:
-        """Whether training ends here by schedule.early_stop."""
+        """Compare the epochs without improvement with schedule.early_stop.epochs: True where training ends here."""
         if self._stop is None or self.stop_best_epoch == 0:
             return False
         return self._last_validated - max(self.stop_best_epoch, self._stop_from) >= self._stop.epochs
