@@ -240,7 +240,7 @@ def test_untrusted_input_stays_data() -> None:
         options = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
         assert options.get("weights_only") == "True", module.at(call)
     # A process and its workers, whose memory nobody else can open.
-    others = [module for module in modules().values() if module.name != "core.workers"]
+    others = [module for module in modules().values() if module.name != "core.pages"]
     assert [module.at(node) for module in others for name, node in _imports(module) if name == "pickle"] == []
     # Values travel between ranks by core.comm.messages: these methods of torch's and of MPI's read pickles.
     by_pickle = {"broadcast_object_list", "gather_object", "all_gather_object", "bcast", "allgather"}

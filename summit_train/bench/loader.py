@@ -21,10 +21,10 @@ from summit_train.bench.steps import experiment_of, measure_steps
 from summit_train.cluster.estimate import estimate
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.machine import num_cpus
+from summit_train.core.pages import Page
 from summit_train.core.result import TextTable, tell
 from summit_train.core.session import check_single
 from summit_train.core.text import counted
-from summit_train.core.workers import Page
 from summit_train.data.batches.loader import Batches, MicroBatch, TrainingClips, training_batches
 from summit_train.data.batches.order import Order
 from summit_train.data.batches.stores import FlowStore, open_store
@@ -50,7 +50,7 @@ PARTS = {
     "crop": ("render.py:", "augment.py:cut"),
     "sample": ("core/rng.py:", "video/augment.py:"),
     "collate": ("clips.py:read", "loader.py:_padded"),
-    "share": ("core/workers.py:",),
+    "share": ("core/workers.py:", "core/pages.py:"),
 }
 
 

@@ -11,9 +11,7 @@ too long, a new one makes the same key, and there reading it raises an error.
 
 from __future__ import annotations
 
-import mmap
 import os
-import pickle
 import signal
 import sys
 import time
@@ -24,16 +22,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import chain
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.errors import RunFailed
 from summit_train.core.fork_server import fork_server
 from summit_train.core.machine import bound_memory, keep_freed_frames
+from summit_train.core.pages import MOST_TEXT, Allocate, Page, new_bytes, sendable
 
 Result = TypeVar("Result")
 Key = Any
@@ -42,86 +38,11 @@ Reading = Callable[[int, str], AbstractContextManager[None]]
 # Returns the result of a key, or an iterator over several. Workers unpickle it; its arrays are read-only there.
 Make = Callable[[Key, Reading], Result | Iterator[Result]]
 
-Allocate = Callable[[int], NDArray[np.uint8]]
-
 READ_AHEAD = 2  # keys of each worker, and its pages
 OPEN_FILES = 1 + 2 * (1 + READ_AHEAD)  # of this process for each worker: a page has one more that maps it
 _PATIENCE = 2.0  # times the seconds: what reads checks the time itself, and is killed only where it cannot
 SECONDS_TO_DIE = 5.0
-_ALIGNMENT = 64
-_MOST_TEXT = 16 << 10  # bytes of an error, or of a traceback: a connection has room for both
 _LOOK_SECONDS = 1.0  # between looks at who is late
-
-
-def new_bytes(size: int) -> NDArray[np.uint8]:
-    return np.empty(size, np.uint8)
-
-
-class Page:
-    """Memory without a name that two processes share, for one value after the other. It grows with them."""
-
-    def __init__(self, file: int | None = None) -> None:
-        """Make a page, or map the file of another process's page."""
-        if file is None and hasattr(os, "memfd_create"):
-            file = os.memfd_create("summit-train")
-        elif file is None:  # a Python built for an old system
-            file = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR, 0o600)
-        self.file = file
-        self._mapped = memoryview(b"")
-
-    def write(self, value: object) -> list[int]:
-        """Write a value, its arrays beside its pickle, and return the sizes to read it by. Raises RunFailed."""
-        buffers = list[pickle.PickleBuffer]()
-        pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-        parts = [memoryview(pickled), *(buffer.raw() for buffer in buffers)]
-        sizes = [part.nbytes for part in parts]
-        self._make_room(sizes)
-        for part, place in zip(parts, self._places(sizes), strict=True):
-            place[:] = part
-        return sizes
-
-    def read(self, sizes: list[int], allocate: Allocate = new_bytes) -> Any:
-        """Return the value of these sizes, its arrays in memory that `allocate` returns for a number of bytes."""
-        pickled, *shared = self._places(sizes)
-        buffers = [allocate(place.nbytes) for place in shared]
-        for buffer, place in zip(buffers, shared, strict=True):
-            buffer[:] = place
-        return pickle.loads(pickled, buffers=buffers)
-
-    def view(self, sizes: list[int]) -> Any:
-        """Return the value of these sizes, its arrays read-only in the page itself, which must not be written again."""
-        pickled, *shared = self._places(sizes)
-        return pickle.loads(pickled, buffers=[place.toreadonly() for place in shared])
-
-    def numbers(self, count: int) -> memoryview:
-        """Return the page as integers, which start as 0."""
-        self._make_room([8 * count])
-        (place,) = self._places([8 * count])
-        return place.cast("q")
-
-    def close(self) -> None:
-        self._mapped = memoryview(b"")
-        os.close(self.file)
-
-    def _make_room(self, sizes: list[int]) -> None:
-        size = _starts(sizes)[-1]
-        if size <= len(self._mapped):
-            return
-        try:
-            os.posix_fallocate(self.file, 0, size)  # without room, writing would be a SIGBUS
-        except OSError as error:
-            raise RunFailed(f"no room in shared memory for {size / 1e6:,.1f} MB: {error.strerror}") from error
-
-    def _places(self, sizes: list[int]) -> list[memoryview]:
-        *starts, end = _starts(sizes)
-        if end > len(self._mapped):
-            self._mapped = memoryview(mmap.mmap(self.file, end))
-        return [self._mapped[start : start + size] for start, size in zip(starts, sizes, strict=True)]
-
-
-def _starts(sizes: list[int]) -> list[int]:
-    """Return where each part of a page starts, and the end of the last. Arrays that lie there are aligned."""
-    return list(accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
 
 
 @dataclass(frozen=True)
@@ -202,14 +123,25 @@ class _Worker:
             page.close()
 
 
+@dataclass(frozen=True)
+class ReadLimit:
+    """The seconds that reading may take, and the error of what cannot be read, made of its name and a reason.
+
+    A worker is killed after twice that time. advice: ends the reason then.
+    """
+
+    error: Callable[[str, str], Exception]
+    seconds: float
+    advice: str = ""
+
+
 class Workers(Iterator[Result]):
     """An iterator over the results that `make` makes of the keys, in the order of the keys.
 
     It owns its worker processes until its end, an error or `close()`. num_workers: 0 makes each result in this process,
     when it is asked for; nothing is then killed, and neither time nor memory is bounded. modules: those of `make`,
-    which are imported once for all workers. error: makes what reading raises, of a name and a reason. seconds: that
-    reading may take. advice: ends the reason about the seconds. ahead: keys for each worker that may be made before
-    they are asked for. allocate: see Page.read.
+    which are imported once for all workers. ahead: keys for each worker that may be made before they are asked for.
+    allocate: see Page.read.
 
     Raises in its turn what `make` raised, and RunFailed where two workers die at the same key while they read nothing.
     """
@@ -221,15 +153,12 @@ class Workers(Iterator[Result]):
         num_workers: int,
         *,
         modules: Sequence[str],
-        error: Callable[[str, str], Exception],
-        seconds: float,
-        advice: str = "",
+        limit: ReadLimit,
         ahead: int = READ_AHEAD,
         allocate: Allocate = new_bytes,
     ) -> None:
         self._keys = iter(keys)
-        self._seconds = seconds
-        self._advice = advice
+        self._limit = limit
         self._most_tasks = ahead * num_workers
         self._allocate = allocate
         self._tasks = deque[_Task[Result]]()
@@ -239,7 +168,7 @@ class Workers(Iterator[Result]):
         self._work = Page()
         self._modules = modules
         self._end = weakref.finalize(self, _end_all, os.getpid(), self._workers, self._work)
-        self._sizes = self._work.write((make, error)) if num_workers else []
+        self._sizes = self._work.write((make, limit.error)) if num_workers else []
         for _ in range(num_workers):
             self._workers.append(_Worker(self._work, self._sizes, self._modules))
         self._send_keys()
@@ -312,8 +241,9 @@ class Workers(Iterator[Result]):
                 self._replace(worker)
         for worker in busy if not ready else ():
             number, since = worker.reading
-            if number and time.monotonic_ns() - since > 1e9 * _PATIENCE * self._seconds:
-                reason = f"takes longer than {self._seconds:g} s to read: its reader never came back{self._advice}"
+            seconds = self._limit.seconds
+            if number and time.monotonic_ns() - since > 1e9 * _PATIENCE * seconds:
+                reason = f"takes longer than {seconds:g} s to read: its reader never came back{self._limit.advice}"
                 worker.kill()
                 self._replace(worker, reason)
 
@@ -426,7 +356,7 @@ class _Process:
             if isinstance(made, Iterator):
                 yield None, True
         except Exception as error:
-            yield _Raised(_sendable(error), traceback.format_exc()[-_MOST_TEXT:]), True
+            yield _Raised(sendable(error), traceback.format_exc()[-MOST_TEXT:]), True
 
     def _receive(self) -> None:
         message = self._connection.recv()
@@ -449,19 +379,6 @@ class _Process:
             raise error(name, "needs more memory than a worker process may have") from problem
         finally:
             self._notes[0] = 0
-
-
-def _sendable(error: Exception) -> Exception:
-    """Return the error, or one with its text if it cannot be pickled or is too long."""
-    with suppress(Exception):
-        pickled = pickle.dumps(error)
-        pickle.loads(pickled)
-        if len(pickled) <= _MOST_TEXT:
-            return error
-    if isinstance(error, UserError | RunFailed):
-        kind = UserError if isinstance(error, UserError) else RunFailed
-        return kind(str(error)[:_MOST_TEXT])
-    return RuntimeError(f"{type(error).__name__}: {error}"[:_MOST_TEXT])
 
 
 def work(files: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 from summit_train.core.errors import UserError
 from summit_train.core.files import naming, read_file
 from summit_train.core.text import counted, from_json
-from summit_train.core.workers import Reading, Workers
+from summit_train.core.workers import Reading, ReadLimit, Workers
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest
 from summit_train.data.manifest.folders import folder_table
 from summit_train.data.manifest.reading import read_rows
@@ -76,7 +76,7 @@ def spread(
     """
     make = partial(_examined, examine, root)
     answers: Workers[Answer | DecodeError] = Workers(
-        make, enumerate(items), workers, modules=[__name__], error=DecodeError, seconds=seconds, ahead=_AHEAD
+        make, enumerate(items), workers, modules=[__name__], limit=ReadLimit(DecodeError, seconds), ahead=_AHEAD
     )
     with answers:
         yield from answers

@@ -59,18 +59,17 @@ class Decoded(NamedTuple):
         return [boxes.targets(clip, self.frames[0], view, self.size) for view in self.views]
 
 
-class Block(NamedTuple):
+class VideoBlock(NamedTuple):
     """Some of the chosen frames of a whole video.
 
     pixels: uint8 (crops, len(numbers), height, width, C). numbers: of the frames here, in order of playing. num_frames:
-    of the video. size: width and height of its upright frame as it is stored. num_chosen: frames of all blocks.
+    of the video. size: width and height of its upright frame as it is stored.
     """
 
     pixels: Frames
     numbers: Numbers
     num_frames: int
     size: tuple[int, int]
-    num_chosen: int
 
 
 def read_clip(store: Store, clip: int, sample: Sample, crop: Crop) -> Decoded:
@@ -132,7 +131,7 @@ def training_clip(
     return pixels, decoded.targets(store.manifest, clip)
 
 
-def whole_video(store: Store, video: int, sample: Sample, crop: Crop, size: int) -> Iterator[Block]:
+def whole_video(store: Store, video: int, sample: Sample, crop: Crop, size: int) -> Iterator[VideoBlock]:
     """Yield the chosen frames of a video, each once, in blocks of `size` in one view of each crop.
 
     sample: is taken as a set of frames, which are shown in order of playing. With a listed number of frames it is one
@@ -152,9 +151,9 @@ def whole_video(store: Store, video: int, sample: Sample, crop: Crop, size: int)
         decoded = read_open(opened, edges, crop, is_reversed=is_reversed)
         frames = chosen(decoded.num_frames)
         if len(frames) <= size:
-            yield Block(decoded.pixels, frames, decoded.num_frames, decoded.size, len(frames))
+            yield VideoBlock(decoded.pixels, frames, decoded.num_frames, decoded.size)
             return
         for start in range(0, len(frames), size):
             played = frames[start : start + size]
             stored = decoded.num_frames - 1 - played if is_reversed else played
-            yield Block(opened.read(stored[None], decoded.views), played, decoded.num_frames, decoded.size, len(frames))
+            yield VideoBlock(opened.read(stored[None], decoded.views), played, decoded.num_frames, decoded.size)

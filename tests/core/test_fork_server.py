@@ -14,7 +14,7 @@ import pytest
 from summit_train.core import workers
 from summit_train.core.errors import RunFailed
 from summit_train.core.fork_server import ForkServer, fork_server
-from summit_train.core.workers import SECONDS_TO_DIE, Workers
+from summit_train.core.workers import SECONDS_TO_DIE, ReadLimit, Workers
 from tests.core.work import Trap, Unreadable, modules, squares, squares_slower
 from tests.worlds import PATIENCE_S, children, until, workers_of
 
@@ -26,9 +26,9 @@ def test_a_process_has_one_and_its_fork_another() -> None:
 
 def test_modules_are_imported_before_the_fork_if_they_can_be() -> None:
     names = ["no.such", "colorsys"]
-    (found,) = Workers(modules, ["key"], 1, modules=names, error=Unreadable, seconds=PATIENCE_S)
+    (found,) = Workers(modules, ["key"], 1, modules=names, limit=ReadLimit(Unreadable, PATIENCE_S))
     assert "colorsys" in found
-    (found,) = Workers(modules, ["key"], 1, modules=[], error=Unreadable, seconds=PATIENCE_S)
+    (found,) = Workers(modules, ["key"], 1, modules=[], limit=ReadLimit(Unreadable, PATIENCE_S))
     assert "colorsys" in found
 
 
@@ -65,7 +65,7 @@ def results_with_module(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.syspath_prepend(folder)
     server = ForkServer()
     monkeypatch.setattr(workers, "fork_server", lambda process: server)
-    return list(Workers(squares, range(3), 2, modules=["odd_module"], error=Unreadable, seconds=PATIENCE_S))
+    return list(Workers(squares, range(3), 2, modules=["odd_module"], limit=ReadLimit(Unreadable, PATIENCE_S)))
 
 
 def test_the_exit_status_of_a_worker_arrives_and_its_connection_ends() -> None:
@@ -86,7 +86,7 @@ def test_the_exit_status_of_a_worker_arrives_and_its_connection_ends() -> None:
 @pytest.mark.parametrize("num_workers", [1, 4])
 def test_no_worker_outlives_the_fork_server_and_closing_waits_for_none(num_workers: int, tmp_path: Path) -> None:
     make = Trap("hang", tmp_path)
-    results = Workers(make, [3] * num_workers, num_workers, modules=[], error=Unreadable, seconds=PATIENCE_S)
+    results = Workers(make, [3] * num_workers, num_workers, modules=[], limit=ReadLimit(Unreadable, PATIENCE_S))
     falls = tmp_path / "falls"
     assert until(lambda: falls.exists() and falls.read_text() == num_workers * "x")
     killed = kill_server()
@@ -98,7 +98,7 @@ def test_no_worker_outlives_the_fork_server_and_closing_waits_for_none(num_worke
 
 
 def test_results_are_whole_though_the_fork_server_is_killed() -> None:
-    with Workers(squares_slower, range(60), 2, modules=[], error=Unreadable, seconds=PATIENCE_S) as results:
+    with Workers(squares_slower, range(60), 2, modules=[], limit=ReadLimit(Unreadable, PATIENCE_S)) as results:
         found = [next(results)[0]]
         killed = kill_server()
         found += [next(results)[0] for _ in range(5)]
@@ -109,7 +109,7 @@ def test_results_are_whole_though_the_fork_server_is_killed() -> None:
 
 def test_what_a_worker_reads_when_the_fork_server_is_killed_is_read_again(tmp_path: Path) -> None:
     make = Trap("hang once", tmp_path)
-    with Workers(make, [3, 4], 1, modules=[], error=Unreadable, seconds=PATIENCE_S) as results:
+    with Workers(make, [3, 4], 1, modules=[], limit=ReadLimit(Unreadable, PATIENCE_S)) as results:
         assert until(lambda: (tmp_path / "falls").exists())
         kill_server()
         assert list(results) == [(3, "read"), (4, "read")]

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from summit_train.core.errors import RunFailed, UserError
-from summit_train.core.workers import OPEN_FILES, Page, Workers
+from summit_train.core.pages import Page
+from summit_train.core.workers import OPEN_FILES, ReadLimit, Workers
 from tests.core import work
 from tests.core.work import (
     OwnMemory,
@@ -35,7 +36,7 @@ from tests.worlds import PATIENCE_S, ROOT, until, workers_of
 
 
 def started(make: Any, keys: Any, num_workers: int, **options: Any) -> Workers[Any]:
-    usual = {"modules": [work.__name__], "error": Unreadable, "seconds": PATIENCE_S}
+    usual = {"modules": [work.__name__], "limit": ReadLimit(Unreadable, PATIENCE_S)}
     return Workers(make, keys, num_workers, **usual | options)
 
 
@@ -65,15 +66,15 @@ def test_while_a_key_is_made_as_many_later_ones_are_as_may_wait(ahead: int, begu
 
 _LOADED = """
 import torch
-from summit_train.core.workers import Workers
+from summit_train.core.workers import ReadLimit, Workers
 from tests.core.work import Unreadable, modules
-print(*next(Workers(modules, ["key"], 1, modules=[], error=Unreadable, seconds=600)))
+print(*next(Workers(modules, ["key"], 1, modules=[], limit=ReadLimit(Unreadable, 600))))
 """
 
 
 def test_a_worker_loads_no_torch_and_nothing_of_the_package_that_its_work_does_not_need() -> None:
     found = python(_LOADED).stdout.split()
-    ours = {"errors", "files", "fork_server", "machine", "result", "text", "workers"}
+    ours = {"errors", "files", "fork_server", "machine", "pages", "result", "text", "workers"}
     loaded = {name for name in found if name.startswith("summit_train")}
     assert loaded == {"summit_train", "summit_train.core"} | {f"summit_train.core.{name}" for name in ours}
     assert "torch" not in found and "numpy" in found
@@ -174,7 +175,7 @@ def test_what_ends_or_holds_its_reader_is_named_and_the_rest_is_whole(
 ) -> None:
     seconds = 0.2 if reason == LATE else PATIENCE_S
     keys = [0, 1, 2, 3, 4, 5, 6, 7, 3, 8]  # the second 3 is sent after the first is answered
-    found = list(started(Trap(kind, tmp_path), keys, num_workers, seconds=seconds, advice="; raise it"))
+    found = list(started(Trap(kind, tmp_path), keys, num_workers, limit=ReadLimit(Unreadable, seconds, "; raise it")))
     assert found == [(key, f"3.mp4\n{reason}" if key == 3 else "read") for key in keys]
     times = 2 if kind == "memory" else 1  # what was given up is not tried again
     assert (tmp_path / "falls").read_text() == times * "x"
@@ -264,10 +265,10 @@ def test_workers_end_with_their_results(way: str) -> None:
 
 _SCRIPT = """
 import os, pathlib, time
-from summit_train.core.workers import Workers
+from summit_train.core.workers import ReadLimit, Workers
 from tests.core.work import Trap, Unreadable, squares
 from tests.worlds import until, workers_of
-results = Workers({make}, range(3, 1000), 2, modules=[], error=Unreadable, seconds=600)
+results = Workers({make}, range(3, 1000), 2, modules=[], limit=ReadLimit(Unreadable, 600))
 {ask}
 assert until(lambda: len(workers_of(os.getpid())) == 2)
 print(*workers_of(os.getpid()), flush=True)

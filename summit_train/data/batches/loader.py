@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from summit_train.core import rng
 from summit_train.core.own_parts import OwnPart
-from summit_train.core.workers import Make, Reading, Workers, new_bytes
+from summit_train.core.pages import new_bytes
+from summit_train.core.workers import Make, Reading, ReadLimit, Workers
 from summit_train.data.batches.order import MicroBatchKey, Order
 from summit_train.data.loading import (
     Crop,
@@ -90,14 +91,12 @@ class Batches(Workers[AnyTensors]):
             keys,
             num_workers,
             modules=[__name__, *modules],
-            error=DecodeError,
-            seconds=seconds,
-            advice=RAISE_SECONDS,
+            limit=ReadLimit(DecodeError, seconds, RAISE_SECONDS),
             allocate=self._page_locked if self._is_pinned else new_bytes,
         )
 
     def __next__(self) -> AnyTensors:
-        batch = super().__next__().moved(self._tensor)
+        batch = super().__next__().moved(self._of_array)
         return batch.pin_memory() if self._is_pinned else batch
 
     def _page_locked(self, size: int) -> NDArray[np.uint8]:
@@ -108,7 +107,7 @@ class Batches(Workers[AnyTensors]):
         array: NDArray[np.uint8] = block.numpy()
         return array
 
-    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+    def _of_array(self, array: NDArray[Any]) -> torch.Tensor:
         """Return an array as a tensor; of page-locked memory a view of its block.
 
         Only so does CUDA's allocator learn that a copy of a slice is under way, and wait with using the block again.
@@ -301,14 +300,13 @@ def _test_batch(data: DataSpec, store: Store, num_clips: int, crop: Crop, video:
 class FrameBlock(Tensors):
     """Some frames of one video.
 
-    num_frames: of the video, 0 with an error. num_chosen: how many of them are chosen in all. numbers: of the frames
-    here, in order of playing. size: width and height of the upright frame as it is stored. views: uint8 (crops,
-    len(numbers), height, width, C). error: why it has no views.
+    num_frames: of the video, 0 with an error. numbers: of the frames here, in order of playing. size: width and height
+    of the upright frame as it is stored. views: uint8 (crops, len(numbers), height, width, C). error: why it has no
+    views.
     """
 
     video: int
     num_frames: int
-    num_chosen: int
     numbers: NDArray[np.int64]
     size: tuple[int, int]
     views: torch.Tensor
@@ -367,9 +365,9 @@ class _Blocks:
                     return
                 yield block
         except DecodeError as error:
-            yield FrameBlock(video, 0, 0, np.zeros(0, np.int64), (0, 0), _tensor(np.zeros(0, np.uint8)), error)
+            yield FrameBlock(video, 0, np.zeros(0, np.int64), (0, 0), _tensor(np.zeros(0, np.uint8)), error)
 
     def _read(self, video: int) -> Iterator[FrameBlock]:
         for block in whole_video(self.store, video, self.sample, self.crop, self.size):
             pixels = _tensor(block.pixels)
-            yield FrameBlock(video, block.num_frames, block.num_chosen, block.numbers, block.size, pixels)
+            yield FrameBlock(video, block.num_frames, block.numbers, block.size, pixels)

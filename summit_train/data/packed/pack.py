@@ -7,7 +7,6 @@ bytes, and so does a packing that was killed and continued.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import shutil
 from collections.abc import Generator, Iterable, Iterator
@@ -24,14 +23,14 @@ from numpy.typing import NDArray
 from summit_train.core.errors import UserError
 from summit_train.core.files import file_sha256, locked, read_file, replacing, write_json, write_text
 from summit_train.core.text import counted, from_json
-from summit_train.core.workers import Reading, Workers
+from summit_train.core.workers import Reading, ReadLimit, Workers
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.manifest.reading import PACK_FILE, PACKED_MANIFEST, PACKING_FOLDER, write_packed_manifest
 from summit_train.data.manifest.tables import DTYPES
 from summit_train.data.packed import format as packed
-from summit_train.data.packed.payload import PackedSample, Source, make_samples
+from summit_train.data.packed.payload import PackedSample, Source, limits_of, make_samples
 from summit_train.data.video.flow import PRESETS
-from summit_train.data.video.source import NO_HURRY, DecodeError
+from summit_train.data.video.source import DecodeError
 from summit_train.data.video.span import WHOLE
 
 _SAMPLED_CLIPS = 16
@@ -203,10 +202,9 @@ def _samples(job: PackJob, clips: Iterable[int], workers: int) -> Generator[Pack
     """Yield each clip's sample in order, or why it has none."""
     grouped = (list(run) for _, run in groupby(clips, lambda n: (n // job.clips_per_shard, job.source(n))))
     runs, keys = tee(grouped)
-    seconds = NO_HURRY.seconds if job.packing.method is None else math.inf  # flow may take any time
     make = partial(_samples_of_run, job)
     samples: Workers[PackedSample | DecodeError] = Workers(
-        make, keys, workers, modules=[__name__], error=DecodeError, seconds=seconds
+        make, keys, workers, modules=[__name__], limit=ReadLimit(DecodeError, limits_of(job.packing).seconds)
     )
     with samples:
         for run in runs:
@@ -222,7 +220,7 @@ def _samples_of_run(job: PackJob, run: list[int], reading: Reading) -> Iterator[
     try:
         with reading(first, manifest.path(first)):
             path = job.store.path(first)
-            source = Source(path, manifest.sha256(first), facts[0].clip.region, job.store.films, _scratch(job, run))
+            source = Source(path, manifest.sha256(first), job.store.films, _scratch(job, run))
             samples = list(make_samples(source, run, facts, job.packing))
     except DecodeError as error:
         samples = [DecodeError(one.clip.path, error.reason) for one in facts]

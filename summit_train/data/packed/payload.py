@@ -54,7 +54,7 @@ class PackedSample:
 
 @dataclass(frozen=True)
 class Source:
-    """The file or folder of some clips. sha256: that it must have, None: any. region: of its frames that is packed.
+    """The file or folder of some clips. sha256: that it must have, None: any.
 
     films: those of the process. scratch: a file for pictures that are too many to be held; whoever has written the
     samples deletes it.
@@ -62,7 +62,6 @@ class Source:
 
     path: str
     sha256: bytes | None
-    region: Region
     films: Films
     scratch: Path
 
@@ -75,11 +74,12 @@ def make_samples(
     Where a video is packed as it is, the first of the clips holds its bytes.
     """
     try:
-        if packing.kind == "bytes" and not holds_pictures(source.path):
+        is_folder = holds_pictures(source.path)
+        if packing.kind == "bytes" and not is_folder:
             yield from _bytes_of_video(source, clips, facts, packing)
         else:
             for clip, one in zip(clips, facts, strict=True):
-                yield _of_frames(source, clip, one, packing)
+                yield _of_frames(source, clip, one, packing, is_folder=is_folder)
     except DecodeError as error:
         yield from (DecodeError(one.clip.path, error.reason) for one in facts)
 
@@ -105,11 +105,13 @@ def _bytes_of_video(
         yield PackedSample(one, encoded, length, checksum, [], is_shared=clip != clips[0])
 
 
-def _of_frames(source: Source, clip: int, facts: Facts, packing: Packing) -> PackedSample | DecodeError:
+def _of_frames(
+    source: Source, clip: int, facts: Facts, packing: Packing, *, is_folder: bool
+) -> PackedSample | DecodeError:
     """Return the sample of a clip whose frames are packed each for itself, or as a video of the clip alone."""
     kept = _Kept(source)
     try:
-        if holds_pictures(source.path):
+        if is_folder:
             facts, parts = _of_folder(source, facts, packing, kept)
         else:
             facts, parts = _of_video(source, facts, packing, kept)
@@ -146,7 +148,7 @@ def _of_video(source: Source, facts: Facts, packing: Packing, kept: _Kept) -> tu
     Of a video whose number of frames is listed it is decoded from the nearest key frames, as in training.
     """
     path = source.path
-    limits = _limits(packing)
+    limits = limits_of(packing)
     listed = facts.num_frames if facts.num_frames > 0 else None
     video = source.films.load(path, source.sha256, listed, limits)
     if listed is not None:
@@ -162,7 +164,7 @@ def _of_video(source: Source, facts: Facts, packing: Packing, kept: _Kept) -> tu
                 return _encoded(source, facts, packing, kept, num_frames, opened.frames(numbers))
 
 
-def _limits(packing: Packing) -> Limits:
+def limits_of(packing: Packing) -> Limits:
     """Return the limits of reading a video; flow may take any time."""
     return NO_HURRY if packing.method is None else replace(NO_HURRY, seconds=math.inf)
 
@@ -181,9 +183,9 @@ def _of_folder(source: Source, facts: Facts, packing: Packing, kept: _Kept) -> t
     if packing.kind == "bytes":
         return replace(facts, num_frames=len(paths)), [kept(read_bytes(paths[number])) for number in numbers]
     chosen = [paths[number] for number in numbers]
-    if packing.kind == "jpeg" and packing.method is None and source.region == WHOLE_FRAME:
+    if packing.kind == "jpeg" and packing.method is None and facts.clip.region == WHOLE_FRAME:
         return _jpegs(source, replace(facts, num_frames=len(paths)), packing, kept, chosen)
-    budget = Budget(path, _limits(packing))
+    budget = Budget(path, limits_of(packing))
     decoded = ((number, decode_picture(paths[number], read_bytes(paths[number]), budget)[1]) for number in numbers)
     return _encoded(source, facts, packing, kept, len(paths), decoded)
 
@@ -192,15 +194,15 @@ def _jpegs(
     source: Source, facts: Facts, packing: Packing, kept: _Kept, paths: Sequence[str]
 ) -> tuple[Facts, list[Any]]:
     """Return pictures as JPEG: the bytes of those that are it already, and small."""
-    budget = Budget(source.path, _limits(packing))
-    rendering = _Rendering(source, packing)
+    budget = Budget(source.path, limits_of(packing))
+    rendering = _Rendering(source.path, facts.clip.region, packing)
     parts = []
     for path in paths:
         content = read_bytes(path)
         codec, frame = decode_picture(path, content, budget)
-        picture = rendering(frame)
+        rendering.begin(frame)
         is_kept = codec == "mjpeg" and min(upright_size(frame)) <= packing.short_side
-        parts.append(kept(content if is_kept else jpeg(picture, packing.quality)))
+        parts.append(kept(content if is_kept else jpeg(rendering(frame), packing.quality)))
     width, height = rendering.size
     return replace(facts, width=width, height=height), parts
 
@@ -217,7 +219,7 @@ def _encoded(
 
     Of n frames there are n JPEG pictures, one video, or the two grey JPEG pictures, x and y, of n - 1 fields of flow.
     """
-    rendering = _Rendering(source, packing)
+    rendering = _Rendering(source.path, facts.clip.region, packing)
     with naming_errors(source.path):
         pictures = (rendering(frame) for _, frame in frames)
         if packing.kind == "video":
@@ -280,24 +282,29 @@ class _Rendering:
     size: upright (width, height) of the first frame, or of its region, before it is scaled.
     """
 
-    def __init__(self, source: Source, packing: Packing) -> None:
-        self._source = source
+    def __init__(self, path: str, region: Region, packing: Packing) -> None:
+        self._path = path
+        self._region = region
         self._packing = packing
         self._renderer: Renderer | None = None  # for the first frame's size
         self.size = (0, 0)
 
-    def __call__(self, frame: Any) -> Frames:
+    def begin(self, frame: Any) -> Renderer:
+        """Return what renders all frames: chosen for the size of the first."""
         if self._renderer is None:
             self._renderer = Renderer([self._view(*upright_size(frame))])
-        (picture,) = self._renderer(frame)
+        return self._renderer
+
+    def __call__(self, frame: Any) -> Frames:
+        (picture,) = self.begin(frame)(frame)
         return picture
 
     def _view(self, width: int, height: int) -> View:
         region = None
-        if self._source.region != WHOLE_FRAME:
-            region = self._source.region
+        if self._region != WHOLE_FRAME:
+            region = self._region
             if (problem := region.problem(width, height)) is not None:
-                raise DecodeError(self._source.path, f"{problem} (data.region)")
+                raise DecodeError(self._path, f"{problem} (data.region)")
             width, height = region.width, region.height
         self.size = (width, height)
         scaled = scaled_size(width, height, min(self._packing.short_side, width, height))
@@ -305,5 +312,5 @@ class _Rendering:
             scaled = (max(2, scaled[0] // 2 * 2), max(2, scaled[1] // 2 * 2))
             if max(scaled) > _MAX_SIDE:
                 limit = f"a side of an MPEG-4 video must be at most {_MAX_SIDE:,} pixels"
-                raise DecodeError(self._source.path, f"{limit}, got {scaled[0]} x {scaled[1]}")
+                raise DecodeError(self._path, f"{limit}, got {scaled[0]} x {scaled[1]}")
         return View(*scaled, 0, 0, *scaled, region=region)
