@@ -67,7 +67,14 @@ def until(condition: Callable[[], bool]) -> bool:
 
 def workers_of(pid: int) -> list[int]:
     """The worker processes of a process, which its fork server has forked."""
-    return [worker for server in children(pid) for worker in children(server)]
+    return [worker for child in children(pid) if _is_fork_server(child) for worker in children(child)]
+
+
+def _is_fork_server(pid: int) -> bool:
+    try:
+        return b"fork_server.serve" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended meanwhile
+        return False
 
 
 def children(pid: int) -> list[int]:
