@@ -23,11 +23,10 @@ from summit_train.core.text import counted, csv_text
 from summit_train.data import check
 from summit_train.data.manifest import ManifestRow, read_classes, write_manifest
 from summit_train.data.manifest.files import located_root
-from summit_train.data.manifest.folders import skipped_text
 from summit_train.data.manifest.importers import HMDB51_PARTS, KINDS, Request
 from summit_train.data.manifest.reading import PACK_FILE, check_beside, write_classes
 from summit_train.data.manifest.split import split_manifest
-from summit_train.data.manifest.tables import CLASSES_FILE
+from summit_train.data.manifest.tables import CLASSES_FILE, skipped_text
 from summit_train.data.motion import KINDS as MOTION_KINDS
 from summit_train.data.motion import SPLITS, MotionSet, write_motion_set
 from summit_train.data.video.source import MISSING, DecodeError

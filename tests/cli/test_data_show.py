@@ -173,7 +173,7 @@ def test_of_several_classes_a_caption_says_what_is_wrong(scored: Path, tmp_path:
 def test_a_list_whose_classes_are_not_those_of_the_run_is_refused(scored: Path, tmp_path: Path, say: Say) -> None:
     (tmp_path / "classes.txt").write_text("run\nhop\nskip\n")
     what = refused(say("data", "show", tmp_path / "list.csv", "--run", scored, "--out", tmp_path / "page.html"))
-    assert "do not have the same classes" in what and "only in their order" in what
+    assert "must have the same classes" in what and "differ in their order" in what
 
 
 def test_a_run_of_another_task_is_refused(scored: Path, tmp_path: Path, say: Say) -> None:

@@ -229,8 +229,7 @@ REFUSALS = [
     ("parts", "parts: has Training and validation, which are sets of clips and not classes; rename them to"),
     (
         "lacks",
-        "lacks/val and lacks/train do not have the same classes, so their labels mean different things: they "
-        "differ in 'b'",
+        "lacks/val and lacks/train must have the same classes, as labels are their places; they differ in 'b'",
     ),
     ("$HOME", "$HOME: a spec cannot name this folder"),
     ("set --from sites/summit", "--from must be a spec or a preset, got the site sites/summit"),

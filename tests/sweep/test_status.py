@@ -403,7 +403,7 @@ def test_no_key_or_column_beside_the_measures_is_free_for_one(sweep: Sweep, begi
 @pytest.mark.parametrize(
     ("names", "wrong"),
     [
-        (("x", "w", "y", "z"), "do not have the same classes, .*: they differ in 'only in their order'"),
+        (("x", "w", "y", "z"), "must have the same classes, .*; they differ in their order"),
         (("w", "x", "y"), "has 4 classes and .* has 3; must be the same"),
     ],
 )

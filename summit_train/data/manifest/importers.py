@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, Protocol
 from summit_train.core.errors import UserError
 from summit_train.core.text import from_json
 from summit_train.data.manifest import tables
-from summit_train.data.manifest.folders import class_folders, clips_below
-from summit_train.data.manifest.rows import ManifestRow
-from summit_train.data.manifest.tables import is_video, label_text, opened
+from summit_train.data.manifest.clip import ManifestRow
+from summit_train.data.manifest.tables import class_folders, clips_below, is_video, label_text, opened
 from summit_train.data.video.pictures import list_clip
 from summit_train.data.video.source import MISSING, DecodeError
 

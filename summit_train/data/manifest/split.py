@@ -12,9 +12,8 @@ from pathlib import Path
 from summit_train.core import rng
 from summit_train.core.errors import UserError
 from summit_train.core.text import counted
-from summit_train.data.manifest.reading import read_manifest, read_rows, write_classes
-from summit_train.data.manifest.rows import ManifestRow, write_manifest
-from summit_train.data.manifest.tables import check_classes
+from summit_train.data.manifest.clip import ManifestRow, write_manifest
+from summit_train.data.manifest.reading import check_classes, read_rows, write_classes
 
 # Shuffles that are tried where groups of several classes leave a part without a class.
 _ATTEMPTS = 32
@@ -58,12 +57,12 @@ def split_manifest(
     Raises UserError if the expression is bad, there are fewer groups than folds, a class cannot be on both sides of
     every fold, or both directions are requested of clips that are already reversed.
     """
-    source = read_manifest(manifest)
+    source, rows = read_rows(manifest)
     names = source.class_names
     unknown = sorted(set(only) - set(names))
     if unknown:
         raise UserError(f"{source.source}: must have the class {unknown[0]!r}; valid: {', '.join(names)}")
-    rows = [row for row in read_rows(source) if not only or any(names[label] in only for label in row.labels)]
+    rows = [row for row in rows if not only or any(names[label] in only for label in row.labels)]
     if both_directions and source.boxes is not None:
         raise UserError(f"{source.source}: has boxes, and a list with boxes cannot be played backwards")
     backwards = next((row.path for row in rows if row.reversed), None)
