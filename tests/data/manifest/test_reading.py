@@ -13,8 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from summit_train.core.errors import UserError
+from summit_train.core.text import csv_text
 from summit_train.data.manifest import Manifest, ManifestRow, read_manifest, reading, tables, write_manifest
+from summit_train.data.manifest.clip import Clip, clip_columns
 from summit_train.data.manifest.reading import check_beside, check_same_classes, read_classes, read_rows, write_classes
+from summit_train.data.video.region import Region
 from summit_train.data.video.span import TO_THE_END, WHOLE, Span
 
 
@@ -133,6 +136,7 @@ def test_class_folders_hold_videos_and_folders_of_pictures(tmp_path: Path) -> No
     (tmp_path / "set").rename(tmp_path / "moved")
     moved = read_manifest(tmp_path / "moved")
     assert moved.fingerprint() == manifest.fingerprint() and moved.path(0) != manifest.path(0)
+    assert moved.clip(0) == manifest.clip(0) == Clip("run/deep/c.webm")
 
 
 def test_videos_behind_links_are_clips(tmp_path: Path) -> None:
@@ -467,3 +471,28 @@ def test_a_clip_may_have_several_labels_or_none(tmp_path: Path) -> None:
     pairs_of_labels = (("3", "0"), ("3;4", "0"), ("3", "0;4"), ("3;5", "0"), (";", "0"), ("3;4", "0;4"))
     found = {_read(tmp_path / "one", f"path,label\nx,{x}\ny,{y}\n").fingerprint() for x, y in pairs_of_labels}
     assert len(found) == len(pairs_of_labels)
+
+
+# A clip.
+
+
+def test_a_clip_in_words_and_in_order() -> None:
+    clip = Clip(os.fsdecode(b"\xff.mp4"), Span(3, 7), is_reversed=True)
+    assert str(clip) == "\\udcff.mp4 3:7 backwards" and str(Clip("a.mp4", Span(3))) == "a.mp4 3:"
+    values = {"path": "\udcff.mp4", "reversed": True, "start_frame": 3, "end_frame": 7}
+    assert clip.values() == values and Clip("a.mp4").values() == {"path": "a.mp4"}
+    clip = replace(clip, path="a", region=Region(0, 1, 8, 6))
+    assert str(clip) == "a 3:7 (8 x 6 pixels at 0, 1) backwards"
+    assert clip.values() == values | {"path": "a", "left": 0, "top": 1, "width": 8, "height": 6}
+    clips = [Clip("a"), Clip("a", is_reversed=True), Clip("a", Span(2, 4)), Clip("a", Span(9, 3)), Clip("b")]
+    clips.insert(1, Clip("a", region=Region(0, 0, 8, 8)))
+    assert sorted([clips[i] for i in (3, 4, 0, 5, 2, 1)]) == clips
+
+
+def test_a_table_of_clips_is_a_manifest_of_them(tmp_path: Path) -> None:
+    clips = [Clip("a", Span(3)), Clip("a", region=Region(0, 1, 8, 6)), Clip("a", Span(1, 3), is_reversed=True)]
+    rows = zip(clip_columns(clips), ["label", 0, 1, 2], strict=True)
+    (tmp_path / "list.csv").write_text(csv_text((*row, label) for row, label in rows))
+    listed = read_manifest(tmp_path / "list.csv", "columns")
+    assert [listed.clip(number) for number in range(3)] == clips
+    assert clip_columns([Clip("a")]) == [("path",), ("a",)]
