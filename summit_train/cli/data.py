@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -135,10 +136,7 @@ def _index_arguments(parser: argparse.ArgumentParser) -> None:
     root = "only where SOURCE is a manifest: the folder where its paths start [its own folder]"
     add("--root", metavar="DIR", type=Path, help=root)
     add("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
-
-
-def _index(args: argparse.Namespace) -> Result:
-    return _survey(args, None, _indexed)
+    parser.set_defaults(region=None)
 
 
 def _indexed(listing: check.Listing, found: Findings) -> tuple[list[ManifestRow], list[check.LeftOut], Text]:
@@ -166,10 +164,6 @@ def _scan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=int, metavar="N", help="processes of each rank that decode [one a CPU]")
 
 
-def _scan(args: argparse.Namespace) -> Result:
-    return _survey(args, args.region, _scanned)
-
-
 def _scanned(listing: check.Listing, found: Findings) -> tuple[list[ManifestRow], list[check.LeftOut], Text]:
     if all(isinstance(facts, DecodeError) and facts.reason == MISSING for facts in found.values()):
         must = f"{listing.root}: must have the {counted(len(found), 'video')} of {listing.manifest.source}, got none"
@@ -184,9 +178,8 @@ def _scanned(listing: check.Listing, found: Findings) -> tuple[list[ManifestRow]
 
 
 def _survey(
-    args: argparse.Namespace,
-    region: str | None,
     judge: Callable[[check.Listing, Findings], tuple[list[ManifestRow], list[check.LeftOut], Text]],
+    args: argparse.Namespace,
 ) -> Result:
     """Decode the files of a list by all ranks, and write the clips that are good and those that are left out.
 
@@ -195,7 +188,7 @@ def _survey(
     if args.root is not None and args.source.is_dir():
         raise UserError(f"--root must be left out where SOURCE is a folder, as paths start there; got {args.root}")
     with session(this_launch()) as world:
-        listing = world.together(lambda: None if world.rank else _listed(args, region))
+        listing = world.together(lambda: None if world.rank else _listed(args))
         root = world.broadcast(str(listing.root) if listing else "")
         journal = check.Journal(args.out.with_name(f".{args.out.name}.journal"), root)
         found = _decoded(world, journal, [row.path for row in listing.rows] if listing else [], args.workers)
@@ -212,13 +205,13 @@ def _survey(
         return Result(written)
 
 
-def _listed(args: argparse.Namespace, region: str | None) -> check.Listing:
+def _listed(args: argparse.Namespace) -> check.Listing:
     for file in (args.out, _left_out_file(args.out)):
         check_output("--out", file, file, args.source)
     if (args.source / PACK_FILE).is_file():
         right = f"check it with `summit-train data verify {args.source}`"
         raise UserError(f"{args.source}: must be a list or a folder, got a packed set; {right}")
-    listing = check.list_videos(args.source, args.root, region)
+    listing = check.list_videos(args.source, args.root, args.region)
     located_root(args.root and str(args.root), listing.manifest)
     check_beside(args.out, listing.manifest.classes, listing.root)
     return listing
@@ -243,7 +236,7 @@ def _decoded(world: World, journal: check.Journal, paths: Iterable[str], workers
 
 
 def _remarks(found: Findings) -> list[str]:
-    """Return what a person should know of files that can be used."""
+    """Return lines about files that can be used, but are read slowly or in part."""
     facts = [(path, one) for path, one in found.items() if not isinstance(one, DecodeError)]
     slow = [f"{path} {note}" for path, one in facts for note in one.notes if not one.can_jump]
     others = [f"{path} {note}" for path, one in facts for note in one.notes if one.can_jump]
@@ -326,8 +319,16 @@ def _write(
 PARTS = {
     "motion": (_motion_arguments, _motion, "generate videos whose class is their motion, or those of another task"),
     "import": (_import_arguments, _import, "write a manifest from the files that a public data set comes with"),
-    "index": (_index_arguments, _index, "decode every video and write a manifest of the intact ones"),
-    "scan": (_scan_arguments, _scan, "decode every clip of a manifest and write it without the bad ones"),
+    "index": (
+        _index_arguments,
+        partial(_survey, _indexed),
+        "decode every video and write a manifest of the intact ones",
+    ),
+    "scan": (
+        _scan_arguments,
+        partial(_survey, _scanned),
+        "decode every clip of a manifest and write it without the bad ones",
+    ),
     "split": (_split_arguments, _split, "split a manifest into training and validation folds by groups"),
     "compare": (compare.add_arguments, compare.run, "find the clips, or copies, that two lists share or one has twice"),
     "show": (data_show.add_arguments, data_show.run, "write a page of a list's clips as the network sees them"),

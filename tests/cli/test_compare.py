@@ -70,7 +70,7 @@ def test_one_list_is_searched_for_clips_that_it_has_twice(lists: tuple[Path, Pat
     [
         (("--near", "7"), "--near was removed: copies are found by path and by SHA-256; leave it out"),
         (("--near",), "--near was removed"),
-        (("c.csv",), "data compare takes one list or two, got 3"),
+        (("c.csv",), "LIST must be one list or two, got 3"),
         (("--root", "x", "y", "z"), "--root must be one folder, or one for A and one for B, got 3"),
     ],
 )

@@ -243,7 +243,8 @@ def _something_v2(ask: Request) -> Annotations:
     for number, clip in enumerate(listed):
         place = f"{ask.source}: entry {number}"
         try:
-            identity, template = str(clip["id"]), str(clip["template"])
+            identity = str(clip["id"])
+            template = str(clip["template"])
         except (KeyError, TypeError):
             raise UserError(f"{place}: must have an id and a template (a test list has no labels)") from None
         # "Holding [something] next to [something]" is the label "Holding something next to something".

@@ -48,7 +48,7 @@ def shared_clips(first: Manifest, second: Manifest, roots: Sequence[str | None])
 
 @dataclass(frozen=True)
 class Leaks:
-    """What training and validation share: clips, see `shared_clips`, and the names of groups, sorted."""
+    """The clips that training and validation share, see `shared_clips`, and the names of shared groups, sorted."""
 
     clips: Pairs
     groups: Sequence[str] = ()

@@ -107,7 +107,7 @@ class Manifest:
 
     @property
     def has_spans(self) -> bool:
-        """Return whether a clip is less than its whole video."""
+        """Whether a clip is less than its whole video."""
         return bool(np.any(self.spans["start"] != WHOLE.start) or np.any(self.spans["end"] != WHOLE.end))
 
     def row(self, index: int) -> ManifestRow:
@@ -136,7 +136,8 @@ class Manifest:
         return 1 + max(int(self.labels.max()), int(self.more_labels["label"].max(initial=-1)))
 
     def labels_of(self, clip: int) -> tuple[int, ...]:
-        first, clips = int(self.labels[clip]), self.more_labels["clip"]
+        first = int(self.labels[clip])
+        clips = self.more_labels["clip"]
         more = slice(bisect_left(clips, clip), bisect_right(clips, clip))  # searchsorted would copy all of them
         return (*((first,) if first >= 0 else ()), *self.more_labels["label"][more].tolist())
 

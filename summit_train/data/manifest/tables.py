@@ -179,7 +179,7 @@ def check_header(place: str, names: Sequence[str], needed: Sequence[str], known:
 
 
 def _is_one_edit(name: str, other: str) -> bool:
-    """Return whether a letter more, a letter less, another one, or one at another place makes one name the other."""
+    """Tell whether a letter more, a letter less, another one, or one at another place makes one name the other."""
     shorter, wanted = ({text[:place] + text[place + 1 :] for place in range(len(text))} for text in (name, other))
     return other in shorter or name in wanted or not shorter.isdisjoint(wanted)
 
@@ -249,7 +249,7 @@ def _list_row(place: str, text: str) -> tuple[str, str, str]:
 
 
 def is_video(name: str) -> bool:
-    """Return whether a file's name is a video's, and not hidden."""
+    """Tell a video by its name. A hidden file is none."""
     return name.lower().endswith(VIDEO_EXTENSIONS) and not name.startswith(".")
 
 
