@@ -15,9 +15,10 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import published
+
 from summit_train.core.errors import RunFailed
 from summit_train.core.files import write_text
-from summit_train.scaling import published
 from summit_train.scaling.cost import ScaledJob, expected_maximum, forecast, step_time, steps_per_epoch
 from summit_train.scaling.machines import Compute, Machine, Rate, Storage, load_machine
 from summit_train.spec import Spec, load_spec

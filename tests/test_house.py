@@ -39,14 +39,14 @@ OWNERS = {
     "onnx": {"inference.export.onnx_file"},
     "onnxruntime": {"inference.export.onnx_file"},
     "onnxscript": {"inference.export.onnx_file"},
-    "safetensors": {"core.saved", "inference.export.card"},
+    "safetensors": {"core.saved"},
     "wandb": {"report.sinks"},
 }
 
 # Everything else must be importable on a machine without torch.
 NEEDS_TORCH = re.compile(
     r"core\.(device|saved).*|models.*|evaluation\.(?!fuse|measures|scores).*|training\.(?!buckets).*|"
-    r"tasks\.\w+\.(geometry|detect|latency|loss|pooling|proposals|rfcn|scoring|stream)|"
+    r"tasks\.\w+\.(geometry|detect|loss|pooling|proposals|rfcn|scoring|stream)|"
     r"inference\..*|optim\.(?!schedule).*|data\.video\.own_augment|bench\..*|"
     r"cluster\.(doctor.*|node_check)|cli\.(pipeline|train|evaluate|predict|model)"
 )

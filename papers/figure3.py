@@ -1,9 +1,16 @@
-"""`summit-train bench table1`, `fig3 a` and `fig3 b`: the networks that the paper compares, measured here."""
+"""Table 1 and Figure 3 of Lin, Gan and Han (2019): the networks that the paper compares, measured on this machine.
+
+python papers/figure3.py table1 --out table1.png      Table 1
+python papers/figure3.py a --out fig3a.png            computation: throughput and utilisation of a forward pass
+python papers/figure3.py b --out fig3b.png data.train=train.csv data.root=videos    the wait for data in a step
+python papers/figure3.py c --out fig3c.png --ranks 1,2 --synthetic                  scalability against ranks
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -13,8 +20,11 @@ from typing import Any
 
 import torch
 from matplotlib.axes import Axes
+from published import SCALABILITY, SLOWEST, label_of, table_1_row
+from script import run_script
 
-from summit_train.bench import measure
+from summit_train.bench import measure, weak
+from summit_train.bench.command import Bench, add_bench, run
 from summit_train.bench.measure import Values
 from summit_train.bench.peak import Peaks, add_peak, measure_peaks, peak_text
 from summit_train.bench.steps import experiment_of, measure_steps, network_values
@@ -27,11 +37,11 @@ from summit_train.models.network import cpu_kernels, initial_network
 from summit_train.models.precision import mixed_precision, parameter_type
 from summit_train.report.figures import GREY, PALETTE, drawable, drawn, wrapped
 from summit_train.report.tables import machine_text
-from summit_train.scaling.published import SLOWEST, label_of, table_1_row
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import SHIPPED
 from summit_train.training.timer import Mark
 
+_BOUNDS = " and ".join(f"{'TSM' if arch == 'tsm' else 'I3D 3x3x3'} {bound}" for arch, bound in SCALABILITY.items())
 PAPERS = ("i3d_3x3x3_r50_16f", "i3d_3x1x1_r50_32f", "tsm_r50_8f")  # configs/kinetics, in the order of Table 1
 _ABOVE: dict[str, Any] = {
     "xytext": (0, 4), "textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 9
@@ -59,7 +69,7 @@ def add_table_1(parser: argparse.ArgumentParser) -> None:
 def run_table_1(args: argparse.Namespace) -> Values:
     turns = measure.Turns(args.repeats, args.steps, args.warm_up)
     specs = [load_spec(path, overrides_of(args)) for path in args.specs]
-    check_single(f"bench {args.bench}")
+    check_single(f"papers/figure3.py {args.bench}")
     with measure.open_place() as place:
         return measure_inference(specs, turns, measure_peaks(specs, args.peak, place), place)
 
@@ -216,7 +226,7 @@ def run_waits(args: argparse.Namespace) -> Values:
     With a rate, the wait is the part of loading that exceeds the rest of the step.
     """
     rate, specs = args.frames_per_second, [load_spec(path, overrides_of(args)) for path in args.specs]
-    check_single("bench fig3 b")
+    check_single("papers/figure3.py b")
     experiments = [experiment_of(spec, 1, synthetic=rate is not None) for spec in specs]
     with measure.open_place() as place:
         measured = measure_steps(experiments, measure.Turns(args.repeats, args.steps, args.warm_up), {}, place)
@@ -267,3 +277,47 @@ def draw_waits(path: Path, values: Values) -> None:
             axes.annotate(note, (i, row["step_s"]), **_ABOVE)
         _name_bars(axes, rows, "seconds of a training step")
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def add_scalability(parser: argparse.ArgumentParser) -> None:
+    add_networks(parser)
+    weak.add_scaling(parser)
+
+
+def run_scalability(args: argparse.Namespace) -> Values:
+    values = weak.measure_scaling(args, args.specs, overrides_of(args))
+    for network, path in zip(values["networks"], args.specs, strict=True):
+        network["label"] = label_of(load_spec(path, overrides_of(args)))
+    return values
+
+
+def scalability_text(values: Values) -> str:
+    return f"{weak.as_text(values)}\npaper, 8 nodes of 4 Tesla P100s: {_BOUNDS}"
+
+
+def draw_scalability(path: Path, values: Values) -> None:
+    """Draw the paper's Figure 3c: speed over ideal speed against ranks."""
+    weak.draw(path, values, f" Paper, Figure 3c, 8 nodes of 4 Tesla P100s: {_BOUNDS}.")
+
+
+TABLE_1 = (add_table_1, run_table_1, table_1_text, draw_table_1)
+BENCHES = {
+    "table1": Bench("the paper's Table 1: three networks", *TABLE_1),
+    "a": Bench("computation: throughput and utilisation of a forward pass", *TABLE_1),
+    "b": Bench("data loading: the wait for data in a training step", add_waits, run_waits, waits_text, draw_waits),
+    "c": Bench(
+        "networking: scalability against ranks", add_scalability, run_scalability, scalability_text, draw_scalability
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    panels = parser.add_subparsers(metavar="PANEL", required=True)
+    for name, bench in BENCHES.items():
+        add_bench(panels.add_parser(name, help=bench.help, description=bench.help), name, bench)
+    return run_script(parser, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,7 @@
-"""What Lin, Gan and Han, "Training Kinetics in 15 Minutes" (2019), published: Tables 1 and 3, section 4."""
+"""What Lin, Gan and Han, "Training Kinetics in 15 Minutes" (2019), published: Tables 1 and 3, section 4.
+
+And how often published machines failed.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,13 @@ from summit_train.spec.catalog import Arch, architecture
 TRAINING_VIDEOS = 240_000  # section 4.1, "roughly"
 VALIDATION_VIDEOS = 20_000
 EPOCHS = 100
+
+
+# GPU-hours between two failures that end a job, as published. Llama 3: 419 unexpected interruptions of 16,384 H100 in
+# 54 days (Dubey et al., "The Llama 3 Herd of Models", 2024, section 3.3.4). OPT-175B: one in 7.5 hours on 992 A100
+# (glennklockwood.com/garden/job-reliability, from its log book). Titan: 27.1 hours for each 10,000 of its 18,688 K20X
+# nodes (the same page, from Gupta et al., "Failures in large scale systems", SC 2017).
+GPU_HOURS = {"OPT-175B": 7_440.0, "Llama 3": 50_700.0, "Titan": 271_000.0}
 
 
 @dataclass(frozen=True)
