@@ -17,7 +17,7 @@ from statistics import median
 
 import torch
 
-from summit_train.cluster.doctor import Check
+from summit_train.cluster.probe import Check
 from summit_train.core.comm import World
 from summit_train.core.comm.launch import node_name
 from summit_train.core.errors import RunFailed
