@@ -123,9 +123,11 @@ def measure_inference(specs: Sequence[Spec], turns: measure.Turns, peaks: Peaks,
         seconds[i].append(fmean(found))
         place.tell(f"{label_of(specs[i])}: {seconds[i][-1]:.3f} s a forward pass of {counted(batch, 'clip')}")
     base = next((i for i, spec in enumerate(specs) if spec.model.arch == SLOWEST), len(specs) - 1)
-    base_work, rows = count_network(specs[base]).multiply_adds, []
+    base_work = count_network(specs[base]).multiply_adds
+    rows = []
     for spec, times in zip(specs, seconds, strict=True):
-        network, peak = count_network(spec), peaks.get(spec.precision)
+        network = count_network(spec)
+        peak = peaks.get(spec.precision)
         rates = [batch * network.multiply_adds / s for s in times]
         faster = measure.pair_ratios(seconds[base], times)
         counts = {name: getattr(network, name) for name in ("parameters", "multiply_adds", "input_bytes", "compute_io")}
@@ -177,7 +179,8 @@ def table_1_text(values: Values) -> str:
 
 def draw_table_1(path: Path, values: Values) -> None:
     """Draw the paper's Figure 3a: throughput and utilisation of each network's forward pass."""
-    rows, settings = values["rows"], values["settings"]
+    rows = values["rows"]
+    settings = values["settings"]
     caption = (
         f"Forward pass of {settings['batch']} random clips on {machine_text(values['environment'])}."
         f"{''.join(f' Utilisation: of the {peak_text(peak)}.' for peak in values['peaks'])}\n"
@@ -187,7 +190,8 @@ def draw_table_1(path: Path, values: Values) -> None:
 
     def bars(axes: Axes, name: str, unit: float, form: str, relative: str, published: str) -> None:
         for i, row in enumerate(rows):
-            bar, paper = {part: unit * value for part, value in row[name].items()}, row["published"]
+            bar = {part: unit * value for part, value in row[name].items()}
+            paper = row["published"]
             colour = PALETTE[i % len(PALETTE)]
             axes.bar(i, bar["median"], 0.6, color=colour, yerr=measure.error_bars([bar]), capsize=4, ecolor=GREY)
             note = f"{form.format(bar['median'])}, {row[relative]['median']:.2f} x"
@@ -225,16 +229,20 @@ def run_waits(args: argparse.Namespace) -> Values:
 
     With a rate, the wait is the part of loading that exceeds the rest of the step.
     """
-    rate, specs = args.frames_per_second, [load_spec(path, overrides_of(args)) for path in args.specs]
+    rate = args.frames_per_second
+    specs = [load_spec(path, overrides_of(args)) for path in args.specs]
     check_single("papers/figure3.py b")
     experiments = [experiment_of(spec, 1, synthetic=rate is not None) for spec in specs]
     with measure.open_place() as place:
         measured = measure_steps(experiments, measure.Turns(args.repeats, args.steps, args.warm_up), {}, place)
     assert measured is not None, "this is the only rank"
-    rows, steps = [], measured["specs"]
+    rows = []
+    steps = measured["specs"]
     for spec, step in zip(specs, steps, strict=True):
-        clips, wait_s = step["global_batch"], step["phases_s"]["data_wait"]["median"]
-        busy_s, frames = step["step_s"]["median"] - wait_s, clips * step["frames"]
+        clips = step["global_batch"]
+        wait_s = step["phases_s"]["data_wait"]["median"]
+        busy_s = step["step_s"]["median"] - wait_s
+        frames = clips * step["frames"]
         if rate is not None:
             wait_s = max(0.0, frames / rate - busy_s)
         row = {"label": label_of(spec), "name": step["name"], "clips_per_step": clips, "frames_per_step": frames}
@@ -260,7 +268,8 @@ def waits_text(values: Values) -> str:
 
 def draw_waits(path: Path, values: Values) -> None:
     """Draw the paper's Figure 3b: each network's training step, and the part of it that waits for data."""
-    rows, settings = values["rows"], values["settings"]
+    rows = values["rows"]
+    settings = values["settings"]
     busy, waits = ([row[name] for row in rows] for name in ("busy_s", "data_wait_s"))
     caption = (
         f"{counted(rows[0]['clips_per_step'], 'clip')} a step on {machine_text(values['environment'])}. "

@@ -146,7 +146,8 @@ def measure_latency(entries: Sequence[Entry], settings: Passes, place: Place, *,
     rows: list[Values] = []
     if timed and here:
         place.tell(f"building the networks: {'; '.join(entry.label for entry in here)}")
-        benches, found = [ForwardBench.of(entry.specs, place.device) for entry in here], {}
+        benches = [ForwardBench.of(entry.specs, place.device) for entry in here]
+        found = {}
         for clips in dict.fromkeys((1, settings.batch)):
             place.tell(f"batch {clips}, the networks in turn")
             found[clips] = measure_rounds(benches, clips, settings)
@@ -182,7 +183,8 @@ def frame_benches(spec: Spec, device: torch.device) -> list[ForwardBench]:
     assert detector is not None
     stream = StreamNetwork(build_network(spec).to(device=device, dtype=kind))
     pixels = torch.randn(1, height, width, channels, device=device, dtype=kind)
-    maps, caches = torch.empty(0), list[torch.Tensor]()
+    maps = torch.empty(0)
+    caches = list[torch.Tensor]()
 
     def see(frame: torch.Tensor) -> None:
         nonlocal maps, caches
@@ -246,7 +248,9 @@ def run(args: argparse.Namespace) -> Values:
 
 
 def as_text(values: Values) -> str:
-    settings, paper, lines = values["settings"], values["table"], []
+    settings = values["settings"]
+    paper = values["table"]
+    lines = []
     if paper is not None:
         lines.append(f"TSM paper (journal version), Table {paper['number']}: {paper['title']}")
         lines.append(f"[in brackets] and top-1: published; {paper['setting']}")
@@ -277,10 +281,12 @@ def as_text(values: Values) -> str:
 
 
 def _cells(row: Values, data_sets: Sequence[str], after: Sequence[str]) -> list[str]:
-    paper, timed = row["published"] or {}, row["median_ms"] is not None
+    paper = row["published"] or {}
+    timed = row["median_ms"] is not None
 
     def beside(name: str, form: str, size: float = 1, published: str | None = None, suffix: str = "") -> str:
-        here, printed = row[name], paper.get(published or name)
+        here = row[name]
+        printed = paper.get(published or name)
         texts = [] if here is None else [form.format(here / size)]
         return " ".join(texts + ([] if printed is None else [f"[{form.format(printed / size)}{suffix}]"])) or NONE
 
@@ -318,9 +324,11 @@ def points_of(rows: Sequence[Values], data_set: str) -> list[Point]:
     points = []
     for row in rows:
         paper = row["published"]
-        cost, counted_here = paper["multiply_adds"] or row["multiply_adds"], paper["multiply_adds"] is None
+        cost = paper["multiply_adds"] or row["multiply_adds"]
+        counted_here = paper["multiply_adds"] is None
         if data_set in paper["top1"] and cost is not None:
-            size, top1 = paper["parameters"] or row["parameters"], paper["top1"][data_set]
+            size = paper["parameters"] or row["parameters"]
+            top1 = paper["top1"][data_set]
             points.append(Point(row["label"], paper["family"], cost * paper["clips"] / 1e9, top1, size, counted_here))
     return points
 
@@ -354,7 +362,8 @@ def draw(path: Path, values: Values) -> None:
             for label, colour in colours.items()
         ]
         for millions in (25, 100):
-            size, label = (_AREA * millions * 1e6) ** 0.5, f"{millions} M parameters"
+            size = (_AREA * millions * 1e6) ** 0.5
+            label = f"{millions} M parameters"
             handles.append(circle(markersize=size, label=label, color=GREY, fillstyle="none"))
         figure.legend(handles=handles, loc="outside right upper", fontsize=9, labelspacing=0.9, handletextpad=1.3)
 
@@ -365,7 +374,8 @@ def _draw_bubbles(axes: Axes, points: Sequence[Point], numbers: dict[str, str]) 
         colour = _COLOURS[point.family]
         face = "white" if point.counted else colour
         axes.scatter(point.cost, point.top1, s=area, facecolor=face, edgecolor=colour, linewidth=1.5, alpha=0.75)
-        at, right_of_it = (point.cost, point.top1), (area**0.5 / 2 + 2, 0)
+        at = (point.cost, point.top1)
+        right_of_it = (area**0.5 / 2 + 2, 0)
         axes.annotate(numbers[point.label], at, right_of_it, textcoords="offset points", fontsize=9, va="center")
     costs = [point.cost for point in points]
     log_ticks(axes, [step * 10.0**power for power in range(-1, 5) for step in (1, 2, 5)])

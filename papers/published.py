@@ -93,7 +93,9 @@ def label_of(spec: Spec) -> str:
 
 def table_1_row(spec: Spec) -> dict[str, Any] | None:
     """Return Table 1's row of the spec's network, with its throughput in multiples of the slowest's; else None."""
-    model, data, row = spec.model, spec.data, TABLE_1.get(spec.model.arch)
+    model = spec.model
+    data = spec.data
+    row = TABLE_1.get(spec.model.arch)
     network = (model.backbone, model.non_local, model.width, data.clip_shape)
     if row is None or network != ("resnet50", False, 1.0, (row.frames, 224, 224, 3)):
         return None
@@ -102,6 +104,7 @@ def table_1_row(spec: Spec) -> dict[str, Any] | None:
 
 def is_table_3_network(spec: Spec) -> bool:
     """Return whether the spec is Table 3's: TSM, ResNet-50, 8 frames of 224 x 224 pixels, 400 classes."""
-    model, data = spec.model, spec.data
+    model = spec.model
+    data = spec.data
     found = (model.arch, model.backbone, model.non_local, model.width, model.num_classes, data.clip_shape)
     return found == ("tsm", "resnet50", False, 1.0, 400, (8, 224, 224, 3))

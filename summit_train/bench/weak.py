@@ -155,7 +155,8 @@ def as_text(values: Values) -> str:
 
 def draw(path: Path, values: Values, note: str = "") -> None:
     """Draw speed over ideal speed against ranks. note: the end of the caption."""
-    networks, settings = values["networks"], values["settings"]
+    networks = values["networks"]
+    settings = values["settings"]
     ranks = [row["ranks"] for row in networks[0]["rows"]]
     caption = (
         f"{settings['clips_per_rank']} clips a rank and step, {settings['clips']}, up to {ranks[-1]} ranks on "
@@ -163,10 +164,12 @@ def draw(path: Path, values: Values, note: str = "") -> None:
         f"{settings['repeats']} rounds, least and most.{note}"
     )
     with drawn(path, wrapped(caption)) as figure:
-        axes, highest = figure.subplots(), 100.0
+        axes = figure.subplots()
+        highest = 100.0
         for i, network in enumerate(networks):
             percent = [{part: 100 * value for part, value in row["efficiency"].items()} for row in network["rows"]]
-            medians, label = [value["median"] for value in percent], drawable(network["label"])
+            medians = [value["median"] for value in percent]
+            label = drawable(network["label"])
             axes.errorbar(ranks, medians, yerr=measure.error_bars(percent), label=label, capsize=4, **series(i))
             highest = max(highest, *(value["max"] for value in percent))
         axes.axhline(100, linestyle="--", color=GREY, label="ideal")

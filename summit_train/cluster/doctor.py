@@ -141,9 +141,11 @@ def check_launch(world: World, launch: Launch) -> tuple[Check, list[dict[str, An
     import torch
 
     total = world.sum(torch.tensor([world.rank + 1.0]), "doctor").item()
-    cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
+    cores = len(os.sched_getaffinity(0))
+    gpus = torch.cuda.device_count()
     ranks = world.gather({"node": node_name(os.environ, world.host), "cores": cores, "GPUs": gpus}) or []
-    size, nodes = counted(world.size, "rank"), counted(len({rank["node"] for rank in ranks}), "node")
+    size = counted(world.size, "rank")
+    nodes = counted(len({rank["node"] for rank in ranks}), "node")
     found = f"{size} on {nodes} by {launch.launcher}, {world.backend}: the sum is {total:g}"
     right = world.size * (world.size + 1) / 2
     fix = "" if total == right else f"the sum must be {right:g}: the launcher and the ranks need the same MPI"
@@ -152,7 +154,8 @@ def check_launch(world: World, launch: Launch) -> tuple[Check, list[dict[str, An
 
 def check_cpus() -> Check:
     """Check the CPUs that this process may use: at least one for each rank (one rank a GPU, else two ranks)."""
-    cpus, ranks = available_cpus(), max(len(listed_gpus()), 2)
+    cpus = available_cpus()
+    ranks = max(len(listed_gpus()), 2)
     found = f"{cpus:g} for this process: {cpus / ranks:g} a rank with {counted(ranks, 'rank')}"
     if cpus >= ranks:
         return Check("cpus", "ok", found)

@@ -156,7 +156,9 @@ def probe_video() -> Check:
 
 def probe_export() -> Check:
     """Try the packages of `export`, an extra: without them, or with one that breaks, all else works."""
-    found, bad, options = list[str](), list[str](), ""
+    found = list[str]()
+    bad = list[str]()
+    options = ""
     for name in ("onnx", "onnxruntime", "onnxscript"):
         try:
             found.append(f"{name} {importlib.import_module(name).__version__}")

@@ -45,11 +45,14 @@ class Losses:
 
 def losses(job: ScaledJob, found: Forecast) -> Losses:
     """Return what failures cost a job."""
-    rates, spec = job.machine.failures, job.spec
+    rates = job.machine.failures
+    spec = job.spec
     size = checkpoint_bytes(spec, count_network(spec), job.virtual_gpus or job.gpus)
-    copy_s, write_s = size / rates.copy_bytes_per_second, size / rates.write_bytes_per_second
+    copy_s = size / rates.copy_bytes_per_second
+    write_s = size / rates.write_bytes_per_second
     is_beside = spec.checkpoint.background
-    stall_s, restart_s = copy_s + (0 if is_beside else write_s), rates.restart_s + (write_s if is_beside else 0)
+    stall_s = copy_s + (0 if is_beside else write_s)
+    restart_s = rates.restart_s + (write_s if is_beside else 0)
     mtbf_s = rates.gpu_hours * 3600 / job.gpus
     best_s = daly_interval(stall_s, mtbf_s)
     own_s = spec.checkpoint.every_epochs * found.steps_per_epoch * found.step_s

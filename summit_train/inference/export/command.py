@@ -60,7 +60,8 @@ def _summary(description: dict[str, Any], out: Path) -> TextTable:
         elements = sum(math.prod(length for length in cache["shape"] if length != "batch") for cache in caches)
         graph += f", {counted(len(caches), 'cache')} of {elements:,} elements, {4 * elements:,} bytes"
     checks = description["verification"]
-    video, none = checks["video"], f"no video: {checks['note']}"
+    video = checks["video"]
+    none = f"no video: {checks['note']}"
     rows = {
         "network": f"{description['network']}, {len(description['classes']):,} classes",
         "from": f"{description['checkpoint']}, step {description['step']:,}",
