@@ -35,7 +35,7 @@ from summit_train.core.text import counted, share
 from summit_train.models.count import count_network
 from summit_train.models.network import cpu_kernels, initial_network
 from summit_train.models.precision import mixed_precision, parameter_type
-from summit_train.report.figures import GREY, PALETTE, drawable, drawn, wrapped
+from summit_train.report.figures import GREY, PALETTE, drawable, drawn, series, wrapped
 from summit_train.report.tables import machine_text
 from summit_train.spec import Spec, load_spec
 from summit_train.spec.source import SHIPPED
@@ -177,6 +177,12 @@ def table_1_text(values: Values) -> str:
     return "\n".join(lines)
 
 
+def error_bars(spreads: Sequence[Mapping[str, float]]) -> list[list[float]]:
+    """Return how far the least and the most lie from the medians, as matplotlib takes it."""
+    below = [spread["median"] - spread["min"] for spread in spreads]
+    return [below, [spread["max"] - spread["median"] for spread in spreads]]
+
+
 def draw_table_1(path: Path, values: Values) -> None:
     """Draw the paper's Figure 3a: throughput and utilisation of each network's forward pass."""
     rows = values["rows"]
@@ -193,7 +199,7 @@ def draw_table_1(path: Path, values: Values) -> None:
             bar = {part: unit * value for part, value in row[name].items()}
             paper = row["published"]
             colour = PALETTE[i % len(PALETTE)]
-            axes.bar(i, bar["median"], 0.6, color=colour, yerr=measure.error_bars([bar]), capsize=4, ecolor=GREY)
+            axes.bar(i, bar["median"], 0.6, color=colour, yerr=error_bars([bar]), capsize=4, ecolor=GREY)
             note = f"{form.format(bar['median'])}, {row[relative]['median']:.2f} x"
             note += "" if paper is None else f"\npaper {published.format(**paper)}"
             axes.annotate(note, (i, bar["max"]), **_ABOVE)
@@ -306,7 +312,28 @@ def scalability_text(values: Values) -> str:
 
 def draw_scalability(path: Path, values: Values) -> None:
     """Draw the paper's Figure 3c: speed over ideal speed against ranks."""
-    weak.draw(path, values, f" Paper, Figure 3c, 8 nodes of 4 Tesla P100s: {_BOUNDS}.")
+    networks = values["networks"]
+    settings = values["settings"]
+    ranks = [row["ranks"] for row in networks[0]["rows"]]
+    caption = (
+        f"{settings['clips_per_rank']} clips a rank and step, {settings['clips']}, up to {ranks[-1]} ranks on "
+        f"{machine_text(values['environment'])}. Speed over the first point's speed times the ranks: median of "
+        f"{settings['repeats']} rounds, least and most. "
+        f"Paper, Figure 3c, 8 nodes of 4 Tesla P100s: {_BOUNDS}."
+    )
+    with drawn(path, wrapped(caption)) as figure:
+        axes = figure.subplots()
+        highest = 100.0
+        for i, network in enumerate(networks):
+            percent = [{part: 100 * value for part, value in row["efficiency"].items()} for row in network["rows"]]
+            medians = [value["median"] for value in percent]
+            label = drawable(network["label"])
+            axes.errorbar(ranks, medians, yerr=error_bars(percent), label=label, capsize=4, **series(i))
+            highest = max(highest, *(value["max"] for value in percent))
+        axes.axhline(100, linestyle="--", color=GREY, label="ideal")
+        axes.set_xticks(ranks, [str(count) for count in ranks])
+        axes.set(xlabel="ranks", ylabel="scalability (% of ideal speed)", ylim=(0, max(110.0, 1.05 * highest)))
+        axes.legend(loc="lower left")
 
 
 TABLE_1 = (add_table_1, run_table_1, table_1_text, draw_table_1)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from summit_train.spec import Spec
-from summit_train.spec.catalog import Arch, architecture
+from summit_train.spec.catalog import architecture
 
 TRAINING_VIDEOS = 240_000  # section 4.1, "roughly"
 VALIDATION_VIDEOS = 20_000
@@ -45,7 +45,7 @@ TABLE_1: dict[str, Table1Row] = {
     "i3d_3x1x1": Table1Row(73.3, 33e9, 29.3e6, 32, 41.9, 6.85e3, 1.0),
     "tsm": Table1Row(74.1, 33e9, 24.3e6, 8, 84.8, 27.4e3, 2.0),
 }
-SLOWEST: Arch = "i3d_3x1x1"  # Table 1 counts throughput and compute/IO in multiples of it
+SLOWEST = "i3d_3x1x1"  # Table 1 counts throughput and compute/IO in multiples of it
 
 # Section 3 c, Figure 3c: speed over 8 nodes (4 P100s each) against 8 times one node's, as the text bounds it.
 SCALABILITY = {"tsm": "over 98 %", "i3d_3x3x3": "under 85 %"}

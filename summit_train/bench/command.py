@@ -34,7 +34,7 @@ BENCHES = {
         steps.as_text,
     ),
     "scaling": Bench(
-        "weak scaling here: percent of ideal, exposed allreduce", weak.add_arguments, weak.run, weak.as_text, weak.draw
+        "weak scaling here: percent of ideal, exposed allreduce", weak.add_arguments, weak.run, weak.as_text
     ),
     "loader": Bench(
         "the loader: clips/s raw and packed; cores a rank needs", loader.add_arguments, loader.run, loader.as_text

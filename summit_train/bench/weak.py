@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 from summit_train.bench import measure
 from summit_train.bench.measure import Values
@@ -22,7 +21,6 @@ from summit_train.core.processes import Facts, answer, find_mpirun, mpi_environm
 from summit_train.core.result import TextTable, tell
 from summit_train.core.session import check_single
 from summit_train.core.text import counted, share
-from summit_train.report.figures import GREY, drawable, drawn, series, wrapped
 from summit_train.report.tables import machine_text
 from summit_train.spec import load_spec
 
@@ -32,6 +30,7 @@ _TIMEOUT = 1800.0  # seconds for the ranks of one measurement
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     measure.add_spec(parser)
     add_scaling(parser)
+    parser.add_argument("--out", help=argparse.SUPPRESS)  # removed
 
 
 def add_scaling(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +40,10 @@ def add_scaling(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Values:
+    if args.out is not None:
+        raise UserError(
+            "--out was removed; draw it by `python papers/figure3.py c --specs SPEC --out FILE` in a checkout"
+        )
     return measure_scaling(args, [args.spec], args.overrides)
 
 
@@ -151,28 +154,3 @@ def as_text(values: Values) -> str:
         "each other. compute: forward and backward pass over the first row's; above 1 ranks share memory or cores."
     )
     return "\n".join(lines)
-
-
-def draw(path: Path, values: Values, note: str = "") -> None:
-    """Draw speed over ideal speed against ranks. note: the end of the caption."""
-    networks = values["networks"]
-    settings = values["settings"]
-    ranks = [row["ranks"] for row in networks[0]["rows"]]
-    caption = (
-        f"{settings['clips_per_rank']} clips a rank and step, {settings['clips']}, up to {ranks[-1]} ranks on "
-        f"{machine_text(values['environment'])}. Speed over the first point's speed times the ranks: median of "
-        f"{settings['repeats']} rounds, least and most.{note}"
-    )
-    with drawn(path, wrapped(caption)) as figure:
-        axes = figure.subplots()
-        highest = 100.0
-        for i, network in enumerate(networks):
-            percent = [{part: 100 * value for part, value in row["efficiency"].items()} for row in network["rows"]]
-            medians = [value["median"] for value in percent]
-            label = drawable(network["label"])
-            axes.errorbar(ranks, medians, yerr=measure.error_bars(percent), label=label, capsize=4, **series(i))
-            highest = max(highest, *(value["max"] for value in percent))
-        axes.axhline(100, linestyle="--", color=GREY, label="ideal")
-        axes.set_xticks(ranks, [str(count) for count in ranks])
-        axes.set(xlabel="ranks", ylabel="scalability (% of ideal speed)", ylim=(0, max(110.0, 1.05 * highest)))
-        axes.legend(loc="lower left")

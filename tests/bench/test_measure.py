@@ -41,7 +41,7 @@ def test_rounds_go_forwards_and_backwards() -> None:
         ("scaling SPEC", "data.train: missing.csv not found"),
         ("scaling SPEC --synthetic --ranks 2", "two or more numbers"),
         ("lr SPEC --out /dev/null/a.png", "--out /dev/null/a.png: cannot be written"),
-        ("scaling SPEC --out /dev/null/a.png", "--out /dev/null/a.png: cannot be written"),
+        ("scaling SPEC --out a.png", "--out was removed; draw it by `python papers/figure3.py c --specs SPEC --out"),
         ("loader SPEC --clips 0", "--clips must be above 0"),
         ("loader SPEC --rate inf", "--rate must be above 0"),
         ("allreduce SPEC", "needs two or more ranks"),
