@@ -60,7 +60,7 @@ def test_ranks_are_numbers_and_two_at_least(text: str) -> None:
 def test_without_mpirun_it_says_what_installs_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weak, "find_mpirun", lambda: None)
     with pytest.raises(UserError, match=r"^no mpirun .*, or run `summit-train build-horovod`$"):
-        weak.run(argparse.Namespace(bench="scaling", spec="s.yaml", ranks="1,2", overrides=[]))
+        weak.run(argparse.Namespace(bench="scaling", out=None, spec="s.yaml", ranks="1,2", overrides=[]))
 
 
 def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
