@@ -1,4 +1,4 @@
-"""docs/networks.md: every network and every count; docs/fine_tuning.md: its example."""
+"""docs/networks.md: every network and every count; docs/recipes.md: its examples."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from summit_train.models.count import count
 from summit_train.models.shift import TemporalShift
 from summit_train.spec import load_spec
 from summit_train.spec.catalog import ARCHITECTURES, BACKBONES
+from summit_train.sweep.grid import load_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/networks.md").read_text(encoding="utf-8")
@@ -100,12 +101,16 @@ def test_mobilenets_width_is_torchvisions() -> None:
     assert f"{sum(parameter.numel() for parameter in network.parameters()):,} here" in PAGE
 
 
-def test_the_example_of_fine_tuning_loads(tmp_path: Path) -> None:
-    page = (ROOT / "docs/fine_tuning.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"^```yaml\n(.*?)^```", page, re.S | re.M)
-    (tmp_path / "mine.yaml").write_text(example)
-    spec = load_spec(tmp_path / "mine.yaml")
+def test_the_examples_of_the_recipes_load(tmp_path: Path) -> None:
+    page = (ROOT / "docs/recipes.md").read_text(encoding="utf-8")
+    mine, rates = re.findall(r"^```yaml\n(.*?)^```", page, re.S | re.M)
+    (tmp_path / "mine.yaml").write_text(mine)
+    (tmp_path / "lr.yaml").write_text(rates)
+    spec, sweep = load_spec(tmp_path / "mine.yaml"), load_sweep(tmp_path / "lr.yaml")
     assert (spec.model.freeze_bn, spec.optimizer.head_lr_factor, spec.model.dropout) == ("all_but_first", 5, 0.8)
     # LR 0.001 at batch 64, 25 epochs.
     assert spec.optimizer.base_lr * 64 / spec.optimizer.base_batch == pytest.approx(0.001)
     assert spec.schedule.epochs == 25
+    # A third of it and three times as much, over two seeds.
+    factors = {round(run.spec.optimizer.base_lr / spec.optimizer.base_lr, 1) for run in sweep.runs}
+    assert factors == {0.3, 1.0, 3.2} and len(sweep.runs) == 6
