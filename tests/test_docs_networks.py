@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from summit_train.models import VideoNetwork, build_model
+from summit_train.models.build import build_network
 from summit_train.models.count import count
 from summit_train.models.shift import TemporalShift
 from summit_train.spec import load_spec
@@ -99,6 +103,26 @@ def test_mobilenets_width_is_torchvisions() -> None:
     with torch.device("meta"):
         network = build_model("tsn", "mobilenet_v2", width=1.4)
     assert f"{sum(parameter.numel() for parameter in network.parameters()):,} here" in PAGE
+
+
+def test_your_own_network_of_the_page_has_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """timm is a stand-in here, as it needs torchvision."""
+    page = (ROOT / "docs/own_parts.md").read_text(encoding="utf-8")
+    ((code, _), (keys, _)) = (re.findall(rf"^```{kind}\n(.*?)^```", page, re.S | re.M) for kind in ("python", "yaml"))
+
+    def create_model(name: str, num_classes: int, drop_path_rate: float) -> nn.Module:
+        assert (name, drop_path_rate) == ("vit_base_patch16_224", 0.1)
+        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, num_classes))
+
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets.py").write_text(code)
+    (tmp_path / "base.yaml").write_text("data: {train: train.csv, val: val.csv}")
+    (tmp_path / "mine.yaml").write_text(f"name: mine\nextends: base.yaml\n{keys}")
+    spec = load_spec(tmp_path / "mine.yaml")
+    assert (spec.data.crop, spec.evaluate.short_side) == (224, 224)
+    network = build_network(spec)
+    assert network(torch.zeros(2, 8, 3, 224, 224)).shape == (2, 400)
 
 
 def test_the_examples_of_the_recipes_load(tmp_path: Path) -> None:
