@@ -34,7 +34,7 @@ def _tables() -> list[list[Row]]:
     return tables
 
 
-NETWORKS, ON_BACKBONES, NON_LOCAL, _, TRANSFORMERS = _tables()[:5]
+NETWORKS, ON_BACKBONES, NON_LOCAL, TRANSFORMERS = _tables()[:4]
 
 
 def _words(cell: str) -> list[str]:
