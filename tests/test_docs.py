@@ -181,6 +181,14 @@ def test_the_examples_are_specs(tmp_path: Path) -> None:
     assert (spec.model.freeze_bn, spec.model.backbone, spec.data.crop) == ("all_but_first", "mobilenet_v2", 112)
 
 
+def test_the_flow_stream_extends_the_rgb_run(tmp_path: Path) -> None:
+    (tmp_path / "rgb.yaml").write_text(_example("README.md"))
+    (tmp_path / "flow.yaml").write_text(_example("docs/two_streams.md"))
+    rgb, flow = (load_spec(tmp_path / f"{name}.yaml") for name in ("rgb", "flow"))
+    assert (flow.data.modality, flow.model.pretrained, flow.optimizer.first_lr_factor) == ("flow", "runs/rgb", 5)
+    assert flow.schedule == rgb.schedule
+
+
 def test_the_page_on_detection_shows_the_spec_whose_figures_it_gives(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(_example("docs/detection.md"))
     own = {"name": True, "run_dir": True, "data": {"train", "val", "workers"}}
