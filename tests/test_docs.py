@@ -205,6 +205,14 @@ def test_the_sweeps_example_is_a_sweep(tmp_path: Path) -> None:
     assert all(run.spec.schedule.epochs == 50 for run in runs)
 
 
+def test_the_example_of_folds_is_a_sweep(tmp_path: Path) -> None:
+    _, folds = (block for language, block in _FENCE.findall(TEXTS["docs/sweeps.md"]) if language == "yaml")
+    (tmp_path / "mine.yaml").write_text(_example("README.md"))
+    (tmp_path / "folds.yaml").write_text(folds)
+    runs = load_sweep(tmp_path / "folds.yaml").runs
+    assert len(runs) == 3 * 2 * 5 and runs[0].name in TEXTS["docs/sweeps.md"]
+
+
 def test_the_table_of_a_sweeps_keys_has_every_key_with_its_default() -> None:
     shown = {}
     for line in re.findall(r"^\| `.*", TEXTS["docs/sweeps.md"], re.M):
