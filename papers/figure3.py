@@ -1,9 +1,11 @@
 """Table 1 and Figure 3 of Lin, Gan and Han (2019): the networks that the paper compares, measured on this machine.
 
-python papers/figure3.py table1 --out table1.png      Table 1
-python papers/figure3.py a --out fig3a.png            computation: throughput and utilisation of a forward pass
-python papers/figure3.py b --out fig3b.png data.train=train.csv data.root=videos    the wait for data in a step
-python papers/figure3.py c --out fig3c.png --ranks 1,2 --synthetic                  scalability against ranks
+    python papers/figure3.py table1 --out table1.png                      Table 1
+    python papers/figure3.py a --out fig3a.png                            throughput and utilisation of a forward pass
+    python papers/figure3.py b data.train=train.csv data.root=videos      the wait for data in a training step
+    python papers/figure3.py c --ranks 1,2 --synthetic                    scalability against ranks
+
+Each takes other networks by --specs, and says by --help what else it takes.
 """
 
 from __future__ import annotations
@@ -302,6 +304,7 @@ def add_scalability(parser: argparse.ArgumentParser) -> None:
 
 
 def run_scalability(args: argparse.Namespace) -> Values:
+    check_single("papers/figure3.py c")
     values = weak.measure_scaling(args, args.specs, overrides_of(args))
     for network, path in zip(values["networks"], args.specs, strict=True):
         network["label"] = label_of(load_spec(path, overrides_of(args)))
