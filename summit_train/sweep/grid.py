@@ -65,9 +65,7 @@ class Preset(Section):
 class SweepFile(Section):
     """The keys of a sweep file."""
 
-    removed: ClassVar = {
-        "reference": "was removed; delete it, and see `python papers/figure4.py` for the published accuracies"
-    }
+    removed: ClassVar = {"reference": "was removed; `python papers/figure4.py` draws the published accuracies"}
 
     name: SafeName
     base: PathText

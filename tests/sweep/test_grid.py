@@ -275,7 +275,7 @@ MISTAKES = [
     ("folds: f{1..2}\npresets: {a: {data.train: t}, b: {}}\n", r"yaml:3: folds: data\.train is given for some runs"),
     ("x: seed\ngrid: {seed: [0, 1]}\n", r"yaml:3: x: must be a key that every run changes, .* or list, got seed"),
     ("x: data.crop\ngrid: {seed: [0, 1]}\n", r"yaml:3: x: must be a key that every run changes, .* got data\.crop"),
-    ("runs: [{}]\nreference: {label: x, points: []}\n", r"yaml:4: reference: was removed; delete it, and see"),
+    ("runs: [{}]\nreference: {label: x, points: []}\n", r"yaml:4: reference: was removed; `python papers/figure4\.py"),
 ]  # fmt: skip
 
 
