@@ -25,9 +25,10 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocato
 from numpy.typing import NDArray
 
 from summit_train.core.files import replacing
+from summit_train.core.run_log import StepRecord, number
 from summit_train.core.text import counted, numbered
-from summit_train.report.log_records import StepRecord, number
-from summit_train.report.records import Observed, RunRecord
+from summit_train.report.records import RunRecord
+from summit_train.report.results import Observed
 from summit_train.report.tables import MOST_CLASSES, machine_of, views_of
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -135,7 +136,7 @@ class Canvas:
         self.axes: Axes = self.figure.subplots()
         self.axes.set(xlabel=self.axis, ylabel=y_label)
         for i, run in enumerate(runs):
-            for x in self.positions(run, (start.step for start in run.starts[1:])):
+            for x in self.positions(run, (start.step for start in run.log.starts[1:])):
                 self.axes.axvline(x, color=self.colour(i), linewidth=0.9, linestyle=(0, (2, 3)))
 
     def colour(self, i: int, kind: int = 0) -> str:
@@ -153,7 +154,7 @@ class Canvas:
         add_legend(self.figure, self.entries, "outside lower left")
         self.figure.set_size_inches(self.width, self.height + LEGEND_LINE * len(self.entries))
         machines = dict.fromkeys(machine for run in self.runs if (machine := machine_of(run.environment)))
-        dotted = " Dotted vertical: resumed there." if any(run.starts[1:] for run in self.runs) else ""
+        dotted = " Dotted vertical: resumed there." if any(run.log.starts[1:] for run in self.runs) else ""
         made_on = f" Machine: {'; '.join(machines)}." if machines else ""
         alt = f"{title} by {self.axis}: {', '.join(run.label for run in self.runs)}"
         return Picture(title, caption + dotted + made_on, alt, image(self.figure), self.third)
@@ -221,7 +222,7 @@ def _steps(
     is_loss, known, has_validation = title == "Loss", False, False
     canvas = Canvas(runs, y_label, third=not is_loss)
     for i, run in enumerate(runs):
-        x, y = canvas.positions(run, (s.step for s in run.steps)), finite(map(value, run.steps))
+        x, y = canvas.positions(run, (s.step for s in run.log.steps)), finite(map(value, run.log.steps))
         known |= bool(np.isfinite(y).any())
         if smooth:
             canvas.axes.plot(*thinned(x, y), color=canvas.colour(i), linewidth=0.7, alpha=0.35)
@@ -230,17 +231,17 @@ def _steps(
         curve = smoothed(x, y) if smooth else thinned(x, y)
         canvas.axes.plot(*curve, canvas.lines[i], color=canvas.colour(i), linewidth=width)
         if is_loss:
-            validated = canvas.positions(run, (one.step for one in run.evals))
-            losses = finite(one.val_loss for one in run.evals)
+            validated = canvas.positions(run, (one.step for one in run.log.evals))
+            losses = finite(one.val_loss for one in run.log.evals)
             has_validation |= bool(np.isfinite(losses).any())
             canvas.axes.plot(validated, losses, color=canvas.colour(i, 1), **KINDS[1])
-            crosses, floor = canvas.positions(run, run.skipped_steps), canvas.axes.get_xaxis_transform()
+            crosses, floor = canvas.positions(run, run.log.skipped_steps), canvas.axes.get_xaxis_transform()
             canvas.axes.plot(crosses, np.full_like(crosses, 0.03), "x", color=canvas.colour(i, 2), transform=floor)
     if not known:
         return None
     if not is_loss:
         canvas.axes.set_ylim(0, max(least, 1.04 * canvas.axes.get_ylim()[1]))
-    skipped = is_loss and any(run.skipped_steps for run in runs)
+    skipped = is_loss and any(run.log.skipped_steps for run in runs)
     caption += " Circles: on the validation videos." if has_validation else ""
     return canvas.picture(title, caption + (" Cross: step without an update." if skipped else ""))
 
@@ -249,7 +250,7 @@ def _noise_scale(runs: Sequence[RunRecord]) -> Picture | None:
     """Draw the noise scale of the runs that measured it, and their batches. None if it is nowhere clear."""
     canvas, known = Canvas(runs, "noise scale (clips)", third=True), False
     for i, run in enumerate(runs):
-        steps = [step for step in run.steps if step.gradient_square is not None]
+        steps = [step for step in run.log.steps if step.gradient_square is not None]
         y = finite(step.noise_scale or None for step in steps)  # 0 has no place on the axis
         known |= bool(np.isfinite(y).any())
         x = canvas.positions(run, (step.step for step in steps))
@@ -264,15 +265,15 @@ def _noise_scale(runs: Sequence[RunRecord]) -> Picture | None:
 
 def _trust_ratios(runs: Sequence[RunRecord]) -> Picture | None:
     """Draw each layer's trust ratio, thin, and the median of a run's, thick, as Figure 12 of You et al. (2019)."""
-    if not any(run.trust_ratios for run in runs):
+    if not any(run.log.trust_ratios for run in runs):
         return None
     canvas = Canvas(runs, "trust ratio")
     canvas.axes.set_yscale("log")
     for i, run in enumerate(runs):
-        if run.trust_ratios:
-            x = canvas.positions(run, (record.step for record in run.trust_ratios))
-            names = run.trust_ratios[-1].ratios
-            layers = np.array([[r.ratios.get(name, np.nan) for name in names] for r in run.trust_ratios])
+        if run.log.trust_ratios:
+            x = canvas.positions(run, (record.step for record in run.log.trust_ratios))
+            names = run.log.trust_ratios[-1].ratios
+            layers = np.array([[r.ratios.get(name, np.nan) for name in names] for r in run.log.trust_ratios])
             canvas.axes.plot(x, layers, color=canvas.colour(i), linewidth=0.5, alpha=0.35)
             canvas.axes.plot(x, np.median(layers, axis=1), canvas.lines[i], color=canvas.colour(i, 1), linewidth=1.8)
     return canvas.picture("Trust ratio", "Thin: each layer. Thick: the median of the layers.")
@@ -316,14 +317,14 @@ def _accuracy_curves(canvas: Canvas, i: int, run: RunRecord) -> dict[str, int]:
     kinds: dict[str, int] = {}
     axes, colours = canvas.axes, [canvas.colour(i, kind) for kind in range(len(KINDS))]
     main = run.measures.main
-    top1 = finite(step.top1 for step in run.steps)
+    top1 = finite(step.top1 for step in run.log.steps)
     if main.key == "top1" and np.isfinite(top1).any():
-        curve = smoothed(canvas.positions(run, (step.step for step in run.steps)), top1)
+        curve = smoothed(canvas.positions(run, (step.step for step in run.log.steps)), top1)
         canvas.entries.append((axes.plot(*curve, color=colours[0], **KINDS[0])[0], "training"))
         kinds["training"] = 0
-    if run.evals:
-        x = canvas.positions(run, (validation.step for validation in run.evals))
-        y = finite(validation.of(main.key) for validation in run.evals)
+    if run.log.evals:
+        x = canvas.positions(run, (validation.step for validation in run.log.evals))
+        y = finite(validation.of(main.key) for validation in run.log.evals)
         canvas.entries.append((axes.plot(x, y, color=colours[1], **KINDS[1])[0], "validation"))
         kinds["validation"] = 1
     if run.final is not None and (mean := run.final.of(f"{main.key}_mean")) is not None:
@@ -337,7 +338,7 @@ def _accuracy_curves(canvas: Canvas, i: int, run: RunRecord) -> dict[str, int]:
 
 def _classes(run: RunRecord) -> Picture | None:
     """Shade the main measure of each class by the epoch of the validation; of more than 30, the lowest at the end."""
-    evals = [one for one in run.evals if one.classes and len(one.classes) == len(run.evals[-1].classes)]
+    evals = [one for one in run.log.evals if one.classes and len(one.classes) == len(run.log.evals[-1].classes)]
     if not evals:
         return None
     values = np.array([finite(one.classes) for one in evals]).T
@@ -346,7 +347,7 @@ def _classes(run: RunRecord) -> Picture | None:
     shown = known[:MOST_CLASSES]
     canvas = Canvas([run], "")
     canvas.height = 1.0 + 0.23 * max(len(shown), 10)
-    before = [0, *(one.step for one in run.evals[: run.evals.index(evals[0])])][-1]
+    before = [0, *(one.step for one in run.log.evals[: run.log.evals.index(evals[0])])][-1]
     x, y = canvas.positions(run, [before, *(one.step for one in evals)]), np.arange(len(shown) + 1)
     mesh = canvas.axes.pcolormesh(x, y, values[shown], cmap="Blues", vmin=0, vmax=100, rasterized=True)
     canvas.figure.colorbar(mesh, ax=canvas.axes).set_label(f"{run.measures.main.name} (%)")

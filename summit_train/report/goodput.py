@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from summit_train.report.log_records import CheckpointRecord, EvalRecord, StartRecord, StepRecord, number
+from summit_train.core.run_log import CheckpointRecord, EvalRecord, StartRecord, StepRecord, number
 from summit_train.report.records import RunRecord
 
 
@@ -59,9 +59,10 @@ def restarts(run_path: Path) -> list[str]:
 
 def time_spent(run: RunRecord) -> TimeSpent | None:
     """Return where the time went; None without a step, and for a run with records of before they had a time."""
-    log = run.log[: max((i + 1 for i, one in enumerate(run.log) if not isinstance(one, StartRecord)), default=0)]
+    trained = [i for i, record in enumerate(run.log.records) if not isinstance(record, StartRecord)]
+    log = run.log.records[: trained[-1] + 1] if trained else []
     times = [time for record in log if (time := number(record.time)) is not None]
-    if not run.steps or len(times) < len(log) or not isinstance(log[0], StartRecord):
+    if not run.log.steps or len(times) < len(log) or not isinstance(log[0], StartRecord):
         return None
     began, jobs = dict[int, float](), dict[int, str | None]()
     for i, record in enumerate(log):
@@ -78,7 +79,7 @@ def time_spent(run: RunRecord) -> TimeSpent | None:
         else:
             between += gap
     all_steps = sum(number(record.step_s) or 0.0 for record in log if isinstance(record, StepRecord))
-    steps = sum(number(step.step_s) or 0.0 for step in run.steps if not step.skipped)
+    steps = sum(number(step.step_s) or 0.0 for step in run.log.steps if not step.skipped)
     checkpoints = sum(number(record.seconds) or 0.0 for record in log if isinstance(record, CheckpointRecord))
     validations = sum(record.seconds or 0.0 for record in log if isinstance(record, EvalRecord))
     known = all_steps + checkpoints + validations + startup + in_jobs + between

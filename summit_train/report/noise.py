@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from summit_train.core.run_log import number
 from summit_train.core.text import noise_text
-from summit_train.report.log_records import number
 from summit_train.report.records import RunRecord
 
 QUARTERS = 4
@@ -58,7 +58,7 @@ def measurements(run: RunRecord) -> list[tuple[int, float, float]]:
     """Return (step, |G|^2, tr(Sigma)) of the steps that measured their gradient."""
     return [
         (step.step, step.gradient_square, step.gradient_variance)
-        for step in run.steps
+        for step in run.log.steps
         if step.gradient_square is not None and step.gradient_variance is not None
     ]
 

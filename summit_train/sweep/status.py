@@ -116,19 +116,23 @@ def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -
 
 
 def _results(found: RunRecord, nodes: int | None) -> Row:
-    training = [step.top1 for step in found.steps if step.epoch == found.steps[-1].epoch]
+    training = [step.top1 for step in found.log.steps if step.epoch == found.log.steps[-1].epoch]
     row: Row = {key: found.plan[key] for key in _PLANNED if key in found.plan}
-    row |= {"step": found.last_step, "machine": machine_of(found.environment), "training_top1": _mean_std(training)[0]}
-    if found.seconds:
-        row |= {"seconds": found.seconds, "node_hours": nodes and nodes * found.seconds / 3600}
+    row |= {
+        "step": found.log.last_step,
+        "machine": machine_of(found.environment),
+        "training_top1": _mean_std(training)[0],
+    }
+    if found.log.seconds:
+        row |= {"seconds": found.log.seconds, "node_hours": nodes and nodes * found.log.seconds / 3600}
     main = f"{found.measures.main.key}_std"
     row |= {"final": found.final is not None, main: found.final and found.final.of(main)}
     row["videos"] = found.final and found.final.videos
     for key in (measure.key for measure in found.measures.every):
         if found.final:
             row[key] = found.final.of(f"{key}_mean")
-        elif found.evals:
-            row[key] = found.evals[-1].of(key)
+        elif found.log.evals:
+            row[key] = found.log.evals[-1].of(key)
     if pairs := [pair for _, *pair in measurements(found)]:
         noise = pooled(pairs)
         row |= {"noise_scale": noise.value, "noise_scale_error": noise.error}

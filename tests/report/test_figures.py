@@ -24,7 +24,8 @@ from summit_train.report.figures import (
     thinned,
 )  # fmt: skip
 from summit_train.report.page import render
-from summit_train.report.records import Observed, RunRecord, read_runs
+from summit_train.report.records import RunRecord, read_runs
+from summit_train.report.results import Observed
 
 TITLES = ["Loss", "Accuracy", "Learning rate", "Throughput", "Data wait"]
 HOSTILE = "_$\\frac{$ <script>alert(1)</script> --> \x07 \u6771\u4eac"
@@ -78,7 +79,7 @@ def test_trust_ratios_are_drawn_where_a_run_has_them(write_run, run_records):
     again = {"kind": "start", "step": 20, "ranks": 2, "time": 0}
     run = RunRecord(write_run("bounded", lines=[*run_records(), *ratios, again]))
     # The last one lies beyond the checkpoint that the run goes on from.
-    assert [(record.step, record.ratios["a"]) for record in run.trust_ratios] == [(1, 0.1), (20, 2.0)]
+    assert [(record.step, record.ratios["a"]) for record in run.log.trust_ratios] == [(1, 0.1), (20, 2.0)]
     assert [picture.title for picture in pictures([run])] == [*TITLES, "Trust ratio"]
     both = {picture.title: picture for picture in pictures([run, RunRecord(write_run("plain"))])}
     assert b"<!-- bounded" in both["Trust ratio"].svg and "median" in both["Trust ratio"].caption
@@ -206,7 +207,7 @@ def test_the_classes_of_each_validation_are_drawn_the_lowest_at_the_end_first(wr
     lines, classes = run_records(), iter(epochs)
     lines = [line | {"classes": next(classes)} if line["kind"] == "eval" else line for line in lines]
     run = RunRecord(write_run("named", lines=lines, clips_per_class={"train": counts, "val": counts}))
-    assert run.evals[3].classes == tuple(epochs[3])
+    assert run.log.evals[3].classes == tuple(epochs[3])
     (drawn,) = [one for one in pictures([run]) if one.title == "Classes"]
     assert "The 30 lowest of 31 are shown." in drawn.caption and not drawn.third
     names = re.findall(rb"<!-- (class \d+) -->", drawn.svg)

@@ -17,12 +17,12 @@ import yaml
 
 from summit_train.cluster.site import load_site
 from summit_train.core.errors import UserError
+from summit_train.core.run_log import EvalRecord
 from summit_train.data.manifest.clip import Clip
 from summit_train.evaluation.scores import Scores, prediction_names
 from summit_train.report import index
 from summit_train.report.goodput import goodput_values
 from summit_train.report.index import read_index
-from summit_train.report.log_records import EvalRecord
 from summit_train.report.noise import Measured
 from summit_train.spec import dump_spec, spec_from_values
 from summit_train.spec.checks import RESERVED_NAMES
@@ -393,8 +393,19 @@ def test_no_key_or_column_beside_the_measures_is_free_for_one(sweep: Sweep, begi
     begin(0)
     rows = read_rows(sweep)
     evaluated = json.loads((trained_run / "eval.json").read_text())
-    tables = [*rows, *sweep_points(sweep, rows), COLUMNS, index.COLUMNS, read_index(trained_run.parent).rows[0]]
-    files = [evaluated, *evaluated["checkpoints"], *records(trained_run, "eval"), EvalRecord.model_fields]
+    tables = [
+        *rows,
+        *sweep_points(sweep, rows),
+        COLUMNS,
+        index.COLUMNS,
+        dataclasses.asdict(read_index(trained_run.parent).rows[0]),
+    ]
+    files = [
+        evaluated,
+        *evaluated["checkpoints"],
+        *records(trained_run, "eval"),
+        [one.name for one in dataclasses.fields(EvalRecord) if one.name != "measures"],
+    ]
     names = set().union(*tables, *files, goodput_values(trained_run))
     assert {name for name in names if not name.endswith(("_mean", "_std", "_last", "_best"))} <= set(RESERVED_NAMES)
     assert {"ema", "overrides", "written"} <= set(RESERVED_NAMES)  # with an average, of `eval`, of both
