@@ -195,7 +195,8 @@ def test_a_resume_replaces_what_it_does_again(tmp_path: Path) -> None:
     ratios = {"kind": "trust_ratio", "ratios": {"a": 1.0}}
     lines = [
         start(0), *map(step, range(1, 4)), {"kind": "checkpoint", "step": 2, "seconds": 0.25},
-        *({"kind": "eval", "epoch": epoch, "step": 2 * epoch, "seconds": 0.5} for epoch in (1, 2)), step(4), step(5), ratios | {"step": 2}, ratios | {"step": 3}, {"kind": "warning", "step": 5, "text": "x"},
+        *({"kind": "eval", "epoch": epoch, "step": 2 * epoch, "seconds": 0.5} for epoch in (1, 2)),
+        step(4), step(5), ratios | {"step": 2}, ratios | {"step": 3}, {"kind": "warning", "step": 5, "text": "x"},
         start(2), step(3, loss=7.0),
     ]  # fmt: skip
     log = read(tmp_path, *lines)
