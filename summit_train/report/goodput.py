@@ -14,7 +14,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from summit_train.core.run_log import CheckpointRecord, EvalRecord, StartRecord, StepRecord, number
+from summit_train.core.run_log import (
+    CheckpointRecord,
+    DoneRecord,
+    EvalRecord,
+    LogLostRecord,
+    StartRecord,
+    StepRecord,
+    number,
+)
 from summit_train.report.records import RunRecord
 
 
@@ -59,8 +67,9 @@ def restarts(run_path: Path) -> list[str]:
 
 def time_spent(run: RunRecord) -> TimeSpent | None:
     """Return where the time went; None without a step, and for a run with records of before they had a time."""
-    trained = [i for i, record in enumerate(run.log.records) if not isinstance(record, StartRecord)]
-    log = run.log.records[: trained[-1] + 1] if trained else []
+    log = [record for record in run.log.records if not isinstance(record, DoneRecord | LogLostRecord)]
+    while log and isinstance(log[-1], StartRecord):  # such as that of a job that only evaluates
+        log.pop()
     times = [time for record in log if (time := number(record.time)) is not None]
     if not run.log.steps or len(times) < len(log) or not isinstance(log[0], StartRecord):
         return None

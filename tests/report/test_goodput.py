@@ -37,7 +37,9 @@ LINES = [
     _step(5, 160, 8.0),
     {"kind": "eval", "epoch": 1, "step": 5, "top1": 50.0, "time": T0 + 165, "seconds": 5.0},
     {"kind": "checkpoint", "step": 5, "time": T0 + 172, "seconds": 6.0},
+    {"kind": "log_lost", "time": T0 + 180, "reason": "Broken pipe"},
     _start(5, 3772, 30),
+    {"kind": "done", "time": T0 + 3800},
 ]
 
 
