@@ -13,7 +13,7 @@ from summit_train.report.figures import GREY, PALETTE, drawable, finite, house_s
 from summit_train.report.noise import Measured
 from summit_train.sweep.folds import clip_table
 from summit_train.sweep.grid import Sweep, is_number
-from summit_train.sweep.status import Row, as_values, has_repeats, read_rows, sweep_points, tables
+from summit_train.sweep.status import Point, Row, as_values, has_repeats, read_rows, sweep_points, tables
 
 
 def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
@@ -24,8 +24,8 @@ def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
         if any(run.fold for run in sweep.runs):
             write_text(sweep.folder / "clips.csv", csv_text(clip_table(sweep, rows)))
         write_text(sweep.folder / "table.txt", tables(sweep, rows) + "\n")
-        columns = dict.fromkeys(key for row in rows for key in row)  # a run of another task has measures of its own
-        write_text(sweep.folder / "table.csv", csv_text([columns, *(map(row.get, columns) for row in rows)]))
+        columns = dict.fromkeys(key for row in rows for key in row.values())  # another task has measures of its own
+        write_text(sweep.folder / "table.csv", csv_text([columns, *(map(row.of, columns) for row in rows)]))
         write_json(sweep.folder / "table.json", as_values(sweep, rows))
         for name, content in draw_accuracy(sweep, rows).items():
             with replacing(sweep.folder / name) as file:
@@ -46,7 +46,7 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
     checkpoints. Training: the batches of the last epoch, of a single curve. Over batches, each curve has its noise
     scale at the smallest batch at which it is clear. Nothing is drawn without two places on the axis.
     """
-    done = [row for row in rows if row["state"] == "done" and (sweep.x or row["global_batch"])]
+    done = [row for row in rows if row.state == "done" and (sweep.x or row.global_batch)]
     every = sweep_points(sweep, rows)
     every = [point for point in every if sweep.x or point["global_batch"]]
     values = [point["x"] for point in every]
@@ -101,7 +101,7 @@ def _draw_ticks(axes: Axes, places: Mapping[str, float], *, is_batch: bool) -> N
     axes.tick_params(axis="x", labelsize=9 if len(ticks) > 8 else 10)
 
 
-def clear_noise(curve: Sequence[Row]) -> tuple[int, Measured] | None:
+def clear_noise(curve: Sequence[Point]) -> tuple[int, Measured] | None:
     """Return the first batch whose noise scale exceeds its standard error, and that noise scale; None without one."""
     for point in curve:
         noise: Measured | None = point["noise_scale"]
@@ -110,7 +110,7 @@ def clear_noise(curve: Sequence[Row]) -> tuple[int, Measured] | None:
     return None
 
 
-def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Row], key: str) -> int | None:
+def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Point], key: str) -> int | None:
     """Draw the measure `key` of curve i and its noise scale; return the batch at which this was measured."""
     curve = sorted((point for point in points if point["curve"] == name), key=lambda point: point["place"])
     batches, measured = finite(point["place"] for point in curve), finite(point[key] for point in curve)
@@ -135,7 +135,7 @@ def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Row], key: str) 
     return batch
 
 
-def _caption(rows: Sequence[Row], done: Sequence[Row], points: Sequence[Row], measured_at: Sequence[int]) -> str:
+def _caption(rows: Sequence[Row], done: Sequence[Row], points: Sequence[Point], measured_at: Sequence[int]) -> str:
     bars = "Bars: one standard deviation (n - 1) over the last checkpoints."
     if has_repeats(points):
         fewest, most = min(point["done"] for point in points), max(point["done"] for point in points)
@@ -148,6 +148,6 @@ def _caption(rows: Sequence[Row], done: Sequence[Row], points: Sequence[Row], me
     if measured_at:
         clips = f"Noise scale measured at {listed(measured_at, most=4)} clips"
         lines.append(f"{clips}: below it larger batches save steps, above it they cost clips.")
-    machines = "; ".join(dict.fromkeys(row["machine"] for row in done if row["machine"]))
+    machines = "; ".join(dict.fromkeys(row.machine for row in done if row.machine))
     lines.append(f"Machine: {machines}" if machines else "")
     return "\n".join(line if len(line) < 110 else f"{line[:108]}\N{HORIZONTAL ELLIPSIS}" for line in lines)

@@ -21,12 +21,12 @@ def clip_table(sweep: Sweep, rows: Sequence[Row]) -> list[list[object]]:
     scored: list[tuple[SweepRun, RunScores]] = []
     first: RunScores | None = None  # the first run whose classes have names, if any have
     for run, row in zip(sweep.runs, rows, strict=True):
-        if row["state"] == "done":
+        if row.state == "done":
             try:
-                one = read_run(row["run"])
+                one = read_run(row.run)
                 check_classes(first or one, one)
             except UserError as error:
-                row["note"] = f"{row['note']}; {error}".removeprefix("; ")
+                row.add_note(str(error))
                 continue
             scored.append((run, one))
             if first is None or not first.class_names:

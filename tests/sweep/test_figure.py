@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -15,20 +17,21 @@ from matplotlib.axes import Axes
 from summit_train.report.noise import Measured
 from summit_train.sweep.figure import clear_noise, draw_accuracy, write_sweep, written
 from summit_train.sweep.grid import Sweep
-from summit_train.sweep.status import Row, read_rows
+from summit_train.sweep.status import Point, Row, read_rows
 
 Make = Callable[..., Sweep]
 
 
 def _done(rows: list[Row], *, drop: float = 1.0) -> list[Row]:
     """The rows, done: 90 %, 89 %, ..."""
-    done = {"state": "done", "top1_std": 0.5, "final": True}
-    return [row | done | {"top1": 90 - drop * i, "training_top1": 95 - drop * i} for i, row in enumerate(rows)]
+    values = ((90 - drop * i, 95 - drop * i) for i in range(len(rows)))
+    done = partial(replace, state="done", top1_std=0.5, final=True)
+    return [done(row, top1=top1, training_top1=training) for row, (top1, training) in zip(rows, values, strict=True)]
 
 
 def _measured(rows: Sequence[Row], squares: Sequence[float]) -> list[Row]:
     pairs = zip(rows, squares, strict=True)
-    return [row | {"gradient_square": square, "gradient_variance": 80.0} for row, square in pairs]
+    return [replace(row, gradient_square=square, gradient_variance=80.0) for row, square in pairs]
 
 
 @pytest.fixture
@@ -56,7 +59,7 @@ def test_all_is_written_into_the_sweeps_folder(sweep: Sweep, write_run) -> None:
         plan = json.loads((folder / "plan.json").read_text()) | {"global_batch": 8 * (run.spec.scale.gpus or 0)}
         (folder / "plan.json").write_text(json.dumps(plan))
     rows = write_sweep(sweep, {})
-    assert [row["state"] for row in rows] == ["done", "done", "missing"]
+    assert [row.state for row in rows] == ["done", "done", "missing"]
     files = {path.name for path in sweep.folder.iterdir() if path.is_file()}
     assert files == {"table.txt", "table.csv", "table.json", "accuracy.png", "accuracy.svg", "lock"}
     assert written(sweep) == "accuracy.png, accuracy.svg, table.csv, table.json, table.txt"
@@ -86,7 +89,7 @@ def test_a_curve_is_the_mean_over_the_seeds_with_their_deviation(make_sweep: Mak
     rows = _done(read_rows(sweep))  # 90, 89, ...: each pair differs by 1
     squares = [2.0] * 4 + [2.0, 2.0, -9.0, 1.0]  # of the last curve the noise scale is unclear at 16 clips
     rows = _measured(rows, squares)
-    draw_accuracy(sweep, [*rows[:-1], rows[-1] | {"state": "failed"}])
+    draw_accuracy(sweep, [*rows[:-1], replace(rows[-1], state="failed")])
     half = pytest.approx(0.5**0.5)
     assert _curves(calls) == {
         "validation, a": [[16, 32], [87.5, 89.5], [half, half]],
@@ -110,7 +113,7 @@ def test_without_seeds_the_bars_are_of_checkpoints_and_training_is_drawn(sweep: 
 
 
 def test_one_checkpoint_has_no_bar(sweep: Sweep, calls) -> None:
-    rows = [row | {"top1_std": None} for row in _done(read_rows(sweep))]
+    rows = [replace(row, top1_std=None) for row in _done(read_rows(sweep))]
     draw_accuracy(sweep, rows)
     assert np.isnan(_curves(calls)["validation"][2]).tolist() == [True] * 3
 
@@ -126,7 +129,7 @@ def test_the_noise_scales_band_is_its_standard_error(make_sweep: Make, calls) ->
 
 
 def test_where_the_noise_scale_is_unclear_the_next_batch_counts() -> None:
-    def curve(*noise: Measured | None) -> list[Row]:
+    def curve(*noise: Measured | None) -> list[Point]:
         return [{"global_batch": 8 * (i + 1), "noise_scale": one} for i, one in enumerate(noise)]
 
     clear, alone, equal, unclear = (Measured(3, value, 6.0) for value in (6.1, 6.2, 6.0, None))
