@@ -17,7 +17,7 @@ from summit_train.core.files import read_file, replacing
 from summit_train.core.text import counted, duration, percent, show
 from summit_train.report import tables
 from summit_train.report.confusion import read_confusion, read_precisions
-from summit_train.report.figures import pictures
+from summit_train.report.curves import pictures
 from summit_train.report.goodput import goodput_rows, restarts, time_spent
 from summit_train.report.mistakes import read_mistakes
 from summit_train.report.noise import noise_section

@@ -11,7 +11,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from summit_train.report.figures import PALETTE, Canvas, Floats, Picture, house_style
+from summit_train.report.curves import Canvas
+from summit_train.report.figures import PALETTE, Floats, Picture, house_style
 from summit_train.report.records import RunRecord
 
 _MOST_CELLS = 300  # of an axis; of more, each cell shows the slowest of several
