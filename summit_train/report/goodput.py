@@ -23,6 +23,7 @@ from summit_train.core.run_log import (
     StepRecord,
     number,
 )
+from summit_train.core.text import duration, percent
 from summit_train.report.records import RunRecord
 
 
@@ -104,8 +105,8 @@ def goodput_values(run_path: Path) -> dict[str, Any]:
     return {"goodput": spent.goodput, "goodput_in_jobs": spent.goodput_in_jobs, "time_s": asdict(spent)}
 
 
-def goodput_rows(spent: TimeSpent) -> list[tuple[str, float, float]]:
-    """Return (what, seconds, percent of all) for the report."""
+def goodput_rows(spent: TimeSpent) -> list[tuple[str, str, str]]:
+    """Return (what, time, share of all) for the report."""
     names = {
         "steps": "steps that count",
         "lost_steps": "steps done again or skipped",
@@ -116,4 +117,5 @@ def goodput_rows(spent: TimeSpent) -> list[tuple[str, float, float]]:
         "between_jobs": "between the jobs",
         "other": "other",
     }
-    return [(names[kind], seconds, 100 * seconds / spent.total) for kind, seconds in asdict(spent).items()]
+    seconds_of = asdict(spent)
+    return [(names[kind], duration(s), percent(100 * s / spent.total)) for kind, s in seconds_of.items()]

@@ -133,10 +133,9 @@ def write_index(folder: Path, out: Path) -> Index:
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     reports = [Path(row.run) / "report.html" for row in index.rows]
     links = [quote(os.fsencode(os.path.relpath(one, out.parent))) if one.is_file() else "" for one in reports]
-    template, picture = environment().get_template("index.html.j2"), overlay(index.curves)
-    title = f"{folder}: {counted(len(index.rows), 'run')}"
-    about = {"title": title, "index": index, "picture": picture, "links": links}
-    write_page(out, template.render(about, script=script, script_hash=script_hash))
+    about: dict[str, Any] = {"index": index, "picture": overlay(index.curves), "links": links, "runs": []}
+    about |= {"title": f"{folder}: {counted(len(index.rows), 'run')}", "script": script, "script_hash": script_hash}
+    write_page(out, environment().get_template("index.html.j2").render(about))
     write_text(table, index.csv())
     return index
 

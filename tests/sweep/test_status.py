@@ -26,8 +26,7 @@ from summit_train.report.index import read_index
 from summit_train.report.noise import Measured
 from summit_train.spec import dump_spec, spec_from_values
 from summit_train.spec.checks import RESERVED_NAMES
-from summit_train.sweep.figure import write_sweep
-from summit_train.sweep.folds import clip_table
+from summit_train.sweep.figure import clip_table, write_sweep
 from summit_train.sweep.grid import Sweep
 from summit_train.sweep.status import COLUMNS, Row, as_values, read_jobs, read_rows, sweep_points, tables, to_start
 from tests.killing import another_holds
