@@ -73,7 +73,7 @@ def calls() -> Iterator[dict[str, mock.Mock]]:
     with ExitStack() as stack:
         yield {
             name: stack.enter_context(mock.patch.object(Axes, name, autospec=True, side_effect=getattr(Axes, name)))
-            for name in ("errorbar", "axvline", "axvspan", "annotate")
+            for name in ("errorbar", "axvline", "axvspan", "annotate", "set_xscale")
         }
 
 
@@ -149,9 +149,13 @@ def test_a_key_other_than_the_batch_is_drawn_too_with_words_side_by_side(make_sw
         "validation, arch-tsn": [[0.01, 0.1, 1.0], [86, 87, 85], [0.5] * 3],
     }
     assert not calls["axvline"].called  # a noise scale is a batch
+    assert calls["set_xscale"].call_args.kwargs == {"base": 10}  # from 0.01 to 1
     calls["errorbar"].reset_mock()
+    calls["set_xscale"].reset_mock()
     words = make_sweep("grid: {optimizer.clip_norm: [null, 20]}\nfolds: f{1..2}\n")
     drawn = draw_accuracy(words, _done(read_rows(words)))
     assert _curves(calls)["validation"] == [[0, 1], [89.5, 87.5], [pytest.approx(0.5**0.5)] * 2]
     assert "<!-- \N{EM DASH} -->".encode() in drawn["accuracy.svg"] and b"<!-- 0.5 -->" not in drawn["accuracy.svg"]
-    assert "over the folds, from 2 runs in all." in calls["annotate"].call_args.args[1]
+    assert (
+        not calls["set_xscale"].called and "over the folds, from 2 runs in all." in calls["annotate"].call_args.args[1]
+    )

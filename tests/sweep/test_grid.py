@@ -73,6 +73,7 @@ def test_zip_goes_in_step_and_names_by_the_first_keys_that_tell_the_rows_apart(w
     assert [(run.spec.seed, run.spec.scale.gpus, run.nodes) for run in sweep.runs] == [(0, 2, 1), (0, 4, 2), (1, 4, 2)]
     # nodes are no part of an experiment, so they are no key of the spec
     assert all("nodes" not in run.changes for run in sweep.runs)
+    assert _names(load_sweep(write("zip: {seed: [0, 1], scale.gpus: [2, 4]}\n"))) == ["seed-0", "seed-1"]
 
 
 def test_explicit_runs_stand_beside_the_grid_and_may_have_names_and_nodes(write: Write) -> None:
