@@ -51,7 +51,7 @@ class Record:
 
     def numbers(self) -> dict[str, float]:
         """Return the finite numbers of the line by their names, those of a mapping last, without its step and time."""
-        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("step", "time")}
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("step", "time")}
         for inner in [value for value in values.values() if isinstance(value, Mapping)]:
             values |= inner
         return {name: known for name, value in values.items() if (known := number(value)) is not None}
@@ -244,8 +244,8 @@ class DoneRecord(Record):
 
 
 KINDS = {
-    one.kind: one
-    for one in (
+    record.kind: record
+    for record in (
         StepRecord, EvalRecord, WarningRecord, TrustRatioRecord, AverageRecord, BatchRecord, StartRecord,
         MoreEpochsRecord, EarlyStopRecord, CheckpointRecord, RankTimesRecord, SlowRankRecord, LogLostRecord, DoneRecord,
     )
@@ -255,19 +255,19 @@ KINDS = {
 def line_of(record: Record) -> bytes:
     """Return a record as a line of the log; a number that is not finite becomes null, as JSON has no NaN."""
     line: dict[str, Any] = {"kind": record.kind}
-    for one in fields(record):
-        value = getattr(record, one.name)
-        if one.name == "measures":
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if each.name == "measures":
             line |= value
-        elif not (one.metadata.get("is_sparse") and value == one.default):
-            line[_key(one)] = int(value) if isinstance(value, bool) else value
+        elif not (each.metadata.get("is_sparse") and value == each.default):
+            line[_key(each)] = int(value) if isinstance(value, bool) else value
     broken = [key for key, value in line.items() if isinstance(value, float) and not math.isfinite(value)]
     return json.dumps(line | dict.fromkeys(broken)).encode() + b"\n"
 
 
-def _key(one: Any) -> str:
+def _key(each: Any) -> str:
     """Return a field's name in the file."""
-    return str(one.metadata.get("key", one.name))
+    return str(each.metadata.get("key", each.name))
 
 
 # A line becomes a record: the type of a field says how its value is read.
@@ -335,7 +335,7 @@ _READERS: Mapping[object, Callable[[object], Any]] = {
 def _fields(kind: type[Record]) -> Mapping[str, tuple[str, Callable[[object], Any]]]:
     """Return key in the file -> name and reader of each field that has a key."""
     types = get_type_hints(kind)
-    return {_key(one): (one.name, _READERS[types[one.name]]) for one in fields(kind) if one.name != "measures"}
+    return {_key(each): (each.name, _READERS[types[each.name]]) for each in fields(kind) if each.name != "measures"}
 
 
 def record_of(line: Mapping[str, Any]) -> Record | None:
@@ -405,14 +405,14 @@ class Replay:
         self.trust_ratios = _current(TrustRatioRecord, rare)
         self.averages = _current(AverageRecord, rare)
         self.rank_times = _current(RankTimesRecord, rare)
-        self.slow_ranks = [one for one in rare if isinstance(one, SlowRankRecord)]
-        self.checkpoints = [one for one in rare if isinstance(one, CheckpointRecord)]
-        batches = {one.epoch: one for one in rare if isinstance(one, BatchRecord)}
+        self.slow_ranks = [record for record in rare if isinstance(record, SlowRankRecord)]
+        self.checkpoints = [record for record in rare if isinstance(record, CheckpointRecord)]
+        batches = {record.epoch: record for record in rare if isinstance(record, BatchRecord)}
         self.batches = [batches[epoch] for epoch in sorted(batches)]
-        extensions = {one.step: one for one in rare if isinstance(one, MoreEpochsRecord)}
+        extensions = {record.step: record for record in rare if isinstance(record, MoreEpochsRecord)}
         self.extensions = [extensions[step] for step in sorted(extensions)]
         # A run that was told to continue has steps after its early stop.
-        stops = [one for one in rare if isinstance(one, EarlyStopRecord)]
+        stops = [record for record in rare if isinstance(record, EarlyStopRecord)]
         self.early_stop = stops[-1] if stops and self.steps and stops[-1].step == self.steps[-1].step else None
 
     @classmethod
@@ -476,5 +476,5 @@ def _current(kind: type[Kept], records: Sequence[Record]) -> list[Kept]:
         if isinstance(record, kind):
             found[record.step] = record
         elif isinstance(record, StartRecord):
-            found = {step: one for step, one in found.items() if step <= record.step}
+            found = {step: kept for step, kept in found.items() if step <= record.step}
     return [found[step] for step in sorted(found)]

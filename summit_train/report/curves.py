@@ -47,9 +47,11 @@ class Canvas:
     """
 
     def __init__(self, runs: Sequence[RunRecord], y_label: str, third: bool = False) -> None:
-        self.runs, self.third = runs, third
+        self.runs = runs
+        self.third = third
         self.axis = "step" if any(run.steps_per_epoch is None for run in runs) else "epoch"
-        self.width, self.height = THIRD if third else WIDTH, HEIGHT  # inches, without the legend
+        self.width = THIRD if third else WIDTH  # inches, without the legend
+        self.height = HEIGHT
         self.lines = [LINES[i // len(PALETTE) % len(LINES)] for i in range(len(runs))]
         self.entries = [
             (Line2D([], [], color=self.colour(i), linestyle=self.lines[i], linewidth=2.5), run.label)
@@ -85,7 +87,7 @@ class Canvas:
 
 
 @dataclass(frozen=True)
-class Curve:
+class StepCurve:
     """A figure of one value by step.
 
     value: of a step; None where the step has none, NaN for a gap. smooth: each step thin, and the moving mean thick.
@@ -184,7 +186,8 @@ def accuracy(runs: Sequence[RunRecord]) -> Picture | None:
 def _accuracy_curves(canvas: Canvas, i: int, run: RunRecord) -> dict[str, int]:
     """Draw the accuracies that run i has; return label -> index into KINDS."""
     kinds: dict[str, int] = {}
-    axes, colours = canvas.axes, [canvas.colour(i, kind) for kind in range(len(KINDS))]
+    axes = canvas.axes
+    colours = [canvas.colour(i, kind) for kind in range(len(KINDS))]
     main = run.measures.main
     top1 = finite(step.top1 for step in run.log.steps)
     if main.key == "top1" and np.isfinite(top1).any():
@@ -239,7 +242,8 @@ def classes(runs: Sequence[RunRecord]) -> Picture | None:
     canvas = Canvas([run], "")
     canvas.height = 1.0 + 0.23 * max(len(shown), 10)
     before = [0, *(one.step for one in run.log.evals[: run.log.evals.index(evals[0])])][-1]
-    x, y = canvas.positions(run, [before, *(one.step for one in evals)]), np.arange(len(shown) + 1)
+    x = canvas.positions(run, [before, *(one.step for one in evals)])
+    y = np.arange(len(shown) + 1)
     mesh = canvas.axes.pcolormesh(x, y, values[shown], cmap="Blues", vmin=0, vmax=100, rasterized=True)
     canvas.figure.colorbar(mesh, ax=canvas.axes).set_label(f"{run.measures.main.name} (%)")
     labels = [drawable(names.get(row, str(row)), 24) for row in shown]
@@ -262,17 +266,17 @@ def noise_scale(step: StepRecord) -> float | None:
 
 
 FIGURES: tuple[Callable[[Sequence[RunRecord]], Picture | None], ...] = (
-    Curve(
+    StepCurve(
         "Loss", "loss (nats)", lambda step: step.loss,
         least=None, is_third=False, mark_skipped=True, validated=lambda validation: validation.val_loss,
     ).draw,
     accuracy,
-    Curve(
+    StepCurve(
         "Learning rate", "learning rate", lambda step: step.lr, "Of every update.", smooth=False, is_stacked=True
     ).draw,
-    Curve("Throughput", "clips/s, all ranks", lambda step: step.clips_per_second, f"Training only. {TWICE}").draw,
-    Curve("Data wait", "data wait (% of step time)", wait_share, least=5.0).draw,
-    Curve(
+    StepCurve("Throughput", "clips/s, all ranks", lambda step: step.clips_per_second, f"Training only. {TWICE}").draw,
+    StepCurve("Data wait", "data wait (% of step time)", wait_share, least=5.0).draw,
+    StepCurve(
         "Noise scale", "noise scale (clips)", noise_scale, "Moving average over the measured steps. Dashed: the batch.",
         smooth=False, log=True, level=lambda run: number(run.plan.get("global_batch")),
     ).draw,

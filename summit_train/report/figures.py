@@ -45,7 +45,10 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "summit-train",  # the same run gives the same bytes
 }
-WIDTH, THIRD, HEIGHT, LEGEND_LINE = 6.4, 4.3, 3.3, 0.22  # inches; two wide figures in a row, or three narrow
+WIDTH = 6.4  # inches; two wide figures in a row, or three narrow
+THIRD = 4.3
+HEIGHT = 3.3
+LEGEND_LINE = 0.22
 MOST_LABEL = 60  # characters
 CAPTION_LETTERS = 140  # of a line below a figure of 10 inches
 MOST_POINTS = 1500  # of one curve; a long run has 250,000 steps

@@ -74,14 +74,17 @@ def time_spent(run: RunRecord) -> TimeSpent | None:
     times = [time for record in log if (time := number(record.time)) is not None]
     if not run.log.steps or len(times) < len(log) or not isinstance(log[0], StartRecord):
         return None
-    began, jobs = dict[int, float](), dict[int, str | None]()
+    began = dict[int, float]()
+    jobs = dict[int, str | None]()
     for i, record in enumerate(log):
         if isinstance(record, StartRecord):
             began[i] = times[i] - (record.startup_s or 0.0)
             if record.job is not None and record.job.isdecimal() and record.job not in jobs.values():
                 began[i] = min(began[i], float(record.job))  # of the script: the ranks may have failed before a record
             jobs[i] = record.job
-    startup, in_jobs, between = sum(times[i] - began[i] for i in began), 0.0, 0.0
+    startup = sum(times[i] - began[i] for i in began)
+    in_jobs = 0.0
+    between = 0.0
     for earlier, later in pairwise(began):
         gap = max(0.0, began[later] - times[later - 1])
         if jobs[later] is not None and jobs[later] == jobs[earlier]:

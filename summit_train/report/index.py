@@ -18,7 +18,7 @@ from summit_train.core.run_log import number
 from summit_train.core.text import counted, csv_text
 from summit_train.report.overlay import RunCurves, overlay
 from summit_train.report.page import environment, write_page
-from summit_train.report.records import RUN_MARKS, RunRecord, told_apart
+from summit_train.report.records import RUN_MARKS, RunRecord, unique_labels
 from summit_train.report.tables import moment
 
 STATES = ("done", "running", "stopped", "unfinished", "not started", "broken")
@@ -112,7 +112,7 @@ def read_index(folder: Path) -> Index:
     if not rows:
         what = "no run below it" if folder.is_dir() else "no such directory"
         raise UserError(f"{folder}: {what}; give a folder of runs, such as run_dir of their specs")
-    labels = told_apart([curves.label for _, curves in read], [Path(row.run) for row, _ in read])
+    labels = unique_labels([curves.label for _, curves in read], [Path(row.run) for row, _ in read])
     for (row, curves), label in zip(read, labels, strict=True):
         row.name = curves.label = label
     specs = [row.settings for row in rows if row.settings]

@@ -26,7 +26,8 @@ from summit_train.report.figures import (
 from summit_train.report.records import RunRecord
 from summit_train.report.results import Observed
 
-_X, _Y = "observed part of each video (%)", "top-1 (%)"
+_X = "observed part of each video (%)"
+_Y = "top-1 (%)"
 CLIP: dict[str, Any] = {"linestyle": "-", "markersize": 5}
 STREAM: dict[str, Any] = {"linestyle": "--", "markersize": 5, "markerfacecolor": "white"}
 
@@ -55,7 +56,8 @@ def observed_picture(runs: Sequence[RunRecord]) -> Picture | None:
 
 def _draw_observed(figure: Figure, runs: Mapping[str, Observed | None]) -> list[tuple[Line2D, str]]:
     """Draw the runs that have curves; return their names. Run i has its colour also if those before it have none."""
-    axes, names = figure.subplots(), list[tuple[Line2D, str]]()
+    axes = figure.subplots()
+    names = list[tuple[Line2D, str]]()
     for i, (label, run) in enumerate(runs.items()):
         if run is None:
             continue

@@ -16,7 +16,8 @@ from summit_train.report.figures import GREY, LINES, PALETTE, Floats, Picture, d
 from summit_train.report.records import RunRecord
 
 MOST_NAMED = len(PALETTE) * len(LINES)  # runs that can be told apart
-_WIDTH, _HEIGHT = 13.0, 4.6  # inches
+_WIDTH = 13.0  # inches
+_HEIGHT = 4.6
 
 
 @dataclass

@@ -30,7 +30,8 @@ def rank_times_picture(run: RunRecord) -> list[Picture]:
         return []
     with house_style():
         canvas = Canvas([run], "rank")
-        num_ranks, (edges, ratios) = _num_ranks(run), _cells(run)
+        num_ranks = _num_ranks(run)
+        edges, ratios = _cells(run)
         colours = LinearSegmentedColormap.from_list("slow", ["#ffffff", PALETTE[1], "#5c2a00"])
         rows = np.linspace(-0.5, num_ranks - 0.5, len(ratios) + 1)
         x = canvas.positions(run, edges)
@@ -57,7 +58,8 @@ def _num_ranks(run: RunRecord) -> int:
 
 def _cells(run: RunRecord) -> tuple[list[int], Floats]:
     """Return the edges of the windows, in steps, and the ratios to the median, (ranks, windows)."""
-    steps, num_ranks = [one.step for one in run.log.rank_times], _num_ranks(run)
+    steps = [one.step for one in run.log.rank_times]
+    num_ranks = _num_ranks(run)
     ratios = np.full((num_ranks, len(steps)), np.nan)  # a run that was resumed may have had fewer ranks
     for i, one in enumerate(run.log.rank_times):
         own = np.array([sum(parts) for parts in zip(one.compute_s, one.data_wait_s, strict=False)])

@@ -190,12 +190,12 @@ def read_runs(directories: Sequence[str | Path]) -> list[RunRecord]:
     for directory in directories:
         paths.setdefault(os.path.realpath(directory), Path(directory))
     runs = [RunRecord(path) for path in paths.values()]
-    for run, label in zip(runs, told_apart([run.label for run in runs], list(paths.values())), strict=True):
+    for run, label in zip(runs, unique_labels([run.label for run in runs], list(paths.values())), strict=True):
         run.label = label
     return runs
 
 
-def told_apart(labels: Sequence[str], paths: Sequence[Path]) -> list[str]:
+def unique_labels(labels: Sequence[str], paths: Sequence[Path]) -> list[str]:
     """Return the labels of runs, with the path at those that several runs have."""
     number_of = Counter(labels)
     named = zip(labels, paths, strict=True)

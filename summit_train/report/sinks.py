@@ -13,7 +13,8 @@ from summit_train.core.text import csv_text
 from summit_train.report.records import RunRecord
 
 Row = dict[str, float]
-_MOST_METRICS, _MOST_PARAMS = 1000, 100  # of a request to MLflow
+_MOST_METRICS = 1000  # of a request to MLflow
+_MOST_PARAMS = 100
 
 
 def history(run: RunRecord) -> list[Row]:
@@ -37,7 +38,8 @@ def history(run: RunRecord) -> list[Row]:
 
 def write_csv(runs: Sequence[RunRecord], out: Path) -> list[str]:
     """Write OUT/RUN.csv for each run: a row for each recorded step, empty where a step has no such value."""
-    names, written = [run.path.resolve().name for run in runs], list[str]()
+    names = [run.path.resolve().name for run in runs]
+    written = list[str]()
     for run, name in zip(runs, names, strict=True):
         path = out / f"{name if names.count(name) == 1 else f'{name}_{_digest(run)}'}.csv"
         rows = history(run)
@@ -67,9 +69,11 @@ def write_mlflow(runs: Sequence[RunRecord], out: Path) -> list[str]:
         raise UserError(f"--to mlflow needs {error.name}: pip install mlflow") from error
     out.mkdir(parents=True, exist_ok=True)
     uri = f"sqlite:///{(out / 'mlflow.db').resolve()}"
-    client, artifacts = MlflowClient(uri, uri), str((out / "artifacts").resolve())
+    client = MlflowClient(uri, uri)
+    artifacts = str((out / "artifacts").resolve())
     for run in runs:
-        name, key = run.path.resolve().parent.name, _digest(run)
+        name = run.path.resolve().parent.name
+        key = _digest(run)
         known = client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else client.create_experiment(name, artifacts)
         for old in client.search_runs([experiment], f"tags.`summit_train.run` = '{key}'"):
@@ -103,7 +107,8 @@ def write_wandb(runs: Sequence[RunRecord], out: Path) -> list[str]:
     folders = []
     for run in runs:
         quiet = wandb.Settings(console="off", silent=True, disable_git=True, x_disable_stats=True)
-        project, config = run.path.resolve().parent.name, dict(run.settings())
+        project = run.path.resolve().parent.name
+        config = dict(run.settings())
         with wandb.init(
             mode="offline", dir=out, project=project, name=run.label, id=_digest(run), config=config, settings=quiet
         ) as logged:

@@ -22,7 +22,8 @@ CONSEQUENCES = {  # of a file that is missing
 
 def summary_row(run: RunRecord) -> dict[str, str]:
     """Return the run's row of the summary table: column -> text, a dash where the value is unknown."""
-    final, last = run.final, run.log.evals[-1] if run.log.evals else None
+    final = run.final
+    last = run.log.evals[-1] if run.log.evals else None
     measured = dict.fromkeys((measure.key for measure in run.measures.every), NONE)
     for measure in run.measures.shown:
         if final is not None:
@@ -50,7 +51,8 @@ def summary_row(run: RunRecord) -> dict[str, str]:
 
 def _scale(run: RunRecord) -> str:
     """Return `ranks x accumulation = virtual GPUs`, with every number of ranks that the run had, and the mean one."""
-    virtual, planned = number(run.plan.get("virtual_gpus")), number(run.plan.get("ranks"))
+    virtual = number(run.plan.get("virtual_gpus"))
+    planned = number(run.plan.get("ranks"))
     ranks = list(dict.fromkeys(start.ranks for start in run.log.starts if start.ranks))
     ranks = ranks or ([int(planned)] if planned else [])
     if not ranks:
@@ -110,7 +112,8 @@ def _averaging_notes(run: RunRecord) -> list[str]:
     """Return what the averages of the learners took, and what became of a batch that may grow."""
     notes = []
     if run.log.averages:
-        seconds, sent = sum(one.seconds for one in run.log.averages), sum(one.bytes for one in run.log.averages)
+        seconds = sum(one.seconds for one in run.log.averages)
+        sent = sum(one.bytes for one in run.log.averages)
         share = f", {100 * seconds / run.log.seconds:.1f} % of the recorded time" if run.log.seconds > 0 else ""
         count = counted(len(run.log.averages), "average")
         notes.append(f"{count} of the learners' networks: {seconds:,.1f} s{share}, {sent / 1e6:,.1f} MB from each rank")
@@ -136,10 +139,12 @@ def start_rows(run: RunRecord) -> list[tuple[str, str, str, str, str]]:
 
     The first step's record comes with the second step, or an epoch's end.
     """
-    rows, places = [], [i for i, record in enumerate(run.log.records) if isinstance(record, StartRecord)]
+    rows = []
+    places = [i for i, record in enumerate(run.log.records) if isinstance(record, StartRecord)]
     for start, place, end in zip(run.log.starts, places, [*places[1:], len(run.log.records)], strict=True):
         steps = (record for record in run.log.records[place:end] if isinstance(record, StepRecord))
-        first, began = number(next((step.time for step in steps), None)), number(start.time)
+        first = number(next((step.time for step in steps), None))
+        began = number(start.time)
         took = NONE if first is None or began is None else duration(first - began + (start.startup_s or 0.0))
         rows.append((moment(start.time), f"{start.step:,}", show(start.ranks), took, f"{start.steps_again:,}"))
     return rows
@@ -165,7 +170,8 @@ def views_of(final: FinalEval) -> str:
 
 def remarks_of(run: RunRecord) -> list[str]:
     """Return what the table of the run's own evaluation does not say: its limits, and the best validation."""
-    remarks, wanted = list[str](), number(run.setting("evaluate", "last_checkpoints"))
+    remarks = list[str]()
+    wanted = number(run.setting("evaluate", "last_checkpoints"))
     if run.final is not None:
         remarks += say_certainty(run.final.interval(run.measures.main), run.final.of("top1_macro_mean"))
         if wanted is not None and (found := len(run.final.checkpoints)) < wanted:
@@ -204,7 +210,8 @@ def _earlier(run: RunRecord, result: FinalEval) -> list[str]:
 
 def machine_of(environment: Mapping[str, Any]) -> str:
     """Return the machine in a few words for a caption; empty if the environment names none."""
-    hosts, device = environment.get("hosts"), environment.get("device")
+    hosts = environment.get("hosts")
+    device = environment.get("device")
     names = [str(host) for host in hosts] if isinstance(hosts, (Mapping, list)) else []
     on_cpu = device in (None, "cpu")
     cores = number(environment.get("cores")) if on_cpu else None

@@ -16,10 +16,10 @@ from summit_train.report.confusion import all_names
 from summit_train.report.figures import GREY, PALETTE, drawable, finite, house_style, image, log_ticks, series
 from summit_train.report.noise import Measured
 from summit_train.sweep.grid import Sweep, SweepRun, is_number
-from summit_train.sweep.status import Point, Row, as_values, has_repeats, read_rows, sweep_points, tables
+from summit_train.sweep.status import Point, SweepRow, as_values, has_repeats, read_rows, sweep_points, tables
 
 
-def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
+def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[SweepRow]:
     """Write table.txt, .csv, .json, accuracy.png, .svg and with folds clips.csv into the folder; return the rows."""
     # Runs that end together all do this. One lock covers reading and writing: no run writes older results over newer.
     with locked(sweep.folder / "lock"):
@@ -36,7 +36,7 @@ def write_sweep(sweep: Sweep, jobs: Mapping[str, tuple[str, str]]) -> list[Row]:
     return rows
 
 
-def clip_table(sweep: Sweep, rows: Sequence[Row]) -> list[list[object]]:
+def clip_table(sweep: Sweep, rows: Sequence[SweepRow]) -> list[list[object]]:
     """Return a heading and a row for each clip of each run that is done, by its last checkpoint.
 
     A row has the labels and the probability of each class; none where the clip could not be read. The `note` in `rows`
@@ -76,7 +76,7 @@ def written(sweep: Sweep) -> str:
     )
 
 
-def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
+def draw_accuracy(sweep: Sweep, rows: Sequence[SweepRow]) -> dict[str, bytes]:
     """Draw the main measure of the finished runs against the sweep's axis; return file name -> content, PNG and SVG.
 
     Validation: the final evaluation, mean and standard deviation over the folds or the seeds; else over the last
@@ -150,7 +150,8 @@ def clear_noise(curve: Sequence[Point]) -> tuple[int, Measured] | None:
 def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Point], key: str) -> int | None:
     """Draw the measure `key` of curve i and its noise scale; return the batch at which this was measured."""
     curve = sorted((point for point in points if point["curve"] == name), key=lambda point: point["place"])
-    batches, measured = finite(point["place"] for point in curve), finite(point[key] for point in curve)
+    batches = finite(point["place"] for point in curve)
+    measured = finite(point[key] for point in curve)
     error_of = f"{key}_std" if has_repeats(points) else "checkpoints_std"
     bars = finite(point[error_of] for point in curve)
     title = f", {drawable(name)}" if name else ""
@@ -165,17 +166,22 @@ def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Point], key: str
     if clear is None:
         return None
     batch, noise = clear
-    value, error, colour = noise.value or 0.0, noise.error or 0.0, series(i)["color"]
+    value = noise.value or 0.0
+    error = noise.error or 0.0
+    colour = series(i)["color"]
     if error:
         axes.axvspan(value - error, value + error, color=colour, alpha=0.12, linewidth=0)
     axes.axvline(value, color=colour, linestyle=":", linewidth=1.4, label=f"noise scale{title}: {noise.text}")
     return batch
 
 
-def _caption(rows: Sequence[Row], done: Sequence[Row], points: Sequence[Point], measured_at: Sequence[int]) -> str:
+def _caption(
+    rows: Sequence[SweepRow], done: Sequence[SweepRow], points: Sequence[Point], measured_at: Sequence[int]
+) -> str:
     bars = "Bars: one standard deviation (n - 1) over the last checkpoints."
     if has_repeats(points):
-        fewest, most = min(point["done"] for point in points), max(point["done"] for point in points)
+        fewest = min(point["done"] for point in points)
+        most = max(point["done"] for point in points)
         what = "seed" if points[0]["folds"] == 0 else "run"
         runs = counted(most, what) if fewest == most else f"{fewest} to {most} {what}s"
         folds = f"the folds, from {runs} in all" if points[0]["folds"] else runs

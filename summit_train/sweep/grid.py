@@ -122,7 +122,7 @@ Part = tuple[str, Any]  # of a name: (key, value); the key of a preset and of a 
 
 
 @dataclass(frozen=True)
-class Point:
+class AxisPoint:
     """A place on an axis: what it adds to a run's name and keys. A run is a point of each axis, or one of `runs`.
 
     place: in the file. name, curve: its own, else None. fold: the name of a fold, else empty.
@@ -174,7 +174,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = (), defaults: Tree |
     return Sweep(sweep.name, Path(specs[0].run_dir), tuple(runs), sweep.at_once, base.values, x)
 
 
-def _x_axis(sweep: SweepFile, points: Sequence[Point], specs: Sequence[Spec], tree: Tree) -> str | None:
+def _x_axis(sweep: SweepFile, points: Sequence[AxisPoint], specs: Sequence[Spec], tree: Tree) -> str | None:
     """Return the key of the figure's horizontal axis; None for the global batch, which it is where batches differ.
 
     Without a key of its own, a sweep has the first axis that has numbers, or the first, if every run changes it.
@@ -192,7 +192,7 @@ def _x_axis(sweep: SweepFile, points: Sequence[Point], specs: Sequence[Spec], tr
     return next((key for key in keys if all(map(is_number, axes[key]))), next(iter(keys), None))
 
 
-def _curves(sweep: SweepFile, points: Sequence[Point], x: str | None) -> list[str]:
+def _curves(sweep: SweepFile, points: Sequence[AxisPoint], x: str | None) -> list[str]:
     """Return the curve of each run: its own, or the name of its preset and its values of the grid.
 
     Values of zip name it, too, where they differ at one place on x.
@@ -246,16 +246,16 @@ def _put(tree: Tree, key: str, value: Any, place: str, reserved: Sequence[str] =
     put(tree, key, copy.deepcopy(value), place)
 
 
-def _explicit_runs(sweep: SweepFile, tree: Tree) -> Iterator[Point]:
+def _explicit_runs(sweep: SweepFile, tree: Tree) -> Iterator[AxisPoint]:
     for i, entry in enumerate(sweep.runs):
         at = ("runs", str(i))
         given = entry.model_extra or {}
         values = {key: (value, tree.place((*at, key))) for key, value in given.items()}
         parts = list(given.items()) or ([("nodes", entry.nodes)] if entry.nodes else [])
-        yield Point(tree.place(at), parts, values, entry.nodes, entry.name, entry.curve, entry.fold)
+        yield AxisPoint(tree.place(at), parts, values, entry.nodes, entry.name, entry.curve, entry.fold)
 
 
-def _combinations(sweep: SweepFile, tree: Tree) -> Iterator[Point]:
+def _combinations(sweep: SweepFile, tree: Tree) -> Iterator[AxisPoint]:
     """Yield a run for each combination of a preset, a value of each key of the grid, a row of zip and a fold."""
     grid = [_axis("grid", {key: values}, tree) for key, values in sweep.grid.items()]
     rows = _axis("zip", sweep.zip, tree)
@@ -273,10 +273,10 @@ def _combinations(sweep: SweepFile, tree: Tree) -> Iterator[Point]:
         parts = [part for point in points for part in point.parts]
         values = {key: value for point in points for key, value in point.values.items()}
         nodes = next((point.nodes for point in points if point.nodes), None)
-        yield Point(place, parts, values, nodes, fold=points[-1].fold)
+        yield AxisPoint(place, parts, values, nodes, fold=points[-1].fold)
 
 
-def _axis(section: str, columns: Mapping[str, Sequence[Any]], tree: Tree) -> list[Point]:
+def _axis(section: str, columns: Mapping[str, Sequence[Any]], tree: Tree) -> list[AxisPoint]:
     """Return the points of keys that advance together, named by the first keys that tell them apart."""
     for key, values in columns.items():
         place = f"{tree.place((section, key))}: {section}.{key}"
@@ -293,11 +293,11 @@ def _axis(section: str, columns: Mapping[str, Sequence[Any]], tree: Tree) -> lis
     for row in rows:
         given = dict(zip(columns, row, strict=True))
         keys = {key: (value, tree.place((section, key))) for key, value in given.items() if key != "nodes"}
-        points.append(Point(tree.place((section,)), list(given.items())[:telling], keys, given.get("nodes")))
+        points.append(AxisPoint(tree.place((section,)), list(given.items())[:telling], keys, given.get("nodes")))
     return points
 
 
-def _preset(name: str, preset: Preset, tree: Tree) -> Point:
+def _preset(name: str, preset: Preset, tree: Tree) -> AxisPoint:
     """Return the point of a preset: the keys of the file that it extends, then its own."""
     at = ("presets", name)
     values: Values = {}
@@ -305,10 +305,10 @@ def _preset(name: str, preset: Preset, tree: Tree) -> Point:
         file = _read_relative(preset.extends, f"presets.{name}.extends", tree.place((*at, "extends")))
         values |= {".".join(path): (value, file.place(path)) for path, value in _leaves(file.values)}
     values |= {key: (value, tree.place((*at, key))) for key, value in (preset.model_extra or {}).items()}
-    return Point(tree.place(at), [("", name)], values)
+    return AxisPoint(tree.place(at), [("", name)], values)
 
 
-def _folds(folders: str, place: str) -> list[Point]:
+def _folds(folders: str, place: str) -> list[AxisPoint]:
     """Return a point for each of the numbered folders, with its lists."""
     part = next((part for part in Path(folders).parts if "{" in part), "")
     numbers = re.fullmatch(r"[^{}]*\{(0|[1-9]\d{0,3})\.\.([1-9]\d{0,3})\}[^{}]*", part)
@@ -322,11 +322,11 @@ def _folds(folders: str, place: str) -> list[Point]:
         fold = _text(part.replace(span, str(number)))
         files = {name: name if (folder / name).is_dir() else f"{name}.csv" for name in ("train", "val")}
         values = {f"data.{name}": (str(folder / file), place) for name, file in files.items()}
-        points.append(Point(place, [("", fold)], values, fold=fold))
+        points.append(AxisPoint(place, [("", fold)], values, fold=fold))
     return points
 
 
-def _check_apart(sweep: SweepFile, tree: Tree, presets: Sequence[Point], folds: Sequence[Point]) -> None:
+def _check_apart(sweep: SweepFile, tree: Tree, presets: Sequence[AxisPoint], folds: Sequence[AxisPoint]) -> None:
     """Raise UserError where a key is on two axes, or on one and its section on another."""
     groups = [{key: tree.place((name, key))} for name in ("grid", "zip") for key in getattr(sweep, name)]
     groups += [{key: place for point in axis for key, (_, place) in point.values.items()} for axis in (presets, folds)]
@@ -352,10 +352,10 @@ def _leaves(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[
             yield (*above, key), value
 
 
-def _specs(points: Sequence[Point], base: Tree, folder: str) -> list[Spec]:
+def _specs(points: Sequence[AxisPoint], base: Tree, folder: str) -> list[Spec]:
     """Return the runs' specs, each named `run` for now. Raises UserError where two are equal."""
     specs: list[Spec] = []
-    seen: dict[tuple[str, int | None], Point] = {}
+    seen: dict[tuple[str, int | None], AxisPoint] = {}
     for point in points:
         tree = copy.deepcopy(base)
         put(tree, "name", "run", point.place)
@@ -370,7 +370,7 @@ def _specs(points: Sequence[Point], base: Tree, folder: str) -> list[Spec]:
     return specs
 
 
-def _names(points: Sequence[Point]) -> list[str]:
+def _names(points: Sequence[AxisPoint]) -> list[str]:
     """Return the runs' names: their own, else the preset's and `key-value` for every key that distinguishes them."""
     last = Counter(key.rpartition(".")[2] for key in {key for point in points for key, _ in point.parts})
     in_full = {word for word, count in last.items() if count > 1}

@@ -30,7 +30,7 @@ _PLANNED = ("ranks", "virtual_gpus", "accumulation", "global_batch", "frames_per
 
 
 @dataclass
-class Row:
+class SweepRow:
     """A run of the sweep. A value is None while it is unknown.
 
     state: done (the final evaluation covers the last step), running, queued, failed (started and not done), missing
@@ -93,7 +93,7 @@ class Row:
         self.note = f"{self.note}; {text}".removeprefix("; ")
 
 
-COLUMNS = tuple(one.name for one in fields(Row) if one.name != "measures")
+COLUMNS = tuple(one.name for one in fields(SweepRow) if one.name != "measures")
 Point = dict[str, Any]  # by the keys of `sweep_points`
 
 
@@ -126,7 +126,7 @@ def _last_job(jobs: Sequence[tuple[str, str]]) -> tuple[str, str]:
     return there[0] if there else ([job for job in jobs if job[1] == "unknown"] or jobs)[-1]
 
 
-def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -> list[Row]:
+def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -> list[SweepRow]:
     """Return one row for each run, in the sweep's order. jobs: run name -> (id, state) of its last job."""
     rows = []
     for run in sweep.runs:
@@ -138,7 +138,7 @@ def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -
         except UserError:
             found = None  # nothing there, or only the files of a submission
         state, note = _state(run, found, job_state)
-        row = Row(
+        row = SweepRow(
             name=run.name,
             curve=run.curve,
             fold=run.fold or None,
@@ -162,7 +162,7 @@ def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -
     return rows
 
 
-def _add_results(row: Row, found: RunRecord) -> None:
+def _add_results(row: SweepRow, found: RunRecord) -> None:
     log = found.log
     for key in set(_PLANNED) & set(found.plan):
         row.set(key, found.plan[key])
@@ -216,7 +216,7 @@ def _difference(run: SweepRun, found: RunRecord) -> str:
     return "; ".join(f"{key} was {old}, the sweep has {new}" for key, old, new in both if old != new)
 
 
-def to_start(rows: Sequence[Row]) -> list[str]:
+def to_start(rows: Sequence[SweepRow]) -> list[str]:
     """Return the names of the runs that failed or were never started.
 
     Raises UserError where a run was started with another spec: its result is not the sweep's and must not be lost.
@@ -227,7 +227,7 @@ def to_start(rows: Sequence[Row]) -> list[str]:
     return [row.name for row in rows if row.state in ("failed", "missing")]
 
 
-def sweep_points(sweep: Sweep, rows: Sequence[Row]) -> list[Point]:
+def sweep_points(sweep: Sweep, rows: Sequence[SweepRow]) -> list[Point]:
     """Return the points in the sweep's order. rows: one for each run, in the sweep's order.
 
     A point has means over those of its runs that are done; None if none is. top1_std, training_top1_std: percent,
@@ -236,7 +236,7 @@ def sweep_points(sweep: Sweep, rows: Sequence[Row]) -> list[Point]:
     over the runs of the standard deviation over their last checkpoints. noise_scale: None where it was not measured.
     x: the value on the figure's axis.
     """
-    groups: dict[tuple[str, str, int | None], list[tuple[SweepRun, Row]]] = {}
+    groups: dict[tuple[str, str, int | None], list[tuple[SweepRun, SweepRow]]] = {}
     for run, row in zip(sweep.runs, rows, strict=True):
         alike = run.spec.model_copy(update={"name": "any", "seed": 0})
         if run.fold:
@@ -245,7 +245,7 @@ def sweep_points(sweep: Sweep, rows: Sequence[Row]) -> list[Point]:
     return [_point(sweep, group) for group in groups.values()]
 
 
-def _point(sweep: Sweep, group: Sequence[tuple[SweepRun, Row]]) -> Point:
+def _point(sweep: Sweep, group: Sequence[tuple[SweepRun, SweepRow]]) -> Point:
     rows = [row for _, row in group]
     done = [row for row in rows if row.state == "done"]
     main = sweep.measures.main.key
@@ -272,7 +272,7 @@ def _mean_std(values: Sequence[float | None]) -> tuple[float | None, float | Non
     return (fmean(known) if known else None), (stdev(known) if len(known) > 1 else None)
 
 
-def _noise_scale(rows: Sequence[Row]) -> Measured | None:
+def _noise_scale(rows: Sequence[SweepRow]) -> Measured | None:
     """Return the noise scale over runs, each with the same weight; None where no run measured it.
 
     Its standard error is that over the runs, of one run that over its steps.
@@ -290,7 +290,7 @@ def has_repeats(points: Sequence[Point]) -> bool:
     return any(point["runs"] > 1 for point in points)
 
 
-def as_values(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
+def as_values(sweep: Sweep, rows: Sequence[SweepRow]) -> dict[str, Any]:
     """Return rows, points and the number of runs in each state as one JSON object."""
     points = sweep_points(sweep, rows)
     return {
@@ -302,7 +302,7 @@ def as_values(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
+def tables(sweep: Sweep, rows: Sequence[SweepRow]) -> str:
     """Return the table of the runs and, if some differ in nothing but seed and fold, of the points."""
     of_runs = []
     main = sweep.measures.main

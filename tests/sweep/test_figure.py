@@ -17,19 +17,19 @@ from matplotlib.axes import Axes
 from summit_train.report.noise import Measured
 from summit_train.sweep.figure import clear_noise, draw_accuracy, write_sweep, written
 from summit_train.sweep.grid import Sweep
-from summit_train.sweep.status import Point, Row, read_rows
+from summit_train.sweep.status import Point, SweepRow, read_rows
 
 Make = Callable[..., Sweep]
 
 
-def _done(rows: list[Row], *, drop: float = 1.0) -> list[Row]:
+def _done(rows: list[SweepRow], *, drop: float = 1.0) -> list[SweepRow]:
     """The rows, done: 90 %, 89 %, ..."""
     values = ((90 - drop * i, 95 - drop * i) for i in range(len(rows)))
     done = partial(replace, state="done", top1_std=0.5, final=True)
     return [done(row, top1=top1, training_top1=training) for row, (top1, training) in zip(rows, values, strict=True)]
 
 
-def _measured(rows: Sequence[Row], squares: Sequence[float]) -> list[Row]:
+def _measured(rows: Sequence[SweepRow], squares: Sequence[float]) -> list[SweepRow]:
     pairs = zip(rows, squares, strict=True)
     return [replace(row, gradient_square=square, gradient_variance=80.0) for row, square in pairs]
 

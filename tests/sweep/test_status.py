@@ -27,7 +27,7 @@ from summit_train.spec import dump_spec, spec_from_values
 from summit_train.spec.checks import RESERVED_NAMES
 from summit_train.sweep.figure import clip_table, write_sweep
 from summit_train.sweep.grid import Sweep
-from summit_train.sweep.status import COLUMNS, Row, as_values, read_jobs, read_rows, sweep_points, tables, to_start
+from summit_train.sweep.status import COLUMNS, SweepRow, as_values, read_jobs, read_rows, sweep_points, tables, to_start
 from tests.killing import another_holds
 from tests.runs import records
 
@@ -101,7 +101,7 @@ def test_the_state_of_a_run(sweep, begin, lacks, files, job, state, note):
 def test_a_run_that_was_never_begun_is_known_by_its_spec(sweep):
     path = str(sweep.runs[3].spec.run_path)
     known = {"nodes": 2, "virtual_gpus": 8, "global_batch": 32, "frames_per_batch": 32 * 8, "num_classes": 4}
-    assert read_rows(sweep)[3] == Row("gpus-8", run=path, **known)
+    assert read_rows(sweep)[3] == SweepRow("gpus-8", run=path, **known)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_the_csv_has_the_measures_of_every_run(sweep, begin):
 SEEDS = "presets: {a: {optimizer.base_lr: 0.1}, b: {}}\ngrid: {scale.gpus: [2, 4], seed: [0, 1, 2]}\n"
 
 
-def _done(rows: list[Row], **values: list[Any]) -> list[Row]:
+def _done(rows: list[SweepRow], **values: list[Any]) -> list[SweepRow]:
     """The rows, the first of them done with these values."""
     changed = [dict(zip(values, of_row, strict=True)) for of_row in zip(*values.values(), strict=True)]
     done = [dataclasses.replace(row, state="done", **new) for row, new in zip(rows, changed, strict=False)]
