@@ -1,8 +1,5 @@
 """The records of a run's log, metrics.jsonl: what each kind has, how a line is written, and what a whole log says.
 
-A new number needs its field in the class of its kind, and whoever measures it. The log, TensorBoard and the exports
-then have it.
-
 Units: losses in nats, learning rates as the optimizer gets them, accuracies in percent, times in seconds, throughput in
 clips per second over all ranks. `step_s` is the whole step, including the wait for data.
 """
@@ -332,10 +329,11 @@ _READERS: Mapping[object, Callable[[object], Any]] = {
 
 
 @cache
-def _fields(kind: type[Record]) -> Mapping[str, tuple[str, Callable[[object], Any]]]:
-    """Return key in the file -> name and reader of each field that has a key."""
+def _fields(kind: type[Record]) -> Mapping[str, tuple[str, Callable[[object], Any], bool]]:
+    """Return key in the file -> name, reader, whether it must be there, of each field that has a key."""
     types = get_type_hints(kind)
-    return {_key(each): (each.name, _READERS[types[each.name]]) for each in fields(kind) if each.name != "measures"}
+    keyed = [each for each in fields(kind) if each.name != "measures"]
+    return {_key(each): (each.name, _READERS[types[each.name]], each.default is MISSING) for each in keyed}
 
 
 def record_of(line: Mapping[str, Any]) -> Record | None:
@@ -354,13 +352,13 @@ def record_of(line: Mapping[str, Any]) -> Record | None:
         values["measures"] = {key: number(value) for key, value in line.items() if key not in (*known, "kind")}
     for key, value in line.items():
         if value is not None and key in known:
-            name, read = known[key]
+            name, read, _ = known[key]
             try:
                 values[name] = read(value)
             except (ValueError, OverflowError) as error:
                 raise ValueError(f"{key}: {error}") from error
-    for key, (name, _) in known.items():
-        if name not in values and kind.__dataclass_fields__[name].default is MISSING:
+    for key, (name, _, is_needed) in known.items():
+        if is_needed and name not in values:
             raise ValueError(f"no {key!r}")
     return kind(**values)
 
