@@ -81,20 +81,20 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[SweepRow]) -> dict[str, bytes]:
 
     Validation: the final evaluation, mean and standard deviation over the folds or the seeds; else over the last
     checkpoints. Training: the batches of the last epoch, of a single curve. Over batches, each curve has its noise
-    scale at the smallest batch at which it is clear. Nothing is drawn without two places on the axis.
+    scale at the smallest batch at which it is clear. Nothing is drawn without two positions on the axis.
     """
     done = [row for row in rows if row.state == "done" and (sweep.x or row.global_batch)]
     every = sweep_points(sweep, rows)
     every = [point for point in every if sweep.x or point["global_batch"]]
     values = [point["x"] for point in every]
-    # A number has its own place on the axis, other values follow one another.
+    # A number has its own position on the axis, other values follow one another.
     words = {_word(value): value for value in values}
-    places = words if all(map(is_number, values)) else {word: place for place, word in enumerate(words)}
-    if not done or len(places) < 2:
+    positions = words if all(map(is_number, values)) else {word: position for position, word in enumerate(words)}
+    if not done or len(positions) < 2:
         return {}
-    points = [point | {"place": places[_word(point["x"])]} for point in every if point["done"]]
+    points = [point | {"position": positions[_word(point["x"])]} for point in every if point["done"]]
     if sweep.x is not None:
-        points = [point | {"noise_scale": None} for point in points]  # a place on the axis of batches alone
+        points = [point | {"noise_scale": None} for point in points]  # a position on the axis of batches alone
     names = list(dict.fromkeys(point["curve"] for point in points))
     with house_style():
         figure = Figure(figsize=(6.4, 4.2 + 0.2 * len(names)), layout="constrained")
@@ -102,7 +102,7 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[SweepRow]) -> dict[str, bytes]:
         axes.set_title(drawable(f"{sweep.name}: accuracy against {sweep.x or 'batch size'}"), loc="left", fontsize=12)
         main = sweep.measures.main
         noise_at = {_draw_curve(axes, i, name, points, main.key) for i, name in enumerate(names)}
-        shown = {_word(point["x"]): point["place"] for point in points}
+        shown = {_word(point["x"]): point["position"] for point in points}
         _draw_ticks(axes, shown, is_batch=sweep.x is None)
         if not _are_numbers(shown):
             for container in axes.containers:
@@ -124,17 +124,17 @@ def _word(value: object) -> str:
     return NONE if value is None else str(value)
 
 
-def _are_numbers(places: Mapping[str, float]) -> bool:
-    return all(word == str(place) for word, place in places.items())
+def _are_numbers(positions: Mapping[str, float]) -> bool:
+    return all(word == str(position) for word, position in positions.items())
 
 
-def _draw_ticks(axes: Axes, places: Mapping[str, float], *, is_batch: bool) -> None:
-    """Mark every place; logarithmically for batches, and for numbers of about one order of magnitude or more."""
-    ticks = sorted(places.values())
-    if is_batch or (0 < 8 * ticks[0] <= ticks[-1] and _are_numbers(places)):
+def _draw_ticks(axes: Axes, positions: Mapping[str, float], *, is_batch: bool) -> None:
+    """Mark every position; logarithmically for batches, and for numbers of about one order of magnitude or more."""
+    ticks = sorted(positions.values())
+    if is_batch or (0 < 8 * ticks[0] <= ticks[-1] and _are_numbers(positions)):
         log_ticks(axes, ticks, base=2 if is_batch else 10)
     else:
-        axes.set_xticks(list(places.values()), [drawable(word) for word in places])
+        axes.set_xticks(list(positions.values()), [drawable(word) for word in positions])
     axes.tick_params(axis="x", labelsize=9 if len(ticks) > 8 else 10)
 
 
@@ -149,8 +149,8 @@ def clear_noise(curve: Sequence[Point]) -> tuple[int, Measured] | None:
 
 def _draw_curve(axes: Axes, i: int, name: str, points: Sequence[Point], key: str) -> int | None:
     """Draw the measure `key` of curve i and its noise scale; return the batch at which this was measured."""
-    curve = sorted((point for point in points if point["curve"] == name), key=lambda point: point["place"])
-    batches = finite(point["place"] for point in curve)
+    curve = sorted((point for point in points if point["curve"] == name), key=lambda point: point["position"])
+    batches = finite(point["position"] for point in curve)
     measured = finite(point[key] for point in curve)
     error_of = f"{key}_std" if has_repeats(points) else "checkpoints_std"
     bars = finite(point[error_of] for point in curve)

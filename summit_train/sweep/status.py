@@ -93,7 +93,7 @@ class SweepRow:
         self.note = f"{self.note}; {text}".removeprefix("; ")
 
 
-COLUMNS = tuple(one.name for one in fields(SweepRow) if one.name != "measures")
+COLUMNS = tuple(column.name for column in fields(SweepRow) if column.name != "measures")
 Point = dict[str, Any]  # by the keys of `sweep_points`
 
 
@@ -105,19 +105,19 @@ def read_jobs(sweep: Sweep, site: Site | None, warn: Callable[[str], None]) -> d
     saved = sweep.folder / "site.yaml"
     sites = [*([load_site(saved)] if saved.is_file() else []), *([site] if site else [])]
     jobs: dict[str, list[tuple[str, str]]] = {run.name: [] for run in sweep.runs}
-    for one in {site.scheduler: site for site in sites}.values():
+    for cluster in {site.scheduler: site for site in sites}.values():
         ids = {
-            run.name: [line["id"] for line in submissions(run.spec.run_path) if line["scheduler"] == one.scheduler]
+            run.name: [line["id"] for line in submissions(run.spec.run_path) if line["scheduler"] == cluster.scheduler]
             for run in sweep.runs
         }
         states: dict[str, str] = {}
         try:
-            states = job_states(one, [job_id for own in ids.values() for job_id in own])
+            states = job_states(cluster, [job_id for of_run in ids.values() for job_id in of_run])
         except (UserError, RunFailed) as error:
             warn(f"the state of the jobs is unknown: {error}")
-        for name, own in ids.items():
-            jobs[name] += [(job_id, states.get(job_id, "unknown")) for job_id in own]
-    return {name: _last_job(own) for name, own in jobs.items() if own}
+        for name, of_run in ids.items():
+            jobs[name] += [(job_id, states.get(job_id, "unknown")) for job_id in of_run]
+    return {name: _last_job(of_run) for name, of_run in jobs.items() if of_run}
 
 
 def _last_job(jobs: Sequence[tuple[str, str]]) -> tuple[str, str]:
