@@ -6,7 +6,7 @@ import base64
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import is_locked, read_file, write_text
 from summit_train.core.run_log import number
 from summit_train.core.text import counted, csv_text
+from summit_train.report.figures import Picture
 from summit_train.report.overlay import RunCurves, overlay
 from summit_train.report.page import environment, write_page
 from summit_train.report.records import RUN_MARKS, RunRecord, unique_labels
@@ -33,7 +34,8 @@ class IndexRow:
     while `evaluation` is "training" over the validations so far, which have no mean. lr: the peak. clips_per_second:
     the median. node_hours: recorded time times nodes; None if the run had several numbers of ranks. started: of the
     first job. remarks: what is missing or unreadable. low, high: the 95 % interval of a mean top-1. macro: its mean
-    over classes of unequal numbers of videos. settings: the spec by dotted keys.
+    over classes of unequal numbers of videos. settings: by dotted keys, what differs between the specs; None where a
+    spec lacks the key. curves: None of a run that cannot be read.
     """
 
     name: str
@@ -56,31 +58,33 @@ class IndexRow:
     high: float | None = None
     macro: float | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    curves: RunCurves | None = None
 
 
-COLUMNS = tuple(one.name for one in fields(IndexRow) if one.name != "settings")
+COLUMNS = tuple(column.name for column in fields(IndexRow) if column.name not in ("settings", "curves"))
 
 
 @dataclass(frozen=True)
 class Index:
-    """All runs below a folder, in the order of their paths. curves: of those that could be read.
-
-    Of `settings`, the rows have what differs between the specs; None where a spec lacks the key.
-    """
+    """All runs below a folder, in the order of their paths."""
 
     folder: Path
     rows: list[IndexRow]
-    curves: list[RunCurves]
 
     def values(self) -> dict[str, Any]:
         """Return the object of --json."""
         states = {state: sum(row.state == state for row in self.rows) for state in STATES}
-        return {"folder": str(self.folder), "states": states, "runs": [asdict(row) for row in self.rows]}
+        shown = (*COLUMNS, "settings")
+        runs = [{name: getattr(row, name) for name in shown} for row in self.rows]
+        return {"folder": str(self.folder), "states": states, "runs": runs}
 
     def csv(self) -> str:
         """Return the rows as CSV, with a column for each key that differs."""
         rows = ([*(getattr(row, name) for name in COLUMNS), *row.settings.values()] for row in self.rows)
         return csv_text([[*COLUMNS, *self.rows[0].settings], *rows])
+
+    def picture(self) -> Picture | None:
+        return overlay({row.name: row.curves for row in self.rows if row.curves})
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -98,12 +102,9 @@ def find_runs(folder: Path) -> Iterator[Path]:
 def read_index(folder: Path) -> Index:
     """Read all runs below a folder; of one that cannot be read the reason. Raises UserError where there is none."""
     rows: list[IndexRow] = []
-    read: list[tuple[IndexRow, RunCurves]] = []
     for path in find_runs(folder):
         try:
-            run = RunRecord(path)
-            read.append((_row(run), RunCurves.of(run)))
-            rows.append(read[-1][0])
+            rows.append(_row(RunRecord(path)))
         except (UserError, OSError) as error:
             is_submitted = (path / _SUBMITTED).is_file()
             row = IndexRow(path.name, "not started" if is_submitted else "broken", run=str(path))
@@ -112,15 +113,16 @@ def read_index(folder: Path) -> Index:
     if not rows:
         what = "no run below it" if folder.is_dir() else "no such directory"
         raise UserError(f"{folder}: {what}; give a folder of runs, such as run_dir of their specs")
-    labels = unique_labels([curves.label for _, curves in read], [Path(row.run) for row, _ in read])
-    for (row, curves), label in zip(read, labels, strict=True):
-        row.name = curves.label = label
+    known = [row for row in rows if row.curves]
+    names = unique_labels([row.name for row in known], [Path(row.run) for row in known])
+    for row, name in zip(known, names, strict=True):
+        row.name = name
     specs = [row.settings for row in rows if row.settings]
     keys = [key for key in dict.fromkeys(key for spec in specs for key in spec) if key not in ("name", "run_dir")]
     differing = [key for key in keys if len({repr(spec.get(key)) for spec in specs}) > 1]
     for row in rows:
         row.settings = {key: row.settings.get(key) for key in differing}
-    return Index(folder, rows, [curves for _, curves in read])
+    return Index(folder, rows)
 
 
 def write_index(folder: Path, out: Path) -> Index:
@@ -133,7 +135,7 @@ def write_index(folder: Path, out: Path) -> Index:
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     reports = [Path(row.run) / "report.html" for row in index.rows]
     links = [quote(os.fsencode(os.path.relpath(one, out.parent))) if one.is_file() else "" for one in reports]
-    about: dict[str, Any] = {"index": index, "picture": overlay(index.curves), "links": links, "runs": []}
+    about: dict[str, Any] = {"index": index, "picture": index.picture(), "links": links, "runs": []}
     about |= {"title": f"{folder}: {counted(len(index.rows), 'run')}", "script": script, "script_hash": script_hash}
     write_page(out, environment().get_template("index.html.j2").render(about))
     write_text(table, index.csv())
@@ -155,6 +157,7 @@ def _row(run: RunRecord) -> IndexRow:
         run=str(run.path),
         remarks="; ".join([*(f"{name} is missing" for name in run.missing), *run.notes]),
         settings=dict(run.settings()),
+        curves=RunCurves.of(run),
     )
     main = run.measures.main
     measured = run.final.checkpoints if run.final else log.evals

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,6 @@ class RunCurves:
     evaluation. result: the mean, or in brackets the last validation. score: by which the best runs come first.
     """
 
-    label: str
     main: Measure
     losses: tuple[Floats, Floats]
     accuracies: tuple[Floats, Floats]
@@ -44,7 +43,7 @@ class RunCurves:
         main = run.measures.main
         losses = stretches(finite(one.step for one in log.steps), finite(one.loss for one in log.steps))
         accuracies = finite(one.step for one in log.evals), finite(one.of(main.key) for one in log.evals)
-        curves = cls(run.label, main, losses, accuracies, log.last_step, run.steps_per_epoch)
+        curves = cls(main, losses, accuracies, log.last_step, run.steps_per_epoch)
         score = None
         if run.final:
             score = curves.mean = run.final.of(f"{main.key}_mean")
@@ -57,24 +56,25 @@ class RunCurves:
         return curves
 
 
-def overlay(runs: Sequence[RunCurves]) -> Picture | None:
+def overlay(runs: Mapping[str, RunCurves]) -> Picture | None:
     """Draw loss and accuracy of the runs side by side, a row for each measure. None without a step or a validation.
 
-    Of more than 21 runs those of the highest accuracy have a colour and a name, and the others are grey.
+    runs: by their names. Of more than 21 those of the highest accuracy have a colour and a name, the others are grey.
     """
-    runs = [run for run in runs if len(run.losses[0]) or len(run.accuracies[0])]
-    if not runs:
+    known = {name: run for name, run in runs.items() if len(run.losses[0]) or len(run.accuracies[0])}
+    if not known:
         return None
-    ranked = sorted(runs, key=lambda run: (run.main.key, run.score), reverse=True)
+    ranked = sorted(known, key=lambda name: (known[name].main.key, known[name].score), reverse=True)
     named = ranked[:MOST_NAMED]
-    others = [run for run in runs if not any(run is one for one in named)]
-    axis = "step" if any(run.steps_per_epoch is None for run in runs) else "epoch"
-    measures = list(dict.fromkeys(run.main for run in [*named, *others]))
+    others = [name for name in known if name not in named]
+    axis = "step" if any(run.steps_per_epoch is None for run in known.values()) else "epoch"
+    measures = list(dict.fromkeys(known[name].main for name in [*named, *others]))
     with figures.house_style():
         figure = Figure(figsize=(_WIDTH, _HEIGHT * len(measures)), layout="constrained")
         rows = dict(zip(measures, figure.subplots(len(measures), 2, sharex=True, squeeze=False), strict=True))
         entries: list[tuple[Line2D, str]] = []
-        for i, run in [*((None, run) for run in others), *enumerate(named)]:
+        for i, name in [*((None, name) for name in others), *enumerate(named)]:
+            run = known[name]
             style = _style(i)
             losses, accuracies = rows[run.main]
             per_epoch = (run.steps_per_epoch if axis == "epoch" else None) or 1.0
@@ -87,7 +87,7 @@ def overlay(runs: Sequence[RunCurves]) -> Picture | None:
                 accuracies.plot(run.last_step / per_epoch, run.mean, "*", markersize=9, **star)
             if i is not None:
                 line = Line2D([], [], **style | {"linewidth": 2.5})
-                entries.append((line, f"{drawable(run.label, 34)}{run.result}"))
+                entries.append((line, f"{drawable(name, 34)}{run.result}"))
         if others:
             entries.append((Line2D([], [], **_style(None)), f"{len(others):,} others"))
         for main, (losses, accuracies) in rows.items():
@@ -97,7 +97,7 @@ def overlay(runs: Sequence[RunCurves]) -> Picture | None:
         columns = 3 if max(len(label) for _, label in entries) <= 45 else 2
         figures.add_legend(figure, entries, "outside lower left", columns)
         figure.set_size_inches(_WIDTH, _HEIGHT * len(rows) + figures.LEGEND_LINE * -(-len(entries) // columns))
-        alt = f"Loss and accuracy by {axis} of {counted(len(runs), 'run')}"
+        alt = f"Loss and accuracy by {axis} of {counted(len(known), 'run')}"
         caption = "Star: final evaluation. Best runs first, by it or the last validation (in brackets)."
         return Picture("Loss and accuracy", caption, alt, figures.image(figure), third=False)
 

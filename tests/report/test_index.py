@@ -26,8 +26,8 @@ from tests.report.test_page import HOSTILE, Page
 BRIEF = ("metrics.jsonl",)
 
 
-def curves_of(run: Path) -> RunCurves:
-    return RunCurves.of(RunRecord(run))
+def curves_of(*folders: Path) -> dict[str, RunCurves]:
+    return {run.label: RunCurves.of(run) for run in map(RunRecord, folders)}
 
 
 def change_spec(run: Path, **keys: object) -> None:
@@ -40,7 +40,7 @@ def test_a_row_by_hand(write_run, tmp_path):
     run = write_run("a")
     (found,) = read_index(tmp_path).rows
     row = asdict(found)
-    assert row.pop("settings") == {}
+    assert row.pop("curves") and row.pop("settings") == {}
     seconds = sum(json.loads(line).get("step_s", 0) for line in (run / "metrics.jsonl").read_text().splitlines()) + 1
     assert row.pop("node_hours") == pytest.approx(seconds / 3600, rel=1e-12)
     assert row.pop("clips_per_second") == pytest.approx(32, rel=0.1)
@@ -139,11 +139,13 @@ def test_the_index_keeps_a_curve_of_a_long_run_and_not_its_records(write_run, ru
     step = next(line for line in run_records() if line["kind"] == "step")
     lines = [run_records()[0], *(step | {"step": number, "loss": float(number)} for number in range(1, 6001))]
     path = write_run("runs/long", lines=lines)
-    (curves,) = read_index(path.parent).curves
+    (row,) = read_index(path.parent).rows
+    curves = row.curves
+    assert curves is not None
     steps, losses = curves.losses
     assert len(steps) == len(losses) == 1500 and curves.last_step == 6000
     assert (steps[:2].tolist(), losses[:2].tolist()) == ([2.5, 6.5], [2.5, 6.5])  # the means of four steps
-    assert overlay([curves]) is not None
+    assert overlay({"long": curves}) is not None
 
 
 @pytest.fixture
@@ -167,35 +169,32 @@ def legend(figure: Figure) -> list[str]:
 def test_runs_are_named_by_their_accuracy_and_without_a_result_come_last(write_run, run_records, drawn):
     lines = [line for line in run_records() if line["kind"] != "eval"]
     runs = [
-        curves_of(write_run("_unmeasured$", lines=lines, leave_out=("eval.json",))),
-        curves_of(write_run("training", leave_out=("eval.json",))),
-        curves_of(write_run("final", top1=98.0)),
-        curves_of(write_run("nothing", leave_out=("eval.json", "metrics.jsonl"))),
+        write_run("_unmeasured$", lines=lines, leave_out=("eval.json",)),
+        write_run("training", leave_out=("eval.json",)),
+        write_run("final", top1=98.0),
+        write_run("nothing", leave_out=("eval.json", "metrics.jsonl")),
     ]
-    picture = overlay(runs)
+    picture = overlay(curves_of(*runs))
     assert picture is not None and picture.alt == "Loss and accuracy by epoch of 3 runs"
     assert legend(drawn[0]) == ["final: top-1 98.00 ± 0.71 %", "training: top-1 (97.00 %)", "_unmeasured$"]
     losses, accuracies = drawn[0].axes
     assert len(losses.lines) == 3 and losses.lines[0].get_xdata()[-1] == 4.0
     assert [len(line.get_xdata()) for line in accuracies.lines] == [4, 1, 4, 0]  # validations, a star, ...
     assert accuracies.lines[1].get_ydata() == [98.0]
-    assert overlay(runs[3:]) is None
+    assert overlay(curves_of(runs[3])) is None
 
 
 def test_without_steps_per_epoch_the_axis_counts_steps(write_run, run_records, drawn):
     lines = [line for line in run_records() if line.get("epoch") == 0]
-    runs = [curves_of(write_run("a")), curves_of(write_run("b", lines=lines, leave_out=("plan.json",)))]
-    picture = overlay(runs)
+    runs = [write_run("a"), write_run("b", lines=lines, leave_out=("plan.json",))]
+    picture = overlay(curves_of(*runs))
     assert picture is not None and "by step" in picture.alt and drawn[0].axes[0].lines[0].get_xdata()[-1] == 40
 
 
 def test_of_many_runs_the_best_have_names_and_all_lie_on_the_page(write_run, run_records, drawn):
     lines = run_records()[:12]
-    runs = [
-        curves_of(write_run(f"run {i} with a name of some length and more", lines=lines, top1=50.0 + i))
-        for i in range(24)
-    ]
-    overlay(runs)
+    runs = [write_run(f"run {i} with a name of some length and more", lines=lines, top1=50.0 + i) for i in range(24)]
+    overlay(curves_of(*runs))
     names = legend(drawn[0])
     assert len(names) == MOST_NAMED + 1 == 22 and names[-1] == "3 others"
     assert names[0] == "run 23 with a name of some length…: top-1 73.00 ± 0.71 %"
@@ -210,7 +209,7 @@ def test_each_measure_has_axes_of_its_own(write_run, run_records, drawn):
     binary = write_run("labels", lines=lines, leave_out=("eval.json",))
     with (binary / "spec.yaml").open("a") as spec:
         spec.write("loss: {kind: binary}\n")
-    overlay([curves_of(binary), curves_of(write_run("softmax", leave_out=("eval.json",)))])
+    overlay(curves_of(binary, write_run("softmax", leave_out=("eval.json",))))
     _, top1, _, precision = drawn[0].axes
     assert [axes.get_ylabel() for axes in (top1, precision)] == ["validation top-1 (%)", "validation mAP (%)"]
     assert [len(axes.lines) for axes in drawn[0].axes] == [1, 1, 1, 1]
@@ -219,5 +218,5 @@ def test_each_measure_has_axes_of_its_own(write_run, run_records, drawn):
 
 
 def test_the_figure_is_valid_svg(write_run):
-    picture = overlay([curves_of(write_run())])
+    picture = overlay(curves_of(write_run()))
     assert picture is not None and ElementTree.fromstring(picture.svg).tag == "{http://www.w3.org/2000/svg}svg"

@@ -167,4 +167,4 @@ def test_a_validation_list_without_a_positive_ends_a_run_with_dashes(
     assert not (run / "checkpoints/best.json").exists()
     found = RunRecord(run)
     assert found.is_done and found.notes == [] and "\N{EM DASH}" in render([found])
-    assert overlay([RunCurves.of(found)]) is not None
+    assert overlay({"run": RunCurves.of(found)}) is not None
