@@ -11,12 +11,10 @@ import pytest
 from summit_train.__main__ import main
 from summit_train.core.text import duration
 from summit_train.plan import make_plan
-from summit_train.scaling import published
 from summit_train.scaling.machines import load_machine
-from summit_train.scaling.roofline import DEVICES, published_steps
 from summit_train.spec import load_spec
 from summit_train.spec.keys import OptimizerSpec, TrustRatioSpec
-from tests.worlds import bench_script, recorded_torch
+from tests.worlds import bench_script
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
@@ -44,18 +42,6 @@ def test_a_row_is_what_its_command_prints(
     assert (f"{row['step_s']:.3f}", f"{100 * row['efficiency']:.0f}") == (step, efficiency)
 
 
-@recorded_torch
-def test_published_steps_beside_their_rooflines() -> None:
-    shown = re.findall(r"^\|(\w+), (\w+)[^|]*\|([\d.,]+)\|([\d.,]+)\|([\d.]+)\|(\d+) %\|$", PAGE, re.M)
-    found = []
-    for name in DEVICES:
-        for row in published_steps(name):
-            rates = (f"{row['published_rate']:,.1f}", f"{row['clips'] / row['roofline_s']:,.1f}", f"{row['ratio']:.2f}")
-            share = 100 * row["flops_s"] * row["published_rate"] / row["clips"]
-            found.append((name.upper(), row["precision"], *rates, f"{share:.0f}"))
-    assert shown == found
-
-
 def test_what_failures_cost_the_papers_run(capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for words in ([], ["checkpoint.background=true"]):
@@ -79,7 +65,7 @@ def test_table_3_beside_the_prediction() -> None:
     shown = re.findall(r"^\|(\d+)[^|]*\|[^|]*\|([\d,]+) s\|([+-][\d.]+) %\|", PAGE, re.M)
     errors = bench_script("fit_summit").errors_of(load_machine("summit"))
     found = []
-    for row in published.TIMED_ROWS:
+    for row in bench_script("published").TIMED_ROWS:
         seconds = (row.seconds or 0) * (1 + errors[row.nodes])
         found.append((str(row.nodes), f"{seconds:,.0f}", f"{100 * errors[row.nodes]:+.2f}"))
     assert shown == found

@@ -58,12 +58,6 @@ def spread_text(values: Mapping[str, float], form: str = ".3f", scale: float = 1
     return f"{median} ({least} .. {most})"
 
 
-def error_bars(spreads: Sequence[Mapping[str, float]]) -> list[list[float]]:
-    """Return how far the least and the most lie from the medians, as matplotlib takes it."""
-    below = [spread["median"] - spread["min"] for spread in spreads]
-    return [below, [spread["max"] - spread["median"] for spread in spreads]]
-
-
 def pair_ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:
     """Return values[i] / others[i]. Each pair is measured side by side, so what slows both cancels out."""
     return [value / other for value, other in zip(values, others, strict=True)]

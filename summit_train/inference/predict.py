@@ -76,11 +76,14 @@ def predict_videos(
     Probabilities are those of the logits averaged over the views. A video that cannot be read is named in the result.
     """
     data = trained.spec.data.model_copy(update={"on_bad_clip": "skip"})
-    spec, network = trained.spec.model_copy(update={"data": data}), trained.network(device)
+    spec = trained.spec.model_copy(update={"data": data})
+    network = trained.network(device)
     counts = [len(listing.shard(world.rank, world.size)) for listing in listings]
-    videos, known = list[PredictedVideo](), list[tuple[Any, NDArray[Any], bool]]()
+    videos = list[PredictedVideo]()
+    known = list[tuple[Any, NDArray[Any], bool]]()
     for number, listing in enumerate(listings):
-        before, found = sum(counts[:number]), PartialScores()
+        before = sum(counts[:number])
+        found = PartialScores()
         follow = lambda done, _, before=before: progress(before + done, sum(counts))  # noqa: E731
         scorer = Scorer(spec, listing, world, device, keeps_records=False)
         scores = scorer.score(network, follow, source=None, earlier=found)

@@ -66,16 +66,6 @@ def draw_accuracy(sweep: Sweep, rows: Sequence[Row]) -> dict[str, bytes]:
         main = sweep.measures.main
         noise_at = {_draw_curve(axes, i, name, points, main.key) for i, name in enumerate(names)}
         shown = {_word(point["x"]): point["place"] for point in points}
-        if sweep.reference is not None and sweep.x is None:
-            published = sorted(sweep.reference.points, key=lambda point: point.global_batch)
-            shown |= {str(point.global_batch): point.global_batch for point in published}
-            axes.errorbar(
-                [point.global_batch for point in published],
-                [point.top1 for point in published],
-                finite(point.top1_std for point in published),
-                label=drawable(f"published: {sweep.reference.label}"),
-                marker="s", markerfacecolor="white", linestyle=":", color=GREY, capsize=3,
-            )  # fmt: skip
         _draw_ticks(axes, shown, is_batch=sweep.x is None)
         if not _are_numbers(shown):
             for container in axes.containers:

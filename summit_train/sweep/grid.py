@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field
 
@@ -40,23 +40,7 @@ _LONGEST_NAME = 80
 _SAFE = "A-Za-z0-9.,+=@_-"  # the characters of names: folders, words in job scripts and schedulers' lists
 
 SafeName = Annotated[str, Field(pattern=rf"^[A-Za-z0-9][{_SAFE}]*$", max_length=_LONGEST_NAME)]
-Percent = Annotated[float, Field(ge=0, le=100)]
 Axis = Annotated[list[Any], Field(min_length=1)]
-
-
-class ReferencePoint(Section):
-    """A published accuracy, in percent, at a global batch, in clips."""
-
-    global_batch: Count
-    top1: Percent
-    top1_std: Percent | None = None
-
-
-class Reference(Section):
-    """Published accuracies, shown beside those of the sweep."""
-
-    label: Annotated[str, Field(min_length=1, max_length=60)]
-    points: Annotated[tuple[ReferencePoint, ...], Field(min_length=1)]
 
 
 class RunEntry(Section):
@@ -81,6 +65,8 @@ class Preset(Section):
 class SweepFile(Section):
     """The keys of a sweep file."""
 
+    removed: ClassVar = {"reference": "was removed; `python papers/figure4.py` draws the published accuracies"}
+
     name: SafeName
     base: PathText
     set: dict[str, Any] = Field(default={})
@@ -92,7 +78,6 @@ class SweepFile(Section):
     runs: tuple[RunEntry, ...] = ()
     nodes: Count | None = Field(default=None, description="Nodes of a run that names none.")
     at_once: Count | None = Field(default=None, description="Most runs at the same time; null: all.")
-    reference: Reference | None = None
 
 
 @dataclass(frozen=True)
@@ -123,7 +108,6 @@ class Sweep:
     folder: Path
     runs: tuple[SweepRun, ...]
     at_once: int | None
-    reference: Reference | None
     base: Mapping[str, Any]
     x: str | None = None
 
@@ -192,7 +176,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str] = (), defaults: Tree |
         )
         for draft, spec, name in zip(drafts, specs, _names(drafts), strict=True)
     ]
-    return Sweep(sweep.name, Path(specs[0].run_dir), tuple(runs), sweep.at_once, sweep.reference, base.values, x)
+    return Sweep(sweep.name, Path(specs[0].run_dir), tuple(runs), sweep.at_once, base.values, x)
 
 
 def _axis(sweep: SweepFile, drafts: Sequence[_Draft], specs: Sequence[Spec], tree: Tree) -> str | None:
@@ -222,8 +206,13 @@ def sweep_texts(sweep: Sweep) -> dict[str, str]:
     base = dict(sweep.base) | {"run_dir": str(sweep.folder.absolute().parent)}
     kept = ("name", "nodes", "curve", "fold")
     runs = [{key: getattr(run, key) for key in kept} | dict(run.changes) for run in sweep.runs]
-    values: dict[str, Any] = {"name": sweep.name, "base": "base.yaml", "at_once": sweep.at_once, "x": sweep.x}
-    values |= {"runs": runs, "reference": sweep.reference and sweep.reference.model_dump(mode="json")}
+    values: dict[str, Any] = {
+        "name": sweep.name,
+        "base": "base.yaml",
+        "at_once": sweep.at_once,
+        "x": sweep.x,
+        "runs": runs,
+    }
     return {"base.yaml": to_yaml(base), "sweep.yaml": to_yaml(values)}
 
 

@@ -30,7 +30,7 @@ _PLANNED = ("ranks", "virtual_gpus", "accumulation", "global_batch", "frames_per
 COLUMNS = (
     "name", "curve", "fold", "state", "nodes", *_PLANNED[:-1], "step", "total_steps", "training_top1", "top1",
     "top1_std", "top5", "final", "noise_scale", "noise_scale_error", "gradient_square", "gradient_variance",
-    "reference_top1", "reference_top1_std", "seconds", "node_hours", "job", "run", "machine", "note", "num_classes",
+    "seconds", "node_hours", "job", "run", "machine", "note", "num_classes",
     "map", "map_std", "videos",
 )  # fmt: skip
 
@@ -77,7 +77,6 @@ def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -
     measured steps; gradient_square, gradient_variance: |G|^2 and tr(Sigma), means over them. seconds: recorded training
     time. A value is None while it is unknown.
     """
-    published = {point.global_batch: point for point in (sweep.reference.points if sweep.reference else ())}
     rows = []
     for run in sweep.runs:
         scale = run.spec.scale
@@ -109,8 +108,6 @@ def read_rows(sweep: Sweep, jobs: Mapping[str, tuple[str, str]] | None = None) -
         }
         if found:
             row |= _results(found, run.nodes)
-        if point := published.get(row["global_batch"]):
-            row |= {"reference_top1": point.top1, "reference_top1_std": point.top1_std}
         rows.append(row)
     return rows
 
@@ -269,7 +266,6 @@ def tables(sweep: Sweep, rows: Sequence[Row]) -> str:
             "train top-1": percent(row["training_top1"]),
             main.name: mean_std(row[main.key], row[f"{main.key}_std"]) + in_training,
             **{one.name: percent(row[one.key], one.unit) if one in shown else NONE for one in sweep.measures.every[1:]},
-            "published": mean_std(row["reference_top1"], row["reference_top1_std"]),
             "time": duration(row["seconds"]) if row["seconds"] else NONE,
             "job": row["job"] or NONE,
             "note": row["note"],

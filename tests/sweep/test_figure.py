@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from matplotlib.axes import Axes
 
 from summit_train.report.noise import Measured
 from summit_train.sweep.figure import clear_noise, draw_accuracy, write_sweep, written
-from summit_train.sweep.grid import Reference, ReferencePoint, Sweep
+from summit_train.sweep.grid import Sweep
 from summit_train.sweep.status import Row, read_rows
 
 Make = Callable[..., Sweep]
@@ -39,11 +38,9 @@ def sweep(make_sweep: Make) -> Sweep:
 
 def test_it_is_drawn_as_png_and_svg_and_the_same_rows_give_the_same_bytes(sweep: Sweep) -> None:
     rows = _done(read_rows(sweep))
-    published = Reference(label="$x_1$ _y", points=(ReferencePoint(global_batch=64, top1=50.0),))
-    sweep = dataclasses.replace(sweep, reference=published)
     drawn = draw_accuracy(sweep, rows)
     assert set(drawn) == {"accuracy.png", "accuracy.svg"}
-    assert drawn["accuracy.png"].startswith(b"\x89PNG") and b"<!-- published: $x_1$ _y -->" in drawn["accuracy.svg"]
+    assert drawn["accuracy.png"].startswith(b"\x89PNG") and b"<!-- validation -->" in drawn["accuracy.svg"]
     assert draw_accuracy(sweep, rows) == drawn
 
 
@@ -104,22 +101,18 @@ def test_a_curve_is_the_mean_over_the_seeds_with_their_deviation(make_sweep: Mak
 
 
 def test_without_seeds_the_bars_are_of_checkpoints_and_training_is_drawn(sweep: Sweep, calls) -> None:
-    published = Reference(label="X", points=(ReferencePoint(global_batch=64, top1=50.0, top1_std=0.2),))
-    draw_accuracy(dataclasses.replace(sweep, reference=published), _done(read_rows(sweep)))
+    draw_accuracy(sweep, _done(read_rows(sweep)))
     assert _curves(calls) == {
         "validation": [[8, 16, 32], [90, 89, 88], [0.5, 0.5, 0.5]],
         "training, last epoch": [[8, 16, 32], [95, 94, 93]],
-        "published: X": [[64], [50], [0.2]],
     }
     assert not calls["axvline"].called and "last checkpoints" in calls["annotate"].call_args.args[1]
 
 
 def test_one_checkpoint_has_no_bar(sweep: Sweep, calls) -> None:
-    published = Reference(label="X", points=(ReferencePoint(global_batch=64, top1=50.0),))
     rows = [row | {"top1_std": None} for row in _done(read_rows(sweep))]
-    draw_accuracy(dataclasses.replace(sweep, reference=published), rows)
-    curves = _curves(calls)
-    assert np.isnan(curves["validation"][2]).tolist() == [True] * 3 and np.isnan(curves["published: X"][2]).all()
+    draw_accuracy(sweep, rows)
+    assert np.isnan(_curves(calls)["validation"][2]).tolist() == [True] * 3
 
 
 def test_the_noise_scales_band_is_its_standard_error(make_sweep: Make, calls) -> None:

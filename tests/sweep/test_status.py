@@ -28,7 +28,7 @@ from summit_train.spec import dump_spec, spec_from_values
 from summit_train.spec.checks import RESERVED_NAMES
 from summit_train.sweep.figure import write_sweep
 from summit_train.sweep.folds import clip_table
-from summit_train.sweep.grid import Reference, ReferencePoint, Sweep
+from summit_train.sweep.grid import Sweep
 from summit_train.sweep.status import COLUMNS, Row, as_values, read_jobs, read_rows, sweep_points, tables, to_start
 from tests.killing import another_holds
 from tests.runs import records
@@ -196,20 +196,13 @@ def test_the_restarts_within_jobs_are_counted(sweep, begin):
     assert notes[:2] == ["1 restart", "stopped on request; 2 restarts"] and not any(notes[2:])
 
 
-def test_published_figures_are_in_the_row_of_their_batch(sweep):
-    points = (ReferencePoint(global_batch=16, top1=70.0, top1_std=0.5), ReferencePoint(global_batch=9, top1=1.0))
-    with_points = dataclasses.replace(sweep, reference=Reference(label="X", points=points))
-    published = [(row["reference_top1"], row["reference_top1_std"]) for row in read_rows(with_points)]
-    assert published == [(None, None), (None, None), (70.0, 0.5), (None, None)]
-
-
 def test_the_table_leaves_out_columns_without_a_value_and_top5_of_few_classes(sweep, begin):
     header = tables(sweep, read_rows(sweep)).splitlines()[0].split()
     assert header == ["run", "state", "nodes", "GPUs", "batch", "frames"]
     begin(2)
     rows = read_rows(sweep)
     lines = tables(sweep, rows).splitlines()
-    assert lines[0].split("  ")[0] == "run" and "train top-1" in lines[0] and "published" not in lines[0]
+    assert lines[0].split("  ")[0] == "run" and "train top-1" in lines[0]
     assert "4 = 2 x 2" in lines[3] and "40 of 40" in lines[3] and "96.88 ± 0.71 %" in lines[3]
     assert "top-5" not in lines[0] and rows[2]["top5"] == 100.0
     assert "top-5" in tables(sweep, [row | {"num_classes": 6} for row in rows])
