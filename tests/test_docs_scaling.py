@@ -1,9 +1,10 @@
-"""docs/scaling.md and docs/large_batches.md: their tables are what the program works out."""
+"""docs/scaling.md and docs/large_batches.md: tables and figures are what the program works out."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,26 @@ def test_the_constants_are_the_defaults() -> None:
             default = getattr(spec, key)
             found = [float(value) for value in values.split(", ")]
             assert found == (list(default) if isinstance(default, tuple) else [default]), (name, key)
+
+
+def test_the_example_of_averaging_is_planned_as_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"^```yaml\n(extends: .*?)^```", BATCHES, re.M | re.S)
+    (shown,) = re.findall(r"^  averaging .*\n  growing batch .*\n", BATCHES, re.M)
+    (tmp_path / "averaged.yaml").write_text(example)
+    assert main(["plan", str(tmp_path / "averaged.yaml"), "--clips", "9537"]) == 0
+    assert shown in capsys.readouterr().out
+
+
+def test_what_averaging_gains_on_a_slow_network(capsys: pytest.CaptureFixture[str]) -> None:
+    (command,) = re.findall(r"^summit-train (simulate .*\\\n.*)$", BATCHES, re.M)
+    *words, averaging = shlex.split(command.replace("\\\n", ""))
+    found = []
+    for keys in ([], [averaging, "parallel.period=4"], [averaging]):
+        assert main([*words, *keys, "--json"]) == 0
+        row = json.loads(capsys.readouterr().out)["rows"][-1]
+        found.append(f"{100 * row['efficiency']:.1f}")
+    shown = re.findall(
+        r"([\d.]+) % for synchronous training, ([\d.]+) % with period 4, and ([\d.]+) % once an epoch",
+        " ".join(BATCHES.split()),
+    )
+    assert shown == [tuple(found)]
