@@ -1,9 +1,11 @@
 """Table 1 and Figure 3 of Lin, Gan and Han (2019): the networks that the paper compares, measured on this machine.
 
-python papers/figure3.py table1 --out table1.png      Table 1
-python papers/figure3.py a --out fig3a.png            computation: throughput and utilisation of a forward pass
-python papers/figure3.py b --out fig3b.png data.train=train.csv data.root=videos    the wait for data in a step
-python papers/figure3.py c --out fig3c.png --ranks 1,2 --synthetic                  scalability against ranks
+    python papers/figure3.py table1 --out table1.png                      Table 1
+    python papers/figure3.py a --out fig3a.png                            throughput and utilisation of a forward pass
+    python papers/figure3.py b data.train=train.csv data.root=videos      the wait for data in a training step
+    python papers/figure3.py c --ranks 1,2 --synthetic                    scalability against ranks
+
+Each takes other networks by --specs, and says by --help what else it takes.
 """
 
 from __future__ import annotations
@@ -70,8 +72,8 @@ def run_table_1(args: argparse.Namespace) -> Values:
     turns = measure.Turns(args.repeats, args.steps, args.warm_up)
     specs = [load_spec(path, overrides_of(args)) for path in args.specs]
     check_single(f"papers/figure3.py {args.bench}")
-    with measure.open_place() as place:
-        return measure_inference(specs, turns, measure_peaks(specs, args.peak, place), place)
+    with measure.open_context() as context:
+        return measure_inference(specs, turns, measure_peaks(specs, args.peak, context), context)
 
 
 @dataclass
@@ -108,20 +110,20 @@ class ForwardBench:
         return times
 
 
-def measure_inference(specs: Sequence[Spec], turns: measure.Turns, peaks: Peaks, place: measure.Place) -> Values:
+def measure_inference(specs: Sequence[Spec], turns: measure.Turns, peaks: Peaks, context: measure.Context) -> Values:
     """Measure the forward passes of networks in turn: the paper's Table 1 and Figure 3a.
 
     Throughput and multiply-adds/s are also in multiples of I3D 3x1x1's, or of the last network's.
     """
     batch = specs[0].scale.clips_per_gpu
-    benches = [ForwardBench.of([spec], place.device) for spec in specs]
+    benches = [ForwardBench.of([spec], context.device) for spec in specs]
     for bench in benches:
         bench.passes(batch, turns.warm_up)
     seconds: list[list[float]] = [[] for _ in specs]
     measurements = {i: partial(bench.passes, batch, turns.steps) for i, bench in enumerate(benches)}
     for i, found in measure.in_turn(measurements, turns.repeats):
         seconds[i].append(fmean(found))
-        place.tell(f"{label_of(specs[i])}: {seconds[i][-1]:.3f} s a forward pass of {counted(batch, 'clip')}")
+        context.tell(f"{label_of(specs[i])}: {seconds[i][-1]:.3f} s a forward pass of {counted(batch, 'clip')}")
     base = next((i for i, spec in enumerate(specs) if spec.model.arch == SLOWEST), len(specs) - 1)
     base_work = count_network(specs[base]).multiply_adds
     rows = []
@@ -142,7 +144,9 @@ def measure_inference(specs: Sequence[Spec], turns: measure.Turns, peaks: Peaks,
             "relative_utilisation": measure.spread([network.multiply_adds / base_work * ratio for ratio in faster]),
         }
         rows.append({"label": label_of(spec)} | network_values(spec) | counts | measured)
-    about = {"environment": environment(place.world, place.device, [place.world.host], cpu_kernels(place.device))}
+    about = {
+        "environment": environment(context.world, context.device, [context.world.host], cpu_kernels(context.device))
+    }
     return about | {"settings": {"batch": batch} | asdict(turns), "peaks": list(peaks.values()), "rows": rows}
 
 
@@ -239,8 +243,8 @@ def run_waits(args: argparse.Namespace) -> Values:
     specs = [load_spec(path, overrides_of(args)) for path in args.specs]
     check_single("papers/figure3.py b")
     experiments = [experiment_of(spec, 1, synthetic=rate is not None) for spec in specs]
-    with measure.open_place() as place:
-        measured = measure_steps(experiments, measure.Turns(args.repeats, args.steps, args.warm_up), {}, place)
+    with measure.open_context() as context:
+        measured = measure_steps(experiments, measure.Turns(args.repeats, args.steps, args.warm_up), {}, context)
     assert measured is not None, "this is the only rank"
     rows = []
     steps = measured["specs"]
@@ -300,6 +304,7 @@ def add_scalability(parser: argparse.ArgumentParser) -> None:
 
 
 def run_scalability(args: argparse.Namespace) -> Values:
+    check_single("papers/figure3.py c")
     values = weak.measure_scaling(args, args.specs, overrides_of(args))
     for network, path in zip(values["networks"], args.specs, strict=True):
         network["label"] = label_of(load_spec(path, overrides_of(args)))

@@ -27,7 +27,7 @@ from script import run_script
 
 from summit_train.bench.command import Bench, add_bench
 from summit_train.bench.command import run as run_bench
-from summit_train.bench.measure import Place, Values, in_turn, open_place, pair_ratios, spread
+from summit_train.bench.measure import Context, Values, in_turn, open_context, pair_ratios, spread
 from summit_train.bench.steps import network_values
 from summit_train.core.device import environment
 from summit_train.core.errors import UserError
@@ -140,16 +140,16 @@ def timed_values(single: Rounds, many: Rounds, first: Rounds, batch: int) -> Val
     }
 
 
-def measure_latency(entries: Sequence[Entry], settings: Passes, place: Place, *, timed: bool) -> list[Values]:
+def measure_latency(entries: Sequence[Entry], settings: Passes, context: Context, *, timed: bool) -> list[Values]:
     """Return a row of each entry. Those with a network are measured in turn; without `timed` they are only counted."""
     here = [entry for entry in entries if entry.specs]
     rows: list[Values] = []
     if timed and here:
-        place.tell(f"building the networks: {'; '.join(entry.label for entry in here)}")
-        benches = [ForwardBench.of(entry.specs, place.device) for entry in here]
+        context.tell(f"building the networks: {'; '.join(entry.label for entry in here)}")
+        benches = [ForwardBench.of(entry.specs, context.device) for entry in here]
         found = {}
         for clips in dict.fromkeys((1, settings.batch)):
-            place.tell(f"batch {clips}, the networks in turn")
+            context.tell(f"batch {clips}, the networks in turn")
             found[clips] = measure_rounds(benches, clips, settings)
         pairs = zip(found[1], found[settings.batch], strict=True)
         rows = [timed_values(single, many, found[1][0], settings.batch) for single, many in pairs]
@@ -158,10 +158,10 @@ def measure_latency(entries: Sequence[Entry], settings: Passes, place: Place, *,
     return [entry.count_values() | (next(times, untimed) if entry.specs else untimed) for entry in entries]
 
 
-def measure_detectors(entries: Sequence[Entry], settings: Passes, place: Place) -> list[Values]:
+def measure_detectors(entries: Sequence[Entry], settings: Passes, context: Context) -> list[Values]:
     """Return a row of each detector, all measured in turn: the network on a frame of a stream, and `boxes_ms` apart."""
-    place.tell(f"building the detectors: {'; '.join(entry.label for entry in entries)}")
-    benches = [bench for entry in entries for bench in frame_benches(entry.specs[0], place.device)]
+    context.tell(f"building the detectors: {'; '.join(entry.label for entry in entries)}")
+    benches = [bench for entry in entries for bench in frame_benches(entry.specs[0], context.device)]
     found = measure_rounds(benches, 1, settings)
     rows = []
     for entry, frames, boxes in zip(entries, found[::2], found[1::2], strict=True):
@@ -229,12 +229,12 @@ def run(args: argparse.Namespace) -> Values:
     if len(tasks) > 1:
         raise UserError(f"the SPECs must be of one task, got {' and '.join(sorted(tasks))}; time them one by one")
     passes = Passes(args.batch, args.warm_up, args.repeats, args.seconds)
-    with open_place() as place:
+    with open_context() as context:
         if tasks == {"detection"}:
-            rows = measure_detectors(entries, passes, place)
+            rows = measure_detectors(entries, passes, context)
         else:
-            rows = measure_latency(entries, passes, place, timed=not args.published)
-        about = environment(place.world, place.device, [place.world.host], cpu_kernels(place.device))
+            rows = measure_latency(entries, passes, context, timed=not args.published)
+        about = environment(context.world, context.device, [context.world.host], cpu_kernels(context.device))
     return {
         "environment": about,
         "settings": asdict(passes) | {"clips": "random"},

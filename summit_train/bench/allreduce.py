@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from summit_train.bench.measure import Values, add_spec, open_place
+from summit_train.bench.measure import Values, add_spec, open_context
 from summit_train.core.comm import World
 from summit_train.core.comm.horovod_world import HorovodWorld
 from summit_train.core.comm.launch import this_launch
@@ -63,21 +63,21 @@ def run(args: argparse.Namespace) -> Values | None:
     # 4 B, the powers of 4 from 256 B up to the largest message, that message, and all gradients in one
     powers = (4**i for i in range(4, 20) if 4**i < args.max_bytes)
     sizes = sorted({4, *powers, args.max_bytes // 4 * 4, num_bytes})
-    with open_place() as place:
+    with open_context() as context:
         if args.write is not None:
-            place.world.from_first(lambda: check_output("--write", args.write, args.write))
-        world = place.world
+            context.world.from_first(lambda: check_output("--write", args.write, args.write))
+        world = context.world
         load = round(os.getloadavg()[0], 2)
         cores = len(os.sched_getaffinity(0))
-        rows = measure(world, place.device, sizes, args.seconds)
+        rows = measure(world, context.device, sizes, args.seconds)
     about = {
         "ranks": world.size,
         "ranks_per_host": world.local_size,
         "hosts": world.size // world.local_size,
         "cores": cores,
-        "oversubscribed": place.device.type == "cpu" and world.local_size > cores,  # ranks also wait for a core
+        "oversubscribed": context.device.type == "cpu" and world.local_size > cores,  # ranks also wait for a core
         "load": load,  # of the machine when the measurement begins
-        "device": place.device.type,
+        "device": context.device.type,
         "spec": spec.name,
         "gradient_bytes": num_bytes,
     }

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from summit_train.bench.measure import Values, add_spec, open_place
+from summit_train.bench.measure import Values, add_spec, open_context
 from summit_train.core.errors import UserError
 from summit_train.core.progress import followed
 from summit_train.core.result import TextTable
@@ -56,12 +56,12 @@ def run(args: argparse.Namespace) -> Values:
     dataset = Dataset.open(spec, "train")
     plan = make_plan(spec, 1, len(dataset))
     rows = list[dict[str, Any]]()
-    with open_place() as place:
-        network = initial_network(spec, place.device)
+    with open_context() as context:
+        network = initial_network(spec, context.device)
         if spec.model.pretrained is not None:
-            place.tell(f"pretrained: {load_pretrained(network, spec.model.pretrained, dataset.manifest.classes)}")
+            context.tell(f"pretrained: {load_pretrained(network, spec.model.pretrained, dataset.manifest.classes)}")
         loss = build_loss(spec, list(dataset.manifest.clips_per_class.values()))
-        step = build_step(spec, plan, place.world, network, place.device, loss)
+        step = build_step(spec, plan, context.world, network, context.device, loss)
         with dataset.training_batches(plan.order(), 0, 1, range(args.steps)) as batches:
             for number in followed(range(args.steps), args.steps, "steps", in_logs=True):
                 base_lr = lowest * (highest / lowest) ** (number / (args.steps - 1))

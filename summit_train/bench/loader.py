@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from summit_train.bench.measure import Turns, Values, add_spec, in_turn, open_place, spread, spread_text
+from summit_train.bench.measure import Turns, Values, add_spec, in_turn, open_context, spread, spread_text
 from summit_train.bench.steps import experiment_of, measure_steps
 from summit_train.cluster.estimate import estimate
 from summit_train.cluster.site import Site, load_site
@@ -100,7 +100,7 @@ def sampled(subject: Subject, clips: int, folder: Path) -> Iterator[Subject]:
     manifest = subject.store.manifest
     assert isinstance(store, FileStore)
     num_clips = min(clips, len(manifest))
-    ids = [place * len(manifest) // num_clips for place in range(num_clips)]
+    ids = [i * len(manifest) // num_clips for i in range(num_clips)]
     rows = [replace(manifest.row(clip), path=os.path.abspath(store.path(clip))) for clip in ids]
     write_manifest(folder / "sample.csv", rows)
     sample = FileStore(read_manifest(folder / "sample.csv"), "/", store.limits)
@@ -181,10 +181,10 @@ def gpu_speed(spec: Spec, site: Site | None, args: argparse.Namespace) -> tuple[
     if args.measure:
         check_single("bench loader --measure")
         alone = spec.model_copy(update={"scale": spec.scale.model_copy(update={"gpus": 1})})
-        with open_place() as place:
-            values = measure_steps([experiment_of(alone, 1, synthetic=True)], Turns(args.repeats, 2, 2), {}, place)
+        with open_context() as context:
+            values = measure_steps([experiment_of(alone, 1, synthetic=True)], Turns(args.repeats, 2, 2), {}, context)
         assert values is not None, "one rank"
-        return values["specs"][0]["clips_per_second"]["max"], f"measured here, {place.device.type}"
+        return values["specs"][0]["clips_per_second"]["max"], f"measured here, {context.device.type}"
     if args.rate is not None:
         return args.rate, "--rate"
     if site is None:

@@ -33,7 +33,7 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class Place:
+class Context:
     """Where a bench runs: the ranks, this rank's device, and `tell`, which reports progress from rank 0."""
 
     world: World
@@ -42,9 +42,9 @@ class Place:
 
 
 @contextmanager
-def open_place() -> Iterator[Place]:
+def open_context() -> Iterator[Context]:
     with session(this_launch()) as world:
-        yield Place(world, choose_device(world), tell if world.rank == 0 else lambda text: None)
+        yield Context(world, choose_device(world), tell if world.rank == 0 else lambda text: None)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

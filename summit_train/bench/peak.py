@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 
-from summit_train.bench.measure import Place, Values
+from summit_train.bench.measure import Context, Values
 from summit_train.core.count import Count
 from summit_train.core.text import with_unit
 from summit_train.models.count import count_network
@@ -27,7 +27,7 @@ def add_peak(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peak", type=float, metavar="X", help="multiply-adds/s of a rank at best; 0: no utilisation")
 
 
-def measure_peaks(specs: Sequence[Spec], given: float | None, place: Place) -> Peaks:
+def measure_peaks(specs: Sequence[Spec], given: float | None, context: Context) -> Peaks:
     """Measure the peak of all ranks together by precision. given: each rank's, which is not measured; 0: no peaks."""
     peaks: dict[str, Values] = {}
     for precision, spec in {} if given == 0 else {spec.precision: spec for spec in specs}.items():
@@ -35,14 +35,14 @@ def measure_peaks(specs: Sequence[Spec], given: float | None, place: Place) -> P
         shape = None
         tried = {}
         if rate is None:
-            place.tell(f"measuring the peak of matrix products in {precision}")
-            place.world.barrier()
+            context.tell(f"measuring the peak of matrix products in {precision}")
+            context.world.barrier()
             shapes = network_shapes(count_network(spec), spec.scale.clips_per_gpu)
-            tried = measure_peak(precision, place.device, shapes)
+            tried = measure_peak(precision, context.device, shapes)
             rate, shape = max((rate, shape) for shape, rate in tried.items())
         peaks[precision] = {
             "precision": precision,
-            "multiply_adds_per_second": sum(place.world.gather(rate) or []),
+            "multiply_adds_per_second": sum(context.world.gather(rate) or []),
             "shape": shape,
             "tried": [{"shape": shape, "multiply_adds_per_second": rate} for shape, rate in tried.items()],
         }

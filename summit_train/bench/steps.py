@@ -211,11 +211,11 @@ def step_ratios(first: Values, second: Values) -> dict[str, dict[str, float]]:
 
 
 def measure_steps(
-    experiments: Sequence[Experiment], turns: measure.Turns, peaks: Peaks, place: measure.Place
+    experiments: Sequence[Experiment], turns: measure.Turns, peaks: Peaks, context: measure.Context
 ) -> Values | None:
     """Measure training steps; several experiments take turns. Return the values on rank 0, None elsewhere."""
-    world = place.world
-    device = place.device
+    world = context.world
+    device = context.device
     repeats: list[list[dict[str, float]]] = [[] for _ in experiments]
     with Watchdog(world, experiments[0].spec.watch.stall_seconds) as watchdog:
         benches = [StepBench(experiment, world, device, watchdog) for experiment in experiments]
@@ -223,7 +223,7 @@ def measure_steps(
         for i, seconds in measure.in_turn(measurements, turns.repeats):
             repeats[i].append(seconds)
             turn = f"turn {len(repeats[i])} of {turns.repeats}"
-            place.tell(f"{experiments[i].spec.name}, {turn}: {sum(seconds.values()):.3f} s a step")
+            context.tell(f"{experiments[i].spec.name}, {turn}: {sum(seconds.values()):.3f} s a step")
         for bench in benches:
             bench.close()
         memory = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kilobytes on Linux
@@ -262,9 +262,9 @@ def run(args: argparse.Namespace) -> Values | None:
     """Measure one spec, or two in turn, on the ranks of this launch. Raises UserError for a wrong spec or option."""
     specs = [load_spec(path, args.overrides) for path in (args.spec, args.compare) if path is not None]
     experiments = [experiment_of(spec, this_launch().size, synthetic=args.synthetic) for spec in specs]
-    with measure.open_place() as place:
-        peaks = measure_peaks(specs, args.peak, place)
-        return measure_steps(experiments, measure.Turns(args.repeats, args.steps, args.warm_up), peaks, place)
+    with measure.open_context() as context:
+        peaks = measure_peaks(specs, args.peak, context)
+        return measure_steps(experiments, measure.Turns(args.repeats, args.steps, args.warm_up), peaks, context)
 
 
 def as_text(values: Values) -> str:

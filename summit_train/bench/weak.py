@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> Values:
         raise UserError(
             "--out was removed; draw it by `python papers/figure3.py c --specs SPEC --out FILE` in a checkout"
         )
+    check_single("bench scaling")
     return measure_scaling(args, [args.spec], args.overrides)
 
 
@@ -52,7 +53,6 @@ def measure_scaling(args: argparse.Namespace, paths: Sequence[str], overrides: S
 
     Raises UserError for a wrong spec or option before anything is measured, RunFailed where ranks fail.
     """
-    check_single(f"bench {args.bench}")
     ranks = parse_ranks(args.ranks)
     if find_mpirun() is None:
         raise UserError("no mpirun to start ranks with; load an MPI module, or run `summit-train build-horovod`")

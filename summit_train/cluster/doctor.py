@@ -65,18 +65,9 @@ def try_start(spec: Path) -> None:
         file.flush()
 
 
-def check(name: str, fix: str = SET_UP) -> Check:
-    """Run a probe in a process of its own. fix: of one that fails."""
-    return _answer(name, [], None, fix)
-
-
-def check_two_ranks(launcher: Sequence[str], comm: str, fix: str) -> Check:
-    """Start two ranks with a launcher, which `comm` joins: they sum 1 and 2, and gather."""
-    environment = processes.mpi_environment({**os.environ, "SUMMIT_TRAIN_COMM": comm})
-    return _answer("ranks", launcher, environment, fix)
-
-
-def _answer(name: str, launcher: Sequence[str], environment: Mapping[str, str] | None, fix: str) -> Check:
+def check(name: str, fix: str = SET_UP, launcher: Sequence[str] = (), comm: str = "auto") -> Check:
+    """Run a probe in a process of its own. fix: of one that fails. launcher: starts it as ranks, which `comm` joins."""
+    environment = processes.mpi_environment({**os.environ, "SUMMIT_TRAIN_COMM": comm}) if launcher else None
     program = [sys.executable, "-m", "summit_train.cluster.probe", name]
     try:
         return Check(**processes.answer([*launcher, *program], ANSWER_S, environment))
@@ -124,13 +115,13 @@ def check_allreduce() -> Check:
     if mpirun is None:
         return Check(name, "fail", "not tried: no mpirun", BUILD)
     fix = f"fix what fails above; else {BUILD}"
-    return replace(check_two_ranks(processes.mpirun_command(mpirun, 2), "horovod", fix), name=name)
+    return replace(check("ranks", fix, processes.mpirun_command(mpirun, 2), "horovod"), name=name)
 
 
 def check_torch_allreduce() -> Check:
     """Start two ranks with torchrun, which sum 1 and 2 on the CPU. A failure is a warning where Horovod joins ranks."""
     fix = "set GLOO_SOCKET_IFNAME to an interface of this host"
-    done = check_two_ranks(processes.torchrun_command(2), "torch", fix)
+    done = check("ranks", fix, processes.torchrun_command(2), "torch")
     needed = os.environ.get("SUMMIT_TRAIN_COMM") == "torch" or _is_left_out("horovod")
     status = "warn" if done.status == "fail" and not needed else done.status
     return replace(done, name="allreduce, 2 ranks by torch", status=status)
