@@ -16,6 +16,7 @@ from summit_train.__main__ import _COMMANDS, _parser, main
 from summit_train.spec import load_spec
 from summit_train.spec.source import shipped_names
 from summit_train.sweep.grid import SweepFile, load_sweep
+from tests.scale import WHAT
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "summit_train"
@@ -155,6 +156,11 @@ def test_every_line_is_taken(command: str) -> None:
         _, left = parser.parse_known_args(["1" if word in ("N", "X") else word for word in words[1:]])
         assert all("=" in word and not word.startswith("-") for word in left), f"{page}: {line}"
         assert not any(word.startswith("configs/") for word in words), f"{page}: {line}: a shipped file has a name"
+
+
+def test_every_measurement_of_limits_that_is_named_exists() -> None:
+    named = re.findall(r"python -m tests\.scale (\w+)(?: [\d,]+)?", ALL)
+    assert {"ranks", "accumulation", "films", "lists"} <= set(named) <= set(WHAT)
 
 
 def test_the_published_figures_of_video_detection_have_the_gain_that_the_paper_names() -> None:
