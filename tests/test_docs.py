@@ -182,12 +182,10 @@ def test_the_examples_are_specs(tmp_path: Path) -> None:
     for page, name in (("README.md", "mine"), ("docs/detection.md", "moving")):
         (tmp_path / "spec.yaml").write_text(_example(page))
         assert load_spec(tmp_path / "spec.yaml").name == name
-    # The first project's keys are laid over those that init wrote.
-    (tmp_path / "spec.yaml").write_text(
-        f"name: videos\nextends: shipped:tsm_finetune\n{_example('docs/first_project.md')}"
-    )
+    (tmp_path / "spec.yaml").write_text(_example("docs/first_project.md"))
     spec = load_spec(tmp_path / "spec.yaml")
-    assert (spec.model.freeze_bn, spec.model.backbone, spec.data.crop) == ("all_but_first", "mobilenet_v2", 112)
+    assert (spec.name, spec.model.freeze_bn, spec.data.crop) == ("videos", "all_but_first", 112)
+    assert spec.model.backbone == "mobilenet_v2" and f"'{spec.model.pretrained}')" in TEXTS["docs/first_project.md"]
 
 
 def test_the_flow_stream_extends_the_rgb_run(tmp_path: Path) -> None:
