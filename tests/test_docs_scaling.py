@@ -1,9 +1,10 @@
-"""docs/scaling.md and docs/large_batches.md: their tables are what the program works out."""
+"""docs/scaling.md and docs/large_batches.md: tables and figures are what the program works out."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,7 @@ KINETICS = ROOT / "configs" / "kinetics"
 SPECS = {"TSM": [str(KINETICS / "tsm_r50_8f_1536gpu.yaml")]}
 ROWS = re.findall(r"^\| `(TSM [^`]*)` \| ([\d.]+) \| (\d+) \|$", PAGE, re.M)
 BATCHES = (ROOT / "docs/large_batches.md").read_text(encoding="utf-8")
-PRESETS = re.findall(
-    r"^\| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \| (\w+) \| ([\d.]+) \| (\d+) \| ([\d.]+) \|$", BATCHES, re.M
-)
+PRESETS = re.findall(r"^\|([\d,]+)\|([\d,]+)\|([\d,]+)\|(\w+)\|([\d.]+)\|(\d+)\|([\d.]+)\|$", BATCHES, re.M)
 SUFFIX = {"linear": "", "date": "_date", "lars": "_lars"}
 
 
@@ -88,9 +87,34 @@ def test_the_kinetics_run_under_each_preset(row: tuple[str, ...]) -> None:
 def test_the_constants_are_the_defaults() -> None:
     trust = TrustRatioSpec(kind="bounded")
     assert f"within [{trust.lower:g}, {trust.upper:g}]" in BATCHES and f"times {trust.coefficient:g} norm(w)" in BATCHES
-    for name, cells in re.findall(r"^\| `(\w+)` \| .* \| (.*) \|$", BATCHES, re.M):
+    rows = re.findall(r"^\|`(\w+)`\|.*\|(.*)\|$", BATCHES, re.M)
+    assert len(rows) == 6
+    for name, cells in rows:
         spec = OptimizerSpec.model_validate({"name": name})
         for key, values in re.findall(r"`(\w+)` ([\d.e, -]*\d)", cells):
             default = getattr(spec, key)
             found = [float(value) for value in values.split(", ")]
             assert found == (list(default) if isinstance(default, tuple) else [default]), (name, key)
+
+
+def test_the_example_of_averaging_is_planned_as_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"^```yaml\n(extends: .*?)^```", BATCHES, re.M | re.S)
+    (shown,) = re.findall(r"^  averaging .*\n  growing batch .*\n", BATCHES, re.M)
+    (tmp_path / "averaged.yaml").write_text(example)
+    assert main(["plan", str(tmp_path / "averaged.yaml"), "--clips", "9537"]) == 0
+    assert shown in capsys.readouterr().out
+
+
+def test_what_averaging_gains_on_a_slow_network(capsys: pytest.CaptureFixture[str]) -> None:
+    (command,) = re.findall(r"^summit-train (simulate .*\\\n.*)$", BATCHES, re.M)
+    *words, averaging = shlex.split(command.replace("\\\n", ""))
+    found = []
+    for keys in ([], [averaging, "parallel.period=4"], [averaging]):
+        assert main([*words, *keys, "--json"]) == 0
+        row = json.loads(capsys.readouterr().out)["rows"][-1]
+        found.append(f"{100 * row['efficiency']:.1f}")
+    shown = re.findall(
+        r"([\d.]+) % for synchronous training, ([\d.]+) % with period 4, and ([\d.]+) % once an epoch",
+        " ".join(BATCHES.split()),
+    )
+    assert shown == [tuple(found)]
