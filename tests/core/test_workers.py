@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import numpy as np
 import pytest
 
 from summit_train.core.errors import RunFailed, UserError
+from summit_train.core.fork_server import fork_server
 from summit_train.core.pages import Page
-from summit_train.core.workers import OPEN_FILES, ReadLimit, Workers
+from summit_train.core.workers import OPEN_FILES, SECONDS_TO_DIE, ReadLimit, Workers
 from tests.core import work
 from tests.core.work import (
     OwnMemory,
@@ -204,6 +206,45 @@ def test_an_idle_worker_that_is_killed_is_replaced() -> None:
     for pid in workers_of(os.getpid()):
         os.kill(pid, signal.SIGKILL)
     assert [key for key, _ in results] == list(range(1, 30))
+
+
+_STOPPED = """
+from summit_train.core.workers import ReadLimit, Workers
+from tests.core.work import Unreadable, read_slowly
+with Workers(read_slowly, range(3), 1, modules=[], limit=ReadLimit(Unreadable, 1.0)) as results:
+    for result in results:
+        print(result, flush=True)
+"""
+
+
+def test_a_job_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    """The time in which none of its processes ran is not the time that reading took."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", _STOPPED],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert program.stdout is not None and program.stdout.readline() == "0\n"  # 1 is being read
+    time.sleep(0.2)
+    os.killpg(program.pid, signal.SIGSTOP)
+    time.sleep(4.0)
+    os.killpg(program.pid, signal.SIGCONT)
+    assert program.communicate(timeout=PATIENCE_S)[0] == "1\n2\n" and program.returncode == 0
+
+
+def test_workers_that_do_not_end_are_waited_for_together(caplog: pytest.LogCaptureFixture) -> None:
+    """A stopped fork server kills none, as if all of them waited for a file system."""
+    results = started(squares, range(100), 3)
+    next(results)
+    assert until(lambda: len(workers_of(os.getpid())) == 3)
+    server = fork_server(os.getpid())._process
+    server.send_signal(signal.SIGSTOP)
+    start = time.monotonic()
+    results.close()
+    assert SECONDS_TO_DIE <= time.monotonic() - start < 2 * SECONDS_TO_DIE
+    assert "3 of 3 killed worker processes have not ended" in caplog.text
+    server.send_signal(signal.SIGCONT)
+    assert until(lambda: not workers_of(os.getpid()))
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_an_answer_is_replaced() -> None:

@@ -83,6 +83,14 @@ def fill(key: int, reading: Reading) -> np.ndarray:
     return np.zeros(key, np.uint8)
 
 
+def read_slowly(key: int, reading: Reading) -> int:
+    """Read for one second of those in which the process runs."""
+    with reading(key, f"{key}.mp4"):
+        for _ in range(20 if key else 0):
+            time.sleep(0.05)
+    return key
+
+
 @dataclass(frozen=True)
 class Trap:
     """Reads its key, but what is 3 for it ends its process, or does not come back, or takes all memory."""
