@@ -22,7 +22,9 @@ from importlib import import_module
 from itertools import count
 from multiprocessing.connection import Connection, Pipe, wait
 
+from summit_train.core.errors import RunFailed
 from summit_train.core.machine import PR_SET_PDEATHSIG
+from summit_train.core.pages import FEWER
 
 _START = """
 import sys
@@ -54,6 +56,8 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "OMP_NUM_THREADS": "1"},  # the workers share the cores
             )
+        except OSError as error:
+            raise RunFailed(_cannot_start(error)) from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
@@ -82,6 +86,10 @@ class ForkServer:
 def fork_server(process: int) -> ForkServer:
     """Return the fork server of this process. process: its number, as a copy of it that was forked has its own."""
     return ForkServer()
+
+
+def _cannot_start(error: OSError) -> str:
+    return f"cannot start a worker process: {error.strerror or error}; {FEWER}"
 
 
 # In the fork server.
@@ -123,7 +131,7 @@ def serve(channel: int, work: Callable[[Sequence[int]], None]) -> None:
                     workers[number] = _fork(work, modules, files, [requests, *workers.values()])
                 except OSError as error:
                     with suppress(ConnectionError), Connection(files[0]) as connection:
-                        connection.send(f"cannot start a worker process: {error.strerror or error}")
+                        connection.send(_cannot_start(error))
                     for file in files[1:]:
                         os.close(file)
             elif number in workers:

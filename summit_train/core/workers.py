@@ -30,7 +30,7 @@ from typing import Any, Generic, TypeVar
 from summit_train.core.errors import RunFailed
 from summit_train.core.fork_server import fork_server
 from summit_train.core.machine import bound_memory, keep_freed_frames
-from summit_train.core.pages import MOST_TEXT, Allocate, Page, new_bytes, sendable
+from summit_train.core.pages import FEWER, MOST_TEXT, Allocate, Page, new_bytes, sendable
 
 Result = TypeVar("Result")
 Key = Any
@@ -302,7 +302,7 @@ class Workers(Iterator[Result]):
         elif worker.tasks:
             task = worker.tasks[0]
             if task.has_failed:
-                raise RunFailed(f"a worker process has died twice at the same work ({ending})")
+                raise RunFailed(f"two worker processes died at the same work ({ending}); {FEWER}")
             task.has_failed = True
         new = _Worker(self._work, self._sizes, self._modules)
         self._workers.append(new)
@@ -349,7 +349,8 @@ class _Process:
     def __init__(self, connection: Connection, sizes: list[int], files: Sequence[int]) -> None:
         self._connection = connection
         self._sizes = sizes
-        self._work, notes, *self._pages = map(Page, files)
+        self._work, notes, *pages = map(Page, files)
+        self._pages = deque(pages)
         self._notes = notes.numbers(2)
         self._free_pages = len(self._pages)
         self._keys = deque[tuple[Key, dict[int, str], int]]()
@@ -376,10 +377,10 @@ class _Process:
             for result in islice(_several(made), to_skip, None):
                 while not self._free_pages:
                     self._receive()
+                sizes = self._pages[0].write(result)
+                self._pages.rotate(-1)  # as the other process does with a result, and not with an error
                 self._free_pages -= 1
-                page = self._pages.pop(0)
-                self._pages.append(page)
-                yield page.write(result), made is result
+                yield sizes, made is result
             if isinstance(made, Iterator):
                 yield None, True
         except Exception as error:

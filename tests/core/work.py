@@ -80,6 +80,7 @@ class OwnMemory:
 
 def fill(key: int, reading: Reading) -> np.ndarray:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, -1))
+    time.sleep(key == 0)
     return np.zeros(key, np.uint8)
 
 

@@ -176,7 +176,8 @@ class Packing:
         if self.kind not in valid:
             raise UserError(f"kind must be {' or '.join(valid)}, got {self.kind!r}")
         if self.region not in ((None, "columns") if self.kind != "bytes" else (None,)):
-            raise UserError(f"region must be columns, and not with --kind bytes, got {self.region!r}")
+            right = "region must be columns, and used with --kind jpeg or video"
+            raise UserError(f"{right}, got {self.region!r} with {self.kind}")
         if self.modality == "flow" and not 0 < (self.bound or 0) <= _MAX_BOUND:
             raise UserError(f"bound must be more than 0 and at most {_MAX_BOUND} pixels, got {self.bound}")
         if self.colour not in ("full", "half"):
@@ -256,10 +257,10 @@ def read_pack(folder: str | Path) -> Pack:
         shards, files = (tuple(StoredFile(**item) for item in values[name]) for name in ("shards", "files"))
         for number, shard in enumerate(shards):
             if shard.name != shard_name(number):
-                raise ValueError(f"a shard is named {shard.name!r}")
+                raise ValueError(f"the name of a shard must be {shard_name(number)}, got {shard.name!r}")
         for file in files:
             if not _FILE_NAME.fullmatch(file.name):
-                raise ValueError(f"a file is named {file.name!r}")
+                raise ValueError(f"a file must be in {INDEX_FOLDER}/ or {PACKED_MANIFEST}/, got {file.name!r}")
         packing = Packing(**({"colour": "half"} if values["packing"]["kind"] == "jpeg" else {}) | values["packing"])
         counts = int(values["clips"]), int(values["clips_per_shard"])
         pack = Pack(packing, *counts, values["fingerprint"], shards, files, values["format"])

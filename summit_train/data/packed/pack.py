@@ -88,7 +88,7 @@ def begin(store: FileStore, folder: Path, packing: packed.Packing, shard_bytes: 
     if manifest.is_packed:
         raise UserError(f"{manifest.source}: is packed already; pack from the manifest that it was made from")
     if manifest.boxes is not None and (packing.modality == "flow" or packing.every > 1):
-        raise UserError(f"{manifest.source}: has boxes in its frames; pack every frame, as RGB")
+        raise UserError(f"{manifest.source}: must be packed as RGB, each frame: it has boxes")
     if packing.modality == "flow" and (reason := manifest.no_flow()) is not None:
         raise UserError(reason)
     if (folder / PACK_FILE).exists():

@@ -33,7 +33,7 @@ _MAX_OPEN_BYTES = 4 << 20  # of a video while it is encoded
 _PIECE_BYTES = 1 << 20
 _MAX_SIDE = 8190  # the largest even number of MPEG-4's 13 bits
 _FPS = 25  # any will do: training does not use times
-_FLOW_OF_VIDEO = "is a video: `data flow` computes its flow; --bound is for folders that hold flow"
+_FLOW_OF_VIDEO = "must be a folder of flow pictures, got a video; try `summit-train data flow`, which computes its flow"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _bytes_of_video(
     length = packed.size_of(video)
     checksum = video.crc32()
     if length >= packed.MAX_MEMBER_BYTES:
-        raise _too_large(source.path, length)
+        raise _too_large(source.path, length, packed.MAX_MEMBER_BYTES)
     ending = ending_of(facts[0].clip.path)
     for clip, one in zip(clips, facts, strict=True):
         if clip == clips[0]:
@@ -118,11 +118,12 @@ def _of_frames(
     except DecodeError as error:
         return DecodeError(facts.clip.path, error.reason)
     if not parts:
-        return DecodeError(facts.clip.path, "has one frame: flow is the motion from a frame to the next")
+        return DecodeError(facts.clip.path, "must have 2 frames or more, got 1: flow is the motion between frames")
     ends = list(accumulate(map(packed.size_of, parts)))
     is_video = packing.kind == "video"
-    if ends[-1] >= (packed.MAX_MEMBER_BYTES if is_video else packed.MAX_PICTURES_BYTES):
-        return _too_large(facts.clip.path, ends[-1])
+    limit = packed.MAX_MEMBER_BYTES if is_video else packed.MAX_PICTURES_BYTES
+    if ends[-1] >= limit:
+        return _too_large(facts.clip.path, ends[-1], limit)
     if is_video:
         checksum = 0
         for piece in chain.from_iterable(map(packed.pieces_of, parts)):
@@ -138,8 +139,8 @@ def _of_frames(
     return PackedSample(facts, encode_sample(clip, ending, parts, facts, {"picture_ends": ends}), ends[-1], 0, pictures)
 
 
-def _too_large(path: str, length: int) -> DecodeError:
-    return DecodeError(path, f"is too large to be packed: {length:,} bytes; list spans of it")
+def _too_large(path: str, length: int, limit: int) -> DecodeError:
+    return DecodeError(path, f"must be packed in less than {limit:,} bytes, got {length:,}; try spans of it")
 
 
 def _of_video(source: Source, facts: Facts, packing: Packing, kept: _Kept) -> tuple[Facts, list[Any]]:

@@ -131,7 +131,7 @@ def test_an_older_set_is_read_and_has_another_fingerprint_than_a_new_one(tmp_pat
 @pytest.mark.parametrize("name", ["../000000.tar", "000001.tar", "/etc/passwd", "index/../../x.npy", "manifest/x.sh"])
 def test_no_name_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
     wrong, what = (StoredFile(name, 0, ""),), "shards" if name.endswith(".tar") else "files"
-    with pytest.raises(UserError, match=r"is damaged: a (shard|file) is named"):  # though the checksum is right
+    with pytest.raises(UserError, match=r"is damaged: (the name of a shard|a file) must be"):  # though the checksum is right
         _read(tmp_path, replace(PACK, **{what: wrong}).text().encode())  # type: ignore[arg-type]
 
 

@@ -276,7 +276,7 @@ def test_a_region_is_cut_when_it_is_packed(videos: Path, tmp_path: Path, kind: s
     with pytest.raises(UserError, match="contains a different set"):
         begin(others[0], tmp_path / "out", packing, SHARD_BYTES, 0)
     assert begin(others[1], tmp_path / "out", packing, SHARD_BYTES, 0) is None
-    with pytest.raises(UserError, match="region must be columns, and not with --kind bytes"):
+    with pytest.raises(UserError, match="region must be columns, and used with --kind jpeg or video, got"):
         Packing("bytes", region="columns")
 
 
