@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -63,32 +63,36 @@ def examine(root: str, path: str) -> Found:
 
 
 def spread(
-    examine: Callable[[str, Item], Answer],
-    root: str,
+    examine: Callable[[Item], Answer],
     items: Iterable[Item],
     workers: int,
+    *,
     seconds: float = NO_HURRY.seconds,
+    name: Callable[[Item], str] = str,
+    modules: Sequence[str] = (),
+    ahead: int = _AHEAD,
 ) -> Iterator[Answer | DecodeError]:
-    """Examine all items below `root`, paths or clips, in order, by `workers` processes, or by this one for 0.
+    """Examine all items in order, by `workers` processes, or by this one for 0; a DecodeError is an answer.
 
     A file that crashes its process, or blocks it for far more than `seconds`, is an error like any other bad file; with
-    0 workers it crashes or blocks this process.
+    0 workers it crashes or blocks this process. name: of an item, in that error. modules, ahead: see Workers.
     """
-    make = partial(_examined, examine, root)
+    make = partial(_examined, examine, name)
+    limit = ReadLimit(DecodeError, seconds)
     answers: Workers[Answer | DecodeError] = Workers(
-        make, enumerate(items), workers, modules=[__name__], limit=ReadLimit(DecodeError, seconds), ahead=_AHEAD
+        make, enumerate(items), workers, modules=[__name__, *modules], limit=limit, ahead=ahead
     )
     with answers:
         yield from answers
 
 
 def _examined(
-    examine: Callable[[str, Item], Answer], root: str, numbered: tuple[int, Item], reading: Reading
+    examine: Callable[[Item], Answer], name: Callable[[Item], str], numbered: tuple[int, Item], reading: Reading
 ) -> Answer | DecodeError:
     number, item = numbered
     try:
-        with reading(number, str(item)):
-            return examine(root, item)
+        with reading(number, name(item)):
+            return examine(item)
     except DecodeError as error:
         return error
 

@@ -125,7 +125,7 @@ def test_what_waits_on_disk_gives_the_same_set(
     monkeypatch.setattr(payload, "_MAX_OPEN_BYTES", 1000)
     monkeypatch.setattr(payload, "_PIECE_BYTES", 1000)
     kept = payload._Kept.__call__
-    noted = lambda *args: (part := kept(*args), held.append(isinstance(part, bytes)))[0]  # noqa: E731
+    noted = lambda *args: (part := kept(*args), held.append(part.content is not None))[0]  # noqa: E731
     monkeypatch.setattr(payload._Kept, "__call__", noted)
     pack_set(store, tmp_path / "waiting", Packing(kind), SHARD_BYTES)
     assert content_of(tmp_path / "waiting") == content_of(tmp_path / "held")
@@ -252,9 +252,9 @@ def test_a_film_that_changes_before_it_is_copied_is_a_bad_clip(
     (tmp_path / "a.mkv").write_bytes((folder / "0.mkv").read_bytes())
     job = begin(stored(tmp_path, [ManifestRow("a.mkv", 0)]), tmp_path / "out", Packing("bytes"), 1, workers=0)
     assert job is not None
-    make = pack_module.make_samples
-    later = lambda *words: (list(make(*words)), os.utime(tmp_path / "a.mkv", (0, 0)))[0]  # noqa: E731
-    monkeypatch.setattr(pack_module, "make_samples", later)
+    make = pack_module.make_sample
+    later = lambda *words: (make(*words), os.utime(tmp_path / "a.mkv", (0, 0)))[0]  # noqa: E731
+    monkeypatch.setattr(pack_module, "make_sample", later)
     assert list(map(str, pack_shards(job, [0], workers=0))) == ["a.mkv: has changed while it was read"]
     assert not (tmp_path / "out/000000.tar").exists()
 
