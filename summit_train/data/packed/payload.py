@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import reduce
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -27,11 +27,11 @@ from summit_train.data.packed.format import (
 )
 from summit_train.data.video.augment import View, scaled_size
 from summit_train.data.video.clips import ChooseAgain, VideoClip
-from summit_train.data.video.decode import NumberedFrame, count_packets, naming_errors
+from summit_train.data.video.decode import count_packets, naming_errors
 from summit_train.data.video.encode import Encoding, encoder, jpeg
 from summit_train.data.video.flow import encode, flow_method, grey
 from summit_train.data.video.pictures import decode_picture, holds_pictures, list_pictures
-from summit_train.data.video.region import WHOLE_FRAME, Region
+from summit_train.data.video.region import WHOLE_FRAME
 from summit_train.data.video.render import Frames, Renderer, upright_size
 from summit_train.data.video.source import NO_HURRY, Budget, DecodeError, Encoded, Limits, load_video, read_bytes
 
@@ -86,13 +86,15 @@ def make_sample(store: FileStore, packing: Packing, folder: Path, clip: int) -> 
     is_folder = holds_pictures(path)
     if packing.kind == "bytes" and not is_folder:
         return _file_as_it_is(path, store.manifest.sha256(clip), facts, packing)
-    kept = _Kept(path, scratch_file(folder, clip))
+    content = _Content(path, facts, packing, scratch_file(folder, clip))
     if is_folder:
-        facts, parts = _of_folder(path, facts, packing, kept)
+        content.add_folder()
     else:
-        facts, parts = _of_video(store, clip, facts, packing, kept)
+        content.add_frames_of_video(store, clip)
+    parts = content.parts
     if not parts:
         raise DecodeError(path, "must have 2 frames or more, got 1: flow is the motion between frames")
+    facts = content.facts()
     ends = list(accumulate(part.num_bytes for part in parts))
     is_video = packing.kind == "video"
     _check_length(path, ends[-1], MAX_MEMBER_BYTES if is_video else MAX_PICTURES_BYTES)
@@ -101,9 +103,9 @@ def make_sample(store: FileStore, packing: Packing, folder: Path, clip: int) -> 
     pictures = list[tuple[int, int]]()
     is_jpeg = True
     for number, part in enumerate(parts):
-        content = b"".join(part.pieces())
-        is_jpeg &= content.startswith(b"\xff\xd8")
-        pictures.append((ends[number], picture_checksum(facts.checksum(), number, content)))
+        picture = b"".join(part.pieces())
+        is_jpeg &= picture.startswith(b"\xff\xd8")
+        pictures.append((ends[number], picture_checksum(facts.checksum(), number, picture)))
     return PackedSample(facts, ".mjpeg" if is_jpeg else ".pictures", parts, 0, pictures)
 
 
@@ -122,163 +124,146 @@ def _check_length(path: str, length: int, limit: int) -> None:
         raise DecodeError(path, f"must be packed in less than {limit:,} bytes, got {length:,}; try spans of it")
 
 
-def _of_video(store: FileStore, clip: int, facts: Facts, packing: Packing, kept: _Kept) -> tuple[Facts, list[Encoded]]:
-    """Decode a clip of a video; return its facts with the size and the number of frames, and the parts of its sample.
-
-    Of a video whose number of frames is listed it is decoded from the nearest key frames, as in training.
-    """
-    path = kept.path
-    limits = limits_of(packing)
-    listed = store.manifest.num_frames(clip)
-    video = store.films.load(path, store.manifest.sha256(clip), listed, limits)
-    if listed is not None:
-        index = video.index
-        counted = count_packets(video, Budget(path, limits))[0] if index is None else len(index.times)
-        listed = listed if counted == listed else None
-    opened = VideoClip(video, listed, limits)
-    with opened:
-        while True:
-            facts = replace(facts, num_frames=opened.num_frames)
-            numbers = facts.clip.span.frames(path, facts.num_frames)[:: packing.every]
-            with suppress(ChooseAgain):
-                return _encoded(facts, packing, kept, opened.frames(numbers))
-
-
 def limits_of(packing: Packing) -> Limits:
     """Return the limits of reading a video; flow may take any time."""
     return NO_HURRY if packing.method is None else replace(NO_HURRY, seconds=math.inf)
 
 
-def _of_folder(path: str, facts: Facts, packing: Packing, kept: _Kept) -> tuple[Facts, list[Encoded]]:
-    """Take the pictures of a folder unchanged, except those that are too large or not JPEG; or compute their flow."""
-    span = facts.clip.span
-    if packing.modality == "flow" and packing.method is None:
-        paths = list_pictures(path, is_flow=True)
-        facts = replace(facts, num_frames=len(paths) // 2)
-        frames = span.frames(path, facts.num_frames + 1)
-        return facts, [kept(read_bytes(picture)) for picture in paths[2 * frames.start : 2 * (frames.stop - 1)]]
-    paths = list_pictures(path)
-    facts = replace(facts, num_frames=len(paths))
-    numbers = span.frames(path, len(paths))[:: packing.every]
-    if packing.kind == "bytes":
-        return facts, [kept(read_bytes(paths[number])) for number in numbers]
-    if packing.kind == "jpeg" and packing.method is None and facts.clip.region == WHOLE_FRAME:
-        return _jpegs(facts, packing, kept, [paths[number] for number in numbers])
-    budget = Budget(path, limits_of(packing))
-    decoded = ((number, decode_picture(paths[number], read_bytes(paths[number]), budget)[1]) for number in numbers)
-    return _encoded(facts, packing, kept, decoded)
+class _Content:
+    """The content of one clip while it is made.
 
-
-def _jpegs(facts: Facts, packing: Packing, kept: _Kept, paths: Sequence[str]) -> tuple[Facts, list[Encoded]]:
-    """Return pictures as JPEG: the bytes of those that are it already, and small."""
-    budget = Budget(kept.path, limits_of(packing))
-    rendering = _Rendering(kept.path, facts.clip.region, packing)
-    parts = []
-    for path in paths:
-        content = read_bytes(path)
-        codec, frame = decode_picture(path, content, budget)
-        rendering.begin(frame)
-        is_kept = codec == "mjpeg" and min(upright_size(frame)) <= packing.short_side
-        parts.append(kept(content if is_kept else jpeg(rendering(frame), packing.quality)))
-    width, height = rendering.size
-    return replace(facts, width=width, height=height), parts
-
-
-def _encoded(
-    facts: Facts, packing: Packing, kept: _Kept, frames: Iterable[NumberedFrame]
-) -> tuple[Facts, list[Encoded]]:
-    """Return a clip's facts and parts, of its frames in order. facts: with the number of frames of its video.
-
-    Of n frames there are n JPEG pictures, one video, or the two grey JPEG pictures, x and y, of n - 1 fields of flow.
-    """
-    rendering = _Rendering(kept.path, facts.clip.region, packing)
-    num_packed = facts.num_frames
-    with naming_errors(kept.path):
-        pictures = (rendering(frame) for _, frame in frames)
-        if packing.kind == "video":
-            parts = _video_of(pictures, packing, kept)
-        elif packing.method is None:
-            parts = [kept(jpeg(picture, packing.quality)) for picture in pictures]
-        else:
-            fields = _flow_of(pictures, kept.path, packing)
-            parts = [kept(jpeg(code[..., axis], packing.quality)) for code in fields for axis in (0, 1)]
-            num_packed -= 1
-    width, height = rendering.size
-    return replace(facts, num_frames=num_packed, width=width, height=height), parts
-
-
-def _flow_of(pictures: Iterable[Frames], path: str, packing: Packing) -> Iterator[Frames]:
-    """Yield the flow from each picture to the next, uint8 (height, width, 2)."""
-    compute = flow_method(packing.method or "", packing.preset or "")
-    for before, after in pairwise(map(grey, pictures)):
-        try:
-            yield encode(compute(before, after), packing.bound or 0)
-        except UserError as error:
-            raise DecodeError(path, str(error)) from error
-
-
-def _video_of(pictures: Iterator[Frames], packing: Packing, kept: _Kept) -> list[Encoded]:
-    """Return the parts of a video of these pictures."""
-    encoding = Encoding("mpeg4", 6 * packing.qscale, packing.gop, b_frames=0)
-    kept.scratch.parent.mkdir(parents=True, exist_ok=True)
-    first = next(pictures)
-    height, width, _ = first.shape
-    with SpooledTemporaryFile(_MAX_OPEN_BYTES, dir=str(kept.scratch.parent)) as file:
-        with encoder(file, (width, height), _FPS, encoding, "mp4") as write:
-            for number, picture in enumerate(chain([first], pictures)):
-                write(picture, number)
-        file.seek(0)
-        return list(map(kept, iter(partial(file.read, _PIECE_BYTES), b"")))
-
-
-class _Kept:
-    """Takes the parts of one clip's content; those after many bytes are written to the scratch file.
-
-    path: of the clip's file, for messages.
+    parts: what there is of it; beyond many bytes in the scratch file. num_frames: of the video, or its fields of flow.
+    size: upright (width, height) of the first frame, or of its region, before it is scaled; 0 if none is decoded.
     """
 
-    def __init__(self, path: str, scratch: Path) -> None:
-        self.path = path
-        self.scratch = scratch
+    def __init__(self, path: str, facts: Facts, packing: Packing, scratch: Path) -> None:
+        self.parts = list[Encoded]()
+        self.num_frames = facts.num_frames
+        self.size = (0, 0)
+        self._path = path
+        self._facts = facts
+        self._clip = facts.clip
+        self._packing = packing
+        self._scratch = scratch
         self._num_held = 0
+        self._renderer: Renderer | None = None
 
-    def __call__(self, part: bytes) -> Encoded:
+    def facts(self) -> Facts:
+        width, height = self.size
+        return replace(self._facts, num_frames=self.num_frames, width=width, height=height)
+
+    def add_frames_of_video(self, store: FileStore, clip: int) -> None:
+        """Decode a clip of a video; if its number of frames is listed, from the nearest key frames, as in training."""
+        limits = limits_of(self._packing)
+        listed = store.manifest.num_frames(clip)
+        video = store.films.load(self._path, store.manifest.sha256(clip), listed, limits)
+        if listed is not None:
+            index = video.index
+            counted = count_packets(video, Budget(self._path, limits))[0] if index is None else len(index.times)
+            listed = listed if counted == listed else None
+        opened = VideoClip(video, listed, limits)
+        with opened:
+            while True:
+                self.num_frames = opened.num_frames
+                numbers = self._clip.span.frames(self._path, opened.num_frames)[:: self._packing.every]
+                with suppress(ChooseAgain):
+                    self._encode(frame for _, frame in opened.frames(numbers))
+                    return
+
+    def add_folder(self) -> None:
+        """Take the pictures of a folder unchanged, except those that are too large or not JPEG; or compute flow."""
+        packing, span = self._packing, self._clip.span
+        if packing.modality == "flow" and packing.method is None:
+            paths = list_pictures(self._path, is_flow=True)
+            self.num_frames = len(paths) // 2
+            frames = span.frames(self._path, self.num_frames + 1)
+            for path in paths[2 * frames.start : 2 * (frames.stop - 1)]:
+                self._add(read_bytes(path))
+            return
+        paths = list_pictures(self._path)
+        self.num_frames = len(paths)
+        paths = [paths[number] for number in span.frames(self._path, len(paths))[:: packing.every]]
+        budget = Budget(self._path, limits_of(packing))
+        if packing.kind == "bytes":
+            for path in paths:
+                self._add(read_bytes(path))
+        elif packing.kind == "jpeg" and packing.method is None and self._clip.region == WHOLE_FRAME:
+            for path in paths:
+                content = read_bytes(path)
+                codec, frame = decode_picture(path, content, budget)
+                self._renderer_of(frame)  # also notes the size
+                is_kept = codec == "mjpeg" and min(upright_size(frame)) <= packing.short_side
+                self._add(content if is_kept else jpeg(self._render(frame), packing.quality))
+        else:
+            self._encode(decode_picture(path, read_bytes(path), budget)[1] for path in paths)
+
+    def _encode(self, frames: Iterable[Any]) -> None:
+        """Add n frames in order: n JPEG pictures, a video, or the grey JPEG pictures x and y of n - 1 fields of flow."""
+        quality = self._packing.quality
+        # A second time after ChooseAgain.
+        self.parts.clear()
+        self._renderer = None
+        with naming_errors(self._path):
+            pictures = map(self._render, frames)
+            if self._packing.kind == "video":
+                self._add_video(pictures)
+            elif self._packing.method is None:
+                for picture in pictures:
+                    self._add(jpeg(picture, quality))
+            else:
+                for code in self._flow(pictures):
+                    self._add(jpeg(code[..., 0], quality))
+                    self._add(jpeg(code[..., 1], quality))
+                self.num_frames -= 1
+
+    def _flow(self, pictures: Iterable[Frames]) -> Iterator[Frames]:
+        """Yield the flow from each picture to the next, uint8 (height, width, 2)."""
+        compute = flow_method(self._packing.method or "", self._packing.preset or "")
+        for before, after in pairwise(map(grey, pictures)):
+            try:
+                yield encode(compute(before, after), self._packing.bound or 0)
+            except UserError as error:
+                raise DecodeError(self._path, str(error)) from error
+
+    def _add_video(self, pictures: Iterator[Frames]) -> None:
+        encoding = Encoding("mpeg4", 6 * self._packing.qscale, self._packing.gop, b_frames=0)
+        self._scratch.parent.mkdir(parents=True, exist_ok=True)
+        first = next(pictures)
+        height, width, _ = first.shape
+        with SpooledTemporaryFile(_MAX_OPEN_BYTES, dir=str(self._scratch.parent)) as file:
+            with encoder(file, (width, height), _FPS, encoding, "mp4") as write:
+                for number, picture in enumerate(chain([first], pictures)):
+                    write(picture, number)
+            file.seek(0)
+            while piece := file.read(_PIECE_BYTES):
+                self._add(piece)
+
+    def _add(self, part: bytes) -> None:
         self._num_held += len(part)
         if self._num_held <= _MAX_HELD_BYTES:
-            return Encoded(self.path, part)
-        self.scratch.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.scratch, "ab") as file:
+            self.parts.append(Encoded(self._path, part))
+            return
+        self._scratch.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._scratch, "ab") as file:
             file.write(part)
-            return Encoded(self.path, part=(str(self.scratch), file.tell() - len(part), len(part)))
+            place = (str(self._scratch), file.tell() - len(part), len(part))
+        self.parts.append(Encoded(self._path, part=place))
 
+    def _render(self, frame: Any) -> Frames:
+        """Return a frame as RGB, its region alone, scaled down to the packing's short side, but never up."""
+        (picture,) = self._renderer_of(frame)(frame)
+        return picture
 
-class _Rendering:
-    """Renders frames as RGB, their region alone, scaled down to the packing's short side, but never up.
-
-    size: upright (width, height) of the first frame, or of its region, before it is scaled.
-    """
-
-    def __init__(self, path: str, region: Region, packing: Packing) -> None:
-        self._path = path
-        self._region = region
-        self._packing = packing
-        self._renderer: Renderer | None = None  # for the first frame's size
-        self.size = (0, 0)
-
-    def begin(self, frame: Any) -> Renderer:
+    def _renderer_of(self, frame: Any) -> Renderer:
         """Return what renders all frames: chosen for the size of the first."""
         if self._renderer is None:
             self._renderer = Renderer([self._view(*upright_size(frame))])
         return self._renderer
 
-    def __call__(self, frame: Any) -> Frames:
-        (picture,) = self.begin(frame)(frame)
-        return picture
-
     def _view(self, width: int, height: int) -> View:
         region = None
-        if self._region != WHOLE_FRAME:
-            region = self._region
+        if self._clip.region != WHOLE_FRAME:
+            region = self._clip.region
             if (problem := region.problem(width, height)) is not None:
                 raise DecodeError(self._path, f"{problem} (data.region)")
             width, height = region.width, region.height

@@ -124,9 +124,13 @@ def test_what_waits_on_disk_gives_the_same_set(
     monkeypatch.setattr(payload, "_MAX_HELD_BYTES", 5000)
     monkeypatch.setattr(payload, "_MAX_OPEN_BYTES", 1000)
     monkeypatch.setattr(payload, "_PIECE_BYTES", 1000)
-    kept = payload._Kept.__call__
-    noted = lambda *args: (part := kept(*args), held.append(part.content is not None))[0]  # noqa: E731
-    monkeypatch.setattr(payload._Kept, "__call__", noted)
+
+    def noted(*words: Any) -> payload.PackedSample:
+        sample = payload.make_sample(*words)
+        held.extend(part.content is not None for part in sample.parts)
+        return sample
+
+    monkeypatch.setattr(pack_module, "make_sample", noted)
     pack_set(store, tmp_path / "waiting", Packing(kind), SHARD_BYTES)
     assert content_of(tmp_path / "waiting") == content_of(tmp_path / "held")
     assert any(held) and not all(held)
