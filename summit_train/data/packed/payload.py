@@ -198,7 +198,7 @@ class _Content:
             self._encode(decode_picture(path, read_bytes(path), budget)[1] for path in paths)
 
     def _encode(self, frames: Iterable[Any]) -> None:
-        """Add n frames in order: n JPEG pictures, a video, or the grey JPEG pictures x and y of n - 1 fields of flow."""
+        """Add n frames in order: n JPEG pictures, a video, or the grey JPEG pictures x, y of n - 1 fields of flow."""
         quality = self._packing.quality
         # A second time after ChooseAgain.
         self.parts.clear()
