@@ -131,12 +131,10 @@ class _Worker:
 
     def has_ended(self, deadline: float) -> bool:
         """Wait until the deadline for the end of a process that was killed."""
-        while self.status is None:
-            if not self.connection.poll(max(0.0, deadline - time.monotonic())):
-                return False
+        while self.status is None and self.connection.poll(max(0.0, deadline - time.monotonic())):
             if self.receive() is None:
-                break
-        return True
+                return True
+        return self.status is not None
 
     def close(self) -> None:
         self.connection.close()
