@@ -109,7 +109,10 @@ class _Forked:
 
 
 def serve(channel: int, work: Callable[[Sequence[int]], None]) -> None:
-    """Fork workers as requested, each of which does `work` with its files; when the requests end, kill them."""
+    """Fork workers as requested, each of which does `work` with its files, until the requests end.
+
+    The kernel then kills those that are left.
+    """
     workers = dict[int, _Forked]()
     with socket.socket(fileno=channel) as requests:
         while True:
@@ -136,8 +139,6 @@ def serve(channel: int, work: Callable[[Sequence[int]], None]) -> None:
                         os.close(file)
             elif number in workers:
                 os.kill(workers[number].pid, signal.SIGKILL)
-    for worker in workers.values():
-        os.kill(worker.pid, signal.SIGKILL)
 
 
 def _fork(

@@ -79,15 +79,14 @@ class _Task(Generic[Result]):
 class _Worker:
     """A process and its tasks that are not done, the current one first.
 
-    status: its exit status, after its end; None if the fork server has died, and all its workers with it. failure: why
-    it could not be started. reading: the number of what it reads + 1, or 0, and which of its readings that is. pages:
+    ending: its exit status, or why it could not be started; None before its end, and if the fork server has died, and
+    all its workers with it. reading: the number of what it reads + 1, or 0, and which of its readings that is. pages:
     the one of the next result first.
     """
 
     def __init__(self, work: Page, sizes: list[int], modules: Sequence[str]) -> None:
         self.tasks = deque[_Task[Any]]()
-        self.status: int | None = None
-        self.failure: str | None = None
+        self.ending: int | str | None = None
         self.pages = deque(Page() for _ in range(_PAGES))
         self._notes = Page()
         self.reading = self._notes.numbers(2)
@@ -123,18 +122,15 @@ class _Worker:
             return None
         if isinstance(answer, tuple):
             return answer
-        if isinstance(answer, str):
-            self.failure = answer
-        else:
-            self.status = answer
+        self.ending = answer
         return None
 
     def has_ended(self, deadline: float) -> bool:
         """Wait until the deadline for the end of a process that was killed."""
-        while self.status is None and self.connection.poll(max(0.0, deadline - time.monotonic())):
+        while self.ending is None and self.connection.poll(max(0.0, deadline - time.monotonic())):
             if self.receive() is None:
                 return True
-        return self.status is not None
+        return self.ending is not None
 
     def close(self) -> None:
         self.connection.close()
@@ -234,12 +230,12 @@ class Workers(Iterator[Result]):
             worker = min(self._workers, key=lambda worker: len(worker.tasks))
             if len(worker.tasks) == _KEYS_SENT:
                 return
-            for key in self._keys:
-                self._tasks.append(_Task(key))
-                worker.send(self._tasks[-1], self._given_up)
-                break
-            else:
+            try:
+                task = _Task[Result](next(self._keys))
+            except StopIteration:
                 return
+            self._tasks.append(task)
+            worker.send(task, self._given_up)
 
     def _receive(self) -> None:
         """Wait for answers, and replace the workers that have died or are late."""
@@ -288,13 +284,13 @@ class Workers(Iterator[Result]):
         """Start a worker for the tasks of one that has died. reason: why it is killed."""
         self._workers.remove(worker)
         _end_workers([worker])
-        if worker.failure:
-            raise RunFailed(worker.failure)
-        ending = f"exit status {'unknown' if worker.status is None else worker.status}"
-        if worker.status == -signal.SIGKILL:
+        if isinstance(worker.ending, str):
+            raise RunFailed(worker.ending)
+        ending = f"exit status {'unknown' if worker.ending is None else worker.ending}"
+        if worker.ending == -signal.SIGKILL:
             ending += ": killed, or out of memory?"
         number, _ = worker.reading
-        if number and (reason or worker.status is not None):
+        if number and (reason or worker.ending is not None):
             self._given_up[number - 1] = reason or f"kills the process that reads it ({ending})"
             worker.tasks[0].num_results = 0
         elif worker.tasks:

@@ -122,16 +122,3 @@ def kill_server() -> list[int]:
     server.kill()
     server.wait()
     return killed
-
-
-def test_it_ends_with_its_process_and_kills_its_workers() -> None:
-    server = ForkServer()
-    mine, theirs = Pipe()
-    with theirs:
-        server.fork([], theirs.fileno(), theirs.fileno())
-    pid = server._process.pid
-    assert until(lambda: len(children(pid)) == 1)
-    (worker,) = children(pid)
-    server._requests.close()
-    assert server._process.wait(PATIENCE_S) == 0 and until(lambda: not Path(f"/proc/{worker}").exists())
-    mine.close()
