@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, tee
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -251,11 +251,14 @@ def finish(job: PackJob) -> packed.Pack:
         pixels=job.packing.pixels,
     )
     fingerprint = write_packed_manifest(job.folder, manifest)
+    num_pictures = [len(pictures) for pictures in _saved(job, "pictures")]
+    clips = np.concatenate(list(_saved(job, "clips")))
+    clips["first"] += np.cumsum([0, *num_pictures])[clips["shard"]]  # a shard's own rows count them from 0
+    folder = job.folder
+    index = folder / packed.INDEX_FOLDER
+    _save_rows(index / packed.CLIPS, packed.CLIP_ROW, len(clips), [clips])
     # The rows of one shard at a time are in memory: a large set has a thousand million pictures.
-    counts = [len(pictures) for pictures in _saved(job, "pictures")]
-    folder, index = job.folder, job.folder / packed.INDEX_FOLDER
-    _save_rows(index / packed.CLIPS, packed.CLIP_ROW, len(source), _clip_rows(job, counts))
-    _save_rows(index / packed.PICTURES, packed.PICTURE_ROW, sum(counts), _saved(job, "pictures"))
+    _save_rows(index / packed.PICTURES, packed.PICTURE_ROW, sum(num_pictures), _saved(job, "pictures"))
     about = (part.tolist() for part in _saved(job, "about"))
     shards = tuple(packed.StoredFile(packed.shard_name(int(shard)), int(size), digest) for shard, size, digest in about)
     paths = sorted(path for one in (folder / PACKED_MANIFEST, index) for path in one.iterdir())
@@ -273,13 +276,6 @@ def _saved(job: PackJob, name: str) -> Iterator[NDArray[Any]]:
     for path in job.parts():
         with np.load(path, allow_pickle=False) as arrays:
             yield arrays[name]
-
-
-def _clip_rows(job: PackJob, num_pictures: list[int]) -> Iterator[NDArray[Any]]:
-    """Yield each shard's rows of the index. num_pictures: of each shard, whose own rows count them from 0."""
-    for first, rows in zip(accumulate(num_pictures, initial=0), _saved(job, "clips"), strict=False):
-        rows["first"] += first
-        yield rows
 
 
 def _save_rows(path: Path, row: np.dtype[Any], length: int, parts: Iterable[NDArray[Any]]) -> None:
