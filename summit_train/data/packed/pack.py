@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import tee
+from itertools import islice, tee
 from pathlib import Path
 from typing import Any
 
@@ -157,10 +157,11 @@ def pack_shards(job: PackJob, shards: Iterable[int], workers: int) -> Iterator[D
     workers: processes that read and encode; 0 uses this one. Raises OSError where a shard cannot be written.
     """
     shards = list(shards)
-    clips = (clip for shard in shards for clip in job.clips(shard) if not job.is_shared(clip))
-    with closing(_samples(job, clips, workers)) as samples:
+    # Asked once of each clip: the file system may answer otherwise later.
+    clips, planned = tee((clip, job.is_shared(clip)) for shard in shards for clip in job.clips(shard))
+    with closing(_samples(job, (clip for clip, is_shared in clips if not is_shared), workers)) as samples:
         for shard in shards:
-            yield from _pack_shard(job, shard, samples)
+            yield from _pack_shard(job, shard, islice(planned, len(job.clips(shard))), samples)
 
 
 class _NotWholeError(Exception):
@@ -168,11 +169,11 @@ class _NotWholeError(Exception):
 
 
 def _pack_shard(
-    job: PackJob, shard: int, samples: Iterator[PackedSample | DecodeError]
+    job: PackJob, shard: int, planned: Iterable[tuple[int, bool]], samples: Iterator[PackedSample | DecodeError]
 ) -> Iterator[DecodeError | None]:
     """Write a shard, and with it its part: the rows of the index and the record's facts.
 
-    samples: of its clips but those that share the bytes of the clip before.
+    planned: its clips, and whether each shares the bytes of the clip before. samples: of the others.
     """
     clips = list[tuple[int, ...]]()
     pictures = list[tuple[int, int]]()
@@ -181,15 +182,15 @@ def _pack_shard(
     digest = hashlib.sha256()
     is_whole = True
     with suppress(_NotWholeError), replacing(job.folder / packed.shard_name(shard)) as file:
-        for clip in job.clips(shard):
-            if not job.is_shared(clip):
+        for clip, is_shared in planned:
+            if not is_shared:
                 sample = next(samples)
                 content_clip = clip
                 start = file.tell() + packed.CONTENT_AT
             if isinstance(sample, PackedSample):
                 facts = sample.facts
                 contents: Iterable[bytes] = sample.bytes_of(clip)
-                if clip != content_clip:
+                if is_shared:
                     facts = packed.facts_of(manifest, clip)
                     content_name = f"{content_clip:09}{sample.ending}"
                     contents = packed.around_content(clip, "", 0, facts, content=content_name)[1:]
