@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,18 +28,12 @@ from summit_train.data.video.source import NO_HURRY, DecodeError, VideoInfo, loa
 from summit_train.data.video.stream import probe
 
 _AHEAD = 16  # answers of each worker that may wait for that of a long video
-
+_FILMS = Films()  # those of this process: it notes once that indexes cannot be kept
 
 Found = VideoInfo | DecodeError
 LeftOut = tuple[ManifestRow | None, DecodeError]  # None: of a clip that has no row
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-
-
-@cache
-def _films() -> Films:
-    """Return those of this process, which notes once that indexes cannot be kept."""
-    return Films()
 
 
 def examine(root: str, path: str) -> Found:
@@ -52,7 +46,7 @@ def examine(root: str, path: str) -> Found:
             video = load_video(full, None)
             info = probe(video)
             if info.can_jump and is_film(os.path.getsize(full), info.num_frames):
-                _films().load(full, None, info.num_frames, NO_HURRY)  # keeps the index for training
+                _FILMS.load(full, None, info.num_frames, NO_HURRY)  # keeps the index for training
     except DecodeError as error:
         within = f"{os.path.relpath(error.path, full)} " if error.path.startswith(f"{full}{os.sep}") else ""
         return DecodeError(path, f"{within}{error.reason}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from multiprocessing.connection import Pipe
 from pathlib import Path
@@ -57,6 +58,12 @@ def test_a_worker_that_cannot_be_started_is_one_line(
 ) -> None:
     with pytest.raises(RunFailed, match=f"^cannot start a worker process: {reason}; try fewer of them"):
         results_with_module(module, tmp_path, monkeypatch)
+
+
+def test_where_no_fork_server_can_be_started_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(RunFailed, match=r"^cannot start a worker process: No such file or directory; try fewer"):
+        ForkServer()
 
 
 def results_with_module(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
