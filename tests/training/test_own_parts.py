@@ -42,7 +42,10 @@ from tests.runs import final_state, records
 from tests.worlds import Say, command, main_said, refused, train
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/own_parts.md").read_text(encoding="utf-8")
-((CODE,), (KEYS,)) = (re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.S | re.M) for language in ("python", "yaml"))
+# The network comes first, the others second: nets.py and parts.py.
+((_, CODE), (_, KEYS)) = (
+    re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.S | re.M) for language in ("python", "yaml")
+)
 CPU = torch.device("cpu")
 
 
