@@ -211,7 +211,7 @@ def test_an_idle_worker_that_is_killed_is_replaced() -> None:
 _STOPPED = """
 from summit_train.core.workers import ReadLimit, Workers
 from tests.core.work import Unreadable, read_slowly
-with Workers(read_slowly, range(3), 1, modules=[], limit=ReadLimit(Unreadable, 1.0)) as results:
+with Workers(read_slowly, range(3), 1, modules=[], limit=ReadLimit(Unreadable, 2.0)) as results:
     for result in results:
         print(result, flush=True)
 """
@@ -227,7 +227,7 @@ def test_a_job_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert program.stdout is not None and program.stdout.readline() == "0\n"  # 1 is being read
     time.sleep(0.2)
     os.killpg(program.pid, signal.SIGSTOP)
-    time.sleep(4.0)
+    time.sleep(6.0)  # a reading that takes 4 s is late
     os.killpg(program.pid, signal.SIGCONT)
     assert program.communicate(timeout=PATIENCE_S)[0] == "1\n2\n" and program.returncode == 0
 

@@ -85,9 +85,9 @@ def fill(key: int, reading: Reading) -> np.ndarray:
 
 
 def read_slowly(key: int, reading: Reading) -> int:
-    """Read for one second of those in which the process runs."""
+    """Read for half a second of those in which the process runs."""
     with reading(key, f"{key}.mp4"):
-        for _ in range(20 if key else 0):
+        for _ in range(10 if key else 0):
             time.sleep(0.05)
     return key
 
