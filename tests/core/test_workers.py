@@ -217,7 +217,7 @@ with Workers(read_slowly, range(3), 1, modules=[], limit=ReadLimit(Unreadable, 2
 """
 
 
-def test_a_job_that_was_stopped_goes_on(tmp_path: Path) -> None:
+def test_a_job_that_was_stopped_goes_on() -> None:
     """The time in which none of its processes ran is not the time that reading took."""
     program = subprocess.Popen(
         [sys.executable, "-c", _STOPPED],
