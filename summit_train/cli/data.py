@@ -228,7 +228,7 @@ def _decoded(world: World, journal: check.Journal, paths: Iterable[str], workers
     if known:
         tell(f"resumes: {len(known):,} of {len(paths):,} are decoded already")
     share = world.broadcast([path for path in paths if path not in known])[world.rank :: world.size]
-    seen = check.spread(check.examine, journal.root, share, min(num_workers(workers, world), len(share)))
+    seen = check.spread(partial(check.examine, journal.root), share, min(num_workers(workers, world), len(share)))
     for path, what in zip(share, followed(seen, len(share), "videos", world, in_logs=True), strict=True):
         journal.add(world.rank, path, what)
     world.barrier()

@@ -28,6 +28,8 @@ from summit_train.data.video.span import DecodeError as DecodeError
 # The bytes of a larger video are not held in memory.
 MAX_HELD_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20
+# As much counts of the time between two checks: a process that was stopped has let more pass.
+_MOST_SECONDS_UNCHECKED = 10.0
 # The reason of the error for a file that does not exist.
 MISSING = os.strerror(errno.ENOENT)
 
@@ -58,10 +60,11 @@ class Budget:
     name: str
     limits: Limits
     began: float = field(default_factory=time.monotonic)
+    checked: float = field(default_factory=time.monotonic)  # when the time was checked last
 
     def restart(self) -> None:
         """Give the video its seconds anew."""
-        self.began = time.monotonic()
+        self.began = self.checked = time.monotonic()
 
     def size(self, width: int, height: int) -> None:
         """Check a frame's size as a header gives it."""
@@ -73,7 +76,10 @@ class Budget:
         """Check the number of a packet, and the time."""
         if packet >= self.limits.packets:
             raise DecodeError(self.name, f"does not end after {self.limits.packets:,} packets")
-        if time.monotonic() - self.began > self.limits.seconds:
+        now = time.monotonic()
+        self.began += max(0.0, now - self.checked - _MOST_SECONDS_UNCHECKED)
+        self.checked = now
+        if now - self.began > self.limits.seconds:
             raise DecodeError(self.name, f"takes longer than {self.limits.seconds:g} s to read{self.limits.way_out}")
 
 

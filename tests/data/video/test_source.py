@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from summit_train.data.video.encode import write_video
-from summit_train.data.video.source import DecodeError, Limits
+from summit_train.data.video.source import Budget, DecodeError, Limits
 from summit_train.data.video.span import WHOLE, Span
 from tests.data.clips import all_of, probe, read_clip
 
@@ -33,6 +33,16 @@ def test_a_video_beyond_a_limit_is_refused(video: Path, limits: Limits, reason: 
             read_clip(video, lambda n: np.array([n - 1]), all_of, count, limits=limits)
     with pytest.raises(DecodeError, match=reason):
         probe(video, limits)
+
+
+def test_the_time_in_which_a_process_was_stopped_does_not_count() -> None:
+    budget = Budget("a.mp4", Limits(seconds=20))
+    budget.began -= 1000
+    budget.checked -= 1000
+    budget.check()
+    budget.began -= 11  # ten seconds of those count
+    with pytest.raises(DecodeError, match="takes longer than 20 s to read"):
+        budget.check()
 
 
 def test_the_decoder_itself_refuses_a_size_that_only_comes_later(tmp_path: Path) -> None:
