@@ -218,15 +218,17 @@ def test_the_page_says_what_of_training_it_does_not_show(write_spec: WriteSpec, 
     spec, page = write_spec(), tmp_path / "page.html"
     words = ("data", "show", load_spec(spec).data.train, "--spec", spec, "--out", page, "--clips", 1)
     ranks, views = "As on one rank: scale.gpus is null", "The first of data.repeats 2 views."
+    later = "Not shown: data.erase and data.mix, which change the batch afterwards."
     for overrides, said in (
         ((), ()),
         (("scale.gpus=null",), ()),
         (("data.balance=classes",), ()),
         (("data.balance=classes", "scale.gpus=null"), (ranks,)),
         (("data.repeats=2",), (views,)),
+        (("data.erase=0.5", "data.mix.mixup=0.2"), (later,)),
     ):
-        assert say(*words, *overrides)[0] == 0
-        assert tuple(text for text in (ranks, views) if text in page.read_text()) == said
+        assert (done := say(*words, *overrides))[0] == 0, done
+        assert tuple(text for text in (ranks, views, later) if text in page.read_text()) == said
     assert say(*words, "--epoch", 1)[0] == 0
     assert refused(say(*words, "--epoch", 2)) == "--epoch must be below schedule.epochs 2, got 2"
 
