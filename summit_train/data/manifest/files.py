@@ -54,8 +54,9 @@ class FileStore:
         if self.is_flow or holds_pictures(path):
             opened = open_folder(path, num_frames, self.limits, is_flow=self.is_flow)
         else:
-            video = self.films.load(path, self.manifest.sha256(clip), num_frames, self.limits)
-            opened = VideoClip(video, num_frames, self.limits)
+            sha256 = self.manifest.sha256(clip)  # which `data index` writes
+            video = self.films.load(path, sha256, num_frames, self.limits)
+            opened = VideoClip(video, num_frames, self.limits, is_checked=sha256 is not None)
         if listed.region != WHOLE_FRAME:
             opened = RegionClip(opened, listed.region, path, self.manifest.place(clip))
         return opened if listed.span == WHOLE else SpanClip(opened, listed.span, path)

@@ -155,7 +155,7 @@ def _of_video(source: Source, facts: Facts, packing: Packing, kept: _Kept) -> tu
         index = video.index
         counted = count_packets(video, Budget(path, limits))[0] if index is None else len(index.times)
         listed = listed if counted == listed else None
-    opened = VideoClip(video, listed, limits)
+    opened = VideoClip(video, listed, limits, is_checked=source.sha256 is not None)
     with opened:
         while True:
             num_frames = opened.num_frames

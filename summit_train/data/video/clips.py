@@ -144,13 +144,16 @@ class VideoClip(DecodedClip):
     """All frames of a video.
 
     num_frames: from a list; with it frames are decoded from the nearest key frames if that is certain to give the
-    right ones. Without it the packets are counted and, where some can lack a frame, the frames. After the first read
-    the next ones continue where the last one stopped, if they go forwards.
+    right ones. is_checked: `data index` has counted them, see `frames_by_jumps`. Without a number the packets are
+    counted and, where some can lack a frame, the frames. After the first read the next ones continue where the last one
+    stopped, if they go forwards.
     """
 
-    def __init__(self, video: Encoded, num_frames: int | None = None, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, video: Encoded, num_frames: int | None = None, limits: Limits = LIMITS, *, is_checked: bool = False
+    ) -> None:
         super().__init__(video.name, num_frames or 0, limits)
-        self._video = video
+        self._video, self._is_checked = video, is_checked
         # The ways of jumping that are left, by whether they seek. Where a seek does not lead to the packets of the
         # index, the file is read up to them.
         self._jumps = [True, False] if num_frames and video.index else [False] if num_frames else []
@@ -185,7 +188,14 @@ class VideoClip(DecodedClip):
             return
         while self._jumps:
             try:
-                yield from frames_by_jumps(self._video, wanted, self.num_frames, self._budget, seeks=self._jumps[0])
+                yield from frames_by_jumps(
+                    self._video,
+                    wanted,
+                    self.num_frames,
+                    self._budget,
+                    is_checked=self._is_checked,
+                    seeks=self._jumps[0],
+                )
                 return
             except DecodeError:
                 # Decoding from the start decides: it gives the frames, or the error at its right place.

@@ -139,7 +139,8 @@ def _jumps_agree(video: Encoded, num_frames: int, limits: Limits, *, only_keys_d
     right = {number: _whole(frame) for number, frame in wanted_frames(video.name, every, numbers)}
     for wanted in numbers:
         with suppress(DecodeError):
-            for number, frame in frames_by_jumps(video, [wanted], num_frames, Budget(video.name, limits)):
+            budget = Budget(video.name, limits)
+            for number, frame in frames_by_jumps(video, [wanted], num_frames, budget, is_checked=True):
                 if not only_keys_differ or not np.array_equal(_whole(frame), right[number]):
                     return False
     return True

@@ -115,7 +115,7 @@ def test_frames_of_another_size_after_a_jump_that_failed_are_cropped_anew(
 ) -> None:
     """The container promises 40 x 20, and the decoder contradicts it in the middle."""
 
-    def jumps(video: Encoded, wanted: Sequence[int], *_: object, seeks: bool) -> Iterator[NumberedFrame]:
+    def jumps(video: Encoded, wanted: Sequence[int], *_: object, **__: object) -> Iterator[NumberedFrame]:
         yield wanted[0], VideoFrame.from_ndarray(np.zeros((20, 40, 3), np.uint8), "rgb24")
         raise DecodeError(video.name, "is damaged")
 
