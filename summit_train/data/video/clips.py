@@ -93,17 +93,15 @@ class DecodedClip(OpenClip):
 
     def __init__(self, name: str, num_frames: int, limits: Limits) -> None:
         self._num_frames, self._budget = num_frames, Budget(name, limits)
-        self._decoded: Iterator[NumberedFrame] = iter(())
-        self._size: tuple[int, int] | None = None  # that was returned for these frames
-        self._wanted: list[int] | None = None  # their numbers, where a read may go on from there
-        self._was_read = False
+        # What `size` has begun, for a `read` of the same frames: their numbers, their size, and the frames.
+        self._begun: tuple[list[int], tuple[int, int], Iterator[NumberedFrame]] | None = None
 
     @property
     def num_frames(self) -> int:
         return self._num_frames
 
     def close(self) -> None:
-        self._decoded = iter(())
+        self._begun = None
 
     def _decode(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
         """Yield frames of these rising numbers; all of them once more where those before may be wrong."""
@@ -111,33 +109,31 @@ class DecodedClip(OpenClip):
 
     def size(self, frames: Numbers) -> tuple[int, int]:
         wanted = _once_each(frames, self.num_frames)
-        self._begin(wanted)
-        first = next(self._decoded)
-        self._decoded = chain([first], self._decoded)
-        self._wanted, self._size = wanted, upright_size(first[1])
-        return self._size
+        self._begun = None
+        decoded = self._decode(wanted)
+        first = next(decoded)
+        size = upright_size(first[1])
+        self._begun = wanted, size, chain([first], decoded)
+        return size
 
     def read(self, frames: Numbers, views: Sequence[View]) -> Frames:
         wanted = _once_each(frames, self.num_frames)
-        if wanted != self._wanted:
-            self._begin(wanted)
-        self._wanted = None
+        size: tuple[int, int] | None = None
+        if self._begun is not None and self._begun[0] == wanted:
+            _, size, decoded = self._begun
+        else:
+            decoded = self._decode(wanted)
+        self._begun = None
         render = Renderer(views, is_grey=self.is_grey)
         pictures = dict[int, list[Frames]]()
         with naming_errors(self._budget.name):
-            for number, frame in self._decoded:
-                if number == wanted[0] and self._size not in (None, upright_size(frame)):
+            for number, frame in decoded:
+                if number == wanted[0] and size not in (None, upright_size(frame)):
                     raise ChooseAgain
                 pictures[number] = render(frame)
-        self._was_read = True
+        self._budget.restart()
         clips = [[pictures[number] for number in row] for row in frames.tolist()]
         return np.array([view for clip in clips for view in zip(*clip, strict=True)])
-
-    def _begin(self, wanted: list[int]) -> None:
-        if self._was_read:
-            self._budget.restart()
-        self._decoded = self._decode(wanted)
-        self._size = None
 
 
 class VideoClip(DecodedClip):
@@ -159,7 +155,7 @@ class VideoClip(DecodedClip):
         self._jumps = [True, False] if num_frames and video.index else [False] if num_frames else []
         self._count_is_final = True
         self._playing: Iterator[NumberedFrame] | None = None  # from the start, over several reads
-        self._next = 0  # the number of its next frame
+        self._next: int | None = None  # the number of its next frame; None until the first read is over
         if not num_frames:
             self._num_frames, self._count_is_final = count_packets(video, self._budget)
 
@@ -170,6 +166,7 @@ class VideoClip(DecodedClip):
     def read(self, frames: Numbers, views: Sequence[View]) -> Frames:
         pixels = super().read(frames, views)
         self._video.check()
+        self._next = self._next or 0
         return pixels
 
     def frames(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
@@ -183,7 +180,7 @@ class VideoClip(DecodedClip):
         self._video.check()
 
     def _decode(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
-        if self._was_read and 0 <= wanted[0] - self._next < _MAX_SKIPPED_FRAMES:
+        if self._next is not None and 0 <= wanted[0] - self._next < _MAX_SKIPPED_FRAMES:
             yield from self._play_on(wanted)
             return
         while self._jumps:
@@ -208,7 +205,7 @@ class VideoClip(DecodedClip):
         for number, frame in wanted_frames(self._video.name, self._playing, wanted):
             yield number, frame
             self._next = number + 1
-        if self._next <= wanted[-1]:
+        if self._next is None or self._next <= wanted[-1]:
             reason = f"is damaged: decoded from the start, it lacks frame {wanted[-1]}"
             raise DecodeError(self._video.name, reason)
 
@@ -226,7 +223,7 @@ class VideoClip(DecodedClip):
         self._count_is_final = True
         if num_seen == self.num_frames:
             return
-        if self._was_read:  # what was shown before was chosen of another number of frames
+        if self._next is not None:  # what was shown before was chosen of another number of frames
             reason = f"is damaged: decoded from the start, it has {num_seen} frames instead of {self.num_frames}"
             raise DecodeError(self._video.name, reason)
         self._num_frames = num_seen

@@ -57,11 +57,11 @@ class Budget:
 
     name: str
     limits: Limits
-    began: float = field(default_factory=time.monotonic)
+    _began: float | None = None  # at the first check
 
     def restart(self) -> None:
-        """Give the video its seconds anew."""
-        self.began = time.monotonic()
+        """Give the video its seconds again, from the next check on."""
+        self._began = None
 
     def size(self, width: int, height: int) -> None:
         """Check a frame's size as a header gives it."""
@@ -73,7 +73,9 @@ class Budget:
         """Check the number of a packet, and the time."""
         if packet >= self.limits.packets:
             raise DecodeError(self.name, f"does not end after {self.limits.packets:,} packets")
-        if time.monotonic() - self.began > self.limits.seconds:
+        now = time.monotonic()
+        self._began = self._began or now
+        if now - self._began >= self.limits.seconds:
             raise DecodeError(self.name, f"takes longer than {self.limits.seconds:g} s to read{self.limits.way_out}")
 
 

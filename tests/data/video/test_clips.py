@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from av.video.frame import VideoFrame
 
 from summit_train.data.loading import read_open
-from summit_train.data.video import clips
+from summit_train.data.video import clips, source
 from summit_train.data.video.augment import View
 from summit_train.data.video.clips import ArrayClip, ChooseAgain, DerivedClip, RegionClip, SpanClip, VideoClip
 from summit_train.data.video.decode import NumberedFrame
@@ -73,14 +74,20 @@ def test_a_later_read_far_ahead_jumps(video: Encoded, monkeypatch: pytest.Monkey
     assert jumps == [[20], [23]]
 
 
-def test_each_read_after_the_first_has_its_own_seconds(video: Encoded) -> None:
+def test_each_read_after_the_first_has_its_own_seconds(video: Encoded, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(seconds=1.0, step=0.0)
+
+    def monotonic() -> float:
+        clock.seconds += clock.step
+        return clock.seconds
+
+    monkeypatch.setattr(source, "time", SimpleNamespace(monotonic=monotonic))
     frames, views = np.array([[3]]), [all_of(48, 32)]
     with VideoClip(video, NUM_FRAMES, Limits(seconds=1000)) as opened:
         for _ in range(3):
             assert _numbers(opened.read(frames, views)) == [[3]]
-            opened._budget.began -= 1000
-    with VideoClip(video, NUM_FRAMES, Limits(seconds=1000)) as opened:
-        opened._budget.began -= 1000
+            clock.seconds += 2000
+        clock.step = 300
         with pytest.raises(DecodeError, match="takes longer than 1000 s to read"):
             opened.read(frames, views)
 
@@ -159,4 +166,4 @@ def test_what_is_made_of_a_clip_closes_it(video: Encoded) -> None:
     with DerivedClip(opened) as derived:
         assert derived.num_frames == NUM_FRAMES
         opened.size(np.array([[3]]))
-    assert list(opened._decoded) == []
+    assert opened._begun is None
