@@ -209,7 +209,7 @@ def frames_by_jumps(
         fetch: Fetch
         if video.index is None:
             packets = list(demuxed(container, stream, budget, MAX_HELD_BYTES))
-            index, fetch = index_of(packets, lambda _: 0), packets.__getitem__
+            index, fetch = index_of(map(packet_row, packets)), packets.__getitem__
         else:
             index, fetch = video.index, _Sought(container, stream, budget, video.index, seeks)
         jumps = plan_jumps(index, num_frames, wanted)
@@ -266,17 +266,14 @@ def checksum(packet: Packet) -> int:
 PacketRow = tuple[int | None, int | None, bool, bool, int]
 
 
-def packet_row(packet: Packet, checksum: Callable[[Packet], int] = lambda _: 0) -> PacketRow:
+def packet_row(packet: Packet, checksum: int = 0) -> PacketRow:
     decoded = packet.pts if packet.dts is None else packet.dts
-    return packet.pts, decoded, packet.is_keyframe, packet.is_discard, checksum(packet)
+    return packet.pts, decoded, packet.is_keyframe, packet.is_discard, checksum
 
 
-def index_of(packets: Iterable[Packet], checksum: Callable[[Packet], int] = checksum) -> PacketIndex:
-    """Return the index of packets in decoding order. None of them is kept."""
-    return index_of_rows([packet_row(packet, checksum) for packet in packets])
-
-
-def index_of_rows(rows: Sequence[PacketRow]) -> PacketIndex:
+def index_of(packets: Iterable[PacketRow]) -> PacketIndex:
+    """Return the index of packets in decoding order."""
+    rows = list(packets)
     places = [place for place, (*_, is_discarded, _) in enumerate(rows) if not is_discarded]
     shown = sorted((time, place) for place in places if (time := rows[place][0]) is not None)
     if len({time for time, _ in shown}) < len(places):

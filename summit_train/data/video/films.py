@@ -18,7 +18,7 @@ import numpy as np
 
 from summit_train.core.files import cache_folder, replacing
 from summit_train.core.text import printable
-from summit_train.data.video.decode import demuxed, index_of, open_video
+from summit_train.data.video.decode import checksum, demuxed, index_of, open_video, packet_row
 from summit_train.data.video.source import (
     MAX_HELD_BYTES,
     Budget,
@@ -27,6 +27,7 @@ from summit_train.data.video.source import (
     Limits,
     PacketIndex,
     load_video,
+    naming_file,
 )
 
 _MIN_FRAMES = 1000  # of a film, unless it is too large to be held
@@ -52,14 +53,12 @@ class Films:
     def load(self, path: str, sha256: bytes | None, num_frames: int | None, limits: Limits) -> Encoded:
         """Return a video, as `load_video` does; a film of `num_frames` with its index."""
         film = Encoded(path, state=Encoded(path).check())
-        try:
+        with naming_file(path):
             if not is_film(os.path.getsize(path), num_frames):
                 return load_video(path, sha256)
             if sha256 is not None and (film, sha256) not in self._checked:
                 film.check_sha256(sha256)
                 self._checked.add((film, sha256))
-        except OSError as error:
-            raise DecodeError(path, error.strerror or str(error)) from error
         return film if num_frames is None else self.indexed(film, limits)
 
     def indexed(self, film: Encoded, limits: Limits) -> Encoded:
@@ -90,7 +89,8 @@ class Films:
         budget = Budget(film.name, limits)
         try:
             with open_video(film, budget) as (container, stream):
-                index = index_of(demuxed(container, stream, budget))
+                packets = demuxed(container, stream, budget)
+                index = index_of(packet_row(packet, checksum(packet)) for packet in packets)
         except DecodeError:
             return index_of([])  # decoding from the start tells what is wrong
         try:

@@ -13,6 +13,7 @@ import stat
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from io import BytesIO, FileIO
@@ -77,6 +78,15 @@ class Budget:
         self._began = self._began or now
         if now - self._began >= self.limits.seconds:
             raise DecodeError(self.name, f"takes longer than {self.limits.seconds:g} s to read{self.limits.way_out}")
+
+
+@contextmanager
+def naming_file(name: str) -> Iterator[None]:
+    """Turn the OSErrors of the block into DecodeErrors."""
+    try:
+        yield
+    except OSError as error:
+        raise DecodeError(name, error.strerror or str(error)) from error
 
 
 class PacketIndex(NamedTuple):
@@ -175,11 +185,8 @@ class Encoded:
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the bytes in pieces. Raises DecodeError if the file has changed or cannot be read."""
-        try:
-            with self.opened() as file:
-                yield from iter(partial(file.read, _PIECE_BYTES), b"")
-        except OSError as error:
-            raise DecodeError(self.name, error.strerror or str(error)) from error
+        with naming_file(self.name), self.opened() as file:
+            yield from iter(partial(file.read, _PIECE_BYTES), b"")
         self.check()
 
     def crc32(self, before: int = 0) -> int:
@@ -218,19 +225,15 @@ class VideoInfo:
 def load_video(path: str, sha256: bytes | None) -> Encoded:
     """Read a file, or only name it if it is too large to hold. Raises DecodeError if its SHA-256 differs."""
     video = Encoded(path, state=Encoded(path).check())
-    try:
+    with naming_file(path):
         if os.path.getsize(path) <= MAX_HELD_BYTES:
             video = Encoded(path, read_file(path))
         if sha256 is not None:
             video.check_sha256(sha256)
-    except OSError as error:
-        raise DecodeError(path, error.strerror or str(error)) from error
     return video
 
 
 def read_bytes(path: str) -> bytes:
     """Read a file whole. Raises DecodeError."""
-    try:
+    with naming_file(path):
         return read_file(path)
-    except OSError as error:
-        raise DecodeError(path, error.strerror or str(error)) from error

@@ -32,7 +32,7 @@ from summit_train.data.video.decode import (
     demuxed,
     every_frame,
     frames_by_jumps,
-    index_of_rows,
+    index_of,
     open_video,
     packet_row,
     video_tracks,
@@ -114,7 +114,7 @@ def probe(video: Encoded, limits: Limits = NO_HURRY) -> VideoInfo:
         codec, notes = stream.codec_context.name, list[str]()
         if len(tracks := video_tracks(container)) > 1:
             notes.append(f"has {len(tracks)} video tracks; that of {stream.width} x {stream.height} is read")
-    index = index_of_rows(reading.packets or [])
+    index = index_of(reading.packets or [])
     is_order_sure = index.times.tolist() == [time for time, _ in shown] and not reading.has_complained
     are_keys_sure = all(shown[key][1] for key in index.keys.tolist()) if is_order_sure else False
     can_jump = (

@@ -113,7 +113,7 @@ KEYS = [True, False, False, False] * 3
 def _index(packets: list[tuple[int | None, bool, bool]]) -> PacketIndex:
     names = ("pts", "is_keyframe", "is_discard")
     made = [SimpleNamespace(**dict(zip(names, packet, strict=True)), dts=None) for packet in packets]
-    return decode.index_of(made, lambda packet: 0)  # type: ignore[arg-type]
+    return decode.index_of(map(decode.packet_row, made))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
