@@ -111,9 +111,9 @@ def read_training_clip(data: DataSpec, store: Store, clip: int, seed: int, drawn
 def varied(pixels: Frames, variations: Sequence[Variation], seed: int, drawn: Draw) -> Frames:
     """Return the views (repeats, T, H, W, C) of a training clip after the variations, each view by its own draws."""
     keys = _keys(len(pixels), drawn)
-    for one in variations:
-        generators = [rng.key(seed, one.purpose, *one.numbers, *key) for key in keys]
-        pixels = np.stack([one.vary(view, generator) for view, generator in zip(pixels, generators, strict=True)])
+    for variation in variations:
+        generators = [rng.key(seed, variation.purpose, *variation.numbers, *key) for key in keys]
+        pixels = np.stack([variation.vary(view, generator) for view, generator in zip(pixels, generators, strict=True)])
     return pixels
 
 

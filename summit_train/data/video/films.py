@@ -78,10 +78,10 @@ class Films:
         """Return the index on disk; None if there is none of this copy and state of the film, or it is damaged."""
         bad = (OSError, ValueError, KeyError, EOFError, BadZipFile, ArithmeticError, SyntaxError, TypeError)
         with suppress(*bad, RuntimeError), np.load(_index_file(film), allow_pickle=False) as arrays:
-            found = PacketIndex(*(arrays[name] for name in PacketIndex._fields))
-            is_whole = [(one.ndim, one.dtype) for one in found] == [(1, np.dtype(one)) for one in _DTYPES]
-            if is_whole and len(found.times) == len(found.places) and len(found.starts) == len(found.checksums):
-                return found
+            index = PacketIndex(*(arrays[name] for name in PacketIndex._fields))
+            is_whole = [(array.ndim, array.dtype) for array in index] == [(1, np.dtype(kind)) for kind in _DTYPES]
+            if is_whole and len(index.times) == len(index.places) and len(index.starts) == len(index.checksums):
+                return index
         return None
 
     def _made(self, film: Encoded, limits: Limits) -> PacketIndex:

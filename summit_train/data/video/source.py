@@ -158,16 +158,16 @@ class Encoded:
         Raises DecodeError if there is nothing to decode: FFmpeg would wait for ever on a FIFO.
         """
         try:
-            found = os.stat(self.part[0] if self.part else self.name) if self.content is None else None
+            status = os.stat(self.part[0] if self.part else self.name) if self.content is None else None
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
             raise DecodeError(self.name, getattr(error, "strerror", None) or str(error)) from error
-        if found and stat.S_ISDIR(found.st_mode):
+        if status and stat.S_ISDIR(status.st_mode):
             raise DecodeError(self.name, "is a directory, not a video file")
-        if found and not stat.S_ISREG(found.st_mode):
+        if status and not stat.S_ISREG(status.st_mode):
             raise DecodeError(self.name, "is not a regular file")
-        if not (found.st_size if found else self.content):
+        if not (status.st_size if status else self.content):
             raise DecodeError(self.name, "is empty")
-        state = f"{found.st_size} {found.st_mtime_ns} {found.st_ino}" if found else ""
+        state = f"{status.st_size} {status.st_mtime_ns} {status.st_ino}" if status else ""
         if self.state not in (None, state):
             raise DecodeError(self.name, "has changed while it was read")
         return state
