@@ -28,7 +28,7 @@ from summit_train.data.video.decode import (
     wanted_frames,
 )
 from summit_train.data.video.pictures import decode_picture, list_pictures
-from summit_train.data.video.region import Region
+from summit_train.data.video.region import WHOLE_FRAME, Region
 from summit_train.data.video.render import Frames as Frames
 from summit_train.data.video.render import Renderer, upright_size
 from summit_train.data.video.source import LIMITS, Budget, DecodeError, Encoded, Limits, read_bytes
@@ -304,11 +304,13 @@ class DerivedClip(OpenClip):
 
 
 @dataclass(frozen=True)
-class SpanClip(DerivedClip):
-    """A span of a video. name: of the video, for messages."""
+class PartClip(DerivedClip):
+    """A span of a video, and of its frames a region. name, place: of the video and of its line, for messages."""
 
     span: Span
     name: str
+    region: Region = WHOLE_FRAME
+    place: str = ""
 
     @property
     def num_frames(self) -> int:
@@ -317,22 +319,18 @@ class SpanClip(DerivedClip):
     def _in_video(self, frames: Numbers) -> Numbers:
         return self.span.start + frames
 
-
-@dataclass(frozen=True)
-class RegionClip(DerivedClip):
-    """A region of a video's frames. name, place: of the video and of its line, for messages."""
-
-    region: Region
-    name: str
-    place: str
-
     def size(self, frames: Numbers) -> tuple[int, int]:
-        if (problem := self.region.problem(*self.video.size(frames))) is not None:
+        size = super().size(frames)
+        if self.region == WHOLE_FRAME:
+            return size
+        if (problem := self.region.problem(*size)) is not None:
             raise DecodeError(self.name, f"{problem} ({self.place})")
         return self.region.width, self.region.height
 
     def read(self, frames: Numbers, views: Sequence[View]) -> Frames:
-        return self.video.read(frames, [replace(view, region=self.region) for view in views])
+        if self.region != WHOLE_FRAME:
+            views = [replace(view, region=self.region) for view in views]
+        return super().read(frames, views)
 
 
 def _once_each(frames: Numbers, num_frames: int) -> list[int]:

@@ -13,12 +13,12 @@ from av.video.frame import VideoFrame
 from summit_train.data.loading import read_open
 from summit_train.data.video import clips, source
 from summit_train.data.video.augment import View
-from summit_train.data.video.clips import ArrayClip, ChooseAgain, DerivedClip, RegionClip, SpanClip, VideoClip
+from summit_train.data.video.clips import ArrayClip, ChooseAgain, DerivedClip, PartClip, VideoClip
 from summit_train.data.video.decode import NumberedFrame
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.region import Region
 from summit_train.data.video.source import DecodeError, Encoded, Limits
-from summit_train.data.video.span import Span
+from summit_train.data.video.span import WHOLE, Span
 from tests.data.clips import all_of, as_film
 
 NUM_FRAMES = 24
@@ -106,11 +106,11 @@ def test_a_wrong_number_of_frames_misleads_once(tmp_path: Path, video: Encoded, 
     with VideoClip(video, claimed) as opened, pytest.raises(ChooseAgain):
         opened.read(np.array([[0, claimed - 1]]), [all_of(48, 32)])
     asked = list[int]()
-    with SpanClip(VideoClip(video, claimed), Span(2), "a.mp4") as span:
+    with PartClip(VideoClip(video, claimed), Span(2), "a.mp4") as span:
         decoded = read_open(span, lambda n: asked.append(n) or np.array([[0, n - 1]]), lambda w, h: [all_of(w, h)])
     assert asked == [claimed - 2, NUM_FRAMES - 2]
     assert (decoded.num_frames, decoded.frames.tolist(), _numbers(decoded.pixels)) == (22, [[0, 21]], [[2, 23]])
-    with SpanClip(VideoClip(video, claimed), Span(2, NUM_FRAMES + 1), "a.mp4") as span:
+    with PartClip(VideoClip(video, claimed), Span(2, NUM_FRAMES + 1), "a.mp4") as span:
         with pytest.raises(ChooseAgain):
             span.size(last - 3)
         with pytest.raises(DecodeError, match="has 24 frames, and the span 2:25 does not lie among them"):
@@ -153,10 +153,10 @@ def test_frames_that_are_not_there_are_a_mistake_of_the_caller(numbers: list[int
 
 def test_a_region_has_its_own_size_and_is_checked_against_the_frame() -> None:
     frames, region = np.array([[3]]), Region(8, 4, 20, 10)
-    with RegionClip(ArrayClip(PIXELS), region, "a.mp4", "list.csv:2") as opened:
+    with PartClip(ArrayClip(PIXELS), WHOLE, "a.mp4", region, "list.csv:2") as opened:
         assert (opened.num_frames, opened.size(frames)) == (NUM_FRAMES, (20, 10))
         assert opened.read(frames, [View(20, 10, 2, 3, 5, 6)]).shape == (1, 1, 6, 5, 3)
-    outside = RegionClip(ArrayClip(PIXELS), Region(29, 4, 20, 10), "a.mp4", "list.csv:2")
+    outside = PartClip(ArrayClip(PIXELS), WHOLE, "a.mp4", Region(29, 4, 20, 10), "list.csv:2")
     with pytest.raises(DecodeError, match=r"a.mp4: its region, 20 x 10 pixels at 29, 4, exceeds .* \(list.csv:2"):
         outside.size(frames)
 
