@@ -25,7 +25,6 @@ from summit_train.data.video.decode import (
     every_frame,
     frames_by_jumps,
     naming_errors,
-    wanted_frames,
 )
 from summit_train.data.video.pictures import decode_picture, list_pictures
 from summit_train.data.video.region import WHOLE_FRAME, Region
@@ -154,8 +153,9 @@ class VideoClip(DecodedClip):
         # index, the file is read up to them.
         self._jumps = [True, False] if num_frames and video.index else [False] if num_frames else []
         self._count_is_final = True
-        self._playing: Iterator[NumberedFrame] | None = None  # from the start, over several reads
-        self._next: int | None = None  # the number of its next frame; None until the first read is over
+        self._playing: Iterator[VideoFrame] | None = None  # from the start, over several reads
+        self._next = 0  # the number of its next frame
+        self._was_read = False
         if not num_frames:
             self._num_frames, self._count_is_final = count_packets(video, self._budget)
 
@@ -166,7 +166,7 @@ class VideoClip(DecodedClip):
     def read(self, frames: Numbers, views: Sequence[View]) -> Frames:
         pixels = super().read(frames, views)
         self._video.check()
-        self._next = self._next or 0
+        self._was_read = True
         return pixels
 
     def frames(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
@@ -180,10 +180,8 @@ class VideoClip(DecodedClip):
         self._video.check()
 
     def _decode(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
-        if self._next is not None and 0 <= wanted[0] - self._next < _MAX_SKIPPED_FRAMES:
-            yield from self._play_on(wanted)
-            return
-        while self._jumps:
+        plays_on = self._was_read and 0 <= wanted[0] - self._next < _MAX_SKIPPED_FRAMES
+        while self._jumps and not plays_on:
             try:
                 yield from frames_by_jumps(
                     self._video,
@@ -199,34 +197,28 @@ class VideoClip(DecodedClip):
                 del self._jumps[0]
         yield from self._from_start(wanted)
 
-    def _play_on(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
-        if self._playing is None:
-            self._playing = enumerate(every_frame(self._video, self._budget))
-        for number, frame in wanted_frames(self._video.name, self._playing, wanted):
-            yield number, frame
-            self._next = number + 1
-        if self._next is None or self._next <= wanted[-1]:
-            reason = f"is damaged: decoded from the start, it lacks frame {wanted[-1]}"
-            raise DecodeError(self._video.name, reason)
-
     def _from_start(self, wanted: Sequence[int]) -> Iterator[NumberedFrame]:
         """Yield the wanted frames. Raises ChooseAgain if the video turns out to have another number of frames."""
+        if self._playing is None or wanted[0] < self._next:
+            self._playing = every_frame(self._video, self._budget)
+            self._next = 0
         chosen = frozenset(wanted)
-        num_seen = 0
-        for frame in every_frame(self._video, self._budget):
-            if num_seen in chosen:
-                check_whole(self._video.name, num_seen, frame)
-                yield num_seen, frame
-            num_seen += 1
-            if self._count_is_final and num_seen > wanted[-1]:
+        for frame in self._playing:
+            number = self._next
+            self._next += 1
+            if number in chosen:
+                check_whole(self._video.name, number, frame)
+                yield number, frame
+            if self._count_is_final and number == wanted[-1]:
                 return
+        self._playing = None
         self._count_is_final = True
-        if num_seen == self.num_frames:
+        if self._next == self.num_frames:
             return
-        if self._next is not None:  # what was shown before was chosen of another number of frames
-            reason = f"is damaged: decoded from the start, it has {num_seen} frames instead of {self.num_frames}"
+        if self._was_read:  # what was shown before was chosen of another number of frames
+            reason = f"is damaged: decoded from the start, it has {self._next} frames instead of {self.num_frames}"
             raise DecodeError(self._video.name, reason)
-        self._num_frames = num_seen
+        self._num_frames = self._next
         raise ChooseAgain
 
 

@@ -117,6 +117,14 @@ def test_a_wrong_number_of_frames_misleads_once(tmp_path: Path, video: Encoded, 
             print(span.num_frames)
 
 
+def test_a_number_of_frames_that_proves_wrong_after_a_read_is_an_error(video: Encoded) -> None:
+    """What was shown was chosen of another number of frames."""
+    with VideoClip(video, NUM_FRAMES + 6) as opened:
+        assert _numbers(opened.read(np.array([[0, 5]]), [all_of(48, 32)])) == [[0, 5]]
+        with pytest.raises(DecodeError, match="decoded from the start, it has 24 frames instead of 30"):
+            opened.read(np.array([[29]]), [all_of(48, 32)])
+
+
 def test_frames_of_another_size_after_a_jump_that_failed_are_cropped_anew(
     video: Encoded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
