@@ -251,8 +251,8 @@ def _run_observed(
 ) -> Result:
     """Score one checkpoint after parts of the videos; rank 0 writes observed.json and draws."""
     # Imported here because it needs matplotlib: training imports this module on all ranks, and only one draws.
-    from summit_train.report.figures import draw_observed
-    from summit_train.report.records import OBSERVED_FILE, Observed, read_observed
+    from summit_train.report.observed import draw_observed
+    from summit_train.report.results import OBSERVED_FILE, Observed, read_observed
 
     fractions = parse_fractions(args.observed) if args.observed else TENTHS
     out = None if args.out is None else figure_path(args.out)
