@@ -161,7 +161,8 @@ class _Content:
             index = video.index
             counted = count_packets(video, Budget(self._path, limits))[0] if index is None else len(index.times)
             listed = listed if counted == listed else None
-        opened = VideoClip(video, listed, limits)
+        is_checked = store.manifest.sha256(clip) is not None
+        opened = VideoClip(video, listed, limits, is_checked=is_checked)
         with opened:
             while True:
                 self.num_frames = opened.num_frames
