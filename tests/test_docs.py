@@ -1,4 +1,4 @@
-"""README.md and docs/ against what there is: links, files, commands and their options, specs, keys of a sweep."""
+"""README.md, docs/ and papers/ against what there is: links, files, commands and options, specs, keys of a sweep."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from summit_train.__main__ import _COMMANDS, _parser, main
 from summit_train.spec import load_spec
 from summit_train.spec.source import shipped_names
 from summit_train.sweep.grid import SweepFile, load_sweep
+from tests.scale import WHAT
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "summit_train"
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
+PAGES = sorted((ROOT / "docs").rglob("*.md"))  # of the site
+OUTSIDE = sorted((ROOT / "papers").glob("*.md"))
+TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in [README, *PAGES, *OUTSIDE]}
 ALL = "\n".join(TEXTS.values())
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
@@ -80,7 +82,9 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         new = {path for path, _ in _links(left.pop()) if path in TEXTS} - reached
         reached |= new
         left += new
-    assert reached == set(TEXTS) - {"docs/index.md"}  # the site's own list of pages
+    outside = {str(page.relative_to(ROOT)) for page in OUTSIDE}
+    assert reached == set(TEXTS) - outside - {"docs/index.md"}  # the site's own list of pages
+    assert outside == set(re.findall(r"`(papers/\w+\.md)`", TEXTS["docs/papers.md"]))
 
 
 def test_every_file_and_every_module_that_is_named_exists() -> None:
@@ -107,7 +111,7 @@ def test_the_tree_of_the_house_is_the_packages() -> None:
 
 def test_the_index_has_every_page() -> None:
     named = re.findall(r"^([a-z][\w/]*)$", TEXTS["docs/index.md"], re.M)
-    pages = [str(page.relative_to(ROOT / "docs").with_suffix("")) for page in PAGES[1:]]
+    pages = [str(page.relative_to(ROOT / "docs").with_suffix("")) for page in PAGES]
     assert sorted([*named, "index"]) == sorted(pages)
 
 
@@ -152,6 +156,11 @@ def test_every_line_is_taken(command: str) -> None:
         _, left = parser.parse_known_args(["1" if word in ("N", "X") else word for word in words[1:]])
         assert all("=" in word and not word.startswith("-") for word in left), f"{page}: {line}"
         assert not any(word.startswith("configs/") for word in words), f"{page}: {line}: a shipped file has a name"
+
+
+def test_every_measurement_of_limits_that_is_named_exists() -> None:
+    named = re.findall(r"python -m tests\.scale (\w+)(?: [\d,]+)?", ALL)
+    assert {"ranks", "accumulation", "films", "lists"} <= set(named) <= set(WHAT)
 
 
 def test_the_published_figures_of_video_detection_have_the_gain_that_the_paper_names() -> None:

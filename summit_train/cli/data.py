@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -234,7 +235,7 @@ def _survey(world: World, root: str, paths: Iterable[str], out: Path, workers: i
     if known:
         tell(f"resumes: {len(known):,} of {len(paths):,} are decoded already")
     share = world.broadcast([path for path in paths if path not in known])[world.rank :: world.size]
-    seen = check.spread(check.examine, root, share, min(num_workers(workers, world), len(share)))
+    seen = check.spread(partial(check.examine, root), share, min(num_workers(workers, world), len(share)))
     for path, what in zip(share, followed(seen, len(share), "videos", world, in_logs=True), strict=True):
         journal.add(world.rank, path, what)
     world.barrier()

@@ -7,10 +7,10 @@ Pixels stay uint8; the device normalises them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -52,11 +52,13 @@ AnyTensors = TypeVar("AnyTensors", bound="Tensors")
 
 
 class Tensors:
-    """A dataclass with tensors. A worker, which loads no torch, makes it with arrays in their place."""
+    """A dataclass with tensors, in the fields `tensors`. A worker, which loads no torch, makes it with arrays there."""
+
+    tensors: ClassVar[tuple[str, ...]]
 
     def moved(self: AnyTensors, move: Callable[[Any], torch.Tensor]) -> AnyTensors:
-        names = [one.name for one in fields(cast(Any, self)) if one.type == "torch.Tensor"]
-        return cast(AnyTensors, replace(cast(Any, self), **{name: move(getattr(self, name)) for name in names}))
+        moved = {name: move(getattr(self, name)) for name in self.tensors}
+        return cast(AnyTensors, replace(cast(Any, self), **moved))
 
     def pin_memory(self: AnyTensors) -> AnyTensors:
         """Return it in page-locked memory, from which a GPU copies without waiting."""
@@ -144,6 +146,8 @@ class MicroBatch(Tensors):
     in the manifest. bad: the unreadable clips; `ids` has their substitutes.
     """
 
+    tensors = ("clips", "labels", "ids")
+
     step: int
     virtual_gpu: int
     clips: torch.Tensor
@@ -164,6 +168,7 @@ class TestBatch(Tensors):
     """
 
     __test__ = False  # not a test case, whatever pytest makes of the name
+    tensors = ("views",)
 
     video: int
     views: torch.Tensor
@@ -310,6 +315,8 @@ class FrameBlock(Tensors):
     of the upright frame as it is stored. views: uint8 (crops, len(numbers), height, width, C). error: why it has no
     views.
     """
+
+    tensors = ("views",)
 
     video: int
     num_frames: int

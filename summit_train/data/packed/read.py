@@ -172,7 +172,8 @@ class ShardStore:
         """Read the clips of a damaged local shard from the shared set from now on. Raises the error of a shared one."""
         if self._folder == self._shared:
             raise error
-        self._warn(error, "this shard")
+        if entry.shard not in self._damaged:
+            self._warn(error, "this shard")
         self._damaged.add(entry.shard)
 
     def _open(self, clip: int, entry: _Entry) -> OpenClip:
@@ -224,15 +225,12 @@ class ShardStore:
 
     def _fetch(self, clip: int, entry: _Entry, numbers: Sequence[int]) -> Iterator[tuple[str, bytes]]:
         """Yield the names and the bytes of the pictures `numbers`, which rise."""
-        if entry.shard in self._damaged:
-            shared = self._shared_store
-            yield from shared._fetch(clip, shared._entry(clip), numbers)
-            return
         try:
             pictures = self._pictures(entry, numbers)
         except _DamagedError as error:
             self._give_up(entry, error)
-            yield from self._fetch(clip, entry, numbers)
+            shared = self._shared_store
+            yield from shared._fetch(clip, shared._entry(clip), numbers)
             return
         for number in numbers:
             yield f"{entry.name}, picture {number}", pictures[number]

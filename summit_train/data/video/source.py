@@ -29,6 +29,8 @@ from summit_train.data.video.span import DecodeError as DecodeError
 # The bytes of a larger video are not held in memory.
 MAX_HELD_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20
+# As much counts of the time between two checks: a process that was stopped has let more pass.
+_MOST_SECONDS_UNCHECKED = 10.0
 # The reason of the error for a file that does not exist.
 MISSING = os.strerror(errno.ENOENT)
 
@@ -58,11 +60,13 @@ class Budget:
 
     name: str
     limits: Limits
-    _began: float | None = None  # at the first check
+    _spent: float = 0.0
+    _checked: float | None = None  # when the time was checked last
 
     def restart(self) -> None:
         """Give the video its seconds again, from the next check on."""
-        self._began = None
+        self._spent = 0.0
+        self._checked = None
 
     def size(self, width: int, height: int) -> None:
         """Check a frame's size as a header gives it."""
@@ -75,8 +79,10 @@ class Budget:
         if packet >= self.limits.packets:
             raise DecodeError(self.name, f"does not end after {self.limits.packets:,} packets")
         now = time.monotonic()
-        self._began = self._began or now
-        if now - self._began >= self.limits.seconds:
+        if self._checked is not None:
+            self._spent += min(now - self._checked, _MOST_SECONDS_UNCHECKED)
+        self._checked = now
+        if self._spent >= self.limits.seconds:
             raise DecodeError(self.name, f"takes longer than {self.limits.seconds:g} s to read{self.limits.way_out}")
 
 

@@ -115,20 +115,28 @@ def test_packed_pictures_are_those_of_the_cut_files(folder: Path, tmp_path: Path
     assert spans.manifest.fingerprint() not in (store.manifest.fingerprint(), cuts.manifest.fingerprint())
 
 
-@pytest.mark.parametrize("kind", ["jpeg", "video"])
-def test_what_waits_on_disk_gives_the_same_set(
+@pytest.mark.parametrize("kind", ["bytes", "jpeg", "video"])
+def test_what_is_not_held_and_workers_give_the_same_set(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     store, held = stored(folder), list[bool]()
+
+    def noted(*words: Any) -> payload.PackedSample:
+        sample = payload.make_sample(*words)
+        held.extend(part.content is not None for part in sample.parts)
+        return sample
+
     pack_set(store, tmp_path / "held", Packing(kind), SHARD_BYTES)
     monkeypatch.setattr(payload, "_MAX_HELD_BYTES", 5000)
     monkeypatch.setattr(payload, "_MAX_OPEN_BYTES", 1000)
     monkeypatch.setattr(payload, "_PIECE_BYTES", 1000)
-    kept = payload._Kept.__call__
-    noted = lambda *args: (part := kept(*args), held.append(isinstance(part, bytes)))[0]  # noqa: E731
-    monkeypatch.setattr(payload._Kept, "__call__", noted)
+    monkeypatch.setattr(source, "MAX_HELD_BYTES", 0)
+    monkeypatch.setattr(source, "_PIECE_BYTES", 100)
+    pack_set(store, tmp_path / "workers", Packing(kind), SHARD_BYTES, workers=2)
+    monkeypatch.setattr(pack_module, "make_sample", noted)
     pack_set(store, tmp_path / "waiting", Packing(kind), SHARD_BYTES)
-    assert content_of(tmp_path / "waiting") == content_of(tmp_path / "held")
+    for name in ("workers", "waiting"):
+        assert content_of(tmp_path / name) == content_of(tmp_path / "held")
     assert any(held) and not all(held)
 
 
@@ -138,12 +146,6 @@ def test_pictures_of_a_folder_are_kept_unchanged(folder: Path, tmp_path: Path, k
     _same(_pack(store, tmp_path / kind, kind), store, len(SPANS))
     lengths = [len(span.frames("", NUM_FRAMES)) for span in SPANS]
     assert len(np.load(tmp_path / kind / "index" / "pictures.npy")) == sum(lengths)
-
-
-def test_workers_change_nothing(folder: Path, tmp_path: Path) -> None:
-    for workers in (0, 2):
-        pack_set(stored(folder), tmp_path / str(workers), Packing("video"), SHARD_BYTES, workers)
-    assert content_of(tmp_path / "0") == content_of(tmp_path / "2")
 
 
 def test_the_bytes_of_a_file_are_read_once_for_its_spans(
@@ -206,17 +208,6 @@ def _unsure(video: source.Encoded, *_: object, **__: object) -> NoReturn:
 # Films: their bytes are neither packed nor read as one.
 
 
-def test_bytes_that_are_not_held_give_the_same_set(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pack_set(stored(folder), tmp_path / "held", Packing("bytes"), SHARD_BYTES)
-    monkeypatch.setattr(source, "MAX_HELD_BYTES", 0)
-    monkeypatch.setattr(source, "_PIECE_BYTES", 100)
-    for workers in (0, 1):
-        pack_set(stored(folder), tmp_path / str(workers), Packing("bytes"), SHARD_BYTES, workers)
-        assert content_of(tmp_path / str(workers)) == content_of(tmp_path / "held")
-
-
 def test_a_film_that_changes_before_it_is_copied_is_a_bad_clip(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,9 +215,9 @@ def test_a_film_that_changes_before_it_is_copied_is_a_bad_clip(
     (tmp_path / "a.mkv").write_bytes((folder / "0.mkv").read_bytes())
     job = begin(stored(tmp_path, [ManifestRow("a.mkv", 0)]), tmp_path / "out", Packing("bytes"), 1, workers=0)
     assert job is not None
-    make = pack_module.make_samples
-    later = lambda *words: (list(make(*words)), os.utime(tmp_path / "a.mkv", (0, 0)))[0]  # noqa: E731
-    monkeypatch.setattr(pack_module, "make_samples", later)
+    make = pack_module.make_sample
+    later = lambda *words: (make(*words), os.utime(tmp_path / "a.mkv", (0, 0)))[0]  # noqa: E731
+    monkeypatch.setattr(pack_module, "make_sample", later)
     assert list(map(str, pack_shards(job, [0], workers=0))) == ["a.mkv: has changed while it was read"]
     assert not (tmp_path / "out/000000.tar").exists()
 
