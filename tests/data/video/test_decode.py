@@ -392,6 +392,16 @@ def test_a_video_beyond_a_limit_is_refused(video: Path, limits: Limits, reason: 
         probe(video, limits)
 
 
+def test_the_time_in_which_a_process_was_stopped_does_not_count() -> None:
+    budget = Budget("a.mp4", Limits(seconds=20))
+    budget.check()
+    budget._checked -= 1000  # type: ignore[operator]
+    budget.check()  # ten seconds of those count
+    budget._checked -= 11  # type: ignore[operator]
+    with pytest.raises(DecodeError, match="takes longer than 20 s to read"):
+        budget.check()
+
+
 def test_the_decoder_itself_refuses_a_size_that_only_comes_later(tmp_path: Path) -> None:
     # Two raw streams in one: the header's size is the first one's.
     small, large = np.zeros((3, 32, 32, 3), np.uint8), np.zeros((3, 64, 64, 3), np.uint8)
