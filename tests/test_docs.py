@@ -1,4 +1,4 @@
-"""README.md and docs/ against what there is: links, files, commands and their options, specs, keys of a sweep."""
+"""README.md, docs/ and papers/ against what there is: links, files, commands and options, specs, keys of a sweep."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from summit_train.__main__ import _COMMANDS, _parser, main
 from summit_train.spec import load_spec
 from summit_train.spec.source import shipped_names
 from summit_train.sweep.grid import SweepFile, load_sweep
+from tests.scale import WHAT
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "summit_train"
 README = ROOT / "README.md"
-PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
+PAGES = sorted((ROOT / "docs").rglob("*.md"))  # of the site
+OUTSIDE = sorted((ROOT / "papers").glob("*.md"))
+TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in [README, *PAGES, *OUTSIDE]}
 ALL = "\n".join(TEXTS.values())
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
@@ -80,7 +82,9 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         new = {path for path, _ in _links(left.pop()) if path in TEXTS} - reached
         reached |= new
         left += new
-    assert reached == set(TEXTS) - {"docs/index.md"}  # the site's own list of pages
+    outside = {str(page.relative_to(ROOT)) for page in OUTSIDE}
+    assert reached == set(TEXTS) - outside - {"docs/index.md"}  # the site's own list of pages
+    assert outside == set(re.findall(r"`(papers/\w+\.md)`", TEXTS["docs/papers.md"]))
 
 
 def test_every_file_and_every_module_that_is_named_exists() -> None:
@@ -107,7 +111,7 @@ def test_the_tree_of_the_house_is_the_packages() -> None:
 
 def test_the_index_has_every_page() -> None:
     named = re.findall(r"^([a-z][\w/]*)$", TEXTS["docs/index.md"], re.M)
-    pages = [str(page.relative_to(ROOT / "docs").with_suffix("")) for page in PAGES[1:]]
+    pages = [str(page.relative_to(ROOT / "docs").with_suffix("")) for page in PAGES]
     assert sorted([*named, "index"]) == sorted(pages)
 
 
@@ -154,6 +158,11 @@ def test_every_line_is_taken(command: str) -> None:
         assert not any(word.startswith("configs/") for word in words), f"{page}: {line}: a shipped file has a name"
 
 
+def test_every_measurement_of_limits_that_is_named_exists() -> None:
+    named = re.findall(r"python -m tests\.scale (\w+)(?: [\d,]+)?", ALL)
+    assert {"ranks", "accumulation", "films", "lists"} <= set(named) <= set(WHAT)
+
+
 def test_the_published_figures_of_video_detection_have_the_gain_that_the_paper_names() -> None:
     """ "especially on the fast moving objects, where TSM increases mAP by 4.6%"; each row has all figures."""
     rows = [line.strip("| ").split(" | ") for line in TEXTS["docs/detection.md"].splitlines() if line.count("|") == 7]
@@ -173,12 +182,10 @@ def test_the_examples_are_specs(tmp_path: Path) -> None:
     for page, name in (("README.md", "mine"), ("docs/detection.md", "moving")):
         (tmp_path / "spec.yaml").write_text(_example(page))
         assert load_spec(tmp_path / "spec.yaml").name == name
-    # The first project's keys are laid over those that init wrote.
-    (tmp_path / "spec.yaml").write_text(
-        f"name: videos\nextends: shipped:tsm_finetune\n{_example('docs/first_project.md')}"
-    )
+    (tmp_path / "spec.yaml").write_text(_example("docs/first_project.md"))
     spec = load_spec(tmp_path / "spec.yaml")
-    assert (spec.model.freeze_bn, spec.model.backbone, spec.data.crop) == ("all_but_first", "mobilenet_v2", 112)
+    assert (spec.name, spec.model.freeze_bn, spec.data.crop) == ("videos", "all_but_first", 112)
+    assert spec.model.backbone == "mobilenet_v2" and f"'{spec.model.pretrained}')" in TEXTS["docs/first_project.md"]
 
 
 def test_the_flow_stream_extends_the_rgb_run(tmp_path: Path) -> None:

@@ -110,7 +110,8 @@ def _listing(word: str, trained: Trained, tell: Tell, *, use_labels: bool) -> Vi
 
 def _differing(manifest: Manifest, trained: Trained) -> str:
     """Return how a manifest's classes differ from the network's, nothing where they do not."""
-    num_classes, largest = trained.spec.model.num_classes, manifest.num_labels - 1
+    num_classes = trained.spec.model.num_classes
+    largest = manifest.num_labels - 1
     if trained.spec.loss.base == "softmax" and (several := manifest.not_single()) is not None:
         return f"{several}, but the network was trained with one per clip"
     if manifest.classes is not None and len(manifest.classes) != num_classes:

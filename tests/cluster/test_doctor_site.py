@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from summit_train.cluster import doctor_site
-from summit_train.cluster.doctor import Check
 from summit_train.cluster.doctor_site import check_account, check_launcher, check_queue, check_shared, examine_site
+from summit_train.cluster.probe import Check
 from summit_train.cluster.schedulers import SCHEDULERS, user_name
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import RunFailed
