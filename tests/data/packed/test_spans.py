@@ -20,7 +20,7 @@ from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import pack as pack_module
 from summit_train.data.packed import payload
 from summit_train.data.packed.format import Packing
-from summit_train.data.packed.pack import begin, pack_set, pack_shards
+from summit_train.data.packed.pack import begin, missing_shards, pack_set, pack_shards
 from summit_train.data.packed.read import ShardStore
 from summit_train.data.video import clips, decode, films, source
 from summit_train.data.video.encode import write_video
@@ -139,6 +139,9 @@ def test_what_is_not_held_and_workers_give_the_same_set(
     for name in ("workers", "waiting"):
         assert content_of(tmp_path / name) == content_of(tmp_path / "held")
     assert any(held) and not all(held)
+    job = begin(store, tmp_path / "begun", Packing(kind), SHARD_BYTES, workers=0)
+    assert job is not None and set(pack_shards(job, missing_shards(job), workers=0)) == {None}
+    assert not list(job.folder.rglob(".*.writing"))
 
 
 @pytest.mark.parametrize("kind", ["bytes", "jpeg"])
