@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> Result:
         raise UserError("--near was removed: copies are found by path and by SHA-256; leave it out")
     roots: list[str | None] = [None] if args.root is None else args.root
     if len(args.lists) > 2:
-        raise UserError(f"data compare takes one list or two, got {len(args.lists)}")
+        raise UserError(f"LIST must be one list or two, got {len(args.lists)}")
     if len(roots) not in (1, len(args.lists)):
         raise UserError(f"--root must be one folder, or one for A and one for B, got {len(roots)}")
     workers = num_cpus() if args.workers is None else max(0, args.workers)

@@ -18,10 +18,9 @@ from summit_train.core.errors import UserError
 from summit_train.core.files import naming, read_file
 from summit_train.core.text import counted, from_json
 from summit_train.core.workers import Reading, ReadLimit, Workers
-from summit_train.data.manifest import Manifest, ManifestRow, read_manifest
-from summit_train.data.manifest.folders import folder_table
+from summit_train.data.manifest import Manifest, ManifestRow
 from summit_train.data.manifest.reading import read_rows
-from summit_train.data.manifest.tables import is_video
+from summit_train.data.manifest.tables import folder_table, is_video
 from summit_train.data.video.films import Films, is_film
 from summit_train.data.video.pictures import holds_pictures, probe_folder
 from summit_train.data.video.source import NO_HURRY, DecodeError, VideoInfo, load_video
@@ -163,8 +162,7 @@ def list_videos(source: Path, root: Path | None = None, region: str | None = Non
     for name in sorted(os.listdir(source)) if is_folder else ():
         if is_video(name) and (source / name).is_file():
             raise UserError(f"{source / name}: each video must be in the folder of its class; move it into one")
-    manifest = read_manifest(source, region)
-    rows = list(read_rows(manifest))
+    manifest, rows = read_rows(source, region)
     if not is_folder:
         return Listing(manifest, root or source.parent, rows, Counter())
     rows = [replace(row, path=manifest.clip(clip).path) for clip, row in enumerate(rows)]

@@ -17,9 +17,8 @@ from summit_train.data.dataset import Dataset
 from summit_train.data.manifest import Manifest, read_manifest
 from summit_train.data.manifest.clip import Clip
 from summit_train.data.manifest.files import located_root, plain_manifest
-from summit_train.data.manifest.folders import clips_below, skipped_text
 from summit_train.data.manifest.reading import PACK_FILE, PACKING_FOLDER
-from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, is_video
+from summit_train.data.manifest.tables import VIDEO_EXTENSIONS, clips_below, is_video, skipped_text
 from summit_train.data.video.source import MISSING
 from summit_train.inference.trained import Trained
 from summit_train.spec import DataSpec

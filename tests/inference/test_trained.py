@@ -162,7 +162,7 @@ def test_names_of_the_classes(trained_run: Path, tmp_path: Path, capsys: pytest.
     for name, names, reason in (
         ("names.txt", "a\nb\nc\nd\n", ""),
         ("three.txt", "a\nb\nc\n", "has 3 names; it must name the 4 classes of .*, one a line"),
-        ("twice.txt", "a\nb\nc\na\n", "is listed twice"),
+        ("twice.txt", "a\nb\nc\na\n", "must be the name of another class, got 'a' again"),
         ("gone.txt", "", "no such file; it must name the 4 classes"),
     ):
         if names:

@@ -384,7 +384,7 @@ def test_the_clips_of_all_folds_stand_in_one_table_with_the_probability_of_each_
 @pytest.mark.parametrize(
     ("names", "wrong"),
     [
-        (("x", "w", "y", "z"), "do not have the same classes, .*: they differ in 'only in their order'"),
+        (("x", "w", "y", "z"), "must have the same classes, .*; they differ in their order"),
         (("w", "x", "y"), "has 4 classes and .* has 3; must be the same"),
     ],
 )

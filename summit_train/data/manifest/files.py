@@ -78,7 +78,7 @@ def located_root(root: str | None, manifest: Manifest) -> str:
         return root
     what = f"the root must be the folder where the paths in {manifest.source} start, got {root}"
     if os.path.exists(os.path.join(beside, first)):
-        raise UserError(f"{what}, which lacks {first}; it is in the manifest's own folder: try without a root")
+        raise UserError(f"{what}, which lacks {first}; try without a root: the manifest's own folder has it")
     if not os.path.isdir(root) and not os.path.isabs(first):
         raise UserError(f"{what}: no such folder")
     return root

@@ -194,7 +194,7 @@ def test_an_index_leaves_out_the_number_of_frames_where_jumps_give_others(tmp_pa
     assert [row.num_frames for row in rows] == [None, NUM_FRAMES] and left_out == []
     status, out, err = say("data", "index", tmp_path / "videos", "--out", tmp_path / "clips.csv", "--workers", 0)
     assert status == 0 and "2 videos, 96 frames, 1 classes" in out, err
-    assert "a/odd.mkv is read from its start: its container is wrong about times or key frames" in out
+    assert "read from their start, as jumps give wrong frames: 1\n  a/odd.mkv is read from its start: its cont" in out
     assert "right" not in out
 
 
