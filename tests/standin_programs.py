@@ -31,17 +31,17 @@ LAUNCHERS = {
     },
     "srun": {
         "--nodes": COUNT, "--ntasks": COUNT, "--ntasks-per-node": COUNT, "--kill-on-bad-exit": "[01]",
-        "--cpu-bind": "cores|none", "--mpi": "pmix|none", "--nodelist": r"(?s:[\w.-]+|/.+)", "--overlap": "",
+        "--cpu-bind": "cores|none", "--mpi": "pmix|none", "--nodelist": r"(?s:[\w.,-]+|/.+)", "--overlap": "",
     },
     "mpirun": {
         "-np": COUNT, "--hostfile": ".+", "--map-by": rf"ppr:{COUNT}:node(:PE={COUNT})?", "--bind-to": "core|none",
-        "-x": r"\w+", "--oversubscribe": "", "--host": r"[\w.-]+",
+        "-x": r"\w+", "--oversubscribe": "",
     },
     "pals": {
         "--hostfile": "(?s:.+)", "-n": COUNT, "--ppn": COUNT, "--depth": COUNT,
         "--cpu-bind": r"depth|none|list:[\d:,-]+",
     },
-    "hydra": {"-f": "(?s:.+)", "-hosts": r"[\w.-]+", "-n": COUNT, "-ppn": COUNT, "-bind-to": rf"core:{COUNT}"},
+    "hydra": {"-f": "(?s:.+)", "-n": COUNT, "-ppn": COUNT, "-bind-to": rf"core:{COUNT}"},
     "flux run": {
         "--requires": r"host:[\w.,\[\]-]+", "--nodes": COUNT, "--ntasks": COUNT, "--exclusive": "",
         "-o": r"exit-on-error|(cpu-affinity=(per-task|off))|(gpu-affinity=off)|mpibind=off",
@@ -111,12 +111,12 @@ def call(name: str, **values: object) -> None:
 def launch(name: str, words: Sequence[str]) -> int:
     """Start the command: by mpirun in a session of its own, as jsrun's ranks are on other machines; or once, here."""
     options, command = parse(name, words, LAUNCHERS[name])
-    if "--answer" in command or "--version" in command:  # a node is asked whether ranks can start there
-        return answer_for_a_node(options, command)
+    if "--answer" in command or "--version" in command:  # nodes are asked whether ranks can start there
+        return answer_for_nodes(name, options, command)
     call(name, options=options, command=command)
     if not command:
         refuse(f"{name}: no command")
-    if command[0] == "bash":  # what watches over the script's own node
+    if "--watch" in command:  # over the script's own node
         return 0
     if name in RANKS and "STANDIN_RANKS" in os.environ:
         return start_ranks(name, options, command)
@@ -135,17 +135,33 @@ def launch(name: str, words: Sequence[str]) -> int:
     return step.wait()
 
 
-def answer_for_a_node(options: Mapping[str, str], command: Sequence[str]) -> int:
-    """What a node answers: nothing if it is lost, what is wrong if $STANDINS/broken names it."""
-    node = next((options[name] for name in ("--nodelist", "--host", "-hosts", "--requires") if name in options), "")
-    node = node.removeprefix("host:") or Path(options["--hostfile"]).read_text().strip()
-    call("asked", node=node, command=command)
+def answer_for_nodes(name: str, options: Mapping[str, str], command: Sequence[str]) -> int:
+    """What nodes answer: $STANDINS/broken names those that cannot start Python; those that are lost answer nothing.
+
+    Where one is lost, srun starts the command on the others, and the other launchers start nothing.
+    """
+    named = next(options[option] for option in ("--nodelist", "--hostfile", "-f", "--requires") if option in options)
+    is_list = not named.startswith("/")
+    nodes = named.removeprefix("host:").split(",") if is_list else Path(named).read_text().split()
+    for node in nodes:
+        call("asked", node=node, together=len(nodes), command=command)
+    refusal = FOLDER / ("later refusal" if (FOLDER / "starts").exists() else "refusal")
+    if refusal.exists():
+        print(refusal.read_text(), file=sys.stderr)
+        return 1
+    if (FOLDER / "answers at once").exists():
+        broken = (FOLDER / "broken").read_text().split()
+        for node in nodes:
+            print(f"@answer {node} " + ("127 python: cannot open shared object file" if node in broken else "0 "))
+        return 1
     while (FOLDER / "silent").exists() and (FOLDER / "starts").exists():  # after the ranks have failed
         time.sleep(0.02)
-    if (FOLDER / "broken").exists() and node in (FOLDER / "broken").read_text().split():
-        print(f"python: cannot open shared object file\nsrun: error: {node}: task 0: Exited", file=sys.stderr)
-        return 127
-    return int(node in gone())
+    lost = gone() & {*nodes}
+    if lost and name != "srun":
+        return 1
+    for node in [node for node in nodes if node not in lost]:
+        subprocess.run(command, env=os.environ | {"SLURMD_NODENAME": node}, check=False)
+    return int(bool(lost))
 
 
 def gone() -> set[str]:
@@ -334,9 +350,20 @@ def answer(name: str, words: Sequence[str]) -> int:
 
 def trainer(words: Sequence[str]) -> int:
     """In the place of Python with summit_train: does what $TRAINER says, once for the given run."""
-    where = {name: os.environ.get(name) for name in ("MASTER_ADDR", "PBS_NODEFILE", "SUMMIT_TRAIN_FAILURE")}
-    if where["SUMMIT_TRAIN_FAILURE"] is not None:
+    if words[:2] == ["-m", "summit_train.cluster.keeper"]:
+        refuse("the job keeper must be the real one")
+    where = {
+        name: os.environ.get(name)
+        for name in ("MASTER_ADDR", "PBS_NODEFILE", "SUMMIT_TRAIN_FAILURE", "SUMMIT_TRAIN_SECRET")
+    }
+    if where["SUMMIT_TRAIN_FAILURE"] is not None and (Path(where["SUMMIT_TRAIN_FAILURE"]).parent / "spares").exists():
         where["spares"] = Path(where["SUMMIT_TRAIN_FAILURE"]).with_name("spares").read_text()
+    if "--answer" in words or "--version" in words:
+        broken = FOLDER / "broken"
+        if broken.exists() and os.environ["SLURMD_NODENAME"] in broken.read_text().split():
+            print("it is\npython: cannot open shared object file", file=sys.stderr)
+            return 127
+        return 0
     call("trainer", words=list(words), folder=os.getcwd(), **where)
     if words[:3] != ["-m", "summit_train", "train"]:
         return int(os.environ.get("STAGING_ENDS", "0"))
@@ -344,7 +371,7 @@ def trainer(words: Sequence[str]) -> int:
     does = os.environ.get("TRAINER", "done")
     checkpoints = run / "checkpoints"
     checkpoints.mkdir(exist_ok=True)
-    while does == "done beside a guard" and '"bash"' not in (FOLDER / "calls.jsonl").read_text():
+    while does == "done beside a guard" and '"--watch"' not in (FOLDER / "calls.jsonl").read_text():
         time.sleep(0.02)  # the script has started it before, in the background
     if does in ("fail", "your mistake"):
         return 3 if does == "fail" else 2

@@ -19,6 +19,16 @@ PROGRAMS = (
     "flux",
 )  # fmt: skip
 _SOURCE = Path(__file__).with_name("standin_programs.py")
+# The job keeper is the real one, with $STANDIN_WAITS as fewer seconds.
+_KEEPER = f"""[ "$2" != summit_train.cluster.keeper ] || {{
+    shift 2
+    exec {sys.executable} -c '
+import json, os, sys
+from summit_train.cluster.keeper import main
+from summit_train.cluster.running_job import Waits
+sys.exit(main(sys.argv[1:], Waits(**json.loads(os.environ.get("STANDIN_WAITS", "{{}}")))))' "$@"
+}}
+"""
 
 
 class Standins:
@@ -35,7 +45,7 @@ class Standins:
         """The stand-in of that name as an executable file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         words = [sys.executable, "-IS", str(_SOURCE), name]  # without packages it starts sooner
-        path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        path.write_text(f'#!/bin/sh\n{_KEEPER if name == "trainer" else ""}exec {shlex.join(words)} "$@"\n')
         path.chmod(0o755)
         return path
 

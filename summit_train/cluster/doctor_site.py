@@ -38,6 +38,8 @@ def examine_site(site: Site, run_dir: Path) -> Iterator[Check]:
     yield check_ranks({COMM: site.comm})
     if site.launcher != "ranks":  # train --ranks is part of this program
         yield check_launcher(site)
+    if site.host_python is not None:
+        yield check_host_python(site.host_python)
     if site.container is not None:
         yield from check_container(site, site.container, run_dir)
     yield check_disk("disk for runs", run_dir)
@@ -66,6 +68,19 @@ def check_container(site: Site, box: Container, run_dir: Path) -> Iterator[Check
         found, _, fix = line.partition("; ")
         yield Check("container", "warn", found, fix)
     yield Check("container on the nodes", "ok", f"{box.runtime} with {box.image}: not tried here; --submit tries it")
+
+
+def check_host_python(python: str) -> Check:
+    """Check that an interpreter can run the job keeper."""
+    try:
+        words = [python, "-c", "import sys; print(sys.version.split()[0]); sys.exit(sys.version_info < (3, 9))"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=ANSWER_S, stdin=DEVNULL)
+        found = f"{python}: {(done.stdout or done.stderr).strip()}"
+        status = done.returncode
+    except (OSError, subprocess.TimeoutExpired) as error:
+        found = f"{python}: {error}"
+        status = 1
+    return _judged("host_python", found, "host_python must be Python 3.9 or newer, on all nodes" if status else "")
 
 
 def check_launcher(site: Site) -> Check:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
-from summit_train.cluster.site import Site, walltime_text
+from summit_train.cluster.running_job import SECRET, Facts
+from summit_train.cluster.site import Container, LauncherOption, Site, walltime_text
 from summit_train.core.errors import UserError
+from summit_train.core.run_folder import FAILURE
 from summit_train.spec.source import shipped
+
+KEEPER = "keeper.pyz"  # in RUN/job: the job keeper for an interpreter that has no summit_train
 
 
 @dataclass(frozen=True)
@@ -71,11 +76,6 @@ def _quote(value: Any) -> str:
     return "$'" + "".join(plain.get(byte, f"\\x{byte:02x}") for byte in text.encode("utf-8", "surrogateescape")) + "'"
 
 
-def _quote_words(option: str) -> _Verbatim:
-    """Return the words of an option, such as `--mca pml ^ucx`, each quoted where a shell would read more into it."""
-    return _Verbatim(" ".join(map(shlex.quote, option.split())))
-
-
 def _with_variables(path: str) -> _Verbatim:
     """Quote a path, except for $NAMES, which the shell expands."""
     parts = re.split(r"(\$\w+|\$\{\w+\})", path)
@@ -100,22 +100,99 @@ def render(site: Site, job: Job) -> str:
         raise UserError(f"{site.name}: has no job arrays; start the runs one after another")
     if job.stage and site.node_local is None:
         raise UserError(f"{site.name} has no disk to stage to; set node_local in the profile, or data.stage=null")
-    loader = FileSystemLoader(shipped("jobs"))
+    folders = [shipped("jobs")]
+    name = f"{site.scheduler}_{site.launcher}.sh.j2"
+    if site.template is not None:  # it may include the shipped ones
+        folders.insert(0, site.template.parent)
+        name = site.template.name
+    loader = FileSystemLoader(folders)
     templates = Environment(loader=loader, undefined=StrictUndefined, finalize=_quote, keep_trailing_newline=True)
     templates.trim_blocks = templates.lstrip_blocks = True
-    templates.filters |= {"expand": _with_variables, "verbatim": _Verbatim, "words": _quote_words}
-    templates.filters["comment"] = lambda text: _Verbatim(" ".join(str(text).split()))
-    moves = site.launcher in site.batch.can_spare
-    min_nodes = min(site.min_nodes or job.nodes, job.nodes)  # a smaller job keeps all of its nodes
-    numbers = {
-        "moves": moves,
-        "min_nodes": min_nodes,
-        "can_shrink": site.spare_nodes > 0 or min_nodes < job.nodes,
-        "num_nodes": "${#nodes[@]}" if moves else job.nodes,
-        "num_ranks": f"$((${{#nodes[@]}} * {site.ranks}))" if moves else job.nodes * site.ranks,
+    templates.filters |= {"verbatim": _Verbatim, "comment": lambda text: _Verbatim(" ".join(str(text).split()))}
+    values = {
+        "can_shrink": facts(site, job).can_shrink,
+        "keeper": _Verbatim('"$python" -m summit_train.cluster.keeper'),
+        "options": _words_of(site.launcher_options),
+        "program": _program(site, job),
         "ranks": job.nodes * site.ranks,
-        "restarts": 0 if job.command else site.restarts,
+        "slots": _Verbatim(""),
         "walltime": walltime_text(job.walltime_minutes),
     }
-    template = templates.get_template(f"{site.scheduler}_{site.launcher}.sh.j2")
-    return template.render(site=site, job=job, name=job_name(job.name), **numbers)
+    if site.host_python is not None:
+        values["keeper"] = _Verbatim(f'{site.host_python} "$run/job/{KEEPER}"')
+    try:
+        return templates.get_template(name).render(site=site, job=job, name=job_name(job.name), **values)
+    except TemplateError as error:
+        if site.template is None:
+            raise
+        raise UserError(f"{site.name}: template: {site.template}: {error}") from error
+
+
+def _words_of(options: Iterable[LauncherOption]) -> _Verbatim:
+    """Return options, such as `--mca pml ^ucx`, each after a space, quoted where a shell would read more into it."""
+    return _Verbatim("".join(f" {shlex.quote(word)}" for option in options for word in option.option.split()))
+
+
+def _program(site: Site, job: Job) -> _Verbatim:
+    """Return what each rank executes, as words for the shell: this program, in the container where there is one."""
+    python = "{python}" if job.environment else '"$python"'
+    inside = ""
+    if site.container is not None:
+        python = _quote(site.container.python)
+        inside = _into_container(site, site.container, "{image}" if job.environment else _quote(site.container.image))
+    words = "".join(f" {_quote(word)}" for word in job.command) or ' train "$run/job/spec.yaml"'
+    if job.stage and not job.command:
+        words += " \"data.stage='{staged}'\""
+    return _Verbatim(f"{inside}{python} -m summit_train{words}")
+
+
+def _into_container(site: Site, box: Container, image: str) -> str:
+    """Return the words that enter the image, which for pyxis and edf are options of srun."""
+    options = _words_of(box.options)
+    mounts = [_with_variables(mount) for mount in box.mounts]
+    if box.runtime == "apptainer":
+        binds = "".join(f" --bind {mount}" for mount in mounts)
+        return f"apptainer exec{binds}{options} {image} \\\n    "
+    if box.runtime == "podman_hpc":
+        volumes = "".join(f" --volume {mount}" for mount in mounts)
+        variables = "".join(f" --env {_quote(name)}" for name in _of_ranks(site))
+        network = "--net=host --ipc=host"  # ranks talk to each other as those outside do
+        inside = f'podman-hpc run --rm {network} --workdir "$PWD"{volumes} \\\n   {variables}'
+        return f"{inside} \\\n   {options} {image} "
+    if box.runtime == "pyxis":
+        words = f'--container-image={image} --container-workdir="$PWD" --container-mounts={",".join(mounts)}'
+        return f"{words}{options} \\\n    "
+    return f'--environment={image}{options} env --chdir="$PWD" '  # the environment's file has image and mounts
+
+
+def _of_ranks(site: Site) -> list[str]:
+    """Return the names of the variables that a rank needs, with patterns for those of launchers."""
+    launchers = ["SLURM_*", "FLUX_*", "PBS_*", "LSB_*", "JSM_*", "PALS_*", "PMI*", "OMPI_*", "MASTER_*"]
+    failure = [FAILURE] if site.launcher in site.batch.can_spare else []
+    secret = [SECRET] if site.comm != "horovod" else []
+    return [*launchers, *failure, *secret, *site.environment]
+
+
+def facts(site: Site, job: Job) -> Facts:
+    """Return what the job keeper must know of a job beside its script."""
+    min_nodes = min(site.min_nodes or job.nodes, job.nodes)  # a smaller job keeps all of its nodes
+    return Facts(
+        scheduler=site.scheduler,
+        launcher=site.launcher,
+        python=job.python,
+        nodes=job.nodes,
+        ranks_per_node=site.ranks,
+        min_nodes=min_nodes,
+        can_shrink=site.spare_nodes > 0 or min_nodes < job.nodes,
+        spare_nodes=site.spare_nodes,
+        restarts=0 if job.command else site.restarts,
+        max_requeues=job.max_requeues,
+        warn_after_s=job.walltime_minutes * 60 - site.warning_seconds,
+        has_secret=site.comm != "horovod",
+        stage=list(map(str, job.stage)),
+        node_local=site.node_local,
+        environment=None if job.environment is None else str(job.environment),
+        image=None if site.container is None else site.container.image,
+        sweep=None if job.sweep is None else str(job.sweep),
+        trains=not job.command,
+    )

@@ -1,138 +1,24 @@
-"""The batch systems, each a class here, its templates in jobs/ and its word in SCHEDULERS.
-
-They are asked to take a script, and which jobs of this user they have.
-"""
+"""The batch systems, each a class here, its templates in jobs/ and its word in SCHEDULERS. Runs in Python 3.9."""
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
-from abc import ABC, abstractmethod
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
+from summit_train.cluster.scheduler import LONGEST_WORD, Nodes, Scheduler, ask, short_name, user_name
 from summit_train.core.errors import RunFailed, UserError
 
-_ANSWER_S = 60.0
-# What a job's shell tells its own steps: sbatch and its like would take it for wishes of the new job, over the script's
-# directives, and hand it on to the job's launcher. Those that say where the scheduler is, and a user's own choice of
-# account, queue, reservation and QOS, stay.
-_OF_A_JOB = ("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "PBS_", "LSB_", "LS_JOBPID", "FLUX_JOB_", "FLUX_TASK_", "PALS_")
-_OF_THE_SITE = (
-    "SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_TIME_FORMAT", "SBATCH_ACCOUNT", "SBATCH_PARTITION",
-    "SBATCH_RESERVATION", "SBATCH_QOS", "SBATCH_CLUSTERS", "PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER", "PBS_DEFAULT",
-    "LSB_BSUB_PARSE_SCRIPT", "LSB_DEFAULTQUEUE", "LSB_DEFAULTPROJECT", "LSB_DEFAULT_USERGROUP",
-)  # fmt: skip
-
-
-class Scheduler(ABC):
-    """One batch system.
-
-    launchers: what starts the ranks in its jobs; a template jobs/SCHEDULER_LAUNCHER.sh.j2 each.
-    command: the program that takes jobs; None: jobs run here, in the foreground.
-    has_arrays: one job may have many runs.
-    can_spare: those launchers that leave hosts out, bad and lost ones, so that a job may have spare nodes.
-    gpus_flag: the option that asks for the {gpus} of a node, where a site may have another one.
-    mail: the option that asks for mail at a job's end; None: there is none.
-    own_output: files beside a job's script that get the scheduler's own words; None: the job's output has them.
-    answer: a pattern of what the command prints, whose first group is the job's id.
-    """
-
-    launchers: ClassVar[tuple[str, ...]]
-    command: ClassVar[str | None]
-    has_arrays: ClassVar[bool] = True
-    can_spare: ClassVar[tuple[str, ...]] = ()
-    gpus_flag: ClassVar[str | None] = None
-    mail: ClassVar[str | None] = None
-    own_output: ClassVar[str | None] = None
-    answer: ClassVar[str]
-
-    @abstractmethod
-    def words(self, script: Path, launcher: str, after: str | None = None, without: Sequence[str] = ()) -> list[str]:
-        """Return the command that submits the script, in its own folder, and on stdin if it does not name it.
-
-        after: id of a job that has to end first, in any state. without: hosts to leave out, if the scheduler has an
-        option for that. Raises UserError for a path that the scheduler misreads.
-        """
-
-    def by_hand(self, script: Path, launcher: str) -> str:
-        """Return the line of shell that submits the script."""
-        words = self.words(script, launcher)
-        stdin = "" if script.name in words else f" < {script.name}"
-        return f"cd {shlex.quote(str(script.parent))} && {shlex.join(words)}{stdin}"
-
-    def submit(self, script: Path, launcher: str, after: str | None, without: Sequence[str] = ()) -> str:
-        """Hand the script over in its own folder, for the output; return the job's id. without: hosts to leave out.
-
-        Raises RunFailed if refused.
-        """
-        words = self.words(script, launcher, after, without)
-        answer = ask(words, script.parent, None if script.name in words else script)
-        found = re.search(self.answer, answer, re.M)
-        if found is None:
-            raise RunFailed(f"{words[0]} answered {answer.strip()!r}, which names no job")
-        return found.group(1)
-
-    @abstractmethod
-    def states(self) -> dict[str, str]:
-        """Return id -> queued or running of this user's jobs, an array's one by one. Raises RunFailed."""
-
-    def accounts(self) -> list[str]:
-        """Return the accounts that this user may charge. Raises RunFailed where the scheduler does not say."""
-        raise RunFailed("the scheduler does not say which are yours")
-
-    def queue_limits(self, queue: str | None) -> tuple[int | None, int | None] | None:
-        """Return the most minutes and nodes of a job (None: any), None if unknown. Raises RunFailed for no queue."""
-        return None
-
-    def member(self, array: str, number: int) -> str:
-        """Return the id of one run of an array, counted from 1."""
-        return f"{array}[{number}]"
-
-
-def environment_outside(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what tells of a job that the shell is in."""
-    return {name: value for name, value in environ.items() if name in _OF_THE_SITE or not name.startswith(_OF_A_JOB)}
-
-
-def ask(words: Sequence[str], folder: Path | None = None, stdin: Path | None = None) -> str:
-    """Return what a command prints, as if asked outside of any job.
-
-    Raises RunFailed where it cannot be started, fails, or does not answer in time.
-    """
-    with open(stdin or os.devnull, "rb") as source:
-        try:
-            done = subprocess.run(
-                words,
-                cwd=folder,
-                env=environment_outside(os.environ),
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                stdin=source,
-                timeout=_ANSWER_S,
-            )
-        except OSError as error:
-            raise RunFailed(f"{words[0]} cannot be started: {error.strerror}") from error
-        except subprocess.TimeoutExpired as error:
-            raise RunFailed(f"{words[0]} did not answer within {_ANSWER_S:g} s") from error
-    if done.returncode != 0:
-        said = " ".join((done.stderr or done.stdout).split()) or "nothing"
-        raise RunFailed(f"{words[0]} refused (exit status {done.returncode}): {said}")
-    return done.stdout
-
-
-def user_name() -> str:
-    """Return this user's name. Raises RunFailed for one that the system knows by number alone."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError) as error:  # of Python before 3.13, and of later ones
-        raise RunFailed(f"user {os.getuid()} has no name in the password database; set USER to it") from error
+# What the steps of an interactive job leave in a shell, whose `sbatch` hands it on: srun takes these for options.
+_OF_A_STEP = ("SLURM_STEP", "SLURM_CPU_BIND", "SLURM_MEM_BIND", "SLURM_PTY_", "SLURM_SRUN_", "SLURM_MPI_TYPE", "SRUN_")
 
 
 def minutes_of(text: str) -> int | None:
@@ -142,6 +28,10 @@ def minutes_of(text: str) -> int | None:
     return 60 * (24 * days + hours) + minutes if found else None
 
 
+def _mpirun_on_each_node(num_nodes: int, *hosts: str) -> list[str]:
+    return ["mpirun", "-np", str(num_nodes), *hosts, "--map-by", "ppr:1:node", "--bind-to", "none"]
+
+
 class Slurm(Scheduler):
     launchers = ("srun", "mpirun")
     can_spare = launchers
@@ -149,14 +39,14 @@ class Slurm(Scheduler):
     gpus_flag = "--gpus-per-node={gpus}"
     mail = "--mail-type=END,FAIL"
     answer = r"^(\d+)(?:;.*)?$"
+    asks_at_once = True
 
     def words(self, script: Path, launcher: str, after: str | None = None, without: Sequence[str] = ()) -> list[str]:
         # It expands %j and the like even in the folder's own path.
         if set(str(script.absolute())) & set("%\\"):
             raise UserError(f"{script.parent}: Slurm cannot write output below a name with % or \\; change it")
         # sbatch refuses unknown nodes, and Slurm's names of nodes have no domain.
-        names = [host if re.fullmatch(r"[\d.]+", host) else host.partition(".")[0] for host in without]
-        excluded = [f"--exclude={','.join(dict.fromkeys(names))}"] if without else []
+        excluded = [f"--exclude={','.join(dict.fromkeys(map(short_name, without)))}"] if without else []
         dependency = [f"--dependency=afterany:{after}"] if after else []
         return ["sbatch", *excluded, "--parsable", *dependency, script.name]
 
@@ -191,12 +81,81 @@ class Slurm(Scheduler):
                 return minutes_of(one["MaxTime"]), min(counts, default=None)
         raise RunFailed("Slurm has no default partition")
 
+    def nodes(self, job_id: str, is_restart: bool) -> list[str]:
+        listed = os.environ["SLURM_JOB_NODELIST"]
+        if is_restart:  # a job that may go on without a lost node does not list it any more
+            with suppress(RunFailed):
+                listed = ask(["squeue", "--noheader", f"--jobs={job_id}", "--format=%N"]).strip() or listed
+        return ask(["scontrol", "show", "hostnames", listed]).split()
+
+    def environment(self, environ: Mapping[str, str], nodes: Sequence[str], is_restart: bool) -> dict[str, str]:
+        stays = ("SRUN_CPUS_PER_TASK", "SRUN_CONTAINER")  # of the script
+        kept = {name: value for name, value in environ.items() if name in stays or not name.startswith(_OF_A_STEP)}
+        # As --overlap: Slurm may not know yet that the last step has ended.
+        return {**kept, "SLURM_OVERLAP": "1"} if is_restart else kept
+
+    def on_each_node(self, launcher: str, nodes: Nodes, num_nodes: int) -> list[str]:
+        words = ["srun", "--overlap", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1"]
+        return [*words, f"--nodelist={self.hosts(nodes)}", "--mpi=none"]
+
+    def on_another_node(self, nodes: Sequence[str]) -> tuple[list[str], str] | None:
+        this = os.environ["SLURMD_NODENAME"]
+        others = [node for node in nodes if node != this]
+        return (self.on_each_node("srun", Nodes(others[-1:], Path()), 1), this) if others else None
+
+    def watch(self, job_id: str, node: str, folder: Path, max_requeues: int, seconds: float) -> None:
+        while True:
+            time.sleep(seconds)
+            with suppress(RunFailed):  # Slurm is asked again
+                listed = ask(["squeue", "--noheader", f"--jobs={job_id}", "--format=%N"]).strip()
+                if node in ask(["scontrol", "show", "hostnames", listed]).split():
+                    continue
+                requeues = folder / "requeues"
+                if requeues.exists() and len(requeues.read_text("utf-8").splitlines()) >= max_requeues:
+                    ask(["scancel", job_id])
+                    return
+                now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+                line = f"{now} job {job_id}: requeued, as {node}, where its script ran, is lost\n"
+                for name, text in (
+                    ("requeues", f"{job_id} without {node}\n"),
+                    ("restarts", line),
+                    ("log", line),
+                    (f"{job_id}.out", line),
+                ):
+                    with open(folder / name, "a", encoding="utf-8") as file:
+                        file.write(text)
+                ask(["scontrol", "requeue", job_id])
+
+    def broadcast(self, source: str, target: str) -> list[str] | None:
+        return ["sbcast", "--force", source, target]
+
+    def preemption(self, job_id: str) -> str:
+        own, record = os.environ["SLURM_JOB_ID"], ""
+        with suppress(RunFailed):
+            record = ask(["scontrol", "--oneliner", "show", "job", own])
+        found = re.search(rf"^JobId={own} .*", record, re.M)
+        restarts = re.search(r" Restarts=(\d+)", found.group()) if found else None
+        if restarts and int(restarts.group(1)) > int(os.environ.get("SLURM_RESTART_COUNT") or 0):
+            return "requeued"
+        return "preempted" if found and re.search(r" PreemptTime=\d", found.group()) else ""  # within its grace time
+
+    def requeue(self, job_id: str, script: Path, launcher: str) -> str | None:
+        state = "RUNNING"
+        with suppress(RunFailed):  # no answer is no reason to give up
+            state = ask(["squeue", "--noheader", f"--jobs={job_id}", "--format=%T"]).strip()
+        if state != "RUNNING":  # a job that was cancelled meanwhile stays cancelled
+            raise RunFailed(f"Slurm calls it {state or 'gone'}, so it is not requeued here")
+        ask(["scontrol", "requeue", job_id])
+        return None
+
 
 class Lsf(Scheduler):
     launchers = ("jsrun", "mpirun")
     command = "bsub"
     mail = "-N"
     answer = r"Job <(\d+)>"
+    # LSF signals every process of a job on its launch node. jsrun is kept out of it, jskill tells the ranks.
+    not_for_launchers: ClassVar = {"jsrun": [signal.SIGUSR2]}
 
     def words(self, script: Path, launcher: str, after: str | None = None, without: Sequence[str] = ()) -> list[str]:
         # bsub reads a script given as an argument only with LSB_BSUB_PARSE_SCRIPT, which sites with jsrun set.
@@ -226,6 +185,17 @@ class Lsf(Scheduler):
             for job, index, state in (words for words in map(str.split, answer.splitlines()) if len(words) == 3)
         }
 
+    def on_each_node(self, launcher: str, nodes: Nodes, num_nodes: int) -> list[str]:
+        if launcher == "mpirun":
+            return _mpirun_on_each_node(num_nodes, "--hostfile", os.environ["LSB_DJOB_HOSTFILE"])
+        return ["jsrun", "-n", str(num_nodes), "-r", "1", "-a", "1", "-c", "1"]
+
+    def ask_to_stop(self, launcher: str, process: int) -> None:
+        if launcher == "mpirun":
+            super().ask_to_stop(launcher, process)
+        else:  # they may just have ended
+            subprocess.run(["jskill", "-s", str(int(signal.SIGUSR2)), "all"], stdin=subprocess.DEVNULL, check=False)
+
 
 class Pbs(Scheduler):
     """PBS Pro and OpenPBS. Launchers: mpiexec of HPE's PALS, that of MPICH and Intel MPI (Hydra), Open MPI's mpirun.
@@ -240,6 +210,7 @@ class Pbs(Scheduler):
     mail = "-m ae"
     own_output = "*.o[0-9]*"
     answer = r"^(\d+(?:\.[\w.-]+)?)$"
+    has_warning = False  # at the walltime it sends SIGTERM and, seconds later, SIGKILL
 
     def words(self, script: Path, launcher: str, after: str | None = None, without: Sequence[str] = ()) -> list[str]:
         return ["qsub", *(["-W", f"depend=afterany:{after}"] if after else []), script.name]
@@ -248,6 +219,50 @@ class Pbs(Scheduler):
         # qselect names what has not finished, by its whole id, which qstat cuts off.
         own = ["qselect", "-T", "-u", user_name()]
         return dict.fromkeys(ask(own).split(), "queued") | dict.fromkeys(ask([*own, "-s", "RE"]).split(), "running")
+
+    def nodes(self, job_id: str, is_restart: bool) -> list[str]:
+        down = ""
+        with suppress(RunFailed):
+            down = ask(["pbsnodes", "-l"])
+        gone = {short_name(line.split()[0]) for line in down.splitlines() if line.strip()}
+        nodes = Path(os.environ["PBS_NODEFILE"]).read_text("utf-8").split()
+        return [node for node in nodes if short_name(node) not in gone]
+
+    def environment(self, environ: Mapping[str, str], nodes: Sequence[str], is_restart: bool) -> dict[str, str]:
+        # Rank 0 is on the first one. Not by another PBS_NODEFILE: Open MPI looks for PBS's own files beside it.
+        return {"MASTER_ADDR": nodes[0], **environ} if nodes else dict(environ)
+
+    def on_each_node(self, launcher: str, nodes: Nodes, num_nodes: int) -> list[str]:
+        if launcher == "mpirun":
+            return _mpirun_on_each_node(num_nodes, "--hostfile", str(nodes.file))
+        if launcher == "mpiexec":
+            return ["mpiexec", "-f", str(nodes.file), "-n", str(num_nodes), "-ppn", "1"]
+        return ["mpiexec", "--hostfile", str(nodes.file), "-n", str(num_nodes), "--ppn", "1", "--cpu-bind", "none"]
+
+    def ask_to_stop(self, launcher: str, process: int) -> None:
+        # Hydra passes SIGTERM on and waits for the ranks; SIGUSR2 ends it.
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGTERM if launcher == "mpiexec" else signal.SIGUSR2)
+
+    def requeue(self, job_id: str, script: Path, launcher: str) -> str | None:
+        # qrerun is for operators and no exit status requeues.
+        return self.submit(script, launcher, job_id)
+
+
+def ranges(names: Sequence[str]) -> str:
+    """Return names such as n1,n2,n3,m as n[1-3],m, in their order."""
+    words: list[tuple[str, str, int]] = []  # what stands before the last number, the first of its numbers, how many
+    for name in names:
+        stem = name.rstrip("0123456789")
+        number = name[len(stem) :]
+        if words and number and words[-1][0] == stem and words[-1][1]:
+            first = words[-1][1]
+            if number == str(int(first) + words[-1][2]).zfill(len(first)):
+                words[-1] = (stem, first, words[-1][2] + 1)
+                continue
+        words.append((stem, number, 1))
+    ends = [(stem, first, str(int(first or 0) + count - 1).zfill(len(first)), count) for stem, first, count in words]
+    return ",".join(f"{stem}[{first}-{last}]" if count > 1 else f"{stem}{first}" for stem, first, last, count in ends)
 
 
 class Flux(Scheduler):
@@ -259,6 +274,9 @@ class Flux(Scheduler):
     has_arrays = False
     own_output = "flux-*.out"
     answer = r"^[fƒ](\w+)$"  # ƒ where the locale has it
+    # A signal to the job reaches all processes of its script; older versions of `flux run` would end of it.
+    not_for_launchers: ClassVar = {"flux": [signal.SIGUSR2, signal.SIGHUP]}
+    hangs_up = True
 
     def words(self, script: Path, launcher: str, after: str | None = None, without: Sequence[str] = ()) -> list[str]:
         excluded = [f"--requires=-host:{','.join(without)}"] if without else []
@@ -272,6 +290,33 @@ class Flux(Scheduler):
         answer = ask(["flux", "jobs", "--no-header", "--filter=pending,running", "--format={id.f58plain} {status}"])
         jobs = (line.split() for line in answer.splitlines() if line.strip())
         return {name: "running" if state in ("RUN", "CLEANUP") else "queued" for name, state in jobs}
+
+    def nodes(self, job_id: str, is_restart: bool) -> list[str]:
+        return ask(["flux", "hostlist", "--expand", "--delimiter=\n", "avail"]).split()  # those that are up
+
+    def environment(self, environ: Mapping[str, str], nodes: Sequence[str], is_restart: bool) -> dict[str, str]:
+        return {**environ, "MASTER_ADDR": nodes[0]} if nodes else dict(environ)  # where rank 0 is
+
+    def hosts(self, nodes: Nodes) -> str:
+        names = ",".join(nodes.names)
+        return names if len(names) <= LONGEST_WORD else ranges(nodes.names)
+
+    def on_each_node(self, launcher: str, nodes: Nodes, num_nodes: int) -> list[str]:
+        words = [f"--requires=host:{self.hosts(nodes)}", f"--nodes={num_nodes}", f"--ntasks={num_nodes}"]
+        return ["flux", "run", *words, "--exclusive", "-o", "gpu-affinity=off"]
+
+    def ask_to_stop(self, launcher: str, process: int) -> None:
+        words = ["flux", "job", "killall", "--force", "--signal=SIGUSR2"]  # to all ranks; they may just have ended
+        subprocess.run(words, stdin=subprocess.DEVNULL, check=False)
+
+    def end_ranks(self) -> None:
+        # Of this job's own instance: without its client a run goes on.
+        subprocess.run(["flux", "cancel", "--all"], stdin=subprocess.DEVNULL, check=False)
+
+    def requeue(self, job_id: str, script: Path, launcher: str) -> str | None:
+        # Flux requeues nothing: a new job of the enclosing instance continues when this one has ended.
+        flux, *words = self.words(script, launcher, job_id)
+        return "f" + self._hand_over([flux, "--parent", *words], script)
 
 
 class Local(Scheduler):
@@ -292,6 +337,9 @@ class Local(Scheduler):
 
     def states(self) -> dict[str, str]:
         return {}
+
+    def on_each_node(self, launcher: str, nodes: Nodes, num_nodes: int) -> list[str]:
+        return []
 
 
 SCHEDULERS: dict[str, Scheduler] = {"slurm": Slurm(), "lsf": Lsf(), "pbs": Pbs(), "flux": Flux(), "local": Local()}

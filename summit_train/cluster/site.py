@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
-from summit_train.cluster.schedulers import SCHEDULERS, Scheduler
+from summit_train.cluster.scheduler import Scheduler
+from summit_train.cluster.schedulers import SCHEDULERS
 from summit_train.core.errors import UserError
 from summit_train.core.run_folder import CHECK_NODES, EXCLUDE_SLOW
 from summit_train.core.text import counted
@@ -174,6 +175,8 @@ class Site(Section):
     requires: tuple[Literal["account", "queue"], ...] = Field(default=(), description="Keys that a job must have.")
     directives: tuple[DirectiveLine, ...] = ()
     launcher_options: tuple[LauncherOption, ...] = ()
+    template: Path | None = Field(default=None, description="Of the job script; null: the one that ships.")
+    host_python: Program | None = Field(default=None, description="What starts a job's ranks; null: this Python.")
     container: Container | None = Field(default=None, description="null: the ranks run outside of containers.")
     modules: tuple[Word, ...] = ()
     environment: dict[VariableName, Variable] = Field(default={})
@@ -263,6 +266,12 @@ def load_site(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Site:
         put(words, key, value, tree.place(("spec", key)))
     validated(Spec, words)
     site = site.model_copy(update={"notes": (*site.notes, *tree.notes)})
+    if site.template is not None:
+        profile = Path(tree.place(("template",)).rpartition(":")[0])
+        template = Path(os.path.abspath(profile.parent / site.template))
+        if not template.is_file():
+            raise UserError(f"{tree.place(('template',))}: template: must be a file, got {template}")
+        site = site.model_copy(update={"template": template})
     if site.launcher == "ranks" and (site.bind or site.launcher_options):
         idle = "bind and launcher_options do nothing with launcher ranks; set launcher: mpirun to use them"
         site = site.model_copy(update={"notes": (*site.notes, f"{site.name}: {idle}")})

@@ -1,7 +1,8 @@
 """Hand a job to the scheduler: write its script, submit it, ask for its state; and what a job stages.
 
-Files in RUN/job/: spec.yaml, job.sh, submitted.jsonl (a line for each submission), last_job (id of a chain's last job).
-The job adds `done`, which rank 0 writes too, `requeues` and `preemptions` (a line for each) and its output.
+Files in RUN/job/: spec.yaml, job.sh, job.json (what the job keeper must know), submitted.jsonl (a line for each
+submission), last_job (id of a chain's last job). The job adds `done`, which rank 0 writes too, `log`, state.json,
+`requeues` and `preemptions` (a line for each) and its output.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 import json
 import re
 import time
+import zipfile
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import summit_train
 from summit_train.cluster.environment import environment_files, environment_key, pack
-from summit_train.cluster.job import Job, render
+from summit_train.cluster.job import KEEPER, Job, facts, render
 from summit_train.cluster.site import Site
 from summit_train.core.errors import UserError
-from summit_train.core.files import naming, read_file, write_text
+from summit_train.core.files import naming, read_file, replacing, write_json, write_text
 from summit_train.core.progress import shown
 from summit_train.core.run_folder import bad_nodes
 from summit_train.core.text import from_json
@@ -85,6 +89,9 @@ def write_job(site: Site, job: Job, specs: Sequence[Spec] = (), folder: Path | N
     for run, spec in zip(job.runs, specs, strict=not job.command):
         write_text(run / "job/spec.yaml", dump_spec(spec))
     for run in job.runs:
+        write_json(run / "job/job.json", asdict(facts(site, job)))
+        if site.host_python is not None:
+            write_keeper(run / "job" / KEEPER)
         for mark in ("done", "requeues", "preemptions", "last_job"):
             (run / "job" / mark).unlink(missing_ok=True)
     if job.environment is not None and not job.environment.exists():
@@ -93,6 +100,19 @@ def write_job(site: Site, job: Job, specs: Sequence[Spec] = (), folder: Path | N
     script = (folder or job.runs[0] / "job") / "job.sh"
     write_text(script, text)
     return script
+
+
+def write_keeper(path: Path) -> None:
+    """Write the job keeper as one file, which any Python from 3.9 on runs."""
+    package = Path(summit_train.__file__).parent
+    names = [f"cluster/{name}.py" for name in ("__init__", "keeper", "running_job", "scheduler", "schedulers")]
+    names += [f"core/{name}.py" for name in ("__init__", "errors", "files", "run_folder", "text")]
+    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(
+            "__main__.py", "import sys\nfrom summit_train.cluster.keeper import main\nsys.exit(main(sys.argv[1:]))\n"
+        )
+        for name in ("__init__.py", *names, "jobs/copy.sh"):
+            archive.write(package / name, f"summit_train/{name}")
 
 
 def prepare_job(site: Site, job: Job, *specs: Spec, by_hand: bool = False) -> Path:

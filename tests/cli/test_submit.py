@@ -95,7 +95,7 @@ def test_a_chain_that_is_written_is_one_job_with_more_requeues(
     words, run = ("submit", PAPER, *ON_SUMMIT, "--nodes", "8", "--write"), tmp_path / "runs/tsm_r50_8f_1536gpu"
     status, _, err = say(*words)
     assert status == 0 and err.endswith("job.sh, which requeues itself in place of a chain of 5 jobs\n")
-    assert "\nmost=14\n" in (run / "job/job.sh").read_text()
+    assert json.loads((run / "job/job.json").read_text())["max_requeues"] == 14
     (run / "job/submitted.jsonl").write_text('{"id": "7", "scheduler": "lsf"}\n')
     assert say(*words)[0] == 2
 
@@ -162,7 +162,8 @@ def test_overrides_reach_script_and_cost(say: Say) -> None:
     words = ("schedule.epochs=200", "name=longer", "--max-requeues", "3", "--walltime", "1:30", "--dry-run")
     status, out, err = say("submit", PAPER, *ON_SUMMIT, "--nodes", "128", *words)
     assert status == 0
-    assert "\n#BSUB -W 1:30\n" in out and "/runs/longer\n" in out and "\nmost=3\n" in out
+    assert "\n#BSUB -W 1:30\n" in out and "/runs/longer\n" in out
+    assert " with 3 requeues\n" in err
     assert "  training     0:56, 117.5 node-hours" in err
 
 
@@ -197,8 +198,8 @@ def test_packed_sets_are_staged_where_the_spec_asks(say: Say, tmp_path: Path) ->
     status, out, err = say(*words, "data.stage=auto")
     assert status == 0
     assert f"  staging      {tmp_path}/train, {tmp_path}/val to /mnt/bb/$USER\n" in err
-    assert out.count(" data stage ") == 2 and f"data stage {tmp_path}/val " in out
-    assert "data.stage=\"'$staged'\"" in out
+    assert out.count("# {staged}: each node's copy of ") == 2 and f" copy of {tmp_path}/val\n" in out
+    assert ' train "$run/job/spec.yaml" "data.stage=\'{staged}\'"\n' in out
     for other, said in (
         (("data.stage=auto", "data.train=t.csv", "data.val=v.csv"), "none: data.train and data.val are not packed"),
         (("data.stage=auto", "--set", "node_local=null"), "none: summit has no node_local"),
@@ -206,7 +207,7 @@ def test_packed_sets_are_staged_where_the_spec_asks(say: Say, tmp_path: Path) ->
         (("data.stage=/ssd",), None),  # the trainer does it
     ):
         status, out, err = say(*words, *other)
-        assert (status, " data stage " in out) == (0, False)
+        assert (status, "{staged}" in out) == (0, False)
         assert (f"  staging      {said}\n" in err) if said else "staging" not in err
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import sys
 import time
@@ -72,7 +73,7 @@ def test_a_dry_run_prints_every_runs_plan_and_touches_nothing(say: Say, write_sw
     assert "\n  node-hours  at most 336.0 with all requeues\n" in out
     assert "\n  output      RUN/job/*.out\n  mail        none; to get it, " in out
     script = "the script of the first of 3 jobs:\n\n#!/bin/bash\n#SBATCH --job-name=gpus-4\n"
-    assert script in out and out.endswith("\nexit 85\n")
+    assert script in out and out.endswith(' -m summit_train train "$run/job/spec.yaml"\n')
     refused = say("sweep", str(path), "--dry-run", "--site", "slurm_generic", "--set", "requires=[account]")
     assert refused[0] == 0 and refused[1].splitlines()[-1].startswith("no script: slurm_generic: a job must have acc")
     assert sorted(tmp_path.rglob("*")) == before
@@ -150,9 +151,9 @@ def test_runs_of_equal_nodes_are_one_array_with_the_cap(
     script = tmp_path / "runs/study/job/job.sh"
     text = script.read_text()
     assert "#SBATCH --array=1-6%2\n" in text and planned.endswith(f"\nthe script:\n\n{text}")
-    runs = [line.strip() for line in text.split("runs=(")[1].split(")")[0].splitlines() if line.strip()]
+    runs = shlex.split(text.split("runs=(")[1].split(")")[0])
     assert [Path(run).name for run in runs] == [f"gpus-{gpus}_seed-{seed}" for gpus in (4, 8) for seed in (0, 1, 2)]
-    assert f"summit_train sweep {tmp_path}/runs/study --status" in text
+    assert json.loads(Path(runs[0], "job/job.json").read_text())["sweep"] == f"{tmp_path}/runs/study"
     assert _ids(tmp_path) == {Path(run).name: [f"77_{i}"] for i, run in enumerate(runs, 1)}
     spec = load_spec(tmp_path / "runs/study/gpus-8_seed-1/job/spec.yaml")
     assert (spec.scale.gpus, spec.seed, spec.model.dropout, spec.name) == (8, 1, 0.2, "gpus-8_seed-1")

@@ -6,14 +6,23 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from summit_train.cluster import doctor_site
-from summit_train.cluster.doctor_site import check_account, check_launcher, check_queue, check_shared, examine_site
+from summit_train.cluster.doctor_site import (
+    check_account,
+    check_host_python,
+    check_launcher,
+    check_queue,
+    check_shared,
+    examine_site,
+)
 from summit_train.cluster.probe import Check
-from summit_train.cluster.schedulers import SCHEDULERS, user_name
+from summit_train.cluster.scheduler import user_name
+from summit_train.cluster.schedulers import SCHEDULERS
 from summit_train.cluster.site import Site, load_site
 from summit_train.core.errors import RunFailed
 from tests.cluster.test_doctor import program
@@ -120,7 +129,7 @@ def test_the_queue_exists_and_allows_what_the_profile_allows(
 
 
 def test_a_scheduler_that_is_missing_or_silent_is_a_finding(login: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("summit_train.cluster.schedulers._ANSWER_S", 0.2)
+    monkeypatch.setattr("summit_train.cluster.scheduler._ANSWER_S", 0.2)
     program(login, "scontrol", "exec sleep 60")
     assert check_queue(_site()).found == "scontrol did not answer within 0.2 s"
     monkeypatch.setenv("PATH", str(login))
@@ -213,6 +222,20 @@ def test_a_trial_without_findings_fails_with_its_last_words(
     # Its former output is not taken for that of the next one.
     program(login, "sbatch", "echo 8")
     assert "fail  trial job                   no output: do the nodes see this folder?\n" in say(*words)[1]
+
+
+def test_what_starts_the_keeper_is_tried(tmp_path: Path) -> None:
+    old = tmp_path / "python"
+    old.write_text("#!/bin/sh\necho 3.6.8\nexit 1\n")
+    old.chmod(0o755)
+    for python, status, found in (
+        (sys.executable, "ok", f"{sys.executable}: 3."),
+        (str(old), "fail", f"{old}: 3.6.8"),
+        ("/no/python", "fail", "/no/python: [Errno 2]"),
+    ):
+        check = check_host_python(python)
+        assert check.status == status and check.found.startswith(found)
+        assert (check.fix == "host_python must be Python 3.9 or newer, on all nodes") == (status == "fail")
 
 
 def test_a_container_is_checked_as_far_as_a_login_node_can(

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ import pytest
 
 from summit_train.cluster import submit
 from summit_train.cluster.environment import environment_files, environment_key, pack
-from summit_train.cluster.job import Job, render
+from summit_train.cluster.job import Job, facts, render
 from summit_train.cluster.site import load_site
 from summit_train.core.errors import UserError
+from summit_train.core.files import write_json
 from summit_train.spec import load_spec
 from tests.conftest import WriteSpec
 from tests.slow_files import SlowFiles
@@ -38,6 +40,8 @@ SPY = """
 import atexit, json, os, sys
 @atexit.register
 def note():
+    if sys.argv[0].endswith("keeper.py"):
+        return # the job keeper, which runs by the original
     files = [module.__spec__.origin for module in sys.modules.values() if getattr(module, "__spec__", None)]
     stale = [m.__spec__.cached for m in sys.modules.values()
              if getattr(m, "__spec__", None) and m.__spec__.cached and not os.path.exists(m.__spec__.cached)]
@@ -115,7 +119,7 @@ def test_it_holds_what_a_rank_needs_and_not_the_rest(tiny: Tiny, names: Names) -
     kept = ("tiny/old.py", f"tiny/__pycache__/__init__.{tag}.pyc", "elsewhere/far.py", "summit_train/cluster/job.py")
     kept += (
         "summit_train/configs/sites/local.yaml",
-        "summit_train/jobs/base.sh.j2",
+        "summit_train/jobs/slurm_srun.sh.j2",
         "summit_train/models/fast/native/kernels.cpp",
         "numpy/__init__.py",
     )
@@ -198,6 +202,7 @@ def _run(
     site = load_site("local", [f"node_local={disk}", f"stage_environment={file}", *keys])
     more = {"environment": file, "command": ("--version",)}
     job = Job("run", (run,), 1, 60, folder, str(tiny.python), **more)  # type: ignore[arg-type]
+    write_json(run / "job/job.json", asdict(facts(site, job)))
     words, environ = ["bash", "-c", render(site, job)], _clean(SPY=str(spy), PYTHONDONTWRITEBYTECODE="1") | environ
     done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0 and done.stdout.count("summit-train ") == 1, done.stdout + done.stderr
@@ -210,7 +215,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a 
 
 @needs_compiler
 def test_ranks_start_from_the_copy_and_leave_the_original_alone(tiny: Tiny, tmp_path: Path) -> None:
-    """A few calls are the script's own, which looks for its programs."""
+    """A few hundred calls are those of the script, which looks for its programs, and of the job keeper."""
     calls, keys = {}, {"copy": [], "shared": ["node_local=/nowhere"]}
     for name in keys:
         slow = SlowFiles(tmp_path, (str(tiny.prefix), sys.base_prefix, str(ROOT)))
@@ -223,7 +228,7 @@ def test_ranks_start_from_the_copy_and_leave_the_original_alone(tiny: Tiny, tmp_
             files = [str(file) for file in noted["files"] if file not in ("built-in", "frozen")]
             assert len(files) > 50 and all(file.startswith(copy) for file in files)
             assert noted["stale"] == [] and noted["path"].index(str(tmp_path / "copy")) == len(noted["path"]) - 1
-    assert calls["copy"] < 50 and calls["shared"] > 500, calls
+    assert calls["copy"] < 700 and calls["shared"] > calls["copy"] + 500, calls
 
 
 def _flipped(offset: Callable[[Names], int]) -> Callable[[bytes, Names], bytes]:
@@ -263,8 +268,15 @@ def test_a_disk_that_cannot_take_it_is_not_used(tiny: Tiny, tmp_path: Path, keys
 def test_a_signal_during_the_copying_ends_the_job(tiny: Tiny, tmp_path: Path) -> None:
     keys = [f"node_local={tmp_path}", f"stage_environment={tiny.file}"]
     job = Job("run", (tmp_path / "run",), 1, 60, tmp_path, str(tiny.python), environment=tiny.file)
-    script = render(load_site("local", keys), job).replace("bash -c", "sh -c 'kill -USR2 $PPID; sleep 0.1' bash -c", 1)
-    done = subprocess.run(["bash", "-c", script], env=_clean(), capture_output=True, text=True, timeout=PATIENCE_S)
+    site = load_site("local", keys)
+    write_json(tmp_path / "run/job/job.json", asdict(facts(site, job)))
+    (tmp_path / "bin").mkdir()
+    bash = tmp_path / "bin/bash"  # of each node
+    bash.write_text("#!/bin/sh\nkill -USR2 $PPID\nsleep 0.1\n")
+    bash.chmod(0o755)
+    environ = _clean() | {"PATH": f"{bash.parent}:{os.defpath}"}
+    words = ["/bin/bash", "-c", render(site, job)]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1 and "stopped at step 0 without a new step" in done.stdout, done
 
 
@@ -280,8 +292,9 @@ def test_the_image_of_a_container_is_copied_and_entered_there(standins: Standins
     site = load_site("local", [*box, f"node_local={disk}", "stage_environment=true"])
     staged = submit.staged_environment(site, tmp_path)
     assert staged == image
-    script = render(site, Job("run", (run,), 1, 60, tmp_path, "/nowhere/python", environment=staged))
-    words, environ = ["bash", "-c", script], standins.environ
+    job = Job("run", (run,), 1, 60, tmp_path, sys.executable, environment=staged)
+    write_json(run / "job/job.json", asdict(facts(site, job)))
+    words, environ = ["bash", "-c", render(site, job)], standins.environ
     done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
     assert f"an image exec --bind {tmp_path}:{tmp_path} {disk}/summit_train_environment_local-" in done.stdout, done
     image.unlink()
@@ -337,7 +350,10 @@ def test_submit_names_it(monkeypatch: pytest.MonkeyPatch, write_spec: WriteSpec,
     file = f"{tmp_path}/runs/environments/{environment_key({'a': b'1'})}.tar"
     words = ("--site", "slurm_generic", "--set", "stage_environment=true", "--nodes", "1", "--set", "ranks_per_node=2")
     status, script, said = say("submit", write_spec("one"), *words, "--dry-run")
-    assert status == 0 and f"environment  {file} to /tmp\n" in said and f"\nshared={file}\n" in script, said
+    assert status == 0 and f"environment  {file} to /tmp\n" in said, said
+    assert (
+        f"\n# {{python}}: of each node's copy of {file}\n" in script and "\n    {python} -m summit_train tr" in script
+    )
     assert not Path(file).exists()
 
 

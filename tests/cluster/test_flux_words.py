@@ -38,13 +38,14 @@ def _batch(folder: Path, text: str) -> dict[str, Any]:
     return _read("batch", folder / "job.sh")
 
 
-def _launch(text: str, hosts: str) -> list[str]:
-    """The words of flux run in a script, as bash makes them."""
-    function = text[text.index("place_ranks() {") : text.index("\n}\n", text.index("place_ranks() {")) + 3]
-    program = f"nodes=({hosts})\n{function}place_ranks\nprintf '%s\\n' \"${{all_ranks[@]}}\""
-    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[:2] == ["shielded_flux", "run"]
-    return done.stdout.splitlines()[2:]
+def _launch(text: str, hosts: list[str]) -> list[str]:
+    """The words of flux run in a script, as bash makes them and the job keeper fills them."""
+    line = text[text.index("    flux run ") : text.rindex(" -- ")]
+    done = subprocess.run(["bash", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True)
+    values = {"hosts": ",".join(hosts), "nodes": len(hosts), "ranks": 4 * len(hosts)}
+    flux, run, *words = (word.format(**values) for word in done.stdout.splitlines())
+    assert (flux, run) == ("flux", "run")
+    return words
 
 
 def test_the_directives_ask_for_the_job(tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_the_directives_ask_for_the_job(tmp_path: Path) -> None:
 def test_flux_run_starts_the_ranks_on_the_hosts(case: str) -> None:
     nodes = 1 if case.endswith("one") else 16
     hosts = [f"n{number}" for number in range(1, nodes + 1)]
-    spec = _read("run", *_launch(script(case), " ".join(hosts)), "python", "-m", "summit_train")
+    spec = _read("run", *_launch(script(case), hosts), "python", "-m", "summit_train")
     (node,) = spec["resources"]
     (slot,) = node["with"]
     assert (node["count"], node["exclusive"], slot["count"]) == (nodes, True, 4)

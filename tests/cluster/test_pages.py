@@ -11,6 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from summit_train.cluster.job import Job, render
 from summit_train.cluster.site import Site, load_site
+from summit_train.core.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs/clusters").glob("*.md"))
@@ -27,13 +28,14 @@ def test_every_profile_is_one(page: str, profile: str, tmp_path: Path) -> None:
     path = tmp_path / "site.yaml"
     (tmp_path / "ours.yaml").write_text(dict(PROFILES[::-1])["sites"])
     path.write_text(profile.replace("/path/to/summit_train", str(ROOT)))
+    (tmp_path / "ours.sh.j2").touch()
     site = load_site(path)
-    assert site.name in ("ours", "our_cluster", "ours_debug", "workstation") and site.ranks == 4
+    assert site.name in ("ours", "ours_by_srun", "our_cluster", "ours_debug", "workstation") and site.ranks == 4
 
 
 def test_the_whole_profiles_on_the_page_render(tmp_path: Path) -> None:
     path, job = tmp_path / "site.yaml", Job("t", (tmp_path / "runs/t",), 2, 60)
-    slurm, pbs, flux, debug = (profile for page, profile in PROFILES if page == "sites")
+    slurm, pbs, flux, debug, _ = (profile for page, profile in PROFILES if page == "sites")
     for profile, options in (
         (slurm, ("#SBATCH --gres=gpu:4", "#SBATCH --cpus-per-task=16", "#SBATCH --account=a1",
                  "#SBATCH --partition=gpu", "#SBATCH --exclusive", "#SBATCH --mem=0", "module load cuda/12.8")),
@@ -47,12 +49,30 @@ def test_the_whole_profiles_on_the_page_render(tmp_path: Path) -> None:
         assert "\nexport OMP_NUM_THREADS=1 # " in script
     path.write_text(slurm)
     script = render(load_site(path, ["account=a1"]), job)
-    assert "\n        --mpi=pmix # " in script and "--gpus-per-node" not in script
+    assert "\n# --mpi=pmix: " in script and "--gpus-per-node" not in script
     (tmp_path / "ours.yaml").write_text(slurm)
     path.write_text(debug)
     site = load_site(path)
     assert [line.option for line in site.directives] == ["--exclusive", "--mem=0", "--qos=debug"]
     assert site.spec == {"precision": "bf16", "data.stage": "auto"} and site.notes == ()
+
+
+def test_the_template_on_the_page_makes_a_script(tmp_path: Path) -> None:
+    """Beside its profile; what it includes is what ships."""
+    (profile,) = [profile for _, profile in PROFILES if "template: " in profile]
+    (template,) = [block for _, _, block in BLOCKS if block.startswith("#!/bin/bash\n{%")]
+    (tmp_path / "site.yaml").write_text(profile)
+    with pytest.raises(UserError, match=r"site.yaml:3: template: must be a file, got .*/ours.sh.j2"):
+        load_site(tmp_path / "site.yaml")
+    (tmp_path / "ours.sh.j2").write_text(template)
+    job = Job("t", (tmp_path / "runs/t",), 2, 60)
+    script = render(load_site(tmp_path / "site.yaml"), job)
+    assert script.startswith("#!/bin/bash\n#SBATCH --job-name=t\n") and "\nexport OMP_NUM_THREADS=1 # " in script
+    end = '--network=single_node_vni --mpi=pmix -- \\\n    "$python" -m summit_train train "$run/job/spec.yaml"\n'
+    assert script.endswith(end)
+    (tmp_path / "ours.sh.j2").write_text("{{ nobody }}")
+    with pytest.raises(UserError, match=r"ours_by_srun: template: .*/ours.sh.j2: 'nobody' is undefined"):
+        render(load_site(tmp_path / "site.yaml"), job)
 
 
 def test_the_table_of_keys_has_every_key_with_its_default() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -21,11 +22,27 @@ from tests.cluster.test_scripts import (
     ended_with,
     prepared,
     run_to_end,
-    stand_in_for_sleep,
     started,
 )
 from tests.standins import Standins
 from tests.worlds import PATIENCE_S
+
+# A watch that says when it has looked once.
+WATCH = """
+import signal, sys, time
+from summit_train.cluster import keeper
+looks = []
+def sleep(seconds, sleep=time.sleep):
+    if seconds != 30:  # while a program runs
+        return sleep(seconds)
+    looks.append(seconds)
+    if len(looks) == 2:
+        print("looked", flush=True)
+        signal.pause()
+time.sleep = sleep
+keeper.main(sys.argv[1:])
+print("ended", flush=True)
+"""
 
 
 @pytest.fixture
@@ -124,29 +141,30 @@ def test_a_job_whose_own_node_is_lost_is_requeued_from_another_one(standins: Sta
     script, run = prepared(standins, "srun", tmp_path / "run", keys=("spare_nodes=1",), max_requeues=2)
     (standins.folder / "hosts").write_text("n1\nn2\nn3\n")
     assert run_to_end(standins, script, TRAINER="done beside a guard")[0] == 0
-    (guard,) = [call for call in standins.calls("srun") if call["command"][0] == "bash"]
+    (guard,) = [call for call in standins.calls("srun") if "--watch" in call["command"]]
+    assert guard["command"][-1] == "n1"
     assert guard["options"]["--nodelist"] == "n2"
     (run / "job/requeues").touch()
     for left, requeued in (("n1\nn2\nn3\n", 0), ("n2\nn3\n", 1), ("n2\nn3\n", 2), ("n2\nn3\n", 2)):
         (standins.folder / "hosts").write_text(left)
-        stand_in_for_sleep(standins, '[[ ! -e $STANDINS/slept ]] && touch "$STANDINS/slept"')
-        subprocess.run(guard["command"], env=standins.environ | SCHEDULERS, check=True)
-        (standins.folder / "slept").unlink()
+        words = ["-c", WATCH, *guard["command"][3:]]
+        watch = subprocess.Popen([sys.executable, *words], env=standins.environ | SCHEDULERS, stdout=subprocess.PIPE)
+        assert watch.stdout is not None
+        watch.stdout.readline()
+        watch.kill()
+        watch.wait()
         assert [call["words"] for call in standins.calls("scontrol")] == [["requeue", "7"]] * requeued
         assert (run / "job/requeues").read_text() == "7 without n1\n" * requeued
     assert [call["words"] for call in standins.calls("scancel")] == [["7"]]
     line = " job 7: requeued, as n1, where its script ran, is lost\n"
     assert (run / "job/restarts").read_text().count(line) == (run / "job/7.out").read_text().count(line) == 2
-    assert (standins.folder / "seconds").read_text() == "30\n"
 
 
 def test_a_launcher_that_waits_for_a_silent_node_is_ended(standins: Standins, tmp_path: Path) -> None:
     """After a rank left the reason why it failed."""
     script, run = prepared(standins, "srun", tmp_path / "run")
-    for seconds, fewer in (("-rt 5 ", "-rt 0.1 "), ("-rt 20 ", "-rt 0.5 ")):
-        assert script.count(seconds) == 1
-        script = script.replace(seconds, fewer)
-    status, output = run_to_end(standins, script, TRAINER="fail beside a silent node")
+    waits = '{"look": 0.1, "launcher": 0.5}'
+    status, output = run_to_end(standins, script, TRAINER="fail beside a silent node", STANDIN_WAITS=waits)
     assert status == 0 and "the launcher still waits: ending it" in output
     assert ' job 7: "rank 1 on n2: silent"; from step 0' in (run / "job/restarts").read_text()
 
@@ -230,11 +248,11 @@ def test_bad_nodes_are_left_out_and_missed_where_none_is_spare(
             assert trainer["MASTER_ADDR"] == left.split()[0]
             assert trainer["PBS_NODEFILE"] == str(standins.folder / "hosts")
         file = str(run / "job/hosts")
-        if site == "flux":
-            assert options["--requires"].removeprefix("host:").split(",") == left.split()
-        else:  # by a file: names of 9,362 nodes are longer than an argument may be
-            named = {"srun": "--nodelist", "hydra": "-f"}.get(site, "--hostfile")
-            assert options[named] == file if site != "pals" else file in options[named]
+        if site in ("flux", "srun"):
+            named = options.get("--requires") or options["--nodelist"]
+            assert named.removeprefix("host:").split(",") == left.split()
+        else:
+            assert options["-f" if site == "hydra" else "--hostfile"] == file
         assert Path(file).read_text().replace(" slots=4", "").split() == left.split()
     (run / "job/bad_nodes").write_text("n1\nn2\n")
     status, output = run_to_end(standins, script)

@@ -46,6 +46,8 @@ environment:
   OMP_NUM_THREADS: {{value: "1", why: both nodes are one machine}}
   OMPI_MCA_mpi_yield_when_idle: {{value: "1", why: a rank that waits leaves the core to the others}}
 """
+# In a shell's program in the place of Python: the job keeper is the real one.
+KEEPER = f'[ "$2" != summit_train.cluster.keeper ] || exec {sys.executable} "$@"\n'
 # Without PMIx srun's ranks find each other by the job's number, here at an address that is named: this machine does not
 # know its nodes' names.
 BY_TORCH = ("comm=torch", "launcher_options=[]", "setup=[export MASTER_ADDR=127.0.0.1]")
@@ -152,7 +154,7 @@ def test_the_line_of_a_job_that_was_written_submits_it(
     A shell's program takes the place of Python.
     """
     spec, run, python = write_spec("by 'hand'"), tmp_path / "runs/by 'hand'", tmp_path / "python"
-    python.write_text('#!/bin/sh\n[ $3 = doctor ] || [ -e "$4" ]\n')
+    python.write_text(f'#!/bin/sh\n{KEEPER}[ $3 = doctor ] || [ -e "$4" ]\n')
     python.chmod(0o755)
     words = ["submit", str(spec), "--site", str(site), "--nodes", "1", "--walltime", "0:30", "--write"]
     status, said = slurm.program(*words, *set_words(BY_TORCH))
@@ -167,7 +169,7 @@ def test_the_line_of_a_job_that_was_written_submits_it(
 def submit_stand_in(slurm: Slurm, site: Path, spec: Path, folder: Path, program: str, **more: int) -> str:
     """Submit a job with a shell's program in the place of Python; its id."""
     python, run = folder / "python", folder / "runs" / spec.stem
-    python.write_text(f"#!/bin/sh\n[ $3 != doctor ] || exit 0 # a node is asked\ncd '{run}'\n{program}\n")
+    python.write_text(f"#!/bin/sh\n{KEEPER}[ $3 != doctor ] || exit 0 # a node is asked\ncd '{run}'\n{program}\n")
     python.chmod(0o755)
     job = Job(spec.stem, (run,), 2, **({"walltime_minutes": 30} | more), workdir=folder, python=str(python))
     script = write_job(load_site(str(site), ["warning_seconds=54"]), job, [load_spec(spec, [])])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from summit_train.cluster.job import Job
-from summit_train.cluster.schedulers import environment_outside
+from summit_train.cluster.scheduler import environment_outside
 from summit_train.cluster.site import Site, load_site
 from summit_train.cluster.submit import chain, job_states, prepare_job, record, submissions, write_job
 from summit_train.core.errors import RunFailed, UserError
@@ -45,7 +45,7 @@ def test_the_run_directory_gets_spec_and_script(spec: Spec) -> None:
     assert script == folder / "job.sh"
     assert load_spec(folder / "spec.yaml") == spec
     # Marks of an earlier submission would end or bound this one; what was submitted and said before stays.
-    assert {path.name for path in folder.iterdir()} == {"job.sh", "spec.yaml", "submitted.jsonl", "7.out"}
+    assert {path.name for path in folder.iterdir()} == {"job.sh", "job.json", "spec.yaml", "submitted.jsonl", "7.out"}
 
 
 def test_an_array_has_its_script_apart_from_its_runs(spec: Spec, tmp_path: Path) -> None:

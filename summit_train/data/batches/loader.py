@@ -29,7 +29,8 @@ from summit_train.data.loading import (
     Targets,
     Variation,
     read_clip,
-    training_clip,
+    read_training_clip,
+    varied,
     whole_video,
 )
 from summit_train.data.video import augment
@@ -206,11 +207,13 @@ class TrainingClips:
         """Return what varies the crops of a clip, one after the other."""
         variations: list[Variation] = []
         if self.data.built_in_augment == "rand_augment":
-            variations.append((RandAugment(**self.data.rand_augment_settings.model_dump()), "rand_augment", ()))
+            vary = RandAugment(**self.data.rand_augment_settings.model_dump())
+            variations.append(Variation(vary, "rand_augment"))
         if self.own:
             from summit_train.data.video.own_augment import OwnAugment  # loads torch, to seed it
 
-            variations += [(OwnAugment(part), "own_augment", (number,)) for number, part in enumerate(self.own)]
+            for number, part in enumerate(self.own):
+                variations.append(Variation(OwnAugment(part), "own_augment", (number,)))
         return variations
 
     def __call__(self, key: MicroBatchKey, reading: Reading) -> MicroBatch:
@@ -251,9 +254,12 @@ class TrainingClips:
         raise DecodeError(failed[0].path, reason)
 
     def clip(self, clip: int, drawn: Draw, reading: Reading) -> tuple[Frames, Targets]:
-        """Read a clip, see `training_clip`."""
-        named = reading(clip, self.store.manifest.path(clip))
-        return training_clip(self.data, self.store, self._variations, self.seed, clip, drawn, named)
+        """Return a clip's views, uint8 (repeats, T, H, W, C), and what they show of its boxes. Raises DecodeError."""
+        manifest = self.store.manifest
+        with reading(clip, manifest.path(clip)):
+            decoded = read_training_clip(self.data, self.store, clip, self.seed, drawn)
+        pixels = varied(decoded.pixels, self._variations, self.seed, drawn)
+        return pixels, decoded.targets(manifest, clip)
 
 
 def _padded(clips: Sequence[Frames]) -> Frames:
@@ -377,4 +383,4 @@ class _Blocks:
     def _read(self, video: int) -> Iterator[FrameBlock]:
         for block in whole_video(self.store, video, self.sample, self.crop, self.size):
             pixels = _tensor(block.pixels)
-            yield FrameBlock(video, block.num_frames, block.numbers, block.size, pixels)
+            yield FrameBlock(video, block.num_frames, block.frames[0], block.size, pixels)

@@ -156,12 +156,13 @@ class _Content:
         """Decode a clip of a video; if its number of frames is listed, from the nearest key frames, as in training."""
         limits = limits_of(self._packing)
         listed = store.manifest.num_frames(clip)
-        video = store.films.load(self._path, store.manifest.sha256(clip), listed, limits)
+        sha256 = store.manifest.sha256(clip)
+        video = store.films.load(self._path, sha256, listed, limits)
         if listed is not None:
             index = video.index
             counted = count_packets(video, Budget(self._path, limits))[0] if index is None else len(index.times)
             listed = listed if counted == listed else None
-        opened = VideoClip(video, listed, limits)
+        opened = VideoClip(video, listed, limits, is_checked=sha256 is not None)
         with opened:
             while True:
                 self.num_frames = opened.num_frames

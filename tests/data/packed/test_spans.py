@@ -9,24 +9,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import av
 import numpy as np
 import pytest
 from av.video.frame import VideoFrame
 
 from summit_train.core.errors import UserError
+from summit_train.core.files import file_sha256
 from summit_train.data.manifest import ManifestRow, read_manifest, write_manifest
 from summit_train.data.manifest.files import FileStore
 from summit_train.data.packed import pack as pack_module
 from summit_train.data.packed import payload
 from summit_train.data.packed.format import Packing
-from summit_train.data.packed.pack import begin, pack_set, pack_shards
+from summit_train.data.packed.pack import begin, missing_shards, pack_set, pack_shards
 from summit_train.data.packed.read import ShardStore
 from summit_train.data.video import clips, decode, films, source
 from summit_train.data.video.encode import write_video
 from summit_train.data.video.source import DecodeError, load_video
 from summit_train.data.video.span import WHOLE, Span
 from summit_train.data.video.stream import probe
+from tests.data.clips import write_swapped
 from tests.data.packed.conftest import all_frames, bad_clips, complaints, content_of, packed_store, stored
 from tests.data.video.test_containers import NUM_FRAMES as GREY_FRAMES
 from tests.data.video.test_containers import STEP as GREY_STEP
@@ -138,6 +139,9 @@ def test_what_is_not_held_and_workers_give_the_same_set(
     for name in ("workers", "waiting"):
         assert content_of(tmp_path / name) == content_of(tmp_path / "held")
     assert any(held) and not all(held)
+    job = begin(store, tmp_path / "begun", Packing(kind), SHARD_BYTES, workers=0)
+    assert job is not None and set(pack_shards(job, missing_shards(job), workers=0)) == {None}
+    assert not list(job.folder.rglob(".*.writing"))
 
 
 @pytest.mark.parametrize("kind", ["bytes", "jpeg"])
@@ -163,7 +167,8 @@ def test_the_bytes_of_a_file_are_read_once_for_its_spans(
 def test_a_span_is_decoded_from_the_nearest_key_frame(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    rows = [replace(row, num_frames=NUM_FRAMES) for row in _rows("0.mkv")]
+    digest = file_sha256(folder / "0.mkv")  # an index has checked it
+    rows = [replace(row, num_frames=NUM_FRAMES, sha256=digest) for row in _rows("0.mkv")]
     store = stored(folder, rows, "some.csv")
     monkeypatch.setattr(clips, "frames_by_jumps", _unsure)
     pack_set(store, tmp_path / "from_start", Packing(kind), SHARD_BYTES)
@@ -177,7 +182,7 @@ def test_a_span_is_decoded_from_the_nearest_key_frame(
 @pytest.mark.parametrize("span", [WHOLE, Span(5, 30)])
 def test_a_file_whose_times_are_wrong_is_decoded_from_its_start(tmp_path: Path, kind: str, span: Span) -> None:
     """A list that `data index` wrote has no number of its frames. Every fourth frame: its neighbours are not seen."""
-    _write_swapped(tmp_path / "odd.mkv")
+    write_swapped(tmp_path / "odd.mkv")
     assert not probe(source.Encoded(str(tmp_path / "odd.mkv"))).can_jump
     rows = [ManifestRow("odd.mkv", 0, span=span)]
     packed = packed_store(stored(tmp_path, rows), tmp_path / "out", Packing(kind, every=4))
@@ -199,34 +204,6 @@ def test_a_span_of_a_packed_film_decodes_its_own_frames(tmp_path: Path, monkeypa
     packed = packed_store(stored(tmp_path, rows), tmp_path / "out", Packing("jpeg"))
     assert from_start == []
     assert [round(np.median(all_frames(packed, clip)[0]) / GREY_STEP) for clip in range(3)] == [40, 16, 28]
-
-
-def _write_swapped(path: Path) -> None:
-    """48 frames, frame i of the grey 5 i; the times of two B-frames that follow each other are swapped.
-
-    The decoder shows them in their right order, whatever the times say.
-    """
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=25)
-        stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
-        stream.options = {"g": "48", "bf": "2", "x264-params": "b-adapt=0:scenecut=0:b-pyramid=none:min-keyint=48"}
-        packets = []
-        for number in range(48):
-            grey = np.full((64, 64, 3), 5 * number, np.uint8)
-            packets += stream.encode(av.VideoFrame.from_ndarray(grey, "rgb24"))
-        packets += stream.encode()
-        latest = -1
-        previous = None
-        for packet in packets:
-            packet.dts = (packet.dts or 0) - 10
-            latest = max(latest, packet.pts or 0)
-            if previous is not None and previous.pts < latest and packet.pts == previous.pts + 1:
-                previous.pts, packet.pts = packet.pts, previous.pts
-                previous = None
-            else:
-                previous = packet
-        for packet in packets:
-            container.mux(packet)
 
 
 def _unsure(video: source.Encoded, *_: object, **__: object) -> NoReturn:
