@@ -147,7 +147,8 @@ def test_it_has_all_that_ships_and_nothing_else(installed: Installed) -> None:
     with zipfile.ZipFile(installed.wheel) as file:
         wheel = {name for name in file.namelist() if ".dist-info/" not in name}
     kept = {name for name in tracked() if name.startswith("summit_train/")}
-    jobs = {name for name in tracked() if re.fullmatch(r"jobs/(\w+\.sh\.j2|(build_horovod|copy)\.sh|constraints\.txt)", name)}
+    shipping = r"jobs/(\w+\.sh\.j2|(build_horovod|copy)\.sh|constraints\.txt)"
+    jobs = {name for name in tracked() if re.fullmatch(shipping, name)}
     shipped = {f"summit_train/{name}" for name in tracked() if name.startswith("configs/") or name in jobs}
     assert wheel == kept - {"summit_train/configs", "summit_train/jobs"} | shipped
     with tarfile.open(installed.sdist) as archive:
